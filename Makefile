@@ -1,0 +1,65 @@
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow check fmt bench bench-scale clean
+
+help:
+	@echo "make demo         the main job on the embedded store, in a minute"
+	@echo "make test         all tests but the slow ones      (ARGS='-k name' is passed on to pytest)"
+	@echo "make test-slow    crashes, soak, failover"
+	@echo "make check        format, lint, types, import rules, test"
+	@echo "make fmt          format and mend what can be mended"
+	@echo "make bench        measure against the peers        (ARGS is passed on)"
+	@echo "make bench-scale  cost per job at 10,000 and 1,000,000 jobs"
+	@echo "make clean        remove .venv, caches and builds"
+
+demo: $(VENV)/.demo
+	$(PY) examples/demo.py $(ARGS)
+
+test: $(VENV)/.dev
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.dev
+	$(PY) -m pytest -m slow $(ARGS)
+
+check: $(VENV)/.dev
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports
+	$(MAKE) test
+
+fmt: $(VENV)/.dev
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: $(VENV)/.dev
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/run $(ARGS)
+
+bench-scale: $(VENV)/.dev
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/scale $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp for each stage: the demo needs little and is quick, the tests add the dev group to it.
+$(VENV)/.made:
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV) || { echo "No venv for $(PYTHON): on Debian, apt-get install python3-venv" >&2; exit 1; }
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) --editable '.[cli]'
+	touch $@
+
+# --group came with pip 25.1, newer than the pip of current Debian releases.
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) --upgrade 'pip>=25.1'
+	$(PIP) --editable . --group dev
+	touch $@

@@ -1,0 +1,23 @@
+"""Fixtures for all tests. Servers start when the first test asks for them, once per session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import ValkeyCluster, ValkeyServer
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    """A standalone server shared by the whole session: use a namespace or queue of your own."""
+    with ValkeyServer() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def cluster_url() -> Iterator[str]:
+    """A three-node cluster shared by the whole session: use a namespace or queue of your own."""
+    with ValkeyCluster() as cluster:
+        yield cluster.url
