@@ -1,0 +1,117 @@
+"""The states of a job and the transitions between them, as data.
+
+``TRANSITIONS`` is the whole truth: engines implement it, contract tests walk it. A state changes only by
+a verb, never by the mere passing of time.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+__all__ = ["OPEN", "TERMINAL", "TRANSITIONS", "EventType", "State", "Transition", "sources"]
+
+
+class State(StrEnum):
+    """Where a job is. ``failed`` is the dead-letter set."""
+
+    SCHEDULED = "scheduled"
+    WAITING = "waiting"
+    BLOCKED = "blocked"
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+OPEN = frozenset({State.SCHEDULED, State.WAITING, State.BLOCKED, State.ACTIVE})
+TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
+
+
+class EventType(StrEnum):
+    """What an entry of the event log says happened."""
+
+    ENQUEUED = "enqueued"
+    CLAIMED = "claimed"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    RETRYING = "retrying"
+    SNOOZED = "snoozed"
+    RELEASED = "released"
+    STALLED = "stalled"
+    EXPIRED = "expired"
+    PROMOTED = "promoted"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+    RETRIED = "retried"
+    CHANGED = "changed"
+    REMOVED = "removed"
+    PROGRESSED = "progressed"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    CONFIGURED = "configured"
+    OBLITERATED = "obliterated"
+
+
+class Transition(NamedTuple):
+    """``verb`` may take a job from ``source`` to ``target``; ``event`` is what the log says of it.
+
+    ``None`` as a source is an id without a record, as a target the end of the record. What only forgets a
+    finished job (retention) is no event; ``obliterate`` is one event of the queue.
+    """
+
+    verb: str
+    source: State | None
+    target: State | None
+    event: EventType | None
+
+
+def _table() -> tuple[Transition, ...]:
+    s, e, t = State, EventType, Transition
+    pending = (s.SCHEDULED, s.WAITING, s.BLOCKED)
+    finished = (s.COMPLETED, s.FAILED, s.CANCELLED)
+    rows = [
+        *(t("enqueue", source, s.WAITING, e.ENQUEUED) for source in (None, *finished)),
+        *(t("enqueue", source, s.SCHEDULED, e.ENQUEUED) for source in (None, *finished)),
+        t("enqueue", s.WAITING, s.SCHEDULED, e.CHANGED),
+        t("enqueue", s.SCHEDULED, s.WAITING, e.CHANGED),
+        t("claim", s.SCHEDULED, s.WAITING, e.PROMOTED),
+        t("claim", s.WAITING, s.ACTIVE, e.CLAIMED),
+        t("claim", s.WAITING, s.FAILED, e.EXPIRED),
+        t("settle", s.ACTIVE, s.COMPLETED, e.COMPLETED),
+        t("settle", s.ACTIVE, s.FAILED, e.FAILED),
+        t("settle", s.ACTIVE, s.FAILED, e.EXPIRED),
+        t("settle", s.ACTIVE, s.SCHEDULED, e.RETRYING),
+        t("settle", s.ACTIVE, s.WAITING, e.RETRYING),
+        t("settle", s.ACTIVE, s.SCHEDULED, e.SNOOZED),
+        t("settle", s.ACTIVE, s.WAITING, e.SNOOZED),
+        t("settle", s.ACTIVE, s.WAITING, e.RELEASED),
+        t("settle", s.ACTIVE, s.CANCELLED, e.CANCELLED),
+        t("sweep", s.SCHEDULED, s.WAITING, e.PROMOTED),
+        t("sweep", s.ACTIVE, s.WAITING, e.STALLED),
+        t("sweep", s.ACTIVE, s.FAILED, e.FAILED),
+        t("sweep", s.ACTIVE, s.FAILED, e.EXPIRED),
+        t("sweep", s.ACTIVE, s.CANCELLED, e.CANCELLED),
+        *(t("sweep", source, s.FAILED, e.EXPIRED) for source in pending),
+        *(t("sweep", source, None, None) for source in finished),
+        *(t("cancel", source, s.CANCELLED, e.CANCELLED) for source in pending),
+        t("cancel", s.ACTIVE, s.ACTIVE, e.CANCELLING),
+        *(t("retry", source, s.WAITING, e.RETRIED) for source in (s.FAILED, s.CANCELLED)),
+        t("promote", s.SCHEDULED, s.WAITING, e.PROMOTED),
+        t("change", s.WAITING, s.SCHEDULED, e.CHANGED),
+        t("change", s.SCHEDULED, s.WAITING, e.CHANGED),
+        *(t("change", source, source, e.CHANGED) for source in State),
+        *(t("remove", source, None, e.REMOVED) for source in (*pending, *finished)),
+        *(t("drain", source, None, e.REMOVED) for source in (s.WAITING, s.SCHEDULED)),
+        *(t("clean", source, None, e.REMOVED) for source in finished),
+        *(t("obliterate", source, None, None) for source in State),
+    ]
+    return tuple(rows)
+
+
+TRANSITIONS: tuple[Transition, ...] = _table()
+
+
+def sources(verb: str) -> frozenset[State | None]:
+    """The states ``verb`` may start from; from all others it changes nothing."""
+    return frozenset(row.source for row in TRANSITIONS if row.verb == verb)

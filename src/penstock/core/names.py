@@ -1,0 +1,109 @@
+"""What ids and names may look like, checked at the door.
+
+| what | allowed |
+|---|---|
+| id | 1 to 200 printable characters of any script; spaces inside, not at the ends |
+| queue, namespace | 1 to 100 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or a digit |
+| task | 1 to 200 of ``A-Z a-z 0-9 _ . : -`` |
+| worker | 1 to 200 of ``A-Z a-z 0-9 _ . : @ -`` |
+
+``/ { }`` are kept out of names because Valkey's keys are built with them (``{namespace/queue/0}``).
+Every function returns the plain ``str`` it was given, or raises ``InvalidName``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from penstock.errors import InvalidName
+
+__all__ = ["check_id", "check_namespace", "check_queue", "check_task", "check_worker"]
+
+_LONGEST: Final = 200
+
+_Rule: TypeAlias = Callable[[str], re.Match[str] | None]
+
+_place: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}").fullmatch
+_task: Final = re.compile(r"[A-Za-z0-9_.:\-]{1,200}").fullmatch
+_worker: Final = re.compile(r"[A-Za-z0-9_.:@\-]{1,200}").fullmatch
+
+_PLACE_RULE: Final = (
+    "1 to 100 letters (A-Z, a-z), digits, '_', '.' or '-', beginning with a letter or a digit"
+)
+_TASK_RULE: Final = "1 to 200 letters (A-Z, a-z), digits, '_', '.', ':' or '-'"
+_WORKER_RULE: Final = "1 to 200 letters (A-Z, a-z), digits, '_', '.', ':', '@' or '-'"
+_ID_RULE: Final = f"1 to {_LONGEST} printable characters, without white space at either end"
+
+
+def check_id(value: str) -> str:
+    """``value`` if it can be a job's id."""
+    if type(value) is not str:
+        value = _plain("id", value, _ID_RULE)
+    # isprintable() is false for control characters, line ends, lone surrogates and all white space but " ".
+    if value.isprintable() and 0 < len(value) <= _LONGEST and value[0] != " " and value[-1] != " ":
+        return value
+    raise _refused("id", value, _ID_RULE)
+
+
+def check_queue(value: str) -> str:
+    """``value`` if it can name a queue."""
+    if type(value) is str and _place(value):
+        return value
+    return _checked("queue name", value, _place, _PLACE_RULE)
+
+
+def check_namespace(value: str) -> str:
+    """``value`` if it can name a namespace."""
+    return _checked("namespace", value, _place, _PLACE_RULE)
+
+
+def check_task(value: str) -> str:
+    """``value`` if it can name a task."""
+    if type(value) is str and _task(value):
+        return value
+    return _checked("task name", value, _task, _TASK_RULE)
+
+
+def check_worker(value: str) -> str:
+    """``value`` if it can name a worker."""
+    return _checked("worker id", value, _worker, _WORKER_RULE)
+
+
+def _checked(what: str, value: object, allowed: _Rule, rule: str) -> str:
+    plain = _plain(what, value, rule)
+    if allowed(plain):
+        return plain
+    raise _refused(what, value, rule)
+
+
+def _plain(what: str, value: object, rule: str) -> str:
+    """A member of a StrEnum is welcome, but what is stored and compared is its text alone."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise _refused(what, value, rule)
+
+
+def _refused(what: str, value: object, rule: str) -> InvalidName:
+    return InvalidName(f"{_shown(value)} is not allowed as {what}: {_cause(value)}. Use {rule}.")
+
+
+def _cause(value: object) -> str:
+    if not isinstance(value, str):
+        return f"it is of type {type(value).__name__}, not str"
+    if not value:
+        return "it is empty"
+    if len(value) > _LONGEST:
+        return f"it has {len(value)} characters"
+    if value != value.strip():
+        return "it begins or ends with white space"
+    unprintable = next((character for character in value if not character.isprintable()), None)
+    if unprintable is not None:
+        return f"it holds the character {unprintable!r}"
+    return "a character or its length is not allowed"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,54 @@
+"""What became of one run of a job: plain data that a worker returns and a store applies.
+
+Times are delays, never instants: the store's clock decides.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Cancel", "Complete", "Fail", "Failure", "Outcome", "Release", "Snooze"]
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a run failed. ``type`` is the exception's class name; all three are bounded in size by the sender."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+
+class Complete(msgspec.Struct, frozen=True):
+    """The run succeeded. Ends the job, even if it was to be cancelled or its ttl has passed."""
+
+    result: bytes = b""
+
+
+class Fail(msgspec.Struct, frozen=True):
+    """The run failed. The job runs again in ``retry_in_ms`` if attempts are left, unless ``final``.
+
+    A job that is to be cancelled is cancelled instead of retried; one past its ttl ends as ``expired``.
+    """
+
+    failure: Failure
+    retry_in_ms: int = 0
+    final: bool = False
+
+
+class Snooze(msgspec.Struct, frozen=True):
+    """Run again in ``delay_ms``; counts in no limit."""
+
+    delay_ms: int
+
+
+class Release(msgspec.Struct, frozen=True):
+    """Handed back unfinished: waiting again under the number it had, counted in no limit."""
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """The handler stopped because it was asked to."""
+
+    reason: str = ""
+
+
+Outcome = Complete | Fail | Snooze | Release | Cancel

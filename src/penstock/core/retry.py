@@ -1,0 +1,215 @@
+"""Backoff: how long a job rests after its n-th failure.
+
+A policy is data (it travels in the job's options), and ``delay_ms`` is the arithmetic: pure, the caller
+brings the randomness. ``parse_backoff`` makes a policy of what a user may write:
+
+    "exponential"                      1s, 2s, 4s ... up to 1h
+    "10s", 10, timedelta(seconds=10)   the same rest every time
+    Exponential.of(base="250ms", factor=3, cap="10m", jitter=0.5)
+    def rest(failures, error): ...     one's own, found again in the worker by name
+
+Jitter is the share of the rest that chance may take away: 0 is exact, 1 is anything from nothing to the
+whole. It only shortens, so a cap stays a cap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Final, TypeAlias, assert_never
+
+import msgspec
+
+from penstock.core.duration import MAX_MS, Duration, describe, milliseconds
+from penstock.core.names import check_task
+from penstock.errors import InvalidName, InvalidOption
+
+__all__ = [
+    "Backoff",
+    "BackoffFunction",
+    "Custom",
+    "Exponential",
+    "Fixed",
+    "custom_name",
+    "delay_ms",
+    "parse_backoff",
+]
+
+BackoffFunction: TypeAlias = Callable[[int, BaseException | None], Duration]
+"""Gets the number of failures (1 after the first) and the last error; returns how long to rest."""
+
+_DEFAULT_BASE: Final = 1_000
+_DEFAULT_CAP: Final = 3_600_000
+
+
+class _Policy(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=str.lower):
+    """The common ground of the policies: ``{"kind": "fixed", "delay_ms": 10000}`` when encoded."""
+
+
+class Fixed(_Policy, frozen=True):
+    """The same rest after every failure."""
+
+    delay_ms: int
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_ms(self.delay_ms, what="delay_ms", least=0)
+        _check_jitter(self.jitter)
+
+    @classmethod
+    def of(cls, delay: Duration, *, jitter: float = 0.0) -> Fixed:
+        """``Fixed.of("10s")``; raises ``InvalidOption`` for what is not a duration."""
+        return cls(delay_ms=milliseconds(delay, what="backoff delay"), jitter=jitter)
+
+
+class Exponential(_Policy, frozen=True):
+    """``base_ms`` after the first failure, ``factor`` times that after each further one, up to ``cap_ms``."""
+
+    base_ms: int = _DEFAULT_BASE
+    factor: float = 2.0
+    cap_ms: int = _DEFAULT_CAP
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check_ms(self.base_ms, what="base_ms", least=1)
+        _check_ms(self.cap_ms, what="cap_ms", least=1)
+        if self.cap_ms < self.base_ms:
+            raise InvalidOption(
+                f"the backoff's cap ({describe(self.cap_ms)}) is below its base ({describe(self.base_ms)}), "
+                "so it could never grow. Raise the cap, or use a fixed backoff."
+            )
+        if not (math.isfinite(self.factor) and self.factor >= 1):
+            raise InvalidOption(
+                f"backoff factor={self.factor!r} is not usable: the rest would shrink from failure "
+                "to failure. Give a number of 1 or more, such as 2."
+            )
+        _check_jitter(self.jitter)
+
+    @classmethod
+    def of(
+        cls,
+        base: Duration = timedelta(seconds=1),
+        *,
+        factor: float = 2.0,
+        cap: Duration = timedelta(hours=1),
+        jitter: float = 0.1,
+    ) -> Exponential:
+        """``Exponential.of(base="250ms", cap="10m")``; raises ``InvalidOption`` for what cannot be."""
+        base_ms = milliseconds(base, what="backoff base")
+        return cls(
+            base_ms=base_ms, factor=factor, cap_ms=milliseconds(cap, what="backoff cap"), jitter=jitter
+        )
+
+
+class Custom(_Policy, frozen=True):
+    """A function of the user's, known to the worker by ``name``."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        check_task(self.name)
+
+
+Backoff: TypeAlias = Fixed | Exponential | Custom
+
+
+def parse_backoff(value: Backoff | Duration | BackoffFunction) -> Backoff:
+    """The policy that ``value`` stands for; see the module's docstring for what it may be.
+
+    A function becomes ``Custom(custom_name(function))``; whoever calls this must register it under that name.
+
+    Raises:
+        InvalidOption: nothing a backoff can be made of.
+    """
+    if isinstance(value, _Policy):
+        return value
+    if value == "exponential":
+        return Exponential()
+    if callable(value):
+        return Custom(custom_name(value))
+    try:
+        return Fixed.of(value)
+    except InvalidOption as error:
+        raise InvalidOption(
+            f'backoff={value!r} is not "exponential", a duration, a policy or a function. {error}'
+        ) from error
+
+
+def custom_name(function: BackoffFunction) -> str:
+    """The name a backoff function goes by in every process that imports it: ``module:qualified.name``.
+
+    Raises:
+        InvalidOption: a lambda, or a callable without a name; another process could not find it again.
+    """
+    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
+    try:
+        return check_task(name.replace(".<locals>.", "."))
+    except InvalidName as error:
+        raise InvalidOption(
+            f"backoff={function!r} has no name by which a worker could find it. "
+            "Define it with def, or register it under a name and pass Custom(name)."
+        ) from error
+
+
+def delay_ms(
+    policy: Backoff,
+    failures: int,
+    *,
+    random: Callable[[], float],
+    custom: Mapping[str, BackoffFunction] | None = None,
+    error: BaseException | None = None,
+) -> int:
+    """How long to rest after failure number ``failures`` (1 is the first), from 0 to ``MAX_MS``.
+
+    ``random`` returns a number from 0 up to, not including, 1. It is asked only if the policy has jitter.
+    Without jitter the delay never falls as ``failures`` rises.
+
+    Raises:
+        InvalidOption: ``custom`` lacks the function the policy names, or the function returned no usable
+        duration.
+            What the function itself raises passes through.
+    """
+    match policy:
+        case Fixed():
+            return _shortened(policy.delay_ms, policy.jitter, random)
+        case Exponential():
+            return _shortened(_grown(policy, failures), policy.jitter, random)
+        case Custom(name=name):
+            function = (custom or {}).get(name)
+            if function is None:
+                raise InvalidOption(
+                    f"backoff {name!r} is not known here: no function was registered under that "
+                    "name in this worker. Import the module that defines it, or register it."
+                )
+            return milliseconds(function(failures, error), what=f"delay returned by backoff {name!r}")
+        case _ as never:
+            assert_never(never)
+
+
+def _grown(policy: Exponential, failures: int) -> int:
+    try:
+        grown = policy.base_ms * float(policy.factor) ** max(failures - 1, 0)
+    except OverflowError:
+        return policy.cap_ms
+    return policy.cap_ms if grown >= policy.cap_ms else round(grown)
+
+
+def _shortened(rest_ms: int, jitter: float, random: Callable[[], float]) -> int:
+    return round(rest_ms * (1 - jitter * random())) if jitter else rest_ms
+
+
+def _check_ms(value: int, *, what: str, least: int) -> None:
+    if type(value) is not int or not least <= value <= MAX_MS:
+        raise InvalidOption(
+            f"backoff {what}={value!r} is not usable: it counts whole milliseconds from {least} to {MAX_MS}. "
+            'Use the policy\'s of(), which takes durations such as "10s".'
+        )
+
+
+def _check_jitter(jitter: float) -> None:
+    if not 0 <= jitter <= 1:
+        raise InvalidOption(
+            f"backoff jitter={jitter!r} is not usable: it is the share of the rest that chance may take "
+            "away. Give a number from 0 (none) to 1 (all of it)."
+        )

@@ -1,0 +1,181 @@
+"""Every error Penstock raises, one class per decision a caller can take.
+
+::
+
+    PenstockError
+    ├── InvalidInput (ValueError)         refused at the door; nothing was written
+    │   ├── InvalidName                   an id, queue, task or namespace that is not allowed
+    │   ├── InvalidOption                 an option that is unknown, or has a value it cannot have
+    │   ├── PayloadTooLarge               a payload or result over the limit
+    │   └── SerializationError            a value that cannot be encoded, or bytes that cannot be decoded
+    ├── UnknownTask (LookupError)         no task of that name is registered here
+    ├── StorageError                      the store did not do what it was asked
+    │   ├── StorageUnavailable            unreachable, or the connection was lost; try again later
+    │   ├── StorageRefused                wrong user or password, or a right the user does not have
+    │   ├── StorageFull                   out of memory or disk; nothing was written
+    │   ├── StorageReadOnly               a replica, or a file that may not be written
+    │   └── StorageVersion                a server too old, or data written by a newer Penstock
+    ├── LeaseLost                         somebody else holds the job by now; the call changed nothing
+    ├── ResultTimeout (TimeoutError)      the wait for a result ended; the job itself goes on
+    ├── JobError                          why a job has no result
+    │   ├── JobFailed
+    │   ├── JobExpired                    its ttl passed before it was finished
+    │   ├── JobCancelled
+    │   └── JobNotFound (LookupError)     unknown id, or no longer kept
+    └── Verdict                           raised *by handlers* to say how the job goes on
+        ├── Unrecoverable                 fail now, whatever attempts are left
+        ├── Retry                         count a failure, and run again at a time of one's own
+        └── Snooze                        run again later; counts in no limit
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+__all__ = [
+    "InvalidInput",
+    "InvalidName",
+    "InvalidOption",
+    "JobCancelled",
+    "JobError",
+    "JobExpired",
+    "JobFailed",
+    "JobNotFound",
+    "LeaseLost",
+    "PayloadTooLarge",
+    "PenstockError",
+    "ResultTimeout",
+    "Retry",
+    "SerializationError",
+    "Snooze",
+    "StorageError",
+    "StorageFull",
+    "StorageReadOnly",
+    "StorageRefused",
+    "StorageUnavailable",
+    "StorageVersion",
+    "UnknownTask",
+    "Unrecoverable",
+    "Verdict",
+]
+
+
+class PenstockError(Exception):
+    """The base of all of them."""
+
+
+class InvalidInput(PenstockError, ValueError):
+    """Refused before anything was written. The message names the problem, the cause and the remedy."""
+
+
+class InvalidName(InvalidInput):
+    """An id, queue, task or namespace that is empty, too long, or holds a character it may not hold."""
+
+
+class InvalidOption(InvalidInput):
+    """An option nobody knows, or a value outside its range."""
+
+
+class PayloadTooLarge(InvalidInput):
+    """A payload or result over the limit (1 MiB unless set)."""
+
+
+class SerializationError(InvalidInput):
+    """A value that cannot be encoded, or stored bytes that cannot be decoded to the type asked for."""
+
+
+class UnknownTask(PenstockError, LookupError):
+    """No task of that name is registered in this app."""
+
+
+class StorageError(PenstockError):
+    """The store did not do what it was asked; see the subclasses for what to do about it."""
+
+
+class StorageUnavailable(StorageError, ConnectionError):
+    """The store cannot be reached, or the connection went away. Repeating the call does no harm."""
+
+
+class StorageRefused(StorageError, PermissionError):
+    """The store knows us and says no: wrong user or password, or a missing right."""
+
+
+class StorageFull(StorageError):
+    """The store has no room. Jobs in it can still be worked off; new ones are refused."""
+
+
+class StorageReadOnly(StorageError):
+    """The store may be read, not written: a replica, or a file without write permission."""
+
+
+class StorageVersion(StorageError):
+    """The server is too old for Penstock, or the data was written by a Penstock newer than this one."""
+
+
+class LeaseLost(PenstockError):
+    """The caller no longer holds the job: its lease expired and somebody else has it, or it has ended."""
+
+
+class ResultTimeout(PenstockError, TimeoutError):
+    """The job had not ended when the wait did. The job is left alone."""
+
+
+class JobError(PenstockError):
+    """Why a job has no result. ``job_id`` names it."""
+
+    def __init__(self, message: str, *, job_id: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class JobFailed(JobError):
+    """The job failed for good. ``error_type`` is the class name of what its handler raised last."""
+
+    def __init__(self, message: str, *, job_id: str, error_type: str = "", traceback: str = "") -> None:
+        super().__init__(message, job_id=job_id)
+        self.error_type = error_type
+        self.traceback = traceback
+
+
+class JobExpired(JobError):
+    """The job's ``ttl`` passed before it was finished."""
+
+
+class JobCancelled(JobError):
+    """The job was cancelled."""
+
+
+class JobNotFound(JobError, LookupError):
+    """The id is unknown, or what became of it is no longer kept."""
+
+
+class Verdict(PenstockError):
+    """Raised by a handler to say how its job goes on."""
+
+
+class Unrecoverable(Verdict):
+    """Fail now: no further attempt would help."""
+
+
+class Retry(Verdict):
+    """Count a failure and run again after ``delay``, or ``at`` a time, instead of the task's backoff."""
+
+    def __init__(
+        self,
+        message: str = "the handler asked for a retry",
+        *,
+        delay: timedelta | str | float | None = None,
+        at: datetime | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.delay = delay
+        self.at = at
+
+
+class Snooze(Verdict):
+    """Run again after ``delay``, or ``at`` a time. Not a failure: counts in no limit."""
+
+    def __init__(self, delay: timedelta | str | float | None = None, *, at: datetime | None = None) -> None:
+        super().__init__("the handler asked to run later")
+        self.delay = delay
+        self.at = at
