@@ -1,0 +1,1 @@
+"""The benchmark's harness: one server, one subprocess per role, medians over interleaved repeats."""
