@@ -1,0 +1,151 @@
+"""Operating on many jobs, bounded per call: ``retry_all``, ``drain``, ``clean``; and ``obliterate``.
+
+A cursor carries where the verb started (``seq`` and time) and the last place it looked at. Numbers and
+incarnations are drawn from ``seq``, so what came later, or came back, is told by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.core.lifecycle import EventType, State
+from penstock.errors import InvalidOption, StorageError
+from penstock.storage.base import Bulk, Finished
+from penstock.storage.sqlite.operate import retry_record
+from penstock.storage.sqlite.records import CANCELLED, FAILED, Record, Slot
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.transitions import remove
+
+__all__ = ["clean", "drain", "obliterate", "retry_all"]
+
+_LOWEST = -(2**63)
+_OBLITERATED = EventType.OBLITERATED.value
+
+_sql = statements("bulk")
+_slots = msgspec.msgpack.Decoder(Slot)
+
+
+class _Cursor(msgspec.Struct, array_like=True):
+    seq: int
+    now_ms: int
+    walk: str
+    place: tuple[int, int | str]
+
+
+_cursors = msgspec.json.Decoder(_Cursor)
+
+
+def _resume(step: Step, cursor: str, walk: str) -> _Cursor:
+    if not cursor:
+        return _start(step.queue.seq, step.now_ms, walk)
+    try:
+        return _cursors.decode(cursor)
+    except msgspec.DecodeError as error:
+        raise InvalidOption(f"{cursor!r} is no cursor of this verb: {error}. Use one it returned.") from error
+
+
+def _start(seq: int, now_ms: int, walk: str) -> _Cursor:
+    return _Cursor(seq, now_ms, walk, (_LOWEST, _LOWEST if walk == "drain_waiting" else ""))
+
+
+def _walk(
+    step: Step,
+    at: _Cursor,
+    *arguments: Any,
+    limit: int,
+    wanted: Callable[[Record], bool],
+    act: Callable[[Step, Record], None],
+) -> tuple[int, int]:
+    """Act on the wanted ones of the next ``limit`` jobs of the walk: how many were seen, how many were wanted."""
+    rows = step.sql.execute(_sql[at.walk], (step.queue.key, *arguments, *at.place, limit))
+    seen = [Record(*row) for row in rows]
+    found = [record for record in seen if wanted(record)]
+    if seen:
+        at.place = _place(seen[-1], at.walk)
+    for record in found:
+        act(step, record)
+    step.save(found)
+    return len(seen), len(found)
+
+
+def _place(record: Record, walk: str) -> tuple[int, int | str]:
+    match walk:
+        case "drain_waiting":
+            return record.priority, record.place
+        case "drain_scheduled":
+            return record.run_at, record.id
+        case _:
+            return record.kept_until, record.id
+
+
+def _progress(at: _Cursor, *, done: int, more: bool) -> Bulk:
+    return Bulk(done, msgspec.json.encode(at).decode() if more else "")
+
+
+def retry_all(step: Step, *, limit: int, cursor: str) -> Bulk:
+    """Retry failed jobs; one that fails again meanwhile has a later number, and is passed over."""
+    at = _resume(step, cursor, "finished")
+    seen, done = _walk(
+        step, at, FAILED, limit=limit, wanted=lambda record: abs(record.place) <= at.seq, act=retry_record
+    )
+    return _progress(at, done=done, more=seen == limit)
+
+
+def drain(step: Step, *, scheduled: bool, limit: int, cursor: str) -> Bulk:
+    """Remove waiting jobs in order, then scheduled ones if asked."""
+    at = _resume(step, cursor, "drain_waiting")
+
+    def was_there(record: Record) -> bool:
+        return record.incarnation <= at.seq
+
+    total_seen, done = _walk(step, at, limit=limit, wanted=was_there, act=remove)
+    if scheduled and at.walk == "drain_waiting" and total_seen < limit:
+        at = _start(at.seq, at.now_ms, "drain_scheduled")
+        seen, more_done = _walk(step, at, limit=limit - total_seen, wanted=was_there, act=remove)
+        total_seen, done = total_seen + seen, done + more_done
+    return _progress(at, done=done, more=total_seen == limit)
+
+
+def clean(step: Step, state: State, *, older_than_ms: int, limit: int, cursor: str) -> Bulk:
+    """Remove jobs that ended as ``state`` long enough ago, in the order in which they would be forgotten."""
+    at = _resume(step, cursor, "finished")
+    seen, done = _walk(
+        step,
+        at,
+        state.value,
+        limit=limit,
+        wanted=lambda record: record.finished_at <= at.now_ms - older_than_ms,
+        act=remove,
+    )
+    return _progress(at, done=done, more=seen == limit)
+
+
+def obliterate(step: Step, *, force: bool) -> int:
+    """Delete all jobs of the queue."""
+    queue = step.queue
+    if queue.active and not force:
+        raise StorageError(
+            f"Queue {queue.name!r} has {queue.active} active jobs, so it was not obliterated. Stop its workers"
+            " first, or use force: their leases are then lost."
+        )
+    _tell_open(step)
+    for table in ("waiters", "logs", "payloads"):
+        step.sql.execute(_sql[f"obliterate_{table}"], (queue.key,))
+    removed = step.sql.execute(_sql["obliterate_jobs"], (queue.key,)).rowcount
+    for state in State:
+        setattr(queue, state.value, 0)
+    step.notes.add_queue(_OBLITERATED, step.now_ms, size=removed)
+    return removed
+
+
+def _tell_open(step: Step) -> None:
+    for key, id_, incarnation in step.sql.execute(_sql["obliterate_news"], (step.queue.key,)).fetchall():
+        step.tell_of(key, Finished(id_, incarnation, State(CANCELLED)))
+    for packed, id_, incarnation in step.sql.execute(_sql["reruns"], (step.queue.key,)).fetchall():
+        news = Finished(id_, incarnation, State(CANCELLED))
+        step.tell_of(0, news, also=_slots.decode(packed).listeners)
+    step.save(())

@@ -1,0 +1,64 @@
+"""``check``: hold every record against the tables and indexes that belong to it, and mend what does not fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from penstock.core.job import DEFAULT_OPTIONS
+from penstock.core.lifecycle import State
+from penstock.storage.base import Checked
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import Step
+
+__all__ = ["check"]
+
+# Whole tables: an orphan does not say which queue it was of.
+_ORPHANS: Final = ("payloads_without_job", "logs_without_job", "waiters_without_job")
+_RECORDS: Final = ("jobs_without_payload", "active_without_lease", "finished_without_expiry")
+
+_sql = statements("check")
+
+
+def check(step: Step, *, repair: bool) -> Checked:
+    """Look at everything; repair in the same transaction if asked."""
+    problems: Counter[str] = Counter()
+    for kind in (*_ORPHANS, *_RECORDS):
+        arguments = () if kind in _ORPHANS else (step.queue.key,)
+        problems[kind] = _one(step, kind, *arguments)
+        if repair and problems[kind]:
+            step.sql.execute(_sql[f"repair_{kind}"], arguments)
+    problems["jobs_without_options"] = _check_options(step, repair=repair)
+    problems["wrong_counts"] = _check_counts(step, repair=repair)
+    problems["damaged_pages"] = _check_pages(step, repair=repair)
+    return Checked(_one(step, "records", step.queue.key), dict(+problems), repair)
+
+
+def _one(step: Step, statement: str, *arguments: object) -> int:
+    return int(step.sql.execute(_sql[statement], arguments).fetchone()[0])
+
+
+def _check_options(step: Step, *, repair: bool) -> int:
+    """Jobs whose options are gone get the defaults."""
+    found = _one(step, "jobs_without_options", step.queue.key)
+    if found and repair:
+        key, _ = step.intern(DEFAULT_OPTIONS)
+        step.sql.execute(_sql["repair_jobs_without_options"], (step.queue.key, key))
+    return found
+
+
+def _check_counts(step: Step, *, repair: bool) -> int:
+    counted = dict(step.sql.execute(_sql["counts"], (step.queue.key,)).fetchall())
+    wrong = [state for state in State if getattr(step.queue, state) != counted.get(state.value, 0)]
+    if repair:
+        for state in wrong:
+            setattr(step.queue, state, counted.get(state.value, 0))
+    return len(wrong)
+
+
+def _check_pages(step: Step, *, repair: bool) -> int:
+    """What SQLite itself says of the file: every row in every index, and nothing else in them."""
+    found = [line for (line,) in step.sql.execute("PRAGMA integrity_check") if line != "ok"]
+    if found and repair:
+        step.sql.execute("REINDEX")
+    return len(found)

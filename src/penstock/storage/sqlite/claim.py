@@ -1,0 +1,188 @@
+"""``claim``: promote what is due, then lease the head of the line. ``extend``: keep the leases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.core.job import Lease
+from penstock.core.lifecycle import EventType
+from penstock.storage.base import Claimed, Extended, Held, Take
+from penstock.storage.sqlite.records import ACTIVE, WAITING, Record, as_lease, unpack_options
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.transitions import enter_waiting, expire
+
+__all__ = ["claim", "extend", "promote_due", "read_back"]
+
+_PROMOTED = EventType.PROMOTED.value
+_CLAIMED = EventType.CLAIMED.value
+_PROMOTED_PER_CLAIM = 1000
+
+_sql = statements("claim")
+_json = msgspec.json.Encoder()
+
+
+def claim(step: Step, take: Take) -> Claimed:
+    """Lease up to ``take.count`` jobs."""
+    if step.queue.paused:
+        return Claimed([], None, paused=True)
+    promote_due(step, limit=_PROMOTED_PER_CLAIM)
+    leases: list[Lease] = []
+    while len(leases) < take.count:
+        head = _head(step, take.count - len(leases))
+        if not head:
+            break
+        leases += _take_from(step, take, head)
+    if step.queue.waiting:
+        step.wakes.add("w")
+    return Claimed(leases, 0 if len(leases) == take.count else _next_due_in(step))
+
+
+def promote_due(step: Step, *, limit: int) -> int:
+    """Let scheduled jobs whose time has come wait; how many there were, at most ``limit``."""
+    if not step.queue.scheduled:
+        return 0
+    rows = step.sql.execute(_sql["due"], (step.queue.key, step.now_ms, limit))
+    due = [Record(*row) for row in rows]
+    for record in due:
+        enter_waiting(step, record)
+        step.note(_PROMOTED, record, run=record.runs)
+    if due:
+        step.save(due)
+    return len(due)
+
+
+class _Ready(NamedTuple):
+    """A job at the head of the line, with what a lease needs of it: reading whole records takes thrice as long."""
+
+    key: int
+    expires_at: int
+    ready_at: int
+    run_id: str
+    cancelling: int
+    enqueued_at: int
+    priority: int
+    packed_options: bytes
+    payload: bytes
+    stalls: int
+    failures: int
+    runs: int
+    incarnation: int
+    id: str
+
+
+def _head(step: Step, count: int) -> list[_Ready]:
+    if not step.queue.waiting:
+        return []
+    return [_Ready(*row) for row in step.sql.execute(_sql["head"], (step.queue.key, count))]
+
+
+def _take_from(step: Step, take: Take, head: list[_Ready]) -> list[Lease]:
+    """Lease these in order; those whose ttl has passed end instead."""
+    leases: list[Lease] = []
+    for past_ttl, jobs in groupby(head, key=lambda job: 0 < job.expires_at <= step.now_ms):
+        if past_ttl:
+            ended = step.find(job.id for job in jobs)
+            for record in ended.values():
+                expire(step, record)
+            step.save(ended.values())
+        else:
+            leases += _lease(step, take, list(jobs))
+    return leases
+
+
+def _lease(step: Step, take: Take, jobs: list[_Ready]) -> list[Lease]:
+    now_ms, worker = step.now_ms, take.worker
+    leases = [
+        Lease(
+            job.id,
+            step.draw(),
+            job.incarnation,
+            job.runs + 1,
+            job.failures,
+            job.stalls,
+            job.payload,
+            unpack_options(job.packed_options),
+            job.priority,
+            job.enqueued_at,
+            now_ms,
+            job.expires_at,
+            job.cancelling != 0,
+            job.run_id,
+        )
+        for job in jobs
+    ]
+    until_ms = now_ms + take.lease_ms
+    rows = [(lease.token, now_ms, until_ms, worker, job.key) for lease, job in zip(leases, jobs, strict=True)]
+    step.sql.executemany(_sql["lease"], rows)
+    step.queue.move(WAITING, ACTIVE, len(jobs))
+    _note_claims(step, leases, [now_ms - job.ready_at for job in jobs], worker)
+    return leases
+
+
+def _note_claims(step: Step, leases: list[Lease], waits_ms: list[int], worker: str) -> None:
+    rows = [
+        (
+            step.now_ms,
+            lease.id,
+            lease.incarnation,
+            lease.enqueued_at_ms,
+            lease.run_id,
+            lease.options.task,
+            lease.options.version,
+            ACTIVE,
+            lease.run,
+            lease.token,
+            worker,
+            wait_ms,
+            lease.priority,
+        )
+        for lease, wait_ms in zip(leases, waits_ms, strict=True)
+    ]
+    step.notes.add_rows(_CLAIMED, ("run", "tok", "w", "wait", "pri"), rows)
+
+
+def _next_due_in(step: Step) -> int | None:
+    if not step.queue.scheduled:
+        return None
+    due = int(step.sql.execute(_sql["next_due"], (step.queue.key,)).fetchone()[0])
+    return max(0, due - step.now_ms)
+
+
+def read_back(step: Step, held: Sequence[Held]) -> list[Lease]:
+    """The leases a call had got, for its repetition; without those that are no longer held."""
+    tokens = {lease.id: lease.token for lease in held}
+    ids = _json.encode([lease.id for lease in held]).decode()
+    rows = step.sql.execute(_sql["held"], (step.queue.key, ids)).fetchall()
+    records = ((Record(*row), payload) for payload, *row in rows)
+    return [as_lease(record, payload) for record, payload in records if record.token == tokens[record.id]]
+
+
+def extend(
+    step: Step, held: Sequence[Held], *, worker: str, lease_ms: int, info: bytes | None
+) -> list[Extended]:
+    """Push the deadlines of the leases that are still held."""
+    if info is not None:
+        step.sql.execute(_sql["see_worker"], (step.queue.key, worker, info, step.now_ms))
+    known = step.find(lease.id for lease in held)
+    answers = [_extended(step, known.get(lease.id), lease.token) for lease in held]
+    until_ms = step.now_ms + lease_ms
+    kept = [
+        (until_ms, known[lease.id].key)
+        for lease, answer in zip(held, answers, strict=True)
+        if answer != "lost"
+    ]
+    step.sql.executemany(_sql["push"], kept)
+    return answers
+
+
+def _extended(step: Step, record: Record | None, token: int) -> Extended:
+    if record is None or record.state != ACTIVE or record.token != token:
+        return "lost"
+    if record.cancelling:
+        return "cancel"
+    return "expired" if record.is_past_ttl(step.now_ms) else "extended"

@@ -1,0 +1,103 @@
+"""The fast way through ``settle`` for what nearly every settle is: all completed, all held, nothing to rerun.
+
+It reads and writes half the columns of a whole record, for the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.core.lifecycle import EventType, State
+from penstock.core.outcome import Complete
+from penstock.storage.base import Finished, Settled, Settlement
+from penstock.storage.sqlite.records import ACTIVE, COMPLETED, unpack_options
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import Step
+
+__all__ = ["complete_all"]
+
+_COMPLETED = EventType.COMPLETED.value
+_ANSWER = Settled(True, State.COMPLETED)
+
+_sql = statements("complete")
+_json = msgspec.json.Encoder()
+
+
+class _Held(NamedTuple):
+    key: int
+    id: str
+    state: str
+    token: int
+    has_rerun: int
+    incarnation: int
+    runs: int
+    worker: str
+    claimed_at: int
+    enqueued_at: int
+    run_id: str
+    packed_options: bytes
+
+
+def complete_all(step: Step, settlements: Sequence[Settlement]) -> list[Settled] | None:
+    """Complete these jobs; ``None``, and nothing done, if one of them needs more thought."""
+    results = [one.outcome.result for one in settlements if isinstance(one.outcome, Complete)]
+    if not results or len(results) != len(settlements):
+        return None
+    ids = [one.id for one in settlements]
+    rows = step.sql.execute(_sql["held"], (step.queue.key, _json.encode(ids).decode()))
+    jobs = [_Held(*row) for row in rows]
+    if len(set(ids)) != len(jobs) or not all(map(_is_plain, jobs, settlements)):
+        return None
+    _write(step, jobs, results)
+    _note(step, jobs, results)
+    return [_ANSWER] * len(jobs)
+
+
+def _is_plain(job: _Held, settlement: Settlement) -> bool:
+    return (
+        job.id == settlement.id
+        and job.token == settlement.token
+        and job.state == ACTIVE
+        and not job.has_rerun
+        and unpack_options(job.packed_options).result_ttl_ms > 0
+    )
+
+
+def _write(step: Step, jobs: list[_Held], results: list[bytes]) -> None:
+    now_ms = step.now_ms
+    rows = []
+    for job, result in zip(jobs, results, strict=True):
+        kept_until = now_ms + unpack_options(job.packed_options).result_ttl_ms
+        rows.append((now_ms, kept_until, result, job.key))
+        step.tell_of(job.key, Finished(job.id, job.incarnation, State.COMPLETED, result))
+    step.sql.executemany(_sql["complete"], rows)
+    step.queue.move(ACTIVE, COMPLETED, len(jobs))
+    step.save(())
+
+
+def _note(step: Step, jobs: list[_Held], results: list[bytes]) -> None:
+    now_ms = step.now_ms
+    rows = []
+    for job, result in zip(jobs, results, strict=True):
+        options = unpack_options(job.packed_options)
+        rows.append(
+            (
+                now_ms,
+                job.id,
+                job.incarnation,
+                job.enqueued_at,
+                job.run_id,
+                options.task,
+                options.version,
+                COMPLETED,
+                job.runs,
+                job.token,
+                job.worker,
+                now_ms - job.claimed_at,
+                len(result),
+            )
+        )
+    step.notes.add_rows(_COMPLETED, ("run", "tok", "w", "ms", "size"), rows)

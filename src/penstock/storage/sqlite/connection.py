@@ -1,0 +1,160 @@
+"""Connections to a database file: how they are set up, and how the file is brought to this format."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from penstock.errors import StorageError, StorageReadOnly, StorageUnavailable, StorageVersion
+from penstock.storage.sqlite.failures import is_busy, translate
+from penstock.storage.sqlite.statements import migrations, statements
+
+__all__ = ["MEMORY", "begin", "connect", "file_identity", "prepare"]
+
+MEMORY: Final = ":memory:"
+_OLDEST_SQLITE: Final = (3, 37, 0)
+_CACHE_KIB: Final = 65_536
+_CHECKPOINT_PAGES: Final = 4_000
+_APPLICATION_ID: Final = 0x50454E53
+"""``PENS``: what tells our file from somebody else's database."""
+
+_sql = statements("database")
+
+
+def connect(path: str, *, timeout_s: float = 0) -> sqlite3.Connection:
+    """A connection that leaves transactions to us, and waits no longer than that for a lock by itself.
+
+    Raises ``StorageReadOnly`` for a file that may not be written, ``StorageVersion`` for one that is no database.
+    """
+    if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+        raise StorageVersion(
+            f"SQLite {sqlite3.sqlite_version} is too old: Penstock needs 3.37 or newer."
+            " Use a Python built with a newer SQLite."
+        )
+    _require_writable(path)
+    try:
+        sql = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        sql.execute("PRAGMA temp_store = MEMORY")
+        sql.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        sql.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
+    return sql
+
+
+def begin(sql: sqlite3.Connection, *, timeout_s: float) -> None:
+    """Start a transaction that may write, waiting for the lock no longer than that.
+
+    SQLite's own busy handler sleeps up to 100 ms at a time; short sleeps keep several processes going.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.0002
+    while True:
+        try:
+            sql.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() >= deadline:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.002)
+
+
+def prepare(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> None:
+    """Create or migrate the tables, and renew the epoch if the file is not the one it was.
+
+    Raises ``StorageVersion`` for data of a newer format, or of something else.
+    """
+    try:
+        _use_wal(sql, path, timeout_s=timeout_s)
+        begin(sql, timeout_s=timeout_s)
+        try:
+            _migrate(sql, path)
+            _renew_epoch(sql, path)
+        except BaseException:
+            sql.execute("ROLLBACK")
+            raise
+        sql.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
+
+
+def _require_writable(path: str) -> None:
+    if path == MEMORY:
+        return
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise StorageUnavailable(f"{path}: its directory does not exist. Create {folder}, or check the URL.")
+    target = path if os.path.exists(path) else str(folder)
+    if not os.access(target, os.W_OK) or not os.access(folder, os.W_OK):
+        raise StorageReadOnly(
+            f"{path}: may not be written. SQLite needs write permission on the file and on its directory {folder}."
+        )
+
+
+def _use_wal(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> None:
+    if path == MEMORY:
+        return
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            (mode,) = sql.execute("PRAGMA journal_mode = WAL").fetchone()
+            break
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.005)
+    if mode != "wal":
+        raise StorageError(
+            f"{path}: SQLite cannot use its write-ahead log there (journal mode {mode}). Put the file on a local disk."
+        )
+    sql.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+
+
+def _migrate(sql: sqlite3.Connection, path: str) -> None:
+    (version,) = sql.execute("PRAGMA user_version").fetchone()
+    newest = max(migrations())
+    if version > newest:
+        raise StorageVersion(
+            f"{path}: has format {version}, this Penstock knows up to {newest}. Upgrade Penstock to open it."
+        )
+    if version == 0 and sql.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
+        raise StorageVersion(f"{path}: is a database of something else. Give Penstock a file of its own.")
+    for number in range(version + 1, newest + 1):
+        for statement in _split(migrations()[number]):
+            sql.execute(statement)
+        sql.execute(f"PRAGMA user_version = {number}")
+    if version == 0:
+        sql.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+
+
+def _split(script: str) -> list[str]:
+    """The statements of a migration: ``executescript`` would commit the transaction we are in."""
+    found: list[str] = []
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            found.append(pending)
+            pending = ""
+    return found
+
+
+def _renew_epoch(sql: sqlite3.Connection, path: str) -> None:
+    identity = file_identity(path)
+    stored = sql.execute(_sql["identity"]).fetchone()
+    if stored is None or stored[0] != identity:
+        sql.execute(_sql["set_meta"], ("identity", identity))
+        sql.execute(_sql["set_meta"], ("epoch", uuid4().hex))
+
+
+def file_identity(path: str) -> str:
+    """Device and inode: a copy that was restored from a backup has another one."""
+    if path == MEMORY:
+        return MEMORY
+    status = os.stat(path)
+    return f"{status.st_dev:x}-{status.st_ino:x}"

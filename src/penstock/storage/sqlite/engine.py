@@ -1,0 +1,327 @@
+"""``SqliteStorage``: the storage contract on a SQLite file, or on a database in memory.
+
+Thin: each verb hands a function of the module of its name to the session, which runs it in a group.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Sequence
+from typing import Self
+
+from penstock.core.job import Enqueued, Job, NewJob
+from penstock.core.lifecycle import State
+from penstock.errors import StorageError
+from penstock.storage.base import (
+    Bulk,
+    CancelAnswer,
+    Change,
+    ChangeAnswer,
+    Checked,
+    Claimed,
+    Consumer,
+    Counts,
+    EventPage,
+    Extended,
+    Finished,
+    Held,
+    JobPage,
+    PromoteAnswer,
+    QueueSettings,
+    RemoveAnswer,
+    Report,
+    RetryAnswer,
+    SettledBatch,
+    Settlement,
+    Swept,
+    Take,
+    Ticket,
+    WorkerRecord,
+)
+from penstock.storage.sqlite import (
+    bulk,
+    claim,
+    enqueue,
+    eventlog,
+    govern,
+    memo,
+    news,
+    operate,
+    read,
+    settle,
+    sweep,
+)
+from penstock.storage.sqlite.address import Address
+from penstock.storage.sqlite.check import check
+from penstock.storage.sqlite.database import keep_untouched, open_database
+from penstock.storage.sqlite.session import Session
+from penstock.storage.sqlite.wake import CAN_SIGNAL
+
+__all__ = ["SqliteStorage"]
+
+_CHECK_WEIGHT = 1_000_000
+"""Reads the whole database: never on a loop's thread."""
+
+
+class SqliteStorage:
+    """One namespace of one database. See ``storage.base.Storage`` for what each verb promises."""
+
+    def __init__(self, address: Address) -> None:
+        self.url = address.shown
+        waking = "wakes" if CAN_SIGNAL or address.in_memory else "polls"
+        self.capabilities = frozenset({waking} if address.in_memory else {"processes", waking})
+        self._address = address
+        self._namespace = address.namespace
+        self._session: Session | None = None
+        self._news_seen: dict[tuple[str, str], int] = {}
+
+    @classmethod
+    def from_url(cls, url: str, *, namespace: str | None = None) -> Self:
+        """A storage for ``sqlite:///relative``, ``sqlite:////absolute``, ``memory://`` or ``memory://name``."""
+        return cls(Address.parse(url, namespace=namespace))
+
+    async def open(self) -> None:
+        """Open the database, creating or migrating it. Opening twice does nothing."""
+        if self._session is None or self._session.pid != os.getpid():
+            self._session = self._open()
+
+    def _open(self) -> Session:
+        if self._session is not None:
+            keep_untouched(self._session)  # Forked: what we inherited is the parent's.
+        address = self._address
+        database = open_database(address.path, memory_name=address.memory_name, timeout_s=address.timeout_s)
+        return Session(database, self._namespace, timeout_s=address.timeout_s)
+
+    async def close(self) -> None:
+        """Let go of the database. Closing twice does nothing."""
+        session, self._session = self._session, None
+        if session is not None and session.pid != os.getpid():
+            keep_untouched(session)
+        elif session is not None:
+            session.close()
+
+    @property
+    def _opened(self) -> Session:
+        session = self._session
+        if session is None:
+            raise StorageError(
+                f"{self.url}: the storage is not open. Call open() first, and not after close()."
+            )
+        if session.pid != os.getpid():
+            session = self._session = self._open()
+        return session
+
+    # The way of a job
+
+    async def enqueue(
+        self, queue: str, jobs: Sequence[NewJob], *, ticket: Ticket | None = None
+    ) -> list[Enqueued]:
+        return await self._opened.write(
+            queue,
+            lambda step: memo.enqueued_once(step, ticket, lambda: enqueue.enqueue(step, jobs)),
+            weight=len(jobs),
+        )
+
+    async def claim(self, queue: str, take: Take, *, ticket: Ticket | None = None) -> Claimed:
+        return await self._opened.write(
+            queue,
+            lambda step: memo.claimed_once(step, ticket, lambda: claim.claim(step, take)),
+            weight=take.count,
+        )
+
+    async def settle(
+        self,
+        queue: str,
+        settlements: Sequence[Settlement],
+        *,
+        take: Take | None = None,
+        ticket: Ticket | None = None,
+    ) -> SettledBatch:
+        return await self._opened.write(
+            queue,
+            lambda step: memo.settled_once(step, ticket, lambda: settle.settle(step, settlements, take=take)),
+            weight=len(settlements) + (take.count if take else 0),
+        )
+
+    async def extend(
+        self,
+        queue: str,
+        held: Sequence[Held],
+        *,
+        worker: str,
+        lease_ms: int,
+        info: bytes | None = None,
+    ) -> list[Extended]:
+        return await self._opened.write(
+            queue,
+            lambda step: claim.extend(step, held, worker=worker, lease_ms=lease_ms, info=info),
+            weight=len(held),
+        )
+
+    async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
+        return await self._opened.write(queue, lambda step: sweep.sweep(step, limit=limit), weight=limit)
+
+    async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
+        return await self._opened.write(queue, lambda step: settle.report(step, reports), weight=len(reports))
+
+    async def leases_of(self, queue: str, worker: str) -> list[Held]:
+        return await self._opened.read(lambda sql: read.leases_of(sql, self._namespace, queue, worker))
+
+    async def depart(self, queue: str, worker: str) -> None:
+        await self._opened.write(queue, lambda step: govern.depart(step, worker))
+
+    # Waiting
+
+    async def wait(self, queue: str, *, timeout_ms: int) -> bool:
+        session = self._opened
+
+        async def look() -> bool:
+            return await session.read(lambda sql: read.has_work(sql, self._namespace, queue))
+
+        return await session.until("w", queue, look, timeout_ms=timeout_ms)
+
+    async def listen(self, queue: str, listener: str, *, timeout_ms: int) -> list[Finished]:
+        session = self._opened
+
+        async def look() -> list[Finished]:
+            return await session.read(lambda sql: self._news(sql, queue, listener))
+
+        return await session.until("n", queue, look, timeout_ms=timeout_ms)
+
+    def _news(self, sql: sqlite3.Connection, queue: str, listener: str) -> list[Finished]:
+        seen = self._news_seen.get((queue, listener), 0)
+        last, found = news.news_after(sql, self._namespace, queue, listener, key=seen)
+        self._news_seen[queue, listener] = last
+        return found
+
+    async def watch(self, queue: str, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
+        return await self._opened.write(
+            queue, lambda step: news.watch(step, ids, listener=listener), weight=len(ids)
+        )
+
+    # Operating on jobs
+
+    async def cancel(self, queue: str, ids: Sequence[str]) -> list[CancelAnswer]:
+        return await self._opened.write(queue, lambda step: operate.cancel(step, ids), weight=len(ids))
+
+    async def retry(self, queue: str, ids: Sequence[str]) -> list[RetryAnswer]:
+        return await self._opened.write(queue, lambda step: operate.retry(step, ids), weight=len(ids))
+
+    async def retry_all(self, queue: str, *, limit: int = 1000, cursor: str = "") -> Bulk:
+        return await self._opened.write(
+            queue, lambda step: bulk.retry_all(step, limit=limit, cursor=cursor), weight=limit
+        )
+
+    async def promote(self, queue: str, ids: Sequence[str]) -> list[PromoteAnswer]:
+        return await self._opened.write(queue, lambda step: operate.promote(step, ids), weight=len(ids))
+
+    async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
+        return await self._opened.write(queue, lambda step: operate.change(step, id, change))
+
+    async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
+        return await self._opened.write(queue, lambda step: operate.remove(step, ids), weight=len(ids))
+
+    # Operating on queues
+
+    async def pause(self, queue: str) -> None:
+        await self._opened.write(queue, govern.pause)
+
+    async def resume(self, queue: str) -> None:
+        await self._opened.write(queue, govern.resume)
+
+    async def drain(
+        self, queue: str, *, scheduled: bool = False, limit: int = 1000, cursor: str = ""
+    ) -> Bulk:
+        return await self._opened.write(
+            queue,
+            lambda step: bulk.drain(step, scheduled=scheduled, limit=limit, cursor=cursor),
+            weight=limit,
+        )
+
+    async def clean(
+        self, queue: str, state: State, *, older_than_ms: int = 0, limit: int = 1000, cursor: str = ""
+    ) -> Bulk:
+        return await self._opened.write(
+            queue,
+            lambda step: bulk.clean(step, state, older_than_ms=older_than_ms, limit=limit, cursor=cursor),
+            weight=limit,
+        )
+
+    async def obliterate(self, queue: str, *, force: bool = False) -> int:
+        return await self._opened.write(
+            queue, lambda step: bulk.obliterate(step, force=force), weight=_CHECK_WEIGHT
+        )
+
+    async def configure(self, queue: str, settings: QueueSettings) -> None:
+        await self._opened.write(queue, lambda step: govern.configure(step, settings))
+
+    async def settings(self, queue: str) -> QueueSettings:
+        return await self._opened.read(lambda sql: read.settings(sql, self._namespace, queue))
+
+    async def check(self, queue: str, *, repair: bool = False) -> Checked:
+        return await self._opened.write(queue, lambda step: check(step, repair=repair), weight=_CHECK_WEIGHT)
+
+    # Reading
+
+    async def get(self, queue: str, ids: Sequence[str]) -> list[Job | None]:
+        return await self._opened.read(lambda sql: read.get(sql, self._namespace, queue, ids))
+
+    async def list_jobs(
+        self, queue: str, state: State, *, cursor: str = "", limit: int = 100, reverse: bool = False
+    ) -> JobPage:
+        return await self._opened.read(
+            lambda sql: read.list_jobs(
+                sql, self._namespace, queue, state, cursor=cursor, limit=limit, reverse=reverse
+            )
+        )
+
+    async def counts(self, queue: str) -> Counts:
+        return await self._opened.read(lambda sql: read.counts(sql, self._namespace, queue))
+
+    async def queues(self) -> list[str]:
+        return await self._opened.read(lambda sql: read.queues(sql, self._namespace))
+
+    async def workers(self, queue: str) -> list[WorkerRecord]:
+        return await self._opened.read(lambda sql: read.workers(sql, self._namespace, queue))
+
+    async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
+        return await self._opened.read(
+            lambda sql: read.logs(sql, self._namespace, queue, id, start=start, limit=limit)
+        )
+
+    # The event log
+
+    async def read_events(self, queue: str, *, after: int, limit: int = 10_000) -> EventPage:
+        return await self._opened.read(
+            lambda sql: eventlog.read_events(sql, self._namespace, queue, after=after, limit=limit)
+        )
+
+    async def tail(self, queue: str, *, after: int, timeout_ms: int) -> EventPage:
+        session = self._opened
+        page: EventPage | None = None
+
+        async def look() -> bool:
+            nonlocal page
+            page = await self.read_events(queue, after=after)
+            return bool(page.events) or page.gap is not None
+
+        await session.until("e", queue, look, timeout_ms=timeout_ms)
+        assert page is not None
+        return page
+
+    async def hold_events(self, queue: str, consumer: str, *, offset: int, ttl_ms: int) -> None:
+        await self._opened.write(
+            queue, lambda step: eventlog.hold_events(step, consumer, offset=offset, ttl_ms=ttl_ms)
+        )
+
+    async def release_events(self, queue: str, consumer: str) -> None:
+        await self._opened.write(queue, lambda step: eventlog.release_events(step, consumer))
+
+    async def consumers(self, queue: str) -> list[Consumer]:
+        return await self._opened.read(lambda sql: eventlog.consumers(sql, self._namespace, queue))
+
+    # For tests
+
+    async def shift_clock(self, queue: str, ms: int) -> None:
+        await self._opened.write(queue, lambda step: govern.shift_clock(step, ms))

@@ -1,0 +1,86 @@
+"""The event log: reading it by offset, holding it back for consumers, trimming it."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from penstock.core.event import Event, unpack
+from penstock.storage.base import Consumer, EventPage, Gap, QueueSettings
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import Step, find_queue
+
+__all__ = ["consumers", "hold_events", "read_events", "release_events", "trim"]
+
+_sql = statements("events")
+
+
+def read_events(sql: sqlite3.Connection, namespace: str, queue: str, *, after: int, limit: int) -> EventPage:
+    """Whole entries until ``limit`` events are read; a gap if the first ones are no longer kept."""
+    epoch = str(sql.execute(_sql["epoch"]).fetchone()[0])
+    row = find_queue(sql, namespace, queue)
+    last = row.events if row else 0
+    if row is None or after >= last:
+        return EventPage([], after, last, epoch)
+    events: list[Event] = []
+    first_kept: int | None = None
+    cursor = sql.execute(_sql["after"], (row.key, after))
+    for last_seq, first_seq, entry in cursor:
+        first_kept = first_seq if first_kept is None else first_kept
+        events += unpack(entry, last_seq=last_seq, queue=queue)
+        if len(events) >= limit:
+            break
+    cursor.close()
+    if first_kept is None:
+        return EventPage([], last, last, epoch, Gap(after + 1, last))
+    gap = Gap(after + 1, first_kept - 1) if first_kept > after + 1 else None
+    wanted = [event for event in events if event.seq > after]
+    return EventPage(wanted, wanted[-1].seq, last, epoch, gap)
+
+
+def trim(step: Step, settings: QueueSettings, *, limit: int) -> int:
+    """Drop the oldest entries beyond the bounds, at most ``limit``; how many events went."""
+    oldest = step.sql.execute(_sql["oldest"], (step.queue.key, limit)).fetchall()
+    trimmed = 0
+    upto = None
+    for last_seq, at_ms, size, count in oldest:
+        if not _is_beyond(step, settings, last_seq, at_ms):
+            break
+        upto = last_seq
+        trimmed += count
+        step.queue.event_bytes -= size
+    if upto is not None:
+        step.sql.execute(_sql["trim"], (step.queue.key, upto))
+    return trimmed
+
+
+def _is_beyond(step: Step, settings: QueueSettings, last_seq: int, at_ms: int) -> bool:
+    """Whether an entry is to go; what a consumer has not read stays, up to the hard cap."""
+    behind = step.queue.events - last_seq
+    if behind >= settings.events_hard_cap:
+        return True
+    held = step.sql.execute(_sql["furthest_behind"], (step.queue.key,)).fetchone()[0]
+    if held is not None and last_seq > held:
+        return False
+    return (
+        (settings.events_count is not None and behind >= settings.events_count)
+        or (settings.events_age_ms is not None and at_ms <= step.now_ms - settings.events_age_ms)
+        or (settings.events_bytes is not None and step.queue.event_bytes > settings.events_bytes)
+    )
+
+
+def hold_events(step: Step, consumer: str, *, offset: int, ttl_ms: int) -> None:
+    """Register a consumer, or move it forward."""
+    step.sql.execute(_sql["hold"], (step.queue.key, consumer, offset, step.now_ms + ttl_ms))
+
+
+def release_events(step: Step, consumer: str) -> None:
+    """Forget a consumer."""
+    step.sql.execute(_sql["release"], (step.queue.key, consumer))
+
+
+def consumers(sql: sqlite3.Connection, namespace: str, queue: str) -> list[Consumer]:
+    """All consumers by name."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return []
+    return [Consumer(*found) for found in sql.execute(_sql["consumers"], (row.key,))]

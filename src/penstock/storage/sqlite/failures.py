@@ -1,0 +1,65 @@
+"""What SQLite's errors mean to a caller."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from penstock.errors import (
+    PenstockError,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+    StorageRefused,
+    StorageUnavailable,
+    StorageVersion,
+)
+
+__all__ = ["is_busy", "translate"]
+
+_PRIMARY = 0xFF
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & _PRIMARY
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection holds the lock."""
+    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def translate(error: Exception, path: str) -> Exception:
+    """The error to raise for one of SQLite's; errors of our own stay as they are."""
+    if isinstance(error, PenstockError) or not isinstance(error, sqlite3.Error):
+        return error
+    match _code(error):
+        case sqlite3.SQLITE_FULL:
+            return StorageFull(
+                f"{path}: no room to write ({error}). Nothing of this call was written; free disk space, or raise"
+                " the quota, and repeat it."
+            )
+        case sqlite3.SQLITE_READONLY:
+            return StorageReadOnly(
+                f"{path}: may not be written ({error}). Give this user write permission on the file and its directory."
+            )
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StorageUnavailable(
+                f"{path}: another process held the database's lock for too long ({error}). Repeat the call; if it"
+                " goes on, look for a process with a transaction left open."
+            )
+        case sqlite3.SQLITE_CANTOPEN:
+            return StorageUnavailable(
+                f"{path}: cannot be opened ({error}). Check that its directory exists and may be read."
+            )
+        case sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+            return StorageRefused(f"{path}: access was refused ({error}). Check the file's owner and mode.")
+        case sqlite3.SQLITE_NOTADB:
+            return StorageVersion(
+                f"{path}: is not a SQLite database ({error}). Check the URL, or move the file away."
+            )
+        case sqlite3.SQLITE_CORRUPT:
+            return StorageError(
+                f"{path}: is damaged ({error}). Restore it from a backup, or recover it with `sqlite3 {path} .recover`."
+            )
+        case _:
+            return StorageError(f"{path}: {error}")

@@ -1,0 +1,181 @@
+"""Operating on single jobs: ``cancel``, ``retry``, ``promote``, ``change``, ``remove``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from penstock.core.lifecycle import EventType
+from penstock.storage.base import (
+    CancelAnswer,
+    Change,
+    ChangeAnswer,
+    PromoteAnswer,
+    RemoveAnswer,
+    RetryAnswer,
+)
+from penstock.storage.sqlite.records import (
+    ACTIVE,
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    REMOVED,
+    SCHEDULED,
+    WAITING,
+    Record,
+)
+from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.transitions import drop_slot, due_at, enter_waiting, finish
+from penstock.storage.sqlite.transitions import remove as remove_record
+
+__all__ = ["cancel", "change", "promote", "remove", "retry", "retry_record"]
+
+_CANCELLED = EventType.CANCELLED.value
+_CANCELLING = EventType.CANCELLING.value
+_RETRIED = EventType.RETRIED.value
+_PROMOTED = EventType.PROMOTED.value
+_CHANGED = EventType.CHANGED.value
+
+
+Answer = TypeVar("Answer", bound=str)
+
+
+def cancel(step: Step, ids: Sequence[str]) -> list[CancelAnswer]:
+    """End what has not begun; ask the rest to stop."""
+    return _each(step, ids, _cancel, "not_found", changed=("cancelled", "requested"))
+
+
+def _each(
+    step: Step,
+    ids: Sequence[str],
+    act: Callable[[Step, Record], Answer],
+    unknown: Answer,
+    *,
+    changed: Sequence[Answer],
+) -> list[Answer]:
+    """Do it to one after the other, and write what was changed."""
+    known = step.find(ids)
+    touched: dict[str, Record] = {}
+    answers: list[Answer] = []
+    for id_ in ids:
+        record = known.get(id_)
+        answer = unknown if record is None or record.state == REMOVED else act(step, record)
+        answers.append(answer)
+        if record is not None and answer in changed:
+            touched[id_] = record
+    step.save(touched.values())
+    return answers
+
+
+def _cancel(step: Step, record: Record) -> CancelAnswer:
+    match record.state:
+        case "completed":
+            return "completed"
+        case "failed":
+            return "failed"
+        case "cancelled":
+            return "already_cancelled"
+        case "active":
+            _ask_to_stop(step, record)
+            return "requested"
+        case _:
+            finish(step, record, CANCELLED, _CANCELLED, run=record.runs)
+            return "cancelled"
+
+
+def _ask_to_stop(step: Step, record: Record) -> None:
+    drop_slot(step, record)
+    if not record.cancelling:
+        record.cancelling = 1
+        step.note(_CANCELLING, record, run=record.runs)
+
+
+def retry(step: Step, ids: Sequence[str]) -> list[RetryAnswer]:
+    """Let failed and cancelled jobs run again."""
+    return _each(step, ids, _retry, "not_found", changed=("retried",))
+
+
+def _retry(step: Step, record: Record) -> RetryAnswer:
+    if record.state not in (FAILED, CANCELLED):
+        return "not_failed"
+    retry_record(step, record)
+    return "retried"
+
+
+def retry_record(step: Step, record: Record) -> None:
+    """Back in line with counts and ttl from zero, in the same incarnation."""
+    record.failures = record.stalls = 0
+    record.failure = record.result = None
+    record.finished_at = record.kept_until = 0
+    record.token = record.cancelling = 0
+    record.settled_as = ""
+    record.expires_at = step.now_ms + record.ttl_ms if record.ttl_ms else 0
+    enter_waiting(step, record)
+    step.note(_RETRIED, record, run=record.runs)
+
+
+def promote(step: Step, ids: Sequence[str]) -> list[PromoteAnswer]:
+    """Let scheduled jobs wait from now on."""
+    return _each(step, ids, _promote, "not_found", changed=("promoted",))
+
+
+def _promote(step: Step, record: Record) -> PromoteAnswer:
+    if record.state != SCHEDULED:
+        return "not_scheduled"
+    enter_waiting(step, record)
+    step.note(_PROMOTED, record, run=record.runs)
+    return "promoted"
+
+
+def remove(step: Step, ids: Sequence[str]) -> list[RemoveAnswer]:
+    """Delete what is not active."""
+    return _each(step, ids, _remove, "not_found", changed=("removed",))
+
+
+def _remove(step: Step, record: Record) -> RemoveAnswer:
+    if record.state == ACTIVE:
+        return "active"
+    remove_record(step, record)
+    return "removed"
+
+
+def change(step: Step, id_: str, wanted: Change) -> ChangeAnswer:
+    """Change one job: all that is asked, or nothing."""
+    record = step.find([id_]).get(id_)
+    if record is None:
+        return "not_found"
+    if not _is_allowed(record, wanted):
+        return "wrong_state"
+    _change(step, record, wanted)
+    step.note(_CHANGED, record, run=record.runs)
+    step.save([record])
+    return "changed"
+
+
+def _is_allowed(record: Record, wanted: Change) -> bool:
+    finished = record.state in (COMPLETED, FAILED, CANCELLED)
+    if finished and (wanted.payload is not None or wanted.priority is not None):
+        return False
+    return wanted.delay_ms is None or record.state in (WAITING, SCHEDULED)
+
+
+def _change(step: Step, record: Record, wanted: Change) -> None:
+    if wanted.payload is not None:
+        record.payload = wanted.payload
+    if wanted.priority is not None:
+        record.priority = wanted.priority
+    if wanted.result_ttl_ms is not None:
+        _change_result_ttl(step, record, wanted.result_ttl_ms)
+    if wanted.delay_ms:
+        due_at(step, record, step.now_ms + wanted.delay_ms)
+    elif wanted.delay_ms == 0 and record.state == SCHEDULED:
+        enter_waiting(step, record)
+
+
+def _change_result_ttl(step: Step, record: Record, ttl_ms: int) -> None:
+    changed = msgspec.structs.replace(record.options, result_ttl_ms=ttl_ms)
+    record.options_key, record.packed_options = step.intern(changed)
+    if record.state in (COMPLETED, CANCELLED):
+        record.kept_until = record.finished_at + ttl_ms

@@ -1,0 +1,161 @@
+"""Reading: jobs, counts, workers, log lines. Nothing here writes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from penstock.core.job import Job
+from penstock.core.lifecycle import State
+from penstock.errors import InvalidOption
+from penstock.storage.base import Counts, Held, JobPage, QueueSettings, WorkerRecord
+from penstock.storage.sqlite.records import Record, as_job
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import find_queue
+
+__all__ = [
+    "counts",
+    "get",
+    "has_work",
+    "leases_of",
+    "list_jobs",
+    "logs",
+    "queues",
+    "settings",
+    "workers",
+]
+
+_sql = statements("read")
+_json = msgspec.json.Encoder()
+_cursors = msgspec.json.Decoder(tuple[int, int | str])
+
+# What orders the jobs of a state: the columns, and the fields of a record they were read into.
+_ORDERS: Final[dict[State, tuple[str, str, str]]] = {
+    State.WAITING: ("waiting", "priority", "place"),
+    State.SCHEDULED: ("scheduled", "run_at", "id"),
+    State.BLOCKED: ("blocked", "place", "id"),
+    State.ACTIVE: ("active", "lease_until", "id"),
+    State.COMPLETED: ("finished", "kept_until", "id"),
+    State.FAILED: ("finished", "kept_until", "id"),
+    State.CANCELLED: ("finished", "kept_until", "id"),
+}
+
+
+def get(sql: sqlite3.Connection, namespace: str, queue: str, ids: Sequence[str]) -> list[Job | None]:
+    """The jobs of these ids, in their order."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return [None] * len(ids)
+    rows = sql.execute(_sql["by_ids"], (row.key, _json.encode(ids).decode()))
+    found = {rest[1]: as_job(Record(*rest), payload, queue=queue) for payload, *rest in rows}
+    return [found.get(id_) for id_ in ids]
+
+
+def list_jobs(
+    sql: sqlite3.Connection,
+    namespace: str,
+    queue: str,
+    state: State,
+    *,
+    cursor: str,
+    limit: int,
+    reverse: bool,
+) -> JobPage:
+    """A page of the jobs of a state; the cursor is the place of the last one shown."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return JobPage([])
+    name, first, second = _ORDERS[state]
+    text = _sql[f"list_{name}"].replace("{direction}", "DESC" if reverse else "ASC")
+    after = _after(first, second, "<" if reverse else ">") if cursor else ""
+    values: dict[str, Any] = {"queue": row.key, "state": state.value, "limit": limit + 1}
+    if cursor:
+        values["first"], values["second"] = _place(cursor)
+    rows = sql.execute(text.replace("{and_after}", after), values).fetchall()
+    records = [(Record(*rest), payload) for payload, *rest in rows]
+    jobs = [as_job(record, payload, queue=queue) for record, payload in records[:limit]]
+    if len(records) <= limit:
+        return JobPage(jobs)
+    last = records[limit - 1][0]
+    return JobPage(jobs, _json.encode((getattr(last, first), getattr(last, second))).decode())
+
+
+def _after(first: str, second: str, sign: str) -> str:
+    # The first comparison says nothing new, but an index without the second column can be entered by it.
+    return f"AND j.{first} {sign}= :first AND (j.{first}, j.{second}) {sign} (:first, :second)"
+
+
+def _place(cursor: str) -> tuple[int, int | str]:
+    try:
+        return _cursors.decode(cursor)
+    except msgspec.DecodeError as error:
+        raise InvalidOption(f"{cursor!r} is no cursor: {error}. Use one that list_jobs returned.") from error
+
+
+def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
+    """How many jobs there are by state, without counting them."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return Counts()
+    oldest = sql.execute(_sql["next_ready_at"], (row.key,)).fetchone()
+    return Counts(
+        row.scheduled,
+        row.waiting,
+        row.blocked,
+        row.active,
+        row.completed,
+        row.failed,
+        row.cancelled,
+        bool(row.paused),
+        0 if oldest is None else row.clock() - oldest[0],
+    )
+
+
+def has_work(sql: sqlite3.Connection, namespace: str, queue: str) -> bool:
+    """Whether a claim would get something."""
+    row = find_queue(sql, namespace, queue)
+    if row is None or row.paused:
+        return False
+    if row.waiting or not row.scheduled:
+        return bool(row.waiting)
+    return sql.execute(_sql["due"], (row.key, row.clock())).fetchone() is not None
+
+
+def queues(sql: sqlite3.Connection, namespace: str) -> list[str]:
+    """Every queue that was ever enqueued to."""
+    return [name for (name,) in sql.execute(statements("queue")["names"], (namespace,))]
+
+
+def settings(sql: sqlite3.Connection, namespace: str, queue: str) -> QueueSettings:
+    """The queue's settings, or the defaults."""
+    row = find_queue(sql, namespace, queue)
+    return QueueSettings() if row is None else row.settings
+
+
+def workers(sql: sqlite3.Connection, namespace: str, queue: str) -> list[WorkerRecord]:
+    """The workers that were seen within the last hour or so, by id."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return []
+    now_ms = row.clock()
+    found = sql.execute(_sql["workers"], (row.key,))
+    return [WorkerRecord(id_, info, seen_at, max(0, now_ms - seen_at)) for id_, info, seen_at in found]
+
+
+def leases_of(sql: sqlite3.Connection, namespace: str, queue: str, worker: str) -> list[Held]:
+    """The active jobs this worker is said to hold."""
+    found = sql.execute(statements("claim")["leases_of"], (namespace, queue, worker))
+    return [Held(id_, token) for id_, token in found]
+
+
+def logs(
+    sql: sqlite3.Connection, namespace: str, queue: str, id_: str, *, start: int, limit: int
+) -> list[str]:
+    """Log lines of a job from the ``start``-th kept one on."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return []
+    return [line for (line,) in sql.execute(_sql["logs"], (row.key, id_, limit, start))]

@@ -1,0 +1,202 @@
+"""A job's row as the verbs see it, and the small values packed inside it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from penstock.core.job import Job, Lease, Options
+from penstock.core.lifecycle import State
+from penstock.core.outcome import Failure
+
+__all__ = [
+    "ACTIVE",
+    "BLOCKED",
+    "CANCELLED",
+    "COMPLETED",
+    "FAILED",
+    "REMOVED",
+    "SCHEDULED",
+    "STATES",
+    "WAITING",
+    "Record",
+    "Slot",
+    "as_job",
+    "as_lease",
+    "pack_failure",
+    "pack_options",
+    "unpack_failure",
+    "unpack_options",
+]
+
+# Plain strings: the sqlite3 module binds them faster than members of an enum.
+SCHEDULED: Final = State.SCHEDULED.value
+WAITING: Final = State.WAITING.value
+BLOCKED: Final = State.BLOCKED.value
+ACTIVE: Final = State.ACTIVE.value
+COMPLETED: Final = State.COMPLETED.value
+FAILED: Final = State.FAILED.value
+CANCELLED: Final = State.CANCELLED.value
+STATES: Final = {state.value: state for state in State}
+REMOVED: Final = ""
+"""The state of a record that is to be deleted."""
+
+pack_options: Final = msgspec.msgpack.Encoder().encode
+unpack_options: Final = lru_cache(4096)(msgspec.msgpack.Decoder(Options).decode)
+pack_failure: Final = msgspec.msgpack.Encoder().encode
+_failures: Final = msgspec.msgpack.Decoder(Failure)
+
+
+class Slot(msgspec.Struct, array_like=True):
+    """A dispatch that found its id active: what becomes of the job after this run.
+
+    ``run_at`` is an instant, ``run_at_mode`` how it compares with a pending job's. ``listeners`` wait for the
+    rerun, not for the run that is under way.
+    """
+
+    payload: bytes | None
+    options: Options | None
+    priority: int
+    lifo: bool
+    ttl_ms: int
+    run_at: int
+    run_at_mode: str
+    reset_counts: bool
+    run_id: str
+    write_id: str
+    listeners: list[str]
+
+
+_slots: Final = msgspec.msgpack.Decoder(Slot)
+_packer: Final = msgspec.msgpack.Encoder()
+
+
+class Record(msgspec.Struct, gc=False):
+    """One job. The fields up to ``was`` come in the order of ``statements.RECORD_COLUMNS``.
+
+    Verbs change it in memory; ``Step.save`` writes it. ``key`` 0 is a job that has no row yet, the state
+    ``REMOVED`` one that is to lose it; ``was`` is the state it was read in. ``payload`` is set if it is to be
+    written.
+    """
+
+    key: int
+    id: str
+    incarnation: int
+    state: str
+    priority: int
+    place: int
+    options_key: int
+    packed_options: bytes
+    ttl_ms: int
+    run_id: str
+    write_id: str
+    blocked_by: str = ""
+    runs: int = 0
+    failures: int = 0
+    stalls: int = 0
+    ready_at: int = 0
+    run_at: int = 0
+    enqueued_at: int = 0
+    expires_at: int = 0
+    claimed_at: int = 0
+    finished_at: int = 0
+    kept_until: int = 0
+    token: int = 0
+    settled_as: str = ""
+    worker: str = ""
+    lease_until: int = 0
+    cancelling: int = 0
+    failure: bytes | None = None
+    result: bytes | None = None
+    progress: bytes | None = None
+    rerun: bytes | None = None
+    was: str = ""
+    payload: bytes | None = None
+
+    @property
+    def options(self) -> Options:
+        return unpack_options(self.packed_options)
+
+    @property
+    def lifo(self) -> bool:
+        return self.place < 0
+
+    @property
+    def slot(self) -> Slot | None:
+        return None if self.rerun is None else _slots.decode(self.rerun)
+
+    @slot.setter
+    def slot(self, slot: Slot | None) -> None:
+        self.rerun = None if slot is None else _packer.encode(slot)
+
+    def renumber(self, number: int, *, lifo: bool) -> None:
+        """Give it this number in the line its kind of job stands in."""
+        self.place = -number if lifo else number
+
+    def is_past_ttl(self, now_ms: int) -> bool:
+        return 0 < self.expires_at <= now_ms
+
+    def is_forgotten(self, now_ms: int) -> bool:
+        """Whether only the next sweep keeps it from being gone."""
+        return 0 < self.kept_until <= now_ms
+
+
+def unpack_failure(packed: bytes | None) -> Failure | None:
+    """The failure kept in a record, if any."""
+    return None if packed is None else _failures.decode(packed)
+
+
+def as_lease(record: Record, payload: bytes) -> Lease:
+    """What the holder of this active record is given."""
+    return Lease(
+        record.id,
+        record.token,
+        record.incarnation,
+        record.runs,
+        record.failures,
+        record.stalls,
+        payload,
+        record.options,
+        record.priority,
+        record.enqueued_at,
+        record.claimed_at,
+        record.expires_at,
+        bool(record.cancelling),
+        record.run_id,
+    )
+
+
+def as_job(record: Record, payload: bytes, *, queue: str) -> Job:
+    """The record as users see it."""
+    return Job(
+        id=record.id,
+        queue=queue,
+        state=STATES[record.state],
+        incarnation=record.incarnation,
+        options=record.options,
+        payload=payload,
+        priority=record.priority,
+        lifo=record.lifo,
+        run_id=record.run_id,
+        write_id=record.write_id,
+        blocked_by=record.blocked_by,
+        enqueued_at_ms=record.enqueued_at,
+        run_at_ms=record.run_at,
+        claimed_at_ms=record.claimed_at,
+        finished_at_ms=record.finished_at,
+        expires_at_ms=record.expires_at,
+        kept_until_ms=record.kept_until,
+        runs=record.runs,
+        failures=record.failures,
+        stalls=record.stalls,
+        token=record.token,
+        worker=record.worker,
+        lease_until_ms=record.lease_until,
+        cancelling=bool(record.cancelling),
+        has_rerun=record.rerun is not None,
+        result=record.result,
+        failure=unpack_failure(record.failure),
+        progress=record.progress,
+    )

@@ -1,0 +1,95 @@
+"""What a storage object holds while it is open: its share of a database, on its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from penstock.storage.sqlite.connection import connect
+from penstock.storage.sqlite.database import Database
+from penstock.storage.sqlite.failures import translate
+from penstock.storage.sqlite.step import Step, Transaction
+from penstock.storage.sqlite.wake import POLL_S, Bell
+from penstock.storage.sqlite.writer import Calls
+
+__all__ = ["Session"]
+
+Answer = TypeVar("Answer")
+
+
+class Session:
+    """One loop's use of a database. Reads have a connection of their own, and run at once on the loop's thread."""
+
+    def __init__(self, database: Database, namespace: str, *, timeout_s: float) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.get_running_loop()
+        self.closed = False
+        self._database = database
+        self._namespace = namespace
+        self._calls = Calls(database.writer, self.loop)
+        self._bell = Bell(database.exchange, self.loop)
+        self._reader: sqlite3.Connection | None = None
+        if not database.in_memory:
+            self._reader = connect(database.path, timeout_s=timeout_s)
+            self._reader.execute("PRAGMA query_only = ON")
+
+    def close(self) -> None:
+        """End the waits, let go of the database."""
+        self.closed = True
+        self._calls.close()
+        self._bell.close()
+        if self._reader is not None:
+            self._reader.close()
+        self._database.release()
+
+    def write(self, queue: str, verb: Callable[[Step], Answer], *, weight: int = 1) -> asyncio.Future[Answer]:
+        """Run a verb on a queue in the next group; done when it is committed."""
+
+        def work(transaction: Transaction) -> Answer:
+            step = transaction.step(self._namespace, queue)
+            answer = verb(step)
+            transaction.accept(step)
+            return answer
+
+        return self._calls.submit(work, weight=weight)
+
+    async def read(self, look: Callable[[sqlite3.Connection], Answer]) -> Answer:
+        """See one committed state of the database. In memory there is one connection, so it takes its turn."""
+        sql = self._reader
+        if sql is None:
+            return await self._calls.submit(lambda transaction: look(transaction.sql))
+        try:
+            sql.execute("BEGIN")
+            try:
+                return look(sql)
+            finally:
+                sql.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise translate(error, self._database.path) from error
+
+    async def until(
+        self, kind: str, queue: str, look: Callable[[], Awaitable[Answer]], *, timeout_ms: int
+    ) -> Answer:
+        """Look until there is something, sleeping between signals; what was seen last when the time is over."""
+        address = f"{self._namespace}/{queue}"
+        deadline = self.loop.time() + timeout_ms / 1000
+        while True:
+            signal = self._bell.expect(kind, address)
+            try:
+                found = await look()
+                left_s = deadline - self.loop.time()
+                if found or left_s <= 0 or self.closed:
+                    return found
+                sleep_s = left_s if self._bell.hears(kind) else min(left_s, POLL_S)
+                await asyncio.wait([signal], timeout=sleep_s)
+            except asyncio.CancelledError:
+                if signal.done():
+                    self._bell.ring(kind, address)
+                raise
+            finally:
+                self._bell.forget(kind, address, signal)
+            if self.closed:
+                return found

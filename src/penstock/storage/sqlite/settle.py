@@ -1,0 +1,182 @@
+"""``settle``: apply outcomes of leased jobs. ``report``: what a running job says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from penstock.core.lifecycle import EventType
+from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
+from penstock.storage.base import Report, Settled, SettledBatch, Settlement, Take
+from penstock.storage.sqlite.claim import claim
+from penstock.storage.sqlite.complete import complete_all
+from penstock.storage.sqlite.records import (
+    ACTIVE,
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    REMOVED,
+    STATES,
+    Record,
+    pack_failure,
+)
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.transitions import (
+    absorb_slot,
+    end_lease,
+    enter_waiting,
+    expire,
+    finish,
+    return_to_waiting,
+    schedule,
+)
+
+__all__ = ["report", "settle"]
+
+_COMPLETED = EventType.COMPLETED.value
+_FAILED = EventType.FAILED.value
+_RETRYING = EventType.RETRYING.value
+_SNOOZED = EventType.SNOOZED.value
+_RELEASED = EventType.RELEASED.value
+_CANCELLED = EventType.CANCELLED.value
+_PROGRESSED = EventType.PROGRESSED.value
+_LOG_LINES_KEPT = 1000
+
+_sql = statements("settle")
+
+
+def settle(step: Step, settlements: Sequence[Settlement], *, take: Take | None) -> SettledBatch:
+    """Apply what the holders say, in order; then claim."""
+    answers = complete_all(step, settlements)
+    if answers is None:
+        answers = _settle_each(step, settlements)
+    return SettledBatch(answers, None if take is None else claim(step, take))
+
+
+def _settle_each(step: Step, settlements: Sequence[Settlement]) -> list[Settled]:
+    known = step.find(settlement.id for settlement in settlements)
+    applied: dict[str, Record] = {}
+    answers: list[Settled] = []
+    for settlement in settlements:
+        record = known.get(settlement.id)
+        if record is not None and record.state == REMOVED:
+            record = None  # An earlier item ended it, with nothing to keep.
+        if record is not None and _holds(record, settlement.token):
+            _apply(step, record, settlement.outcome)
+            applied[record.id] = record
+        answers.append(_answer(record, settlement.token))
+    step.save(applied.values())
+    return answers
+
+
+def _holds(record: Record, token: int) -> bool:
+    return record.state == ACTIVE and record.token == token
+
+
+def _answer(record: Record | None, token: int) -> Settled:
+    if record is None:
+        return Settled(False, None)
+    if record.token == token and record.settled_as:
+        return Settled(True, STATES[record.settled_as])
+    return Settled(False, STATES[record.state] if record.state else None)
+
+
+def _apply(step: Step, record: Record, outcome: Outcome) -> None:
+    run: dict[str, Any] = {
+        "run": record.runs,
+        "tok": record.token,
+        "w": record.worker,
+        "ms": step.now_ms - record.claimed_at,
+    }
+    match outcome:
+        case Complete():
+            record.result = outcome.result
+            record.settled_as = COMPLETED
+            finish(step, record, COMPLETED, _COMPLETED, **run, size=len(outcome.result))
+        case Fail():
+            _fail(step, record, outcome, run)
+        case Snooze():
+            _put_back(step, record, outcome.delay_ms, _SNOOZED, run)
+        case Release():
+            _release(step, record, run)
+        case Cancel():
+            record.settled_as = CANCELLED
+            finish(step, record, CANCELLED, _CANCELLED, **run)
+        case _:
+            assert_never(outcome)
+
+
+def _fail(step: Step, record: Record, outcome: Fail, run: dict[str, Any]) -> None:
+    record.failures += 1
+    record.failure = pack_failure(outcome.failure)
+    error = {"et": outcome.failure.type, "em": outcome.failure.message}
+    if outcome.final or record.failures >= record.options.attempts:
+        record.settled_as = FAILED
+        finish(step, record, FAILED, _FAILED, **run, **error)
+    else:
+        _put_back(step, record, outcome.retry_in_ms, _RETRYING, run, **error)
+
+
+def _put_back(
+    step: Step, record: Record, delay_ms: int, kind: str, run: dict[str, Any], **error: str
+) -> None:
+    """Let it run again, unless it is to be cancelled or its time is over."""
+    if record.cancelling:
+        record.settled_as = CANCELLED
+        finish(step, record, CANCELLED, _CANCELLED, **run)
+    elif record.is_past_ttl(step.now_ms):
+        record.settled_as = FAILED
+        expire(step, record, **run)
+    else:
+        end_lease(record)
+        if delay_ms > 0:
+            schedule(record, step.now_ms + delay_ms)
+        else:
+            enter_waiting(step, record)
+        _noted(step, record, kind, run | error)
+
+
+def _release(step: Step, record: Record, run: dict[str, Any]) -> None:
+    if record.cancelling:
+        record.settled_as = CANCELLED
+        finish(step, record, CANCELLED, _CANCELLED, **run)
+        return
+    end_lease(record)
+    return_to_waiting(step, record)
+    _noted(step, record, _RELEASED, run)
+
+
+def _noted(step: Step, record: Record, kind: str, run: dict[str, Any]) -> None:
+    absorb_slot(step, record)
+    record.settled_as = record.state
+    step.note(kind, record, **run)
+
+
+def report(step: Step, reports: Sequence[Report]) -> list[bool]:
+    """Store progress, log lines and payloads of those who hold their jobs."""
+    known = step.find(report.id for report in reports)
+    touched: dict[str, Record] = {}
+    answers: list[bool] = []
+    for one in reports:
+        record = known.get(one.id)
+        holds = record is not None and _holds(record, one.token)
+        answers.append(holds)
+        if record is not None and holds:
+            touched[record.id] = record
+            _report(step, record, one)
+    step.save(touched.values())
+    return answers
+
+
+def _report(step: Step, record: Record, one: Report) -> None:
+    if one.payload is not None:
+        record.payload = one.payload
+    if one.progress is not None:
+        record.progress = one.progress
+        step.note(_PROGRESSED, record, run=record.runs, data=one.progress.decode())
+    if one.log:
+        last = step.sql.execute(_sql["last_line"], (record.key,)).fetchone()[0] or 0
+        lines = [(record.key, last + 1 + i, line) for i, line in enumerate(one.log)]
+        step.sql.executemany(_sql["add_line"], lines)
+        step.sql.execute(_sql["trim_lines"], (record.key, last + len(lines) - _LOG_LINES_KEPT))

@@ -1,0 +1,36 @@
+-- name: drain_waiting
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ? AND j.state = 'waiting' AND (j.priority, j.place) > (?, ?)
+ORDER BY j.priority, j.place LIMIT ?
+
+-- name: drain_scheduled
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ? AND j.state = 'scheduled' AND (j.run_at, j.id) > (?, ?)
+ORDER BY j.run_at, j.id LIMIT ?
+
+-- name: finished
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ?1 AND j.state = ?2 AND j.kept_until > 0 AND j.kept_until >= ?3 AND (j.kept_until, j.id) > (?3, ?4)
+ORDER BY j.kept_until, j.id LIMIT ?5
+
+-- name: obliterate_news
+SELECT j.key, j.id, j.incarnation FROM jobs j
+WHERE j.queue = ? AND j.kept_until = 0 AND j.key IN (SELECT job FROM waiters)
+
+-- name: reruns
+SELECT rerun, id, incarnation FROM jobs WHERE queue = ? AND state = 'active' AND rerun IS NOT NULL
+
+-- name: obliterate_waiters
+DELETE FROM waiters WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
+
+-- name: obliterate_logs
+DELETE FROM logs WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
+
+-- name: obliterate_payloads
+DELETE FROM payloads WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
+
+-- name: obliterate_jobs
+DELETE FROM jobs WHERE queue = ?

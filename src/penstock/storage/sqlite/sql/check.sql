@@ -1,0 +1,48 @@
+-- name: records
+SELECT count(*) FROM jobs WHERE queue = ?
+
+-- name: counts
+SELECT state, count(*) FROM jobs WHERE queue = ? GROUP BY state
+
+-- name: jobs_without_payload
+SELECT count(*) FROM jobs WHERE queue = ? AND key NOT IN (SELECT job FROM payloads)
+
+-- name: repair_jobs_without_payload
+INSERT INTO payloads (job, payload) SELECT key, x'' FROM jobs WHERE queue = ? AND key NOT IN (SELECT job FROM payloads)
+
+-- name: jobs_without_options
+SELECT count(*) FROM jobs WHERE queue = ? AND options NOT IN (SELECT key FROM options)
+
+-- name: repair_jobs_without_options
+UPDATE jobs SET options = ?2 WHERE queue = ?1 AND options NOT IN (SELECT key FROM options)
+
+-- name: payloads_without_job
+SELECT count(*) FROM payloads WHERE job NOT IN (SELECT key FROM jobs)
+
+-- name: repair_payloads_without_job
+DELETE FROM payloads WHERE job NOT IN (SELECT key FROM jobs)
+
+-- name: logs_without_job
+SELECT count(DISTINCT job) FROM logs WHERE job NOT IN (SELECT key FROM jobs)
+
+-- name: repair_logs_without_job
+DELETE FROM logs WHERE job NOT IN (SELECT key FROM jobs)
+
+-- name: waiters_without_job
+SELECT count(*) FROM waiters WHERE job NOT IN (SELECT key FROM jobs WHERE kept_until = 0)
+
+-- name: repair_waiters_without_job
+DELETE FROM waiters WHERE job NOT IN (SELECT key FROM jobs WHERE kept_until = 0)
+
+-- name: active_without_lease
+SELECT count(*) FROM jobs WHERE queue = ? AND state = 'active' AND lease_until <= 0
+
+-- name: repair_active_without_lease
+UPDATE jobs SET lease_until = 1 WHERE queue = ? AND state = 'active' AND lease_until <= 0
+
+-- name: finished_without_expiry
+SELECT count(*) FROM jobs WHERE queue = ? AND state IN ('completed', 'failed', 'cancelled') AND kept_until <= 0
+
+-- name: repair_finished_without_expiry
+UPDATE jobs SET kept_until = max(finished_at, 1)
+WHERE queue = ? AND state IN ('completed', 'failed', 'cancelled') AND kept_until <= 0

@@ -1,0 +1,11 @@
+-- name: held
+SELECT j.key, j.id, j.state, j.token, j.rerun IS NOT NULL, j.incarnation, j.runs, j.worker, j.claimed_at,
+    j.enqueued_at, j.run_id, o.value
+FROM json_each(?2) e
+CROSS JOIN jobs j ON j.queue = ?1 AND j.id = e.value
+JOIN options o ON o.key = j.options
+
+-- name: complete
+UPDATE jobs SET state = 'completed', settled_as = 'completed', finished_at = ?, kept_until = ?, worker = '',
+    lease_until = 0, result = ?
+WHERE key = ?

@@ -1,0 +1,5 @@
+-- name: identity
+SELECT value FROM meta WHERE name = 'identity'
+
+-- name: set_meta
+INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value

@@ -1,0 +1,150 @@
+-- The first format. Times are epoch milliseconds of the queue's clock; 0 means never.
+
+CREATE TABLE meta (
+    name TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- One row per queue, read and written once per transaction: its counters, its clock, how many jobs it has by state.
+CREATE TABLE queues (
+    key INTEGER PRIMARY KEY,
+    namespace TEXT NOT NULL,
+    name TEXT NOT NULL,
+    seq INTEGER NOT NULL DEFAULT 0,
+    events INTEGER NOT NULL DEFAULT 0,
+    event_bytes INTEGER NOT NULL DEFAULT 0,
+    now_ms INTEGER NOT NULL DEFAULT 0,
+    shift_ms INTEGER NOT NULL DEFAULT 0,
+    paused INTEGER NOT NULL DEFAULT 0,
+    used INTEGER NOT NULL DEFAULT 0,
+    settings TEXT NOT NULL DEFAULT '{}',
+    scheduled INTEGER NOT NULL DEFAULT 0,
+    waiting INTEGER NOT NULL DEFAULT 0,
+    blocked INTEGER NOT NULL DEFAULT 0,
+    active INTEGER NOT NULL DEFAULT 0,
+    completed INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    cancelled INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (namespace, name)
+) STRICT;
+
+-- All jobs of a task share one value.
+CREATE TABLE options (
+    key INTEGER PRIMARY KEY,
+    value BLOB NOT NULL UNIQUE
+) STRICT;
+
+-- What changes about a job. place is its number among the waiting, negated if it is LIFO.
+CREATE TABLE jobs (
+    key INTEGER PRIMARY KEY,
+    queue INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    incarnation INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    options INTEGER NOT NULL,
+    ttl_ms INTEGER NOT NULL,
+    run_id TEXT NOT NULL,
+    write_id TEXT NOT NULL,
+    blocked_by TEXT NOT NULL,
+    runs INTEGER NOT NULL,
+    failures INTEGER NOT NULL,
+    stalls INTEGER NOT NULL,
+    ready_at INTEGER NOT NULL,
+    run_at INTEGER NOT NULL,
+    enqueued_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    claimed_at INTEGER NOT NULL,
+    finished_at INTEGER NOT NULL,
+    kept_until INTEGER NOT NULL,
+    token INTEGER NOT NULL,
+    settled_as TEXT NOT NULL,
+    worker TEXT NOT NULL,
+    lease_until INTEGER NOT NULL,
+    cancelling INTEGER NOT NULL,
+    failure BLOB,
+    result BLOB,
+    progress BLOB,
+    rerun BLOB
+) STRICT;
+
+-- Each state's order is an index of its own, so no verb ever walks past jobs of another state. The id, which breaks
+-- ties, is in it only where many jobs may share an instant.
+CREATE UNIQUE INDEX jobs_by_id ON jobs (queue, id);
+CREATE INDEX jobs_waiting ON jobs (queue, priority, place) WHERE state = 'waiting';
+CREATE INDEX jobs_scheduled ON jobs (queue, run_at, id) WHERE state = 'scheduled';
+CREATE INDEX jobs_blocked ON jobs (queue, place) WHERE state = 'blocked';
+CREATE INDEX jobs_active ON jobs (queue, lease_until) WHERE state = 'active';
+CREATE INDEX jobs_finished ON jobs (queue, state, kept_until) WHERE kept_until > 0;
+CREATE INDEX jobs_expiring ON jobs (queue, expires_at)
+    WHERE expires_at > 0 AND kept_until = 0 AND lease_until = 0;
+
+-- Apart from the jobs, because a transition must not rewrite a large payload.
+CREATE TABLE payloads (
+    job INTEGER PRIMARY KEY,
+    payload BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE logs (
+    job INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    line TEXT NOT NULL,
+    PRIMARY KEY (job, number)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE waiters (
+    job INTEGER NOT NULL,
+    listener TEXT NOT NULL,
+    PRIMARY KEY (job, listener)
+) STRICT, WITHOUT ROWID;
+
+-- AUTOINCREMENT: a listener goes on from the last key it has seen, so a key never comes back.
+CREATE TABLE news (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    queue INTEGER NOT NULL,
+    listener TEXT NOT NULL,
+    at_ms INTEGER NOT NULL,
+    body BLOB NOT NULL
+) STRICT;
+
+CREATE INDEX news_by_listener ON news (queue, listener, key);
+CREATE INDEX news_by_age ON news (queue, at_ms);
+
+-- The last answer of each lane, for calls that are repeated.
+CREATE TABLE memo (
+    queue INTEGER NOT NULL,
+    lane TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL,
+    answer BLOB NOT NULL,
+    PRIMARY KEY (queue, lane)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE workers (
+    queue INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    info BLOB NOT NULL,
+    seen_at INTEGER NOT NULL,
+    PRIMARY KEY (queue, id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE events (
+    key INTEGER PRIMARY KEY,
+    queue INTEGER NOT NULL,
+    last_seq INTEGER NOT NULL,
+    first_seq INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    entry BLOB NOT NULL
+) STRICT;
+
+CREATE UNIQUE INDEX events_by_seq ON events (queue, last_seq);
+
+CREATE TABLE consumers (
+    queue INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    position INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    PRIMARY KEY (queue, name)
+) STRICT, WITHOUT ROWID;

@@ -1,0 +1,51 @@
+-- name: by_ids
+SELECT p.payload, {record}
+FROM json_each(?2) e
+CROSS JOIN jobs j ON j.queue = ?1 AND j.id = e.value
+JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
+
+-- name: list_waiting
+SELECT p.payload, {record}
+FROM jobs j JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
+WHERE j.queue = :queue AND j.state = 'waiting' {and_after}
+ORDER BY j.priority {direction}, j.place {direction} LIMIT :limit
+
+-- name: list_scheduled
+SELECT p.payload, {record}
+FROM jobs j JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
+WHERE j.queue = :queue AND j.state = 'scheduled' {and_after}
+ORDER BY j.run_at {direction}, j.id {direction} LIMIT :limit
+
+-- name: list_blocked
+SELECT p.payload, {record}
+FROM jobs j JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
+WHERE j.queue = :queue AND j.state = 'blocked' {and_after}
+ORDER BY j.place {direction}, j.id {direction} LIMIT :limit
+
+-- name: list_active
+SELECT p.payload, {record}
+FROM jobs j JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
+WHERE j.queue = :queue AND j.state = 'active' {and_after}
+ORDER BY j.lease_until {direction}, j.id {direction} LIMIT :limit
+
+-- name: list_finished
+SELECT p.payload, {record}
+FROM jobs j JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
+WHERE j.queue = :queue AND j.state = :state AND j.kept_until > 0 {and_after}
+ORDER BY j.kept_until {direction}, j.id {direction} LIMIT :limit
+
+-- name: next_ready_at
+SELECT ready_at FROM jobs WHERE queue = ? AND state = 'waiting' ORDER BY priority, place LIMIT 1
+
+-- name: workers
+SELECT id, info, seen_at FROM workers WHERE queue = ? ORDER BY id
+
+-- name: depart
+DELETE FROM workers WHERE queue = ? AND id = ?
+
+-- name: logs
+SELECT l.line FROM jobs j JOIN logs l ON l.job = j.key
+WHERE j.queue = ? AND j.id = ? ORDER BY l.number LIMIT ? OFFSET ?
+
+-- name: due
+SELECT 1 FROM jobs WHERE queue = ? AND state = 'scheduled' AND run_at <= ? LIMIT 1

@@ -1,0 +1,47 @@
+-- name: by_ids
+SELECT {record}
+FROM json_each(?2) e
+CROSS JOIN jobs j ON j.queue = ?1 AND j.id = e.value
+JOIN options o ON o.key = j.options
+
+-- name: last_key
+SELECT max(key) FROM jobs
+
+-- name: insert
+INSERT INTO jobs (
+    key, queue, id, incarnation, state, priority, place, options, ttl_ms, run_id, write_id, ready_at, run_at,
+    enqueued_at, expires_at, blocked_by, runs, failures, stalls, claimed_at, finished_at, kept_until, token,
+    settled_as, worker, lease_until, cancelling
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', 0, 0, 0, 0, 0, 0, 0, '', '', 0, 0)
+
+-- name: update
+UPDATE jobs SET
+    incarnation = ?, state = ?, priority = ?, place = ?, options = ?, ttl_ms = ?, run_id = ?, write_id = ?,
+    blocked_by = ?, runs = ?, failures = ?, stalls = ?, ready_at = ?, run_at = ?, enqueued_at = ?, expires_at = ?,
+    claimed_at = ?, finished_at = ?, kept_until = ?, token = ?, settled_as = ?, worker = ?, lease_until = ?,
+    cancelling = ?, failure = ?, result = ?, progress = ?, rerun = ?
+WHERE key = ?
+
+-- name: insert_payload
+INSERT INTO payloads (job, payload) VALUES (?, ?)
+
+-- name: replace_payload
+INSERT INTO payloads (job, payload) VALUES (?, ?) ON CONFLICT DO UPDATE SET payload = excluded.payload
+
+-- name: payload_size
+SELECT length(payload) FROM payloads WHERE job = ?
+
+-- name: delete_jobs
+DELETE FROM jobs WHERE key IN (SELECT value FROM json_each(?))
+
+-- name: delete_payloads
+DELETE FROM payloads WHERE job IN (SELECT value FROM json_each(?))
+
+-- name: delete_logs
+DELETE FROM logs WHERE job IN (SELECT value FROM json_each(?))
+
+-- name: delete_waiters
+DELETE FROM waiters WHERE job IN (SELECT value FROM json_each(?))
+
+-- name: options_key
+INSERT INTO options (value) VALUES (?) ON CONFLICT DO UPDATE SET value = value RETURNING key

@@ -1,0 +1,43 @@
+-- name: stalled
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ? AND j.state = 'active' AND j.lease_until <= ?
+ORDER BY j.lease_until, j.id LIMIT ?
+
+-- name: past_ttl
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ? AND j.expires_at > 0 AND j.kept_until = 0 AND j.lease_until = 0 AND j.expires_at <= ?
+ORDER BY j.expires_at, j.id LIMIT ?
+
+-- name: forgotten
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ?1 AND j.kept_until > 0 AND j.state IN ('completed', 'failed', 'cancelled') AND j.kept_until <= ?2
+LIMIT ?3
+
+-- name: surplus
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ? AND j.state = ? AND j.kept_until > 0
+ORDER BY j.kept_until, j.id LIMIT ?
+
+-- name: forget_consumers
+DELETE FROM consumers WHERE queue = ? AND expires_at <= ?
+
+-- name: forget_workers
+DELETE FROM workers WHERE queue = ? AND seen_at <= ?
+
+-- name: forget_memos
+DELETE FROM memo WHERE queue = ? AND at_ms <= ?
+
+-- name: next_time
+SELECT min(at) FROM (
+    SELECT min(run_at) AS at FROM jobs WHERE queue = ?1 AND state = 'scheduled'
+    UNION ALL SELECT min(lease_until) FROM jobs WHERE queue = ?1 AND state = 'active'
+    UNION ALL SELECT min(expires_at) FROM jobs
+        WHERE queue = ?1 AND expires_at > 0 AND kept_until = 0 AND lease_until = 0
+    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = ?1 AND state = 'completed' AND kept_until > 0
+    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = ?1 AND state = 'failed' AND kept_until > 0
+    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = ?1 AND state = 'cancelled' AND kept_until > 0
+)

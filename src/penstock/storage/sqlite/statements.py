@@ -1,0 +1,35 @@
+"""The SQL of this engine: a file per subject under ``sql/``, each statement under a ``-- name:`` line."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+__all__ = ["RECORD_COLUMNS", "migrations", "statements"]
+
+RECORD_COLUMNS: Final = (
+    "j.key, j.id, j.incarnation, j.state, j.priority, j.place, j.options, o.value, j.ttl_ms, j.run_id,"
+    " j.write_id, j.blocked_by, j.runs, j.failures, j.stalls, j.ready_at, j.run_at, j.enqueued_at, j.expires_at,"
+    " j.claimed_at, j.finished_at, j.kept_until, j.token, j.settled_as, j.worker, j.lease_until, j.cancelling,"
+    " j.failure, j.result, j.progress, j.rerun, j.state"
+)
+"""What ``records.Record`` is built from, in its order. ``{record}`` in a statement stands for it."""
+
+_NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+
+
+@cache
+def statements(subject: str) -> dict[str, str]:
+    """The statements of ``sql/<subject>.sql`` by name."""
+    text = (files(__package__) / "sql" / f"{subject}.sql").read_text(encoding="utf-8")
+    _, *parts = _NAME.split(text.replace("{record}", RECORD_COLUMNS))
+    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+@cache
+def migrations() -> dict[int, str]:
+    """The scripts that bring a database from one format number to the next, by the number they lead to."""
+    folder = files(__package__) / "sql" / "migrations"
+    return {int(file.name[:4]): file.read_text(encoding="utf-8") for file in folder.iterdir()}

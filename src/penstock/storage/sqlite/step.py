@@ -1,0 +1,303 @@
+"""A verb's call on one queue inside a transaction, and the transaction that holds several of them.
+
+Verbs read records, change them in memory and note what happened; ``Step.save`` writes all of it with a few
+statements. So a transition is plain Python, and SQL only stores.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import Any
+
+import msgspec
+
+from penstock.core.job import Options
+from penstock.storage.base import Finished, QueueSettings
+from penstock.storage.sqlite.eventnotes import EventNotes
+from penstock.storage.sqlite.records import (
+    FAILED,
+    REMOVED,
+    STATES,
+    WAITING,
+    Record,
+    pack_options,
+    unpack_failure,
+)
+from penstock.storage.sqlite.statements import statements
+
+__all__ = ["QueueRow", "Signal", "Step", "Transaction", "clock_ms", "find_queue"]
+
+Signal = tuple[str, str]
+"""What a commit tells those who wait: a kind (``w`` work, ``n`` news, ``e`` events) and ``namespace/queue``."""
+
+_sql = statements("records")
+_queue_sql = statements("queue")
+_news_sql = statements("news")
+_json = msgspec.json.Encoder()
+_pack_news = msgspec.msgpack.Encoder().encode
+_settings = msgspec.json.Decoder(QueueSettings)
+
+
+def clock_ms() -> int:
+    """The store's clock."""
+    return time.time_ns() // 1_000_000
+
+
+class QueueRow(msgspec.Struct):
+    """A queue's own row: its two counters, clock, flags, and how many jobs it has in each state."""
+
+    key: int
+    name: str
+    seq: int
+    events: int
+    event_bytes: int
+    now_ms: int
+    shift_ms: int
+    paused: int
+    used: int
+    settings_json: str
+    scheduled: int
+    waiting: int
+    blocked: int
+    active: int
+    completed: int
+    failed: int
+    cancelled: int
+
+    def clock(self) -> int:
+        """The queue's now: never earlier than any it has had."""
+        return max(clock_ms() + self.shift_ms, self.now_ms)
+
+    @property
+    def settings(self) -> QueueSettings:
+        return _settings.decode(self.settings_json)
+
+    def move(self, was: str, state: str, count: int) -> None:
+        """Count jobs over from one state to another; the empty state is none."""
+        if was:
+            setattr(self, was, getattr(self, was) - count)
+        if state:
+            setattr(self, state, getattr(self, state) + count)
+
+
+def find_queue(sql: sqlite3.Connection, namespace: str, name: str) -> QueueRow | None:
+    """The queue's row; ``None`` if nobody has used it yet."""
+    row = sql.execute(_queue_sql["load"], (namespace, name)).fetchone()
+    return None if row is None else QueueRow(*row)
+
+
+class Transaction:
+    """What the calls of one group share: each queue's row is read once and written once, its events are one entry."""
+
+    def __init__(self, sql: sqlite3.Connection, option_keys: dict[bytes, int]) -> None:
+        self.sql = sql
+        self.option_keys = option_keys
+        self.signals: set[Signal] = set()
+        self._rows: dict[tuple[str, str], QueueRow] = {}
+        self._changed: dict[tuple[str, str], EventNotes] = {}
+
+    def step(self, namespace: str, queue: str) -> Step:
+        """Begin a call. It works on a copy of the queue's row, so a call that fails leaves no trace."""
+        row = self._rows.get((namespace, queue))
+        if row is None:
+            row = find_queue(self.sql, namespace, queue) or self._create(namespace, queue)
+            self._rows[namespace, queue] = row
+        return Step(self, namespace, copy(row))
+
+    def _create(self, namespace: str, queue: str) -> QueueRow:
+        self.sql.execute(_queue_sql["create"], (namespace, queue))
+        row = find_queue(self.sql, namespace, queue)
+        assert row is not None
+        return row
+
+    def forget(self) -> None:
+        """A call was rolled back, and with it whatever it may have created first."""
+        self.option_keys.clear()
+        for place in self._rows.keys() - self._changed.keys():
+            del self._rows[place]
+
+    def accept(self, step: Step) -> None:
+        """Take over what a successful call did."""
+        place = (step.namespace, step.queue.name)
+        before = self._rows[place]
+        step.queue.events += step.notes.count
+        if step.queue != before:
+            step.queue.now_ms = step.now_ms
+            self._rows[place] = step.queue
+            self._changed.setdefault(place, EventNotes()).extend(step.notes)
+        address = f"{step.namespace}/{step.queue.name}"
+        self.signals.update((kind, address) for kind in step.wakes)
+        if step.notes.count:
+            self.signals.add(("e", address))
+
+    def flush(self) -> None:
+        """Write the queues' rows and events. To be called once, before the commit."""
+        for place, notes in self._changed.items():
+            row = self._rows[place]
+            if notes.count:
+                entry = notes.pack()
+                first = row.events - notes.count + 1
+                row.event_bytes += len(entry)
+                values = (row.key, row.events, first, row.now_ms, len(entry), entry)
+                self.sql.execute(_queue_sql["append_events"], values)
+            key, _, *rest = msgspec.structs.astuple(row)
+            self.sql.execute(_queue_sql["save"], (*rest, key))
+
+
+class Step:
+    """One call of one verb on one queue. All of it is written by ``save``, or nothing."""
+
+    def __init__(self, transaction: Transaction, namespace: str, queue: QueueRow) -> None:
+        self.sql = transaction.sql
+        self.namespace = namespace
+        self.queue = queue
+        self.now_ms = queue.clock()
+        self.notes = EventNotes()
+        self.wakes: set[str] = set()
+        self._transaction = transaction
+        self._interned: tuple[Options | None, tuple[int, bytes]] = (None, (0, b""))
+        self._ended: dict[int, Finished] = {}
+        self._told: list[tuple[str, Finished]] = []
+        self._listeners: list[tuple[Record, str]] = []
+        self._without_log: list[int] = []
+
+    def draw(self) -> int:
+        """The next number of the queue's counter: an incarnation, a place in line, or a token."""
+        self.queue.seq += 1
+        return self.queue.seq
+
+    def note(self, kind: str, record: Record, **extra: Any) -> None:
+        """Log what happened to a job, with its state as it is now."""
+        self.notes.add(kind, self.now_ms, record, **extra)
+
+    def tell(self, record: Record, *, state: str, also: Sequence[str] = ()) -> None:
+        """The job has ended: whoever waits for it is to be told, and ``also`` these listeners."""
+        failure = unpack_failure(record.failure) if state == FAILED else None
+        news = Finished(record.id, record.incarnation, STATES[state], record.result, failure)
+        self.tell_of(record.key, news, also=also)
+
+    def tell_of(self, key: int, news: Finished, *, also: Sequence[str] = ()) -> None:
+        """The same for a job known by its key alone (0: only ``also`` are told)."""
+        self._ended[key] = news
+        self._told.extend((listener, news) for listener in also)
+
+    def listen(self, record: Record, listener: str) -> None:
+        """Register a listener for the end of this job."""
+        self._listeners.append((record, listener))
+
+    def clear_log(self, record: Record) -> None:
+        """Drop the log lines of an earlier incarnation."""
+        if record.key:
+            self._without_log.append(record.key)
+
+    def find(self, ids: Iterable[str]) -> dict[str, Record]:
+        """The records of these ids. An id given twice is one record, so that a second item sees what the first did."""
+        rows = self.sql.execute(_sql["by_ids"], (self.queue.key, _json.encode(list(ids)).decode()))
+        return {row[1]: Record(*row) for row in rows}
+
+    def payload_size(self, record: Record) -> int:
+        """How large the stored payload is."""
+        if record.payload is not None:
+            return len(record.payload)
+        return int(self.sql.execute(_sql["payload_size"], (record.key,)).fetchone()[0])
+
+    def intern(self, options: Options) -> tuple[int, bytes]:
+        """The key under which these options are stored, and their packed form."""
+        if options is self._interned[0]:  # Hashing them takes longer than all the rest of an enqueue.
+            return self._interned[1]
+        packed = pack_options(options)
+        keys = self._transaction.option_keys
+        key = keys.get(packed)
+        if key is None:
+            key = keys[packed] = int(self.sql.execute(_sql["options_key"], (packed,)).fetchone()[0])
+        self._interned = (options, (key, packed))
+        return key, packed
+
+    def save(self, records: Iterable[Record]) -> None:
+        """Write new, changed and removed records, then news and listeners."""
+        new: list[Record] = []
+        changed: list[Record] = []
+        removed: list[Record] = []
+        moves: defaultdict[tuple[str, str], int] = defaultdict(int)
+        for record in records:
+            moves[record.was, record.state] += 1
+            record.was = record.state
+            (removed if record.state == REMOVED else changed if record.key else new).append(record)
+        for (was, state), count in moves.items():
+            self.queue.move(was, state, count)
+            if state == WAITING:
+                self.wakes.add("w")
+        self._tell_waiters()
+        self._delete([record.key for record in removed if record.key])
+        self._insert(new)
+        self._update(changed)
+        self._add_listeners()
+        self._ended, self._told, self._listeners, self._without_log = {}, [], [], []
+
+    def _insert(self, records: Sequence[Record]) -> None:
+        if not records:
+            return
+        queue = self.queue.key
+        key = self.sql.execute(_sql["last_key"]).fetchone()[0] or 0
+        for record in records:
+            key += 1
+            record.key = key
+        self.sql.executemany(_sql["insert"], [_new_values(r, queue) for r in records])
+        self.sql.executemany(_sql["insert_payload"], [(r.key, r.payload) for r in records])
+
+    def _update(self, records: Sequence[Record]) -> None:
+        if not records:
+            return
+        self.sql.executemany(_sql["update"], [(*_values(r), r.key) for r in records])
+        payloads = [(r.key, r.payload) for r in records if r.payload is not None]
+        if payloads:
+            self.sql.executemany(_sql["replace_payload"], payloads)
+        if self._without_log:
+            self.sql.execute(_sql["delete_logs"], (_json.encode(self._without_log).decode(),))
+
+    def _delete(self, keys: list[int]) -> None:
+        if keys:
+            listed = (_json.encode(keys).decode(),)
+            for table in ("jobs", "payloads", "logs", "waiters"):
+                self.sql.execute(_sql[f"delete_{table}"], listed)
+
+    def _tell_waiters(self) -> None:
+        if not self._ended:
+            return
+        listed = (_json.encode(list(self._ended)).decode(),)
+        waiters = self.sql.execute(_news_sql["waiters_of"], listed).fetchall()
+        if waiters:
+            self._told.extend((listener, self._ended[job]) for job, listener in waiters)
+            self.sql.execute(_sql["delete_waiters"], listed)
+        if self._told:
+            # By the clock on the wall: a listener's minute is not the queue's, which tests move.
+            at_ms = clock_ms()
+            told = dict.fromkeys(self._told)  # Who waited for the run and for its rerun is told once.
+            rows = [(self.queue.key, who, at_ms, _pack_news(news)) for who, news in told]
+            self.sql.executemany(_news_sql["publish"], rows)
+            self.wakes.add("n")
+
+    def _add_listeners(self) -> None:
+        if self._listeners:
+            waiters = [(record.key, listener) for record, listener in self._listeners]
+            self.sql.executemany(_news_sql["add_waiter"], waiters)
+
+
+def _new_values(r: Record, queue: int) -> tuple[Any, ...]:
+    return (
+        r.key, queue, r.id, r.incarnation, r.state, r.priority, r.place, r.options_key, r.ttl_ms, r.run_id, r.write_id,
+        r.ready_at, r.run_at, r.enqueued_at, r.expires_at,
+    )  # fmt: skip
+
+
+def _values(r: Record) -> tuple[Any, ...]:
+    return (
+        r.incarnation, r.state, r.priority, r.place, r.options_key, r.ttl_ms, r.run_id, r.write_id, r.blocked_by,
+        r.runs, r.failures, r.stalls, r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.claimed_at, r.finished_at,
+        r.kept_until, r.token, r.settled_as, r.worker, r.lease_until, r.cancelling, r.failure, r.result, r.progress,
+        r.rerun,
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""``sweep``: everything time brings, at most about ``limit`` of each kind."""
+
+from __future__ import annotations
+
+from penstock.core.job import HOUR_MS
+from penstock.core.lifecycle import EventType
+from penstock.core.outcome import Failure
+from penstock.storage.base import QueueSettings, Swept
+from penstock.storage.sqlite.claim import promote_due
+from penstock.storage.sqlite.eventlog import trim
+from penstock.storage.sqlite.memo import MEMO_KEPT_MS
+from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, REMOVED, Record, pack_failure
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import Step, clock_ms
+from penstock.storage.sqlite.transitions import absorb_slot, end_lease, expire, finish, return_to_waiting
+
+__all__ = ["sweep"]
+
+_STALLED = EventType.STALLED.value
+_FAILED = EventType.FAILED.value
+_CANCELLED = EventType.CANCELLED.value
+
+_NEWS_KEPT_MS = 60_000
+_WORKERS_KEPT_MS = HOUR_MS
+
+_sql = statements("sweep")
+_news_sql = statements("news")
+
+
+def sweep(step: Step, *, limit: int) -> Swept:
+    """One bounded round."""
+    settings = step.queue.settings
+    promoted = promote_due(step, limit=limit)
+    rescued = _rescue(step, limit)
+    expired = _expire(step, limit)
+    pruned = _prune(step, settings, limit)
+    trimmed = trim(step, settings, limit=limit)
+    _forget(step)
+    more = limit in (promoted, rescued, expired) or pruned >= limit or trimmed >= limit
+    return Swept(promoted, rescued, expired, pruned, trimmed, more, 0 if more else _wait_ms(step))
+
+
+def _records(step: Step, statement: str, *arguments: object) -> list[Record]:
+    rows = step.sql.execute(_sql[statement], (step.queue.key, *arguments))
+    return [Record(*row) for row in rows]
+
+
+def _rescue(step: Step, limit: int) -> int:
+    stalled = _records(step, "stalled", step.now_ms, limit)
+    for record in stalled:
+        _rescue_one(step, record)
+    step.save(stalled)
+    return len(stalled)
+
+
+def _rescue_one(step: Step, record: Record) -> None:
+    """Its holder is fenced off by the token, whether it lives or not."""
+    worker = record.worker
+    record.stalls += 1
+    record.token = 0
+    if record.cancelling:
+        finish(step, record, CANCELLED, _CANCELLED, run=record.runs)
+    elif record.is_past_ttl(step.now_ms):
+        expire(step, record)
+    elif record.stalls > record.options.max_stalls:
+        message = f"the lease ran out {record.stalls} times, last in the hands of worker {worker}"
+        record.failure = pack_failure(Failure("Stalled", message))
+        finish(step, record, FAILED, _FAILED, run=record.runs, et="Stalled", em=message)
+    else:
+        end_lease(record)
+        return_to_waiting(step, record)
+        absorb_slot(step, record)
+        step.note(_STALLED, record, run=record.runs)
+
+
+def _expire(step: Step, limit: int) -> int:
+    past = _records(step, "past_ttl", step.now_ms, limit)
+    for record in past:
+        expire(step, record)
+    step.save(past)
+    return len(past)
+
+
+def _prune(step: Step, settings: QueueSettings, limit: int) -> int:
+    pruned = _drop(step, _records(step, "forgotten", step.now_ms, limit))
+    for state, keep in ((COMPLETED, settings.keep_completed), (FAILED, settings.keep_failed)):
+        if keep is not None:
+            surplus = getattr(step.queue, state) - keep
+            if surplus > 0:
+                pruned += _drop(step, _records(step, "surplus", state, min(surplus, limit)))
+    return pruned
+
+
+def _drop(step: Step, records: list[Record]) -> int:
+    for record in records:
+        record.state = REMOVED
+    step.save(records)
+    return len(records)
+
+
+def _forget(step: Step) -> None:
+    step.sql.execute(_sql["forget_consumers"], (step.queue.key, step.now_ms))
+    step.sql.execute(_sql["forget_workers"], (step.queue.key, step.now_ms - _WORKERS_KEPT_MS))
+    step.sql.execute(_sql["forget_memos"], (step.queue.key, step.now_ms - MEMO_KEPT_MS))
+    step.sql.execute(_news_sql["forget"], (step.queue.key, clock_ms() - _NEWS_KEPT_MS))
+
+
+def _wait_ms(step: Step) -> int | None:
+    at = step.sql.execute(_sql["next_time"], (step.queue.key,)).fetchone()[0]
+    return None if at is None else max(0, at - step.now_ms)

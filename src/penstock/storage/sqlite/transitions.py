@@ -1,0 +1,271 @@
+"""The transitions of a job, as docs/verbs.md has them: records in memory, no SQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.core.job import NewJob
+from penstock.core.lifecycle import EventType
+from penstock.core.outcome import Failure
+from penstock.storage.sqlite.records import (
+    BLOCKED,
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    REMOVED,
+    SCHEDULED,
+    WAITING,
+    Record,
+    Slot,
+    pack_failure,
+)
+from penstock.storage.sqlite.step import Step
+
+__all__ = [
+    "absorb_slot",
+    "drop_slot",
+    "due_at",
+    "end_lease",
+    "enter_waiting",
+    "expire",
+    "finish",
+    "instant",
+    "keep_slot",
+    "new_record",
+    "queue_afresh",
+    "remove",
+    "return_to_waiting",
+    "schedule",
+    "update",
+]
+
+_ENQUEUED = EventType.ENQUEUED.value
+_EXPIRED = EventType.EXPIRED.value
+_REMOVED = EventType.REMOVED.value
+
+_EXPIRY = Failure("Expired", "the job's ttl passed before it was finished")
+_PACKED_EXPIRY = pack_failure(_EXPIRY)
+
+
+def instant(step: Step, job: NewJob) -> int:
+    """When a dispatch is due."""
+    return step.now_ms + job.delay_ms if job.run_at_ms is None else job.run_at_ms
+
+
+def enter_waiting(step: Step, record: Record) -> None:
+    """Stand at the end of the line."""
+    record.renumber(step.draw(), lifo=record.lifo)
+    return_to_waiting(step, record)
+
+
+def return_to_waiting(step: Step, record: Record) -> None:
+    """Stand where its number has its place."""
+    record.state = WAITING
+    record.ready_at = step.now_ms
+
+
+def schedule(record: Record, run_at: int) -> None:
+    """Wait for a time to come."""
+    record.state = SCHEDULED
+    record.run_at = run_at
+
+
+def due_at(step: Step, record: Record, run_at: int) -> None:
+    """A new time for a pending job: scheduled if it is still to come, else waiting."""
+    was_scheduled = record.state == SCHEDULED
+    record.run_at = run_at
+    if run_at > step.now_ms:
+        record.state = SCHEDULED
+    elif was_scheduled:
+        enter_waiting(step, record)
+
+
+def end_lease(record: Record) -> None:
+    """Nobody holds it any more. The token stays, so that a repeated settle is known as such."""
+    record.worker = ""
+    record.lease_until = 0
+
+
+def finish(step: Step, record: Record, state: str, kind: str, **extra: Any) -> None:
+    """End the job: log it, tell who waits, keep it as long as its options say; then its rerun, if one was asked for."""
+    options = record.options
+    end_lease(record)
+    record.state = state
+    record.finished_at = step.now_ms
+    ttl_ms = options.failure_ttl_ms if state == FAILED else options.result_ttl_ms
+    record.kept_until = step.now_ms + ttl_ms
+    step.note(kind, record, **extra)
+    slot = record.slot
+    if slot is not None and state != CANCELLED:
+        step.tell(record, state=state)
+        _rerun(step, record, slot)
+        return
+    step.tell(record, state=state, also=slot.listeners if slot else ())
+    record.rerun = None
+    if not ttl_ms:
+        record.state = REMOVED
+
+
+def expire(step: Step, record: Record, **extra: Any) -> None:
+    """End a job whose ttl has passed."""
+    record.failure = _PACKED_EXPIRY
+    run = extra or {"run": record.runs}
+    finish(step, record, FAILED, _EXPIRED, **run, et=_EXPIRY.type, em=_EXPIRY.message)
+
+
+def remove(step: Step, record: Record) -> None:
+    """Delete the record. Who waits for a job that had not ended is told that it was cancelled."""
+    if record.was not in (COMPLETED, FAILED, CANCELLED):
+        step.tell(record, state=CANCELLED)
+    record.state = REMOVED
+    step.note(_REMOVED, record, run=record.runs)
+
+
+def new_record(step: Step, job: NewJob) -> Record:
+    """A job that was not there before."""
+    options_key, packed = step.intern(job.options)
+    record = Record(
+        0, job.id, 0, "", job.priority, 0, options_key, packed, job.ttl_ms, job.run_id, job.write_id,
+        payload=job.payload,
+    )  # fmt: skip
+    _queue(step, record, run_at=instant(step, job), lifo=job.lifo)
+    return record
+
+
+def queue_afresh(step: Step, record: Record, job: NewJob) -> None:
+    """A new life for a known id; nothing of the old one is left."""
+    take_options(step, record, job)
+    record.ttl_ms, record.run_id, record.write_id = job.ttl_ms, job.run_id, job.write_id
+    record.payload = job.payload
+    record.token = 0
+    record.settled_as = ""
+    _clear(step, record)
+    _queue(step, record, run_at=instant(step, job), lifo=job.lifo)
+
+
+def take_options(step: Step, record: Record, job: NewJob | Slot) -> None:
+    """Options and priority of a new dispatch."""
+    assert job.options is not None
+    record.options_key, record.packed_options = step.intern(job.options)
+    record.priority = job.priority
+    record.ttl_ms = job.ttl_ms
+
+
+def _clear(step: Step, record: Record) -> None:
+    record.blocked_by = ""
+    record.runs = record.failures = record.stalls = 0
+    record.claimed_at = record.finished_at = record.kept_until = 0
+    record.cancelling = 0
+    record.failure = record.result = record.progress = record.rerun = None
+    end_lease(record)
+    step.clear_log(record)
+
+
+def _queue(step: Step, record: Record, *, run_at: int, lifo: bool) -> None:
+    record.incarnation = step.draw()
+    record.renumber(record.incarnation, lifo=lifo)
+    record.enqueued_at = step.now_ms
+    record.expires_at = step.now_ms + record.ttl_ms if record.ttl_ms else 0
+    record.run_at = run_at
+    record.ready_at = 0
+    if run_at > step.now_ms:
+        record.state = SCHEDULED
+    else:
+        return_to_waiting(step, record)
+    step.note(_ENQUEUED, record, pri=record.priority, size=step.payload_size(record))
+
+
+def update(step: Step, record: Record, job: NewJob) -> None:
+    """Redispatch of a pending job, as far as its flags go."""
+    conflict = job.conflict
+    if conflict.payload == "replace":
+        record.payload = job.payload
+    if conflict.options == "replace":
+        _replace_options(step, record, job)
+    _update_rest(
+        step, record, run_at=instant(step, job), mode=conflict.run_at, reset_counts=conflict.reset_counts
+    )
+
+
+def _replace_options(step: Step, record: Record, job: NewJob | Slot) -> None:
+    take_options(step, record, job)
+    record.renumber(abs(record.place), lifo=job.lifo)
+    record.expires_at = step.now_ms + job.ttl_ms if job.ttl_ms else 0
+
+
+def _update_rest(step: Step, record: Record, *, run_at: int, mode: str, reset_counts: bool) -> None:
+    if reset_counts:
+        record.failures = record.stalls = 0
+    if record.state != BLOCKED and replaces(run_at, record.run_at, mode):
+        due_at(step, record, run_at)
+
+
+def replaces(new: int, old: int, mode: str) -> bool:
+    """Whether a dispatch's time takes the place of the one that is there."""
+    match mode:
+        case "always":
+            return True
+        case "if_earlier":
+            return new < old
+        case "if_later":
+            return new > old
+        case _:
+            return False
+
+
+def keep_slot(step: Step, record: Record, job: NewJob) -> None:
+    """Keep a dispatch for after the run under way; a later one merges into it by its own flags."""
+    conflict = job.conflict
+    run_at = instant(step, job)
+    slot = record.slot
+    if slot is None:
+        slot = Slot(None, None, 0, False, 0, run_at, conflict.run_at, False, "", "", [])
+    elif replaces(run_at, slot.run_at, conflict.run_at):
+        slot.run_at = run_at
+        slot.run_at_mode = "always" if slot.run_at_mode == "always" else conflict.run_at
+    if conflict.payload == "replace":
+        slot.payload = job.payload
+    if conflict.options == "replace":
+        slot.options, slot.priority, slot.lifo, slot.ttl_ms = job.options, job.priority, job.lifo, job.ttl_ms
+    slot.reset_counts = slot.reset_counts or conflict.reset_counts
+    slot.run_id, slot.write_id = job.run_id, job.write_id
+    if job.notify and job.notify not in slot.listeners:
+        slot.listeners.append(job.notify)
+    record.slot = slot
+
+
+def absorb_slot(step: Step, record: Record) -> None:
+    """The job was put back: the dispatch that waited is applied to it as an update, before the one event is noted."""
+    slot = record.slot
+    if slot is None:
+        return
+    if slot.payload is not None:
+        record.payload = slot.payload
+    if slot.options is not None:
+        _replace_options(step, record, slot)
+    _update_rest(step, record, run_at=slot.run_at, mode=slot.run_at_mode, reset_counts=slot.reset_counts)
+    drop_slot(step, record)
+
+
+def drop_slot(step: Step, record: Record) -> None:
+    """There will be no rerun; who waited for it waits for the job itself."""
+    slot = record.slot
+    if slot is not None:
+        for listener in slot.listeners:
+            step.listen(record, listener)
+        record.slot = None
+
+
+def _rerun(step: Step, record: Record, slot: Slot) -> None:
+    """After the end, the dispatch that waited: a new incarnation that still knows the token it was settled under."""
+    lifo = record.lifo
+    if slot.payload is not None:
+        record.payload = slot.payload
+    if slot.options is not None:
+        take_options(step, record, slot)
+        lifo = slot.lifo
+    record.run_id, record.write_id = slot.run_id, slot.write_id
+    _clear(step, record)
+    _queue(step, record, run_at=slot.run_at, lifo=lifo)
+    for listener in slot.listeners:
+        step.listen(record, listener)

@@ -1,0 +1,243 @@
+"""Waking those who wait: inside this process directly, in others by a datagram.
+
+Whoever waits for work (``w``), news (``n``) or events (``e``) binds a datagram socket, named
+``<process>.<number>.<kind>``, in a private directory that belongs to the database file. A commit sends the names of
+the queues it touched to the sockets of that kind. A datagram is a hint: one that is lost costs latency only,
+because every wait ends by its timeout and looks at the database before it sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+import secrets
+import socket
+import stat
+import tempfile
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from penstock.storage.sqlite.step import Signal
+
+__all__ = ["CAN_SIGNAL", "Bell", "Exchange", "signal_directory"]
+
+CAN_SIGNAL: Final = hasattr(socket, "AF_UNIX") and hasattr(os, "getuid")
+POLL_S: Final = 0.05
+"""How often a wait looks by itself where there are no sockets."""
+
+_LONGEST_PATH: Final = 100
+_DATAGRAM: Final = 8192
+_LISTING_SETTLED_NS: Final = 50_000_000
+"""A directory changed twice within a clock tick shows one mtime; only an older one can be trusted."""
+
+_numbers = itertools.count(1)
+_token = secrets.token_hex(4)
+
+
+def _process() -> str:
+    """This process's name among the sockets; a pid alone is not unique across containers."""
+    return f"{os.getpid()}-{_token}."
+
+
+def signal_directory(identity: str) -> Path | None:
+    """The directory of a database's sockets, made if need be; ``None`` if there can be none that is ours alone."""
+    if not CAN_SIGNAL:
+        return None
+    for base in (tempfile.gettempdir(), "/tmp"):
+        home = Path(base) / f"penstock-{os.getuid()}"
+        folder = home / identity
+        if len(str(folder)) > _LONGEST_PATH - 30:
+            continue
+        try:
+            for path in (home, folder):
+                path.mkdir(mode=0o700, exist_ok=True)
+                if not _is_ours(path):
+                    return None
+        except OSError:
+            continue
+        return folder
+    return None
+
+
+def _is_ours(path: Path) -> bool:
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+
+
+class Exchange:
+    """A database's way to those who wait. One per process and database; ``publish`` from any thread.
+
+    ``alone``: the database is in memory, so nobody outside this process waits. ``folder`` is where the sockets are.
+    """
+
+    def __init__(self, folder: Path | None, *, alone: bool) -> None:
+        self.folder = folder
+        self.alone = alone
+        self._bells: set[Bell] = set()
+        self._sender: socket.socket | None = None
+        self._listed_at: tuple[int, bool] = (0, False)
+        self._sockets: dict[str, list[str]] = {}
+
+    def join(self, bell: Bell) -> None:
+        """Ring this bell for commits of this process."""
+        self._bells = {*self._bells, bell}
+
+    def leave(self, bell: Bell) -> None:
+        """Ring it no more."""
+        self._bells = self._bells - {bell}
+
+    def publish(self, signals: Iterable[Signal]) -> None:
+        """Tell everybody who may wait for one of these."""
+        by_kind: defaultdict[str, list[str]] = defaultdict(list)
+        for kind, address in signals:
+            by_kind[kind].append(address)
+        for bell in self._bells:
+            bell.ring_from_thread(by_kind)
+        if self.folder is not None:
+            self._look(self.folder)
+            for kind, addresses in by_kind.items():
+                self._send(self._sockets.get(kind, ()), "\n".join(addresses).encode())
+
+    def close(self) -> None:
+        """Let go of the sending socket, and of the directory if nobody else is in it."""
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+        if self.folder is not None:
+            try:
+                self.folder.rmdir()
+            except OSError:
+                pass
+
+    def _look(self, folder: Path) -> None:
+        """Know the sockets that are there; the directory's mtime tells whether any came or went."""
+        try:
+            changed_ns = folder.stat().st_mtime_ns
+            if self._listed_at == (changed_ns, True):
+                return
+            self._listed_at = (changed_ns, time.time_ns() - changed_ns > _LISTING_SETTLED_NS)
+            names = os.listdir(folder)
+        except OSError:
+            return
+        own = _process()
+        self._sockets = {}
+        for name in names:
+            if not name.startswith(own):
+                self._sockets.setdefault(name[-1], []).append(str(folder / name))
+
+    def _send(self, paths: Iterable[str], datagram: bytes) -> None:
+        for path in paths:
+            if self._sender is None:
+                self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._sender.setblocking(False)
+            try:
+                self._sender.sendto(datagram, path)
+            except BlockingIOError:
+                continue  # It has unread ones: it wakes anyway.
+            except OSError as error:
+                if error.errno == errno.ECONNREFUSED:
+                    _unlink(path)  # Its process is gone.
+
+
+class Bell:
+    """What one storage object waits for. For its loop's thread, except ``ring_from_thread``."""
+
+    def __init__(self, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
+        self._exchange = exchange
+        self._loop = loop
+        self._waiting: defaultdict[Signal, deque[asyncio.Future[None]]] = defaultdict(deque)
+        self._sockets: dict[str, tuple[socket.socket, str]] = {}
+        exchange.join(self)
+
+    def expect(self, kind: str, address: str) -> asyncio.Future[None]:
+        """A future that is done when such a signal comes. Look at the database after this, then sleep."""
+        if kind not in self._sockets and self._exchange.folder is not None:
+            self._bind(kind, self._exchange.folder)
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting[kind, address].append(future)
+        return future
+
+    def hears(self, kind: str) -> bool:
+        """Whether signals of other processes reach us; if not, a wait has to look by itself."""
+        return self._exchange.alone or kind in self._sockets
+
+    def forget(self, kind: str, address: str, future: asyncio.Future[None]) -> None:
+        """The wait is over. A ring that came too late for it goes to the next in line."""
+        line = self._waiting[kind, address]
+        if future in line:
+            line.remove(future)
+        if not line:
+            del self._waiting[kind, address]
+        future.cancel()
+
+    def ring(self, kind: str, address: str) -> None:
+        """Work wakes one, news and events wake all."""
+        line = self._waiting.get((kind, address))
+        while line:
+            future = line.popleft()
+            if not future.done():
+                future.set_result(None)
+                if kind == "w":
+                    return
+
+    def ring_from_thread(self, by_kind: dict[str, list[str]]) -> None:
+        """Ring for each of these, on the loop's thread. Costs nothing if nobody waits."""
+        if self._waiting:
+            try:
+                self._loop.call_soon_threadsafe(self._ring_all, by_kind)
+            except RuntimeError:
+                pass  # The loop is closed.
+
+    def close(self) -> None:
+        """End all waits and take the sockets away."""
+        self._exchange.leave(self)
+        for line in list(self._waiting.values()):
+            while line:
+                future = line.popleft()
+                if not future.done():
+                    future.set_result(None)
+        for receiver, path in self._sockets.values():
+            self._loop.remove_reader(receiver)
+            receiver.close()
+            _unlink(path)
+        self._sockets.clear()
+
+    def _ring_all(self, by_kind: dict[str, list[str]]) -> None:
+        for kind, addresses in by_kind.items():
+            for address in addresses:
+                self.ring(kind, address)
+
+    def _bind(self, kind: str, folder: Path) -> None:
+        path = str(folder / f"{_process()}{next(_numbers)}.{kind}")
+        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        receiver.setblocking(False)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)  # The last to leave may have taken it away.
+            receiver.bind(path)
+        except OSError:
+            receiver.close()
+            return
+        self._sockets[kind] = (receiver, path)
+        self._loop.add_reader(receiver, self._receive, kind, receiver)
+
+    def _receive(self, kind: str, receiver: socket.socket) -> None:
+        addresses: set[str] = set()
+        try:
+            while True:
+                addresses.update(receiver.recv(_DATAGRAM).decode().split("\n"))
+        except OSError:
+            pass
+        for address in addresses:
+            self.ring(kind, address)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

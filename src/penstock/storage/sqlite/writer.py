@@ -1,0 +1,296 @@
+"""Group commit: all calls that are pending when the database is free share one transaction and one fsync.
+
+A ``Writer`` belongs to a database of this process: it has the connection that writes, and a thread. A ``Calls``
+belongs to a storage object and its event loop: it gathers calls, and when the writer is free runs them all.
+
+Who runs the statements? A thread next to a busy event loop waits for the interpreter's lock after every
+statement, up to 5 ms each. So a small group runs on the loop's own thread, without a pause and without
+waiting for anything, and only the commit (the fsync) goes to the writer's thread. Large groups, and those that
+find the database locked by another process, run on the thread altogether.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
+
+from penstock.errors import StorageUnavailable
+from penstock.storage.sqlite.connection import MEMORY, begin
+from penstock.storage.sqlite.failures import translate
+from penstock.storage.sqlite.step import Signal, Transaction
+
+__all__ = ["Calls", "Writer"]
+
+Answer = TypeVar("Answer")
+Work = Callable[[Transaction], Any]
+
+_GROUP_CALLS: Final = 256
+_GROUP_WEIGHT: Final = 20_000
+_INLINE_WEIGHT: Final = 2_000
+"""Jobs in a group that an event loop may be held up for: some tens of milliseconds."""
+
+
+class _Call:
+    __slots__ = ("answer", "error", "future", "weight", "work")
+
+    def __init__(self, work: Work, weight: int, future: asyncio.Future[Any]) -> None:
+        self.work = work
+        self.weight = weight
+        self.future = future
+        self.answer: Any = None
+        self.error: Exception | None = None
+
+
+class _Group:
+    """Calls of one loop that share a transaction. ``transaction`` is set once they have run.
+
+    ``apart``: SQLite gave up their transaction because of one of them, so each gets one of its own.
+    """
+
+    __slots__ = ("apart", "calls", "loop", "transaction")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, calls: list[_Call]) -> None:
+        self.loop = loop
+        self.calls = calls
+        self.transaction: Transaction | None = None
+        self.apart = False
+
+    @property
+    def weight(self) -> int:
+        return sum(call.weight for call in self.calls)
+
+    def refuse(self, error: Exception) -> None:
+        for call in self.calls:
+            call.error = error
+
+    def deliver(self) -> None:
+        """Answer the callers. On the loop's thread."""
+        for call in self.calls:
+            if call.future.done():
+                continue
+            if call.error is not None:
+                call.future.set_exception(call.error)
+            else:
+                call.future.set_result(call.answer)
+
+
+class Writer:
+    """The one connection of this process that writes to a database, and the thread that commits.
+
+    ``on_commit`` is called with the signals of every commit, on whatever thread that is.
+    """
+
+    def __init__(
+        self,
+        sql: sqlite3.Connection,
+        path: str,
+        *,
+        timeout_s: float,
+        on_commit: Callable[[set[Signal]], None],
+    ) -> None:
+        self.commits = 0
+        self.sql = sql
+        self._path = path
+        self._timeout_s = timeout_s
+        self._on_commit = on_commit
+        self._option_keys: dict[bytes, int] = {}
+        self._free = threading.Lock()
+        self._lined_up: deque[Calls] = deque()
+        self._inbox: SimpleQueue[_Group | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self, calls: Calls) -> bool:
+        """Take the connection, or be woken when it is free."""
+        if self._free.acquire(blocking=False):
+            return True
+        self._lined_up.append(calls)
+        # It may have become free in between, with nobody left to wake us.
+        return self._free.acquire(blocking=False)
+
+    def line_up(self, calls: Calls) -> None:
+        """Be woken when the connection is free again. To be called by its owner, before ``run``."""
+        self._lined_up.append(calls)
+
+    def run(self, group: _Group) -> None:
+        """Run and commit a group. The connection must have been acquired; it is released when that is done."""
+        if group.weight <= _INLINE_WEIGHT:
+            self._run_inline(group)
+        if group.transaction is not None and self._path == MEMORY:
+            self._complete(group, deliver=group.deliver)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="penstock-sqlite", daemon=True)
+            self._thread.start()
+        self._inbox.put(group)
+
+    def close(self) -> None:
+        """End the thread and close the connection, after what is under way. Nobody can acquire it any more."""
+        self._free.acquire()
+        if self._thread is not None:
+            self._inbox.put(None)
+            self._thread.join()
+        self.sql.close()
+
+    def _work(self) -> None:
+        while (group := self._inbox.get()) is not None:
+            self._complete(group, deliver=partial(_deliver_from_thread, group))
+
+    def _run_inline(self, group: _Group) -> None:
+        """Run the calls here and now, unless another process has the lock; the thread then does what is left."""
+        try:
+            self.sql.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            return
+        try:
+            self._run_calls(group)
+        except BaseException as interrupt:
+            self._roll_back()
+            group.refuse(StorageUnavailable(f"{self._path}: the call was interrupted by {interrupt!r}."))
+            group.deliver()
+            self._release()
+            raise
+
+    def _complete(self, group: _Group, *, deliver: Callable[[], None]) -> None:
+        """Bring a group to its end, whatever that is, then let the next have the connection."""
+        signals: set[Signal] = set()
+        try:
+            if group.transaction is None and not group.apart:
+                begin(self.sql, timeout_s=self._timeout_s)
+                self._run_calls(group)
+            signals = self._run_apart(group) if group.apart else self._commit(group.transaction)
+        except Exception as error:
+            self._roll_back()
+            group.refuse(translate(error, self._path))
+        finally:
+            deliver()
+            self._release()
+        if signals:
+            self._on_commit(signals)
+
+    def _run_calls(self, group: _Group) -> None:
+        """Run all of a group in the open transaction, which is rolled back if that cannot be done."""
+        transaction = Transaction(self.sql, self._option_keys)
+        try:
+            for call in group.calls:
+                self._run_call(transaction, call)
+            transaction.flush()
+        except Exception:
+            self._roll_back()
+            group.apart = True
+        else:
+            group.transaction = transaction
+
+    def _run_call(self, transaction: Transaction, call: _Call) -> None:
+        """Run a call so that its failure leaves nothing behind and does not touch the others."""
+        if call.future.cancelled():
+            return  # A claim that nobody waits for would lease jobs to nobody.
+        self.sql.execute("SAVEPOINT call")
+        try:
+            call.error = None
+            call.answer = call.work(transaction)
+        except Exception as error:
+            if not self.sql.in_transaction:
+                raise
+            self.sql.execute("ROLLBACK TO call")
+            transaction.forget()
+            call.error = translate(error, self._path)
+        self.sql.execute("RELEASE call")
+
+    def _run_apart(self, group: _Group) -> set[Signal]:
+        signals: set[Signal] = set()
+        for call in group.calls:
+            try:
+                begin(self.sql, timeout_s=self._timeout_s)
+                transaction = Transaction(self.sql, self._option_keys)
+                self._run_call(transaction, call)
+                transaction.flush()
+                signals |= self._commit(transaction)
+            except Exception as error:
+                self._roll_back()
+                call.error = translate(error, self._path)
+        return signals
+
+    def _commit(self, transaction: Transaction | None) -> set[Signal]:
+        assert transaction is not None
+        self.sql.execute("COMMIT")
+        self.commits += 1
+        return transaction.signals
+
+    def _roll_back(self) -> None:
+        self._option_keys.clear()
+        if self.sql.in_transaction:
+            self.sql.execute("ROLLBACK")
+
+    def _release(self) -> None:
+        self._free.release()
+        while self._lined_up:
+            self._lined_up.popleft().wake()
+
+
+def _deliver_from_thread(group: _Group) -> None:
+    _call_soon(group.loop, group.deliver)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    """Run it on the loop's thread; a loop that is closed has nobody waiting."""
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        pass
+
+
+class Calls:
+    """The calls of one storage object, gathered until the writer is free. For its loop's thread only."""
+
+    def __init__(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
+        self._writer = writer
+        self._loop = loop
+        self._pending: deque[_Call] = deque()
+        self._flush_due = False
+
+    def submit(self, work: Callable[[Transaction], Answer], *, weight: int = 1) -> asyncio.Future[Answer]:
+        """Run ``work`` in a transaction; the future is done once that is committed. ``weight``: how many jobs."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._pending.append(_Call(work, weight, future))
+        self._schedule()
+        return future
+
+    def close(self) -> None:
+        """Refuse what has not begun."""
+        group = _Group(self._loop, list(self._pending))
+        self._pending.clear()
+        group.refuse(StorageUnavailable("The storage was closed before the call was made."))
+        group.deliver()
+
+    def wake(self) -> None:
+        """The connection is free. From any thread."""
+        _call_soon(self._loop, self._schedule)
+
+    def _schedule(self) -> None:
+        # Not at once: those who were just answered may have more to ask, and belong to the same group.
+        if self._pending and not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._pending and self._writer.acquire(self):
+            group = _Group(self._loop, self._take())
+            if self._pending:
+                self._writer.line_up(self)
+            self._writer.run(group)
+
+    def _take(self) -> list[_Call]:
+        taken: list[_Call] = []
+        weight = 0
+        while self._pending and len(taken) < _GROUP_CALLS and weight < _GROUP_WEIGHT:
+            call = self._pending.popleft()
+            weight += call.weight
+            taken.append(call)
+        return taken
