@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.names import check_id, check_namespace, check_queue, check_task, check_worker
+from penstock.core.names import (
+    check_consumer,
+    check_id,
+    check_namespace,
+    check_queue,
+    check_task,
+    check_worker,
+)
 from penstock.errors import InvalidName
 
 PLACES = [check_queue, check_namespace]
-ALL = [check_id, *PLACES, check_task, check_worker]
+ALL = [check_id, *PLACES, check_task, check_worker, check_consumer]
 
 Check = Callable[[str], str]
 

@@ -1,0 +1,342 @@
+"""A state machine that makes the same calls to an engine and to the model, and compares what can be seen.
+
+Calls with a ticket are now and then made again: at once, as after a lost reply, or later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from penstock.core.job import Job, Lease, NewJob
+from penstock.core.lifecycle import State
+from penstock.errors import JobNotFound, StorageError
+from penstock.storage.base import (
+    Change,
+    Claimed,
+    Held,
+    QueueSettings,
+    Report,
+    Settlement,
+    Storage,
+    Take,
+    Ticket,
+)
+from tests.model import strategies as draw
+from tests.model.model import Model
+from tests.model.sight import Sight
+from tests.model.strategies import IDS, UNIT
+
+__all__ = ["Machine"]
+
+LISTENERS = ("ear", "eye")
+OPERATING = ("cancel", "retry", "promote", "remove")
+GOVERNING = ("pause", "resume", "sweep", "retry_all", "drain", "clean", "configure", "obliterate")
+repeats = st.sampled_from(["", "", "ticket", "lost"])
+active = precondition(lambda self: self.model.in_state(State.ACTIVE))
+claimed_before = precondition(lambda self: self.leases)
+
+
+class Machine(RuleBasedStateMachine):
+    """``storage`` and ``runner`` are set by a subclass; every example has a queue of its own."""
+
+    storage: ClassVar[Storage]
+    runner: ClassVar[asyncio.Runner]
+
+    @initialize()
+    def start(self) -> None:
+        self.queue = f"q{uuid.uuid4().hex}"
+        self.model = Model()
+        self.model.now = UNIT  # 0 means never
+        self.leases: list[Held] = []
+        self.repeatable: tuple[Callable[[], Awaitable[Any]], Callable[[], Any]] | None = None
+        self.tickets = 0
+        self.read = 0
+        self.do(self.storage.configure(self.queue, QueueSettings()))
+        self.model.configure(QueueSettings())
+        first = self.do(self.storage.read_events(self.queue, after=0)).events[0]
+        self.sight, self.model_sight = Sight(first.at_ms), Sight(self.model.now)
+
+    # The way of a job
+
+    @rule(jobs=st.lists(draw.new_jobs(), min_size=1, max_size=4), repeat=repeats)
+    def enqueue(self, jobs: list[NewJob], repeat: str) -> None:
+        ours = [self.sight.placed(job) for job in jobs]
+        theirs = [self.model_sight.placed(job) for job in jobs]
+        self.ticketed(
+            lambda ticket: self.storage.enqueue(self.queue, ours, ticket=ticket),
+            lambda ticket: self.model.enqueue(theirs, ticket),
+            repeat,
+        )
+
+    @rule(
+        data=st.data(),
+        jobs=st.lists(draw.new_jobs(), min_size=1, max_size=4),
+        take=draw.takes,
+        between=st.sampled_from(["", "again", "again", "cancel", "time"]),
+    )
+    def work_off(self, data: st.DataObject, jobs: list[NewJob], take: Take, between: str) -> None:
+        """Several verbs in a sensible order: picked one by one they seldom get a job to its end."""
+        self.same(self.storage.resume(self.queue), self.model.resume)
+        self.enqueue(jobs, "")
+        self.claim(take, "")
+        if not self.model.in_state(State.ACTIVE):
+            return
+        match between:
+            case "again":
+                self.dispatch_again_what_is_active(data, "")
+            case "cancel":
+                ids = [record.id for record in self.model.in_state(State.ACTIVE)][:1]
+                self.same(self.storage.cancel(self.queue, ids), lambda: self.model.cancel(ids))
+            case "time":
+                self.let_time_pass(1, data.draw(st.sampled_from(["sweep", ""])))
+            case _:
+                pass
+        self.settle(data, None, "")
+        self.operate(data, data.draw(st.sampled_from(OPERATING)))
+
+    @active
+    @rule(data=st.data(), repeat=repeats)
+    def dispatch_again_what_is_active(self, data: st.DataObject, repeat: str) -> None:
+        active = [record.id for record in self.model.in_state(State.ACTIVE)]
+        self.enqueue(data.draw(st.lists(draw.redispatches(active), min_size=1, max_size=2)), repeat)
+
+    @rule(job=draw.new_jobs())
+    def enqueue_unchecked(self, job: NewJob) -> None:
+        known = self.model.records.get(job.id)
+        if known is not None and (known.waiters or known.slot):
+            return  # whom a broken promise leaves waiting is not for the contract to say
+        job = msgspec.structs.replace(job, unchecked=True)
+        ours, theirs = self.sight.placed(job), self.model_sight.placed(job)
+        self.same(self.storage.enqueue(self.queue, [ours]), lambda: self.model.enqueue([theirs]))
+
+    @rule(take=draw.takes, repeat=repeats)
+    def claim(self, take: Take, repeat: str) -> None:
+        claimed = self.ticketed(
+            lambda ticket: self.storage.claim(self.queue, take, ticket=ticket),
+            lambda ticket: self.model.claim(take, ticket),
+            repeat,
+        )
+        self.remember(claimed)
+
+    @claimed_before
+    @rule(data=st.data(), take=st.none() | draw.takes, repeat=repeats)
+    def settle(self, data: st.DataObject, take: Take | None, repeat: str) -> None:
+        held = data.draw(self.some_leases())
+        items = [Settlement(id, token, data.draw(draw.outcomes)) for id, token in held]
+        batch = self.ticketed(
+            lambda ticket: self.storage.settle(self.queue, items, take=take, ticket=ticket),
+            lambda ticket: self.model.settle(items, take, ticket),
+            repeat,
+        )
+        if batch.claimed:
+            self.remember(batch.claimed)
+
+    @active
+    @rule(data=st.data(), repeat=repeats)
+    def settle_what_is_held(self, data: st.DataObject, repeat: str) -> None:
+        self.settle(data, None, repeat)
+
+    @claimed_before
+    @rule(data=st.data(), lease_ms=draw.units(1, 2))
+    def extend(self, data: st.DataObject, lease_ms: int) -> None:
+        held = data.draw(self.some_leases())
+        self.same(
+            self.storage.extend(self.queue, held, worker="ada", lease_ms=lease_ms),
+            lambda: self.model.extend(held, lease_ms),
+        )
+
+    @claimed_before
+    @rule(data=st.data())
+    def report(self, data: st.DataObject) -> None:
+        parts = (draw.progress, draw.lines, draw.new_payloads)
+        reports = [
+            data.draw(st.builds(Report, st.just(id), st.just(token), *parts))
+            for id, token in data.draw(self.some_leases())
+        ]
+        self.same(self.storage.report(self.queue, reports), lambda: self.model.report(reports))
+
+    @rule(count=st.integers(1, 3), then=st.sampled_from(["sweep", "sweep", ""]))
+    def let_time_pass(self, count: int, then: str) -> None:
+        self.do(self.storage.shift_clock(self.queue, count * UNIT))
+        self.model.now += count * UNIT
+        self.repeatable = None  # tickets are known for a minute
+        if then == "sweep":
+            self.same(self.storage.sweep(self.queue), self.model.sweep)
+
+    @precondition(lambda self: self.repeatable is not None)
+    @rule()
+    def repeat_the_last_ticket(self) -> None:
+        assert self.repeatable is not None
+        call, expected = self.repeatable
+        self.same(call(), expected)
+
+    # Operating
+
+    @rule(ids=st.lists(st.sampled_from(IDS), min_size=1, max_size=2), listener=draw.listeners)
+    def watch(self, ids: list[str], listener: str) -> None:
+        self.same(
+            _none_if(JobNotFound, self.storage.watch(self.queue, ids, listener=listener)),
+            lambda: self.model.watch(ids, listener),
+        )
+
+    @rule(data=st.data(), verb=st.sampled_from(OPERATING))
+    def operate(self, data: st.DataObject, verb: str) -> None:
+        ids = data.draw(st.lists(self.known_ids(), min_size=1, max_size=3))
+        self.same(getattr(self.storage, verb)(self.queue, ids), lambda: getattr(self.model, verb)(ids))
+
+    @rule(data=st.data(), change=draw.changes)
+    def change(self, data: st.DataObject, change: Change) -> None:
+        id = data.draw(self.known_ids())
+        self.same(self.storage.change(self.queue, id, change), lambda: self.model.change(id, change))
+
+    @rule(data=st.data(), verb=st.sampled_from(GOVERNING))
+    def govern(self, data: st.DataObject, verb: str) -> None:
+        storage, model, queue = self.storage, self.model, self.queue
+        match verb:
+            case "pause" | "resume":
+                self.same(getattr(storage, verb)(queue), getattr(model, verb))
+            case "sweep":
+                self.same(storage.sweep(queue), model.sweep)
+            case "retry_all":
+                self.same(_done(storage.retry_all(queue)), model.retry_all)
+            case "drain":
+                scheduled = data.draw(st.booleans())
+                self.same(
+                    _done(storage.drain(queue, scheduled=scheduled)), lambda: model.drain(scheduled=scheduled)
+                )
+            case "clean":
+                state, age_ms = data.draw(st.tuples(draw.terminal_states, draw.units(0, 1)))
+                self.same(
+                    _done(storage.clean(queue, state, older_than_ms=age_ms)),
+                    lambda: model.clean(state, age_ms),
+                )
+            case "configure":
+                settings = data.draw(draw.settings)
+                self.same(storage.configure(queue, settings), lambda: model.configure(settings))
+            case _:
+                self.obliterate(force=data.draw(st.booleans()))
+
+    def obliterate(self, force: bool) -> None:
+        self.repeatable = None
+        self.same(
+            _none_if(StorageError, self.storage.obliterate(self.queue, force=force)),
+            lambda: self.model.obliterate(force=force),
+        )
+
+    # What must hold after every call
+
+    @invariant()
+    def the_log_says_the_same(self) -> None:
+        page = self.do(self.storage.read_events(self.queue, after=self.read))
+        expected = self.model.events[self.read :]
+        assert [event.seq for event in page.events] == list(range(self.read + 1, len(self.model.events) + 1))
+        for event, happened in zip(page.events, expected, strict=True):
+            assert self.sight.happened(event, with_token=bool(happened.token)) == happened
+        self.read = page.next
+
+    @invariant()
+    def the_jobs_are_the_same_in_the_same_order(self) -> None:
+        counts = self.do(self.storage.counts(self.queue))
+        listed: list[Job] = []
+        for state in State:
+            if not getattr(counts, state) and not self.model.in_state(state):
+                continue
+            jobs = self.do(self.storage.list_jobs(self.queue, state)).jobs
+            assert [job.id for job in jobs] == [record.id for record in self.model.in_state(state)]
+            assert getattr(counts, state) == len(jobs)
+            listed += jobs
+        assert len({job.id for job in listed}) == len(listed), "an id in two states"
+        for job in listed:
+            seen, wanted = self.sight.job(job), self.model_sight.record(self.model.records[job.id])
+            assert seen == wanted, f"the engine has {seen}, the model {wanted}"
+        for job in self.do(self.storage.get(self.queue, IDS)):
+            assert job is None or job in listed, f"got {job}, listed {listed}"
+
+    @invariant()
+    def the_news_are_the_same(self) -> None:
+        for listener in LISTENERS:
+            expected = self.model.news.pop(listener, [])
+            heard: list[Any] = []
+            while len(heard) < len(expected):
+                news = self.do(self.storage.listen(self.queue, listener, timeout_ms=5000))
+                assert news, f"{listener} was not told all of {expected}, only {heard}"
+                heard += news
+            ours, theirs = self.sight.news(heard), self.model_sight.news(expected)
+            assert ours == theirs, f"{listener} was told {ours}, not {theirs}"
+
+    def teardown(self) -> None:
+        if hasattr(self, "queue"):
+            checked = self.do(self.storage.check(self.queue))
+            assert not any(checked.problems.values()), checked
+            for listener in LISTENERS:
+                assert self.do(self.storage.listen(self.queue, listener, timeout_ms=1)) == []
+
+    # How calls are made and compared
+
+    def do(self, call: Awaitable[Any]) -> Any:
+        return self.runner.run(_awaited(call))
+
+    def same(self, call: Awaitable[Any], expected: Callable[[], Any]) -> Any:
+        """Make the call to both, a millisecond after the one before; compare the answers."""
+        self.do(self.storage.shift_clock(self.queue, 1))
+        self.model.now += 1
+        answer = self.do(call)
+        seen, wanted = self.sight.answer(answer), self.model_sight.answer(expected())
+        assert seen == wanted, f"the engine says {seen}, the model {wanted}"
+        return answer
+
+    def ticketed(
+        self,
+        call: Callable[[Ticket | None], Awaitable[Any]],
+        expected: Callable[[Ticket | None], Any],
+        repeat: str,
+    ) -> Any:
+        if not repeat:
+            return self.same(call(None), lambda: expected(None))
+        self.tickets += 1
+        ticket = Ticket("lane", self.tickets)
+        self.repeatable = (lambda: call(ticket), lambda: expected(ticket))
+        answer = self.same(call(ticket), lambda: expected(ticket))
+        if repeat == "lost":  # the caller saw no answer, and asks again
+            answer = self.same(call(ticket), lambda: expected(ticket))
+        return answer
+
+    def remember(self, claimed: Claimed) -> None:
+        for lease in claimed.leases:
+            assert isinstance(lease, Lease)
+            self.leases.append(Held(lease.id, lease.token))
+        active = [held for held in self.leases if self.model._held(*held)]
+        assert len({held.id for held in active}) == len(active), "an id active twice"
+
+    def known_ids(self) -> st.SearchStrategy[str]:
+        return st.sampled_from([*self.model.records, *self.model.records, "nobody"])
+
+    def some_leases(self) -> st.SearchStrategy[list[Held]]:
+        """Mostly such as are held; the others, lost long ago, must change nothing."""
+        held = [Held(record.id, record.token) for record in self.model.in_state(State.ACTIVE)]
+        known = [*held, *held, *held, *self.leases[-5:], Held("a", 999_999)]
+        return st.lists(st.sampled_from(known), min_size=1 if held else 0, max_size=3)
+
+
+async def _awaited(call: Awaitable[Any]) -> Any:
+    return await call
+
+
+async def _done(call: Awaitable[Any]) -> int:
+    bulk = await call
+    assert bulk.cursor == ""
+    return int(bulk.done)
+
+
+async def _none_if(error: type[Exception], call: Awaitable[Any]) -> Any:
+    try:
+        return await call
+    except error:
+        return None

@@ -1,0 +1,176 @@
+"""The storage contract as plain dicts and lists: docs/verbs.md, read aloud.
+
+One queue, no I/O, no cleverness: finding a job is scanning all of them. ``now`` is set by whoever drives it.
+Answers are the contract's own types, so they can be compared with an engine's as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
+from penstock.storage.base import (
+    CancelAnswer,
+    Change,
+    ChangeAnswer,
+    Finished,
+    PromoteAnswer,
+    QueueSettings,
+    RemoveAnswer,
+    RetryAnswer,
+)
+from tests.model.record import Record, news_of
+from tests.model.running import Running
+
+__all__ = ["Model"]
+
+S, E = State, EventType
+
+
+class Model(Running):
+    """The verbs on one queue: those of `Running`, and those that operate on jobs and queues."""
+
+    # Waiting
+
+    def watch(self, ids: Sequence[str], listener: str) -> list[Finished | None] | None:
+        """``None`` stands for ``JobNotFound``."""
+        records = [self._kept(id) for id in ids]
+        if not all(records):
+            return None
+        answers: list[Finished | None] = []
+        for record in records:
+            assert record is not None
+            if record.state in TERMINAL:
+                answers.append(news_of(record))
+            else:
+                record.waiters.add(listener)
+                answers.append(None)
+        return answers
+
+    # Operating on jobs
+
+    def cancel(self, ids: Sequence[str]) -> list[CancelAnswer]:
+        return [self._cancel(self.records.get(id)) for id in ids]
+
+    def retry(self, ids: Sequence[str]) -> list[RetryAnswer]:
+        return [self._retry(self.records.get(id)) for id in ids]
+
+    def retry_all(self) -> int:
+        return self.retry([r.id for r in self.in_state(S.FAILED)]).count("retried")
+
+    def promote(self, ids: Sequence[str]) -> list[PromoteAnswer]:
+        return [self._promote(self.records.get(id)) for id in ids]
+
+    def change(self, id: str, change: Change) -> ChangeAnswer:
+        record = self.records.get(id)
+        if record is None:
+            return "not_found"
+        if (change.payload is not None or change.priority is not None) and record.state not in OPEN:
+            return "wrong_state"
+        if change.delay_ms is not None and record.state not in (S.WAITING, S.SCHEDULED):
+            return "wrong_state"
+        self._change(record, change)
+        self._append(E.CHANGED, record)
+        return "changed"
+
+    def remove(self, ids: Sequence[str]) -> list[RemoveAnswer]:
+        return [self._remove(self.records.get(id)) for id in ids]
+
+    # Operating on queues
+
+    def pause(self) -> None:
+        if not self.paused:
+            self.paused = True
+            self._append(E.PAUSED)
+
+    def resume(self) -> None:
+        if self.paused:
+            self.paused = False
+            self._append(E.RESUMED)
+
+    def drain(self, *, scheduled: bool) -> int:
+        doomed = self.in_state(S.WAITING) + (self.in_state(S.SCHEDULED) if scheduled else [])
+        return self.remove([r.id for r in doomed]).count("removed")
+
+    def clean(self, state: State, older_than_ms: int) -> int:
+        old = [r.id for r in self.in_state(state) if r.finished_at <= self.now - older_than_ms]
+        return self.remove(old).count("removed")
+
+    def obliterate(self, *, force: bool) -> int | None:
+        """``None`` stands for the refusal."""
+        if self.in_state(S.ACTIVE) and not force:
+            return None
+        count = len(self.records)
+        for record in list(self.records.values()):
+            self._delete(record)
+        self._append(E.OBLITERATED)
+        return count
+
+    def configure(self, settings: QueueSettings) -> None:
+        self.settings = settings
+        self._append(E.CONFIGURED)
+
+    # Operating
+
+    def _cancel(self, record: Record | None) -> CancelAnswer:
+        if record is None:
+            return "not_found"
+        match record.state:
+            case S.COMPLETED:
+                return "completed"
+            case S.FAILED:
+                return "failed"
+            case S.CANCELLED:
+                return "already_cancelled"
+            case S.ACTIVE:
+                self._ask_to_stop(record)
+                return "requested"
+            case S.SCHEDULED | S.WAITING | S.BLOCKED:
+                self._finish(record, S.CANCELLED, E.CANCELLED)
+                return "cancelled"
+
+    def _ask_to_stop(self, record: Record) -> None:
+        if record.slot is not None:
+            record.waiters |= record.slot.waiters
+            record.slot = None
+        if not record.cancelling:
+            record.cancelling = True
+            self._append(E.CANCELLING, record)
+
+    def _retry(self, record: Record | None) -> RetryAnswer:
+        if record is None:
+            return "not_found"
+        if record.state not in (S.FAILED, S.CANCELLED):
+            return "not_failed"
+        record.failures = record.stalls = record.finished_at = record.kept_until = record.token = 0
+        record.failure = record.result = record.settled_as = None
+        record.cancelling = False
+        record.expires_at = self.now + record.ttl_ms if record.ttl_ms else 0
+        self._enter_waiting(record)
+        self._append(E.RETRIED, record)
+        return "retried"
+
+    def _change(self, record: Record, change: Change) -> None:
+        if change.payload is not None:
+            record.payload = change.payload
+        if change.priority is not None:
+            record.priority = change.priority
+        if change.delay_ms:
+            record.state, record.run_at = S.SCHEDULED, self.now + change.delay_ms
+        elif change.delay_ms == 0 and record.state is S.SCHEDULED:
+            self._enter_waiting(record)
+        if change.result_ttl_ms is not None:
+            record.options = msgspec.structs.replace(record.options, result_ttl_ms=change.result_ttl_ms)
+            if record.state in (S.COMPLETED, S.CANCELLED):
+                record.kept_until = record.finished_at + change.result_ttl_ms
+
+    def _remove(self, record: Record | None) -> RemoveAnswer:
+        if record is None:
+            return "not_found"
+        if record.state is S.ACTIVE:
+            return "active"
+        self._delete(record)
+        self._append(E.REMOVED, record, state="")
+        return "removed"

@@ -1,0 +1,131 @@
+"""What the model keeps of a job, and how jobs are ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from penstock.core.job import Lease, Options
+from penstock.core.lifecycle import EventType, State
+from penstock.core.outcome import Failure
+from penstock.storage.base import Finished
+
+__all__ = ["ORDER", "Happened", "Record", "Slot", "by_time", "lease_of", "news_of", "replaces"]
+
+
+@dataclass
+class Slot:
+    """A dispatch as it is applied to a job that exists. ``None`` keeps what the job has."""
+
+    payload: bytes | None
+    terms: tuple[Options, int, bool, int] | None
+    run_at: int
+    when: str
+    reset_counts: bool
+    run_id: str
+    write_id: str
+    waiters: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Record:
+    id: str
+    incarnation: int
+    state: State
+    payload: bytes
+    options: Options
+    priority: int
+    lifo: bool
+    ttl_ms: int
+    run_id: str
+    write_id: str
+    number: int
+    ready_at: int
+    run_at: int
+    enqueued_at: int
+    expires_at: int
+    runs: int = 0
+    failures: int = 0
+    stalls: int = 0
+    claimed_at: int = 0
+    finished_at: int = 0
+    kept_until: int = 0
+    token: int = 0
+    settled_as: State | None = None
+    worker: str = ""
+    lease_until: int = 0
+    cancelling: bool = False
+    failure: Failure | None = None
+    result: bytes | None = None
+    progress: bytes | None = None
+    log: list[str] = field(default_factory=list)
+    slot: Slot | None = None
+    waiters: set[str] = field(default_factory=set)
+
+
+class Happened(NamedTuple):
+    """An event, as far as engines must agree on it. ``token`` is 0 where the event does not carry one."""
+
+    type: EventType
+    id: str
+    incarnation: int
+    state: str
+    token: int
+
+
+def replaces(when: str, new: int, old: int) -> bool:
+    match when:
+        case "always":
+            return True
+        case "if_earlier":
+            return new < old
+        case "if_later":
+            return new > old
+        case _:
+            return False
+
+
+def by_time(name: str) -> Callable[[Record], tuple[int, bytes]]:
+    return lambda record: (getattr(record, name), record.id.encode())
+
+
+def _in_line(record: Record) -> tuple[int, int, int]:
+    if record.lifo:
+        return (record.priority, 0, -record.number)
+    return (record.priority, 1, record.number)
+
+
+ORDER: dict[State, Callable[[Record], Any]] = {
+    State.SCHEDULED: by_time("run_at"),
+    State.WAITING: _in_line,
+    State.BLOCKED: by_time("enqueued_at"),
+    State.ACTIVE: by_time("lease_until"),
+    State.COMPLETED: by_time("kept_until"),
+    State.FAILED: by_time("kept_until"),
+    State.CANCELLED: by_time("kept_until"),
+}
+
+
+def news_of(record: Record) -> Finished:
+    failure = record.failure if record.state is State.FAILED else None
+    return Finished(record.id, record.incarnation, record.state, record.result, failure)
+
+
+def lease_of(record: Record) -> Lease:
+    return Lease(
+        id=record.id,
+        token=record.token,
+        incarnation=record.incarnation,
+        run=record.runs,
+        failures=record.failures,
+        stalls=record.stalls,
+        payload=record.payload,
+        options=record.options,
+        priority=record.priority,
+        enqueued_at_ms=record.enqueued_at,
+        claimed_at_ms=record.claimed_at,
+        expires_at_ms=record.expires_at,
+        cancelling=record.cancelling,
+        run_id=record.run_id,
+    )

@@ -1,0 +1,285 @@
+"""The way of a job through the model: enqueue, claim, settle, extend, report, sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from penstock.core.job import Enqueued, EnqueueStatus, Lease, NewJob
+from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
+from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
+from penstock.storage.base import (
+    Claimed,
+    Extended,
+    Held,
+    Report,
+    Settled,
+    SettledBatch,
+    Settlement,
+    Swept,
+    Take,
+    Ticket,
+)
+from tests.model.record import Record, Slot, by_time, lease_of, replaces
+from tests.model.steps import STALLED, Steps
+
+__all__ = ["Running"]
+
+S, E = State, EventType
+
+A = TypeVar("A")
+
+
+class Running(Steps):
+    """The verbs that producers, workers and sweepers use."""
+
+    # The way of a job
+
+    def enqueue(self, jobs: Sequence[NewJob], ticket: Ticket | None = None) -> list[Enqueued]:
+        return self._once(ticket, lambda: [self._enqueue(job) for job in jobs])
+
+    def claim(self, take: Take, ticket: Ticket | None = None) -> Claimed:
+        return self._still_held(self._once(ticket, lambda: self._claim(take)))
+
+    def settle(
+        self, settlements: Sequence[Settlement], take: Take | None = None, ticket: Ticket | None = None
+    ) -> SettledBatch:
+        def call() -> SettledBatch:
+            answers = [self._settle(item) for item in settlements]
+            return SettledBatch(answers, self._claim(take) if take else None)
+
+        batch = self._once(ticket, call)
+        claimed = batch.claimed and self._still_held(batch.claimed)
+        return msgspec.structs.replace(batch, claimed=claimed)
+
+    def extend(self, held: Sequence[Held], lease_ms: int) -> list[Extended]:
+        return [self._extend(item, lease_ms) for item in held]
+
+    def report(self, reports: Sequence[Report]) -> list[bool]:
+        return [self._report(item) for item in reports]
+
+    def sweep(self) -> Swept:
+        promoted = self._promote_due()
+        overdue = [r for r in self.in_state(S.ACTIVE) if r.lease_until <= self.now]
+        for record in overdue:
+            self._rescue(record)
+        expired = sorted((r for r in self._pending() if self._is_expired(r)), key=by_time("expires_at"))
+        for record in expired:
+            self._expire(record)
+        pruned = self._prune()
+        return Swept(promoted, len(overdue), len(expired), pruned, wait_ms=self._next_thing())
+
+    # enqueue
+
+    def _enqueue(self, job: NewJob) -> Enqueued:
+        record = None if job.unchecked else self._kept(job.id)
+        if record is None:
+            return self._answer("queued", self._queue_afresh(job), job)
+        finished = record.state in TERMINAL
+        if job.write_id and job.write_id == record.write_id:
+            return self._answer("duplicate", record, job)
+        match job.conflict.mode:
+            case "absent":
+                return self._answer("duplicate", record, job)
+            case "default" if not finished:
+                return self._answer("duplicate", record, job)
+            case "default" if record.state is S.COMPLETED:
+                return self._answer("completed", record, job)
+            case "redispatch" if record.state is S.ACTIVE:
+                return self._rerun(record, job)
+            case "redispatch" if not finished:
+                self._update(record, self._slot_of(job))
+                self._append(E.CHANGED, record)
+                return self._answer("updated", record, job)
+        return self._answer("queued", self._queue_afresh(job), job)
+
+    def _answer(self, status: EnqueueStatus, record: Record, job: NewJob) -> Enqueued:
+        if job.notify and record.state in OPEN:
+            record.waiters.add(job.notify)
+        return Enqueued(job.id, status, record.state, record.incarnation, record.result)
+
+    def _slot_of(self, job: NewJob) -> Slot:
+        how = job.conflict
+        terms = (job.options, job.priority, job.lifo, job.ttl_ms)
+        return Slot(
+            payload=job.payload if how.payload == "replace" else None,
+            terms=terms if how.options == "replace" else None,
+            run_at=self._due(job),
+            when=how.run_at,
+            reset_counts=how.reset_counts,
+            run_id=job.run_id,
+            write_id=job.write_id,
+            waiters={job.notify} if job.notify else set(),
+        )
+
+    def _rerun(self, record: Record, job: NewJob) -> Enqueued:
+        new, old = self._slot_of(job), record.slot
+        if old is not None:
+            new.payload = old.payload if new.payload is None else new.payload
+            new.terms = new.terms or old.terms
+            new.reset_counts |= old.reset_counts
+            new.waiters |= old.waiters
+            if not replaces(new.when, new.run_at, old.run_at):
+                new.run_at, new.when = old.run_at, old.when
+            elif old.when == "always":
+                new.when = "always"
+        record.slot = new
+        self._append(E.CHANGED, record)
+        return Enqueued(job.id, "rerun", record.state, record.incarnation)
+
+    # claim
+
+    def _claim(self, take: Take) -> Claimed:
+        if self.paused:
+            return Claimed([], None, paused=True)
+        self._promote_due()
+        leases: list[Lease] = []
+        for record in self.in_state(S.WAITING):
+            if len(leases) == take.count:
+                break
+            if self._is_expired(record):
+                self._expire(record)
+            else:
+                leases.append(self._lease(record, take))
+        scheduled = self.in_state(S.SCHEDULED)
+        later = scheduled[0].run_at - self.now if scheduled else None
+        return Claimed(leases, 0 if len(leases) == take.count else later)
+
+    def _lease(self, record: Record, take: Take) -> Lease:
+        record.state, record.token, record.settled_as = S.ACTIVE, self._draw(), None
+        record.runs += 1
+        record.claimed_at, record.lease_until = self.now, self.now + take.lease_ms
+        record.worker = take.worker
+        self._append(E.CLAIMED, record, token=record.token)
+        return lease_of(record)
+
+    # settle, extend, report
+
+    def _settle(self, item: Settlement) -> Settled:
+        record = self.records.get(item.id)
+        if record is None or record.token != item.token:
+            return Settled(False, record.state if record else None)
+        if record.state is not S.ACTIVE:
+            return Settled(record.settled_as is not None, record.settled_as or record.state)
+        record.settled_as = self._apply(record, item.outcome)
+        now_there = self.records.get(item.id)
+        if now_there is not None and now_there is not record:  # its rerun slot was queued
+            now_there.token, now_there.settled_as = record.token, record.settled_as
+        return Settled(True, record.settled_as)
+
+    def _apply(self, record: Record, outcome: Outcome) -> State:
+        match outcome:
+            case Complete(result):
+                record.result = result
+                return self._finish(record, S.COMPLETED, E.COMPLETED, token=record.token)
+            case Fail(failure, retry_in_ms, final):
+                record.failures += 1
+                record.failure = failure
+                if final or record.failures >= record.options.attempts:
+                    return self._finish(record, S.FAILED, E.FAILED, token=record.token)
+                return self._put_back(record, E.RETRYING, retry_in_ms)
+            case Snooze(delay_ms):
+                return self._put_back(record, E.SNOOZED, delay_ms)
+            case Release():
+                return self._put_back(record, E.RELEASED, None)
+            case Cancel():
+                return self._finish(record, S.CANCELLED, E.CANCELLED, token=record.token)
+
+    def _put_back(self, record: Record, event: EventType, delay_ms: int | None) -> State:
+        """``None`` keeps the number, and leaves the ttl to the next claim."""
+        if record.cancelling:
+            return self._finish(record, S.CANCELLED, E.CANCELLED, token=record.token)
+        if delay_ms is not None and self._is_expired(record):
+            return self._expire(record, token=record.token)
+        if delay_ms is None:
+            record.state, record.ready_at = S.WAITING, self.now
+        elif delay_ms > 0:
+            record.state, record.run_at = S.SCHEDULED, self.now + delay_ms
+        else:
+            self._enter_waiting(record)
+        self._absorb(record)
+        self._append(event, record, token=record.token)
+        return record.state
+
+    def _extend(self, item: Held, lease_ms: int) -> Extended:
+        record = self._held(item.id, item.token)
+        if record is None:
+            return "lost"
+        record.lease_until = self.now + lease_ms
+        if record.cancelling:
+            return "cancel"
+        return "expired" if self._is_expired(record) else "extended"
+
+    def _report(self, item: Report) -> bool:
+        record = self._held(item.id, item.token)
+        if record is None:
+            return False
+        if item.progress is not None:
+            record.progress = item.progress
+            self._append(E.PROGRESSED, record)
+        record.log = [*record.log, *item.log][-1000:]
+        if item.payload is not None:
+            record.payload = item.payload
+        return True
+
+    # What time brings
+
+    def _promote_due(self) -> int:
+        due = [r for r in self.in_state(S.SCHEDULED) if r.run_at <= self.now]
+        for record in due:
+            self._promote(record)
+        return len(due)
+
+    def _rescue(self, record: Record) -> None:
+        record.stalls += 1
+        record.token = 0
+        if record.cancelling:
+            self._finish(record, S.CANCELLED, E.CANCELLED)
+        elif self._is_expired(record):
+            self._expire(record)
+        elif record.stalls > record.options.max_stalls:
+            record.failure = STALLED
+            self._finish(record, S.FAILED, E.FAILED)
+        else:
+            record.state, record.ready_at = S.WAITING, self.now
+            self._absorb(record)
+            self._append(E.STALLED, record)
+
+    def _prune(self) -> int:
+        old = [r for state in TERMINAL for r in self.in_state(state) if r.kept_until <= self.now]
+        for record in old:
+            del self.records[record.id]
+        surplus: list[Record] = []
+        for state, keep in (
+            (S.COMPLETED, self.settings.keep_completed),
+            (S.FAILED, self.settings.keep_failed),
+        ):
+            kept = self.in_state(state)
+            surplus += kept[: max(0, len(kept) - keep)] if keep is not None else []
+        for record in surplus:
+            del self.records[record.id]
+        return len(old) + len(surplus)
+
+    def _next_thing(self) -> int | None:
+        times = [r.run_at for r in self.in_state(S.SCHEDULED)]
+        times += [r.lease_until for r in self.in_state(S.ACTIVE)]
+        times += [r.expires_at for r in self._pending() if r.expires_at]
+        times += [r.kept_until for state in TERMINAL for r in self.in_state(state)]
+        return max(0, min(times) - self.now) if times else None
+
+    # Repeated calls
+
+    def _once(self, ticket: Ticket | None, call: Callable[[], A]) -> A:
+        if ticket is None:
+            return call()
+        number, answer = self._last_calls.get(ticket.lane, (0, None))
+        if number != ticket.number:
+            answer = call()
+            self._last_calls[ticket.lane] = (ticket.number, answer)
+        return answer  # type: ignore[no-any-return]
+
+    def _still_held(self, claimed: Claimed) -> Claimed:
+        held = [self._held(lease.id, lease.token) for lease in claimed.leases]
+        return msgspec.structs.replace(claimed, leases=[lease_of(record) for record in held if record])

@@ -1,0 +1,107 @@
+"""What an engine and the model must agree on, brought to one form.
+
+Times become units since the machine's first moment: what is left over is how long the calls took. Messages of
+failures the store itself makes are its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.core.event import Event
+from penstock.core.job import Job, Lease, NewJob
+from penstock.core.lifecycle import TERMINAL, State
+from penstock.core.outcome import Failure
+from penstock.storage.base import Claimed, Finished, SettledBatch, Swept
+from tests.model.record import Happened, Record
+from tests.model.strategies import UNIT
+
+__all__ = ["Sight"]
+
+
+class Sight:
+    """How one side is seen; ``start_ms`` is its time at the start."""
+
+    def __init__(self, start_ms: int) -> None:
+        self.start_ms = start_ms
+
+    def placed(self, job: NewJob) -> NewJob:
+        """The job with its instant in this side's time."""
+        if job.run_at_ms is None:
+            return job
+        return msgspec.structs.replace(job, run_at_ms=job.run_at_ms + self.start_ms)
+
+    def answer(self, value: Any) -> Any:
+        return _seen(value, self.start_ms)
+
+    def news(self, news: list[Finished]) -> list[Finished]:
+        """In the order of ids: the contract has none for news."""
+        return sorted(self.answer(news), key=lambda item: (item.id, item.incarnation))
+
+    def happened(self, event: Event, *, with_token: bool) -> Happened:
+        return Happened(
+            event.type, event.id, event.incarnation, event.state, event.token if with_token else 0
+        )
+
+    def job(self, job: Job) -> dict[str, Any]:
+        seen = {name: getattr(job, name) for name in _PLAIN}
+        times = {name: _unit(getattr(job, f"{name}_ms"), self.start_ms) for name in _TIMES}
+        return _relevant({**seen, **times, "failure": _failure(job.failure), "slot": job.has_rerun})
+
+    def record(self, record: Record) -> dict[str, Any]:
+        seen = {name: getattr(record, name) for name in _PLAIN}
+        times = {name: _unit(getattr(record, name), self.start_ms) for name in _TIMES}
+        return _relevant({**seen, **times, "failure": record.failure, "slot": record.slot is not None})
+
+
+_PLAIN = (
+    *("id", "incarnation", "state", "payload", "options", "priority", "lifo", "run_id", "write_id"),
+    *("runs", "failures", "stalls", "token", "worker", "cancelling", "result", "progress"),
+)
+_TIMES = ("enqueued_at", "run_at", "claimed_at", "finished_at", "expires_at", "kept_until", "lease_until")
+
+
+def _relevant(seen: dict[str, Any]) -> dict[str, Any]:
+    """Without what the contract says nothing about in the job's state."""
+    state: State = seen["state"]
+    dropped = {"claimed_at", "lease_until", "worker"} if state is not State.ACTIVE else set()
+    if state in TERMINAL:
+        dropped |= {"cancelling", "run_at"}
+    return {name: value for name, value in seen.items() if name not in dropped}
+
+
+def _seen(value: Any, start_ms: int) -> Any:
+    match value:
+        case list():
+            return [_seen(item, start_ms) for item in value]
+        case Lease():
+            times = ("enqueued_at_ms", "claimed_at_ms", "expires_at_ms")
+            changed = {name: _unit(getattr(value, name), start_ms) for name in times}
+            return msgspec.structs.replace(value, **changed)
+        case Claimed():
+            leases = _seen(value.leases, start_ms)
+            return msgspec.structs.replace(value, leases=leases, wait_ms=_wait(value.wait_ms))
+        case SettledBatch():
+            return msgspec.structs.replace(value, claimed=_seen(value.claimed, start_ms))
+        case Swept():
+            return msgspec.structs.replace(value, wait_ms=_wait(value.wait_ms))
+        case Finished():
+            return msgspec.structs.replace(value, failure=_failure(value.failure))
+        case _:
+            return value
+
+
+def _unit(time_ms: int, start_ms: int) -> int | None:
+    return (time_ms - start_ms) // UNIT if time_ms else None
+
+
+def _wait(wait_ms: int | None) -> int | None:
+    return None if wait_ms is None else -(-wait_ms // UNIT)
+
+
+def _failure(failure: Failure | None) -> Failure | None:
+    if failure is not None and failure.type in ("Expired", "Stalled"):
+        return Failure(failure.type, "")
+    return failure

@@ -1,0 +1,168 @@
+"""The steps that the verbs of the model are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.core.job import NewJob
+from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
+from penstock.core.outcome import Failure
+from penstock.storage.base import Finished, PromoteAnswer, QueueSettings
+from tests.model.record import ORDER, Happened, Record, Slot, news_of, replaces
+
+__all__ = ["EXPIRED", "STALLED", "Steps"]
+
+S, E = State, EventType
+EXPIRED, STALLED = Failure("Expired", ""), Failure("Stalled", "")
+
+
+class Steps:
+    """One queue: its jobs, its log, its counters."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.seq = 0
+        self.paused = False
+        self.settings = QueueSettings()
+        self.records: dict[str, Record] = {}
+        self.events: list[Happened] = []
+        self.news: dict[str, list[Finished]] = {}
+        self._last_calls: dict[str, tuple[int, Any]] = {}
+
+    def in_state(self, state: State) -> list[Record]:
+        """The jobs of a state in the contract's order."""
+        return sorted((r for r in self.records.values() if r.state is state), key=ORDER[state])
+
+    def _queue_afresh(self, job: NewJob) -> Record:
+        incarnation, run_at = self._draw(), self._due(job)
+        record = Record(
+            id=job.id,
+            incarnation=incarnation,
+            state=S.SCHEDULED if run_at > self.now else S.WAITING,
+            payload=job.payload,
+            options=job.options,
+            priority=job.priority,
+            lifo=job.lifo,
+            ttl_ms=job.ttl_ms,
+            run_id=job.run_id,
+            write_id=job.write_id,
+            number=incarnation,
+            ready_at=self.now,
+            run_at=run_at,
+            enqueued_at=self.now,
+            expires_at=self.now + job.ttl_ms if job.ttl_ms else 0,
+        )
+        self.records[job.id] = record
+        self._append(E.ENQUEUED, record)
+        return record
+
+    def _due(self, job: NewJob) -> int:
+        return self.now + job.delay_ms if job.run_at_ms is None else job.run_at_ms
+
+    def _update(self, record: Record, slot: Slot) -> None:
+        if slot.payload is not None:
+            record.payload = slot.payload
+        if slot.terms is not None:
+            record.options, record.priority, record.lifo, record.ttl_ms = slot.terms
+            record.expires_at = self.now + record.ttl_ms if record.ttl_ms else 0
+        if slot.reset_counts:
+            record.failures = record.stalls = 0
+        if replaces(slot.when, slot.run_at, record.run_at):
+            record.run_at = slot.run_at
+            if slot.run_at > self.now:
+                record.state = S.SCHEDULED
+            elif record.state is S.SCHEDULED:
+                self._enter_waiting(record)
+
+    def _absorb(self, record: Record) -> None:
+        if record.slot is not None:
+            slot, record.slot = record.slot, None
+            record.waiters |= slot.waiters
+            self._update(record, slot)
+
+    def _delete(self, record: Record) -> None:
+        if record.state in OPEN:
+            waiters = record.waiters | (record.slot.waiters if record.slot else set())
+            self._tell(waiters, Finished(record.id, record.incarnation, S.CANCELLED))
+        del self.records[record.id]
+
+    def _draw(self) -> int:
+        self.seq += 1
+        return self.seq
+
+    def _kept(self, id: str) -> Record | None:
+        record = self.records.get(id)
+        return None if record and record.state in TERMINAL and record.kept_until <= self.now else record
+
+    def _held(self, id: str, token: int) -> Record | None:
+        record = self.records.get(id)
+        return record if record and record.state is S.ACTIVE and record.token == token else None
+
+    def _pending(self) -> list[Record]:
+        return [r for r in self.records.values() if r.state in OPEN and r.state is not S.ACTIVE]
+
+    def _is_expired(self, record: Record) -> bool:
+        return 0 < record.expires_at <= self.now
+
+    def _enter_waiting(self, record: Record) -> None:
+        record.number, record.ready_at, record.state = self._draw(), self.now, S.WAITING
+
+    def _promote(self, record: Record | None) -> PromoteAnswer:
+        if record is None:
+            return "not_found"
+        if record.state is not S.SCHEDULED:
+            return "not_scheduled"
+        self._enter_waiting(record)
+        self._append(E.PROMOTED, record)
+        return "promoted"
+
+    def _expire(self, record: Record, *, token: int = 0) -> State:
+        record.failure = EXPIRED
+        return self._finish(record, S.FAILED, E.EXPIRED, token=token)
+
+    def _finish(self, record: Record, state: State, event: EventType, *, token: int = 0) -> State:
+        options = record.options
+        ttl_ms = options.failure_ttl_ms if state is S.FAILED else options.result_ttl_ms
+        record.state, record.finished_at, record.kept_until = state, self.now, self.now + ttl_ms
+        self._append(event, record, token=token)
+        slot, record.slot = record.slot, None
+        if slot and state is S.CANCELLED:
+            record.waiters |= slot.waiters
+            slot = None
+        self._tell(record.waiters, news_of(record))
+        record.waiters = set()
+        if ttl_ms == 0:
+            del self.records[record.id]
+        if slot:
+            self._queue_slot(record, slot)
+        return state
+
+    def _queue_slot(self, old: Record, slot: Slot) -> None:
+        options, priority, lifo, ttl_ms = slot.terms or (old.options, old.priority, old.lifo, old.ttl_ms)
+        new = self._queue_afresh(
+            NewJob(
+                old.id,
+                old.payload if slot.payload is None else slot.payload,
+                options,
+                run_at_ms=slot.run_at,
+                priority=priority,
+                lifo=lifo,
+                ttl_ms=ttl_ms,
+                run_id=slot.run_id,
+                write_id=slot.write_id,
+            )
+        )
+        new.waiters = slot.waiters
+
+    def _tell(self, waiters: set[str], news: Finished) -> None:
+        for listener in waiters:
+            self.news.setdefault(listener, []).append(news)
+
+    def _append(
+        self, event: EventType, record: Record | None = None, *, token: int = 0, state: str | None = None
+    ) -> None:
+        if record is None:
+            self.events.append(Happened(event, "", 0, "", 0))
+        else:
+            shown = record.state if state is None else state
+            self.events.append(Happened(event, record.id, record.incarnation, shown, token))

@@ -1,0 +1,127 @@
+"""What the state machine draws: few ids and few values, so that calls meet each other.
+
+Every time is a whole number of units, and a unit is longer than any test runs. Between two calls the clock
+moves by at least a millisecond. So the order of all instants is the same in the engine, whose clock runs, and
+in the model, whose clock counts calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from hypothesis import strategies as st
+
+from penstock.core.job import Conflict, NewJob, Options
+from penstock.core.lifecycle import TERMINAL
+from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome, Release, Snooze
+from penstock.storage.base import Change, QueueSettings, Take
+
+__all__ = [
+    "IDS",
+    "UNIT",
+    "changes",
+    "lines",
+    "listeners",
+    "new_jobs",
+    "new_payloads",
+    "outcomes",
+    "progress",
+    "redispatches",
+    "settings",
+    "takes",
+    "terminal_states",
+    "units",
+]
+
+UNIT: Final = 1_000_000
+IDS: Final = ("a", "b", "c", "ü", "🚰")
+
+listeners = st.sampled_from(["ear", "eye"])
+payloads = st.sampled_from([b"", b"one", b"\x00\xff"])
+new_payloads = st.none() | payloads
+progress = st.sampled_from([None, b"0.5"])
+lines = st.sampled_from([(), ("line",)])
+
+
+def units(*counts: int) -> st.SearchStrategy[int]:
+    return st.sampled_from([count * UNIT for count in counts])
+
+
+options = st.builds(
+    Options,
+    task=st.sampled_from(["", "send"]),
+    attempts=st.sampled_from([1, 2, 3]),
+    max_stalls=st.sampled_from([0, 1]),
+    result_ttl_ms=units(0, 2, 5),
+    failure_ttl_ms=units(0, 3, 5),
+)
+
+redispatch = st.builds(
+    Conflict,
+    mode=st.just("redispatch"),
+    payload=st.sampled_from(["replace", "keep"]),
+    run_at=st.sampled_from(["always", "never", "if_earlier", "if_later"]),
+    options=st.sampled_from(["replace", "keep"]),
+    reset_counts=st.booleans(),
+)
+conflicts = st.one_of(st.just(Conflict()), st.just(Conflict(mode="absent")), redispatch)
+
+
+@st.composite
+def new_jobs(draw: Callable) -> NewJob:
+    """``run_at_ms`` counts from the machine's first moment: whoever makes the call adds that."""
+    delayed = st.tuples(units(0, 0, 0, 0, 0, 1, 2), st.none())
+    delay_ms, run_at_ms = draw(delayed | st.tuples(st.just(0), units(0, 0, 2, 4)))
+    return NewJob(
+        draw(st.sampled_from(IDS)),
+        draw(payloads),
+        draw(options),
+        delay_ms=delay_ms,
+        run_at_ms=run_at_ms,
+        priority=draw(st.sampled_from([0, 0, -1, 5])),
+        lifo=draw(st.booleans()),
+        ttl_ms=draw(units(0, 0, 0, 1, 3)),
+        conflict=draw(conflicts),
+        run_id=draw(st.sampled_from(["", "run"])),
+        write_id=draw(st.sampled_from(["", "", "write"])),
+        notify=draw(st.sampled_from(["", "ear", "eye"])),
+    )
+
+
+@st.composite
+def redispatches(draw: Callable, ids: list[str]) -> NewJob:
+    """A job that is there, dispatched once more."""
+    new: NewJob = draw(new_jobs())
+    return msgspec.structs.replace(new, id=draw(st.sampled_from(ids)), conflict=draw(redispatch))
+
+
+takes = st.builds(
+    Take,
+    worker=st.sampled_from(["ada", "bob"]),
+    count=st.sampled_from([1, 1, 2, 10]),
+    lease_ms=units(1, 3),
+)
+
+outcomes: st.SearchStrategy[Outcome] = st.one_of(
+    st.builds(Complete, payloads),
+    st.builds(Fail, st.just(Failure("Boom", "it went", "off")), units(0, 1, 2), final=st.booleans()),
+    st.builds(Snooze, units(0, 1)),
+    st.just(Release()),
+    st.just(Cancel("asked")),
+)
+
+terminal_states = st.sampled_from(sorted(TERMINAL))
+
+changes = st.builds(
+    Change,
+    payload=st.none() | payloads,
+    priority=st.none() | st.sampled_from([-2, 0, 7]),
+    delay_ms=st.none() | units(0, 1, 3),
+    result_ttl_ms=st.none() | units(0, 1, 4),
+).filter(lambda change: change != Change())
+
+settings = st.builds(
+    QueueSettings, keep_completed=st.sampled_from([None, 0, 1]), keep_failed=st.sampled_from([None, 0, 1])
+)
