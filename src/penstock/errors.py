@@ -15,6 +15,7 @@
     │   ├── StorageFull                   out of memory or disk; nothing was written
     │   ├── StorageReadOnly               a replica, or a file that may not be written
     │   └── StorageVersion                a server too old, or data written by a newer Penstock
+    ├── EventsLost                        events that were to be read are no longer kept
     ├── LeaseLost                         somebody else holds the job by now; the call changed nothing
     ├── ResultTimeout (TimeoutError)      the wait for a result ended; the job itself goes on
     ├── JobError                          why a job has no result
@@ -33,6 +34,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 __all__ = [
+    "EventsLost",
     "InvalidInput",
     "InvalidName",
     "InvalidOption",
@@ -110,6 +112,16 @@ class StorageReadOnly(StorageError):
 
 class StorageVersion(StorageError):
     """The server is too old for Penstock, or the data was written by a Penstock newer than this one."""
+
+
+class EventsLost(PenstockError):
+    """A reader of the event log fell behind what is kept: events ``first`` to ``last`` are gone, or (both 0) the
+    log is another one than before."""
+
+    def __init__(self, message: str, *, first: int, last: int) -> None:
+        super().__init__(message)
+        self.first = first
+        self.last = last
 
 
 class LeaseLost(PenstockError):

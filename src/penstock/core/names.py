@@ -5,7 +5,7 @@
 | id | 1 to 200 printable characters of any script; spaces inside, not at the ends |
 | queue, namespace | 1 to 100 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or a digit |
 | task | 1 to 200 of ``A-Z a-z 0-9 _ . : -`` |
-| worker | 1 to 200 of ``A-Z a-z 0-9 _ . : @ -`` |
+| worker, consumer | 1 to 200 of ``A-Z a-z 0-9 _ . : @ -`` |
 
 ``/ { }`` are kept out of names because Valkey's keys are built with them (``{namespace/queue/0}``).
 Every function returns the plain ``str`` it was given, or raises ``InvalidName``.
@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from penstock.errors import InvalidName
 
-__all__ = ["check_id", "check_namespace", "check_queue", "check_task", "check_worker"]
+__all__ = ["check_consumer", "check_id", "check_namespace", "check_queue", "check_task", "check_worker"]
 
 _LONGEST: Final = 200
 
@@ -64,6 +64,11 @@ def check_task(value: str) -> str:
     if type(value) is str and _task(value):
         return value
     return _checked("task name", value, _task, _TASK_RULE)
+
+
+def check_consumer(value: str) -> str:
+    """``value`` if it can name a reader of the event log."""
+    return _checked("consumer name", value, _worker, _WORKER_RULE)
 
 
 def check_worker(value: str) -> str:

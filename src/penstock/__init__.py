@@ -1,0 +1,123 @@
+"""Penstock: a reliable job queue for Python whose data pipeline runs on Spark.
+
+Begin with ``App``. The errors are in ``penstock.errors`` too, with the tree of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.app import App
+from penstock.claimed import Claim, ClaimedJob
+from penstock.core.event import Event
+from penstock.core.ids import content_id, uuid7
+from penstock.core.job import Conflict
+from penstock.core.lifecycle import EventType, State
+from penstock.core.retry import Custom, Exponential, Fixed
+from penstock.errors import (
+    EventsLost,
+    InvalidInput,
+    InvalidName,
+    InvalidOption,
+    JobCancelled,
+    JobError,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    LeaseLost,
+    PayloadTooLarge,
+    PenstockError,
+    ResultTimeout,
+    Retry,
+    SerializationError,
+    Snooze,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+    StorageRefused,
+    StorageUnavailable,
+    StorageVersion,
+    UnknownTask,
+    Unrecoverable,
+    Verdict,
+)
+from penstock.handle import JobHandle
+from penstock.info import JobInfo, WorkerInfo
+from penstock.queue import Queue
+from penstock.serde import Serde, register_serde
+from penstock.task import Dispatch, JobSpec, Task
+
+if TYPE_CHECKING:
+    from penstock.worker.context import JobContext, current_job
+    from penstock.worker.worker import Worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "Claim",
+    "ClaimedJob",
+    "Conflict",
+    "Custom",
+    "Dispatch",
+    "Event",
+    "EventType",
+    "EventsLost",
+    "Exponential",
+    "Fixed",
+    "InvalidInput",
+    "InvalidName",
+    "InvalidOption",
+    "JobCancelled",
+    "JobContext",
+    "JobError",
+    "JobExpired",
+    "JobFailed",
+    "JobHandle",
+    "JobInfo",
+    "JobNotFound",
+    "JobSpec",
+    "LeaseLost",
+    "PayloadTooLarge",
+    "PenstockError",
+    "Queue",
+    "ResultTimeout",
+    "Retry",
+    "Serde",
+    "SerializationError",
+    "Snooze",
+    "State",
+    "StorageError",
+    "StorageFull",
+    "StorageReadOnly",
+    "StorageRefused",
+    "StorageUnavailable",
+    "StorageVersion",
+    "Task",
+    "UnknownTask",
+    "Unrecoverable",
+    "Verdict",
+    "Worker",
+    "WorkerInfo",
+    "__version__",
+    "content_id",
+    "current_job",
+    "register_serde",
+    "uuid7",
+]
+
+# Who only enqueues does not need the worker.
+_LATER = {
+    "JobContext": "penstock.worker.context",
+    "Worker": "penstock.worker.worker",
+    "current_job": "penstock.worker.context",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value

@@ -1,0 +1,275 @@
+"""Looking at a queue and operating it. ``Queue`` has all of this; each method is a verb of docs/verbs.md.
+
+Verbs on jobs take any number of ids and give the answers by id. Bulk verbs go on until they are through, in
+bounded steps: other clients get their turn in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
+
+from msgspec.structs import replace
+
+from penstock.core.duration import Duration, milliseconds
+from penstock.core.lifecycle import TERMINAL, State
+from penstock.core.names import check_consumer, check_id
+from penstock.errors import InvalidOption
+from penstock.events import read_events
+from penstock.info import JobInfo, WorkerInfo
+from penstock.options import refuse_unknown, whole_number
+from penstock.storage.base import Change
+
+if TYPE_CHECKING:
+    from penstock.core.event import Event
+    from penstock.source import Source
+    from penstock.storage.base import (
+        Bulk,
+        CancelAnswer,
+        ChangeAnswer,
+        Checked,
+        Consumer,
+        Counts,
+        PromoteAnswer,
+        QueueSettings,
+        RemoveAnswer,
+        RetryAnswer,
+        Storage,
+    )
+
+__all__ = ["QueueAdmin", "Settings"]
+
+_AT_ONCE: Final = 1000
+_FURTHEST: Final = 2**53
+_UNSET: Final = object()
+
+A = TypeVar("A")
+
+
+class Settings(TypedDict, total=False):
+    """What is kept of a queue; ``None`` is no bound. See ``storage.base.QueueSettings``."""
+
+    keep_completed: int | None
+    keep_failed: int | None
+    events_count: int | None
+    events_age: Duration | None
+    events_bytes: int | None
+    events_hard_cap: int
+
+
+class QueueAdmin:
+    """See the module. Every method raises ``StorageError`` if the store does not answer."""
+
+    _source: Source
+
+    @property
+    def name(self) -> str:
+        return self._source.queue
+
+    # Look
+
+    async def get(self, id: str) -> JobInfo | None:
+        """The job as it is now; ``None`` if it is not known."""
+        [job] = await (await self._storage()).get(self.name, [check_id(id)])
+        return None if job is None else JobInfo(self._source, job)
+
+    async def get_many(self, ids: Sequence[str]) -> list[JobInfo | None]:
+        """The jobs as they are now, in the order of the ids."""
+        ids = [check_id(id) for id in ids]
+        storage, infos = await self._storage(), list[JobInfo | None]()
+        for start in range(0, len(ids), _AT_ONCE):
+            jobs = await storage.get(self.name, ids[start : start + _AT_ONCE])
+            infos += [None if job is None else JobInfo(self._source, job) for job in jobs]
+        return infos
+
+    async def list_jobs(
+        self, state: State | str, *, limit: int | None = None, reverse: bool = False
+    ) -> AsyncGenerator[JobInfo, None]:
+        """Jobs of a state, in the order they will run, come due, or be forgotten: ``async for job in ...``."""
+        storage, wanted, cursor, left = await self._storage(), _state(state), "", limit
+        while left is None or left > 0:
+            at_once = 100 if left is None else min(left, 100)
+            page = await storage.list_jobs(self.name, wanted, cursor=cursor, limit=at_once, reverse=reverse)
+            for job in page.jobs:
+                yield JobInfo(self._source, job)
+            if not page.cursor:
+                return
+            cursor = page.cursor
+            left = None if left is None else left - len(page.jobs)
+
+    async def counts(self) -> Counts:
+        """How many jobs there are by state, whether the queue is paused, how long the next in line has waited."""
+        return await (await self._storage()).counts(self.name)
+
+    async def waiting(self) -> int:
+        """How many jobs could be claimed now."""
+        return (await self.counts()).waiting
+
+    async def active(self) -> int:
+        """How many jobs are leased, those of vanished workers included until they are rescued."""
+        return (await self.counts()).active
+
+    async def open(self) -> int:
+        """How many jobs have not ended; 0 means drained."""
+        return (await self.counts()).open
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The workers of this queue, as they last described themselves."""
+        return [WorkerInfo(record) for record in await (await self._storage()).workers(self.name)]
+
+    async def logs(self, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
+        """The lines a job logged, from number ``start``."""
+        return await (await self._storage()).logs(self.name, check_id(id), start=start, limit=limit)
+
+    # Operate on jobs
+
+    async def cancel(self, *ids: str) -> dict[str, CancelAnswer]:
+        """End jobs that have not begun (``cancelled``), ask active ones to stop (``requested``)."""
+        return await _by_id(ids, (await self._storage()).cancel, self.name)
+
+    async def retry(self, *ids: str) -> dict[str, RetryAnswer]:
+        """Have failed and cancelled jobs run again."""
+        return await _by_id(ids, (await self._storage()).retry, self.name)
+
+    async def promote(self, *ids: str) -> dict[str, PromoteAnswer]:
+        """Have scheduled jobs wait for a worker from now on."""
+        return await _by_id(ids, (await self._storage()).promote, self.name)
+
+    async def remove(self, *ids: str) -> dict[str, RemoveAnswer]:
+        """Delete jobs, except active ones."""
+        return await _by_id(ids, (await self._storage()).remove, self.name)
+
+    async def change(
+        self,
+        id: str,
+        *,
+        payload: Any = _UNSET,
+        priority: int | None = None,
+        delay: Duration | None = None,
+        result_ttl: Duration | None = None,
+    ) -> ChangeAnswer:
+        """Change one job, all of it or nothing. The payload is that of the queue's serde."""
+        change = Change(
+            payload=None if payload is _UNSET else self._source.encode_payload(payload),
+            priority=None if priority is None else whole_number("priority", priority, least=-(2**31) + 1),
+            delay_ms=None if delay is None else milliseconds(delay),
+            result_ttl_ms=None if result_ttl is None else milliseconds(result_ttl, what="result_ttl"),
+        )
+        return await (await self._storage()).change(self.name, check_id(id), change)
+
+    # Operate on the queue
+
+    async def pause(self) -> None:
+        """Claims get nothing from now on, everywhere. Jobs that run go on."""
+        await (await self._storage()).pause(self.name)
+
+    async def resume(self) -> None:
+        """The end of a pause."""
+        await (await self._storage()).resume(self.name)
+
+    async def retry_all(self) -> int:
+        """Have all failed jobs run again; how many there were."""
+        storage = await self._storage()
+        return await _to_the_end(lambda cursor: storage.retry_all(self.name, limit=_AT_ONCE, cursor=cursor))
+
+    async def drain(self, *, scheduled: bool = False) -> int:
+        """Remove all waiting jobs, and the scheduled ones if asked; how many there were."""
+        storage = await self._storage()
+        return await _to_the_end(
+            lambda cursor: storage.drain(self.name, scheduled=scheduled, limit=_AT_ONCE, cursor=cursor)
+        )
+
+    async def clean(self, state: State | str, *, older_than: Duration = 0) -> int:
+        """Remove jobs of a terminal state that ended at least so long ago; how many there were."""
+        storage, wanted = await self._storage(), _state(state)
+        older_than_ms = milliseconds(older_than, what="older_than")
+        if wanted not in TERMINAL:
+            raise InvalidOption(f"state={state!r} is no end of a job. Give {', '.join(sorted(TERMINAL))}.")
+        return await _to_the_end(
+            lambda cursor: storage.clean(
+                self.name, wanted, older_than_ms=older_than_ms, limit=_AT_ONCE, cursor=cursor
+            )
+        )
+
+    async def obliterate(self, *, force: bool = False) -> int:
+        """Remove all jobs. Refused with ``StorageError`` while some are active, unless forced."""
+        return await (await self._storage()).obliterate(self.name, force=force)
+
+    async def settings(self) -> QueueSettings:
+        """What is kept, and how much."""
+        return await (await self._storage()).settings(self.name)
+
+    async def configure(self, **changes: Unpack[Settings]) -> QueueSettings:
+        """Change some settings, leave the others; gives what holds now. Of two at a time, the later one wins."""
+        refuse_unknown(changes, Settings.__annotations__, where="a queue")
+        fields: dict[str, Any] = dict(changes)
+        if "events_age" in fields:
+            age = fields.pop("events_age")
+            fields["events_age_ms"] = None if age is None else milliseconds(age, what="events_age")
+        for name, value in fields.items():
+            if value is not None or name == "events_hard_cap":
+                whole_number(name, value, least=0, most=_FURTHEST)
+        storage = await self._storage()
+        settings = replace(await storage.settings(self.name), **fields)
+        await storage.configure(self.name, settings)
+        return settings
+
+    async def check(self, *, repair: bool = False) -> Checked:
+        """Compare every record with every index, and mend what does not agree if asked. Slow, and exact."""
+        return await (await self._storage()).check(self.name, repair=repair)
+
+    # The event log
+
+    def events(self, *, after: int | None = 0, follow: bool = True) -> AsyncGenerator[Event, None]:
+        """The events after a sequence number (``None``: after the newest), then those to come, without end.
+
+        ``follow=False`` stops at the newest. Raises ``EventsLost`` if some are no longer kept.
+        """
+        if after is not None:
+            whole_number("after", after, least=0, most=_FURTHEST)
+        return read_events(self._source.app, self.name, after=after, follow=follow)
+
+    async def hold_events(self, consumer: str, *, offset: int, ttl: Duration = "7d") -> None:
+        """Keep the events after ``offset`` for a reader of that name until it moves on, or for ``ttl``."""
+        consumer, offset = check_consumer(consumer), whole_number("offset", offset, least=0, most=_FURTHEST)
+        await (await self._storage()).hold_events(
+            self.name, consumer, offset=offset, ttl_ms=milliseconds(ttl, what="ttl")
+        )
+
+    async def release_events(self, consumer: str) -> None:
+        """Nothing is kept for that reader any more."""
+        await (await self._storage()).release_events(self.name, check_consumer(consumer))
+
+    async def consumers(self) -> list[Consumer]:
+        """The readers that events are kept for."""
+        return await (await self._storage()).consumers(self.name)
+
+    async def _storage(self) -> Storage:
+        return await self._source.app.connect()
+
+
+async def _by_id(
+    ids: Sequence[str], verb: Callable[[str, Sequence[str]], Awaitable[Sequence[A]]], queue: str
+) -> dict[str, A]:
+    answers: dict[str, Any] = {}
+    ids = [check_id(id) for id in ids]
+    for start in range(0, len(ids), _AT_ONCE):
+        some = ids[start : start + _AT_ONCE]
+        answers.update(zip(some, await verb(queue, some), strict=True))
+    return answers
+
+
+async def _to_the_end(step: Callable[[str], Awaitable[Bulk]]) -> int:
+    bulk = await step("")
+    done = bulk.done
+    while bulk.cursor:
+        bulk = await step(bulk.cursor)
+        done += bulk.done
+    return done
+
+
+def _state(state: State | str) -> State:
+    try:
+        return State(state)
+    except ValueError:
+        raise InvalidOption(f"state={state!r} is not known. Give {', '.join(State)}.") from None

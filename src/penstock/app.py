@@ -1,0 +1,298 @@
+"""The app: where the store is, which tasks there are, and how jobs are treated unless said otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, overload
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from penstock.core.ids import uuid7
+from penstock.core.job import Options
+from penstock.core.names import check_namespace, check_queue, check_task
+from penstock.core.retry import BackoffFunction, custom_name
+from penstock.core.size import Size, byte_count
+from penstock.errors import InvalidOption, StorageError, UnknownTask
+from penstock.loops import Sessions
+from penstock.options import (
+    DEFAULTS,
+    PLACEMENT,
+    TASK,
+    DefaultOptions,
+    TaskOptions,
+    placement,
+    refuse_unknown,
+    treatment,
+)
+from penstock.queue import Queue
+from penstock.serde import Serde, resolve_serde
+from penstock.signature import Signature
+from penstock.task import Task, resolve_runner
+
+if TYPE_CHECKING:
+    from penstock.handle import JobHandle
+    from penstock.session import Session
+    from penstock.storage.base import Storage
+    from penstock.sync import SyncApp
+    from penstock.worker.worker import Worker
+
+__all__ = ["DEFAULT_URL", "App"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_URL: Final = "sqlite:///penstock.db"
+
+
+class App:
+    """Everything begins here. Light to make: it connects when it is first used.
+
+    ``url`` is the store's: ``sqlite:///path``, ``memory://``, ``valkey://host`` and others; without it the
+    environment's ``PENSTOCK_URL``; without that ``sqlite:///penstock.db`` in the working directory. A storage that
+    is open already may be given instead; it stays the caller's to close, and serves its own event loop only.
+    ``namespace`` keeps several systems apart in one store. Further options are defaults for all tasks.
+
+    An app may be used from several event loops and threads: each loop gets a connection of its own. All loops
+    of one app share one ``memory://``. Connections are closed by ``close()``, by ``async with app``, or when
+    ``asyncio.run`` ends their loop. After a fork the child makes its own.
+    """
+
+    def __init__(
+        self,
+        url: str | Storage | None = None,
+        *,
+        namespace: str | None = None,
+        serde: str | Serde = "json",
+        result_serde: str | Serde | None = None,
+        max_payload: Size = "1MiB",
+        **defaults: Unpack[DefaultOptions],
+    ) -> None:
+        refuse_unknown(defaults, DEFAULTS, where="an app")
+        given = url if url is not None else os.environ.get("PENSTOCK_URL") or DEFAULT_URL
+        self._storage = None if isinstance(given, str) else _checked_storage(given)
+        self._storage_loop: asyncio.AbstractEventLoop | None = None
+        self.url = _shared_by_loops(given) if isinstance(given, str) else given.url
+        """Where the store is. It may hold a password: show the url of the storage instead."""
+        self.namespace = check_namespace(namespace) if namespace is not None else None
+        self.max_payload = byte_count(max_payload, what="max_payload")
+        self.serde = resolve_serde(serde)
+        self.result_serde = self.serde if result_serde is None else resolve_serde(result_serde)
+        self.backoffs: dict[str, BackoffFunction] = {}
+        """Backoff functions by the name that jobs carry, for whoever settles their failures."""
+        self._defaults = self.treatment(Options(), defaults)
+        self._fields = placement(defaults)
+        self._tasks: dict[str, Task[..., Any]] = {}
+        self._sessions = Sessions(self._open, close_storage=self._storage is None)
+        self.session: Callable[[], Coroutine[Any, Any, Session]] = self._sessions.get
+        """The running loop's ``Session``: for the parts of Penstock, not for its users."""
+
+    # Tasks and queues
+
+    @overload
+    def task(self, func: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, func: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        func: None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        **options: Unpack[TaskOptions],
+    ) -> _TaskDecorator: ...
+    def task(
+        self,
+        func: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        **options: Unpack[TaskOptions],
+    ) -> Any:
+        """Make a function a task: ``@app.task`` or ``@app.task(queue="mail", attempts=5)``.
+
+        Its name is the function's unless given. Raises ``InvalidOption`` for an option nobody knows, a value it
+        cannot have, or a name that is taken.
+        """
+        refuse_unknown(options, TASK | {"name", "queue"}, where="a task")
+        decorator = _TaskDecorator(self, name, check_queue(queue), options)
+        return decorator if func is None else decorator(func)
+
+    @property
+    def tasks(self) -> Mapping[str, Task[..., Any]]:
+        """The tasks by name."""
+        return MappingProxyType(self._tasks)
+
+    def task_named(self, name: str) -> Task[..., Any]:
+        """The task of that name. Raises ``UnknownTask``."""
+        try:
+            return self._tasks[name]
+        except KeyError:
+            known = ", ".join(sorted(self._tasks)) or "none at all"
+            raise UnknownTask(
+                f"no task {name!r} is registered in this app, which has {known}. "
+                "Import the module that defines it before the worker starts."
+            ) from None
+
+    def queue(
+        self,
+        name: str,
+        *,
+        serde: str | Serde | None = None,
+        result_serde: str | Serde | None = None,
+        payload_type: Any = Any,
+        result_type: Any = Any,
+    ) -> Queue:
+        """The queue of that name: to put payloads in without a task, to look at it and to operate it.
+
+        ``payload_type`` and ``result_type`` are what payloads and results are decoded to.
+        """
+        return Queue(
+            self,
+            check_queue(name),
+            serde=self.serde if serde is None else resolve_serde(serde),
+            result_serde=self.result_serde if result_serde is None else resolve_serde(result_serde),
+            payload_type=payload_type,
+            result_type=result_type,
+            defaults=self._defaults,
+            fields=self._fields,
+        )
+
+    def job(self, queue: str, id: str) -> JobHandle[Any]:
+        """A handle for a known id. Nothing is asked of the store yet."""
+        return self.queue(queue).job(id)
+
+    def worker(self, **options: Any) -> Worker:
+        """A worker for this app's tasks; see ``penstock.worker.worker.Worker`` for the options."""
+        from penstock.worker.worker import Worker
+
+        return Worker(self, **options)
+
+    # The store
+
+    async def connect(self) -> Storage:
+        """The open storage of the running event loop; the first call opens it.
+
+        Raises:
+            StorageError: the store is not there, does not let us in, or is of a version we cannot use.
+            InvalidOption: a URL that names no engine.
+        """
+        return (await self.session()).storage
+
+    async def close(self) -> None:
+        """Close the connections of all event loops. The app may be used again: it connects anew."""
+        await self._sessions.close()
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def queues(self) -> list[str]:
+        """The names of all queues that jobs were ever put into."""
+        return await (await self.connect()).queues()
+
+    @property
+    def sync(self) -> SyncApp:
+        """The same for synchronous code."""
+        from penstock.sync import SyncApp
+
+        return SyncApp(self)
+
+    # For the parts of Penstock
+
+    def treatment(self, base: Options, given: Mapping[str, Any]) -> Options:
+        """``base`` with the treatment in ``given``; a backoff function among it becomes known here."""
+        backoff = given.get("backoff")
+        if callable(backoff):
+            self.backoffs[custom_name(backoff)] = backoff
+        return treatment(base, given)
+
+    def add_task(
+        self, func: Callable[..., Any], name: str | None, queue: str, given: Mapping[str, Any]
+    ) -> Task[..., Any]:
+        """What ``@app.task`` does."""
+        name = check_task(getattr(func, "__name__", "") if name is None else name)
+        if name in self._tasks:
+            raise InvalidOption(
+                f"a task {name!r} is registered already ({self._tasks[name].func!r}), and a job carries "
+                "only the name. Give this one another by @app.task(name=...)."
+            )
+        serde = self.serde if "serde" not in given else resolve_serde(given["serde"])
+        result_serde = self.result_serde if "serde" not in given else serde
+        task: Task[..., Any] = Task(
+            self,
+            func,
+            name=name,
+            queue=queue,
+            runner=resolve_runner(name, func, given.get("runner", "auto")),
+            serde=serde,
+            result_serde=resolve_serde(given.get("result_serde", result_serde)),
+            signature=Signature.of(func, takes_context=given.get("takes_context", False)),
+            defaults=self.treatment(replace(self._defaults, task=name), given),
+            fields={**self._fields, **placement({k: v for k, v in given.items() if k in PLACEMENT})},
+        )
+        self._tasks[name] = task
+        return task
+
+    async def _open(self) -> Storage:
+        if self._storage is not None:
+            return self._given_storage(self._storage)
+        from penstock.storage import open_storage
+
+        options = {} if self.namespace is None else {"namespace": self.namespace}
+        storage = open_storage(self.url, **options)
+        await storage.open()
+        return storage
+
+    def _given_storage(self, storage: Storage) -> Storage:
+        loop = asyncio.get_running_loop()
+        if self._storage_loop not in (None, loop):
+            raise StorageError(
+                "the storage this app was given belongs to another event loop, where the app was used before. "
+                "Give the app a URL instead: then every loop gets a connection of its own."
+            )
+        self._storage_loop = loop
+        return storage
+
+
+class _TaskDecorator:
+    """What ``@app.task(...)`` gives: typed for coroutine functions and for others."""
+
+    def __init__(self, app: App, name: str | None, queue: str, given: Mapping[str, Any]) -> None:
+        self._arguments = (name, queue, given)
+        self._app = app
+
+    @overload
+    def __call__(self, func: Callable[P, Coroutine[Any, Any, R]]) -> Task[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[P, R]) -> Task[P, R]: ...
+    def __call__(self, func: Callable[..., Any]) -> Any:
+        return self._app.add_task(func, *self._arguments)
+
+
+def _checked_storage(given: Storage) -> Storage:
+    if not hasattr(given, "capabilities"):
+        raise InvalidOption(
+            f"url={given!r} is of type {type(given).__qualname__}, and no store. "
+            "Give a URL such as 'sqlite:///penstock.db', or an open storage."
+        )
+    return given
+
+
+def _shared_by_loops(url: str) -> str:
+    """An unnamed ``memory://`` gets a name, or every loop of the app would have a store to itself."""
+    parts = urlsplit(url)
+    if parts.scheme == "memory" and not parts.netloc and parts.path in ("", "/"):
+        return parts._replace(netloc=f"app-{uuid7()}").geturl()
+    return url

@@ -1,0 +1,262 @@
+"""A loop of one's own: jobs taken under a lease outside any worker.
+
+::
+
+    while True:
+        async with queue.claim(lease="30s") as job:
+            job.result = await work(job.payload)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+
+import msgspec
+
+from penstock.core.duration import Duration, milliseconds
+from penstock.core.job import Lease
+from penstock.core.outcome import Complete, Fail, Outcome, Release, Snooze
+from penstock.errors import InvalidInput, LeaseLost, SerializationError, StorageError, Verdict
+from penstock.storage.base import Held, Report, Settlement
+
+if TYPE_CHECKING:
+    from penstock.claiming import Claiming
+    from penstock.session import Session
+    from penstock.source import Source
+
+__all__ = ["Claim", "ClaimedJob"]
+
+_log = logging.getLogger(__name__)
+
+_UNSET: Final = object()
+
+J = TypeVar("J", "ClaimedJob", "ClaimedJob | None")
+
+
+class ClaimedJob:
+    """A job under a lease of ours. Settle it once, by ``complete``, ``fail``, ``release`` or ``snooze``.
+
+    Each of these says whether it counted: false means that the lease was lost, or that this job was settled here
+    before; nothing changed then. ``complete`` is true for exactly one of all callers who ever held the job.
+    ``result`` is what ``async with`` completes the job with. Belongs to the event loop it was claimed in.
+    """
+
+    __slots__ = (
+        "_lease",
+        "_lease_ms",
+        "_payload",
+        "_session",
+        "_source",
+        "_worker",
+        "cancelled",
+        "result",
+        "settled",
+    )
+
+    def __init__(self, source: Source, session: Session, lease: Lease, *, lease_ms: int, worker: str) -> None:
+        self._source = source
+        self._session = session
+        self._lease = lease
+        self._lease_ms = lease_ms
+        self._worker = worker
+        self._payload: Any = _UNSET
+        self.result: Any = None
+        self.settled = False
+        self.cancelled = lease.cancelling
+        """Whether to stop: asked to, past its ttl, or no longer ours. Renewed by every ``extend``."""
+
+    def __repr__(self) -> str:
+        return f"<ClaimedJob {self.queue}/{self.id} run {self.run}>"
+
+    @property
+    def id(self) -> str:
+        return self._lease.id
+
+    @property
+    def queue(self) -> str:
+        return self._source.queue
+
+    @property
+    def task(self) -> str:
+        """The task's name; empty for a payload without a task."""
+        return self._lease.options.task
+
+    @property
+    def token(self) -> int:
+        """The fencing token: rises from claim to claim of a queue, for stores of one's own."""
+        return self._lease.token
+
+    @property
+    def run(self) -> int:
+        """Which run of the job this is, from 1."""
+        return self._lease.run
+
+    @property
+    def failures(self) -> int:
+        """How many runs have failed before."""
+        return self._lease.failures
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return datetime.fromtimestamp(self._lease.enqueued_at_ms / 1000, UTC)
+
+    @property
+    def payload(self) -> Any:
+        """Raises ``SerializationError`` if it cannot be decoded: then ``fail`` the job."""
+        if self._payload is _UNSET:
+            self._payload = self._source.decode_payload(self._lease.payload)
+        return self._payload
+
+    async def complete(self, result: Any = None) -> bool:
+        """The work is done. Raises ``SerializationError`` or ``PayloadTooLarge`` for a result that cannot be kept."""
+        return await self._settle(Complete(self._source.encode_result(result)))
+
+    async def fail(
+        self, error: BaseException | str, *, retry_in: Duration | None = None, final: bool = False
+    ) -> bool:
+        """The run failed: the job runs again after its backoff, or ``retry_in``, as long as attempts are left.
+
+        ``final`` ends it now. An error may say so itself, as in a worker (``Retry``, ``Snooze``, ``Unrecoverable``).
+        """
+        from penstock.worker.verdict import failed
+
+        cause = _Failed(error) if isinstance(error, str) else error
+        outcome = failed(cause, self._lease, discarded=False, backoffs=self._source.app.backoffs)
+        if isinstance(outcome, Fail) and (final or retry_in is not None):
+            rest = outcome.retry_in_ms if retry_in is None else milliseconds(retry_in, what="retry_in")
+            outcome = Fail(outcome.failure, retry_in_ms=rest, final=final or outcome.final)
+        return await self._settle(outcome)
+
+    async def release(self) -> bool:
+        """Hand the job back unfinished: the next in line, counted in no limit."""
+        return await self._settle(Release())
+
+    async def snooze(self, delay: Duration) -> bool:
+        """Run it again after ``delay``; counted in no limit."""
+        return await self._settle(Snooze(milliseconds(delay, what="delay")))
+
+    async def extend(self, lease: Duration | None = None) -> Literal["extended", "cancel", "expired"]:
+        """Push the lease's deadline to ``lease`` from now (as long as at the claim unless given).
+
+        ``cancel`` and ``expired`` say that it was pushed, but that the job should be stopped. Raises ``LeaseLost``.
+        """
+        lease_ms = self._lease_ms if lease is None else milliseconds(lease, what="lease")
+        held = Held(self.id, self.token)
+        answer = await self._session.extend(self.queue, held, worker=self._worker, lease_ms=lease_ms)
+        self.cancelled = answer != "extended"
+        if answer == "lost":
+            raise self._lost()
+        return answer
+
+    async def progress(self, value: Any) -> None:
+        """Keep ``value`` (anything JSON can say) on the job as its progress. Raises ``LeaseLost``."""
+        try:
+            data = msgspec.json.encode(value)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise SerializationError(
+                f"progress of type {type(value).__qualname__} has no JSON: {error}. Give a number, text or a dict."
+            ) from error
+        await self._report(Report(self.id, self.token, progress=data))
+
+    async def log(self, *lines: str) -> None:
+        """Append lines to the job's log. Raises ``LeaseLost``."""
+        await self._report(Report(self.id, self.token, log=lines))
+
+    async def update_payload(self, payload: Any) -> None:
+        """Replace the stored payload: the next run gets it. Raises ``LeaseLost``."""
+        await self._report(Report(self.id, self.token, payload=self._source.encode_payload(payload)))
+
+    async def _report(self, report: Report) -> None:
+        [heard] = await self._session.storage.report(self.queue, [report])
+        if not heard:
+            raise self._lost()
+
+    async def _settle(self, outcome: Outcome) -> bool:
+        if self.settled:
+            return False
+        self.settled = True  # before the answer: of two calls at a time one is to count
+        try:
+            settled = await self._session.settle(self.queue, Settlement(self.id, self.token, outcome))
+        except BaseException:
+            self.settled = False
+            raise
+        return settled.applied
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(
+            f"the lease on job {self.id!r} of queue {self.queue!r} is lost: it expired, or the job has ended. "
+            "Nothing was changed; somebody else may be running it."
+        )
+
+
+class _Failed(Exception):
+    """Stands for an error that was told in words."""
+
+
+class Claim(Generic[J]):
+    """``async with queue.claim(...) as job``: one job, its lease extended until the block is left.
+
+    | how the block is left | what becomes of the job |
+    |---|---|
+    | normally | completed with ``job.result``; ``LeaseLost`` is raised if that did not count |
+    | ``Retry``, ``Snooze``, ``Unrecoverable`` raised | what they say; the exception ends here |
+    | another exception | failed, to be retried as its options say; the exception goes on |
+    | cancelled, interrupted | handed back |
+    | settled inside the block | that counts |
+    """
+
+    __slots__ = ("_claiming", "_heartbeat", "_job")
+
+    def __init__(self, claiming: Claiming) -> None:
+        self._claiming = claiming
+        self._job: ClaimedJob | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> J:
+        jobs = await self._claiming.claim(1)
+        if jobs:
+            self._job = jobs[0]
+            self._heartbeat = asyncio.create_task(_beat(self._job, self._claiming.lease_ms / 3000))
+        return self._job  # type: ignore[return-value]  # None only if a limit was set to the wait
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            await asyncio.gather(self._heartbeat, return_exceptions=True)
+        job = self._job
+        if job is None or job.settled:
+            return False
+        if error is None:
+            await _finish(job)
+        elif isinstance(error, Exception):
+            await job.fail(error)
+        else:
+            await job.release()
+        return isinstance(error, Verdict)
+
+
+async def _finish(job: ClaimedJob) -> None:
+    try:
+        counted = await job.complete(job.result)
+    except InvalidInput as error:  # a result that cannot be kept is the handler's failure
+        await job.fail(error)
+        raise
+    if not counted:
+        raise job._lost()
+
+
+async def _beat(job: ClaimedJob, every_s: float) -> None:
+    while not job.settled:
+        await asyncio.sleep(every_s)
+        try:
+            await job.extend()
+        except LeaseLost:
+            return
+        except StorageError as error:
+            _log.warning("queue %s: the lease on job %s could not be extended: %s", job.queue, job.id, error)

@@ -1,0 +1,193 @@
+"""A handle of one job: what an enqueue gives back, and the way to its result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from msgspec.structs import replace
+
+from penstock.core.duration import Duration, describe, milliseconds
+from penstock.core.lifecycle import TERMINAL, State
+from penstock.errors import JobCancelled, JobError, JobExpired, JobFailed, JobNotFound, ResultTimeout
+from penstock.info import JobInfo
+from penstock.storage.base import Change, Finished
+
+if TYPE_CHECKING:
+    from penstock.core.job import Enqueued, EnqueueStatus, NewJob
+    from penstock.source import Source
+    from penstock.storage.base import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer
+
+__all__ = ["JobHandle", "call"]
+
+R = TypeVar("R")
+
+
+class JobHandle(Generic[R]):
+    """One job, by its id. Light, and not tied to an event loop: it may be used from any.
+
+    ``status`` and ``state`` are what the enqueue answered, ``refresh()`` renews the state; for a handle made of a
+    known id both are ``None`` until then.
+    """
+
+    __slots__ = ("_answer", "_source", "_state", "id")
+
+    def __init__(self, source: Source, id: str, answer: Enqueued | None = None) -> None:
+        self.id = id
+        self._source = source
+        self._answer = answer
+        self._state: State | None = None
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.queue}/{self.id} {self.status or 'known id'}>"
+
+    @property
+    def queue(self) -> str:
+        return self._source.queue
+
+    @property
+    def status(self) -> EnqueueStatus | None:
+        """``queued``, ``duplicate``, ``completed``, ``updated`` or ``rerun``, see ``Enqueued``."""
+        return self._answer.status if self._answer is not None else None
+
+    @property
+    def state(self) -> State | None:
+        """The state last heard of."""
+        return self._answer.state if self._state is None and self._answer is not None else self._state
+
+    async def result(self, timeout: Duration | None = None) -> R:
+        """What the job returned, waiting for its end if need be.
+
+        After a ``rerun`` this is the next end of the job.
+
+        Raises:
+            JobFailed, JobExpired, JobCancelled: it has ended otherwise.
+            JobNotFound: the id is unknown, or what became of it is no longer kept.
+            ResultTimeout: ``timeout`` is over. The job is left alone.
+        """
+        answer = self._answer
+        if answer is not None and answer.status == "completed":
+            return cast(R, self._source.decode_result(answer.result))
+        session = await self._source.app.session()
+        waiter = session.waiter(self.queue)
+        expected = waiter.expect(self.id)
+        try:
+            async with _deadline(self, timeout):
+                await waiter.watch(expected)
+                return self._conclude(await expected.future)
+        finally:
+            waiter.forget(expected)
+
+    async def get(self) -> JobInfo | None:
+        """The job as it is now; ``None`` if it is not known any more."""
+        storage = await self._source.app.connect()
+        [job] = await storage.get(self.queue, [self.id])
+        if job is None:
+            return None
+        self._state = job.state
+        return JobInfo(self._source, job)
+
+    async def refresh(self) -> State:
+        """Renew ``state``. Raises ``JobNotFound``."""
+        info = await self.get()
+        if info is None:
+            raise JobNotFound(
+                f"job {self.id!r} of queue {self.queue!r} is not known: it never was, or it is no longer kept.",
+                job_id=self.id,
+            )
+        return info.state
+
+    async def cancel(self) -> CancelAnswer:
+        """End the job if it has not begun (``cancelled``), or ask it to stop (``requested``)."""
+        [answer] = await (await self._source.app.connect()).cancel(self.queue, [self.id])
+        return answer
+
+    async def retry(self) -> RetryAnswer:
+        """Have a failed or cancelled job run again."""
+        [answer] = await (await self._source.app.connect()).retry(self.queue, [self.id])
+        return answer
+
+    async def promote(self) -> PromoteAnswer:
+        """Have a scheduled job wait for a worker from now on."""
+        [answer] = await (await self._source.app.connect()).promote(self.queue, [self.id])
+        return answer
+
+    async def remove(self) -> RemoveAnswer:
+        """Delete the job, unless it is active."""
+        [answer] = await (await self._source.app.connect()).remove(self.queue, [self.id])
+        return answer
+
+    async def keep_result(self, ttl: Duration) -> bool:
+        """Keep the result for ``ttl`` from the job's end; false if the job is not known."""
+        change = Change(result_ttl_ms=milliseconds(ttl, what="ttl"))
+        return await (await self._source.app.connect()).change(self.queue, self.id, change) == "changed"
+
+    async def logs(self, *, start: int = 0, limit: int = 1000) -> list[str]:
+        """The lines the job logged, from number ``start``."""
+        return await (await self._source.app.connect()).logs(self.queue, self.id, start=start, limit=limit)
+
+    def _conclude(self, finished: Finished) -> R:
+        self._state = finished.state
+        if finished.state is State.COMPLETED:
+            return cast(R, self._source.decode_result(finished.result))
+        raise _error_of(finished, self.queue)
+
+
+async def call(source: Source, job: NewJob, timeout: Duration | None) -> Any:
+    """Request and response: subscribe, then put ``job`` in, then wait for its end.
+
+    A duplicate waits for the job that is there; a cached result returns at once. Raises what
+    ``JobHandle.result`` raises.
+    """
+    session = await source.app.session()
+    waiter = session.waiter(source.queue)
+    handle: JobHandle[Any] = JobHandle(source, job.id)
+    expected = waiter.expect(job.id)
+    try:
+        async with _deadline(handle, timeout):
+            answer = await session.enqueue(source.queue, replace(job, notify=waiter.listener))
+            if answer.status == "completed":
+                return source.decode_result(answer.result)
+            if answer.state in TERMINAL:  # a duplicate of a job that has ended: the store says how
+                await waiter.watch(expected)
+            else:
+                await waiter.begin(expected, answer.incarnation)
+            return handle._conclude(await expected.future)
+    finally:
+        waiter.forget(expected)
+
+
+@asynccontextmanager
+async def _deadline(handle: JobHandle[Any], timeout: Duration | None) -> AsyncIterator[None]:
+    if timeout is None:
+        yield
+        return
+    ms = milliseconds(timeout, what="timeout")
+    try:
+        async with asyncio.timeout(ms / 1000):
+            yield
+    except TimeoutError as error:
+        raise ResultTimeout(
+            f"job {handle.id!r} of queue {handle.queue!r} had not ended after {describe(ms)}. It is left alone: "
+            "ask for its result again, or cancel it."
+        ) from error
+
+
+def _error_of(finished: Finished, queue: str) -> JobError:
+    id, failure = finished.id, finished.failure
+    if finished.state is State.CANCELLED:
+        return JobCancelled(f"job {id!r} of queue {queue!r} was cancelled.", job_id=id)
+    if failure is None:
+        return JobFailed(f"job {id!r} of queue {queue!r} failed; why is not kept.", job_id=id)
+    if failure.type == "Expired":
+        return JobExpired(
+            f"job {id!r} of queue {queue!r} expired: its ttl passed before it was finished.", job_id=id
+        )
+    return JobFailed(
+        f"job {id!r} of queue {queue!r} failed: {failure.type}: {failure.message}",
+        job_id=id,
+        error_type=failure.type,
+        traceback=failure.traceback,
+    )

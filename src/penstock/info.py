@@ -1,0 +1,157 @@
+"""A job as it is in the store now, for people: decoded values, and times with a time zone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from penstock.core.job import Job
+    from penstock.core.lifecycle import State
+    from penstock.core.outcome import Failure
+    from penstock.source import Source
+    from penstock.storage.base import WorkerRecord
+
+__all__ = ["JobInfo", "WorkerInfo"]
+
+
+class JobInfo:
+    """A snapshot: it does not change. ``raw`` is what the store said; the rest is read from it when asked for.
+
+    ``payload`` and ``result`` raise ``SerializationError`` if they cannot be decoded.
+    """
+
+    __slots__ = ("_source", "raw")
+
+    def __init__(self, source: Source, raw: Job) -> None:
+        self._source = source
+        self.raw = raw
+
+    def __repr__(self) -> str:
+        task = f" {self.task}" if self.task else ""
+        return f"<JobInfo {self.queue}/{self.id}{task} {self.state}>"
+
+    @property
+    def id(self) -> str:
+        return self.raw.id
+
+    @property
+    def queue(self) -> str:
+        return self.raw.queue
+
+    @property
+    def task(self) -> str:
+        """The task's name; empty for a payload without a task."""
+        return self.raw.options.task
+
+    @property
+    def state(self) -> State:
+        return self.raw.state
+
+    @property
+    def payload(self) -> Any:
+        return self._source.decode_payload(self.raw.payload)
+
+    @property
+    def result(self) -> Any:
+        """What the job returned; ``None`` as long as it has not."""
+        return self._source.decode_result(self.raw.result)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the last run that failed did: ``type``, ``message``, ``traceback``."""
+        return self.raw.failure
+
+    @property
+    def progress(self) -> Any:
+        """What the running job last said of itself."""
+        return None if self.raw.progress is None else msgspec.json.decode(self.raw.progress)
+
+    @property
+    def priority(self) -> int:
+        return self.raw.priority
+
+    @property
+    def runs(self) -> int:
+        return self.raw.runs
+
+    @property
+    def failures(self) -> int:
+        return self.raw.failures
+
+    @property
+    def stalls(self) -> int:
+        return self.raw.stalls
+
+    @property
+    def worker(self) -> str:
+        return self.raw.worker
+
+    @property
+    def cancelling(self) -> bool:
+        """Asked to stop, not stopped yet."""
+        return self.raw.cancelling
+
+    @property
+    def enqueued_at(self) -> datetime | None:
+        return _instant(self.raw.enqueued_at_ms)
+
+    @property
+    def run_at(self) -> datetime | None:
+        """When it is, or was, due."""
+        return _instant(self.raw.run_at_ms)
+
+    @property
+    def claimed_at(self) -> datetime | None:
+        return _instant(self.raw.claimed_at_ms)
+
+    @property
+    def finished_at(self) -> datetime | None:
+        return _instant(self.raw.finished_at_ms)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When its ttl is over."""
+        return _instant(self.raw.expires_at_ms)
+
+    @property
+    def kept_until(self) -> datetime | None:
+        """When a finished job is forgotten."""
+        return _instant(self.raw.kept_until_ms)
+
+
+class WorkerInfo:
+    """A worker as it last described itself."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: WorkerRecord) -> None:
+        self.raw = raw
+
+    def __repr__(self) -> str:
+        return f"<WorkerInfo {self.id} seen {self.raw.age_ms} ms ago>"
+
+    @property
+    def id(self) -> str:
+        return self.raw.id
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What it says of itself: host, process, what it runs."""
+        described: dict[str, Any] = msgspec.json.decode(self.raw.info) if self.raw.info else {}
+        return described
+
+    @property
+    def seen_at(self) -> datetime:
+        return datetime.fromtimestamp(self.raw.seen_at_ms / 1000, UTC)
+
+    @property
+    def age(self) -> timedelta:
+        """How long ago that was, by the store's clock."""
+        return timedelta(milliseconds=self.raw.age_ms)
+
+
+def _instant(ms: int) -> datetime | None:
+    return datetime.fromtimestamp(ms / 1000, UTC) if ms else None

@@ -1,0 +1,98 @@
+"""The one event loop thread of a process that synchronous code runs its calls on.
+
+Made on first use, ended at exit. A child of a fork makes its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from penstock.errors import PenstockError
+
+__all__ = ["run"]
+
+T = TypeVar("T")
+
+
+class _LoopThread:
+    def __init__(self) -> None:
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="penstock-sync", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def _main(self) -> None:
+        # asyncio.run also ends what is left at the end: tasks, and the sessions of apps.
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._started.set()
+        await self._stop.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise PenstockError(
+                "the sync face was used on the thread that its calls run on, which would wait for itself. "
+                "Await the same method without .sync there."
+            )
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        finally:
+            # Left early only by an interrupt (KeyboardInterrupt): then nobody wants the answer any more.
+            future.cancel()
+
+    def end(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(timeout=5)
+
+
+_thread: _LoopThread | None = None
+_lock = threading.Lock()
+# A child never lets go of what it inherited: to destroy a loop that seems to be running is not its business.
+_inherited: list[_LoopThread | None] = []
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of ``coroutine``, run on the loop thread; callable from any number of other threads at once.
+
+    An interrupt of the calling thread cancels it. Raises ``PenstockError`` on the loop thread itself.
+    """
+    global _thread
+    thread = _thread
+    if thread is None or not thread.is_alive:
+        with _lock:
+            if _thread is None or not _thread.is_alive:
+                _thread = _LoopThread()
+            thread = _thread
+    return thread.run(coroutine)
+
+
+def _end() -> None:
+    if _thread is not None:
+        _thread.end()
+
+
+def _begin_afresh() -> None:
+    global _thread, _lock
+    _inherited.append(_thread)
+    _thread = None
+    _lock = threading.Lock()
+
+
+atexit.register(_end)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_afresh)

@@ -1,0 +1,258 @@
+"""The options users write, and the plain values they become.
+
+Two kinds. *Treatment* says how a job is treated once it is in (``attempts``, ``timeout`` ...): it is set on the
+app, on the task, or for some jobs by ``task.options(...)``, and becomes a ``core.job.Options`` that all those
+jobs share. *Placement* says where one job goes (``id``, ``delay``, ``priority`` ...) and becomes fields of its
+``NewJob``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any, Final, Literal, TypeAlias, TypedDict
+
+import msgspec
+
+from penstock.core.duration import MAX_MS, Duration, milliseconds
+from penstock.core.job import Conflict, Options
+from penstock.core.names import check_id
+from penstock.core.retry import Backoff, BackoffFunction, parse_backoff
+from penstock.errors import InvalidOption
+from penstock.serde import Serde
+
+__all__ = [
+    "DEFAULTS",
+    "PLACEMENT",
+    "TASK",
+    "TREATMENT",
+    "CallOptions",
+    "DefaultOptions",
+    "JobOptions",
+    "OnConflict",
+    "Placement",
+    "TaskOptions",
+    "Treatment",
+    "epoch_ms",
+    "placement",
+    "refuse_unknown",
+    "treatment",
+    "whole_number",
+]
+
+OnConflict: TypeAlias = Literal["default", "absent", "redispatch"] | Conflict
+
+_INT32: Final = 2**31 - 1
+
+
+class _Untimed(TypedDict, total=False):
+    """Treatment but for ``timeout``."""
+
+    attempts: int
+    backoff: Backoff | Duration | BackoffFunction
+    max_stalls: int
+    result_ttl: Duration | None
+    failure_ttl: Duration | None
+    version: str
+
+
+class Treatment(_Untimed, total=False):
+    """How a job is treated.
+
+    - ``attempts``: run at most so many times if it fails (default 3).
+    - ``backoff``: the rest between attempts: ``"exponential"`` (default), a duration, a policy, a function.
+    - ``timeout``: how long one run may take; ``None`` is no limit (default).
+    - ``max_stalls``: how often its worker may vanish before the job counts as failed (default 3).
+    - ``result_ttl``, ``failure_ttl``: how long the result (1 h) or the failure (30 days) is kept; ``None``: for ever.
+    - ``version``: of the task, shown in events.
+    """
+
+    timeout: Duration | None
+
+
+class Placement(TypedDict, total=False):
+    """Where one job goes.
+
+    - ``id``: the dedup key; generated unless given.
+    - ``delay`` or ``run_at``: not before that long from now, or that (aware) time.
+    - ``priority``: smaller runs first (default 0). ``lifo``: before the others of its priority.
+    - ``ttl``: a job not finished that long after its enqueue fails as expired; ``None`` is never.
+    - ``on_conflict``: what happens if the id is known, see ``Conflict``.
+    - ``unchecked``: promise that the id is new; saves the look.
+    - ``run_id``, ``write_id``: the table run, and the save, the job belongs to.
+    """
+
+    id: str
+    delay: Duration
+    run_at: datetime
+    priority: int
+    lifo: bool
+    ttl: Duration | None
+    on_conflict: OnConflict
+    unchecked: bool
+    run_id: str
+    write_id: str
+
+
+class JobOptions(Treatment, Placement, total=False):
+    """Both kinds in one call, where no function's parameters can be mistaken for them."""
+
+
+class CallOptions(_Untimed, Placement, total=False):
+    """The same for calls, whose ``timeout`` is how long to wait."""
+
+
+class DefaultOptions(Treatment, total=False):
+    """What an app or a task says of its jobs in advance: their treatment, and ``priority`` and ``ttl``."""
+
+    priority: int
+    ttl: Duration | None
+
+
+class TaskOptions(DefaultOptions, total=False):
+    """What ``@app.task`` takes besides the name and the queue.
+
+    ``runner``: ``"auto"`` runs coroutine functions on the worker's loop and others in threads; ``"process"`` is
+    for work that keeps a processor busy. ``takes_context``: the first parameter gets the ``JobContext``, which a
+    parameter with that annotation gets anyway.
+    """
+
+    runner: Literal["auto", "async", "thread", "process"]
+    serde: str | Serde
+    result_serde: str | Serde
+    takes_context: bool
+
+
+DEFAULTS: Final = frozenset(DefaultOptions.__annotations__)
+TASK: Final = frozenset(TaskOptions.__annotations__)
+TREATMENT: Final = frozenset(Treatment.__annotations__)
+PLACEMENT: Final = frozenset(Placement.__annotations__)
+
+_CONFLICTS: Final = {
+    "default": Conflict(),
+    "absent": Conflict(mode="absent"),
+    "redispatch": Conflict(mode="redispatch"),
+}
+
+
+def refuse_unknown(given: Iterable[str], known: Collection[str], *, where: str) -> None:
+    """Raises ``InvalidOption`` for the first name that is not ``known``, with the name that may have been meant."""
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            meant = f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(sorted(known))}."
+            raise InvalidOption(f"{where} has no option {name!r}.{meant}")
+
+
+def treatment(base: Options, given: Mapping[str, Any]) -> Options:
+    """``base`` with what ``given`` says of treatment; other names in ``given`` are passed over.
+
+    Raises:
+        InvalidOption: a value outside its range.
+    """
+    changes: dict[str, Any] = {}
+    for name in TREATMENT & given.keys():
+        field, parse = _TREATMENT_PARSERS[name]
+        changes[field] = parse(name, given[name])
+    return msgspec.structs.replace(base, **changes) if changes else base
+
+
+def placement(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a ``NewJob`` that ``given`` asks for; other names in ``given`` are passed over.
+
+    Raises:
+        InvalidOption: a value outside its range, or both ``delay`` and ``run_at``.
+        InvalidName: an id that is not allowed.
+    """
+    if given.get("delay") is not None and given.get("run_at") is not None:
+        raise InvalidOption("delay and run_at both say when the job is due. Give one of them.")
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _PLACEMENT_PARSERS and not (value is None and name in _NONE_IS_UNSET):
+            field, parse = _PLACEMENT_PARSERS[name]
+            fields[field] = parse(name, value)
+    return fields
+
+
+def whole_number(name: str, value: Any, *, least: int, most: int = _INT32) -> int:
+    """``value`` if it is an ``int`` in the range; raises ``InvalidOption``."""
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidOption(f"{name}={value!r} is not usable. Give a whole number from {least} to {most}.")
+    return value
+
+
+def epoch_ms(name: str, value: Any) -> int:
+    """The instant ``value`` names. Raises ``InvalidOption`` for a naive time: whose clock would it be?"""
+    if not isinstance(value, datetime):
+        raise InvalidOption(
+            f"{name}={value!r} is not a time. Give a datetime with a time zone, or use delay."
+        )
+    if value.utcoffset() is None:
+        raise InvalidOption(
+            f"{name}={value.isoformat()} has no time zone, so it could mean several instants. "
+            "Use datetime.now(UTC) or value.astimezone()."
+        )
+    return max(round(value.timestamp() * 1000), 0)
+
+
+def _count(least: int) -> Any:
+    return lambda name, value: whole_number(name, value, least=least)
+
+
+def _limit(name: str, value: Any) -> int:
+    """A duration whose absence, and whose zero, mean "no limit"."""
+    return 0 if value is None else milliseconds(value, what=name)
+
+
+def _kept(name: str, value: Any) -> int:
+    return MAX_MS if value is None else milliseconds(value, what=name)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 200 or not (value.isprintable()):
+        raise InvalidOption(
+            f"{name}={value!r} is not usable. Give a text of at most 200 printable characters."
+        )
+    return str(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{name}={value!r} is not usable. Give True or False.")
+    return value
+
+
+def _conflict(name: str, value: Any) -> Conflict:
+    if isinstance(value, Conflict):
+        return value
+    if isinstance(value, str) and value in _CONFLICTS:
+        return _CONFLICTS[value]
+    raise InvalidOption(
+        f"{name}={value!r} is not usable. Give {', '.join(map(repr, _CONFLICTS))} or a Conflict."
+    )
+
+
+_TREATMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
+    "attempts": ("attempts", _count(1)),
+    "backoff": ("backoff", lambda name, value: parse_backoff(value)),
+    "timeout": ("timeout_ms", _limit),
+    "max_stalls": ("max_stalls", _count(0)),
+    "result_ttl": ("result_ttl_ms", _kept),
+    "failure_ttl": ("failure_ttl_ms", _kept),
+    "version": ("version", _text),
+}
+_PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
+    "id": ("id", lambda name, value: check_id(value)),
+    "delay": ("delay_ms", lambda name, value: milliseconds(value, what=name)),
+    "run_at": ("run_at_ms", epoch_ms),
+    "priority": ("priority", _count(-_INT32)),
+    "lifo": ("lifo", _flag),
+    "ttl": ("ttl_ms", _limit),
+    "on_conflict": ("conflict", _conflict),
+    "unchecked": ("unchecked", _flag),
+    "run_id": ("run_id", _text),
+    "write_id": ("write_id", _text),
+}
+# What people pass on from an optional argument of their own: None is as good as not given.
+_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at"})

@@ -1,0 +1,348 @@
+"""The sync face: the same methods for synchronous code, one implementation.
+
+``app.sync``, ``task.sync``, ``queue.sync`` and what they give have the methods of their asynchronous originals
+and run them on one loop thread per process (``loopthread``), from any number of threads at once. Calls that
+are made at the same time travel together, as they do in asynchronous code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from datetime import datetime
+from functools import update_wrapper
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
+
+from penstock.admin import QueueAdmin
+from penstock.app import App
+from penstock.claimed import Claim, ClaimedJob
+from penstock.core.duration import Duration
+from penstock.core.lifecycle import State
+from penstock.handle import JobHandle
+from penstock.info import JobInfo
+from penstock.loopthread import run
+from penstock.options import JobOptions
+from penstock.queue import Queue
+from penstock.task import Dispatch, JobSpec, Task
+
+if TYPE_CHECKING:
+    from penstock.core.event import Event
+    from penstock.core.job import EnqueueStatus
+
+__all__ = ["SyncApp", "SyncClaimedJob", "SyncDispatch", "SyncJobHandle", "SyncQueue", "SyncTask"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+T_co = TypeVar("T_co", covariant=True)
+
+_END: Final = object()
+
+
+class _Face(Generic[T_co]):
+    """The sync face of ``_target``."""
+
+    __slots__ = ("_target",)
+
+    def __init__(self, target: T_co) -> None:
+        self._target = target
+
+    def __repr__(self) -> str:
+        return f"{self._target!r}.sync"
+
+
+def as_sync(
+    method: Callable[Concatenate[A, Q], Coroutine[Any, Any, B]],
+) -> Callable[Concatenate[_Face[A], Q], B]:
+    """``method`` for the face of its object: the same arguments, the same answer, without ``await``."""
+
+    def call(face: _Face[A], /, *args: Q.args, **kwargs: Q.kwargs) -> B:
+        return run(method(face._target, *args, **kwargs))
+
+    return update_wrapper(call, method)
+
+
+class SyncJobHandle(_Face[JobHandle[R]], Generic[R]):
+    """See ``JobHandle``."""
+
+    __slots__ = ()
+
+    @property
+    def id(self) -> str:
+        return self._target.id
+
+    @property
+    def queue(self) -> str:
+        return self._target.queue
+
+    @property
+    def status(self) -> EnqueueStatus | None:
+        return self._target.status
+
+    @property
+    def state(self) -> State | None:
+        return self._target.state
+
+    def result(self, timeout: Duration | None = None) -> R:
+        """See ``JobHandle.result``."""
+        return run(self._target.result(timeout))
+
+    get = as_sync(JobHandle.get)
+    refresh = as_sync(JobHandle.refresh)
+    cancel = as_sync(JobHandle.cancel)
+    retry = as_sync(JobHandle.retry)
+    promote = as_sync(JobHandle.promote)
+    remove = as_sync(JobHandle.remove)
+    keep_result = as_sync(JobHandle.keep_result)
+    logs = as_sync(JobHandle.logs)
+
+
+class SyncDispatch(_Face[Dispatch[P, R]], Generic[P, R]):
+    """See ``Dispatch``."""
+
+    __slots__ = ()
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncJobHandle[R]:
+        """See ``Dispatch.enqueue``."""
+        return SyncJobHandle(run(self._target.enqueue(*args, **kwargs)))
+
+    def enqueue_many(
+        self, jobs: Iterable[tuple[Any, ...] | Mapping[str, Any] | JobSpec]
+    ) -> list[SyncJobHandle[R]]:
+        """See ``Dispatch.enqueue_many``."""
+        return [SyncJobHandle(handle) for handle in run(self._target.enqueue_many(jobs))]
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """See ``Dispatch.call``."""
+        return run(self._target.call(*args, **kwargs))
+
+
+class SyncTask(_Face[Task[P, R]], Generic[P, R]):
+    """See ``Task``."""
+
+    __slots__ = ()
+
+    def options(self, *, queue: str | None = None, **options: Unpack[JobOptions]) -> SyncDispatch[P, R]:
+        """See ``Task.options``."""
+        return SyncDispatch(self._target.options(queue=queue, **options))
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> SyncJobHandle[R]:
+        """See ``Task.enqueue``."""
+        return SyncJobHandle(run(self._target.enqueue(*args, **kwargs)))
+
+    def enqueue_many(
+        self, jobs: Iterable[tuple[Any, ...] | Mapping[str, Any] | JobSpec]
+    ) -> list[SyncJobHandle[R]]:
+        """See ``Task.enqueue_many``."""
+        return [SyncJobHandle(handle) for handle in run(self._target.enqueue_many(jobs))]
+
+    def call(self, *args: Any, **kwargs: Any) -> R:
+        """See ``Task.call``."""
+        return run(self._target.call(*args, **kwargs))
+
+
+class SyncQueue(_Face[Queue]):
+    """See ``Queue`` and ``QueueAdmin``."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return self._target.name
+
+    def enqueue(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> SyncJobHandle[Any]:
+        """See ``Queue.enqueue``."""
+        return SyncJobHandle(run(self._target.enqueue(payload, task=task, **options)))
+
+    def enqueue_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        ids: Iterable[str] | None = None,
+        task: str = "",
+        **options: Unpack[JobOptions],
+    ) -> list[SyncJobHandle[Any]]:
+        """See ``Queue.enqueue_many``."""
+        handles = run(self._target.enqueue_many(payloads, ids=ids, task=task, **options))
+        return [SyncJobHandle(handle) for handle in handles]
+
+    call = as_sync(Queue.call)
+
+    def job(self, id: str) -> SyncJobHandle[Any]:
+        """See ``Queue.job``."""
+        return SyncJobHandle(self._target.job(id))
+
+    def claim(
+        self, *, lease: Duration = "30s", wait: Duration | None = None, worker: str | None = None
+    ) -> SyncClaim:
+        """See ``Queue.claim``; a ``with`` block. The lease is extended from the loop thread."""
+        if wait is None:
+            return SyncClaim(self._target.claim(lease=lease, worker=worker))
+        return SyncClaim(self._target.claim(lease=lease, wait=wait, worker=worker))
+
+    def claim_one(
+        self, *, lease: Duration = "30s", wait: Duration | None = None, worker: str | None = None
+    ) -> SyncClaimedJob | None:
+        """See ``Queue.claim_one``."""
+        job = run(self._target.claim_one(lease=lease, wait=wait, worker=worker))
+        return None if job is None else SyncClaimedJob(job)
+
+    def claim_many(
+        self, count: int, *, lease: Duration = "30s", wait: Duration | None = None, worker: str | None = None
+    ) -> list[SyncClaimedJob]:
+        """See ``Queue.claim_many``."""
+        jobs = run(self._target.claim_many(count, lease=lease, wait=wait, worker=worker))
+        return [SyncClaimedJob(job) for job in jobs]
+
+    def list_jobs(
+        self, state: State | str, *, limit: int | None = None, reverse: bool = False
+    ) -> Generator[JobInfo, None, None]:
+        """See ``Queue.list_jobs``."""
+        return _iterate(self._target.list_jobs(state, limit=limit, reverse=reverse))
+
+    def events(self, *, after: int | None = 0, follow: bool = True) -> Generator[Event, None, None]:
+        """See ``Queue.events``."""
+        return _iterate(self._target.events(after=after, follow=follow))
+
+    get = as_sync(QueueAdmin.get)
+    get_many = as_sync(QueueAdmin.get_many)
+    counts = as_sync(QueueAdmin.counts)
+    waiting = as_sync(QueueAdmin.waiting)
+    active = as_sync(QueueAdmin.active)
+    open = as_sync(QueueAdmin.open)
+    workers = as_sync(QueueAdmin.workers)
+    logs = as_sync(QueueAdmin.logs)
+    cancel = as_sync(QueueAdmin.cancel)
+    retry = as_sync(QueueAdmin.retry)
+    promote = as_sync(QueueAdmin.promote)
+    remove = as_sync(QueueAdmin.remove)
+    change = as_sync(QueueAdmin.change)
+    pause = as_sync(QueueAdmin.pause)
+    resume = as_sync(QueueAdmin.resume)
+    retry_all = as_sync(QueueAdmin.retry_all)
+    drain = as_sync(QueueAdmin.drain)
+    clean = as_sync(QueueAdmin.clean)
+    obliterate = as_sync(QueueAdmin.obliterate)
+    settings = as_sync(QueueAdmin.settings)
+    configure = as_sync(QueueAdmin.configure)
+    check = as_sync(QueueAdmin.check)
+    hold_events = as_sync(QueueAdmin.hold_events)
+    release_events = as_sync(QueueAdmin.release_events)
+    consumers = as_sync(QueueAdmin.consumers)
+
+
+class SyncClaimedJob(_Face[ClaimedJob]):
+    """See ``ClaimedJob``."""
+
+    __slots__ = ()
+
+    @property
+    def id(self) -> str:
+        return self._target.id
+
+    @property
+    def task(self) -> str:
+        return self._target.task
+
+    @property
+    def token(self) -> int:
+        return self._target.token
+
+    @property
+    def run(self) -> int:
+        return self._target.run
+
+    @property
+    def failures(self) -> int:
+        return self._target.failures
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return self._target.enqueued_at
+
+    @property
+    def payload(self) -> Any:
+        return self._target.payload
+
+    @property
+    def cancelled(self) -> bool:
+        return self._target.cancelled
+
+    @property
+    def settled(self) -> bool:
+        return self._target.settled
+
+    @property
+    def result(self) -> Any:
+        return self._target.result
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        self._target.result = value
+
+    complete = as_sync(ClaimedJob.complete)
+    fail = as_sync(ClaimedJob.fail)
+    release = as_sync(ClaimedJob.release)
+    snooze = as_sync(ClaimedJob.snooze)
+    extend = as_sync(ClaimedJob.extend)
+    progress = as_sync(ClaimedJob.progress)
+    log = as_sync(ClaimedJob.log)
+    update_payload = as_sync(ClaimedJob.update_payload)
+
+
+class SyncClaim(_Face[Claim[Any]]):
+    """See ``Claim``: ``with queue.sync.claim() as job``."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Any:
+        job = run(self._target.__aenter__())
+        return None if job is None else SyncClaimedJob(job)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return run(self._target.__aexit__(kind, error, trace))
+
+
+class SyncApp(_Face[App]):
+    """See ``App``."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        run(self._target.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run(self._target.close())
+
+    def queue(self, name: str, **options: Any) -> SyncQueue:
+        """See ``App.queue``."""
+        return SyncQueue(self._target.queue(name, **options))
+
+    def job(self, queue: str, id: str) -> SyncJobHandle[Any]:
+        """See ``App.job``."""
+        return SyncJobHandle(self._target.job(queue, id))
+
+    close = as_sync(App.close)
+    queues = as_sync(App.queues)
+
+
+def _iterate(items: AsyncGenerator[A, None]) -> Generator[A, None, None]:
+    async def following() -> A | object:
+        return await anext(items, _END)
+
+    try:
+        while (item := run(following())) is not _END:
+            yield item  # type: ignore[misc]  # _END is gone
+    finally:
+        run(_close(items))
+
+
+async def _close(items: AsyncGenerator[Any, None]) -> None:
+    await items.aclose()

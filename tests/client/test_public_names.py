@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pkgutil import iter_modules
+
+import pytest
+
+import penstock
+
+
+def test_all_is_sorted_and_names_nothing_twice() -> None:
+    assert penstock.__all__ == sorted(set(penstock.__all__))
+
+
+@pytest.mark.parametrize("name", penstock.__all__)
+def test_every_name_in_all_can_be_had(name: str) -> None:
+    assert getattr(penstock, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        _ = penstock.nothing_of_that_name
+
+
+def test_every_error_of_the_tree_is_public() -> None:
+    errors = import_module("penstock.errors")
+
+    assert set(errors.__all__) <= set(penstock.__all__)
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", penstock.__version__)
+    try:
+        assert version("penstock") == penstock.__version__
+    except PackageNotFoundError:
+        pytest.skip("run from the source tree")
+
+
+def test_enqueueing_needs_neither_the_worker_nor_an_engine() -> None:
+    script = "import sys, penstock; print(*(name for name in sys.modules if name.startswith('penstock.')))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    loaded = run.stdout.split()
+    assert "penstock.app" in loaded
+    assert not [name for name in loaded if ".worker" in name or ".sqlite" in name or ".valkey" in name]
+
+
+@pytest.mark.parametrize("module", [m.name for m in iter_modules(penstock.__path__) if not m.ispkg])
+def test_what_a_module_says_is_public_is_in_it(module: str) -> None:
+    loaded = import_module(f"penstock.{module}")
+
+    assert [name for name in loaded.__all__ if not hasattr(loaded, name)] == []

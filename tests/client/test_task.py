@@ -1,0 +1,445 @@
+"""Tasks: defining them, putting their calls in, and what is refused at the door."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from penstock import (
+    App,
+    Conflict,
+    Exponential,
+    Fixed,
+    InvalidInput,
+    InvalidName,
+    InvalidOption,
+    JobSpec,
+    PayloadTooLarge,
+    SerializationError,
+    State,
+    UnknownTask,
+)
+from penstock.core.retry import Custom
+from tests.client.spy import Spy
+
+picklable = App("memory://")
+
+
+@picklable.task
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+# Defining
+
+
+async def test_a_task_can_be_called_as_the_function_it_is(memory_app: App) -> None:
+    @memory_app.task
+    async def double(n: int) -> int:
+        """Twice."""
+        return n * 2
+
+    assert await double(21) == 42
+    assert add(1, 2) == 3
+    assert (double.name, double.queue, double.__doc__) == ("double", "default", "Twice.")
+
+
+def test_runners_are_chosen_by_the_kind_of_function() -> None:
+    app = App("memory://")
+
+    @app.task
+    async def on_loop() -> None: ...
+
+    @app.task
+    def in_thread() -> None: ...
+
+    @app.task(runner="process")
+    def in_process() -> None: ...
+
+    assert [app.tasks[name].runner for name in ("on_loop", "in_thread", "in_process")] == [
+        "async",
+        "thread",
+        "process",
+    ]
+
+
+def test_a_runner_that_does_not_suit_the_function_is_refused() -> None:
+    app = App("memory://")
+
+    async def coroutine() -> None: ...
+
+    with pytest.raises(InvalidOption, match="coroutine function"):
+        app.task(runner="thread")(coroutine)
+    with pytest.raises(InvalidOption, match="not known"):
+        app.task(runner="fiber")(coroutine)  # type: ignore[call-overload]
+
+
+def test_options_of_a_task_become_the_treatment_of_its_jobs() -> None:
+    app = App("memory://", attempts=7, result_ttl="2h")
+
+    @app.task(name="mail.send", backoff="10s", timeout="30s", max_stalls=1, failure_ttl=None, version="2")
+    def send() -> None: ...
+
+    assert send.defaults.task == "mail.send"
+    assert send.defaults.attempts == 7
+    assert send.defaults.backoff == Fixed(10_000)
+    assert send.defaults.timeout_ms == 30_000
+    assert send.defaults.max_stalls == 1
+    assert send.defaults.result_ttl_ms == 7_200_000
+    assert send.defaults.failure_ttl_ms > 365 * 86_400_000
+    assert send.defaults.version == "2"
+
+
+def test_a_backoff_function_is_known_to_the_app_by_name() -> None:
+    app = App("memory://")
+
+    def rest(failures: int, error: BaseException | None) -> float:
+        return failures
+
+    @app.task(backoff=rest)
+    def send() -> None: ...
+
+    assert isinstance(send.defaults.backoff, Custom)
+    assert app.backoffs[send.defaults.backoff.name] is rest
+
+
+def test_an_unknown_option_is_refused_with_the_one_that_was_meant() -> None:
+    app = App("memory://")
+
+    with pytest.raises(InvalidOption, match="Did you mean 'attempts'"):
+        app.task(atempts=3)  # type: ignore[call-overload]
+    with pytest.raises(InvalidOption, match="Did you mean 'backoff'"):
+        App("memory://", backof="1s")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attempts": 0},
+        {"attempts": True},
+        {"attempts": "3"},
+        {"timeout": "soon"},
+        {"timeout": -1},
+        {"max_stalls": -1},
+        {"priority": 1.5},
+        {"priority": 2**40},
+        {"version": 3},
+        {"backoff": "quadratic"},
+        {"serde": "pickle"},
+    ],
+)
+def test_a_value_an_option_cannot_have_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(options))):
+        App("memory://").task(**options)(add.func)
+
+
+def test_two_tasks_of_one_name_are_refused() -> None:
+    app = App("memory://")
+    app.task(add.func)
+
+    with pytest.raises(InvalidOption, match="'add' is registered already"):
+        app.task(add.func)
+    assert app.task(name="add2")(add.func).name == "add2"
+
+
+@pytest.mark.parametrize("name", ["", "send mail", "a/b", "x" * 201])
+def test_a_bad_task_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidName, match="task name"):
+        App("memory://").task(name=name)(add.func)
+
+
+def test_a_lambda_needs_a_name_given() -> None:
+    with pytest.raises(InvalidName, match="<lambda>"):
+        App("memory://").task(lambda: None)
+
+
+def test_an_unregistered_task_is_an_error_of_its_own() -> None:
+    with pytest.raises(UnknownTask, match=r"'send'.*add"):
+        picklable.task_named("send")
+    assert picklable.task_named("add") is add
+
+
+def test_a_task_travels_to_another_process_by_name() -> None:
+    assert pickle.loads(pickle.dumps(add)) is add
+
+
+# Enqueueing
+
+
+async def test_the_first_page_of_the_design_works(app: App) -> None:
+    @app.task(queue="mail", attempts=5, backoff="exponential", timeout="30s")
+    async def send(to: str, template: str) -> str:
+        return f"{template} {to}"
+
+    job = await send.enqueue("ada@example.org", template="hello", id="hello-ada")
+    again = await send.enqueue("ada@example.org", template="hello", id="hello-ada")
+
+    assert (job.id, job.status, job.state, job.queue) == ("hello-ada", "queued", State.WAITING, "mail")
+    assert again.status == "duplicate"
+    info = await job.get()
+    assert info is not None
+    assert info.payload == {"to": "ada@example.org", "template": "hello"}
+    assert info.task == "send"
+    assert info.raw.options.attempts == 5
+    assert info.raw.options.backoff == Exponential()
+    assert info.raw.options.timeout_ms == 30_000
+
+
+async def test_placement_options_reach_the_job(app: App) -> None:
+    @app.task(priority=5, ttl="1h")
+    def send(n: int) -> None: ...
+
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    plain = await (await send.enqueue(1)).get()
+    placed = await (await send.enqueue(2, priority=-3, lifo=True, ttl=None, run_id="r", write_id="w")).get()
+    later = await (await send.enqueue(3, delay="10m")).get()
+    dated = await (await send.enqueue(4, run_at=tomorrow)).get()
+
+    assert plain is not None
+    assert plain.enqueued_at is not None
+    assert (plain.priority, plain.expires_at) == (5, plain.enqueued_at + timedelta(hours=1))
+    assert placed is not None
+    assert (placed.priority, placed.raw.lifo, placed.expires_at) == (-3, True, None)
+    assert (placed.raw.run_id, placed.raw.write_id) == ("r", "w")
+    assert later is not None
+    assert later.state is State.SCHEDULED
+    assert dated is not None
+    assert dated.run_at is not None
+    assert abs(dated.run_at - tomorrow) < timedelta(milliseconds=2)
+
+
+async def test_an_option_named_like_a_parameter_goes_to_the_function(app: App) -> None:
+    @app.task
+    def fetch(id: int, delay: float = 0) -> None: ...
+
+    plain = await fetch.enqueue(id=7, delay=1.5)
+    chosen = await fetch.options(id="job-7", delay="1h").enqueue(id=7)
+
+    assert len(plain.id) == 32
+    info = await plain.get()
+    assert info is not None
+    assert info.payload == {"id": 7, "delay": 1.5}
+    assert (chosen.id, chosen.state) == ("job-7", State.SCHEDULED)
+
+
+async def test_options_make_a_copy_and_leave_the_task_alone(app: App) -> None:
+    @app.task(queue="mail", attempts=2)
+    def send(to: str) -> None: ...
+
+    urgent = send.options(queue="urgent", attempts=9, backoff="1s", timeout="5s", priority=-1)
+    job = await urgent.options(priority=-2).enqueue("ada")
+    plain = await (await send.enqueue("bob")).get()
+
+    info = await job.get()
+    assert info is not None
+    assert (info.queue, info.priority) == ("urgent", -2)
+    assert (info.raw.options.attempts, info.raw.options.timeout_ms) == (9, 5_000)
+    assert plain is not None
+    assert (plain.queue, plain.raw.options.attempts) == ("mail", 2)
+
+
+async def test_conflicts_are_settled_as_asked(app: App) -> None:
+    @app.task
+    def send(n: int) -> None: ...
+
+    await send.enqueue(1, id="a", delay="1h")
+
+    assert (await send.enqueue(2, id="a", on_conflict="absent")).status == "duplicate"
+    assert (await send.enqueue(2, id="a", on_conflict="redispatch")).status == "updated"
+    kept = await send.enqueue(3, id="a", on_conflict=Conflict("redispatch", payload="keep", run_at="never"))
+    assert kept.status == "updated"
+    info = await kept.get()
+    assert info is not None
+    assert info.payload == {"n": 2}
+    assert (await send.enqueue(9, id="fresh", unchecked=True)).status == "queued"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"id": ""}, InvalidName),
+        ({"id": "line\nend"}, InvalidName),
+        ({"id": 7}, InvalidName),
+        ({"delay": "tomorrow"}, InvalidOption),
+        ({"delay": "1s", "run_at": datetime.now(UTC)}, InvalidOption),
+        ({"run_at": datetime(2030, 1, 1)}, InvalidOption),
+        ({"run_at": "2030-01-01"}, InvalidOption),
+        ({"priority": "high"}, InvalidOption),
+        ({"lifo": 1}, InvalidOption),
+        ({"ttl": -5}, InvalidOption),
+        ({"on_conflict": "replace"}, InvalidOption),
+        ({"unchecked": "yes"}, InvalidOption),
+        ({"prioritty": 1}, InvalidOption),
+        ({"attempts": 5}, InvalidOption),
+        ({"m": 5}, InvalidOption),
+    ],
+)
+async def test_bad_options_are_refused_and_nothing_is_written(
+    memory_app: App, options: dict[str, Any], error: type[Exception]
+) -> None:
+    @memory_app.task
+    def send(n: int) -> None: ...
+
+    with pytest.raises(error):
+        await send.enqueue(1, **options)
+    assert await memory_app.queue("default").open() == 0
+
+
+async def test_a_refusal_says_what_was_meant(memory_app: App) -> None:
+    @memory_app.task
+    def send(n: int) -> None: ...
+
+    with pytest.raises(InvalidOption, match="Did you mean 'priority'"):
+        await send.enqueue(1, prioritty=1)
+    with pytest.raises(InvalidOption, match=r"send.options\(attempts=...\)"):
+        await send.enqueue(1, attempts=1)
+    with pytest.raises(InvalidInput, match="send cannot be called like this"):
+        await send.enqueue()
+    with pytest.raises(InvalidOption, match="time zone"):
+        await send.enqueue(1, run_at=datetime(2030, 1, 1))
+
+
+async def test_a_payload_over_the_limit_is_refused_with_both_sizes() -> None:
+    async with App("memory://", max_payload="1KiB") as app:
+
+        @app.task
+        def send(text: str) -> None: ...
+
+        await send.enqueue("x" * 1000)
+        with pytest.raises(PayloadTooLarge, match=r"2\.0 KiB.*limit of 1\.0 KiB.*max_payload"):
+            await send.enqueue("x" * 2000)
+        with pytest.raises(PayloadTooLarge):
+            await app.queue("default").enqueue("x" * 2000)
+        assert await app.queue("default").open() == 1
+
+
+async def test_what_cannot_be_encoded_is_refused(memory_app: App) -> None:
+    @memory_app.task
+    def send(what: Any) -> None: ...
+
+    with pytest.raises(SerializationError, match=r"\['x'\]"):
+        await send.enqueue({"x": object()})
+    assert await memory_app.queue("default").open() == 0
+
+
+# Many
+
+
+async def test_many_go_in_as_tuples_dicts_and_jobs(app: App) -> None:
+    @app.task(queue="mail")
+    def send(to: str, template: str = "hello") -> None: ...
+
+    spec = send.job("cyd", id="c", priority=-1)
+    handles = await send.enqueue_many([("ada",), {"to": "bob", "template": "bye", "id": "b"}, spec])
+
+    assert isinstance(spec, JobSpec)
+    assert [handle.id for handle in handles][1:] == ["b", "c"]
+    assert [handle.status for handle in handles] == ["queued"] * 3
+    payloads = [info.payload async for info in app.queue("mail").list_jobs("waiting")]
+    assert payloads == [{"to": "cyd"}, {"to": "ada"}, {"to": "bob", "template": "bye"}]
+    assert [handle.status for handle in await send.enqueue_many([spec])] == ["duplicate"]
+    later = await send.options(delay="1h").enqueue_many([("dot",), {"to": "eve"}])
+    assert [handle.state for handle in later] == [State.SCHEDULED] * 2
+
+
+async def test_many_of_nothing_is_nothing(memory_app: App) -> None:
+    @memory_app.task
+    def send() -> None: ...
+
+    assert await send.enqueue_many([]) == []
+
+
+@pytest.mark.parametrize("bad", [{"wrong": 1}, (object(),), "text", 7, ("ok", "too many")])
+async def test_one_bad_item_among_many_means_that_nothing_is_written(memory_app: App, bad: Any) -> None:
+    @memory_app.task
+    def send(to: Any) -> None: ...
+
+    with pytest.raises(InvalidInput) as refusal:
+        await send.enqueue_many([("ok",), ("ok",), bad])
+    assert "item 2 of the list" in refusal.value.__notes__[0]
+    assert await memory_app.queue("default").open() == 0
+
+
+async def test_a_job_of_another_queue_is_refused(memory_app: App) -> None:
+    @memory_app.task(queue="a")
+    def one() -> None: ...
+
+    @memory_app.task(queue="b")
+    def other() -> None: ...
+
+    with pytest.raises(InvalidInput, match="queue 'a'"):
+        await one.enqueue_many([other.job()])
+
+
+async def test_many_travel_in_bounded_chunks_a_few_at_a_time(spy: Spy) -> None:
+    app = App(spy)
+
+    @app.task
+    def send(n: int) -> None: ...
+
+    handles = await send.enqueue_many([(n,) for n in range(4_500)])
+
+    assert [len(batch) for batch in spy.enqueues] == [1000, 1000, 1000, 1000, 500]
+    assert spy.most_at_once == 3
+    assert len({handle.id for handle in handles}) == 4_500
+    infos = [info async for info in app.queue("default").list_jobs("waiting", limit=3)]
+    assert [info.payload["n"] for info in infos] == [0, 1, 2]
+
+
+async def test_large_payloads_make_smaller_chunks(spy: Spy) -> None:
+    app = App(spy)
+
+    @app.task
+    def send(text: str) -> None: ...
+
+    await send.enqueue_many([("x" * 900_000,) for _ in range(6)])
+
+    assert [len(batch) for batch in spy.enqueues] == [4, 2]
+
+
+async def test_an_error_amid_many_says_how_far_it_got(spy: Spy) -> None:
+    app = App(spy)
+
+    @app.task
+    def send(n: int) -> None: ...
+
+    spy.fail_enqueue_number = 4
+    with pytest.raises(Exception, match="no room") as failure:
+        await send.enqueue_many([(n,) for n in range(9_000)])
+
+    written = await app.queue("default").open()
+    assert failure.value.__notes__ == [f"{written} of 9000 jobs had been written"]
+    assert 3_000 <= written <= 6_000
+
+
+# Concurrent calls
+
+
+async def test_concurrent_enqueues_travel_together_and_each_gets_its_answer(spy: Spy) -> None:
+    app = App(spy)
+
+    @app.task
+    def send(n: int) -> None: ...
+
+    handles = await asyncio.gather(*(send.enqueue(n, id=f"job-{n % 50}") for n in range(100)))
+
+    assert [handle.id for handle in handles] == [f"job-{n % 50}" for n in range(100)]
+    assert [handle.status for handle in handles] == ["queued"] * 50 + ["duplicate"] * 50
+    assert [len(batch) for batch in spy.enqueues] == [1, 99]
+
+
+async def test_an_error_of_a_batch_reaches_every_caller_of_it(spy: Spy) -> None:
+    app = App(spy)
+
+    @app.task
+    def send(n: int) -> None: ...
+
+    spy.fail_enqueue_number = 2
+    results = await asyncio.gather(*(send.enqueue(n) for n in range(10)), return_exceptions=True)
+
+    assert [type(result).__name__ for result in results] == ["JobHandle"] + ["StorageFull"] * 9
+    assert await app.queue("default").open() == 1
