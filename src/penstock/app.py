@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from penstock.session import Session
     from penstock.storage.base import Storage
     from penstock.sync import SyncApp
+    from penstock.worker.hooks import Hook
+    from penstock.worker.middleware import Middleware
     from penstock.worker.worker import Worker
 
 __all__ = ["DEFAULT_URL", "App"]
@@ -83,6 +85,9 @@ class App:
         self.result_serde = self.serde if result_serde is None else resolve_serde(result_serde)
         self.backoffs: dict[str, BackoffFunction] = {}
         """Backoff functions by the name that jobs carry, for whoever settles their failures."""
+        self.start_hooks: list[Hook] = []
+        self.stop_hooks: list[Hook] = []
+        self.middlewares: list[Middleware] = []
         self._defaults = self.treatment(Options(), defaults)
         self._fields = placement(defaults)
         self._tasks: dict[str, Task[..., Any]] = {}
@@ -173,6 +178,25 @@ class App:
         from penstock.worker.worker import Worker
 
         return Worker(self, **options)
+
+    def on_start(self, hook: Hook) -> Hook:
+        """Call ``hook`` (with the worker, if it takes one argument) when a worker of this app starts, before its
+        first claim. What it raises keeps the worker from starting."""
+        self.start_hooks.append(hook)
+        return hook
+
+    def on_stop(self, hook: Hook) -> Hook:
+        """Call ``hook`` when a worker of this app has stopped, after its last settle; last registered, first called."""
+        self.stop_hooks.append(hook)
+        return hook
+
+    def middleware(self, layer: Middleware) -> Middleware:
+        """Put ``async def layer(context, call_next) -> result`` around every run of every worker of this app.
+
+        The first registered is the outermost; those given to a worker are inside.
+        """
+        self.middlewares.append(layer)
+        return layer
 
     # The store
 

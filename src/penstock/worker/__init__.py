@@ -1,0 +1,8 @@
+"""The worker: claims jobs, runs their handlers, settles what became of them.
+
+``worker.py`` wires a running process together; every other file is one of its parts.
+"""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -1,0 +1,188 @@
+"""What a handler can know of its job, and say about it.
+
+A parameter annotated with ``JobContext`` gets it; ``current_job()`` finds it from anywhere below the handler,
+in threads and in process runners too.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from penstock.core.job import Lease
+from penstock.errors import SerializationError
+from penstock.worker.reporter import Receipt
+from penstock.worker.run import Run
+
+__all__ = ["ContextLink", "JobContext", "RunLink", "context_of", "current_job", "current_run", "use_context"]
+
+current_run: Final[ContextVar[Run]] = ContextVar("penstock_run")
+_current_context: Final[ContextVar[JobContext]] = ContextVar("penstock_context")
+
+_encode_progress: Final = msgspec.json.Encoder().encode
+
+
+class ContextLink(Protocol):
+    """Where a context's words go: the run in this process, or a pipe to the process that has it."""
+
+    @property
+    def cancelled(self) -> bool: ...
+
+    def discard(self) -> None: ...
+
+    def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes: ...
+
+    def report(
+        self, *, progress: bytes | None = None, log: str | None = None, payload: bytes | None = None
+    ) -> Receipt: ...
+
+
+class RunLink:
+    """The link of handlers that run in the worker's own process; may be used from any thread."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def cancelled(self) -> bool:
+        if self._run.abort is None:
+            return False
+        self._run.saw_abort = True
+        return True
+
+    def discard(self) -> None:
+        self._run.discarded = True
+
+    def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        return self._run.plan.pack(args, kwargs)
+
+    def report(
+        self, *, progress: bytes | None = None, log: str | None = None, payload: bytes | None = None
+    ) -> Receipt:
+        reporter = self._run.lane.reporter
+        assert reporter is not None, "lanes of a running worker have one"
+        return reporter.add(self._run, progress=progress, log=log, payload=payload)
+
+
+class JobContext:
+    """The job that is being run. May be used from the handler's thread, loop or process alike.
+
+    ``progress``, ``log`` and ``update_payload`` return at once and are sent in batches, the last of them before
+    the job is settled. Awaiting what they return waits until the store has it, and raises ``LeaseLost`` if the
+    job is no longer ours.
+    """
+
+    __penstock_context__ = True
+    __slots__ = ("_lease", "_link", "queue")
+
+    def __init__(self, lease: Lease, queue: str, link: ContextLink) -> None:
+        self._lease = lease
+        self._link = link
+        self.queue = queue
+
+    def __repr__(self) -> str:
+        return f"<JobContext {self.task or 'job'} {self.id!r} of {self.queue!r}, run {self.run}>"
+
+    @property
+    def id(self) -> str:
+        return self._lease.id
+
+    @property
+    def task(self) -> str:
+        """The task's name; empty for a job of a queue without tasks."""
+        return self._lease.options.task
+
+    @property
+    def run(self) -> int:
+        """Which run of the job this is, from 1. Counts runs that were snoozed or handed back, too."""
+        return self._lease.run
+
+    @property
+    def failures(self) -> int:
+        """How many runs have failed before."""
+        return self._lease.failures
+
+    @property
+    def attempts(self) -> int:
+        """How many failures end the job."""
+        return self._lease.options.attempts
+
+    @property
+    def payload(self) -> bytes:
+        """The payload as it was when the job was claimed."""
+        return self._lease.payload
+
+    @property
+    def token(self) -> int:
+        """The fencing token of this run: rises from claim to claim of a queue, for stores of one's own."""
+        return self._lease.token
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return datetime.fromtimestamp(self._lease.enqueued_at_ms / 1000, UTC)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the run is to stop: cancelled, timed out, lost or handed back.
+
+        Only handlers in threads need to look; a thread that has seen it, and returns, has stopped as asked.
+        """
+        return self._link.cancelled
+
+    def progress(self, value: Any) -> Receipt:
+        """Keep ``value`` (anything JSON can say) on the job as its progress."""
+        try:
+            data = _encode_progress(value)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise SerializationError(
+                f"progress of type {type(value).__qualname__} has no JSON: {error}. Give a number, text or a dict."
+            ) from error
+        return self._link.report(progress=data)
+
+    def log(self, line: str) -> Receipt:
+        """Append a line to the job's log. The newest 1000 lines are kept."""
+        return self._link.report(log=line)
+
+    def update_payload(self, *args: Any, **kwargs: Any) -> Receipt:
+        """Replace the stored payload by these arguments of the task: the next run of this job gets them.
+
+        A job without a task takes one argument, the payload's bytes. Raises ``InvalidInput`` for arguments the
+        task does not take.
+        """
+        return self._link.report(payload=self._link.pack(args, kwargs))
+
+    def pass_on(self, *, progress: bytes | None, log: str | None, payload: bytes | None) -> None:
+        """Report what the handler said in another process. For the process runner."""
+        self._link.report(progress=progress, log=log, payload=payload)
+
+    def discard(self) -> None:
+        """From now on a failure of this run is final, whatever attempts are left."""
+        self._link.discard()
+
+
+def context_of(run: Run) -> JobContext:
+    """The context of ``run``, made when first asked for: most handlers never do."""
+    if run.context is None:
+        run.context = JobContext(run.lease, run.lane.name, RunLink(run))
+    return run.context
+
+
+def current_job() -> JobContext:
+    """The context of the job whose handler this is called from. ``LookupError`` outside any handler."""
+    run = current_run.get(None)
+    if run is not None:
+        return context_of(run)
+    try:
+        return _current_context.get()
+    except LookupError:
+        raise LookupError("no job is running here: current_job() is for handlers of a worker") from None
+
+
+def use_context(context: JobContext) -> None:
+    """Make ``context`` the current one of this process: what a process runner's child does."""
+    _current_context.set(context)

@@ -1,0 +1,69 @@
+"""Timeouts of runs: one timer for all of them.
+
+Only runs that have a timeout are watched, and there are never more of them than the worker has slots. So a run
+costs a comparison when it begins and nothing when it ends, and the timer looks at all of them when it fires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from penstock.worker.run import Run
+
+__all__ = ["PATIENCE_S", "Deadlines"]
+
+PATIENCE_S: Final = 5.0
+"""How long an aborted handler may clean up before its job is settled without it."""
+
+
+class Deadlines:
+    """Calls ``overdue(run)`` when a run's time is over, and again when it has not ended ``PATIENCE_S`` later."""
+
+    def __init__(self, overdue: Callable[[Run], None]) -> None:
+        self._overdue = overdue
+        self._watched: set[Run] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._fires_at = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    def watch(self, run: Run) -> None:
+        """From now on, until ``forget``."""
+        self._watched.add(run)
+        self._arm(run.claimed_at + run.lease.options.timeout_ms / 1000)
+
+    def forget(self, run: Run) -> None:
+        """The run has ended."""
+        self._watched.discard(run)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self, deadline: float) -> None:
+        if self._timer is not None:
+            if self._fires_at <= deadline:
+                return
+            self._timer.cancel()
+        self._fires_at = deadline
+        self._timer = self._loop.call_later(max(deadline - time.monotonic(), 0), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        for run in list(self._watched):
+            if _deadline(run, now) <= now:
+                self._overdue(run)
+            if run.outcome is not None or (run.abort is not None and _deadline(run, now) <= now):
+                self._watched.discard(run)
+            else:
+                self._arm(_deadline(run, now))
+
+
+def _deadline(run: Run, now: float) -> float:
+    """A run that still waits for its thread has all of its time before it."""
+    timeout_s = run.lease.options.timeout_ms / 1000
+    deadline = (run.started_at or now) + timeout_s
+    return deadline if run.abort is None else deadline + PATIENCE_S

@@ -1,0 +1,341 @@
+"""The fetcher: keeps the slots full and settles what is done, in as few round trips as there can be.
+
+An outcome and the claim of the next job travel together. Up to two calls per queue are under way: while the
+store works on one half of the slots, Python works on the other. A lone outcome goes out at once, so that a
+quiet queue answers as fast as it can; under load, outcomes gather while calls are under way.
+
+A queue that gave less than it was asked for is *dry*: it is left alone until ``storage.wait`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.core.job import Lease
+from penstock.errors import StorageError
+from penstock.storage.base import Claimed, Held, Settled, SettledBatch, Settlement, Storage, Take
+from penstock.worker import recovery
+from penstock.worker.lane import Lane, apportion
+from penstock.worker.run import Run
+
+if TYPE_CHECKING:
+    from penstock.worker.executor import Executor
+
+__all__ = ["Fetcher"]
+
+# Also how late a delayed job may be found that was put in while we slept: only what is ready wakes a wait.
+LONGEST_WAIT_MS: Final = 1_000
+_MOST_IN_FLIGHT: Final = 2
+# A full worker has no waiters, so a dry queue beside a busy one is asked again after this long.
+_PROBE_AFTER_S: Final = 0.05
+_FIRST_BACKOFF_S: Final = 0.1
+_LONGEST_BACKOFF_S: Final = 5.0
+
+
+class Fetcher:
+    """Owns the lanes. Everything here happens on the worker's loop.
+
+    ``settled(run, answer)`` is called for every outcome the store has answered, ``dried(lane)`` when a lane
+    turns dry, ``failed(lane, error)`` and ``recovered(lane)`` around a time without the store.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        lanes: Sequence[Lane],
+        *,
+        worker_id: str,
+        lease_ms: int,
+        concurrency: int,
+        settled: Callable[[Sequence[Run], Sequence[Settled]], None],
+        started: Callable[[Sequence[Run]], None],
+        dried: Callable[[Lane], None],
+        failed: Callable[[Lane, BaseException], None],
+        recovered: Callable[[Lane], None],
+    ) -> None:
+        self._storage = storage
+        self.lanes = tuple(lanes)
+        self._worker_id = worker_id
+        self._lease_ms = lease_ms
+        self._concurrency = concurrency
+        self._most_per_take = (concurrency + 1) // 2
+        self._settled = settled
+        self._started = started
+        self._dried = dried
+        self._failed = failed
+        self._recovered = recovered
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._reserved = 0
+        self._pump_scheduled = False
+        self._starting = False
+        self._calls: set[asyncio.Task[None]] = set()
+        self.claiming = False
+        self.hand_back_new = False
+        self.longest_wait_ms = LONGEST_WAIT_MS
+        self.last_claim_at = time.monotonic()
+        self.executor: Executor
+
+    # What others tell the fetcher
+
+    def begin(self) -> None:
+        """Start, or go on, to claim."""
+        self.claiming = True
+        self.pump_soon()
+
+    def stop_claiming(self) -> None:
+        """No job is claimed from now on, apart from calls under way. Outcomes are settled as before."""
+        self.claiming = False
+        for lane in self.lanes:
+            self._stop_waiting(lane)
+
+    def finished(self, run: Run) -> None:
+        """A run has its outcome."""
+        run.lane.outcomes.append(run)
+        if not self.executor.running and not self._starting:
+            self._pump()  # nobody else is about to finish: a lone job is not kept waiting
+        elif not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def pump_soon(self) -> None:
+        """Look for what can be sent, once this turn of the loop is over."""
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def forget(self, run: Run) -> None:
+        """The lease is not ours any more: nothing is left to settle."""
+        run.lane.held.pop(run.lease.token, None)
+
+    @property
+    def free(self) -> int:
+        """Slots without a run, and without a claim under way for them."""
+        return self._concurrency - len(self.executor.running) - self._reserved
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is held and nothing is under way."""
+        return not any(lane.held or lane.outcomes or lane.in_flight for lane in self.lanes)
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        self.stop_claiming()
+        tasks = [*self._calls, *(lane.recovering for lane in self.lanes if lane.recovering)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Sending
+
+    def _pump(self) -> None:
+        self._pump_scheduled = False
+        grants = self._grants()
+        for lane in self.lanes:
+            if lane.recovering is None and lane.in_flight < _MOST_IN_FLIGHT:
+                self._send_for(lane, grants.get(lane, 0))
+        if self.claiming:
+            self._tend_waiters()
+
+    def _grants(self) -> dict[Lane, int]:
+        """The free slots, shared among the lanes that may have jobs; if none has, among all that settle."""
+        free = self.free
+        if free <= 0 or not self.claiming:
+            return {}
+        if len(self.lanes) == 1:
+            return {self.lanes[0]: free}
+        now = time.monotonic()
+        ready = [lane for lane in self.lanes if self._may_have_jobs(lane, now)]
+        return apportion(free, ready or [lane for lane in self.lanes if lane.outcomes])
+
+    def _may_have_jobs(self, lane: Lane, now: float) -> bool:
+        if lane.recovering is not None:
+            return False
+        return not lane.dry or (lane.waiter is None and now - lane.dried_at >= _PROBE_AFTER_S)
+
+    def _send_for(self, lane: Lane, granted: int) -> None:
+        while lane.in_flight < _MOST_IN_FLIGHT:
+            runs = lane.outcomes[: self._most_per_take]
+            count = min(granted, self._most_per_take)
+            # With an outcome to settle, asking costs nothing.
+            wanted = count if runs or self._should_ask(lane) else 0
+            enough = self._most_per_take if lane.in_flight else 1
+            if len(runs) < enough and wanted < enough:
+                return
+            del lane.outcomes[: len(runs)]
+            granted -= wanted
+            self._send(lane, runs, wanted)
+
+    def _should_ask(self, lane: Lane) -> bool:
+        if lane.in_flight and not lane.flowing:
+            return False  # the answer that is under way will tell whether there is more
+        return not lane.dry or (len(self.lanes) > 1 and self._may_have_jobs(lane, time.monotonic()))
+
+    def _send(self, lane: Lane, runs: list[Run], count: int) -> None:
+        lane.in_flight += 1
+        self._reserved += count
+        self._spawn(self._call(lane, runs, count))
+
+    def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """In our own context: what is started from there must not see the variables of a handler that finished."""
+        task = self._loop.create_task(call, context=self._context.copy())
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return task
+
+    async def _call(self, lane: Lane, runs: list[Run], count: int) -> None:
+        sent_at = time.monotonic()
+        if lane.in_flight == 1:
+            lane.sent_at = sent_at
+        take = Take(self._worker_id, count, self._lease_ms) if count else None
+        try:
+            if runs:
+                settlements = [Settlement(run.lease.id, run.lease.token, run.outcome) for run in runs]  # type: ignore[arg-type]
+                batch = await self._storage.settle(lane.name, settlements, take=take)
+            else:
+                assert take is not None
+                batch = SettledBatch([], await self._storage.claim(lane.name, take))
+        except BaseException as error:
+            self._end_call(lane, count)
+            self._lost_call(lane, runs, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        self._end_call(lane, count)
+        held = lane.held
+        for run in runs:
+            held.pop(run.lease.token, None)
+        if batch.claimed is not None:
+            self._receive(lane, batch.claimed, count, sent_at)
+        self._settled(runs, batch.answers)
+        self._pump()
+
+    def _end_call(self, lane: Lane, count: int) -> None:
+        lane.in_flight -= 1
+        lane.sent_at = time.monotonic()
+        self._reserved -= count
+
+    def _receive(self, lane: Lane, claimed: Claimed, count: int, sent_at: float) -> None:
+        now = self.last_claim_at = time.monotonic()
+        leases = claimed.leases
+        lane.claims += len(leases)
+        lane.progress += max(len(leases), 1) / lane.weight
+        if leases:
+            if self.hand_back_new or now - sent_at > 0.8 * self._lease_ms / 1000:
+                self._hand_back(lane, [Held(lease.id, lease.token) for lease in leases])
+            else:
+                self._start(lane, leases, now)
+        dry = len(leases) < count
+        if dry:
+            lane.dried_at = now
+            self._set_alarm(lane, claimed.wait_ms, now)
+        turned_dry = dry and not lane.dry
+        lane.dry = dry
+        lane.flowing = not dry
+        if turned_dry or (dry and not leases):
+            self._dried(lane)
+
+    def _start(self, lane: Lane, leases: Sequence[Lease], now: float) -> None:
+        executor = self.executor
+        runs = [executor.prepare(lane, lease, now) for lease in leases]
+        # All are held before the first begins: it may hog the loop, and the heartbeat must know of the others.
+        for run in runs:
+            lane.held[run.lease.token] = run
+        self._started(runs)
+        self._starting = True
+        for run in runs:
+            executor.start(run)
+        self._starting = False
+
+    # Waiting
+
+    def _tend_waiters(self) -> None:
+        free = self.free > 0
+        for lane in self.lanes:
+            if not free:
+                # Woken now, a full worker would swallow what an idle one could have acted upon.
+                self._stop_waiting(lane)
+            elif lane.dry and lane.waiter is None and lane.recovering is None:
+                lane.waiter = self._loop.create_task(self._wait(lane), context=self._context.copy())
+
+    def _stop_waiting(self, lane: Lane) -> None:
+        if lane.waiter is not None:
+            lane.waiter.cancel()
+            lane.waiter = None
+        if lane.alarm is not None:
+            lane.alarm.cancel()
+            lane.alarm = None
+
+    async def _wait(self, lane: Lane) -> None:
+        try:
+            await self._storage.wait(lane.name, timeout_ms=self.longest_wait_ms)
+        except Exception as error:
+            lane.waiter = None
+            self._lost_call(lane, [], error)
+            return
+        lane.waiter = None
+        self._wake(lane)
+
+    def _wake(self, lane: Lane) -> None:
+        lane.dry = False
+        self._pump()
+
+    def _set_alarm(self, lane: Lane, wait_ms: int | None, now: float) -> None:
+        """Ask again when the next job falls due. Apart from the waiter, which may have been asleep before that."""
+        if wait_ms is None or wait_ms >= self.longest_wait_ms:
+            return
+        due = now + max(wait_ms, 1) / 1000
+        if lane.alarm is not None:
+            if now < lane.alarm_at <= due:
+                return
+            lane.alarm.cancel()
+        lane.alarm_at = due
+        lane.alarm = self._loop.call_later(due - now, self._wake, lane, context=self._context)
+
+    # When the store is away
+
+    def _lost_call(self, lane: Lane, runs: list[Run], error: BaseException) -> None:
+        """The outcomes are kept: nobody else can have settled them, and a repeated settle does no harm."""
+        lane.outcomes[:0] = runs
+        if lane.recovering is None and isinstance(error, Exception):
+            self._failed(lane, error)
+            lane.recovering = self._loop.create_task(self._recover(lane, error), context=self._context.copy())
+
+    async def _recover(self, lane: Lane, error: Exception) -> None:
+        """Ask until the store answers; then hand back leases whose claim's answer was lost on the way."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+            if lane.in_flight:
+                continue
+            try:
+                await recovery.hand_back_unknown(self._storage, lane, worker_id=self._worker_id)
+                if not isinstance(error, StorageError):
+                    await recovery.settle_one_by_one(self._storage, lane, settled=self._settled)
+                break
+            except Exception as again:
+                self._failed(lane, again)
+        lane.recovering = None
+        lane.dry = False
+        self._recovered(lane)
+        self.pump_soon()
+
+    def _hand_back(self, lane: Lane, leases: Sequence[Held]) -> None:
+        """We are stopping, or the answer came so late that these may be somebody else's: let the store decide."""
+        lane.in_flight += 1
+        self._spawn(self._release(lane, leases))
+
+    async def _release(self, lane: Lane, leases: Sequence[Held]) -> None:
+        try:
+            await self._storage.settle(lane.name, recovery.releases(leases))
+        except Exception as error:
+            # Not repeated here: recovery hands back what nobody knows of, or it expires.
+            self._lost_call(lane, [], error)
+        finally:
+            self._end_call(lane, 0)
+        self._settled([], [])

@@ -1,0 +1,145 @@
+"""How a worker is: for probes, for its record in the store, and for people."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from penstock.worker.shift import Shift
+
+__all__ = ["ActiveJob", "Description", "Health", "WorkerState", "WorkerStats", "describe", "examine"]
+
+WorkerState = Literal["new", "starting", "running", "paused", "stopping", "stopped"]
+
+# A worker that has room for jobs, and has had no answer to a claim for this long, does not consume.
+_SILENT_S: Final = 10.0
+_MOST_SHOWN: Final = 100
+
+
+class ActiveJob(msgspec.Struct, frozen=True):
+    """A job that takes up a slot. ``stuck``: settled without its handler, which still runs."""
+
+    queue: str
+    id: str
+    task: str
+    age_s: float
+    stuck: bool = False
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How the worker is just now.
+
+    ``consuming`` is false for one that is alive and takes no jobs, and ``reason`` says why: paused, stopping, the
+    store is away, all slots taken up by handlers that hang, no answer to a claim for long. A worker whose slots
+    are all busy is consuming.
+    """
+
+    state: WorkerState
+    consuming: bool
+    reason: str
+    connected: bool = False
+    last_claim_age_s: float = 0.0
+    last_heartbeat_age_s: float = 0.0
+    concurrency: int = 0
+    active: tuple[ActiveJob, ...] = ()
+    stuck: int = 0
+
+
+class WorkerStats(msgspec.Struct):
+    """Counts since the worker began, of outcomes the store has accepted."""
+
+    claimed: int = 0
+    completed: int = 0
+    failed: int = 0
+    retrying: int = 0
+    snoozed: int = 0
+    released: int = 0
+    cancelled: int = 0
+    stalled: int = 0
+    errors: int = 0
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker writes of itself with every heartbeat. ``running`` is cut at a hundred jobs."""
+
+    host: str
+    pid: int
+    version: str
+    started_at_ms: int
+    queues: tuple[str, ...]
+    concurrency: int
+    state: WorkerState
+    consuming: bool
+    reason: str
+    active: int
+    stuck: int
+    running: tuple[ActiveJob, ...]
+
+
+def examine(shift: Shift) -> Health:
+    """The health of a worker that runs; may be called from any thread."""
+    now = time.monotonic()
+    running = list(shift.executor.running)
+    reason = _why_not_consuming(shift, now, running=len(running))
+    return Health(
+        state=shift.worker.state,
+        consuming=not reason,
+        reason=reason,
+        connected=not shift.failing,
+        last_claim_age_s=now - shift.fetcher.last_claim_at,
+        last_heartbeat_age_s=now - shift.heartbeat.last_at if shift.heartbeat else 0.0,
+        concurrency=shift.options.concurrency,
+        stuck=sum(run.stuck for run in running),
+        active=tuple(
+            ActiveJob(run.lane.name, run.lease.id, run.lease.options.task, now - run.claimed_at, run.stuck)
+            for run in running
+        ),
+    )
+
+
+def describe(shift: Shift) -> bytes:
+    """The worker's record in the store, as JSON."""
+    health = examine(shift)
+    return msgspec.json.encode(
+        Description(
+            host=platform.node(),
+            pid=os.getpid(),
+            version=_version(),
+            started_at_ms=shift.started_at_ms,
+            queues=tuple(shift.options.queues),
+            concurrency=health.concurrency,
+            state=health.state,
+            consuming=health.consuming,
+            reason=health.reason,
+            active=len(health.active),
+            stuck=health.stuck,
+            running=health.active[:_MOST_SHOWN],
+        )
+    )
+
+
+def _why_not_consuming(shift: Shift, now: float, *, running: int) -> str:
+    """Empty if it is."""
+    if shift.worker.state != "running":
+        return f"the worker is {shift.worker.state}"
+    if shift.failing:
+        return f"the store does not answer for {', '.join(sorted(shift.failing))}"
+    if len(shift.executor.stuck) >= shift.options.concurrency:
+        return "all slots are taken up by handlers that hang"
+    silent_s = now - shift.fetcher.last_claim_at
+    if silent_s > _SILENT_S and running < shift.options.concurrency:
+        return f"no answer to a claim for {silent_s:.0f} s: the store is away, or a handler hogs the loop"
+    return ""
+
+
+def _version() -> str:
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return ""

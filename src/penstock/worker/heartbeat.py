@@ -1,0 +1,151 @@
+"""The heartbeat: pushes the leases' deadlines and learns which runs are to stop.
+
+It has a thread, an event loop and a connection of its own: a handler that hogs the worker's loop must not look
+dead. The sweeper of a worker lives there as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from penstock.errors import StorageError
+from penstock.storage.base import Extended, Held, Storage
+from penstock.worker.lane import Lane
+from penstock.worker.run import Run
+
+__all__ = ["Heartbeat", "HeartbeatThread", "Notice"]
+
+logger = logging.getLogger("penstock.worker")
+
+Notice = tuple[Run, Extended]
+
+_AFTER_LOSS_S: Final = 0.5
+_CLOSE_PATIENCE_S: Final = 5.0
+
+
+class Heartbeat:
+    """Extends what ``lanes`` hold. ``notify`` gets the runs that are to stop; it is called in this thread."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        lanes: Sequence[Lane],
+        *,
+        worker_id: str,
+        lease_ms: int,
+        interval_s: float,
+        info: Callable[[], bytes],
+        notify: Callable[[list[Notice]], None],
+    ) -> None:
+        self._storage = storage
+        self._lanes = lanes
+        self._worker_id = worker_id
+        self._lease_ms = lease_ms
+        self._interval_s = interval_s
+        self._info = info
+        self._notify = notify
+        self.last_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Beat for ever; cancel to stop. After a failure the next beat comes soon: leases are running out."""
+        while True:
+            began = time.monotonic()
+            pause_s = self._interval_s
+            try:
+                await self.run_once()
+            except StorageError as error:
+                logger.warning("the heartbeat failed and will be repeated: %s", error)
+                pause_s = min(_AFTER_LOSS_S, self._interval_s)
+            await asyncio.sleep(max(0.0, pause_s - (time.monotonic() - began)))
+
+    async def run_once(self) -> None:
+        """One beat for every queue, and the worker's record in each."""
+        info = self._info()
+        for lane in self._lanes:
+            await self._beat(lane, info)
+        self.last_at = time.monotonic()
+
+    async def _beat(self, lane: Lane, info: bytes) -> None:
+        now = time.monotonic()
+        # A run that has only just begun has most of its lease before it; most are over by the next beat.
+        young = now - self._interval_s / 10
+        runs = [run for run in list(lane.held.values()) if run.claimed_at <= young]
+        held = [Held(run.lease.id, run.lease.token) for run in runs]
+        if lane.in_flight and now - lane.sent_at > self._interval_s:
+            held += await self._unread_leases(lane)
+        answers = await self._storage.extend(
+            lane.name, held, worker=self._worker_id, lease_ms=self._lease_ms, info=info
+        )
+        notices: list[Notice] = [
+            (run, answer) for run, answer in zip(runs, answers, strict=False) if answer != "extended"
+        ]
+        if notices:
+            self._notify(notices)
+
+    async def _unread_leases(self, lane: Lane) -> list[Held]:
+        """The loop is too busy to read the answer to its claim: those leases are ours as well."""
+        held = await self._storage.leases_of(lane.name, self._worker_id)
+        return [lease for lease in held if lease.token not in lane.held]
+
+
+class HeartbeatThread:
+    """Runs duties on a loop of their own. ``connect`` is called there and gives the storage they share, or none."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Storage | None]],
+        duties: Callable[[Storage], Sequence[Coroutine[Any, Any, None]]],
+    ) -> None:
+        self._connect = connect
+        self._duties = duties
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock-heartbeat", daemon=True)
+
+    async def start(self) -> bool:
+        """Returns when the storage is open, or false if there is none to be had; raises what opening it raised."""
+        self._thread.start()
+        await asyncio.to_thread(self._started.wait)
+        if self._error is not None:
+            raise self._error
+        return bool(self._tasks)
+
+    async def stop(self) -> None:
+        """End the duties and close the connection."""
+        if self._loop is None or not self._thread.is_alive():
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._cancel)
+        except RuntimeError:
+            return
+        await asyncio.to_thread(self._thread.join, _CLOSE_PATIENCE_S)
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._error = self._error or error
+            if self._started.is_set():
+                logger.exception("the heartbeat thread ended")
+        finally:
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        storage = await self._connect()
+        if storage is None:
+            return
+        self._tasks = [self._loop.create_task(duty) for duty in self._duties(storage)]
+        self._started.set()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

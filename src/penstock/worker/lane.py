@@ -1,0 +1,80 @@
+"""One queue as a worker sees it: what it holds, what it owes, and whether there may be more to claim."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.worker.reporter import Reporter
+from penstock.worker.run import Run
+
+__all__ = ["Lane", "apportion"]
+
+
+class Lane:
+    """``held`` are all leases not yet settled, by token; ``outcomes`` those of them that are ready to be.
+
+    Changed on the worker's loop only; the heartbeat thread reads ``held`` and the times.
+    """
+
+    __slots__ = (
+        "alarm",
+        "alarm_at",
+        "claims",
+        "dried_at",
+        "dry",
+        "flowing",
+        "held",
+        "in_flight",
+        "name",
+        "outcomes",
+        "progress",
+        "recovering",
+        "reporter",
+        "sent_at",
+        "waiter",
+        "weight",
+    )
+
+    def __init__(self, name: str, weight: float = 1) -> None:
+        self.name = name
+        self.weight = weight
+        self.held: dict[int, Run] = {}
+        self.outcomes: list[Run] = []
+        self.in_flight = 0
+        self.claims = 0
+        self.sent_at = 0.0
+        # A dry lane had less than was asked for: it is asked again when its waiter wakes.
+        self.dry = False
+        # The last claim was answered in full: there is likely to be more than one call can bring.
+        self.flowing = False
+        self.dried_at = 0.0
+        self.alarm: asyncio.TimerHandle | None = None
+        self.alarm_at = 0.0
+        self.waiter: asyncio.Task[None] | None = None
+        # Jobs received per weight: the lane with the least progress is served first.
+        self.progress = 0.0
+        self.reporter: Reporter | None = None
+        self.recovering: asyncio.Task[None] | None = None
+
+
+def apportion(slots: int, lanes: Sequence[Lane]) -> dict[Lane, int]:
+    """Share ``slots`` among ``lanes`` by their weights: one at a time, to whoever is furthest behind.
+
+    A lane that had nothing to ask for meanwhile has no claim to the time it was away, but for one round.
+    """
+    if len(lanes) == 1:
+        return {lanes[0]: slots}
+    grants = dict.fromkeys(lanes, 0)
+    if not grants:
+        return grants
+    ahead = max(lane.progress for lane in lanes)
+    longest_stride = 1 / min(lane.weight for lane in lanes)
+    for lane in lanes:
+        lane.progress = max(lane.progress, ahead - (slots + 1) * longest_stride)
+    progress = {lane: lane.progress for lane in lanes}
+    for _ in range(slots):
+        lane = min(progress, key=progress.__getitem__)
+        progress[lane] += 1 / lane.weight
+        grants[lane] += 1
+    return grants

@@ -1,0 +1,137 @@
+"""The options of a worker, checked before anything is started."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+
+import msgspec
+
+from penstock.core.duration import Duration, milliseconds
+from penstock.core.ids import uuid7
+from penstock.core.names import check_queue, check_worker
+from penstock.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.worker.middleware import Middleware
+
+__all__ = ["WorkerKeywords", "WorkerOptions", "default_worker_id", "read_options"]
+
+Queues = Sequence[str] | Mapping[str, float]
+
+_LONGEST_HEARTBEAT_MS: Final = 5_000
+_SHORTEST_LEASE_MS: Final = 100
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options with their units settled. ``queues`` are weights by name."""
+
+    id: str
+    queues: dict[str, float]
+    concurrency: int
+    processes: int
+    lease_ms: int
+    heartbeat_ms: int
+    grace_ms: int
+    burst: bool
+    sweep: bool
+    threads: int
+    child_processes: int | None
+    middleware: tuple[Any, ...]
+
+
+class WorkerKeywords(TypedDict, total=False):
+    """What ``app.worker(...)`` takes; see ``Worker``."""
+
+    queues: Queues | None
+    concurrency: int
+    processes: int
+    id: str | None
+    lease: Duration
+    heartbeat: Duration | None
+    grace: Duration
+    burst: bool
+    sweep: bool
+    threads: int | None
+    child_processes: int | None
+    middleware: Sequence[Middleware]
+
+
+def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
+    """The options a worker was given, checked, with defaults filled in.
+
+    Raises:
+        InvalidOption: an option nobody knows, or a value it cannot have.
+        InvalidName: a queue or worker id that is not allowed.
+    """
+    unknown = given.keys() - WorkerKeywords.__annotations__.keys()
+    if unknown:
+        known = ", ".join(sorted(WorkerKeywords.__annotations__))
+        raise InvalidOption(
+            f"a worker has no option {', '.join(map(repr, sorted(unknown)))}. It has: {known}."
+        )
+    lease_ms = milliseconds(given.get("lease", "30s"), what="lease")
+    if lease_ms < _SHORTEST_LEASE_MS:
+        raise InvalidOption(
+            f"lease={given.get('lease')!r} is too short to be renewed in time. Give at least 100ms."
+        )
+    concurrency = _count("concurrency", given.get("concurrency", 100))
+    threads, children, id = given.get("threads"), given.get("child_processes"), given.get("id")
+    return WorkerOptions(
+        id=default_worker_id() if id is None else check_worker(id),
+        queues=_weights(app, given.get("queues")),
+        concurrency=concurrency,
+        processes=_count("processes", given.get("processes", 1)),
+        lease_ms=lease_ms,
+        heartbeat_ms=_heartbeat_ms(given.get("heartbeat"), lease_ms),
+        grace_ms=milliseconds(given.get("grace", "30s"), what="grace"),
+        burst=given.get("burst", False),
+        sweep=given.get("sweep", True),
+        threads=concurrency if threads is None else _count("threads", threads),
+        child_processes=None if children is None else _count("child_processes", children),
+        middleware=(*app.middlewares, *given.get("middleware", ())),
+    )
+
+
+def default_worker_id() -> str:
+    """Host, process and chance: two workers never share one, even in one process."""
+    host = re.sub(r"[^A-Za-z0-9_.\-]", "-", platform.node())[:100] or "host"
+    return f"{host}-{os.getpid()}-{uuid7()[-6:]}"
+
+
+def _weights(app: App, queues: Queues | None) -> dict[str, float]:
+    if queues is None:
+        queues = sorted({task.queue for task in app.tasks.values()}) or ["default"]
+    if isinstance(queues, str):
+        raise InvalidOption(f"queues={queues!r} is one text. Give a list, such as [{queues!r}].")
+    weights = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, 1.0)
+    if not weights:
+        raise InvalidOption("queues is empty: a worker needs a queue to work on.")
+    for name, weight in weights.items():
+        check_queue(name)
+        if type(weight) not in (int, float) or not 0 < weight < 1e6:
+            raise InvalidOption(
+                f"queue {name!r} has weight {weight!r}. Give a number above 0, such as 1 or 3."
+            )
+    return weights
+
+
+def _count(what: str, value: int) -> int:
+    if type(value) is not int or not 1 <= value <= 100_000:
+        raise InvalidOption(f"{what}={value!r} is not usable. Give a whole number from 1 to 100000.")
+    return value
+
+
+def _heartbeat_ms(heartbeat: Duration | None, lease_ms: int) -> int:
+    if heartbeat is None:
+        return max(1, min(lease_ms // 3, _LONGEST_HEARTBEAT_MS))
+    heartbeat_ms = milliseconds(heartbeat, what="heartbeat")
+    if not 0 < heartbeat_ms <= lease_ms // 2:
+        raise InvalidOption(
+            f"heartbeat={heartbeat!r} does not suit a lease of {lease_ms} ms: at least two must fit into one."
+        )
+    return heartbeat_ms

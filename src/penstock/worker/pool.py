@@ -1,0 +1,140 @@
+"""``processes=N``: a supervisor that starts so many worker processes, replaces those that die, and ends them all.
+
+Children are spawned, not forked: a worker has threads and connections. So the app must be importable, and the
+worker's options and handlers must be too; listeners stay in the process they were added in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.worker.worker import Worker
+
+__all__ = ["Supervisor"]
+
+logger = logging.getLogger("penstock.worker")
+
+_spawn: Final = multiprocessing.get_context("spawn")
+_LOOK_EVERY_S: Final = 0.1
+# Beyond its grace a child settles what it handed back; then it has had its time.
+_EXTRA_S: Final = 15.0
+_SOONEST_RESTART_S: Final = 1.0
+
+
+class Supervisor:
+    """Runs ``worker.options.processes`` workers like ``worker``, each in a process of its own."""
+
+    def __init__(self, worker: Worker) -> None:
+        options = worker.given | {"processes": 1}
+        base = worker.options.id
+        self._plans = [
+            (*locate(worker.app), options | {"id": f"{base}-{number}"}, dict(worker.handlers.by_queue))
+            for number in range(1, worker.options.processes + 1)
+        ]
+        self._children: dict[int, BaseProcess] = {}
+        self._started_at: dict[int, float] = {}
+
+    async def start(self) -> None:
+        """Start the processes; raises what starting one raises."""
+        for number in range(len(self._plans)):
+            self._start(number)
+
+    async def run(self, stop: asyncio.Event, grace_ms: Callable[[], int]) -> None:
+        """Keep them running until ``stop`` is set or, in burst mode, all have ended; then end them."""
+        while not stop.is_set() and self._children:
+            self._replace_dead()
+            try:
+                await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)
+            except TimeoutError:
+                pass
+        await self._end(grace_ms)
+
+    def _start(self, number: int) -> None:
+        process = _spawn.Process(target=_work, args=self._plans[number], name=f"penstock-worker-{number + 1}")
+        process.start()
+        self._children[number] = process
+        self._started_at[number] = time.monotonic()
+
+    def _replace_dead(self) -> None:
+        for number, process in list(self._children.items()):
+            if process.is_alive():
+                continue
+            if process.exitcode == 0:
+                del self._children[number]
+            elif time.monotonic() - self._started_at[number] >= _SOONEST_RESTART_S:
+                logger.error(
+                    "worker process %s ended with code %s; restarting", process.name, process.exitcode
+                )
+                self._start(number)
+
+    async def _end(self, grace_ms: Callable[[], int]) -> None:
+        """Pass the signal on; a second one when our own grace has been cut to nothing."""
+        self._signal_all()
+        began = time.monotonic()
+        insisted = False
+        while any(process.is_alive() for process in self._children.values()):
+            elapsed_s = time.monotonic() - began
+            if not insisted and grace_ms() == 0:
+                insisted = True
+                self._signal_all()
+            if elapsed_s > grace_ms() / 1000 + _EXTRA_S:
+                for process in self._children.values():
+                    process.kill()
+            await asyncio.sleep(_LOOK_EVERY_S / 2)
+
+    def _signal_all(self) -> None:
+        for process in self._children.values():
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGTERM)
+
+
+def locate(app: App) -> tuple[str, str]:
+    """The module and the name under which another process finds ``app``.
+
+    Raises:
+        InvalidOption: it stands at the top of no module.
+    """
+    for module_name, module in list(sys.modules.items()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is app:
+                return module_name, name
+    raise InvalidOption(
+        "processes > 1 needs an app that other processes can import, and this one is at the top of no module. "
+        "Define it as in `app = App(...)` in a module of its own."
+    )
+
+
+def _work(module: str, name: str, options: dict[str, Any], handlers: dict[str, Any]) -> None:
+    """What a child does. The supervisor alone is told of Ctrl-C, and passes it on as SIGTERM."""
+    from penstock.worker.worker import Worker
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    app = getattr(importlib.import_module(module), name)
+    worker = Worker(app, **options)
+    for queue, handler in handlers.items():
+        worker.handlers.add(queue, handler)
+    worker.run_sync()
+
+
+def _end_with_parent() -> None:
+    """A worker without its supervisor ends as if it had been told to: whoever restarts it starts new ones."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,56 @@
+"""What a worker does when its store answers again: put right what the lost answers left behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from penstock.core.outcome import Release
+from penstock.errors import StorageError
+from penstock.storage.base import Held, Settled, Settlement, Storage
+from penstock.worker.lane import Lane
+from penstock.worker.run import Run
+
+__all__ = ["hand_back_unknown", "releases", "settle_one_by_one"]
+
+logger = logging.getLogger("penstock.worker")
+
+
+async def hand_back_unknown(storage: Storage, lane: Lane, *, worker_id: str) -> None:
+    """Release the leases that the store made for us in a claim whose answer never came.
+
+    To be called while no claim is under way: its leases would look unknown, too.
+    """
+    held = await storage.leases_of(lane.name, worker_id)
+    unknown = [lease for lease in held if lease.token not in lane.held]
+    if unknown:
+        await storage.settle(lane.name, releases(unknown))
+
+
+async def settle_one_by_one(
+    storage: Storage, lane: Lane, *, settled: Callable[[Sequence[Run], Sequence[Settled]], None]
+) -> None:
+    """Settle the lane's outcomes apart: one that no store can take must not keep the others from it.
+
+    Raises ``StorageError`` if the store is away again; what is not settled then stays in the lane.
+    """
+    while lane.outcomes:
+        run = lane.outcomes[0]
+        assert run.outcome is not None
+        answers: list[Settled] = []
+        try:
+            batch = await storage.settle(lane.name, [Settlement(run.lease.id, run.lease.token, run.outcome)])
+            answers = batch.answers
+        except StorageError:
+            raise
+        except Exception:
+            logger.exception("the outcome of job %r cannot be settled; its lease will expire", run.lease.id)
+        lane.outcomes.remove(run)
+        lane.held.pop(run.lease.token, None)
+        if answers:
+            settled([run], answers)
+
+
+def releases(leases: Sequence[Held]) -> list[Settlement]:
+    """Settlements that hand these back."""
+    return [Settlement(lease.id, lease.token, Release()) for lease in leases]

@@ -1,0 +1,136 @@
+"""What running jobs say of themselves, gathered and sent in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import LeaseLost, StorageError
+from penstock.storage.base import Report, Storage
+
+if TYPE_CHECKING:
+    from penstock.worker.run import Run
+
+__all__ = ["Receipt", "Reporter"]
+
+logger = logging.getLogger("penstock.worker")
+
+
+class Receipt:
+    """Await it to know that the store has what was reported; not awaiting it is fine, too."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[None] | None = None) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if self._future is not None:
+            # Shielded: a handler that is cancelled while it waits does not take its report back.
+            yield from asyncio.shield(asyncio.wrap_future(self._future)).__await__()
+
+
+class _Entry(NamedTuple):
+    run: Run
+    report: Report
+    future: Future[None]
+
+
+class Reporter:
+    """Takes reports from any thread; sends them from the worker's loop, one call per queue at a time."""
+
+    def __init__(self, storage: Storage, loop: asyncio.AbstractEventLoop) -> None:
+        self._storage = storage
+        self._loop = loop
+        # Not the context of whichever handler reported first.
+        self._context = contextvars.copy_context()
+        self._lock = threading.Lock()
+        self._entries: list[_Entry] = []
+        self._added = 0
+        self._answered = 0
+        self._sending: asyncio.Task[None] | None = None
+
+    def add(self, run: Run, *, progress: bytes | None, log: str | None, payload: bytes | None) -> Receipt:
+        """Note a report, to be sent as soon as the one before it has been answered."""
+        report = Report(
+            run.lease.id,
+            run.lease.token,
+            progress=progress,
+            log=() if log is None else (log,),
+            payload=payload,
+        )
+        future: Future[None] = Future()
+        with self._lock:
+            self._entries.append(_Entry(run, report, future))
+            self._added += 1
+            first = len(self._entries) == 1
+        if first:
+            self._loop.call_soon_threadsafe(self._send_soon, context=self._context)
+        return Receipt(future)
+
+    async def flush(self) -> None:
+        """Returns when everything reported before this call has been answered, or refused by the store."""
+        before = self._added
+        while self._answered < before:
+            self._send_soon()
+            if self._sending is not None:
+                await asyncio.shield(self._sending)
+
+    def _send_soon(self) -> None:
+        if self._sending is None and self._entries:
+            self._sending = self._loop.create_task(self._send(), context=self._context)
+
+    async def _send(self) -> None:
+        try:
+            while entries := self._taken():
+                queues = {entry.run.lane.name for entry in entries}
+                for queue in queues:
+                    await self._send_queue(queue, [e for e in entries if e.run.lane.name == queue])
+                self._answered += len(entries)
+        finally:
+            self._sending = None
+
+    def _taken(self) -> list[_Entry]:
+        with self._lock:
+            entries, self._entries = self._entries, []
+        return entries
+
+    async def _send_queue(self, queue: str, entries: list[_Entry]) -> None:
+        reports = _merged(entries)
+        try:
+            kept = await self._storage.report(queue, reports)
+        except StorageError as error:
+            logger.warning("reports of %d jobs of queue %s were not kept: %s", len(reports), queue, error)
+            for entry in entries:
+                entry.future.set_exception(error)
+            return
+        held = {report.token for report, answer in zip(reports, kept, strict=True) if answer}
+        for entry in entries:
+            if entry.report.token in held:
+                entry.future.set_result(None)
+            else:
+                entry.future.set_exception(
+                    LeaseLost(f"job {entry.report.id!r} is no longer held by this run")
+                )
+
+
+def _merged(entries: list[_Entry]) -> list[Report]:
+    """One report per run: the newest progress and payload, all log lines."""
+    by_token: dict[int, list[Report]] = {}
+    for entry in entries:
+        by_token.setdefault(entry.report.token, []).append(entry.report)
+    return [
+        Report(
+            reports[0].id,
+            token,
+            progress=next((r.progress for r in reversed(reports) if r.progress is not None), None),
+            log=tuple(line for report in reports for line in report.log),
+            payload=next((r.payload for r in reversed(reports) if r.payload is not None), None),
+        )
+        for token, reports in by_token.items()
+    ]

@@ -1,0 +1,5 @@
+"""Where handlers run: on the loop (inline), in threads, in processes of their own."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

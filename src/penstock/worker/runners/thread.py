@@ -1,0 +1,113 @@
+"""Synchronous functions run in threads. A thread cannot be stopped: it is told, and may look."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import InvalidInput
+from penstock.worker.context import context_of
+from penstock.worker.run import Call, Run, Undecodable
+
+if TYPE_CHECKING:
+    from penstock.task import Task
+
+__all__ = ["ThreadRunner"]
+
+_numbers = itertools.count(1)
+
+
+class ThreadRunner:
+    """At most ``size`` threads, started as they are needed.
+
+    They are daemons, unlike those of ``concurrent.futures``: a handler that hangs must not keep a worker from
+    ending that has already handed its job back.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+        self._busy = 0
+
+    def bind(self, task: Task[..., Any]) -> Call:
+        """A call that decodes the payload and calls the task's function, both in a thread."""
+        func, unpack, serde = task.func, task.signature.unpack, task.serde
+        takes_context = task.signature.context_parameter is not None
+
+        def call(run: Run) -> Any:
+            try:
+                args, kwargs = unpack(
+                    run.lease.payload, serde, context=context_of(run) if takes_context else None
+                )
+            except InvalidInput as error:
+                raise Undecodable from error
+            return func(*args, **kwargs)
+
+        return lambda run: self.run(call, run)
+
+    async def run(self, call: Callable[[Run], Any], run: Run) -> Any:
+        """``call(run)`` in a thread, under a copy of this context. Cancelling leaves the thread running."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        context = contextvars.copy_context()
+        run.started_at = 0.0
+
+        def work() -> None:
+            run.started_at = time.monotonic()
+            try:
+                answer = context.run(call, run)
+            except BaseException as error:
+                _tell(loop, _settle_exception, future, error)
+            else:
+                _tell(loop, _settle_result, future, answer)
+
+        self._submit(work)
+        try:
+            return await future
+        finally:
+            self._busy -= 1
+
+    def close(self) -> None:
+        """Let idle threads end. Busy ones end when their handler does."""
+        for _ in self._threads:
+            self._work.put(None)
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        self._busy += 1
+        if self._busy > len(self._threads) and len(self._threads) < self._size:
+            thread = Thread(target=self._serve, name=f"penstock-handler-{next(_numbers)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._work.put(work)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(*call)
+    except RuntimeError:
+        # The loop is closed: the worker has ended, and handed the job back, without us.
+        pass
+
+
+def _settle_result(future: asyncio.Future[Any], answer: Any) -> None:
+    if not future.done():
+        future.set_result(answer)
+
+
+def _settle_exception(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        # A future cannot carry StopIteration; a handler that leaks one has simply failed.
+        future.set_exception(
+            RuntimeError(f"the handler raised {error!r}") if isinstance(error, StopIteration) else error
+        )

@@ -1,0 +1,235 @@
+"""A shift: the parts of a worker while it is connected and runs, wired to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import StorageError
+from penstock.storage.base import Settled, Storage
+from penstock.worker.deadlines import PATIENCE_S
+from penstock.worker.drain import DrainWatch
+from penstock.worker.executor import Executor
+from penstock.worker.fetcher import Fetcher
+from penstock.worker.health import Health, describe, examine
+from penstock.worker.heartbeat import Heartbeat, HeartbeatThread, Notice
+from penstock.worker.lane import Lane
+from penstock.worker.reporter import Reporter
+from penstock.worker.run import Abort, Run
+from penstock.worker.runners.process import ProcessRunner
+from penstock.worker.runners.thread import ThreadRunner
+from penstock.worker.sweeper import Sweeper
+
+if TYPE_CHECKING:
+    from penstock.worker.worker import Worker
+
+__all__ = ["Shift"]
+
+logger = logging.getLogger("penstock.worker")
+
+_BURST_WAIT_MS: Final = 250
+_LOOK_AGAIN_S: Final = 0.1
+
+
+class Shift:
+    """Made by ``Worker`` with the open storage of its loop; ``start``, ``finish``, ``close``, in this order."""
+
+    def __init__(self, worker: Worker, storage: Storage) -> None:
+        self.worker = worker
+        self.options = worker.options
+        self.storage = storage
+        self.started_at_ms = time.time_ns() // 1_000_000
+        self.failing: set[str] = set()
+        """The queues for which the store does not answer."""
+        self._loop = asyncio.get_running_loop()
+        self._lanes = [Lane(name, weight) for name, weight in self.options.queues.items()]
+        self._changed = asyncio.Event()
+        self._deadline = float("inf")
+        self._own_duties: list[asyncio.Task[None]] = []
+        self.heartbeat: Heartbeat | None = None
+        self._thread = HeartbeatThread(self._connect_apart, self._duties)
+        self.fetcher = self._make_fetcher()
+        self.executor = self.fetcher.executor = self._make_executor()
+        self._drain = DrainWatch(
+            storage,
+            self._lanes,
+            drained=lambda queue: worker.tally.tell("drained", queue=queue),
+            ended=self._ended,
+        )
+
+    # Wiring
+
+    def _make_fetcher(self) -> Fetcher:
+        fetcher = Fetcher(
+            self.storage,
+            self._lanes,
+            worker_id=self.options.id,
+            lease_ms=self.options.lease_ms,
+            concurrency=self.options.concurrency,
+            started=self.worker.tally.started,
+            settled=self._settled,
+            dried=self._dried,
+            failed=self._failed,
+            recovered=self._recovered,
+        )
+        if self.options.burst:
+            fetcher.longest_wait_ms = _BURST_WAIT_MS
+        return fetcher
+
+    def _make_executor(self) -> Executor:
+        reporter = Reporter(self.storage, self._loop)
+        for lane in self._lanes:
+            lane.reporter = reporter
+        return Executor(
+            self.worker.app,
+            handlers=self.worker.handlers,
+            middleware=self.options.middleware,
+            threads=ThreadRunner(self.options.threads),
+            processes=ProcessRunner(self.options.child_processes),
+            reporter=reporter,
+            finished=self.fetcher.finished,
+            freed=self._freed,
+            stuck=self.worker.tally.stuck,
+        )
+
+    def _duties(self, storage: Storage) -> Sequence[Coroutine[Any, Any, None]]:
+        self.heartbeat = Heartbeat(
+            storage,
+            self._lanes,
+            worker_id=self.options.id,
+            lease_ms=self.options.lease_ms,
+            interval_s=self.options.heartbeat_ms / 1000,
+            info=lambda: describe(self),
+            notify=self._relay,
+        )
+        if not self.options.sweep:
+            return [self.heartbeat.run()]
+        return [self.heartbeat.run(), Sweeper(storage, list(self.options.queues)).run()]
+
+    async def _connect_apart(self) -> Storage | None:
+        """A connection for the heartbeat's loop; none if the app has only the one it was given."""
+        try:
+            storage = await self.worker.app.connect()
+        except StorageError as error:
+            # Unreachable, refused and the like have classes of their own: this one is about the loop.
+            if type(error) is not StorageError:
+                raise
+            return None
+        return None if storage is self.storage else storage
+
+    # What the parts tell each other
+
+    def _relay(self, notices: list[Notice]) -> None:
+        """From the heartbeat's thread to the worker's loop."""
+        try:
+            self._loop.call_soon_threadsafe(self._take_notice, notices)
+        except RuntimeError:  # the loop is closed: too late to stop anything
+            pass
+
+    def _take_notice(self, notices: list[Notice]) -> None:
+        """What the heartbeat learnt. A run that has its outcome is on its way already."""
+        for run, answer in notices:
+            if run.outcome is not None or run.lease.token not in run.lane.held:
+                continue
+            if answer == "lost":
+                self.fetcher.forget(run)
+                self.worker.tally.stalled(run)
+                self.executor.abort(run, Abort.LOST)
+            else:
+                self.executor.abort(run, Abort.CANCEL if answer == "cancel" else Abort.EXPIRED)
+
+    def _settled(self, runs: Sequence[Run], answers: Sequence[Settled]) -> None:
+        self.worker.tally.settled(runs, answers)
+        self._changed.set()
+
+    def _freed(self) -> None:
+        self._changed.set()
+        self.fetcher.pump_soon()
+
+    def _dried(self, lane: Lane) -> None:
+        if self.options.burst or "drained" in self.worker.listeners:
+            self._drain.dried(lane)
+
+    def _ended(self, message: str) -> None:
+        if self.options.burst:
+            self.worker.end_burst(message)
+
+    def _failed(self, lane: Lane, error: BaseException) -> None:
+        if lane.name not in self.failing:
+            logger.warning("queue %s: %s; trying again until the store answers", lane.name, error)
+        self.failing.add(lane.name)
+        self.worker.tally.error(error, queue=lane.name)
+
+    def _recovered(self, lane: Lane) -> None:
+        self.failing.discard(lane.name)
+        logger.info("queue %s: the store answers again", lane.name)
+        self.worker.tally.tell("reconnected", queue=lane.name)
+
+    # From clocking in to clocking out
+
+    async def start(self) -> None:
+        """Begin to beat. Raises what connecting raises."""
+        if not await self._thread.start():
+            logger.warning("the app was given one open storage: heartbeats have to share the worker's loop")
+            self._own_duties = [self._loop.create_task(duty) for duty in self._duties(self.storage)]
+
+    def hurry(self, grace_ms: int) -> None:
+        """The time for running jobs ends in ``grace_ms`` at the latest."""
+        self._deadline = min(self._deadline, time.monotonic() + grace_ms / 1000)
+        self._changed.set()
+
+    async def finish(self, grace_ms: int) -> None:
+        """Let jobs finish, then hand back the rest; returns when all is settled, or cannot be any more."""
+        self.fetcher.hand_back_new = True
+        self.fetcher.stop_claiming()
+        self.hurry(grace_ms)
+        await self._until_idle(lambda: self._deadline)
+        await self._hand_back()
+        # Outcomes are kept for as long as their leases can be: the store may be back before that.
+        settled_by = time.monotonic() + self.options.lease_ms / 1000
+        await self._until_idle(lambda: settled_by)
+
+    async def close(self) -> None:
+        """Let go of everything; handlers that still run are left to themselves."""
+        self._drain.close()
+        await self._thread.stop()
+        for duty in self._own_duties:
+            duty.cancel()
+        await self.fetcher.close()
+        self.executor.close()
+        await self._depart()
+
+    def health(self) -> Health:
+        """May be called from any thread."""
+        return examine(self)
+
+    async def _hand_back(self) -> None:
+        for run in list(self.executor.running):
+            self.executor.abort(run, Abort.RELEASE)
+        patience_until = time.monotonic() + PATIENCE_S
+        await self._until_idle(lambda: patience_until)
+        for run in list(self.executor.running):
+            self.executor.give_up(run)
+
+    async def _until_idle(self, deadline: Callable[[], float]) -> None:
+        """Until nothing is held, or the deadline, which may come nearer meanwhile."""
+        while not self.fetcher.idle:
+            rest_s = deadline() - time.monotonic()
+            if rest_s <= 0:
+                return
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), min(rest_s, _LOOK_AGAIN_S))
+            except TimeoutError:
+                pass
+
+    async def _depart(self) -> None:
+        for lane in self._lanes:
+            try:
+                await self.storage.depart(lane.name, self.options.id)
+            except StorageError:
+                # Its record is forgotten in an hour without us.
+                return

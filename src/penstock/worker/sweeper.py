@@ -1,0 +1,105 @@
+"""The sweeper: does what time brings. Any number of them may run; each call is atomic and does no harm twice.
+
+Every worker has one for its own queues. Alone, for systems whose workers are not ours:
+``python -m penstock.worker.sweeper --url valkey://host``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import random
+import signal
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.core.duration import Duration, milliseconds
+from penstock.core.names import check_queue
+from penstock.errors import StorageError
+from penstock.storage.base import Storage, Swept
+
+__all__ = ["Sweeper", "main"]
+
+logger = logging.getLogger("penstock.sweeper")
+
+_SOONEST_S: Final = 1.0
+_MOST_ROUNDS: Final = 20
+
+
+class Sweeper:
+    """Sweeps ``queues``, or all there are, at least every ``interval`` and when something is about to fall due."""
+
+    def __init__(
+        self, storage: Storage, queues: Sequence[str] | None = None, *, interval: Duration = "5s"
+    ) -> None:
+        self._storage = storage
+        self._queues = None if queues is None else tuple(check_queue(queue) for queue in queues)
+        self._interval_s = milliseconds(interval, what="interval") / 1000
+
+    async def run_once(self) -> dict[str, Swept]:
+        """Sweep each queue until nothing is left to do now; what the last call on each did and said."""
+        queues = await self._storage.queues() if self._queues is None else self._queues
+        return {queue: await self._sweep(queue) for queue in queues}
+
+    async def run(self) -> None:
+        """Sweep for ever; cancel to stop. A store that is away is tried again at the next round."""
+        # Workers that were started together must not sweep together.
+        await asyncio.sleep(random.random() * min(_SOONEST_S, self._interval_s))
+        while True:
+            try:
+                rest_s = self._rest_s(await self.run_once())
+            except StorageError as error:
+                logger.warning("the sweep failed and will be repeated: %s", error)
+                rest_s = self._interval_s
+            await asyncio.sleep(rest_s * random.uniform(0.8, 1.2))
+
+    async def _sweep(self, queue: str) -> Swept:
+        swept = await self._storage.sweep(queue)
+        for _ in range(_MOST_ROUNDS):
+            if not swept.more:
+                break
+            swept = await self._storage.sweep(queue)
+        return swept
+
+    def _rest_s(self, swept: dict[str, Swept]) -> float:
+        """Until the next thing falls due, but no sooner than a second: a claim promotes without us."""
+        if any(result.more for result in swept.values()):
+            return min(_SOONEST_S, self._interval_s) / 10
+        due_s = [result.wait_ms / 1000 for result in swept.values() if result.wait_ms is not None]
+        return min(self._interval_s, max(min(due_s, default=self._interval_s), _SOONEST_S))
+
+
+async def _serve(url: str, queues: Sequence[str] | None, interval: str) -> None:
+    from penstock.storage import open_storage
+
+    storage = open_storage(url)
+    await storage.open()
+    try:
+        sweeping = asyncio.ensure_future(Sweeper(storage, queues, interval=interval).run())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, sweeping.cancel)
+        await asyncio.wait([sweeping])
+        if not sweeping.cancelled():
+            sweeping.result()
+    finally:
+        await storage.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line of a sweeper on its own; ends at SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.worker.sweeper", description=__doc__)
+    parser.add_argument("--url", default=os.environ.get("PENSTOCK_URL"), help="the store (or PENSTOCK_URL)")
+    parser.add_argument("--queue", action="append", dest="queues", help="only this queue; may be repeated")
+    parser.add_argument("--interval", default="5s", help="sweep at least this often")
+    options = parser.parse_args(arguments)
+    if not options.url:
+        parser.error("--url is missing, and PENSTOCK_URL is not set")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    asyncio.run(_serve(options.url, options.queues, options.interval))
+
+
+if __name__ == "__main__":
+    main()

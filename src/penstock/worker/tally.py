@@ -1,0 +1,114 @@
+"""The tally: counts what the store has accepted, and tells whoever listens."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import assert_never
+
+from penstock.core.lifecycle import State
+from penstock.core.outcome import Cancel, Complete, Fail, Release, Snooze
+from penstock.storage.base import Settled
+from penstock.worker.events import EventName, Listeners, WorkerEvent
+from penstock.worker.health import WorkerStats
+from penstock.worker.run import Run
+
+__all__ = ["Tally"]
+
+logger = logging.getLogger("penstock.worker")
+
+
+class Tally:
+    """Called on the worker's loop, a batch at a time."""
+
+    def __init__(self, worker_id: str, listeners: Listeners) -> None:
+        self.stats = WorkerStats()
+        self._worker_id = worker_id
+        self._listeners = listeners
+
+    def started(self, runs: Sequence[Run]) -> None:
+        self.stats.claimed += len(runs)
+        if "started" in self._listeners:
+            for run in runs:
+                self._tell("started", run)
+
+    def settled(self, runs: Sequence[Run], answers: Sequence[Settled]) -> None:
+        told = "completed" in self._listeners
+        completed = 0
+        for run, answer in zip(runs, answers, strict=True):
+            if type(run.outcome) is Complete and answer.applied:
+                completed += 1
+                if told:
+                    self._tell("completed", run)
+            else:
+                self._settled_otherwise(run, answer)
+        self.stats.completed += completed
+
+    def stalled(self, run: Run) -> None:
+        """The lease was lost; what the run did counts for nothing."""
+        self.stats.stalled += 1
+        logger.warning("job %r of queue %r was lost to another worker", run.lease.id, run.lane.name)
+        self._tell("stalled", run)
+
+    def stuck(self, run: Run) -> None:
+        logger.warning("the handler of job %r was told to stop, and goes on", run.lease.id)
+        self._tell("stuck", run)
+
+    def error(self, error: BaseException, *, queue: str = "") -> None:
+        """Something of the worker's own failed."""
+        self.stats.errors += 1
+        event = WorkerEvent(type="error", worker=self._worker_id, queue=queue, error=error)
+        self._listeners.emit(event)
+
+    def tell(self, name: EventName, *, queue: str = "") -> None:
+        """An event of the worker or of a queue."""
+        self._listeners.emit(WorkerEvent(type=name, worker=self._worker_id, queue=queue))
+
+    def _settled_otherwise(self, run: Run, answer: Settled) -> None:
+        if not answer.applied:
+            self.stalled(run)
+            return
+        name = _event_name(run, answer.state)
+        setattr(self.stats, name, getattr(self.stats, name) + 1)
+        if name in self._listeners:
+            self._tell(name, run)
+
+    def _tell(self, name: EventName, run: Run) -> None:
+        lease = run.lease
+        outcome = run.outcome
+        self._listeners.emit(
+            WorkerEvent(
+                type=name,
+                worker=self._worker_id,
+                queue=run.lane.name,
+                id=lease.id,
+                task=lease.options.task,
+                run=lease.run,
+                run_ms=round((time.monotonic() - run.claimed_at) * 1000),
+                failure=outcome.failure if isinstance(outcome, Fail) else None,
+            )
+        )
+
+
+def _event_name(run: Run, state: State | None) -> EventName:
+    """The store decides: a run that failed may have been its last, or its job was to be cancelled anyway."""
+    outcome = run.outcome
+    if state is State.CANCELLED:
+        return "cancelled"
+    match outcome:
+        case Complete():
+            return "completed"
+        case Fail():
+            # No record and no retention: it was removed when it ended.
+            return "failed" if state in (State.FAILED, None) else "retrying"
+        case Snooze():
+            return "failed" if state is State.FAILED else "snoozed"
+        case Release():
+            return "released"
+        case Cancel():
+            return "cancelled"
+        case None:
+            return "stalled"
+        case _ as never:
+            assert_never(never)

@@ -1,0 +1,116 @@
+"""From what a handler raised to the outcome of its run. Pure, but for the clock that ``Retry(at=…)`` needs."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final, assert_never
+
+from penstock.core.duration import MAX_MS, Duration, milliseconds
+from penstock.core.job import Lease
+from penstock.core.outcome import Cancel, Fail, Failure, Outcome, Release, Snooze
+from penstock.core.retry import BackoffFunction, delay_ms
+from penstock.errors import Retry, Unrecoverable
+from penstock.errors import Snooze as SnoozeVerdict
+from penstock.worker.run import Abort, Undecodable
+
+__all__ = ["aborted", "failed", "final_failure"]
+
+_LONGEST_MESSAGE: Final = 2_000
+_LONGEST_TRACEBACK: Final = 8_000
+_MOST_FRAMES: Final = 30
+
+Backoffs = Mapping[str, BackoffFunction]
+
+
+def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome:
+    """The outcome of a run whose handler raised ``error``."""
+    try:
+        match error:
+            case SnoozeVerdict():
+                return Snooze(_delay_ms(error.delay, error.at) or 0)
+            case Unrecoverable() | Undecodable():
+                return Fail(_failure(error), final=True)
+            case Retry():
+                asked = _delay_ms(error.delay, error.at)
+                rest = _backoff_ms(error, lease, backoffs) if asked is None else asked
+            case _:
+                rest = _backoff_ms(error, lease, backoffs)
+        return Fail(_failure(error), retry_in_ms=rest, final=discarded)
+    except Exception as broken:
+        # A backoff function or a delay that fails must not cost the job its retries; say both.
+        return Fail(
+            _failure(error, note=f" (and its backoff failed: {broken})"), retry_in_ms=1_000, final=discarded
+        )
+
+
+def final_failure(error: Exception) -> Fail:
+    """The run is over and its result is no use: another run would end the same way."""
+    return Fail(_failure(error), final=True)
+
+
+def aborted(abort: Abort, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome | None:
+    """The outcome of a run that was stopped; ``None`` if it is no longer ours to settle."""
+    match abort:
+        case Abort.CANCEL:
+            return Cancel("the run was stopped")
+        case Abort.EXPIRED:
+            # Put back: the store then sees that the ttl has passed, and ends the job as expired.
+            return Snooze(0)
+        case Abort.TIMEOUT:
+            text = f"the run took longer than its timeout of {lease.options.timeout_ms} ms"
+            rest = _backoff_ms(TimeoutError(text), lease, backoffs)
+            return Fail(Failure("Timeout", text), retry_in_ms=rest, final=discarded)
+        case Abort.LOST:
+            return None
+        case Abort.RELEASE:
+            return Release()
+        case _ as never:
+            assert_never(never)
+
+
+def _backoff_ms(error: BaseException, lease: Lease, backoffs: Backoffs) -> int:
+    return delay_ms(
+        lease.options.backoff, lease.failures + 1, random=random.random, custom=backoffs, error=error
+    )
+
+
+def _delay_ms(delay: Duration | None, at: datetime | None) -> int | None:
+    if at is not None:
+        # An instant named by the user; a naive one is local time, as everywhere in Python.
+        rest = (at.astimezone(UTC) - datetime.now(UTC)).total_seconds()
+        return min(max(round(rest * 1000), 0), MAX_MS)
+    return None if delay is None else milliseconds(delay)
+
+
+def _failure(error: BaseException, *, note: str = "") -> Failure:
+    shown = error.__cause__ if isinstance(error, Undecodable) and error.__cause__ else error
+    return Failure(
+        type(shown).__name__,
+        _storable(_message(shown) + note, _LONGEST_MESSAGE),
+        "" if shown is not error else _storable(_traceback(error), _LONGEST_TRACEBACK, keep_end=True),
+    )
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<its message cannot be had: {broken!r}>"
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error, limit=-_MOST_FRAMES))
+    except Exception as broken:
+        return f"<its traceback cannot be had: {broken!r}>"
+
+
+def _storable(text: str, longest: int, *, keep_end: bool = False) -> str:
+    """``text`` without what UTF-8 cannot say (lone surrogates), and not too long."""
+    plain = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(plain) <= longest:
+        return plain
+    return "… " + plain[-longest:] if keep_end else plain[:longest] + " …"

@@ -1,0 +1,225 @@
+"""The worker: wires fetcher, executor, heartbeat and sweeper together, and knows how to begin and end.
+
+::
+
+    fetcher ──lease──> executor ──run──> runner (loop, thread, process)
+       ^  │               │
+       │  └──settle+claim─┘ outcome            heartbeat, sweeper: a thread and a connection of their own
+     storage
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from penstock.core.duration import Duration, milliseconds
+from penstock.errors import InvalidOption
+from penstock.worker import pool, signals
+from penstock.worker.events import Listener, Listeners
+from penstock.worker.handlers import Handler, Handlers
+from penstock.worker.health import Health, WorkerState, WorkerStats
+from penstock.worker.hooks import Hook, run_start_hooks, run_stop_hooks
+from penstock.worker.options import WorkerKeywords, WorkerOptions, read_options
+from penstock.worker.shift import Shift
+from penstock.worker.tally import Tally
+
+if TYPE_CHECKING:
+    from penstock.app import App
+
+__all__ = ["Worker"]
+
+logger = logging.getLogger("penstock.worker")
+
+H = TypeVar("H", bound=Handler)
+S = TypeVar("S", bound=Hook)
+
+
+class Worker:
+    """Works on the queues of an app until it is stopped; made by ``app.worker(...)``. Runs once.
+
+    ``queues`` are names, or weights by name; without them the queues of all tasks. ``concurrency`` jobs run at
+    a time, sync handlers in up to ``threads`` threads, those with ``runner="process"`` in up to
+    ``child_processes`` processes. ``processes`` > 1 runs so many workers like this one, and restarts those that
+    die. ``lease`` is how long the jobs of a dead worker stay with it, ``heartbeat`` how often it says that it
+    lives, and so how soon a cancel reaches a running job. ``grace`` is how long a stopping worker lets its jobs
+    finish before it hands them back. ``burst`` ends it when its queues are drained or paused.
+
+    All methods are for the loop it runs in, except ``health()`` and ``stats``.
+    """
+
+    def __init__(self, app: App, **options: Unpack[WorkerKeywords]) -> None:
+        self.app = app
+        self.given = dict(options)
+        self.options: WorkerOptions = read_options(app, **options)
+        self.handlers = Handlers()
+        self.listeners = Listeners()
+        self.tally = Tally(self.options.id, self.listeners)
+        self.start_hooks: list[Hook] = list(app.start_hooks)
+        self.stop_hooks: list[Hook] = list(app.stop_hooks)
+        self._state: WorkerState = "new"
+        self._paused = False
+        self._shift: Shift | None = None
+        self._ready = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._grace_ms = self.options.grace_ms
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id} {self.state}, queues {', '.join(self.options.queues)}>"
+
+    @property
+    def id(self) -> str:
+        return self.options.id
+
+    @property
+    def state(self) -> WorkerState:
+        return "paused" if self._state == "running" and self._paused else self._state
+
+    @property
+    def stats(self) -> WorkerStats:
+        """Counts of what the store has accepted from this worker."""
+        return self.tally.stats
+
+    def health(self) -> Health:
+        """How the worker is just now; may be called from any thread."""
+        if self._shift is not None:
+            return self._shift.health()
+        if self.options.processes > 1 and self._state == "running":
+            return Health(
+                state="running", consuming=True, reason="each of its processes has a health of its own"
+            )
+        return Health(state=self.state, consuming=False, reason=f"the worker is {self.state}")
+
+    def on(self, event: str, listener: Listener) -> None:
+        """Call ``listener(WorkerEvent)`` at every ``event`` in this process. See ``worker.events`` for the names."""
+        self.listeners.add(event, listener)
+
+    def on_start(self, hook: S) -> S:
+        """A function to call before the first claim. What it raises keeps the worker from starting."""
+        self.start_hooks.append(hook)
+        return hook
+
+    def on_stop(self, hook: S) -> S:
+        """A function to call after the last settle."""
+        self.stop_hooks.append(hook)
+        return hook
+
+    def handler(self, queue: str) -> Callable[[H], H]:
+        """Decorates the function that gets jobs of ``queue`` without a task, as a ``JobContext``."""
+
+        def register(function: H) -> H:
+            self.handlers.add(queue, function)
+            return function
+
+        return register
+
+    async def ready(self) -> None:
+        """Returns when the worker is connected and claims jobs."""
+        await self._ready.wait()
+
+    def pause(self) -> None:
+        """This worker claims no more jobs until ``resume``; those it has go on. Other workers are not touched."""
+        self._paused = True
+        if self._shift is not None:
+            self._shift.fetcher.stop_claiming()
+
+    def resume(self) -> None:
+        """Claim again after ``pause``."""
+        self._paused = False
+        if self._shift is not None and self._state == "running":
+            self._shift.fetcher.begin()
+
+    def stop(self, grace: Duration | None = None) -> None:
+        """Stop claiming, let running jobs finish for ``grace``, hand back the others. ``run()`` returns after that.
+
+        A second call with a shorter grace shortens it; ``stop(0)`` hands back now.
+        """
+        given_ms = self.options.grace_ms if grace is None else milliseconds(grace, what="grace")
+        self._grace_ms = min(given_ms, self._grace_ms) if self._stop.is_set() else given_ms
+        self._stop.set()
+        if self._shift is not None:
+            self._shift.hurry(self._grace_ms)
+
+    async def run(self) -> None:
+        """Work until stopped. SIGTERM and SIGINT stop it (in the main thread); the second one at once.
+
+        Raises:
+            StorageError: the store could not be reached or refused us at the start. Later the worker waits for it.
+        """
+        if self._state != "new":
+            raise InvalidOption(f"{self!r} has been run already. Make another by app.worker(...).")
+        self._state = "starting"
+        try:
+            with signals.handled(self._on_signal):
+                if self.options.processes > 1:
+                    await self._run_pool()
+                else:
+                    await self._run_shift()
+        finally:
+            self._state = "stopped"
+            self.tally.tell("stopped")
+
+    def run_sync(self) -> None:
+        """``run()`` for synchronous code, on uvloop if it is installed."""
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(self.run())
+
+    def _on_signal(self) -> None:
+        again = self._stop.is_set()
+        logger.info("worker %s: %s", self.id, "handing back all jobs now" if again else "stopping")
+        self.stop(0 if again else None)
+
+    async def _run_shift(self) -> None:
+        shift = self._shift = Shift(self, await self.app.connect())
+        try:
+            await self._begin(shift)
+            await self._stop.wait()
+            await self._wind_up(shift, self._grace_ms)
+        except asyncio.CancelledError:
+            # Whoever cancels run() does not want to wait, but its jobs must not be left lying about.
+            await self._wind_up(shift, 0)
+            raise
+        finally:
+            await shift.close()
+        logger.info("worker %s has stopped", self.id)
+
+    async def _begin(self, shift: Shift) -> None:
+        await shift.start()
+        await run_start_hooks(self.start_hooks, self)
+        self._state = "running"
+        if not self._paused and not self._stop.is_set():
+            shift.fetcher.begin()
+        self._ready.set()
+        self.tally.tell("ready")
+        logger.info("worker %s works on %s", self.id, ", ".join(self.options.queues))
+
+    async def _wind_up(self, shift: Shift, grace_ms: int) -> None:
+        if self._state == "running":
+            self._state = "stopping"
+            self.tally.tell("stopping")
+        await shift.finish(grace_ms)
+        await run_stop_hooks(self.stop_hooks, self)
+
+    async def _run_pool(self) -> None:
+        supervisor = pool.Supervisor(self)
+        self._state = "running"
+        await supervisor.start()
+        self._ready.set()
+        await supervisor.run(self._stop, lambda: self._grace_ms)
+
+    def end_burst(self, message: str) -> None:
+        """There is nothing left to do: what the shift tells a burst worker."""
+        if not self._stop.is_set():
+            logger.info("worker %s: %s", self.id, message)
+            self.stop()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Any = uvloop.new_event_loop
+    return factory  # type: ignore[no-any-return]

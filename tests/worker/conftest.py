@@ -1,0 +1,76 @@
+"""Apps on the embedded engines, and a worker in the background."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import App, Worker, uuid7
+from penstock.worker.events import WorkerEvent
+
+
+@pytest.fixture(params=["memory", "sqlite", "valkey"])
+async def app(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[App]:
+    match request.param:
+        case "memory":
+            url = "memory://"
+        case "sqlite":
+            url = f"sqlite:///{tmp_path}/jobs.db"
+        case _:
+            url = f"{request.getfixturevalue('valkey_url')}?namespace=worker-{uuid7()}"
+    async with App(url, backoff="10ms") as app:
+        yield app
+
+
+@pytest.fixture
+async def memory_app() -> AsyncIterator[App]:
+    async with App("memory://", backoff="10ms") as app:
+        yield app
+
+
+@asynccontextmanager
+async def working(app: App, **options: Any) -> AsyncIterator[Worker]:
+    """A worker that runs in the background and is stopped at the end, at once unless ``grace`` is given."""
+    worker = app.worker(**{"grace": 0, **options})
+    async with running(worker):
+        yield worker
+
+
+@asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[Worker]:
+    run = asyncio.create_task(worker.run())
+    ready = asyncio.create_task(worker.ready())
+    await asyncio.wait([run, ready], return_when=asyncio.FIRST_COMPLETED, timeout=20)
+    if run.done():
+        ready.cancel()
+        run.result()
+    try:
+        yield worker
+    finally:
+        worker.stop(0)
+        await asyncio.wait_for(run, 20)
+
+
+async def until(condition: Callable[[], Any], *, seconds: float = 15) -> Any:
+    """Wait for ``condition`` (or what it returns, if that is awaitable) to be true, looking often."""
+    async with asyncio.timeout(seconds):
+        while True:
+            answer = condition()
+            if isinstance(answer, Awaitable):
+                answer = await answer
+            if answer:
+                return answer
+            await asyncio.sleep(0.005)
+
+
+def recorded(worker: Worker, *names: str) -> list[WorkerEvent]:
+    """The events of these names, as they come."""
+    events: list[WorkerEvent] = []
+    for name in names:
+        worker.on(name, events.append)
+    return events

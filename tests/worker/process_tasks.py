@@ -1,0 +1,74 @@
+"""Tasks for processes, which find them here by name."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from penstock import App, JobContext, Retry, Snooze, Unrecoverable, current_job
+
+app = App("memory://", backoff="1ms")
+
+
+@app.task(queue="cpu", runner="process")
+def square(n: int) -> int:
+    return n * n
+
+
+@app.task(queue="cpu", runner="process", attempts=1)
+def die(code: int) -> None:
+    os._exit(code)
+
+
+@app.task(queue="cpu", runner="process", attempts=1)
+def fail() -> None:
+    raise ZeroDivisionError("in another process")
+
+
+@app.task(queue="cpu", runner="process", attempts=1, timeout="300ms")
+def hang_with_timeout() -> None:
+    time.sleep(60)
+
+
+@app.task(queue="cpu", runner="process")
+def hang() -> None:
+    current_job().log("hanging")
+    time.sleep(60)
+
+
+@app.task(queue="cpu", runner="process")
+def whoami() -> int:
+    return os.getpid()
+
+
+@app.task(queue="cpu", runner="process")
+def talk(context: JobContext) -> str:
+    context.log("one")
+    context.progress({"done": 0.5})
+    current_job().log("two")
+    return context.id
+
+
+@app.task(queue="cpu", runner="process", attempts=3)
+def verdict(kind: str, context: JobContext) -> list[int]:
+    if context.run == 1:
+        match kind:
+            case "snooze":
+                raise Snooze("1ms")
+            case "retry":
+                raise Retry(delay="1ms")
+            case "unrecoverable":
+                raise Unrecoverable("never")
+            case "discard":
+                context.discard()
+                raise ValueError("never")
+            case _:
+                raise AssertionError(kind)
+    return [context.run, context.failures]
+
+
+def plain(n: int) -> int:
+    return n + 1
+
+
+renamed = app.task(name="registered-under-another-name", queue="cpu", runner="process")(plain)

@@ -1,0 +1,85 @@
+"""A worker's options are checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from penstock import App, InvalidName, InvalidOption, StorageError
+
+
+@pytest.fixture
+def app() -> App:
+    app = App("memory://")
+
+    @app.task(queue="mail")
+    async def send() -> None: ...
+
+    @app.task(queue="images")
+    def scale() -> None: ...
+
+    return app
+
+
+def test_the_default_queues_are_those_of_the_tasks(app: App) -> None:
+    assert app.worker().options.queues == {"images": 1, "mail": 1}
+    assert App("memory://").worker().options.queues == {"default": 1}
+
+
+def test_queues_may_have_weights(app: App) -> None:
+    assert app.worker(queues={"mail": 3, "low": 0.5}).options.queues == {"mail": 3, "low": 0.5}
+
+
+def test_a_heartbeat_is_a_third_of_the_lease_and_at_most_five_seconds(app: App) -> None:
+    assert app.worker(lease="3s").options.heartbeat_ms == 1000
+    assert app.worker(lease="10m").options.heartbeat_ms == 5000
+
+
+def test_an_id_names_host_and_process_unless_given(app: App) -> None:
+    assert f"-{os.getpid()}-" in app.worker().id
+    assert app.worker().id != app.worker().id
+    assert app.worker(id="mine").id == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"concurency": 3}, "'concurency'"),
+        ({"concurrency": 0}, "concurrency=0"),
+        ({"concurrency": True}, "concurrency=True"),
+        ({"processes": -1}, "processes=-1"),
+        ({"threads": 0}, "threads=0"),
+        ({"lease": "5ms"}, "too short"),
+        ({"lease": "soon"}, "lease='soon'"),
+        ({"heartbeat": "20s"}, "at least two"),
+        ({"grace": -1}, "negative"),
+        ({"queues": "mail"}, "Give a list"),
+        ({"queues": []}, "empty"),
+        ({"queues": {"mail": 0}}, "weight 0"),
+    ],
+)
+def test_a_bad_option_is_refused_with_its_name(app: App, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        app.worker(**options)
+
+
+@pytest.mark.parametrize("options", [{"id": "a b"}, {"queues": ["a/b"]}])
+def test_a_bad_name_is_refused(app: App, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidName):
+        app.worker(**options)
+
+
+async def test_a_second_handler_of_a_queue_is_refused(app: App) -> None:
+    worker = app.worker()
+    worker.handler("raw")(print)
+    with pytest.raises(InvalidOption, match="already"):
+        worker.handler("raw")(print)
+
+
+async def test_a_store_that_cannot_be_reached_is_told_at_the_start() -> None:
+    app = App("valkey://127.0.0.1:1")
+    with pytest.raises(StorageError):
+        await app.worker().run()
+    await app.close()

@@ -1,0 +1,322 @@
+"""What becomes of a job, by what its handler does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from penstock import App, JobContext, JobFailed, Retry, Snooze, State, Unrecoverable, current_job
+from penstock.core.job import NewJob, Options
+from penstock.core.retry import Fixed
+from penstock.worker.context import JobContext as Context
+from tests.worker.conftest import recorded, until, working
+
+
+async def test_an_async_handler_runs_and_its_result_is_kept(app: App) -> None:
+    @app.task
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    async with working(app) as worker:
+        job = await add.enqueue(2, b=3)
+        assert await job.result(timeout="10s") == 5
+        await until(lambda: worker.stats.completed == 1)
+
+
+async def test_a_sync_handler_runs_in_a_thread(app: App) -> None:
+    @app.task
+    def where() -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    async with working(app):
+        assert await where.call() is False
+
+
+async def test_many_jobs_are_all_run_once(app: App) -> None:
+    seen: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        seen.append(n)
+
+    await note.enqueue_many([{"n": n} for n in range(1000)])
+    async with working(app, concurrency=50) as worker:
+        await until(lambda: worker.stats.completed == 1000)
+    assert sorted(seen) == list(range(1000))
+
+
+async def test_a_handler_that_raises_is_retried_and_then_succeeds(app: App) -> None:
+    @app.task(attempts=3)
+    async def flaky(context: JobContext) -> list[int]:
+        if context.failures < 2:
+            raise ValueError("not yet")
+        return [context.run, context.failures]
+
+    async with working(app) as worker:
+        retrying = recorded(worker, "retrying")
+        assert await flaky.call() == [3, 2]
+        assert [event.failure.type for event in retrying if event.failure] == ["ValueError", "ValueError"]
+
+
+async def test_a_job_fails_for_good_when_its_attempts_are_used_up(app: App) -> None:
+    @app.task(attempts=2)
+    async def broken() -> None:
+        raise KeyError("nothing there")
+
+    async with working(app) as worker:
+        job = await broken.enqueue()
+        with pytest.raises(JobFailed) as caught:
+            await job.result(timeout="10s")
+        assert caught.value.error_type == "KeyError"
+        assert "nothing there" in str(caught.value)
+        info = await job.get()
+        assert info is not None
+        assert info.failures == 2
+        assert info.failure is not None
+        assert "test_outcomes.py" in info.failure.traceback
+        await until(lambda: (worker.stats.failed, worker.stats.retrying) == (1, 1))
+
+
+async def test_unrecoverable_ends_a_job_at_once(app: App) -> None:
+    @app.task(attempts=5)
+    async def hopeless() -> None:
+        raise Unrecoverable("no such user")
+
+    async with working(app):
+        job = await hopeless.enqueue()
+        with pytest.raises(JobFailed, match="no such user"):
+            await job.result(timeout="10s")
+        info = await job.get()
+        assert info is not None
+        assert info.failures == 1
+
+
+async def test_after_discard_a_failure_is_final(app: App) -> None:
+    @app.task(attempts=5)
+    async def half(context: JobContext) -> None:
+        context.discard()
+        raise ValueError("too late to try again")
+
+    async with working(app):
+        with pytest.raises(JobFailed, match="too late"):
+            await half.call()
+
+
+async def test_retry_with_a_delay_overrides_the_backoff_and_counts_as_a_failure(app: App) -> None:
+    @app.task(backoff="1h", attempts=3)
+    async def busy(context: JobContext) -> int:
+        if context.run == 1:
+            raise Retry(delay="5ms")
+        return context.failures
+
+    async with working(app):
+        assert await busy.call() == 1
+
+
+async def test_retry_at_an_instant_schedules_the_job_for_it(memory_app: App) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+
+    @memory_app.task
+    async def later() -> None:
+        raise Retry(at=at)
+
+    async with working(memory_app):
+        job = await later.enqueue()
+        await until(lambda: _state_is(job, State.SCHEDULED))
+        info = await job.get()
+        assert info is not None
+        assert info.run_at is not None
+        assert abs(info.run_at - at) < timedelta(seconds=30)
+
+
+async def test_snooze_runs_again_without_counting_a_failure(app: App) -> None:
+    @app.task(attempts=1)
+    async def sleepy(context: JobContext) -> list[int]:
+        if context.run < 3:
+            raise Snooze("5ms")
+        return [context.run, context.failures]
+
+    async with working(app) as worker:
+        assert await sleepy.call() == [3, 0]
+        await until(lambda: worker.stats.snoozed == 2)
+
+
+async def test_an_unknown_task_fails_the_job_and_is_retried(app: App) -> None:
+    storage = await app.connect()
+    options = Options(task="nowhere", attempts=2, backoff=Fixed(1))
+    await storage.enqueue("default", [NewJob("a", b"{}", options)])
+    async with working(app, queues=["default"]):
+        failed = await until(lambda: _failed(app, "a"))
+    assert failed.failure.type == "UnknownTask"
+    assert "'nowhere'" in failed.failure.message
+    assert failed.failures == 2
+
+
+async def test_a_payload_that_cannot_be_decoded_fails_that_job_alone(app: App) -> None:
+    @app.task(attempts=3)
+    async def double(n: int) -> int:
+        return 2 * n
+
+    storage = await app.connect()
+    await storage.enqueue("default", [NewJob("bad", b"\xff\x00", double.defaults)])
+    async with working(app):
+        assert await double.call(4) == 8
+        failed = await until(lambda: _failed(app, "bad"))
+    assert failed.failure.type == "SerializationError"
+    assert failed.failures == 1
+
+
+async def test_a_result_that_cannot_be_encoded_fails_with_a_clear_text(app: App) -> None:
+    @app.task(attempts=3)
+    async def odd() -> object:
+        return object()
+
+    async with working(app):
+        job = await odd.enqueue()
+        with pytest.raises(JobFailed, match="object"):
+            await job.result(timeout="10s")
+        info = await job.get()
+        assert info is not None
+        assert (info.failures, info.runs) == (1, 1)
+
+
+async def test_a_result_over_the_limit_fails_with_a_clear_text() -> None:
+    async with App("memory://", max_payload="10KiB") as app:
+
+        @app.task
+        async def large() -> str:
+            return "x" * 20_000
+
+        async with working(app):
+            with pytest.raises(JobFailed, match="limit is 10240"):
+                await large.call()
+
+
+async def test_text_that_utf8_cannot_say_does_not_keep_a_failure_from_being_settled(app: App) -> None:
+    @app.task(attempts=1)
+    async def odd() -> None:
+        raise ValueError("lone surrogate \ud800 here")
+
+    async with working(app):
+        with pytest.raises(JobFailed, match="ud800"):
+            await odd.call()
+
+
+async def test_a_handler_that_exits_fails_its_job_and_not_the_worker(app: App) -> None:
+    @app.task(attempts=1)
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    @app.task
+    async def stay() -> str:
+        return "here"
+
+    async with working(app):
+        with pytest.raises(JobFailed) as caught:
+            await leave.call()
+        assert caught.value.error_type == "SystemExit"
+        assert await stay.call() == "here"
+
+
+async def test_a_custom_backoff_function_decides_the_rest(app: App) -> None:
+    asked: list[int] = []
+
+    def rest(failures: int, error: BaseException | None) -> str:
+        asked.append(failures)
+        return "1ms"
+
+    @app.task(backoff=rest, attempts=3)
+    async def broken() -> None:
+        raise ValueError
+
+    async with working(app):
+        with pytest.raises(JobFailed):
+            await broken.call()
+    assert asked == [1, 2, 3]
+
+
+async def test_a_backoff_function_that_fails_does_not_cost_the_job_its_retries(memory_app: App) -> None:
+    def rest(failures: int, error: BaseException | None) -> str:
+        raise RuntimeError("no idea")
+
+    @memory_app.task(backoff=rest)
+    async def broken() -> None:
+        raise ValueError("the cause")
+
+    async with working(memory_app):
+        job = await broken.enqueue()
+        await until(lambda: _state_is(job, State.SCHEDULED))
+        info = await job.get()
+        assert info is not None
+        assert info.failure is not None
+        assert info.failure.type == "ValueError"
+        assert "no idea" in info.failure.message
+
+
+async def test_jobs_without_a_task_go_to_the_queues_handler(app: App) -> None:
+    queue = app.queue("raw")
+    worker = app.worker(queues=["raw"], grace=0)
+
+    @worker.handler("raw")
+    async def handle(job: Context) -> int:
+        return len(job.payload)
+
+    from tests.worker.conftest import running
+
+    async with running(worker):
+        assert await queue.call({"a": 1}) == len(b'{"a":1}')
+
+
+async def test_jobs_without_a_task_and_without_a_handler_fail_with_the_reason(app: App) -> None:
+    async with working(app, queues=["raw"]):
+        job = await app.queue("raw").enqueue("x", attempts=1)
+        with pytest.raises(JobFailed, match="no handler") as caught:
+            await job.result(timeout="10s")
+    assert caught.value.error_type == "UnknownTask"
+
+
+async def test_the_current_job_is_known_below_the_handler_in_every_runner(app: App) -> None:
+    async def below() -> str:
+        await asyncio.sleep(0)
+        return current_job().id
+
+    @app.task
+    async def on_loop() -> str:
+        return await asyncio.create_task(below())
+
+    @app.task
+    def in_thread() -> str:
+        return current_job().id
+
+    async with working(app):
+        assert await on_loop.options(id="one").call() == "one"
+        assert await in_thread.options(id="two").call() == "two"
+    with pytest.raises(LookupError):
+        current_job()
+
+
+async def test_context_variables_of_one_job_are_not_seen_by_the_next(memory_app: App) -> None:
+    from contextvars import ContextVar
+
+    seen: ContextVar[str] = ContextVar("seen", default="nothing")
+
+    @memory_app.task
+    async def look() -> str:
+        before = seen.get()
+        seen.set("something")
+        return before
+
+    async with working(memory_app, concurrency=1):
+        assert [await look.call() for _ in range(3)] == ["nothing"] * 3
+
+
+async def _state_is(job: object, state: State) -> bool:
+    return await job.refresh() is state  # type: ignore[attr-defined]
+
+
+async def _failed(app: App, id: str) -> object | None:
+    (job,) = await (await app.connect()).get("default", [id])
+    return job if job is not None and job.state is State.FAILED else None

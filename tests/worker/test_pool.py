@@ -1,0 +1,125 @@
+"""``processes=N``: several worker processes under one supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import App, InvalidOption
+from tests.worker import pool_tasks
+from tests.worker.conftest import running, until
+
+
+@pytest.fixture
+async def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    monkeypatch.setenv("PENSTOCK_POOL_URL", f"sqlite:///{tmp_path}/pool.db")
+    module = importlib.reload(pool_tasks)
+    async with module.app:
+        yield module
+
+
+async def test_two_processes_share_the_work_and_end_together(tasks: Any) -> None:
+    worker = tasks.app.worker(processes=2, concurrency=1, grace="5s", lease="1s", id="twins")
+    async with running(worker):
+        await until(lambda: _workers(tasks.app, 2), seconds=30)
+        pids: set[int] = set()
+        while len(pids) < 2:
+            jobs = [await tasks.whoami.enqueue() for _ in range(20)]
+            pids |= {await job.result(timeout="20s") for job in jobs}
+        records = await tasks.app.queue("pool").workers()
+        assert {record.id for record in records} == {"twins-1", "twins-2"}
+    assert os.getpid() not in pids
+    assert await tasks.app.queue("pool").workers() == []
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+async def test_a_process_that_dies_is_replaced_and_its_job_runs_again(tasks: Any) -> None:
+    worker = tasks.app.worker(processes=1 + 1, concurrency=1, grace="5s", lease="500ms")
+    async with running(worker):
+        job = await tasks.die_once.enqueue()
+        assert await job.result(timeout="30s") == 2
+        # Names are those of the places, so a replacement takes up its predecessor's record.
+        await until(lambda: _workers(tasks.app, 2), seconds=30)
+
+
+async def test_burst_workers_end_by_themselves(tasks: Any) -> None:
+    jobs = [await tasks.whoami.enqueue() for _ in range(20)]
+    await asyncio.wait_for(tasks.app.worker(processes=2, burst=True).run(), 60)
+    assert all([await job.result(timeout="1s") for job in jobs])
+
+
+async def test_handlers_travel_to_the_processes(tasks: Any) -> None:
+    worker = tasks.app.worker(queues=["raw"], processes=2, concurrency=1, grace="5s", lease="1s")
+    worker.handler("raw")(tasks.handle_raw)
+    async with running(worker):
+        assert await tasks.app.queue("raw").call({}, timeout="30s") != os.getpid()
+
+
+async def test_an_app_that_cannot_be_imported_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="import"):
+        await App("memory://").worker(processes=2).run()
+
+
+async def _workers(app: App, count: int) -> bool:
+    records = await app.queue("pool").workers()
+    return len([record for record in records if record.raw.age_ms < 3000]) == count
+
+
+SCRIPT = """
+import sys
+from penstock import App
+
+app = App(sys.argv[1])
+
+@app.task(queue="pool")
+async def slow(seconds: float) -> str:
+    import asyncio
+    await asyncio.sleep(seconds)
+    return "done"
+
+if __name__ == "__main__":
+    app.worker(processes=2, concurrency=1, lease="1s", grace="20s").run_sync()
+"""
+
+
+async def test_ctrl_c_lets_the_jobs_of_all_processes_finish(tmp_path: Path) -> None:
+    """The terminal signals the whole group; the children heed their supervisor alone."""
+    url = f"sqlite:///{tmp_path}/p.db"
+    script = tmp_path / "crew.py"
+    script.write_text(SCRIPT)
+    async with App(url) as app:
+        queue = app.queue("pool")
+        jobs = [await queue.enqueue({"seconds": 1}, task="slow") for _ in range(2)]
+        with subprocess.Popen([sys.executable, str(script), url], start_new_session=True) as process:
+            await until(lambda: _active(app, 2), seconds=30)
+            os.killpg(process.pid, signal.SIGINT)
+            assert await asyncio.to_thread(process.wait, 30) == 0
+        assert [await job.result(timeout="1s") for job in jobs] == ["done", "done"]
+        assert [info.failures + info.stalls for job in jobs if (info := await job.get())] == [0, 0]
+
+
+async def test_the_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/p.db"
+    script = tmp_path / "crew.py"
+    script.write_text(SCRIPT)
+    async with App(url) as app:
+        with subprocess.Popen([sys.executable, str(script), url]) as process:
+            await until(lambda: _workers(app, 2), seconds=30)
+            process.kill()
+        await until(lambda: _workers(app, 0), seconds=30)
+        assert await app.queue("pool").workers() == []
+
+
+async def _active(app: App, count: int) -> bool:
+    return await app.queue("pool").active() == count

@@ -1,0 +1,109 @@
+"""Handlers in processes of their own."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from penstock import JobCancelled, JobFailed
+from penstock.core.job import NewJob
+from penstock.errors import InvalidOption
+from tests.worker import process_tasks as tasks
+from tests.worker.conftest import until, working
+
+
+async def test_a_handler_runs_in_another_process_and_the_process_is_used_again() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        assert await tasks.square.call(7) == 49
+        first, second = await tasks.whoami.call(), await tasks.whoami.call()
+    assert first == second != os.getpid()
+
+
+async def test_a_function_that_is_a_task_under_another_name_is_found() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        assert await tasks.renamed.call(1) == 2
+
+
+async def test_an_exception_arrives_with_its_name_message_and_traceback() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        job = await tasks.fail.enqueue()
+        with pytest.raises(JobFailed, match="in another process") as caught:
+            await job.result(timeout="20s")
+        assert caught.value.error_type == "ZeroDivisionError"
+        assert "process_tasks.py" in caught.value.traceback
+
+
+async def test_a_process_that_dies_fails_its_job_and_is_replaced() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        with pytest.raises(JobFailed, match="exit code 7") as caught:
+            await tasks.die.call(7)
+        assert caught.value.error_type == "ProcessDied"
+        assert await tasks.square.call(3) == 9
+
+
+async def test_a_timeout_kills_the_process_and_no_other() -> None:
+    async with tasks.app, working(tasks.app, child_processes=2):
+        other = await tasks.whoami.call()
+        with pytest.raises(JobFailed) as caught:
+            await tasks.hang_with_timeout.call()
+        assert caught.value.error_type == "Timeout"
+        assert isinstance(other, int)
+        assert await tasks.square.call(4) == 16
+
+
+async def test_a_cancel_kills_the_process() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1, lease="600ms"):
+        job = await tasks.hang.enqueue()
+        await until(job.logs)
+        assert await job.cancel() == "requested"
+        with pytest.raises(JobCancelled):
+            await job.result(timeout="20s")
+        assert await tasks.square.call(5) == 25
+
+
+async def test_progress_and_log_lines_arrive_before_the_end() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        job = await tasks.talk.enqueue()
+        assert await job.result(timeout="20s") == job.id
+        info = await job.get()
+        assert info is not None
+        assert info.progress == {"done": 0.5}
+        assert await job.logs() == ["one", "two"]
+
+
+@pytest.mark.parametrize(("kind", "answer"), [("snooze", [2, 0]), ("retry", [2, 1])])
+async def test_verdicts_count_as_they_do_elsewhere(kind: str, answer: list[int]) -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        assert await tasks.verdict.call(kind) == answer
+
+
+@pytest.mark.parametrize("kind", ["unrecoverable", "discard"])
+async def test_verdicts_that_end_a_job_end_it(kind: str) -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        with pytest.raises(JobFailed, match="never"):
+            await tasks.verdict.call(kind)
+
+
+async def test_a_payload_that_cannot_be_decoded_is_final() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        storage = await tasks.app.connect()
+        await storage.enqueue("cpu", [NewJob("undecodable", b"[]", tasks.verdict.defaults)])
+        handle = tasks.app.job("cpu", "undecodable")
+        with pytest.raises(JobFailed) as caught:
+            await handle.result(timeout="20s")
+        assert caught.value.error_type == "SerializationError"
+
+
+async def test_a_function_inside_a_function_fails_with_the_reason() -> None:
+    from penstock import App
+
+    async with App("memory://") as app:
+
+        @app.task(runner="process", attempts=1)
+        def local() -> None: ...
+
+        async with working(app):
+            with pytest.raises(JobFailed, match="inside a function") as caught:
+                await local.call()
+    assert caught.value.error_type == InvalidOption.__name__

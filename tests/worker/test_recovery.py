@@ -1,0 +1,151 @@
+"""A worker that lost its store waits for it, keeps its outcomes, and hands back what it does not know."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock import App, State, StorageUnavailable
+from penstock.storage.base import SettledBatch, Storage, Take
+from penstock.worker import fetcher
+from tests.servers import ValkeyServer
+from tests.worker.conftest import recorded, until, working
+
+
+@pytest.fixture(autouse=True)
+def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "_FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(fetcher, "_LONGEST_BACKOFF_S", 0.05)
+
+
+class Outage:
+    """Makes calls of a storage fail while ``away``; ``swallow`` lets them through and loses the answer."""
+
+    def __init__(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away = False
+        self.swallow: set[str] = set()
+        self.refused: list[str] = []
+        for name in ("claim", "settle", "leases_of", "wait"):
+            monkeypatch.setattr(storage, name, self._wrapped(name, getattr(storage, name)))
+
+    def _wrapped(self, name: str, call: Any) -> Any:
+        async def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if self.away:
+                self.refused.append(name)
+                raise StorageUnavailable("gone for a moment")
+            answer = await call(*args, **kwargs)
+            if name in self.swallow:
+                self.swallow.discard(name)
+                raise StorageUnavailable("the answer was lost")
+            return answer
+
+        return wrapped
+
+
+async def test_an_outcome_is_kept_while_the_store_is_away(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish, started = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def wait() -> str:
+        started.set()
+        await finish.wait()
+        return "not lost"
+
+    outage = Outage(await app.connect(), monkeypatch)
+    async with working(app) as worker:
+        events = recorded(worker, "error", "reconnected")
+        job = await wait.enqueue()
+        await asyncio.wait_for(started.wait(), 10)
+        outage.away = True
+        finish.set()
+        await until(lambda: outage.refused.count("leases_of") > 2)
+        assert worker.health().connected is False
+        assert worker.health().consuming is False
+        outage.away = False
+        assert await job.result(timeout="10s") == "not lost"
+        await until(lambda: worker.health().consuming)
+        assert {event.type for event in events} == {"error", "reconnected"}
+        info = await job.get()
+        assert info is not None
+        assert info.runs == 1
+
+
+@pytest.mark.parametrize("verb", ["claim", "settle"])
+async def test_leases_of_a_lost_answer_are_handed_back(
+    verb: str, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task
+    async def echo(n: int) -> int:
+        return n
+
+    storage = await app.connect()
+    outage = Outage(storage, monkeypatch)
+    await echo.enqueue_many([{"n": n} for n in range(10)])
+    outage.swallow.add(verb)
+    async with working(app, concurrency=2, lease="1h", heartbeat="1s", sweep=False) as worker:
+        await until(lambda: _all_completed(storage, 10))
+        assert worker.stats.errors == 1
+    jobs = (await storage.list_jobs("default", State.COMPLETED)).jobs
+    assert [job.failures + job.stalls for job in jobs] == [0] * 10
+
+
+async def test_an_outcome_that_no_store_can_take_does_not_keep_the_others(
+    memory_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @memory_app.task
+    async def echo(n: int) -> int:
+        return n
+
+    storage = await memory_app.connect()
+    settle = storage.settle
+
+    async def picky(queue: str, settlements: Any, **kwargs: Any) -> SettledBatch:
+        if any(settlement.id == "poison" for settlement in settlements):
+            raise TypeError("cannot be encoded")
+        return await settle(queue, settlements, **kwargs)
+
+    monkeypatch.setattr(storage, "settle", picky)
+    async with working(memory_app, concurrency=5):
+        await echo.options(id="poison").enqueue(0)
+        assert await asyncio.gather(*(echo.call(n) for n in range(5))) == list(range(5))
+
+
+async def test_unknown_leases_of_an_earlier_life_are_left_to_their_holder(memory_app: App) -> None:
+    """Two workers never share an id, so what another one holds is none of our business."""
+
+    @memory_app.task
+    async def echo(n: int) -> int:
+        return n
+
+    storage = await memory_app.connect()
+    job = await echo.enqueue(1)
+    await storage.claim("default", Take("somebody", 1, 60_000))
+    async with working(memory_app):
+        assert await echo.call(2) == 2
+        assert await job.refresh() is State.ACTIVE
+
+
+async def test_a_worker_on_valkey_resumes_after_the_server_was_killed_and_restarted() -> None:
+    with ValkeyServer(aof=True) as server:
+        async with App(server.url) as app:
+
+            @app.task(queue="again")
+            async def echo(n: int) -> int:
+                await asyncio.sleep(0.001)
+                return n
+
+            storage = await app.connect()
+            await echo.enqueue_many([{"n": n} for n in range(1500)])
+            async with working(app, concurrency=20, lease="2s") as worker:
+                await until(lambda: worker.stats.completed > 100)
+                server.kill()
+                await asyncio.to_thread(server.start)
+                await until(lambda: _all_completed(storage, 1500, "again"), seconds=60)
+                assert await echo.call(7) == 7
+                assert (await storage.counts("again")).open == 0
+
+
+async def _all_completed(storage: Storage, count: int, queue: str = "default") -> bool:
+    return (await storage.counts(queue)).completed == count

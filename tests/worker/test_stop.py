@@ -1,0 +1,283 @@
+"""The ways a worker ends: stopped, signalled, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock import App, JobContext, State
+from penstock.errors import InvalidOption
+from penstock.storage import open_storage
+from tests.worker.conftest import recorded, running, until, working
+
+SCRIPT = """
+import asyncio, sys
+from penstock import App
+
+app = App(sys.argv[1])
+
+@app.task(queue="q")
+async def slow(seconds: float) -> str:
+    print("started", flush=True)
+    await asyncio.sleep(seconds)
+    return "done"
+
+app.worker(concurrency=1, grace=sys.argv[2], heartbeat="200ms").run_sync()
+print("ended", flush=True)
+"""
+
+
+async def test_a_stopping_worker_finishes_what_it_has_and_claims_nothing_more(app: App) -> None:
+    started, finish = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def wait() -> str:
+        started.set()
+        await finish.wait()
+        return "finished"
+
+    first, second = await wait.enqueue(), await wait.enqueue()
+    worker = app.worker(concurrency=1, grace="20s")
+    run = asyncio.create_task(worker.run())
+    await asyncio.wait_for(started.wait(), 10)
+    worker.stop()
+    await until(lambda: worker.state == "stopping")
+    finish.set()
+    await asyncio.wait_for(run, 10)
+    assert await first.result(timeout="1s") == "finished"
+    assert await second.refresh() is State.WAITING
+    assert worker.state == "stopped"
+
+
+async def test_what_does_not_finish_in_its_grace_is_handed_back_uncounted(app: App) -> None:
+    started, cleaned = asyncio.Event(), asyncio.Event()
+
+    @app.task(attempts=1)
+    async def endless(context: JobContext) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cleaned.set()
+
+    job = await endless.enqueue()
+    worker = app.worker(grace="50ms")
+    released = recorded(worker, "released")
+    run = asyncio.create_task(worker.run())
+    await asyncio.wait_for(started.wait(), 10)
+    worker.stop()
+    await asyncio.wait_for(run, 10)
+    info = await job.get()
+    assert info is not None
+    assert (info.state, info.failures, info.stalls, info.runs) == (State.WAITING, 0, 0, 1)
+    assert cleaned.is_set()
+    assert [event.id for event in released] == [job.id]
+
+
+async def test_a_thread_that_goes_on_does_not_keep_the_worker_from_ending(app: App) -> None:
+    started, release = threading.Event(), threading.Event()
+
+    @app.task
+    def deaf() -> None:
+        started.set()
+        release.wait(30)
+
+    job = await deaf.enqueue()
+    try:
+        async with working(app):
+            await until(started.is_set)
+        assert await job.refresh() is State.WAITING
+    finally:
+        release.set()
+
+
+async def test_jobs_of_a_claim_under_way_are_handed_back(app: App) -> None:
+    ran: list[int] = []
+
+    @app.task
+    async def note(n: int) -> None:
+        ran.append(n)
+
+    storage = await app.connect()
+    claim = storage.claim
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def slow_claim(*args: object, **kwargs: object) -> object:
+        claimed = await claim(*args, **kwargs)  # type: ignore[arg-type]
+        asked.set()
+        await answer.wait()
+        return claimed
+
+    storage.claim = slow_claim  # type: ignore[method-assign, assignment]
+    job = await note.enqueue(1)
+    worker = app.worker(grace="5s")
+    run = asyncio.create_task(worker.run())
+    await asyncio.wait_for(asked.wait(), 10)
+    worker.stop()
+    await until(lambda: worker.state == "stopping")
+    answer.set()
+    await asyncio.wait_for(run, 10)
+    assert ran == []
+    assert await job.refresh() is State.WAITING
+
+
+async def test_a_burst_worker_ends_when_its_queues_are_drained(app: App) -> None:
+    @app.task(queue="a", attempts=2)
+    async def twice(context: JobContext) -> None:
+        if context.run == 1:
+            raise ValueError
+
+    @app.task(queue="b")
+    async def chained() -> None:
+        await twice.enqueue()
+
+    await twice.enqueue_many([{} for _ in range(20)])
+    await chained.enqueue()
+    worker = app.worker(queues=["a", "b"], burst=True)
+    drained = recorded(worker, "drained")
+    await asyncio.wait_for(worker.run(), 20)
+    assert worker.stats.completed == 22
+    assert {event.queue for event in drained} == {"a", "b"}
+    for name in ("a", "b"):
+        assert await app.queue(name).open() == 0
+
+
+async def test_a_burst_worker_ends_with_a_message_on_a_paused_queue(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def never() -> None: ...
+
+    await never.enqueue()
+    await app.queue("default").pause()
+    caplog.set_level("INFO", logger="penstock.worker")
+    await asyncio.wait_for(app.worker(burst=True).run(), 20)
+    assert "paused with 1 open jobs" in caplog.text
+    assert await app.queue("default").waiting() == 1
+
+
+async def test_a_worker_that_is_stopped_before_it_runs_ends_at_once(memory_app: App) -> None:
+    @memory_app.task
+    async def note() -> None: ...
+
+    job = await note.enqueue()
+    worker = memory_app.worker()
+    worker.stop()
+    await asyncio.wait_for(worker.run(), 10)
+    assert await job.refresh() is State.WAITING
+
+
+async def test_a_worker_runs_once(memory_app: App) -> None:
+    worker = memory_app.worker()
+    async with running(worker):
+        pass
+    with pytest.raises(InvalidOption, match="already"):
+        await worker.run()
+
+
+async def test_a_paused_worker_claims_nothing_until_it_resumes(app: App) -> None:
+    @app.task
+    async def echo(n: int) -> int:
+        return n
+
+    async with working(app) as worker:
+        assert await echo.call(1) == 1
+        worker.pause()
+        assert worker.state == "paused"
+        await until(lambda: not worker._shift.fetcher._calls)  # type: ignore[union-attr]
+        job = await echo.enqueue(2)
+        storage = await app.connect()
+        assert (await storage.counts("default")).waiting == 1
+        assert worker.health().consuming is False
+        worker.resume()
+        assert await job.result(timeout="10s") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_running_jobs_finish(number: signal.Signals, tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path}/s.db") as app:
+        job = await app.queue("q").enqueue({"seconds": 0.5}, task="slow")
+        with _script(tmp_path, grace="20s") as process:
+            await _line(process, "started")
+            os.kill(process.pid, number)
+            await _line(process, "ended")
+        assert process.returncode == 0
+        assert await job.result(timeout="1s") == "done"
+
+
+async def test_a_second_signal_hands_back_at_once(tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path}/s.db") as app:
+        job = await app.queue("q").enqueue({"seconds": 3600}, task="slow")
+        with _script(tmp_path, grace="1h") as process:
+            await _line(process, "started")
+            os.kill(process.pid, signal.SIGTERM)
+            await until(lambda: _stopping(app))
+            os.kill(process.pid, signal.SIGTERM)
+            await _line(process, "ended")
+        assert process.returncode == 0
+        info = await job.get()
+        assert info is not None
+        assert (info.state, info.failures) == (State.WAITING, 0)
+
+
+async def _stopping(app: App) -> bool:
+    workers = await app.queue("q").workers()
+    return bool(workers) and workers[0].info["state"] == "stopping"
+
+
+def _script(tmp_path: Path, *, grace: str) -> subprocess.Popen[str]:
+    script = tmp_path / "worker.py"
+    script.write_text(SCRIPT)
+    return subprocess.Popen(
+        [sys.executable, str(script), f"sqlite:///{tmp_path}/s.db", grace], stdout=subprocess.PIPE, text=True
+    )
+
+
+async def _line(process: subprocess.Popen[str], expected: str) -> None:
+    assert process.stdout is not None
+    line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 30)
+    assert line.strip() == expected
+
+
+async def test_cancelling_run_hands_back_at_once(app: App) -> None:
+    started = asyncio.Event()
+
+    @app.task
+    async def endless() -> None:
+        started.set()
+        await asyncio.sleep(3600)
+
+    job = await endless.enqueue()
+    run = asyncio.create_task(app.worker(grace="1h").run())
+    await asyncio.wait_for(started.wait(), 10)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(run, 10)
+    assert await job.refresh() is State.WAITING
+
+
+async def test_an_app_with_one_open_storage_beats_on_the_workers_loop(tmp_path: Path) -> None:
+    storage = open_storage(f"sqlite:///{tmp_path}/one.db")
+    await storage.open()
+    try:
+        app = App(storage)
+
+        @app.task
+        async def slow() -> str:
+            await asyncio.sleep(1)
+            return "kept"
+
+        async with working(app, lease="300ms", id="me"):
+            assert await slow.call() == "kept"
+            assert [record.id for record in await storage.workers("default")] == ["me"]
+            assert [job.stalls for job in (await storage.list_jobs("default", State.COMPLETED)).jobs] == [0]
+        await app.close()
+    finally:
+        await storage.close()
