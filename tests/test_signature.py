@@ -292,3 +292,11 @@ def test_a_serde_of_ones_own_that_returns_something_else_is_told() -> None:
         Signature.of(send).unpack(b"[1]", OwnSerde())
     with pytest.raises(SerializationError, match="does not fit send"):
         Signature.of(send).unpack(b'{"zz": 1}', OwnSerde())
+
+
+def test_a_local_function_may_refer_to_a_name_that_has_no_value_yet() -> None:
+    def again(n: int) -> object:
+        return later if n else None
+
+    assert Signature.of(again).parameters == ("n",)
+    later = again

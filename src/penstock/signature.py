@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter
@@ -269,7 +270,14 @@ def _namespace(function: Callable[..., Any]) -> dict[str, Any]:
         inner = type(inner).__call__
     if not inspect.isfunction(inner):
         return {}
-    return {**inner.__globals__, **inspect.getclosurevars(inner).nonlocals}
+    return {**inner.__globals__, **dict(_closed_over(inner))}
+
+
+def _closed_over(function: Any) -> Iterator[tuple[str, Any]]:
+    """The enclosing function's variables that have a value by now: a task that names itself has none yet."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        with suppress(ValueError):
+            yield name, cell.cell_contents
 
 
 def _resolved(annotation: Any, namespace: dict[str, Any]) -> Any:
