@@ -51,7 +51,7 @@ def redispatch(**fields: Any) -> Conflict:
 class Seen(NamedTuple):
     """An event as most tests look at it."""
 
-    type: EventType
+    type: EventType | str
     id: str
     state: str
 

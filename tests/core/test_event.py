@@ -74,3 +74,8 @@ def test_every_column_names_a_field_of_an_event_and_no_field_is_left_out() -> No
 
     assert set(COLUMNS.values()) == fields
     assert len(set(COLUMNS.values())) == len(COLUMNS)
+
+
+def test_a_type_of_a_newer_writer_is_read_as_it_stands() -> None:
+    entry = pack([{"t": "teleported", "at": 1, "n": 1, "id": "a"}])
+    assert [event.type for event in unpack(entry, last_seq=1, queue="q")] == ["teleported"]

@@ -67,7 +67,7 @@ class Record:
 class Happened(NamedTuple):
     """An event, as far as engines must agree on it. ``token`` is 0 where the event does not carry one."""
 
-    type: EventType
+    type: EventType | str
     id: str
     incarnation: int
     state: str

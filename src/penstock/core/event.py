@@ -26,6 +26,7 @@ _decoder = msgspec.msgpack.Decoder(list[dict[str, Any]])
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. ``id`` is empty for events of the queue itself.
 
+    ``type`` is a plain text if the writer was newer and knew of more types than we do.
     ``state`` is the job's state afterwards (empty once its record is gone). ``run_ms`` is how long the run
     took, ``wait_ms`` how long the job had been ready before it was claimed. ``size`` is the payload's
     (enqueued) or the result's (completed). ``data`` is JSON: the progress value, or what was configured.
@@ -33,7 +34,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     seq: int
     at_ms: int
-    type: EventType
+    type: EventType | str
     queue: str
     id: str = ""
     incarnation: int = 0
@@ -82,6 +83,9 @@ COLUMNS: Final = {
 }
 
 
+_TYPES: Final = {kind.value: kind for kind in EventType}
+
+
 def pack(groups: Sequence[dict[str, Any]]) -> bytes:
     """An entry of these groups. Lists whose values are all equal are stored as one value."""
     return _encoder.encode([_collapse(group) for group in groups])
@@ -102,7 +106,7 @@ def unpack(entry: bytes, *, last_seq: int, queue: str) -> list[Event]:
     for group in groups:
         count = group["n"]
         columns = {COLUMNS[name]: value for name, value in group.items() if name in COLUMNS}
-        columns["type"] = EventType(columns["type"])
+        columns["type"] = _TYPES.get(columns["type"], columns["type"])
         events.extend(Event(seq=seq + i + 1, queue=queue, **dict(_row(columns, i))) for i in range(count))
         seq += count
     return events
