@@ -153,6 +153,8 @@ class Waiter:
                 self._deliver(news)
                 if not news and not self._expected:
                     return
+                # Those who were told go on first: asking for more is a system call, and they may be in a hurry.
+                await asyncio.sleep(0)
                 rest_s = 0.0
             except StorageError as error:
                 rest_s = min(rest_s * 2 or 0.05, _LONGEST_REST_S)

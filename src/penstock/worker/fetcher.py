@@ -32,6 +32,7 @@ LONGEST_WAIT_MS: Final = 1_000
 _MOST_IN_FLIGHT: Final = 2
 # A full worker has no waiters, so a dry queue beside a busy one is asked again after this long.
 _PROBE_AFTER_S: Final = 0.05
+_SETTLE_FIRST_S: Final = 0.001
 _FIRST_BACKOFF_S: Final = 0.1
 _LONGEST_BACKOFF_S: Final = 5.0
 
@@ -72,6 +73,7 @@ class Fetcher:
         self._context = contextvars.copy_context()
         self._reserved = 0
         self._pump_scheduled = False
+        self._tending: asyncio.TimerHandle | None = None
         self._starting = False
         self._calls: set[asyncio.Task[None]] = set()
         self.claiming = False
@@ -139,7 +141,7 @@ class Fetcher:
             if lane.recovering is None and lane.in_flight < _MOST_IN_FLIGHT:
                 self._send_for(lane, grants.get(lane, 0))
         if self.claiming:
-            self._tend_waiters()
+            self._tend_waiters_soon()
 
     def _grants(self) -> dict[Lane, int]:
         """The free slots, shared among the lanes that may have jobs; if none has, among all that settle."""
@@ -161,8 +163,8 @@ class Fetcher:
         while lane.in_flight < _MOST_IN_FLIGHT:
             runs = lane.outcomes[: self._most_per_take]
             count = min(granted, self._most_per_take)
-            # With an outcome to settle, asking costs nothing.
-            wanted = count if runs or self._should_ask(lane) else 0
+            # With outcomes to settle asking costs little, but a lone caller would wait for the needless answer, too.
+            wanted = count if (runs and not lane.trickling) or self._should_ask(lane) else 0
             enough = self._most_per_take if lane.in_flight else 1
             if len(runs) < enough and wanted < enough:
                 return
@@ -211,6 +213,8 @@ class Fetcher:
             held.pop(run.lease.token, None)
         if batch.claimed is not None:
             self._receive(lane, batch.claimed, count, sent_at)
+        elif lane.dry and not held:
+            self._dried(lane)
         self._settled(runs, batch.answers)
         self._pump()
 
@@ -236,6 +240,7 @@ class Fetcher:
         turned_dry = dry and not lane.dry
         lane.dry = dry
         lane.flowing = not dry
+        lane.trickling = dry and len(leases) <= 1
         if turned_dry or (dry and not leases):
             self._dried(lane)
 
@@ -253,7 +258,17 @@ class Fetcher:
 
     # Waiting
 
+    def _tend_waiters_soon(self) -> None:
+        """At once if nothing runs; else let short jobs be settled first, whose answer may make waiting needless."""
+        if not any(lane.held for lane in self.lanes):
+            self._tend_waiters()
+        elif self._tending is None:
+            self._tending = self._loop.call_later(_SETTLE_FIRST_S, self._tend_waiters, context=self._context)
+
     def _tend_waiters(self) -> None:
+        self._tending = None
+        if not self.claiming:
+            return
         free = self.free > 0
         for lane in self.lanes:
             if not free:

@@ -32,6 +32,7 @@ class Lane:
         "recovering",
         "reporter",
         "sent_at",
+        "trickling",
         "waiter",
         "weight",
     )
@@ -48,6 +49,8 @@ class Lane:
         self.dry = False
         # The last claim was answered in full: there is likely to be more than one call can bring.
         self.flowing = False
+        # The last answer had one job or none: whoever sent it is probably waiting for it.
+        self.trickling = False
         self.dried_at = 0.0
         self.alarm: asyncio.TimerHandle | None = None
         self.alarm_at = 0.0
