@@ -1,0 +1,107 @@
+"""Kill everything that can be killed, for real, and count what came out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.storage import open_storage
+from penstock.storage.base import Storage
+from tests.servers import ValkeyServer
+from tests.slow.crew import Crew, check_history, read_log
+from tests.slow.fleet_names import PRODUCERS, QUEUE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+JOBS = 1500
+"""Per producer."""
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Storage]:
+    storage = open_storage(url)
+    await storage.open()
+    try:
+        yield storage
+    finally:
+        await storage.close()
+
+
+async def wait_until_drained(storage: Storage, crew: Crew, *, seconds: float) -> None:
+    """All producers are done and no job is open; fails with the logs of those that broke down."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        producing = any(crew.running(name) for name in PRODUCERS)
+        assert not crew.failures(), {name: crew.log_of(name) for name in crew.failures()}
+        counts = await storage.counts(QUEUE)
+        if counts.open == 0 and not producing:
+            return
+        assert asyncio.get_running_loop().time() < deadline, counts
+        await asyncio.sleep(0.1)
+
+
+def accepted_ids(directory: Path) -> set[str]:
+    """What the producers' ledgers say was accepted, as job ids."""
+    return {
+        f"{name}-{line}" for name in PRODUCERS for line in (directory / f"{name}.ledger").read_text().split()
+    }
+
+
+async def check(storage: Storage, directory: Path) -> None:
+    """Nothing lost, nothing done twice, and every result is that of the handler."""
+    accepted = accepted_ids(directory)
+    assert len(accepted) == JOBS * len(PRODUCERS)
+    check_history(await read_log(storage, QUEUE), accepted)
+    for job in await storage.get(QUEUE, sorted(accepted)):
+        assert job is not None
+        n = int(job.id.rpartition("-")[2])
+        assert job.result == str(n * n).encode()
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/crash.db"
+    url: str = request.getfixturevalue("valkey_url")
+    return f"{url}?namespace=crash-{random.randrange(10**9)}"
+
+
+async def test_nothing_is_lost_when_workers_producers_and_sweepers_are_killed(
+    store_url: str, tmp_path: Path
+) -> None:
+    async with opened(store_url) as storage:
+        with Crew(store_url, tmp_path, seed=1) as crew:
+            for name in PRODUCERS:
+                crew.hire("producer", name, JOBS)
+            for n in range(3):
+                crew.hire("worker", f"worker-{n}")
+            crew.hire("sweeper", "sweeper")
+            for _ in range(30):
+                await asyncio.sleep(crew.chance.uniform(0.2, 0.6))
+                crew.kill_somebody()
+            assert crew.kills >= 15
+            await wait_until_drained(storage, crew, seconds=120)
+        await check(storage, tmp_path)
+
+
+async def test_valkey_killed_and_restarted_under_load_loses_no_accepted_job(tmp_path: Path) -> None:
+    with ValkeyServer(aof=True) as server:
+        url = f"valkey://127.0.0.1:{server.port}"
+        with Crew(url, tmp_path, seed=2) as crew:
+            for name in PRODUCERS:
+                crew.hire("producer", name, JOBS)
+            for n in range(2):
+                crew.hire("worker", f"worker-{n}")
+            for _ in range(5):
+                await asyncio.sleep(crew.chance.uniform(1, 2))
+                server.kill()
+                server.restart()
+            async with opened(url) as storage:
+                await wait_until_drained(storage, crew, seconds=120)
+        async with opened(url) as storage:
+            await check(storage, tmp_path)
