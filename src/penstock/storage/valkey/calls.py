@@ -1,0 +1,135 @@
+"""Calling functions of the library: names, lanes, and what an error reply means."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+
+from penstock.errors import StorageError, StorageVersion
+from penstock.storage.base import Ticket
+from penstock.storage.valkey.command import Arg, Caller
+from penstock.storage.valkey.keys import Keys
+from penstock.storage.valkey.library import Library, library
+from penstock.storage.valkey.options import learn
+from penstock.storage.valkey.replies import ReplyError, check_server
+from penstock.storage.valkey.router import Router
+
+__all__ = ["Calls", "Refused"]
+
+_REPEATED: Final = b"1"
+_FIRST: Final = b"0"
+
+
+class Refused(StorageError):
+    """A function said no, and wrote nothing. ``code`` says why; ``text`` is for people, or the id concerned."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class Calls:
+    """One client's calls to one namespace. ``keys`` names what they are about."""
+
+    def __init__(self, router: Router, keys: Keys, *, functions: Library | None = None) -> None:
+        self.keys = keys
+        self.router = router
+        self.library = functions or library()
+        self._names: dict[str, str] = {}
+        self._process = secrets.token_hex(6)
+        self._lanes = 0
+        self._free: list[tuple[str, int]] = []
+
+    async def call(self, queue: str, verb: str, *args: Arg) -> Any:
+        """Run a verb's function. Safe to be repeated: it does not matter whether it was carried out before."""
+        key = self.keys.of(queue)
+        return await self._send(key, ("FCALL", self._name(verb), 1, key, *args))
+
+    async def call_once(
+        self, queue: str, verb: str, args: Sequence[Arg], *, ticket: Ticket | None = None
+    ) -> Any:
+        """Run a verb's function at most once: a repetition is marked as such, and gets the first answer."""
+        key = self.keys.of(queue)
+        head = ("FCALL", self._name(verb), 1, key)
+        if ticket is not None:
+            return await self._send(key, (*head, ticket.lane, ticket.number, _REPEATED, *args))
+        lane, number = self._free.pop() if self._free else self._new_lane()
+        number += 1
+        reply = await self._send(
+            key,
+            (*head, lane, number, _FIRST, *args),
+            again=lambda: (*head, lane, number, _REPEATED, *args),
+        )
+        # Only now: a call that failed or was given up may still be under way, and its lane is left alone.
+        self._free.append((lane, number))
+        return reply
+
+    async def learn_options(self, queue: str) -> None:
+        """Read all headers of the queue: a record refers to options that this process has not met."""
+        key = self.keys.part(queue, "options")
+        rows = await self.plain(key, "HGETALL", key)
+        for reference, header in zip(rows[::2], rows[1::2], strict=True):
+            learn(reference, header)
+
+    async def blocking(self, queue: str, *command: Arg, timeout_ms: int) -> Any:
+        """A command that may block for ``timeout_ms``."""
+        return await self.router.call_blocking(self.keys.of(queue), *command, timeout=timeout_ms / 1000)
+
+    async def plain(self, key: bytes, *command: Arg) -> Any:
+        """A command of the server's own, on one key."""
+        return await self.router.call(key, *command)
+
+    async def _send(self, key: bytes, command: tuple[Arg, ...], *, again: Any = None) -> Any:
+        try:
+            return await self.router.call(key, *command, again=again)
+        except ReplyError as error:
+            if "Function not found" not in str(error):
+                raise _meaning(error) from None
+        # FUNCTION FLUSH, or a failover to a replica that never saw it: nothing was carried out.
+        await self._load_everywhere()
+        try:
+            return await self.router.call(key, *command, again=again)
+        except ReplyError as error:
+            raise _meaning(error) from None
+
+    async def _load_everywhere(self) -> None:
+        await self.library.load(_EveryNode(self.router))
+
+    def _name(self, verb: str) -> str:
+        name = self._names.get(verb)
+        if name is None:
+            name = self._names[verb] = self.library.function(verb)
+        return name
+
+    def _new_lane(self) -> tuple[str, int]:
+        self._lanes += 1
+        return f"{self._process}:{self._lanes}", 0
+
+
+class _EveryNode:
+    """All primaries as one caller."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def call(self, *command: Arg) -> Any:
+        # REPLACE would do no harm either, but would throw away the compiled library of everybody else.
+        return await self._router.call_every_node(*command)
+
+
+async def prepare(caller: Caller) -> None:
+    """What a new connection needs: a server new enough, and the library."""
+    await check_server(caller)
+    await library().ensure(caller)
+
+
+def _meaning(error: ReplyError) -> StorageError:
+    if error.code != "PENSTOCK":
+        return error
+    code, _, text = error.message.partition(" ")
+    text = text.partition(" script: ")[0]
+    if code == "VERSION":
+        return StorageVersion(f"{text}. Update Penstock here; it was updated elsewhere")
+    return Refused(code, text)

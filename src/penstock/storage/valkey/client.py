@@ -1,0 +1,179 @@
+"""The router over a redis-py or valkey-py client that the user brought along."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Awaitable, Sequence
+from typing import Any, Final
+
+from penstock.errors import StorageError, StorageUnavailable
+from penstock.storage.valkey.command import Again, Arg, Key, OnConnect
+from penstock.storage.valkey.connection import ConnectionLost
+from penstock.storage.valkey.node import BLOCK_GRACE_SECONDS, backoff
+from penstock.storage.valkey.replies import ReplyError, check_server, storage_error
+
+__all__ = ["ClientRouter"]
+
+
+class ClientRouter:
+    """Over an asyncio client of redis-py or valkey-py that somebody else made, and closes.
+
+    Slower than the others, and with the client's own limits: its pool, its timeouts. Its retries are not
+    used on a plain client; a cluster client follows redirects by itself. ``on_connect`` runs once per
+    primary, at ``connect``, since a client does not tell when it connects again.
+    """
+
+    def __init__(self, client: Any, *, on_connect: OnConnect = check_server, retry_for: float = 30.0) -> None:
+        self._client = client
+        self._on_connect = on_connect
+        self._retry_for = retry_for
+        self._is_cluster = hasattr(client, "get_node_from_key")
+        self._pool_args: tuple[str, ...] = ()
+        if not self._is_cluster:  # valkey-py wants a name here, redis-py warns of one
+            wanted = inspect.signature(client.connection_pool.get_connection).parameters.get("command_name")
+            self._pool_args = ("_",) if wanted and wanted.default is inspect.Parameter.empty else ()
+
+    async def connect(self) -> None:
+        try:
+            for target in await self._targets():
+                await self._on_connect(_ClientCaller(self, target))
+        except ReplyError as error:
+            raise storage_error(error, "the server") from None
+
+    async def call(self, key: Key, *command: Arg, again: Again | None = None) -> Any:
+        return await self._insist(key, command, again=again)
+
+    async def call_blocking(self, key: Key, *command: Arg, timeout: float | None) -> Any:
+        limit = None if timeout is None else timeout + BLOCK_GRACE_SECONDS
+        try:
+            return await self.attempt(command, target=await self._target(key), limit=limit, blocking=True)
+        except ReplyError as error:
+            raise storage_error(error, "the server") from None
+
+    async def call_every_node(self, *command: Arg) -> list[Any]:
+        return [await self._insist(target, command) for target in await self._targets()]
+
+    async def close(self) -> None:
+        """Nothing: the client is not ours."""
+
+    async def attempt(
+        self,
+        command: Sequence[Arg],
+        *,
+        target: Any = None,
+        limit: float | None = None,
+        blocking: bool = False,
+    ) -> Any:
+        """One attempt, with the client's errors turned into ours; without a plain client's own retries."""
+        try:
+            if self._is_cluster:
+                name = str(command[0]).lower()  # not upper: its reply callbacks would be looked up by that
+                options = {"target_nodes": target, "NEVER_DECODE": True}
+                reply = await self._client.execute_command(name, *command[1:], **options)
+            else:
+                reply = await self._on_pool(command, limit=limit, blocking=blocking)
+        except Exception as error:
+            raise _client_error(error) from error
+        return _resp2(reply, pairs=str(command[0]).upper().startswith("XREAD"))
+
+    async def _on_pool(self, command: Sequence[Arg], *, limit: float | None, blocking: bool) -> Any:
+        pool = self._client.connection_pool
+        connection = await pool.get_connection(*self._pool_args)
+        try:
+            options = {"timeout": limit if limit is not None else 1e9} if blocking else {}
+            await connection.send_command(*command)
+            return await connection.read_response(disable_decoding=True, **options)
+        except BaseException as error:
+            if "ResponseError" not in {cls.__name__ for cls in type(error).__mro__}:
+                await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await pool.release(connection)
+
+    async def _insist(self, key: Any, command: Sequence[Arg], *, again: Again | None = None) -> Any:
+        loop = asyncio.get_running_loop()
+        deadline: float | None = None
+        attempt, repeat = 0, False
+        while True:
+            try:
+                target = await self._target(key)
+                return await self.attempt(again() if again and repeat else command, target=target)
+            except StorageError as error:
+                told = storage_error(error, "the server") if isinstance(error, ReplyError) else error
+                deadline = deadline or loop.time() + self._retry_for
+                if not isinstance(told, StorageUnavailable) or loop.time() >= deadline:
+                    raise told from None
+                repeat = repeat or isinstance(error, ConnectionLost)
+            attempt += 1
+            await asyncio.sleep(min(backoff(attempt), max(0.0, deadline - loop.time())))
+
+    async def _target(self, key: Any) -> Any:
+        if not self._is_cluster or not isinstance(key, str | bytes):
+            return key
+        await self._client.initialize()
+        return self._client.get_node_from_key(key.decode() if isinstance(key, bytes) else key)
+
+    async def _targets(self) -> list[Any]:
+        if not self._is_cluster:
+            return [None]
+        await self._client.initialize()
+        return list(self._client.get_primaries())
+
+
+class _ClientCaller:
+    """A client's node as ``on_connect`` sees it."""
+
+    def __init__(self, router: ClientRouter, target: Any) -> None:
+        self._router = router
+        self._target = target
+
+    def call(self, *command: Arg) -> Awaitable[Any]:
+        return self._router.attempt(command, target=self._target)
+
+
+_CLIENT_CODES: Final = {
+    "AuthenticationError": "WRONGPASS",
+    "BusyLoadingError": "LOADING",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MasterDownError": "MASTERDOWN",
+    "NoPermissionError": "NOPERM",
+    "OutOfMemoryError": "OOM",
+    "ReadOnlyError": "READONLY",
+    "TryAgainError": "TRYAGAIN",
+}
+_CLIENT_LOSSES: Final = frozenset(
+    {"ConnectionError", "TimeoutError", "OSError", "RedisClusterException", "ValkeyClusterException"}
+)
+
+
+def _client_error(error: Exception) -> StorageError:
+    """A client's exception as ours, by the names both client libraries share; they cut some codes off."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    code = next((code for name, code in _CLIENT_CODES.items() if name in names), None)
+    if isinstance(error, StorageError):
+        return error
+    if code is not None:
+        return ReplyError(f"{code} {error}")
+    if "ResponseError" in names:
+        text = str(error)
+        return ReplyError(text if re.match(r"[A-Z]+ ", text) else f"ERR {text}")
+    if names & _CLIENT_LOSSES:
+        return ConnectionLost(f"the client passed in says: {type(error).__name__}: {error}", sent=True)
+    raise error
+
+
+def _resp2(reply: Any, *, pairs: bool = False) -> Any:
+    """A RESP3 reply in the shape RESP2 gives it: maps become lists, of pairs for XREAD, else flat."""
+    match reply:
+        case dict() if pairs:
+            return [[name, _resp2(value)] for name, value in reply.items()]
+        case dict():
+            return [_resp2(part) for item in reply.items() for part in item]
+        case list() | tuple() | set():
+            return [_resp2(part) for part in reply]
+        case bool():
+            return int(reply)
+        case _:
+            return reply

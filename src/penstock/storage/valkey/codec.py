@@ -1,0 +1,172 @@
+"""What goes to the functions and what comes back: bodies, outcomes, leases, news. Whole jobs: ``jobs.py``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, assert_never
+
+import msgspec
+
+from penstock.core.job import DEFAULT_CONFLICT, Lease, NewJob, Options
+from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
+from penstock.storage.base import Finished
+from penstock.storage.valkey.command import Arg
+from penstock.storage.valkey.jobs import decode_failure, read_static, signed, state_of
+from penstock.storage.valkey.options import decode_options, stored_options
+
+__all__ = ["News", "decode_leases", "decode_news", "encode_jobs", "encode_outcome"]
+
+_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID = 1, 2, 4, 8, 16
+_NEWS_HEAD: Final = 18
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack_static = struct.Struct(">HIHIB6s").unpack_from
+_unpack_extra = struct.Struct(">HIHIIIIHIHIB").unpack
+_unpack_news = struct.Struct(">BcHIHII").unpack_from
+
+
+def encode_jobs(jobs: Sequence[NewJob]) -> list[Arg]:
+    """Specials, headers, then id and body of each job (lua/enqueue.lua)."""
+    args: list[Arg] = []
+    append = args.append
+    specials: dict[int, list[Any]] = {}
+    headers: dict[bytes, bytes] = {}
+    options: Options | None = None
+    head = b""
+    for job in jobs:
+        append(job.id)
+        if job.options is not options:
+            options = job.options
+            stored = stored_options(options)
+            head = stored.head(0)
+            if stored.reference:
+                headers[stored.reference] = stored.header
+        if job.priority or job.ttl_ms or job.lifo or job.run_id or job.write_id:
+            append(_body(job))
+        else:
+            append(head + job.payload)
+        if (
+            job.delay_ms
+            or job.run_at_ms is not None
+            or job.notify
+            or job.unchecked
+            or job.conflict is not DEFAULT_CONFLICT
+        ):
+            specials[len(args) >> 1] = _special(job)
+    flat = [part for pair in headers.items() for part in pair]
+    return [_pack(specials) if specials else b"", len(headers), *flat, *args]
+
+
+def _special(job: NewJob) -> list[Any]:
+    conflict = job.conflict
+    return [
+        job.delay_ms,
+        -1 if job.run_at_ms is None else job.run_at_ms,
+        job.unchecked,
+        job.notify,
+        conflict.mode,
+        conflict.payload == "keep",
+        conflict.run_at,
+        conflict.options == "keep",
+        conflict.reset_counts,
+    ]
+
+
+def _body(job: NewJob) -> bytes:
+    flags = (
+        _LIFO * job.lifo
+        | _PRIORITY * (job.priority != 0)
+        | _TTL * (job.ttl_ms > 0)
+        | _RUN_ID * (job.run_id != "")
+        | _WRITE_ID * (job.write_id != "")
+    )
+    parts = [stored_options(job.options).head(flags)]
+    if job.priority:
+        parts.append(job.priority.to_bytes(6, "big", signed=True))
+    if job.ttl_ms:
+        parts.append(job.ttl_ms.to_bytes(6, "big"))
+    for name in (job.run_id, job.write_id):
+        if name:
+            encoded = name.encode()
+            parts += (len(encoded).to_bytes(2, "big"), encoded)
+    return b"".join((*parts, job.payload))
+
+
+def encode_outcome(token: int, outcome: Outcome) -> bytes:
+    """Token and outcome as settle takes them."""
+    head = token.to_bytes(6, "big")
+    match outcome:
+        case Complete(result):
+            return b"%bC%b" % (head, result)
+        case Fail(failure, retry_in_ms, final):
+            return b"%bF%c%b%b" % (head, final, retry_in_ms.to_bytes(6, "big"), _pack(failure))
+        case Snooze(delay_ms):
+            return b"%bS%b" % (head, delay_ms.to_bytes(6, "big"))
+        case Release():
+            return head + b"R"
+        case Cancel():
+            return head + b"X"
+        case _:
+            assert_never(outcome)
+
+
+def decode_leases(reply: list[Any]) -> list[Lease]:
+    """The leases of a claim's reply (lua/take.lua). Raises UnknownOptions."""
+    _, _, now_ms, token, ids, statics, extras = reply
+    leases: list[Lease] = []
+    append, unpack = leases.append, _unpack_static
+    last = b""
+    options = Options()
+    for id, static in zip(ids, statics, strict=True):
+        a, b, c, d, flags, reference = unpack(static)
+        if flags == 0:
+            if reference != last:
+                last, options = reference, decode_options(reference)
+            append(
+                Lease(id.decode(), token, a << 32 | b, 1, 0, 0, static[19:], options, 0, c << 32 | d, now_ms)
+            )
+        else:
+            append(_decode_lease(id.decode(), static, token=token, now_ms=now_ms))
+        token += 1
+    for place, extra in zip(extras[::2], extras[1::2], strict=True):
+        leases[place - 1] = _with_extra(leases[place - 1], extra)
+    return leases
+
+
+def _decode_lease(id: str, static: bytes, *, token: int, now_ms: int) -> Lease:
+    said = read_static(static)
+    return Lease(
+        id, token, said.incarnation, 1, 0, 0, said.payload, said.options, said.priority,
+        said.enqueued_at_ms, now_ms, said.expires_at_ms, False, said.run_id,
+    )  # fmt: skip
+
+
+def _with_extra(lease: Lease, extra: bytes) -> Lease:
+    t1, t2, c1, c2, runs, failures, stalls, e1, e2, p1, p2, cancelling = _unpack_extra(extra)
+    return Lease(
+        lease.id, t1 << 32 | t2, lease.incarnation, runs, failures, stalls, lease.payload, lease.options,
+        signed(p1, p2), lease.enqueued_at_ms, c1 << 32 | c2, e1 << 32 | e2, cancelling == 1, lease.run_id,
+    )  # fmt: skip
+
+
+class News(NamedTuple):
+    """``fetch``: the result is too long to be sent along; the store has it."""
+
+    finished: Finished
+    fetch: bool
+
+
+def decode_news(news: bytes) -> News:
+    """What a listener is told (lua/waiters.lua)."""
+    letter, fetch, i1, i2, id_length, result_length, failure_length = _unpack_news(news)
+    result_at = _NEWS_HEAD + id_length
+    failure_at = result_at + max(0, result_length - 1)
+    finished = Finished(
+        news[_NEWS_HEAD:result_at].decode(),
+        i1 << 32 | i2,
+        state_of(letter),
+        news[result_at:failure_at] if result_length else None,
+        decode_failure(news[failure_at:]) if failure_length else None,
+    )
+    return News(finished, fetch == b"1")

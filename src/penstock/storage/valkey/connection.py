@@ -1,0 +1,259 @@
+"""One connection to a Valkey or Redis server: RESP2 on hiredis' parser and packer, pipelined by itself.
+
+``Connection.call`` writes a command and returns the future of its reply. Calls made while replies are
+outstanding travel together in one write; a call on an idle connection is written at once. Replies are
+bytes, int, None or lists of these; an error reply is raised as ``ReplyError``. When the connection goes,
+every pending future gets ``ConnectionLost``, which says whether its command had been written, so may have
+been carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, cast
+
+import hiredis
+
+from penstock.errors import StorageError, StorageRefused, StorageUnavailable
+from penstock.storage.valkey.command import Arg, Caller
+from penstock.storage.valkey.endpoint import Address, Endpoint
+from penstock.storage.valkey.replies import ReplyError, check_server, storage_error
+
+__all__ = [
+    "Arg",
+    "Caller",
+    "Connection",
+    "ConnectionLost",
+    "ReplyError",
+    "check_server",
+    "open_connection",
+]
+
+_HIGH_WATER: Final = 1 << 20
+_STALL_SECONDS: Final = 30.0
+_pack = cast(Callable[[tuple[Arg, ...]], bytes], hiredis.pack_command)
+
+
+class ConnectionLost(StorageUnavailable):
+    """The connection went before the reply came. ``sent``: the command may have been carried out."""
+
+    def __init__(self, text: str, *, sent: bool) -> None:
+        super().__init__(text)
+        self.sent = sent
+
+
+class Connection(asyncio.Protocol):
+    """Belongs to the loop that made it; made by ``open_connection``. Not thread-safe.
+
+    ``ready`` is false while the connection is lost or the socket does not take more (see ``writable``).
+    A connection whose oldest reply does not come for ``stall_seconds`` is given up as lost.
+    """
+
+    __slots__ = (
+        "__weakref__", "_closed", "_create_future", "_gets", "_head", "_loop", "_pending", "_reader",
+        "_reason", "_resumed", "_stall_seconds", "_transport", "_unsent", "_watch", "_write", "address",
+        "lost", "ready",
+    )  # fmt: skip
+
+    def __init__(self, address: Address, *, stall_seconds: float | None = _STALL_SECONDS) -> None:
+        self.address = address
+        self.ready = False
+        self.lost = False
+        self._loop = asyncio.get_running_loop()
+        self._create_future = self._loop.create_future
+        self._reader = hiredis.Reader(replyError=ReplyError)
+        self._gets = self._reader.gets
+        self._pending: deque[asyncio.Future[Any]] = deque()
+        self._unsent: list[bytes] = []
+        self._write: Callable[[bytes], None] = self._refuse
+        self._transport: asyncio.Transport | None = None
+        self._resumed: asyncio.Future[None] | None = None
+        self._closed: asyncio.Future[None] = self._create_future()
+        self._reason = ""
+        self._head: asyncio.Future[Any] | None = None
+        self._stall_seconds = stall_seconds
+        self._watch: asyncio.TimerHandle | None = None
+
+    def call(self, *command: Arg) -> asyncio.Future[Any]:
+        """Send; the future holds the reply, or raises ReplyError or ConnectionLost. May be cancelled: its
+        reply is then thrown away. Raises ConnectionLost (not sent) at once on a connection that is lost.
+        """
+        data = _pack(command)
+        pending = self._pending
+        if pending:
+            if not self._unsent:
+                self._loop.call_soon(self._flush)
+            self._unsent.append(data)
+        else:
+            self._write(data)
+        future = self._create_future()
+        pending.append(future)
+        return future
+
+    @property
+    def idle(self) -> bool:
+        """Alive, and no reply is outstanding."""
+        return not self.lost and not self._pending
+
+    def expect_silence(self) -> None:
+        """From now on a reply may take any time: this connection is for blocking commands."""
+        self._stall_seconds = None
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def writable(self) -> None:
+        """Wait until the socket takes more. Returns at once if it does, or if the connection is lost."""
+        if self._resumed is not None:
+            await asyncio.shield(self._resumed)
+
+    def drop(self, reason: str) -> None:
+        """Give the connection up now; what is pending gets ConnectionLost with ``reason``."""
+        self._reason = self._reason or reason
+        self.ready, self.lost, self._write = False, True, self._refuse
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self) -> None:
+        """Drop, and wait until the socket is closed."""
+        self.drop("closed by this client")
+        if self._transport is not None:
+            await asyncio.shield(self._closed)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER)
+        self._write = self._transport.write
+        self.ready = True
+        self._look_for_stall()
+
+    def data_received(self, data: bytes) -> None:
+        gets, take = self._gets, self._pending.popleft
+        try:
+            self._reader.feed(data)
+            while (reply := gets()) is not False:
+                future = take()
+                if future.done():
+                    continue
+                if type(reply) is ReplyError:
+                    future.set_exception(reply)
+                else:
+                    future.set_result(reply)
+        except hiredis.ProtocolError:
+            self.drop("it does not speak the Redis protocol; is it a TLS port, or another service?")
+        except IndexError:
+            self.drop(f"it sent what nobody asked for: {str(reply)[:200]}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = self._reason or (f"{type(exc).__name__}: {exc}" if exc else "closed by the server")
+        self._reason = reason
+        self.ready, self.lost, self._write = False, True, self._refuse
+        written = len(self._pending) - len(self._unsent)
+        self._unsent.clear()
+        for index, future in enumerate(self._pending):
+            if not future.done():
+                future.set_exception(ConnectionLost(self._lost_text(), sent=index < written))
+        self._pending.clear()
+        self._head = None
+        if self._watch is not None:
+            self._watch.cancel()
+        self.resume_writing()
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        self.ready = False
+        self._resumed = self._create_future()
+
+    def resume_writing(self) -> None:
+        self.ready = not self.lost
+        if self._resumed is not None:
+            self._resumed.set_result(None)
+            self._resumed = None
+
+    def _flush(self) -> None:
+        if self._unsent and not self.lost:
+            data = self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent)
+            self._unsent.clear()
+            self._write(data)
+
+    def _refuse(self, data: bytes) -> NoReturn:
+        raise ConnectionLost(self._lost_text(), sent=False)
+
+    def _lost_text(self) -> str:
+        return f"lost the connection to {self.address}: {self._reason or 'it is not open'}"
+
+    def _look_for_stall(self) -> None:
+        head = self._pending[0] if self._pending else None
+        if head is not None and head is self._head:
+            self.drop(f"no reply for {self._stall_seconds:g} s")
+        elif self._stall_seconds is not None:
+            self._head = head
+            self._watch = self._loop.call_later(self._stall_seconds, self._look_for_stall)
+
+
+async def open_connection(
+    address: Address, endpoint: Endpoint, *, stall_seconds: float | None = _STALL_SECONDS
+) -> Connection:
+    """Connect to ``address`` and log in as ``endpoint`` says, within its ``connect_timeout``.
+
+    Raises StorageUnavailable, or StorageRefused if the certificate, user or password is not accepted.
+    """
+    loop = asyncio.get_running_loop()
+    connection = Connection(address, stall_seconds=stall_seconds)
+    tls = endpoint.tls.context() if endpoint.tls else None
+    try:
+        async with asyncio.timeout(endpoint.connect_timeout):
+            if address.path:
+                await loop.create_unix_connection(lambda: connection, address.path)
+            else:
+                transport, _ = await loop.create_connection(
+                    lambda: connection, address.host, address.port, ssl=tls
+                )
+                _set_up(transport.get_extra_info("socket"))
+            await _log_in(connection, endpoint)
+    except ssl.SSLCertVerificationError as error:
+        text = f"cannot trust {address}: {error.verify_message}. See ssl_ca_certs and ssl_check_hostname"
+        raise StorageRefused(text) from error
+    except TimeoutError as error:
+        connection.drop("connect timed out")
+        text = f"no answer from {address} within {endpoint.connect_timeout:g} s (connect_timeout)"
+        raise StorageUnavailable(text) from error
+    except BaseException as error:
+        connection.drop("connect failed")
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            raise StorageUnavailable(f"cannot connect to {address}: {error}") from error
+        raise
+    return connection
+
+
+def _set_up(sock: socket.socket) -> None:
+    """No delay, and a peer that vanished without a word is noticed in about half a minute, idle or not."""
+    if sock.getsockname() == sock.getpeername():  # the kernel may give us the dead server's own port
+        raise ConnectionRefusedError("connected to itself; nobody listens there")
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    wanted = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
+    for name, value in wanted:
+        if (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+async def _log_in(connection: Connection, endpoint: Endpoint) -> None:
+    must: list[tuple[Arg, ...]] = []
+    if endpoint.password is not None:
+        must.append(("AUTH", *((endpoint.username,) if endpoint.username else ()), endpoint.password))
+    if endpoint.db:
+        must.append(("SELECT", endpoint.db))
+    replies = [connection.call(*command) for command in must]
+    name = connection.call("CLIENT", "SETNAME", "penstock")
+    results = await asyncio.gather(*replies, name, return_exceptions=True)
+    for index, result in enumerate(results):
+        if isinstance(result, ReplyError):
+            if index < len(must) or result.code not in ("NOPERM", "ERR") or "max number" in result.message:
+                raise storage_error(result, connection.address) from None
+        elif isinstance(result, BaseException):
+            raise result

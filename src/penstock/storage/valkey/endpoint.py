@@ -1,0 +1,228 @@
+"""Where a Valkey or Redis store is, read from its URL. No I/O but the reading of TLS files.
+
+::
+
+    valkey://user:password@host:6379/0?namespace=shop      one server            (valkeys:// with TLS)
+    valkey+unix:///run/valkey.sock?db=0                     one server, by socket
+    valkey+cluster://host1:6379,host2:6379                  a cluster, by some of its nodes
+    valkey+sentinel://host1:26379,host2:26379/service/0     the primary the sentinels know as ``service``
+
+``redis``, ``rediss``, ``redis+cluster`` and so on mean the same. User and password are percent-decoded.
+A password appears in no repr, no log line and no error message; neither does any part of a URL that
+could be a piece of one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import ssl
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+from urllib.parse import parse_qsl, unquote
+
+from penstock.errors import InvalidOption
+
+__all__ = ["Address", "Endpoint", "Tls", "Topology"]
+
+Topology = Literal["standalone", "cluster", "sentinel"]
+
+OPTIONS: Final = (
+    "connect_timeout",
+    "db",
+    "namespace",
+    "sentinel_password",
+    "sentinel_username",
+    "ssl_ca_certs",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_keyfile",
+)
+_SCHEME: Final = re.compile(r"(?P<base>valkeys?|rediss?)(\+(?P<kind>cluster|sentinel|unix))?\Z")
+_HOST: Final = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<name>[^:\[\]@\s]*))(?::(?P<port>[0-9]{1,5}))?\Z"
+)
+_ENCODE: Final = "Percent-encode '@', '/', '?', '#' and ':' where they stand in a user name or password."
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One server: a host and port, or the path of a unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How to speak TLS: whom to trust, who we are. Without ``ca_certs`` the system's authorities count."""
+
+    ca_certs: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    check_hostname: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """Read the files. Raises InvalidOption naming the option whose file cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_certs)
+        except OSError as error:
+            raise InvalidOption(f"ssl_ca_certs: cannot use {self.ca_certs!r}: {error}") from error
+        context.check_hostname = self.check_hostname
+        if self.certfile:
+            try:
+                context.load_cert_chain(self.certfile, self.keyfile)
+            except OSError as error:
+                files = f"{self.certfile!r}, {self.keyfile!r}"
+                raise InvalidOption(f"ssl_certfile, ssl_keyfile: cannot use {files}: {error}") from error
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A parsed URL. Safe to print: ``repr`` and ``str`` leave passwords out."""
+
+    topology: Topology
+    addresses: tuple[Address, ...]
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    db: int = 0
+    tls: Tls | None = None
+    service: str = ""
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
+    namespace: str | None = None
+    connect_timeout: float = 5.0
+
+    @classmethod
+    def parse(cls, url: str) -> Endpoint:
+        """Read ``url``. Raises InvalidOption saying what is wrong with it, without quoting it."""
+        scheme, separator, rest = url.strip().partition("://")
+        match = _SCHEME.match(scheme.lower())
+        if not separator or match is None:
+            raise InvalidOption(
+                "the store's URL does not start with a known scheme. Known: valkey://, valkeys:// (TLS), "
+                "valkey+unix://, valkey+cluster://, valkeys+cluster://, valkey+sentinel://, "
+                "valkeys+sentinel://; redis and rediss alike"
+            )
+        secure, kind = match["base"] in ("valkeys", "rediss"), match["kind"] or "standalone"
+        before, _, query = rest.partition("?")
+        authority, _, path = before.partition("/")
+        login, _, hosts = authority.rpartition("@")
+        username, _, password = login.partition(":")
+        addresses: tuple[Address, ...]
+        if kind == "unix":
+            if hosts or secure or not path:
+                raise InvalidOption(
+                    "a unix socket is written valkey+unix:///path/to.sock, without host or TLS"
+                )
+            addresses, names = (Address(path=unquote("/" + path)),), [""]
+        else:
+            addresses, names = _addresses(hosts, kind), [unquote(part) for part in path.split("/")]
+        options = _options(query, secure=secure, sentinel=kind == "sentinel")
+        service = names.pop(0) if kind == "sentinel" else ""
+        if kind == "sentinel" and not service:
+            raise InvalidOption("the service is missing: valkey+sentinel://host1,host2/service/db")
+        topology: Topology = "sentinel" if service else "cluster" if kind == "cluster" else "standalone"
+        return cls(
+            topology=topology,
+            addresses=addresses,
+            username=unquote(username) or None,
+            password=unquote(password) or None,
+            db=_db([name for name in names if name], options.pop("db", None)),
+            tls=_tls(options) if secure else None,
+            service=service,
+            sentinel_username=options.get("sentinel_username"),
+            sentinel_password=options.get("sentinel_password"),
+            namespace=options.get("namespace"),
+            connect_timeout=_seconds(options.get("connect_timeout", "5")),
+        )
+
+    def __str__(self) -> str:
+        hosts = ", ".join(map(str, self.addresses))
+        return f"sentinels {hosts} (service {self.service!r})" if self.service else hosts
+
+    def for_sentinels(self) -> Endpoint:
+        """The same, with the login that the sentinels themselves ask for."""
+        return replace(self, username=self.sentinel_username, password=self.sentinel_password, db=0)
+
+
+def _addresses(hosts: str, kind: str) -> tuple[Address, ...]:
+    default = 26379 if kind == "sentinel" else 6379
+    addresses = tuple(_address(part, default) for part in hosts.split(","))
+    if kind == "standalone" and len(addresses) > 1:
+        raise InvalidOption(
+            "one server has one host; for several use valkey+cluster:// or valkey+sentinel://"
+        )
+    return addresses
+
+
+def _address(text: str, default_port: int) -> Address:
+    match = _HOST.match(text)
+    if match is None or int(match["port"] or default_port) not in range(1, 65536):
+        raise InvalidOption(f"a host in the store's URL is not host or host:port. {_ENCODE}")
+    return Address(match["v6"] or match["name"] or "localhost", int(match["port"] or default_port))
+
+
+def _options(query: str, *, secure: bool, sentinel: bool) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in OPTIONS:
+            raise InvalidOption(_unknown(name))
+        if name in options:
+            raise InvalidOption(f"the option {name!r} is given twice in the store's URL")
+        if name.startswith("ssl_") and not secure:
+            raise InvalidOption(f"the option {name!r} needs TLS: use valkeys:// or rediss://")
+        if name.startswith("sentinel_") and not sentinel:
+            raise InvalidOption(f"the option {name!r} needs valkey+sentinel://")
+        if not value:
+            raise InvalidOption(f"the option {name!r} in the store's URL is empty")
+        options[name] = value
+    return options
+
+
+def _unknown(name: str) -> str:
+    known = f"Known: {', '.join(OPTIONS)}"
+    if not re.fullmatch(r"[A-Za-z_]{1,40}", name):
+        return f"the store's URL has an option that cannot be one. {_ENCODE} {known}"
+    near = difflib.get_close_matches(name.lower(), OPTIONS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown option {name!r} in the store's URL; {hint}{known}"
+
+
+def _db(path: list[str], option: str | None) -> int:
+    given = [*path, option] if option is not None else path
+    if len(given) > 1 or not all(re.fullmatch(r"[0-9]{1,6}", text or "") for text in given):
+        raise InvalidOption(f"the database is one number, as the URL's path or as the option 'db'. {_ENCODE}")
+    return int(given[0] or 0) if given else 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidOption("the option 'connect_timeout' is a number of seconds above 0, like 5 or 0.5")
+    return seconds
+
+
+def _tls(options: dict[str, str]) -> Tls:
+    check = options.get("ssl_check_hostname", "true").lower()
+    if check not in ("true", "false", "1", "0", "yes", "no"):
+        raise InvalidOption("the option 'ssl_check_hostname' is true or false")
+    if "ssl_keyfile" in options and "ssl_certfile" not in options:
+        raise InvalidOption("the option 'ssl_keyfile' needs 'ssl_certfile' beside it")
+    return Tls(
+        ca_certs=options.get("ssl_ca_certs"),
+        certfile=options.get("ssl_certfile"),
+        keyfile=options.get("ssl_keyfile"),
+        check_hostname=check in ("true", "1", "yes"),
+    )

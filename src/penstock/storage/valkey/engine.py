@@ -1,0 +1,69 @@
+"""The Valkey/Redis engine: every verb is one call of a function that runs inside the server.
+
+The functions are in ``lua/``, a file per verb; the keys they use are told at the top of ``lua/prelude.lua``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from penstock.core.names import check_namespace
+from penstock.storage.valkey.calls import Calls, prepare
+from penstock.storage.valkey.endpoint import Endpoint
+from penstock.storage.valkey.keys import DEFAULT_NAMESPACE, Keys
+from penstock.storage.valkey.operating import Operating
+from penstock.storage.valkey.reading import Reading
+from penstock.storage.valkey.router import ClientRouter, Router, router_for
+from penstock.storage.valkey.running import Running
+
+__all__ = ["ValkeyStorage"]
+
+
+class ValkeyStorage(Running, Operating, Reading):
+    """``Storage`` on Valkey, or Redis 7.0 and newer: standalone, Sentinel, Cluster.
+
+    Made by ``from_url``, or with ``client``: an asyncio client of redis-py or valkey-py, which stays the
+    caller's to close.
+    """
+
+    capabilities = frozenset({"shared", "processes"})
+
+    def __init__(
+        self,
+        client: Any = None,
+        *,
+        router: Router | None = None,
+        namespace: str = DEFAULT_NAMESPACE,
+        url: str = "a client passed in",
+    ) -> None:
+        Running.__init__(self)
+        Reading.__init__(self)
+        self.url = url
+        self.namespace = check_namespace(namespace)
+        self._router = router or ClientRouter(client, on_connect=prepare)
+        self._calls = Calls(self._router, Keys(self.namespace))
+
+    @classmethod
+    def from_url(cls, url: str, *, namespace: str | None = None, retry_for: float = 30.0) -> Self:
+        """An engine for a URL. ``retry_for``: how many seconds a call insists when the server is away.
+
+        Raises InvalidOption or InvalidName; connects nowhere yet.
+        """
+        endpoint = Endpoint.parse(url)
+        return cls(
+            router=router_for(endpoint, on_connect=prepare, retry_for=retry_for),
+            namespace=namespace or endpoint.namespace or DEFAULT_NAMESPACE,
+            url=f"{url.partition('://')[0]}://{endpoint}",
+        )
+
+    async def open(self) -> None:
+        """Connect and load the function library, without retries: a wrong URL or password is told at once."""
+        await self._router.connect()
+
+    async def close(self) -> None:
+        """Close the connections. Calls under way raise StorageError; a client passed in stays open."""
+        await self._router.close()
+
+    async def shift_clock(self, queue: str, ms: int) -> None:
+        """As ``Storage.shift_clock``."""
+        await self._calls.call(queue, "shift_clock", ms)

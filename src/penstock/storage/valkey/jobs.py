@@ -1,0 +1,143 @@
+"""Records to jobs: the static and the state record of ``lua/record.lua``, as the client sees them."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.core.job import Job, Options
+from penstock.core.lifecycle import State
+from penstock.core.outcome import Failure
+from penstock.storage.valkey.options import decode_options
+
+__all__ = ["STATES", "Static", "decode_failure", "decode_job", "read_static", "signed", "state_of"]
+
+STATES: Final = {
+    "s": State.SCHEDULED,
+    "w": State.WAITING,
+    "b": State.BLOCKED,
+    "a": State.ACTIVE,
+    "c": State.COMPLETED,
+    "f": State.FAILED,
+    "x": State.CANCELLED,
+}
+_BY_BYTE: Final = {ord(letter): state for letter, state in STATES.items()} | {ord("C"): State.COMPLETED}
+
+_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _INLINE = 1, 2, 4, 8, 16, 32
+_CANCELLING, _RERUN = 2, 4
+_STATE_HEAD: Final = 80
+
+_decode_failure = msgspec.msgpack.Decoder(Failure).decode
+_unpack_static = struct.Struct(">HIHIB").unpack_from
+_unpack_state = struct.Struct(">BcHIHIHIHIHIIHIHIHIHIIIBHIBHH").unpack_from
+
+
+def state_of(letter: int) -> State:
+    """The state a letter of a record stands for."""
+    return _BY_BYTE[letter]
+
+
+def decode_failure(packed: bytes) -> Failure:
+    """A failure as it is stored."""
+    return _decode_failure(packed)
+
+
+def signed(high: int, low: int) -> int:
+    """A signed number of six bytes, read as two and four."""
+    value = high << 32 | low
+    return value - (1 << 48) if value >> 47 else value
+
+
+class Static(NamedTuple):
+    """What of a job does not change with its state."""
+
+    incarnation: int
+    enqueued_at_ms: int
+    options: Options
+    lifo: bool
+    priority: int
+    ttl_ms: int
+    run_id: str
+    write_id: str
+    payload: bytes
+
+    @property
+    def expires_at_ms(self) -> int:
+        """When its ttl ends, counted from its enqueue; 0: never."""
+        return self.enqueued_at_ms + self.ttl_ms if self.ttl_ms else 0
+
+
+def read_static(static: bytes) -> Static:
+    """Take a static record apart."""
+    a, b, c, d, flags = _unpack_static(static)
+    at = 19
+    if flags & _INLINE:
+        at = 15 + int.from_bytes(static[13:15], "big")
+    options = decode_options(static[15:at] if flags & _INLINE else static[13:19])
+    priority = ttl_ms = 0
+    names = ["", ""]
+    if flags & _PRIORITY:
+        priority, at = int.from_bytes(static[at : at + 6], "big", signed=True), at + 6
+    if flags & _TTL:
+        ttl_ms, at = int.from_bytes(static[at : at + 6], "big"), at + 6
+    for index, flag in enumerate((_RUN_ID, _WRITE_ID)):
+        if flags & flag:
+            end = at + 2 + int.from_bytes(static[at : at + 2], "big")
+            names[index], at = static[at + 2 : end].decode(), end
+    lifo = flags & _LIFO == _LIFO
+    return Static(a << 32 | b, c << 32 | d, options, lifo, priority, ttl_ms, names[0], names[1], static[at:])
+
+
+def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
+    """A job of its two records and what hangs on them (lua/get.lua)."""
+    static, state, lease_until, result, failure, progress = row
+    said = read_static(static)
+    common: dict[str, Any] = {
+        "id": id, "queue": queue, "incarnation": said.incarnation, "options": said.options,
+        "payload": said.payload, "run_id": said.run_id, "write_id": said.write_id,
+        "enqueued_at_ms": said.enqueued_at_ms,
+    }  # fmt: skip
+    if not state:
+        return Job(
+            state=State.WAITING, priority=said.priority, lifo=said.lifo, run_at_ms=said.enqueued_at_ms,
+            expires_at_ms=said.expires_at_ms, **common,
+        )  # fmt: skip
+    return Job(
+        lease_until_ms=int(float(lease_until)) if lease_until else 0,
+        failure=decode_failure(failure) if failure else None,
+        progress=progress or None,
+        **common,
+        **_read_state(state, result),
+        kept_until_ms=_kept_until(state, said.options),
+    )
+
+
+def _kept_until(state: bytes, options: Options) -> int:
+    finished_at_ms = int.from_bytes(state[2:8], "big")
+    match _BY_BYTE[state[0]]:
+        case State.COMPLETED | State.CANCELLED:
+            return finished_at_ms + options.result_ttl_ms
+        case State.FAILED:
+            return finished_at_ms + options.failure_ttl_ms
+        case _:
+            return 0
+
+
+def _read_state(record: bytes, result: bytes) -> dict[str, Any]:
+    (
+        letter, _, f1, f2, t1, t2, _, _, q1, q2, c1, c2, runs, _, _, r1, r2, _, _, x1, x2, failures, stalls,
+        flags, p1, p2, worker_length, header_length, run_id_length,
+    ) = _unpack_state(record)  # fmt: skip
+    state = _BY_BYTE[letter]
+    rest_at = _STATE_HEAD + worker_length + header_length + run_id_length
+    inline = record[rest_at:] if letter == ord("c") else result if letter == ord("C") else None
+    worker = record[_STATE_HEAD : _STATE_HEAD + worker_length].decode() if state is State.ACTIVE else ""
+    return {
+        "state": state, "finished_at_ms": f1 << 32 | f2, "token": t1 << 32 | t2, "claimed_at_ms": c1 << 32 | c2,
+        "runs": runs, "run_at_ms": (r1 << 32 | r2) or (q1 << 32 | q2), "expires_at_ms": x1 << 32 | x2,
+        "failures": failures, "stalls": stalls, "priority": signed(p1, p2), "lifo": flags & _LIFO == _LIFO,
+        "cancelling": flags & _CANCELLING == _CANCELLING, "has_rerun": flags & _RERUN == _RERUN,
+        "worker": worker, "result": inline,
+    }  # fmt: skip

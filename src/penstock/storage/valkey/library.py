@@ -1,0 +1,74 @@
+"""The function library: the ``.lua`` files of this package, joined behind one header.
+
+Its name, and those of its functions, carry a hash of its content. So clients of two versions share a server
+during a rolling upgrade, each with its own library, and loading one twice does no harm. The files that the
+verbs share come first; each verb's file stands in a block of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Final
+
+from penstock.storage.valkey.command import Caller
+from penstock.storage.valkey.replies import ReplyError
+
+__all__ = ["Library", "assemble", "library"]
+
+SHARED: Final = (
+    "prelude", "record", "events", "waiters", "job", "slot", "settings", "memo", "line",
+    "take", "walk",
+)  # fmt: skip
+
+_HEADER: Final = """#!lua name={name}
+local READS, WRITES, REFUSED_WHEN_FULL = {{ 'no-writes' }}, {{ 'allow-oom' }}, {{}}
+
+local function register(verb, callback, flags)
+  redis.register_function({{ function_name = '{name}_' .. verb, callback = callback, flags = flags or WRITES }})
+end
+
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """``code`` is what FUNCTION LOAD takes."""
+
+    name: str
+    code: str
+
+    def function(self, verb: str) -> str:
+        """The name FCALL knows a verb by."""
+        return f"{self.name}_{verb}"
+
+    async def ensure(self, caller: Caller) -> None:
+        """Load the library into one server unless it is there."""
+        if not await caller.call("FUNCTION", "LIST", "LIBRARYNAME", self.name):
+            await self.load(caller)
+
+    async def load(self, caller: Caller) -> None:
+        """Load the library into one server. Somebody else may be first: that is as good."""
+        try:
+            await caller.call("FUNCTION", "LOAD", self.code)
+        except ReplyError as error:
+            if "already exists" not in str(error):
+                raise
+
+
+def assemble(files: dict[str, str]) -> Library:
+    """The library of these Lua files (by name, without the suffix)."""
+    verbs = sorted(name for name in files if name not in SHARED)
+    body = "\n".join([*(files[name] for name in SHARED), *(f"do\n{files[name]}end\n" for name in verbs)])
+    name = f"penstock_{hashlib.sha256((_HEADER + body).encode()).hexdigest()[:12]}"
+    return Library(name, _HEADER.format(name=name) + body)
+
+
+@cache
+def library() -> Library:
+    """The library of this version of Penstock."""
+    folder = resources.files(__package__) / "lua"
+    sources = [entry for entry in folder.iterdir() if entry.name.endswith(".lua")]
+    return assemble({entry.name.removesuffix(".lua"): entry.read_text("utf-8") for entry in sources})

@@ -1,0 +1,31 @@
+-- cancel: ends pending jobs, asks active ones to stop.
+-- arguments: ids
+-- returns:   a letter per id: x cancelled, r requested, c completed, f failed, a already cancelled, - not found
+-- events:    cancelled, cancelling
+
+local ANSWERS = { c = 'c', f = 'f', x = 'a' }
+
+local function cancel(job)
+  if not job then return '-' end
+  if ANSWERS[job.state] then return ANSWERS[job.state] end
+  if job.state ~= 'a' then
+    finish(job, 'x', 'cancelled')
+    return 'x'
+  end
+  give_up_slot(job)
+  if not job.cancelling then
+    job.cancelling = true
+    emit('cancelling', job)
+  end
+  changed(job)
+  return 'r'
+end
+
+register('cancel', function(keys, ids)
+  open(keys)
+  load(ids)
+  local letters = {}
+  for i = 1, #ids do letters[i] = cancel(found(ids[i])) end
+  close()
+  return table.concat(letters)
+end)

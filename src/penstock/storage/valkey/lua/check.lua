@@ -1,0 +1,86 @@
+-- check: compares records with indexes, a step at a time; each step is atomic.
+-- arguments: part ('jobs', 'state', an index, or a hash of extras), cursor, repair
+-- returns:   {cursor ('0': done), looked at, problem, count, problem, count ...}
+-- events:    none
+
+local AT_ONCE = 500
+local EXTRAS = { results = true, failures = true, progress = true, rerun = true, waiters = true }
+
+local function count_in(problems, kind)
+  problems[kind] = (problems[kind] or 0) + 1
+end
+
+local function is_indexed(job)
+  if job.was_in_line then return is_in_line(job) end
+  return call('ZSCORE', K[STATES[job.state]], job.was_member)
+end
+
+-- Records no index points to: back to where their state says. A lease without a deadline ends now.
+local function check_records(ids, repair, problems)
+  load(ids, true)
+  for i = 1, #ids do
+    local job = found(ids[i])
+    if job and not is_indexed(job) then
+      count_in(problems, 'not_in_' .. STATES[job.state])
+      if repair then
+        job.was, job.lease_until = nil, Q.now
+        changed(job)
+      end
+    elseif job and job.was_expiring and not call('ZSCORE', K.expiring, job.id) then
+      count_in(problems, 'not_in_expiring')
+      if repair then zadd('expiring', job.expires, job.id) end
+    end
+  end
+end
+
+local function check_index(part, members, repair, problems)
+  local ids = {}
+  for i = 1, #members do ids[i] = id_of(part, members[i]) end
+  load(ids)
+  for i = 1, #members do
+    local job = found(ids[i])
+    local is_right = job and (part == 'expiring' and job.was_expiring
+      or STATES[job.was] == part and job.was_member == members[i] and not job.was_in_line)
+    if not is_right then
+      count_in(problems, 'stray_in_' .. part)
+      if repair then zrem(part, members[i]) end
+    end
+  end
+end
+
+local function check_fields(part, ids, repair, problems)
+  local statics = read_many('HMGET', K.jobs, ids)
+  for i = 1, #ids do
+    if not statics[i] then
+      count_in(problems, 'stray_in_' .. part)
+      if repair then hdel(part, ids[i]) end
+      if part == 'waiters' and repair then Q.waiters = Q.waiters - 1 end
+    end
+  end
+end
+
+local function check_part(part, names, repair, problems)
+  if part == 'jobs' then
+    check_records(names, repair, problems)
+  elseif part == 'state' or EXTRAS[part] then
+    check_fields(part, names, repair, problems)
+  else
+    check_index(part, names, repair, problems)
+  end
+end
+
+register('check', function(keys, args)
+  open(keys)
+  local part, repair = args[1], args[3] == '1'
+  local is_hash = part == 'jobs' or part == 'state' or EXTRAS[part]
+  local answer = call(is_hash and 'HSCAN' or 'ZSCAN', K[part], args[2], 'COUNT', AT_ONCE)
+  local names, problems = {}, {}
+  for i = 1, #answer[2], 2 do names[#names + 1] = answer[2][i] end
+  check_part(part, names, repair, problems)
+  if repair then close() end
+  local reply = { answer[1], #names }
+  for kind, count in pairs(problems) do
+    reply[#reply + 1], reply[#reply + 2] = kind, count
+  end
+  return reply
+end)

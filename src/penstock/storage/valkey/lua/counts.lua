@@ -1,0 +1,43 @@
+-- counts: how many jobs there are by state.
+-- arguments: none
+-- returns:   {scheduled, waiting, blocked, active, completed, failed, cancelled, paused, oldest_waiting_ms}
+-- leases_of: the leases a worker holds.
+-- arguments: worker
+-- returns:   {id, token, id, token ...}
+-- workers:   {now, worker, seen_at .. info ...}
+-- now:       the queue's clock
+
+register('counts', function(keys)
+  open(keys)
+  local reply = {}
+  for i, part in ipairs({ 'scheduled', 'waiting', 'blocked', 'active', 'completed', 'failed', 'cancelled' }) do
+    reply[i] = part == 'waiting' and waiting_count() or call('ZCARD', K[part])
+  end
+  local first, oldest = members_after('waiting', '', '', 1, false)[1], 0
+  if first then
+    local id = sub(first, 9)
+    load({ id })
+    if found(id) then oldest = max(0, Q.now - J[id].ready_at) end
+  end
+  reply[8], reply[9] = Q.paused and 1 or 0, oldest
+  return reply
+end, READS)
+
+register('leases_of', function(keys, args)
+  open(keys)
+  local ids, reply = call('ZRANGE', K.active, 0, -1), {}
+  local states = read_many('HMGET', K.state, ids)
+  for i = 1, #ids do
+    local job = states[i] and job_of(ids[i], states[i])
+    if job and job.state == 'a' and job.worker == args[1] then
+      reply[#reply + 1] = ids[i]
+      reply[#reply + 1] = job.token
+    end
+  end
+  return reply
+end, READS)
+
+register('workers', function(keys)
+  open(keys)
+  return { Q.now, call('HGETALL', K.workers) }
+end, READS)

@@ -1,0 +1,226 @@
+-- enqueue: puts jobs in, as if one after the other.
+-- arguments: lane, number, repeated, specials, number of headers, reference and header of each, then id and body
+--   (record.lua) of each job
+--   specials: '' or MessagePack of a map: place -> {delay_ms, run_at_ms (-1: none), unchecked, notify, mode,
+--   keep payload, rule of run_at, keep options, reset_counts}
+-- returns:   {first incarnation, exceptions}: a job was queued as waiting, with the next incarnation, unless the
+--   exceptions say otherwise: place, status letter and state letter, incarnation, result ('' if none), and so on
+-- events:    enqueued, changed
+
+local HEAD = 5
+local NONE = {}
+local PLAIN = { 0, -1, false, '', 'default', false, 'always', false, false }
+
+local function answer(exceptions, place, status, job)
+  need_result(job)
+  local at = #exceptions
+  exceptions[at + 1], exceptions[at + 2], exceptions[at + 3] = place, status .. job.state, job.inc
+  exceptions[at + 4] = job.state == 'c' and (job.result or '') or ''
+end
+
+-- A dispatch, of which what is to be kept is left out.
+local function dispatch_of(said, special, run_at)
+  local dispatch = {
+    run_at = run_at, rule = special[7], reset = special[9], run_id = said.run_id, write_id = said.write_id,
+    listeners = special[4] ~= '' and { special[4] } or {},
+  }
+  if not special[6] then dispatch.payload = payload_of(said) end
+  if not special[8] then
+    dispatch.header, dispatch.priority, dispatch.lifo, dispatch.ttl = said.header, said.priority, said.lifo, said.ttl
+  end
+  return dispatch
+end
+
+local function put_in(id, said, run_at)
+  local job = J[id]
+  if not job then
+    job = { id = id }
+    J[id] = job
+  end
+  job.header, job.priority, job.lifo, job.ttl = said.header, said.priority, said.lifo, said.ttl
+  job.run_id, job.write_id, job.payload = said.run_id, said.write_id, payload_of(said)
+  queue_afresh(job, run_at, #job.payload)
+  return job
+end
+
+local function redispatch(job, said, special, run_at)
+  local dispatch = dispatch_of(said, special, run_at)
+  if job.state == 'a' then
+    set_slot(job, dispatch)
+    emit('changed', job)
+    return 'r'
+  end
+  update(job, dispatch)
+  emit('changed', job)
+  add_waiters(job, dispatch.listeners)
+  return 'u'
+end
+
+-- One job with all the rules (verbs.md). Returns the status letter: queued, duplicate, completed, updated, rerun.
+local function enqueue_one(id, said, special)
+  local job, mode, notify = found(id), special[5], special[4]
+  local run_at = special[2] >= 0 and special[2] or Q.now + special[1]
+  local status = 'q'
+  if not job or is_over(job) or special[3] then
+    job = put_in(id, said, run_at)
+  elseif (said.write_id ~= '' and said.write_id == job.write_id) or mode == 'absent' then
+    status = 'd'
+  elseif mode == 'redispatch' and not ENDED[job.state] then
+    return redispatch(job, said, special, run_at), job
+  elseif mode == 'default' and not ENDED[job.state] then
+    status = 'd'
+  elseif mode == 'default' and job.state == 'c' then
+    status = 'c'
+  else
+    job = put_in(id, said, run_at)
+  end
+  if notify ~= '' and not ENDED[job.state] then add_waiter(id, notify) end
+  return status, job
+end
+
+-- What new jobs with this header share in their events.
+local function common_of(commons, header)
+  local options = options_of(header)
+  local common = { task = options.task, ver = options.version, st = 'waiting', enq = Q.now }
+  commons[header] = common
+  return common
+end
+
+-- Puts in many new jobs: the lists it collects, apart from the buffers because every job adds to each of them.
+local function new_intake()
+  return {
+    n = 0, commons = {}, statics = list_in(set_fields, 'jobs'), line = {},
+    enqueued_at = pack('>I6', Q.now),
+  }
+end
+
+-- A body with flags: what else its event says, and its place if that is not in the line. Returns the payload's size.
+local function enqueue_flagged(intake, group, row, id, body)
+  local said = read_body({ id = id, number = Q.seq, pristine = true }, body)
+  put(group, row, 'rid', said.run_id)
+  put(group, row, 'pri', said.priority)
+  if said.ttl > 0 then zadd('expiring', Q.now + said.ttl, id) end
+  group.has_holes = true
+  if said.lifo or said.priority ~= 0 then
+    zadd('waiting', said.priority, member_of(said))
+  else
+    intake.line[#intake.line + 1] = pack('>I6', Q.seq) .. id
+  end
+  return #body - said.payload_at + 1
+end
+
+-- The common case: an id without a record, to be run now. Strings only, no table.
+local function enqueue_new(intake, id, body)
+  local seq, n, flags = Q.seq + 1, intake.n + 2, byte(body, 1)
+  local header = flags < 32 and sub(body, 2, 7) or read_body({}, body).header
+  local common = intake.commons[header] or common_of(intake.commons, header)
+  local number, statics = pack('>I6', seq), intake.statics
+  local group = group_for('enqueued', common)
+  local row, columns, size = begin_row(group, common), group.columns, nil
+  Q.seq, intake.n = seq, n
+  statics[n - 1], statics[n] = id, number .. intake.enqueued_at .. body
+  if flags == 0 then
+    size = #body - 7
+    intake.line[#intake.line + 1] = number .. id
+  else
+    size = enqueue_flagged(intake, group, row, id, body)
+  end
+  if row == 1 then
+    columns.id, columns.inc, columns.size = { id }, { seq }, { size }
+  else
+    columns.id[row], columns.inc[row] = id, seq
+    put(group, row, 'size', size)
+  end
+end
+
+-- Headers that the queue does not have yet are stored, once each.
+local function store_headers(args, count)
+  local references, missing = {}, {}
+  for i = 1, count do references[i] = args[HEAD + 2 * i - 1] end
+  local known = read_many('HMGET', K.options, references)
+  for i = 1, count do
+    local header = args[HEAD + 2 * i]
+    if not known[i] then
+      missing[#missing + 1] = references[i]
+      missing[#missing + 1] = header
+    elseif known[i] ~= header then
+      refuse('CLASH', 'two sets of options have the same hash; change any of them a little')
+    end
+  end
+  if missing[1] then send('HSET', K.options, missing) end
+end
+
+-- The places of ids that need all the rules: known ones, those given twice, those with something special.
+local function hard_places(ids, specials)
+  local known, hard, hard_ids, seen = read_many('HMGET', K.jobs, ids), {}, {}, {}
+  for place = 1, #ids do
+    local id = ids[place]
+    if known[place] or specials[place] or seen[id] then
+      hard[place] = true
+      hard_ids[#hard_ids + 1] = id
+      if seen[id] and seen[id] ~= true then
+        hard[seen[id]] = true
+        seen[id] = true
+      end
+    else
+      seen[id] = place
+    end
+  end
+  load(hard_ids, true)
+  return hard
+end
+
+-- One job of an id without a record, to be run now: the same as enqueue_new and close() do, without lists of one.
+-- False if it is not one.
+local function enqueue_alone(reference, header, id, body)
+  if byte(body, 1) ~= 0 or call('HEXISTS', K.jobs, id) == 1 then return false end
+  if call('HGET', K.options, reference) ~= header then return false end
+  local seq, now, options = draw(), Q.now, options_of(reference)
+  local number = pack('>I6', seq)
+  Q.events = Q.events + 1
+  call('HSET', K.jobs, id, number .. pack('>I6', now) .. body)
+  call('RPUSH', K.line, number .. id)
+  call('XADD', K.events, digits(Q.events) .. '-0', 'e', encode({ {
+    t = 'enqueued', at = now, n = 1, id = id, inc = seq, enq = now, st = 'waiting', size = #body - 7,
+    task = options.task ~= '' and options.task or nil, ver = options.version ~= '' and options.version or nil,
+  } }))
+  wake_one()
+  write_meta()
+  return seq
+end
+
+register('enqueue', function(keys, args)
+  open(keys)
+  local memo = remembered(args[1], args[2], args[3])
+  if memo then return decode(memo) end
+  if #args == 9 and args[5] == '1' and args[4] == '' then
+    remember(args[1], args[2], encode({ Q.seq + 1, NONE }))
+    local incarnation = enqueue_alone(args[6], args[7], args[8], args[9])
+    if incarnation then return { incarnation, NONE } end
+  end
+  local specials = args[4] ~= '' and decode(args[4]) or NONE
+  local headers = tonumber(args[5])
+  local first_at, ids, n = HEAD + 2 * headers, {}, 0
+  for at = first_at + 1, #args, 2 do
+    n = n + 1
+    ids[n] = args[at]
+  end
+  local hard = hard_places(ids, specials)
+  store_headers(args, headers)
+  local exceptions, first, intake = {}, Q.seq + 1, new_intake()
+  for place = 1, n do
+    local id, body = ids[place], args[first_at + 2 * place]
+    if hard[place] then
+      local status, job = enqueue_one(id, read_body({}, body), specials[place] or PLAIN)
+      answer(exceptions, place, status, job)
+    else
+      enqueue_new(intake, id, body)
+    end
+  end
+  Q.wake = Q.wake or intake.n > 0
+  if intake.line[1] then send('RPUSH', K.line, intake.line) end
+  local reply = { first, exceptions }
+  remember(args[1], args[2], encode(reply))
+  close()
+  return reply
+end, REFUSED_WHEN_FULL)

@@ -1,0 +1,113 @@
+-- Events: what happened in a call, in columns, as one entry of the stream (core/event.py has the format).
+--
+-- A group is a run of events of one type: columns, each a list with a value per event, and common, which has the
+-- columns that have one value for all of them. emit() writes any event; hot verbs write columns themselves.
+
+local NUMBERS = { inc = true, enq = true, run = true, tok = true, ms = true, wait = true, pri = true, size = true }
+
+local function new_group(kind, common)
+  local group = { kind = kind, n = 0, columns = {}, common = common }
+  Q.groups[#Q.groups + 1] = group
+  return group
+end
+
+-- The common columns become lists, because an event comes that has other values there.
+local function spread_common(group)
+  for name, value in pairs(group.common) do
+    local values = {}
+    for row = 1, group.n do values[row] = value end
+    group.columns[name] = values
+  end
+  group.common = nil
+end
+
+-- The group for events of a type that have these values in common (the same table: it is not looked into), or one
+-- with common nil.
+local function group_for(kind, common)
+  local group = Q.groups[#Q.groups]
+  if not group or group.kind ~= kind then return new_group(kind, common) end
+  if group.common and group.common ~= common then spread_common(group) end
+  return group
+end
+
+local function put(group, row, name, value)
+  local values = group.columns[name]
+  if not values then
+    values = {}
+    group.columns[name] = values
+  end
+  values[row] = value
+end
+
+-- Begins an event in a group that may have lost its common columns.
+local function begin_row(group, common)
+  local row = group.n + 1
+  group.n = row
+  if not group.common then
+    for name, value in pairs(common) do put(group, row, name, value) end
+  end
+  return row
+end
+
+-- An event of a job, with its state afterwards ('' once it has no record). More columns may be put in its row.
+local function emit(kind, job, state)
+  local group, options = group_for(kind, nil), options_of(job.header)
+  local row = group.n + 1
+  group.n, group.has_holes = row, true
+  put(group, row, 'id', job.id)
+  put(group, row, 'inc', job.inc)
+  put(group, row, 'enq', job.enq)
+  put(group, row, 'rid', job.run_id)
+  put(group, row, 'task', options.task)
+  put(group, row, 'ver', options.version)
+  put(group, row, 'st', state or STATES[job.state])
+  put(group, row, 'run', job.runs)
+  return group, row
+end
+
+-- An event of the queue itself.
+local function emit_queue(kind, column, value)
+  local group = new_group(kind, { [column or 'id'] = value or '' })
+  group.n = 1
+end
+
+-- The column as it is stored: one value if all are equal, nothing if that is the default.
+local function collapsed(group, name, values)
+  local default = NUMBERS[name] and 0 or ''
+  local first, same = values[1], true
+  if first == nil then first = default end
+  for row = 1, group.n do
+    local value = values[row]
+    if value == nil then
+      values[row] = default
+      value = default
+    end
+    if value ~= first then
+      same = false
+      if not group.has_holes then return values end
+    end
+  end
+  if not same then return values end
+  if first ~= default then return first end
+end
+
+local NOTHING = {}
+
+local function stored_group(group)
+  local entry = { t = group.kind, at = Q.now, n = group.n }
+  for name, value in pairs(group.common or NOTHING) do
+    if value ~= '' and value ~= 0 then entry[name] = value end
+  end
+  for name, values in pairs(group.columns) do entry[name] = collapsed(group, name, values) end
+  return entry
+end
+
+local function write_events()
+  local groups, stored = Q.groups, {}
+  if not groups[1] then return end
+  for i = 1, #groups do
+    stored[i] = stored_group(groups[i])
+    Q.events = Q.events + groups[i].n
+  end
+  call('XADD', K.events, digits(Q.events) .. '-0', 'e', encode(stored))
+end

@@ -1,0 +1,209 @@
+-- Jobs: read many, change one after the other in memory, write all at once.
+
+-- Reads jobs into J by id (false: no record). with_static: payload, ttl and write_id are needed too.
+local function load(ids, with_static)
+  local wanted, n = {}, 0
+  for i = 1, #ids do
+    local id = ids[i]
+    if J[id] == nil then
+      n = n + 1
+      wanted[n] = id
+      J[id] = false
+    end
+  end
+  if n == 0 then return end
+  local states = read_many('HMGET', K.state, wanted)
+  local static_ids, statics = {}, {}
+  for i = 1, n do
+    if with_static or not states[i] then static_ids[#static_ids + 1] = wanted[i] end
+  end
+  local found = read_many('HMGET', K.jobs, static_ids)
+  for i = 1, #static_ids do statics[static_ids[i]] = found[i] end
+  for i = 1, n do
+    local id = wanted[i]
+    if statics[id] or not (with_static or not states[i]) then
+      J[id] = job_of(id, states[i], statics[id]) or false
+    end
+  end
+  read_waiters(wanted)
+end
+
+-- The payload and what else only the static record has, of a job read without it.
+local function need_static(job)
+  if job.body or job.payload then return end
+  local static = call('HGET', K.jobs, job.id)
+  local said = read_body({}, sub(static, 13))
+  job.body, job.payload_at, job.ttl, job.write_id = said.body, said.payload_at, said.ttl, said.write_id
+end
+
+local function need_result(job)
+  if job.big_result and not job.result then job.result = call('HGET', K.results, job.id) end
+end
+
+-- The job of an id, if it has a record.
+local function found(id)
+  local job = J[id]
+  return job and not job.gone and job or nil
+end
+
+-- What became of the runs so far goes: with the record, at a retry, or when the id is queued afresh.
+local function drop_outcome(job)
+  if job.big_result then hdel('results', job.id) end
+  if job.has_failure then hdel('failures', job.id) end
+  job.big_result, job.has_failure, job.result, job.failure = false, false, nil, nil
+  job.save_result, job.save_failure = false, false
+end
+
+-- What hangs on a record beside its two strings goes: with the record, or when its id is queued afresh.
+local function drop_extras(job)
+  drop_outcome(job)
+  if job.has_progress then hdel('progress', job.id) end
+  if job.rerun then hdel('rerun', job.id) end
+  if job.has_log then
+    call('SREM', K.logged, job.id)
+    call('UNLINK', Q.prefix .. ':log:' .. job.id)
+  end
+  job.has_progress, job.rerun, job.has_log, job.slot, job.save_slot = false, false, false, nil, false
+end
+
+local function score_of(job)
+  local state = job.state
+  if state == 'w' then return job.priority end
+  if state == 's' then return job.run_at end
+  if state == 'a' then return job.lease_until end
+  if state == 'b' then return 0 end
+  return kept_until(job)
+end
+
+local function touch(job)
+  if not job.touched then
+    job.touched = true
+    local list = list_in(J, 1) -- ids are strings: the number 1 is free for the list of what is to be saved
+    list[#list + 1] = job
+  end
+end
+
+-- From now on the job has a state record.
+local function changed(job)
+  job.pristine = false
+  job.save_state = true
+  touch(job)
+end
+
+local function rewritten(job)
+  job.save_static = true
+  touch(job)
+end
+
+local function gone(job)
+  job.gone = true
+  touch(job)
+end
+
+-- The job is taken from where the indexes had it.
+local function leave(job)
+  if not job.was or job.is_popped then return end
+  if job.was_in_line then
+    Q.stale = Q.stale + 1
+  else
+    zrem(STATES[job.was], job.was_member)
+  end
+end
+
+local function save_gone(job)
+  if job.was then
+    leave(job)
+    if job.was_expiring then zrem('expiring', job.id) end
+    hdel('jobs', job.id)
+    hdel('state', job.id)
+  end
+  drop_extras(job)
+end
+
+local function save_places(job)
+  local member = job.state == 'w' and member_of(job) or job.id
+  local score = score_of(job)
+  if job.was ~= job.state or job.was_member ~= member then leave(job) end
+  if score then zadd(STATES[job.state], score, member) end
+  if expiring(job) then
+    zadd('expiring', job.expires, job.id)
+  elseif job.was_expiring then
+    zrem('expiring', job.id)
+  end
+  if job.state == 'w' then Q.wake = true end
+end
+
+local function save(job)
+  if job.gone then return save_gone(job) end
+  if job.save_state then
+    save_places(job)
+    hset('state', job.id, state_of(job))
+  end
+  if job.save_static then hset('jobs', job.id, static_of(job)) end
+  if job.save_result then hset('results', job.id, job.result) end
+  if job.save_failure then hset('failures', job.id, job.failure) end
+  if job.save_slot then hset('rerun', job.id, encode(job.slot)) end
+end
+
+-- Sends what was collected; what is read after it sees it.
+local function flush()
+  local touched = J[1]
+  if touched then
+    for i = 1, #touched do save(touched[i]) end
+  end
+  send_all('ZREM', removed_members)
+  send_all('HDEL', removed_fields)
+  send_all('HSET', set_fields)
+  send_all('ZADD', added_members)
+  forget_buffers()
+end
+
+-- A token too many wakes somebody for nothing, one too few leaves a job lying until somebody's wait is over.
+local MOST_TOKENS = 16
+
+local function wake_one()
+  if call('LLEN', K.wake) < MOST_TOKENS then call('RPUSH', K.wake, '1') end
+end
+
+-- Ends every writing verb.
+local function close()
+  write_waiters()
+  flush()
+  send_news()
+  write_events()
+  if Q.wake then wake_one() end
+  write_meta()
+end
+
+local function enter_waiting(job, keeps_number)
+  if not keeps_number then job.number = draw() end
+  job.state, job.ready_at = 'w', Q.now
+  changed(job)
+end
+
+local function schedule(job, run_at)
+  job.state, job.run_at = 's', run_at
+  changed(job)
+end
+
+local function set_failure(job, failure)
+  job.failure, job.has_failure, job.save_failure = failure, true, true
+end
+
+local function set_result(job, result)
+  job.result, job.big_result = result, #result > INLINE_RESULT
+  job.save_result = job.big_result
+end
+
+local function failure_of(kind, message)
+  return encode({ kind, message, '' })
+end
+
+local function is_expired(job)
+  return job.expires > 0 and job.expires <= Q.now
+end
+
+-- A finished record past its time counts as absent.
+local function is_over(job)
+  return ENDED[job.state] and kept_until(job) <= Q.now
+end

@@ -1,0 +1,27 @@
+-- Memos: the answer to the last call of a lane, for the client that never got it.
+--
+-- meta m:<lane>   number:6 at:6 answer. Calls under a ticket begin with the arguments lane, number, repeated: '1' if
+-- this may be a repetition, so that the memo has to be looked at.
+
+local function remembered(lane, number, repeated)
+  if repeated ~= '1' then return nil end
+  local memo = call('HGET', K.meta, 'm:' .. lane)
+  if not memo then return nil end
+  local last, at = unpack('>I6I6', memo)
+  if last == tonumber(number) and at > Q.now - MINUTE then return sub(memo, 13) end
+end
+
+-- Written with the counters, by close().
+local function remember(lane, number, answer)
+  Q.memo, Q.answer = 'm:' .. lane, pack('>I6I6', tonumber(number), Q.now) .. answer
+end
+
+local function forget_memos()
+  local fields, old = call('HGETALL', K.meta), {}
+  for i = 1, #fields, 2 do
+    if sub(fields[i], 1, 2) == 'm:' and select(2, unpack('>I6I6', fields[i + 1])) <= Q.now - MINUTE then
+      old[#old + 1] = fields[i]
+    end
+  end
+  if old[1] then send('HDEL', K.meta, old) end
+end

@@ -1,0 +1,38 @@
+-- obliterate: deletes all jobs. Counters, log, epoch, pause flag and settings stay.
+-- arguments: force
+-- returns:   how many there were
+-- events:    obliterated
+
+local PARTS = {
+  'jobs', 'state', 'line', 'waiting', 'scheduled', 'blocked', 'active', 'completed', 'failed', 'cancelled', 'expiring',
+  'results', 'failures', 'progress', 'logged', 'rerun', 'waiters', 'wake', 'options',
+}
+
+-- Ids with waiters are open ones: those of ended jobs are forgotten. The waiters of slots are told with them.
+local function tell_all()
+  local ids, slots = call('HKEYS', K.waiters), call('HGETALL', K.rerun)
+  for i = 1, #slots, 2 do
+    for _, listener in ipairs(decode(slots[i + 1]).listeners) do add_waiter(slots[i], listener) end
+    ids[#ids + 1] = slots[i]
+  end
+  load(ids)
+  for i = 1, #ids do
+    if J[ids[i]] then tell(J[ids[i]], 'x') end
+  end
+end
+
+register('obliterate', function(keys, args)
+  open(keys)
+  if args[1] ~= '1' and call('ZCARD', K.active) > 0 then
+    refuse('ACTIVE', 'some jobs are active; wait for them, or force it')
+  end
+  local count = call('HLEN', K.jobs)
+  tell_all()
+  send_news()
+  for _, id in ipairs(call('SMEMBERS', K.logged)) do call('UNLINK', Q.prefix .. ':log:' .. id) end
+  for _, part in ipairs(PARTS) do call('UNLINK', K[part]) end
+  Q.waiters, Q.stale, Q.listening_changed = 0, 0, {}
+  emit_queue('obliterated', 'size', count)
+  close()
+  return count
+end)

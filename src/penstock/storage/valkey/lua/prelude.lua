@@ -1,0 +1,211 @@
+-- The prelude: keys, clock and counters, buffered writes. library.py puts it before all other files.
+--
+-- Keys of a queue, all under one hash tag, so in one slot: penstock:{<namespace>/<queue>/0}:<part>
+--
+--   meta       hash    counters (COUNTERS below), epoch, settings, trimmed; m:<lane>, the last call of a lane and its
+--                      answer, kept for a minute (memo.lua)
+--   jobs       hash    id -> static record (record.lua): written once, rewritten only by change and re-dispatch
+--   options    hash    reference -> header: options of jobs, each stored once (record.lua)
+--   state      hash    id -> what changes (record.lua); absent while a job waits as it was enqueued ("pristine")
+--   line       list    number:6 .. id of waiting jobs that are pristine, FIFO and of priority 0: most jobs, most of the
+--                      time. In the order of numbers. Entries of jobs that have changed since are stale: claim passes
+--                      over them; the counter stale is their number
+--   waiting    zset    priority -> order key .. pristine flag .. id (member_of) of all other waiting jobs
+--   scheduled  zset    run_at -> id
+--   blocked    zset    0 -> id
+--   active     zset    lease_until -> id: the only place of the deadline, so that a heartbeat writes nothing else
+--   completed, failed, cancelled   zset   kept_until -> id
+--   expiring   zset    expires_at -> id, of jobs with a ttl that are scheduled, waiting or blocked
+--   results    hash    id -> result, if it is too long to stand in the state record
+--   failures   hash    id -> MessagePack of core.outcome.Failure
+--   progress   hash    id -> JSON
+--   logged     set     ids that have log lines;  log:<id>  list  the lines
+--   rerun      hash    id -> the dispatch that waits for the end of an active job (slot.lua)
+--   waiters    hash    id -> listeners to be told of its end; the counter waiters is their number
+--   news:<listener>    list    ends of jobs (waiters.lua), kept for a minute
+--   wake       list    tokens, a few at most: something may be claimed. Gone when nothing waits
+--   workers    hash    worker -> seen_at .. info
+--   consumers  hash    name -> offset .. expires_at
+--   events     stream  <last sequence>-0 -> e: the events of one call (events.lua)
+--
+-- The registry of queues, penstock:<namespace>:queues, is another slot's: the client writes it.
+-- Validate all, then write: Lua does not roll back. Verbs collect their writes in buffers, which flush() sends
+-- as one variadic command per key.
+
+-- Nothing of these is there while the library is loaded: bind() fetches them when the first function runs.
+local spread
+
+local function bind_spread()
+  spread = unpack
+end
+
+local call, pack, unpack, encode, decode, sub, byte, format, floor, min, max
+
+local function bind()
+  bind_spread()
+  call = redis.call
+  pack, unpack, encode, decode = struct.pack, struct.unpack, cmsgpack.pack, cmsgpack.unpack
+  sub, byte, format = string.sub, string.byte, string.format
+  floor, min, max = math.floor, math.min, math.max
+  -- The heap of functions is small and their garbage short-lived: at Lua's default of 200 % more than a third of all
+  -- time goes into walking what is not garbage.
+  pcall(function() collectgarbage('setpause', 1000) end)
+end
+
+local FORMAT = 1
+-- format paused seq events now shift waiters stale: one field, because every call reads and writes all of it.
+local COUNTERS = '>BBI6I6I6i6I6I6'
+local CHUNK = 4000 -- arguments per command: Lua's stack takes less than 8000
+local MINUTE = 60000
+
+local K -- the keys of the call under way, by part
+local Q = {} -- its facts: now, seq, events, paused, waiters
+local J -- the jobs it has read, by id (record.lua)
+local removed_members, removed_fields, set_fields, added_members -- its writes, by part
+
+local known_keys, known_count = {}, 0
+
+local function keys_of(prefix)
+  local keys = known_keys[prefix]
+  if not keys then
+    if known_count == 1000 then known_keys, known_count = {}, 0 end
+    keys = setmetatable({}, { __index = function(self, part)
+      local key = prefix .. ':' .. part
+      rawset(self, part, key)
+      return key
+    end })
+    known_keys[prefix], known_count = keys, known_count + 1
+  end
+  return keys
+end
+
+-- A verb's error: it has written nothing.
+local function refuse(code, text)
+  error({ err = 'PENSTOCK ' .. code .. ' ' .. text })
+end
+
+-- The table itself if it is empty, else a new one: calls that use few of these make no garbage.
+local function emptied(t)
+  if t and next(t) == nil then return t end
+  return {}
+end
+
+local function forget_buffers()
+  J = emptied(J)
+  removed_members, removed_fields = emptied(removed_members), emptied(removed_fields)
+  set_fields, added_members = emptied(set_fields), emptied(added_members)
+end
+
+-- Begins every verb: reads the counters and the clock. now never goes back within a queue.
+local function open(keys)
+  if not call then bind() end
+  local prefix = keys[1]
+  K = keys_of(prefix)
+  local counters = call('HGET', K.meta, 'counters')
+  local version, paused, seq, events, last, shift, waiters, stale = FORMAT, 0, 0, 0, 0, 0, 0, 0
+  if counters then
+    version = byte(counters, 1)
+    if version > FORMAT then
+      refuse('VERSION', 'the queue has data of format ' .. version .. '; this Penstock knows ' .. FORMAT)
+    end
+    version, paused, seq, events, last, shift, waiters, stale = unpack(COUNTERS, counters)
+  end
+  local time = call('TIME')
+  Q.prefix, Q.is_new, Q.time = prefix, not counters, time
+  Q.now = max(time[1] * 1000 + floor(time[2] / 1000) + shift, last)
+  Q.seq, Q.events, Q.shift, Q.paused, Q.waiters, Q.stale = seq, events, shift, paused == 1, waiters, stale
+  Q.wake, Q.memo, Q.answer = false, false, false
+  Q.groups, Q.news = emptied(Q.groups), emptied(Q.news)
+  Q.listening, Q.listening_changed = emptied(Q.listening), emptied(Q.listening_changed)
+  forget_buffers()
+end
+
+local function draw()
+  local seq = Q.seq + 1
+  Q.seq = seq
+  return seq
+end
+
+local function list_in(writes, part)
+  local list = writes[part]
+  if not list then
+    list = {}
+    writes[part] = list
+  end
+  return list
+end
+
+-- One command with all of list as arguments, or a few if it is long. list holds pairs or single values.
+local function send(command, key, list)
+  local count = #list
+  if count <= CHUNK then
+    call(command, key, spread(list))
+  else
+    for first = 1, count, CHUNK do
+      call(command, key, spread(list, first, min(first + CHUNK - 1, count)))
+    end
+  end
+end
+
+local function send_all(command, writes)
+  for part, list in pairs(writes) do
+    if list[1] then send(command, K[part], list) end
+  end
+end
+
+-- A read with many fields, the answers in one list.
+local function read_many(command, key, list)
+  local count = #list
+  if count == 0 then return {} end
+  if count <= CHUNK then return call(command, key, spread(list)) end
+  local found, n = {}, 0
+  for first = 1, count, CHUNK do
+    for _, value in ipairs(call(command, key, spread(list, first, min(first + CHUNK - 1, count)))) do
+      n = n + 1
+      found[n] = value
+    end
+  end
+  return found
+end
+
+local function hset(part, id, value)
+  local list = list_in(set_fields, part)
+  list[#list + 1] = id
+  list[#list + 1] = value
+end
+
+local function hdel(part, id)
+  local list = list_in(removed_fields, part)
+  list[#list + 1] = id
+end
+
+local function zadd(part, score, member)
+  local list = list_in(added_members, part)
+  list[#list + 1] = score
+  list[#list + 1] = member
+end
+
+local function zrem(part, member)
+  local list = list_in(removed_members, part)
+  list[#list + 1] = member
+end
+
+-- A new queue's epoch only has to differ from that of a queue of this name in another life of the store.
+local function new_epoch()
+  return sub(redis.sha1hex(Q.time[1] .. '.' .. Q.time[2] .. Q.prefix .. tostring(Q)), 1, 16)
+end
+
+-- Numbers as text: Lua would write large ones as 1e+15.
+local function digits(number)
+  return format('%.0f', number)
+end
+
+local function write_meta()
+  local counters = pack(COUNTERS, FORMAT, Q.paused and 1 or 0, Q.seq, Q.events, Q.now, Q.shift, Q.waiters, Q.stale)
+  if Q.is_new then call('HSET', K.meta, 'epoch', new_epoch()) end
+  if Q.memo then
+    call('HSET', K.meta, 'counters', counters, Q.memo, Q.answer)
+  else
+    call('HSET', K.meta, 'counters', counters)
+  end
+end

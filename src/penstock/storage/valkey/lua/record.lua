@@ -1,0 +1,189 @@
+-- Records: the two strings a job is kept in, and the table it is while a verb works on it.
+--
+-- static record   inc:6 enqueued_at:6 body; big-endian, also read by codec.py
+--   body          flags:1 header [priority:6] [ttl:6] [length:2 run_id] [length:2 write_id] payload
+--   flags         1 lifo, 2 priority, 4 ttl, 8 run_id, 16 write_id, 32 the header stands here
+--   header        a reference:6, a zero byte and a hash, under which the options hash has it; or, with the flag,
+--                 length:2 and itself: MessagePack of core.job.Options without trailing defaults (DEFAULTS)
+--
+-- state record    state:1 settled_as:1 finished_at:6 token:6 inc:6 enqueued_at:6 claimed_at:6 runs:4
+--                 number:6 run_at:6 ready_at:6 expires_at:6 failures:4 stalls:4
+--                 flags:1 priority:6 worker_length:1 header_length:2 run_id_length:2
+--                 worker header run_id [result]
+--   state         a letter of STATES; C is completed with the result in the results hash
+--   0 stands for   inc in number, enqueued_at in run_at and ready_at: as it was enqueued
+--   flags         1 lifo, 2 cancelling, 4 rerun slot, 8 failure, 16 progress, 32 log lines
+--
+-- The static head of the state record (token to runs) and its tail (flags onwards) stand where settle and claim
+-- need them: the one is read with one unpack, the other is the same for all jobs of a batch.
+
+local STATES = {
+  s = 'scheduled', w = 'waiting', b = 'blocked', a = 'active', c = 'completed', f = 'failed', x = 'cancelled',
+}
+local ENDED = { c = true, f = true, x = true }
+local STATE_FORMAT = '>c1c1I6I6I6I6I6I4I6I6I6I6I4I4Bi6BHH'
+local FLAGS_AT, WORKER_AT = 69, 81
+local LIFO_TOP = 2 ^ 48 - 1
+local INLINE_RESULT = 128
+local DEFAULTS = { '', '', 3, 3, 3600000, 2592000000, 0 }
+
+local known_options, options_count = {}, 0
+
+local function read_options(header)
+  if byte(header, 1) == 0 then header = call('HGET', K.options, header) end
+  local given = decode(header)
+  local options = {}
+  for place = 1, #DEFAULTS do
+    options[place] = given[place] == nil and DEFAULTS[place] or given[place]
+  end
+  options.task, options.version, options.attempts = options[1], options[2], options[3]
+  options.max_stalls, options.result_ttl, options.failure_ttl = options[4], options[5], options[6]
+  return options
+end
+
+-- The options of a header or reference. A reference is made of the content, so what is known stays true.
+local function options_of(header)
+  local found = known_options[header]
+  if not found then
+    if options_count == 1000 then known_options, options_count = {}, 0 end
+    found = read_options(header)
+    known_options[header], options_count = found, options_count + 1
+  end
+  return found
+end
+
+-- Sorts jobs of equal priority: LIFO ones first, the newest first, then FIFO ones, the oldest first.
+local function member_of(job)
+  local flag = job.pristine and '0' or '1'
+  if job.lifo then return '\1' .. pack('>I6', LIFO_TOP - job.number) .. flag .. job.id end
+  return '\2' .. pack('>I6', job.number) .. flag .. job.id
+end
+
+local function bit_of(flags, bit)
+  return floor(flags / bit) % 2 == 1
+end
+
+-- Reads body into job: what a dispatch says.
+local function read_body(job, body)
+  local flags, at, length = byte(body, 1), 8, nil
+  if bit_of(flags, 32) then
+    at = 4 + unpack('>H', body, 2)
+    job.header = sub(body, 4, at - 1)
+  else
+    job.header = sub(body, 2, 7)
+  end
+  job.lifo = bit_of(flags, 1)
+  job.priority, job.ttl, job.run_id, job.write_id = 0, 0, '', ''
+  if bit_of(flags, 2) then job.priority, at = unpack('>i6', body, at) end
+  if bit_of(flags, 4) then job.ttl, at = unpack('>I6', body, at) end
+  if bit_of(flags, 8) then
+    length = unpack('>H', body, at)
+    job.run_id, at = sub(body, at + 2, at + 1 + length), at + 2 + length
+  end
+  if bit_of(flags, 16) then
+    length = unpack('>H', body, at)
+    job.write_id, at = sub(body, at + 2, at + 1 + length), at + 2 + length
+  end
+  job.body, job.payload_at = body, at
+  return job
+end
+
+local function body_of(job)
+  local flags = (job.lifo and 1 or 0) + (job.priority ~= 0 and 2 or 0) + (job.ttl > 0 and 4 or 0)
+    + (job.run_id ~= '' and 8 or 0) + (job.write_id ~= '' and 16 or 0)
+  local is_reference = byte(job.header, 1) == 0
+  return (is_reference and pack('>B', flags) or pack('>BH', flags + 32, #job.header)) .. job.header
+    .. (job.priority ~= 0 and pack('>i6', job.priority) or '')
+    .. (job.ttl > 0 and pack('>I6', job.ttl) or '')
+    .. (job.run_id ~= '' and pack('>H', #job.run_id) .. job.run_id or '')
+    .. (job.write_id ~= '' and pack('>H', #job.write_id) .. job.write_id or '')
+end
+
+local function payload_of(job)
+  return job.payload or sub(job.body, job.payload_at)
+end
+
+-- Kept until when, once finished: finished_at and the options say it.
+local function kept_until(job)
+  local options = options_of(job.header)
+  return job.finished + (job.state == 'f' and options.failure_ttl or options.result_ttl)
+end
+
+local function static_of(job)
+  return pack('>I6I6', job.inc, job.enq) .. body_of(job) .. payload_of(job)
+end
+
+local function state_of(job)
+  local flags = (job.lifo and 1 or 0) + (job.cancelling and 2 or 0) + (job.rerun and 4 or 0)
+    + (job.has_failure and 8 or 0) + (job.has_progress and 16 or 0) + (job.has_log and 32 or 0)
+  local letter, inline = job.state, ''
+  if letter == 'c' then
+    if job.big_result then letter = 'C' else inline = job.result or '' end
+  end
+  return pack(STATE_FORMAT, letter, job.settled, job.finished, job.token, job.inc, job.enq, job.claimed,
+    job.runs, job.number, job.run_at, job.ready_at, job.expires, job.failures, job.stalls, flags,
+    job.priority, #job.worker, #job.header, #job.run_id) .. job.worker .. job.header .. job.run_id .. inline
+end
+
+local function read_state(job, record)
+  local letter, settled, finished, token, inc, enq, claimed, runs, number, run_at, ready_at, expires, failures,
+    stalls, flags, priority, worker_length, header_length, run_id_length = unpack(STATE_FORMAT, record)
+  local header_at = WORKER_AT + worker_length
+  local run_id_at = header_at + header_length
+  local rest_at = run_id_at + run_id_length
+  job.big_result = letter == 'C'
+  job.state = job.big_result and 'c' or letter
+  job.settled, job.finished, job.token, job.inc, job.enq = settled, finished, token, inc, enq
+  job.claimed, job.runs, job.failures, job.stalls, job.expires = claimed, runs, failures, stalls, expires
+  job.number = number == 0 and inc or number
+  job.run_at = run_at == 0 and enq or run_at
+  job.ready_at = ready_at == 0 and enq or ready_at
+  job.lifo, job.cancelling, job.rerun = bit_of(flags, 1), bit_of(flags, 2), bit_of(flags, 4)
+  job.has_failure, job.has_progress, job.has_log = bit_of(flags, 8), bit_of(flags, 16), bit_of(flags, 32)
+  job.priority = priority
+  job.worker = letter == 'a' and sub(record, WORKER_AT, header_at - 1) or ''
+  job.header, job.run_id = sub(record, header_at, run_id_at - 1), sub(record, run_id_at, rest_at - 1)
+  if letter == 'c' then job.result = sub(record, rest_at) end
+  return job
+end
+
+-- As a job is right after it was queued, before its time is looked at.
+local function pristine(job)
+  job.state, job.settled, job.pristine = 'w', '-', true
+  job.finished, job.token, job.claimed, job.runs, job.failures, job.stalls = 0, 0, 0, 0, 0, 0
+  job.number, job.run_at, job.ready_at, job.worker = job.inc, job.enq, job.enq, ''
+  job.expires = job.ttl > 0 and job.enq + job.ttl or 0
+  job.cancelling, job.rerun, job.has_failure, job.has_progress, job.has_log = false, false, false, false, false
+  job.big_result, job.result = false, nil
+  return job
+end
+
+local function expiring(job)
+  return job.expires > 0 and (job.state == 'w' or job.state == 's' or job.state == 'b')
+end
+
+-- Where the indexes have the job now: what save() has to take back.
+local function note_place(job)
+  job.was = job.state
+  job.was_in_line = job.pristine and not job.lifo and job.priority == 0
+  job.was_member = job.state == 'w' and member_of(job) or job.id
+  job.was_expiring = expiring(job)
+end
+
+-- The job of the two strings (state nil: pristine; static nil: not read), or nil if there is neither.
+local function job_of(id, state, static)
+  local job = { id = id }
+  if static then
+    job.inc, job.enq = unpack('>I6I6', static)
+    read_body(job, sub(static, 13))
+  elseif not state then
+    return nil
+  end
+  if state then
+    read_state(job, state)
+  else
+    pristine(job)
+  end
+  note_place(job)
+  return job
+end

@@ -1,0 +1,66 @@
+-- remove: deletes records of jobs that are not active.
+-- arguments: ids
+-- returns:   a letter per id: r removed, a active, - not found
+-- drain:     the same for waiting jobs, then for scheduled ones if asked, a step at a time.
+-- arguments: limit, then seq, now, part, score, member of the last step ('' at first), then with scheduled
+-- clean:     the same for ended jobs.
+-- arguments: limit, then seq, now, part (always given), score, member, then older_than_ms
+-- returns:   {done, seq, now, part, score, member}: part is '' at the end
+-- events:    removed
+
+register('remove', function(keys, ids)
+  open(keys)
+  load(ids)
+  local letters = {}
+  for i = 1, #ids do
+    local job = found(ids[i])
+    if not job or job.state == 'a' then
+      letters[i] = job and 'a' or '-'
+    else
+      delete(job)
+      letters[i] = 'r'
+    end
+  end
+  close()
+  return table.concat(letters)
+end)
+
+local function delete_those(jobs, is_meant)
+  local done = 0
+  for i = 1, #jobs do
+    if is_meant(jobs[i]) then
+      delete(jobs[i])
+      done = done + 1
+    end
+  end
+  return done
+end
+
+register('drain', function(keys, args)
+  open(keys)
+  local seq, now = bound_of(args[2], args[3])
+  local part, score, member = args[4] ~= '' and args[4] or 'waiting', args[5], args[6]
+  local left, done, place = tonumber(args[1]), 0, {}
+  while left > 0 and part ~= '' do
+    local jobs, looked_at
+    jobs, place, looked_at = step(part, score, member, left)
+    done = done + delete_those(jobs, function(job)
+      return job.inc <= seq and (job.state ~= 'w' or job.number <= seq)
+    end)
+    left = left - looked_at
+    if place[1] then break end
+    part, score, member = part == 'waiting' and args[7] == '1' and 'scheduled' or '', '', ''
+  end
+  close()
+  return bulk_reply(done, seq, now, part, place)
+end)
+
+register('clean', function(keys, args)
+  open(keys)
+  local seq, now = bound_of(args[2], args[3])
+  local jobs, place = step(args[4], args[5], args[6], tonumber(args[1]))
+  local ended_by = now - tonumber(args[7])
+  local done = delete_those(jobs, function(job) return job.finished <= ended_by and job.inc <= seq end)
+  close()
+  return bulk_reply(done, seq, now, place[1] and args[4] or '', place)
+end)

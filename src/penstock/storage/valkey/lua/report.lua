@@ -1,0 +1,56 @@
+-- report: progress, log lines and payload of running jobs.
+-- arguments: per report id, token:6, given (a letter for each: p progress, y payload), progress, payload, number of
+--   lines, lines
+-- returns:   a letter per report: y, or n if the lease was lost
+-- events:    progressed
+
+local LINES_KEPT = 1000
+
+local function log(job, lines)
+  local key = Q.prefix .. ':log:' .. job.id
+  call('SADD', K.logged, job.id)
+  send('RPUSH', key, lines)
+  call('LTRIM', key, -LINES_KEPT, -1)
+  job.has_log = true
+  changed(job)
+end
+
+local function report(job, given, progress, payload)
+  if string.find(given, 'p', 1, true) then
+    job.has_progress = true
+    changed(job)
+    hset('progress', job.id, progress)
+    local group, row = emit('progressed', job)
+    put(group, row, 'data', progress)
+  end
+  if string.find(given, 'y', 1, true) then
+    need_static(job)
+    job.payload = payload
+    rewritten(job)
+  end
+end
+
+register('report', function(keys, args)
+  open(keys)
+  local at, starts, ids = 1, {}, {}
+  while at <= #args do
+    starts[#starts + 1], ids[#ids + 1] = at, args[at]
+    at = at + 6 + tonumber(args[at + 5])
+  end
+  load(ids)
+  local letters = {}
+  for i = 1, #ids do
+    local start, job = starts[i], found(ids[i])
+    if job and job.state == 'a' and job.token == unpack('>I6', args[start + 1]) then
+      report(job, args[start + 2], args[start + 3], args[start + 4])
+      local count, lines = tonumber(args[start + 5]), {}
+      for line = 1, count do lines[line] = args[start + 5 + line] end
+      if count > 0 then log(job, lines) end
+      letters[i] = 'y'
+    else
+      letters[i] = 'n'
+    end
+  end
+  close()
+  return table.concat(letters)
+end)

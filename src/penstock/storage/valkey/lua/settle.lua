@@ -1,0 +1,178 @@
+-- settle: applies outcomes of leased jobs, then claims the next ones.
+-- arguments: lane, number, repeated, worker, count (0: no claim), lease_ms, then id and outcome of each job
+--   outcome: token:6 kind:1 rest
+--   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 | R | X
+-- returns:   {letters, claim reply or nothing}: per job the state as a letter, in upper case if the outcome was not
+--   applied ('-': no record)
+-- events:    completed, failed, retrying, snoozed, released, cancelled, expired, enqueued; and those of claim
+
+local HEAD = 6
+local COMPLETE, ACTIVE = 67, 97 -- the letters C and a
+
+-- What the tail of a state record says, kept for the call: it is the same for most jobs of a batch. common is what
+-- events of its jobs share.
+local function tail_of(tails, tail)
+  local flags, _, worker_length, header_length, run_id_length = unpack('>Bi6BHH', tail)
+  local header_at = WORKER_AT - FLAGS_AT + 1 + worker_length
+  local options = options_of(sub(tail, header_at, header_at + header_length - 1))
+  local known = {
+    result_ttl = options.result_ttl, is_plain = not bit_of(flags, 4) and options.result_ttl > 0,
+    common = {
+      task = options.task, ver = options.version, st = 'completed',
+      w = sub(tail, WORKER_AT - FLAGS_AT + 1, header_at - 1),
+      rid = sub(tail, header_at + header_length, header_at + header_length + run_id_length - 1),
+    },
+  }
+  tails[tail] = known
+  return known
+end
+
+-- Completes many jobs: the lists it collects, apart from the buffers because every job adds to each of them.
+local function new_completion()
+  return {
+    n = 0, tails = {}, states = list_in(set_fields, 'state'), leases = list_in(removed_members, 'active'),
+    kept = list_in(added_members, 'completed'), head = 'cc' .. pack('>I6', Q.now), is_done = {},
+  }
+end
+
+-- The common case: a job without waiters and slot completes. Only the head of its record changes. False: not one.
+local function complete(done, id, record, outcome)
+  local tail_text = sub(record, FLAGS_AT)
+  local tail = done.tails[tail_text] or tail_of(done.tails, tail_text)
+  if not tail.is_plain then return false end
+  local token, inc, enq, claimed, runs = unpack('>I6I6I6I6I4', record, 9)
+  local size, n, now, common = #outcome - 7, done.n + 1, Q.now, tail.common
+  local at = 2 * n
+  done.n, done.is_done[id] = n, true
+  done.states[at - 1], done.leases[n], done.kept[at - 1], done.kept[at] = id, id, now + tail.result_ttl, id
+  if size > INLINE_RESULT then
+    done.states[at] = 'C' .. sub(done.head, 2) .. sub(record, 9)
+    hset('results', id, sub(outcome, 8))
+  else
+    done.states[at] = done.head .. sub(record, 9) .. (size > 0 and sub(outcome, 8) or '')
+  end
+  local group = group_for('completed', common)
+  local row, columns = begin_row(group, common), group.columns
+  if row == 1 then
+    columns.id, columns.inc, columns.enq, columns.run, columns.tok = { id }, { inc }, { enq }, { runs }, { token }
+    columns.ms, columns.size = { now - claimed }, { size }
+  else
+    columns.id[row], columns.inc[row], columns.enq[row], columns.run[row] = id, inc, enq, runs
+    columns.tok[row], columns.ms[row] = token, now - claimed
+    put(group, row, 'size', size)
+  end
+  return true
+end
+
+local function put_back(job, kind, delay_ms)
+  if job.cancelling then return finish(job, 'x', 'cancelled', true) end
+  if is_expired(job) and kind ~= 'released' then return expire(job, true) end
+  job.worker = ''
+  if kind == 'released' then
+    enter_waiting(job, true)
+  elseif delay_ms > 0 then
+    schedule(job, Q.now + delay_ms)
+  else
+    enter_waiting(job)
+  end
+  absorb_slot(job)
+  job.settled = job.state
+  return emit(kind, job)
+end
+
+local function fail(job, outcome)
+  local final, retry_in_ms = unpack('>BI6', outcome, 8)
+  local failure = sub(outcome, 15)
+  set_failure(job, failure)
+  job.failures = job.failures + 1
+  local group, row
+  if final == 1 or job.failures >= options_of(job.header).attempts then
+    group, row = finish(job, 'f', 'failed', true)
+  else
+    group, row = put_back(job, 'retrying', retry_in_ms)
+  end
+  if not (group.columns.et and group.columns.et[row]) then
+    local said = decode(failure)
+    put(group, row, 'et', said[1])
+    put(group, row, 'em', said[2])
+  end
+  return group, row
+end
+
+local function apply(job, outcome)
+  local kind = sub(outcome, 7, 7)
+  if kind == 'C' then
+    local result = sub(outcome, 8)
+    set_result(job, result)
+    local group, row = finish(job, 'c', 'completed', true)
+    put(group, row, 'size', #result)
+    return group, row
+  end
+  if kind == 'F' then return fail(job, outcome) end
+  if kind == 'S' then return put_back(job, 'snoozed', (unpack('>I6', outcome, 8))) end
+  if kind == 'R' then return put_back(job, 'released', 0) end
+  return finish(job, 'x', 'cancelled', true)
+end
+
+-- One outcome with all the rules. Returns its letter.
+local function settle_one(id, outcome)
+  local job = found(id)
+  if not job then return '-' end
+  if job.token ~= unpack('>I6', outcome) or job.token == 0 then return string.upper(job.state) end
+  if job.state ~= 'a' then return job.settled ~= '-' and job.settled or string.upper(job.state) end
+  local worker, run_ms = job.worker, Q.now - job.claimed
+  local runs, token = job.runs, job.token
+  local group, row = apply(job, outcome)
+  put(group, row, 'run', runs)
+  put(group, row, 'tok', token)
+  put(group, row, 'w', worker)
+  put(group, row, 'ms', run_ms)
+  return job.settled
+end
+
+-- The letter of an outcome for a job that complete() has ended earlier in this call.
+local function settled_before(record, outcome)
+  return sub(record, 9, 14) == sub(outcome, 1, 6) and 'c' or 'C'
+end
+
+local function settle_all(ids, outcomes)
+  local records = read_many('HMGET', K.state, ids)
+  local letters, done = {}, new_completion()
+  local is_done, listening = done.is_done, Q.listening
+  read_waiters(ids)
+  for i = 1, #ids do
+    local id, record, outcome = ids[i], records[i], outcomes[i]
+    if is_done[id] then
+      letters[i] = settled_before(record, outcome)
+    elseif record and byte(outcome, 7) == COMPLETE and byte(record, 1) == ACTIVE and not J[id] and not listening[id]
+      and sub(record, 9, 14) == sub(outcome, 1, 6) and complete(done, id, record, outcome) then
+      letters[i] = 'c'
+    else
+      if record and not J[id] then J[id] = job_of(id, record) end
+      if not record then load({ id }) end
+      letters[i] = settle_one(id, outcome)
+    end
+  end
+  return table.concat(letters)
+end
+
+register('settle', function(keys, args)
+  open(keys)
+  local count = tonumber(args[5])
+  local memo = remembered(args[1], args[2], args[3])
+  local n = (#args - HEAD) / 2
+  if memo then return { sub(memo, 1, n), count > 0 and reply_of_memo(sub(memo, n + 1)) or nil } end
+  local ids, outcomes = {}, {}
+  for i = 1, n do
+    ids[i], outcomes[i] = args[HEAD + 2 * i - 1], args[HEAD + 2 * i]
+  end
+  local letters, claimed = settle_all(ids, outcomes), nil
+  if count > 0 then
+    write_waiters()
+    flush()
+    claimed = take(args[4], count, tonumber(args[6]))
+  end
+  remember(args[1], args[2], letters .. (claimed and memo_of(claimed) or ''))
+  close()
+  return { letters, claimed }
+end)

@@ -1,0 +1,147 @@
+-- Queueing afresh, updating, the rerun slot, and the end of a job, which belong together: an end may queue afresh.
+--
+-- A dispatch is a table: payload (nil: keep), header, priority, lifo, ttl (header nil: keep all four), run_at,
+-- rule (of run_at: always, never, if_earlier, if_later), reset, run_id, write_id, listeners. The rerun hash holds it
+-- packed.
+
+-- The id begins a new life. job.body or the parts it is made of have been set by the caller.
+local function queue_afresh(job, run_at, size)
+  drop_extras(job)
+  job.inc, job.enq, job.gone = draw(), Q.now, false
+  pristine(job)
+  rewritten(job)
+  changed(job) -- with a state record, so in the zset: the line is for jobs that come in order
+  job.run_at = run_at
+  if run_at > Q.now then job.state = 's' end
+  local group, row = emit('enqueued', job)
+  put(group, row, 'pri', job.priority)
+  put(group, row, 'size', size)
+end
+
+local function update(job, dispatch)
+  local now = Q.now
+  if dispatch.payload then
+    need_static(job)
+    job.payload = dispatch.payload
+    rewritten(job)
+  end
+  if dispatch.header then
+    need_static(job)
+    job.header, job.priority, job.lifo, job.ttl = dispatch.header, dispatch.priority, dispatch.lifo, dispatch.ttl
+    job.expires = job.ttl > 0 and now + job.ttl or 0
+    rewritten(job)
+  end
+  if dispatch.reset then job.failures, job.stalls = 0, 0 end
+  local rule, new, old = dispatch.rule, dispatch.run_at, job.run_at
+  if rule == 'always' or (rule == 'if_earlier' and new < old) or (rule == 'if_later' and new > old) then
+    job.run_at = new
+    if job.state ~= 'b' then
+      if new > now then
+        job.state = 's'
+      elseif job.state == 's' then
+        enter_waiting(job)
+      end
+    end
+  end
+  changed(job)
+end
+
+-- A second dispatch merges into the first by its own flags. The rule goes with the time, but an always stays.
+local function merge(slot, dispatch)
+  if dispatch.payload then slot.payload = dispatch.payload end
+  if dispatch.header then
+    slot.header, slot.priority, slot.lifo, slot.ttl = dispatch.header, dispatch.priority, dispatch.lifo, dispatch.ttl
+  end
+  local rule, new, old = dispatch.rule, dispatch.run_at, slot.run_at
+  if rule == 'always' or (rule == 'if_earlier' and new < old) or (rule == 'if_later' and new > old) then
+    slot.run_at, slot.rule = new, slot.rule == 'always' and 'always' or rule
+  end
+  slot.reset = slot.reset or dispatch.reset
+  slot.run_id, slot.write_id = dispatch.run_id, dispatch.write_id
+  for i = 1, #dispatch.listeners do slot.listeners[#slot.listeners + 1] = dispatch.listeners[i] end
+end
+
+local function slot_of(job)
+  if job.rerun and not job.slot then job.slot = decode(call('HGET', K.rerun, job.id)) end
+  return job.slot
+end
+
+local function set_slot(job, dispatch)
+  local slot = slot_of(job)
+  if slot then merge(slot, dispatch) else job.slot = dispatch end
+  job.rerun, job.save_slot = true, true
+  changed(job)
+end
+
+local function drop_slot(job)
+  if job.rerun then hdel('rerun', job.id) end
+  job.rerun, job.slot, job.save_slot = false, nil, false
+end
+
+local function add_waiters(job, listeners)
+  for i = 1, #listeners do add_waiter(job.id, listeners[i]) end
+end
+
+-- There will be no rerun; who waited for it waits for the job itself.
+local function give_up_slot(job)
+  local slot = slot_of(job)
+  if slot then
+    drop_slot(job)
+    add_waiters(job, slot.listeners)
+  end
+end
+
+-- A job that was put back takes its slot in, as an update.
+local function absorb_slot(job)
+  local slot = slot_of(job)
+  if not slot then return end
+  drop_slot(job)
+  update(job, slot)
+  add_waiters(job, slot.listeners)
+end
+
+local function requeue(job, slot)
+  need_static(job)
+  job.payload = slot.payload or payload_of(job)
+  if slot.header then
+    job.header, job.priority, job.lifo, job.ttl = slot.header, slot.priority, slot.lifo, slot.ttl
+  end
+  job.run_id, job.write_id = slot.run_id, slot.write_id
+  local token, settled = job.token, job.settled
+  queue_afresh(job, slot.run_at, #job.payload)
+  job.token, job.settled = token, settled
+  add_waiters(job, slot.listeners)
+end
+
+-- The job ends as state ('c', 'f' or 'x'). The event is emitted here, before that of a requeue. settling: under its
+-- token, so that a repeated settle is recognised.
+local function finish(job, state, kind, settling)
+  job.state, job.finished, job.worker = state, Q.now, ''
+  if settling then job.settled = state end
+  local group, row = emit(kind, job)
+  changed(job)
+  if state == 'x' then give_up_slot(job) end
+  tell(job, state)
+  local slot = slot_of(job)
+  if slot then
+    drop_slot(job)
+    requeue(job, slot)
+  elseif kept_until(job) <= Q.now then
+    gone(job)
+  end
+  return group, row
+end
+
+local function expire(job, settling)
+  set_failure(job, failure_of('Expired', 'the ttl passed before the job was finished'))
+  local group, row = finish(job, 'f', 'expired', settling)
+  put(group, row, 'et', 'Expired')
+  put(group, row, 'em', 'the ttl passed before the job was finished')
+  return group, row
+end
+
+local function delete(job)
+  if not ENDED[job.state] then tell(job, 'x') end
+  emit('removed', job, '')
+  gone(job)
+end

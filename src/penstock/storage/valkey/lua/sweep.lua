@@ -1,0 +1,153 @@
+-- sweep: what time brings, up to limit of each kind.
+-- arguments: limit
+-- returns:   {promoted, rescued, expired, pruned, trimmed, more, wait_ms (-1: none)}
+-- events:    promoted, stalled, failed, expired, cancelled, enqueued
+
+local HOUR = 3600000
+local ENTRIES_LOOKED_AT = 1000
+local STALLED = 'the lease ran out too often: the worker died, or did not extend it'
+
+local function rescue(job)
+  job.stalls, job.token, job.worker = job.stalls + 1, 0, ''
+  changed(job)
+  if job.cancelling then return finish(job, 'x', 'cancelled') end
+  if is_expired(job) then return expire(job) end
+  if job.stalls > options_of(job.header).max_stalls then
+    set_failure(job, failure_of('Stalled', STALLED))
+    local group, row = finish(job, 'f', 'failed')
+    put(group, row, 'et', 'Stalled')
+    put(group, row, 'em', STALLED)
+    return
+  end
+  enter_waiting(job, true)
+  absorb_slot(job)
+  emit('stalled', job)
+end
+
+-- Applies each to the first limit jobs of an index whose score has come.
+local function each_due(part, limit, each)
+  local ids = call('ZRANGEBYSCORE', K[part], '-inf', digits(Q.now), 'LIMIT', 0, limit)
+  load(ids)
+  for i = 1, #ids do
+    local job = found(ids[i])
+    if job then each(job) end
+  end
+  flush()
+  return #ids
+end
+
+local function prune_surplus(part, keep, limit)
+  local surplus = keep and call('ZCARD', K[part]) - keep or 0
+  if surplus <= 0 then return 0 end
+  local ids = call('ZRANGE', K[part], 0, min(surplus, limit) - 1)
+  load(ids)
+  for i = 1, #ids do
+    if found(ids[i]) then gone(J[ids[i]]) end
+  end
+  flush()
+  return #ids
+end
+
+local function prune_all(limit, settings)
+  local pruned = 0
+  for _, part in ipairs({ 'completed', 'failed', 'cancelled' }) do
+    pruned = pruned + each_due(part, limit, gone)
+  end
+  return pruned + prune_surplus('completed', settings.keep_completed, limit)
+    + prune_surplus('failed', settings.keep_failed, limit)
+end
+
+-- The end of the first entries, if the log is longer than bytes. Its size is estimated from those entries; a log far
+-- too long is cut down over several sweeps.
+local function cut_by_bytes(bytes)
+  local first = call('XRANGE', K.events, '-', '+', 'COUNT', 100)
+  local size, last_seq, length = 0, 0, call('XLEN', K.events)
+  for i = 1, #first do
+    size = size + #first[i][2][2] + 16
+    last_seq = tonumber((string.match(first[i][1], '^%d+')))
+  end
+  if #first == 0 or size / #first * length <= bytes then return 0 end
+  return last_seq
+end
+
+local function cut_by_age(age_ms)
+  local entries, cut = call('XRANGE', K.events, '-', '+', 'COUNT', ENTRIES_LOOKED_AT), 0
+  for i = 1, #entries do
+    if decode(entries[i][2][2])[1].at > Q.now - age_ms then break end
+    cut = tonumber((string.match(entries[i][1], '^%d+')))
+  end
+  return cut
+end
+
+-- The lowest offset that a consumer who has not expired stands at. Expired ones are forgotten.
+local function held_back()
+  local held, stored = nil, call('HGETALL', K.consumers)
+  for i = 1, #stored, 2 do
+    local offset, expires_at = unpack('>I6I6', stored[i + 1])
+    if expires_at <= Q.now then
+      call('HDEL', K.consumers, stored[i])
+    else
+      held = min(held or offset, offset)
+    end
+  end
+  return held
+end
+
+-- The sequence up to which events may go: entries that end at or before it do.
+local function cut_of(settings)
+  local cut = settings.events_count and Q.events - settings.events_count or 0
+  if settings.events_age_ms then cut = max(cut, cut_by_age(settings.events_age_ms)) end
+  if settings.events_bytes then cut = max(cut, cut_by_bytes(settings.events_bytes)) end
+  local held = held_back()
+  if held then cut = min(cut, held) end
+  return max(cut, Q.events - settings.events_hard_cap)
+end
+
+-- Events that went. Entries are whole: the first that reaches beyond the cut stays.
+local function trim(settings)
+  local cut = cut_of(settings)
+  local first = call('XRANGE', K.events, '-', '+', 'COUNT', 1)[1]
+  if not first or cut <= 0 or tonumber((string.match(first[1], '^%d+'))) > cut then return 0 end
+  local before = tonumber(call('HGET', K.meta, 'trimmed') or 0)
+  call('XTRIM', K.events, 'MINID', digits(cut + 1) .. '-0')
+  first = call('XRANGE', K.events, '-', '+', 'COUNT', 1)[1]
+  local after = Q.events
+  if first then
+    after = tonumber((string.match(first[1], '^%d+')))
+    for _, group in ipairs(decode(first[2][2])) do after = after - group.n end
+  end
+  call('HSET', K.meta, 'trimmed', digits(after))
+  return after - before
+end
+
+local function forget_workers()
+  local stored = call('HGETALL', K.workers)
+  for i = 1, #stored, 2 do
+    if unpack('>I6', stored[i + 1]) <= Q.now - HOUR then call('HDEL', K.workers, stored[i]) end
+  end
+end
+
+local function next_thing()
+  local wait
+  for _, part in ipairs({ 'scheduled', 'active', 'expiring', 'completed', 'failed', 'cancelled' }) do
+    local one = until_next(K[part], nil)
+    if one and (not wait or one < wait) then wait = one end
+  end
+  return wait or -1
+end
+
+register('sweep', function(keys, args)
+  open(keys)
+  local limit, settings = tonumber(args[1]), read_settings()
+  local promoted = promote_due(limit)
+  local rescued = each_due('active', limit, rescue)
+  local expired = each_due('expiring', limit, expire)
+  local pruned = prune_all(limit, settings)
+  local trimmed = trim(settings)
+  tidy_line(limit)
+  forget_workers()
+  forget_memos()
+  close()
+  local more = promoted >= limit or rescued >= limit or expired >= limit or pruned >= limit
+  return { promoted, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing() }
+end)

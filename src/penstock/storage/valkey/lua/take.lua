@@ -1,0 +1,171 @@
+-- Taking jobs: what claim, and settle after it has settled, do.
+--
+-- Returns the reply {paused, wait_ms (-1: none), now, first token, ids, static records, extras}. Leases have
+-- consecutive tokens and are as they were enqueued, on their first run, unless the extras say otherwise: place,
+-- token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 cancelling:1, and so on.
+
+local PROMOTED_PER_CLAIM = 1000
+local EXPIRED_PER_CLAIM = 10000
+
+-- Up to limit due jobs enter waiting. Written when it returns.
+local function promote_due(limit)
+  local ids = call('ZRANGEBYSCORE', K.scheduled, '-inf', digits(Q.now), 'LIMIT', 0, limit)
+  if not ids[1] then return 0 end
+  load(ids)
+  local promoted = 0
+  for i = 1, #ids do
+    local job = found(ids[i])
+    if job then
+      enter_waiting(job)
+      emit('promoted', job)
+      promoted = promoted + 1
+    end
+  end
+  flush()
+  return promoted
+end
+
+local function extra_of(job)
+  return pack('>I6I6I4I4I4I6i6B', job.token, job.claimed, job.runs, job.failures, job.stalls, job.expires,
+    job.priority, job.cancelling and 1 or 0)
+end
+
+local function until_next(key, otherwise)
+  local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  return first[1] and max(0, tonumber(first[2]) - Q.now) or otherwise
+end
+
+-- The leases made so far: what reply_of() answers, and what lease_*() add to.
+local function new_leases(worker, lease_ms)
+  return {
+    worker = worker, lease_until = digits(Q.now + lease_ms), first_token = Q.seq + 1, n = 0,
+    ids = {}, statics = {}, extras = {}, first_runs = {},
+  }
+end
+
+-- What jobs with this header share on their first run: the end of the state record, and columns of the event.
+local function first_run(leases, header)
+  local options = options_of(header)
+  local shared = {
+    tail = pack('>I6I4I6I6I6I6I4I4Bi6BHH', Q.now, 1, 0, 0, 0, 0, 0, 0, 0, 0, #leases.worker, #header, 0)
+      .. leases.worker .. header,
+    common = { task = options.task, ver = options.version, st = 'active', run = 1, w = leases.worker },
+  }
+  leases.first_runs[header] = shared
+  return shared
+end
+
+local BEFORE_TOKEN = 'a-\0\0\0\0\0\0'
+
+-- Leases a job that is as it was enqueued and has no flags: a few strings, no table.
+local function lease_pristine(leases, id, static)
+  local header = sub(static, 14, 19)
+  local shared = leases.first_runs[header] or first_run(leases, header)
+  local inc, enq = unpack('>I6I6', static)
+  local token, n, common, now = Q.seq + 1, leases.n + 1, shared.common, Q.now
+  Q.seq, leases.n, leases.ids[n], leases.statics[n] = token, n, id, static
+  local states, deadlines = leases.states, leases.deadlines
+  local at = #states
+  states[at + 1], states[at + 2] = id, BEFORE_TOKEN .. pack('>I6', token) .. sub(static, 1, 12) .. shared.tail
+  deadlines[at + 1], deadlines[at + 2] = leases.lease_until, id
+  local group = group_for('claimed', common)
+  local row, columns = begin_row(group, common), group.columns
+  if row == 1 then
+    columns.id, columns.inc, columns.enq, columns.tok, columns.wait = { id }, { inc }, { enq }, { token }, { now - enq }
+  else
+    columns.id[row], columns.inc[row], columns.enq[row], columns.tok[row] = id, inc, enq, token
+    columns.wait[row] = now - enq
+  end
+end
+
+local function lease_any(leases, id, state, static)
+  local job = job_of(id, state, static)
+  job.is_popped = true
+  J[id] = job
+  if is_expired(job) then
+    expire(job)
+    return false
+  end
+  local wait = Q.now - job.ready_at
+  job.state, job.token, job.runs, job.claimed = 'a', draw(), job.runs + 1, Q.now
+  job.settled, job.worker, job.lease_until = '-', leases.worker, leases.lease_until
+  changed(job)
+  local n = leases.n + 1
+  leases.n, leases.ids[n], leases.statics[n] = n, id, static
+  leases.extras[#leases.extras + 1] = n
+  leases.extras[#leases.extras + 1] = extra_of(job)
+  local group, row = emit('claimed', job)
+  put(group, row, 'tok', job.token)
+  put(group, row, 'w', job.worker)
+  put(group, row, 'wait', wait)
+  put(group, row, 'pri', job.priority)
+  return true
+end
+
+-- Leases up to count jobs from the head of the line. Returns how many were popped, and how many of them had expired.
+local function take_head(leases, count)
+  local ids, is_line, numbers = pop_waiting(count)
+  local statics, states = read_many('HMGET', K.jobs, ids), {}
+  if not is_line or Q.stale > 0 then states = read_many('HMGET', K.state, ids) end
+  local expired, has_stale = 0, Q.stale > 0
+  leases.states, leases.deadlines = list_in(set_fields, 'state'), list_in(added_members, 'active')
+  for i = 1, #ids do
+    local static, state = statics[i], states[i]
+    if has_stale and numbers[i] and is_stale(sub(numbers[i], 1, 6), static, state) then
+      Q.stale = Q.stale - 1
+    elseif static and not state and byte(static, 13) == 0 then
+      lease_pristine(leases, ids[i], static)
+    elseif static and not lease_any(leases, ids[i], state, static) then
+      expired = expired + 1
+    end
+  end
+  flush()
+  return #ids, expired
+end
+
+local function reply_of(leases, wait_ms)
+  return { 0, wait_ms, Q.now, leases.first_token, leases.ids, leases.statics, leases.extras }
+end
+
+local function take(worker, count, lease_ms)
+  if Q.paused then return { 1, -1, Q.now, 0, {}, {}, {} } end
+  promote_due(PROMOTED_PER_CLAIM)
+  local leases, expired = new_leases(worker, lease_ms), 0
+  while leases.n < count and expired < EXPIRED_PER_CLAIM do
+    local popped, ended = take_head(leases, min(count - leases.n, CHUNK))
+    expired = expired + ended
+    if popped == 0 then break end
+  end
+  local waiting = waiting_count()
+  Q.wake = waiting > 0
+  if waiting == 0 then call('DEL', K.wake) end
+  if leases.n == count or waiting > 0 then return reply_of(leases, 0) end
+  return reply_of(leases, until_next(K.scheduled, -1))
+end
+
+-- What a repeated claim is answered with: leases of those tokens that are still held, found among the active.
+local function retaken(first_token, count, wait_ms, paused)
+  local ids = call('ZRANGE', K.active, 0, -1)
+  local leases = new_leases('', 0)
+  local held = {}
+  if count > 0 then load(ids, true) end
+  for i = 1, #ids do
+    local job = found(ids[i])
+    if job and job.token >= first_token and job.token < first_token + count then held[#held + 1] = job end
+  end
+  table.sort(held, function(a, b) return a.token < b.token end)
+  for n = 1, #held do
+    leases.ids[n], leases.statics[n] = held[n].id, static_of(held[n])
+    leases.extras[2 * n - 1], leases.extras[2 * n] = n, extra_of(held[n])
+  end
+  return { paused, wait_ms, Q.now, first_token, leases.ids, leases.statics, leases.extras }
+end
+
+local function memo_of(reply)
+  return pack('>BI6I6I4', reply[1], reply[2] + 1, reply[4], #reply[5])
+end
+
+local function reply_of_memo(memo)
+  local paused, wait_ms, first_token, count = unpack('>BI6I6I4', memo)
+  return retaken(first_token, count, wait_ms - 1, paused)
+end

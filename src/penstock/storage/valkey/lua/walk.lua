@@ -1,0 +1,75 @@
+-- Walking an index in bounded steps: cursors, and what bulk verbs do to each job.
+--
+-- A place is a score and a member; it stays good when the member is gone.
+
+-- How many members stand before or at the place.
+local function rank_after(key, score, member)
+  local rank = call('ZRANK', key, member)
+  if rank and tonumber(call('ZSCORE', key, member)) == tonumber(score) then return rank + 1 end
+  local low = call('ZCOUNT', key, '-inf', '(' .. score)
+  local high = call('ZCOUNT', key, '-inf', score)
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if call('ZRANGE', key, middle, middle)[1] <= member then low = middle + 1 else high = middle end
+  end
+  return low
+end
+
+-- How many members stand before the place.
+local function rank_before(key, score, member)
+  local rank = rank_after(key, score, member)
+  return call('ZSCORE', key, member) and rank - 1 or rank
+end
+
+local function id_of(part, member)
+  return part == 'waiting' and sub(member, 9) or member
+end
+
+-- Up to limit members of an index after a place ('' for score: from its beginning), or before it in reverse, and
+-- their scores.
+local function members_after(part, score, member, limit, reverse)
+  local key, start = K[part], 0
+  if score ~= '' then
+    start = reverse and call('ZCARD', key) - rank_before(key, score, member) or rank_after(key, score, member)
+  end
+  local rows = call(reverse and 'ZREVRANGE' or 'ZRANGE', key, start, start + limit - 1, 'WITHSCORES')
+  if part == 'waiting' then
+    local rank = reverse and call('LLEN', K.line) - 1 or 0
+    if score ~= '' then
+      rank = line_rank_after(score, member)
+      if reverse then
+        local last = call('LINDEX', K.line, rank - 1)
+        rank = last and member_of_entry(last) == member and rank - 2 or rank - 1
+      end
+    end
+    return merge_waiting(rows, entries_from(rank, limit, reverse), limit, reverse)
+  end
+  local members, scores = {}, {}
+  for i = 1, #rows / 2 do members[i], scores[i] = rows[2 * i - 1], rows[2 * i] end
+  return members, scores
+end
+
+-- Up to limit jobs of an index after a place, and the place to go on from: {score, member}, nothing at the end. The
+-- third value is how many entries were looked at.
+local function step(part, score, member, limit, with_static)
+  local members, scores = members_after(part, score, member, limit + 1, false)
+  local count = min(#members, limit)
+  local ids, jobs = {}, {}
+  for i = 1, count do ids[i] = id_of(part, members[i]) end
+  load(ids, with_static)
+  for i = 1, count do
+    if found(ids[i]) then jobs[#jobs + 1] = J[ids[i]] end
+  end
+  return jobs, #members > limit and { scores[count], members[count] } or {}, count
+end
+
+-- What a bulk verb touches: only what was there when it began. A job that came back since has a newer token, number or
+-- end. The bound is {seq, now} of the first call, which is the one whose arguments are empty.
+local function bound_of(seq, now)
+  if seq == '' then return Q.seq, Q.now end
+  return tonumber(seq), tonumber(now)
+end
+
+local function bulk_reply(done, seq, now, part, place)
+  return { done, digits(seq), digits(now), part, place[1] or '', place[2] or '' }
+end

@@ -1,0 +1,162 @@
+"""One server as the routers see it: its connections, and when to connect again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from penstock.errors import StorageError, StorageUnavailable
+from penstock.storage.valkey.command import Arg
+from penstock.storage.valkey.connection import Connection, ConnectionLost
+
+__all__ = [
+    "BLOCK_GRACE_SECONDS",
+    "CLOSED",
+    "Node",
+    "backoff",
+    "cancel_and_wait",
+    "ignore_outcome",
+    "shared_result",
+]
+
+T = TypeVar("T")
+
+CLOSED: Final = "this store was closed; open a new one"
+
+BLOCK_GRACE_SECONDS: Final = 5.0
+"""How long past its own timeout a blocking command may take to answer."""
+
+_KEPT_IDLE: Final = 4
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after so many failures in a row: none, then 50 ms doubling up to 2 s, with jitter."""
+    return min(2.0, 0.05 * 2 ** min(failures - 1, 10)) * random.uniform(0.5, 1.0) if failures else 0.0
+
+
+class Node:
+    """One server: its command connection, made again when lost, and its idle connections for blocking."""
+
+    def __init__(self, name: object, dial: Callable[[], Awaitable[Connection]]) -> None:
+        self.name = name
+        self.connection: Connection | None = None
+        self._dial = dial
+        self._idle: list[Connection] = []
+        self._leased: set[Connection] = set()
+        self._dialing: asyncio.Task[Connection] | None = None
+        self._failures = 0
+        self._cause: StorageError | None = None
+        self._closed = False
+
+    async def ready(self, deadline: float) -> Connection:
+        """The command connection, able to take a command. Concurrent callers share one attempt to connect."""
+        connection = self.connection
+        try:
+            async with asyncio.timeout_at(deadline):
+                if connection is None or connection.lost:
+                    if self._dialing is None:
+                        self._dialing = asyncio.create_task(self._connect())
+                        self._dialing.add_done_callback(self._dialed)
+                    dialing = self._dialing
+                    await asyncio.wait([dialing])
+                    connection = shared_result(dialing)
+                await connection.writable()
+        except TimeoutError:
+            text = str(self._cause or f"{self.name} does not answer, or takes no more commands")
+            raise StorageUnavailable(text) from self._cause
+        return connection
+
+    async def call_blocking(
+        self, command: Sequence[Arg], *, timeout: float | None, deadline: float, asking: bool
+    ) -> Any:
+        """As ``Router.call_blocking``, without retries."""
+        await self.ready(deadline)
+        while (connection := self._idle.pop() if self._idle else await self._connect_once()).lost:
+            pass
+        connection.expect_silence()
+        self._leased.add(connection)
+        try:
+            if asking:
+                ignore_outcome(connection.call("ASKING"))
+            async with asyncio.timeout(None if timeout is None else timeout + BLOCK_GRACE_SECONDS):
+                reply = await connection.call(*command)
+        except BaseException as error:
+            connection.drop("its blocking call was given up")
+            if isinstance(error, TimeoutError):
+                text = f"lost the connection to {connection.address}: no answer to a blocking call in time"
+                raise ConnectionLost(text, sent=True) from error
+            raise
+        finally:
+            self._leased.discard(connection)
+        if len(self._idle) < _KEPT_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.drop("one idle connection too many")
+        return reply
+
+    @property
+    def busy(self) -> bool:
+        """Somebody waits for this node."""
+        return bool(self._leased or self._dialing or (self.connection and not self.connection.idle))
+
+    def forget(self, connection: Connection | None, reason: str) -> None:
+        """Drop ``connection`` if it is still the one in use, and all idle ones."""
+        if connection is not None and connection is self.connection:
+            connection.drop(reason)
+            while self._idle:
+                self._idle.pop().drop(reason)
+
+    async def close(self) -> None:
+        self._closed = True
+        await cancel_and_wait(self._dialing)
+        mine = [self.connection] if self.connection else []
+        await asyncio.gather(*(connection.close() for connection in [*mine, *self._idle, *self._leased]))
+        self._idle.clear()
+
+    async def _connect(self) -> Connection:
+        self.connection = await self._connect_once()
+        return self.connection
+
+    async def _connect_once(self) -> Connection:
+        await asyncio.sleep(backoff(self._failures))
+        try:
+            connection = await self._dial()
+        except StorageError as error:
+            self._failures += 1
+            self._cause = error
+            if isinstance(error, ConnectionLost):  # what was sent is our setup, not the caller's command
+                raise StorageUnavailable(str(error)) from error
+            raise
+        if self._closed:
+            connection.drop("closed by this client")
+            raise StorageError(CLOSED)
+        self._failures, self._cause = 0, None
+        return connection
+
+    def _dialed(self, task: asyncio.Task[Connection]) -> None:
+        self._dialing = None
+        ignore_outcome(task)
+
+
+async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:
+    """Cancel ``task`` if it runs, and wait for its end, however it ends."""
+    if task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def shared_result(task: asyncio.Task[T]) -> T:
+    """What a task shared by several callers gave. It is cancelled only by closing the router."""
+    if task.cancelled():
+        raise StorageError(CLOSED)
+    return task.result()
+
+
+def ignore_outcome(future: asyncio.Future[Any]) -> None:
+    """Take note of how ``future`` ends, so that nobody is warned of an error that nobody waits for."""
+    if not future.done():
+        future.add_done_callback(ignore_outcome)
+    elif not future.cancelled():
+        future.exception()

@@ -1,0 +1,174 @@
+"""What the routers over our own connections share: the first attempt, and the repeats."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.errors import StorageError, StorageUnavailable
+from penstock.storage.valkey.command import Again, Arg, Key, OnConnect
+from penstock.storage.valkey.connection import Connection, ConnectionLost, open_connection
+from penstock.storage.valkey.endpoint import Address, Endpoint
+from penstock.storage.valkey.node import CLOSED, Node, backoff, ignore_outcome
+from penstock.storage.valkey.replies import REDIRECT, RETRYABLE, ReplyError, check_server, storage_error
+
+__all__ = ["NodeRouter"]
+
+
+class NodeRouter:
+    """Base of the routers that own ``Node``s. A subclass says which node a key belongs to (``_node_of``),
+    which refusals pass (``_passes``), and what a failure tells of the topology (``_follow``).
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, on_connect: OnConnect = check_server, retry_for: float = 30.0
+    ) -> None:
+        self._endpoint = endpoint
+        self._on_connect = on_connect
+        self._retry_for = retry_for
+        self._closed = False
+
+    async def call(self, key: Key, *command: Arg, again: Again | None = None) -> Any:
+        connection = self._node_of(key).connection
+        failure: StorageError | None = None
+        if connection is not None and connection.ready:
+            try:
+                return await connection.call(*command)
+            except StorageError as error:
+                failure = error
+        return await self._insist(
+            lambda: self._node_of(key), command, again=again, failure=failure, connection=connection
+        )
+
+    async def call_blocking(self, key: Key, *command: Arg, timeout: float | None) -> Any:
+        loop = asyncio.get_running_loop()
+        deadline: float | None = None
+        asked: Node | None = None
+        attempt = 0
+        while True:
+            self._check_open()
+            node = asked or self._node_of(key)
+            try:
+                return await node.call_blocking(
+                    command,
+                    timeout=timeout,
+                    deadline=deadline or self._first_deadline(),
+                    asking=asked is not None,
+                )
+            except StorageError as error:
+                if isinstance(error, ConnectionLost) and error.sent:
+                    self._check_open()
+                    raise
+                deadline = deadline or loop.time() + self._retry_for
+                asked = await self._recover(error, node, connection=None, attempt=attempt, deadline=deadline)
+            attempt += 1
+
+    async def _insist(
+        self,
+        choose: Callable[[], Node],
+        command: Sequence[Arg],
+        *,
+        again: Again | None = None,
+        failure: StorageError | None = None,
+        connection: Connection | None = None,
+    ) -> Any:
+        """Attempt ``command`` until it is answered, refused for good, or ``retry_for`` has passed."""
+        deadline = asyncio.get_running_loop().time() + self._retry_for
+        node, asked = choose(), None
+        attempt, repeat = 0, False
+        while True:
+            if failure is not None:
+                repeat = repeat or (isinstance(failure, ConnectionLost) and failure.sent)
+                asked = await self._recover(
+                    failure, node, connection=connection, attempt=attempt, deadline=deadline
+                )
+                attempt += 1
+            self._check_open()
+            node = asked or choose()
+            try:
+                connection = await node.ready(deadline if failure else self._first_deadline())
+                if asked is not None:
+                    ignore_outcome(connection.call("ASKING"))
+                return await connection.call(*(again() if again and repeat else command))
+            except StorageError as error:
+                failure = error
+
+    async def _recover(
+        self,
+        failure: StorageError,
+        node: Node,
+        *,
+        connection: Connection | None,
+        attempt: int,
+        deadline: float,
+    ) -> Node | None:
+        """Wait as ``failure`` asks for. Returns the node to ASK next, if any. Raises what is final."""
+        self._check_open()
+        where = connection.address if connection else node.name
+        pause = backoff(attempt)
+        if isinstance(failure, ReplyError):
+            if failure.code == "READONLY":
+                node.forget(connection, "it is not the primary")
+            if failure.code not in RETRYABLE and not self._passes(failure):
+                raise storage_error(failure, where) from None
+            if failure.code in RETRYABLE:
+                pause = backoff(attempt + 1)
+        elif not isinstance(failure, StorageUnavailable):
+            raise failure
+        elif not isinstance(failure, ConnectionLost):
+            pause = 0.0  # the node itself waits before it connects again
+        remaining = deadline - asyncio.get_running_loop().time()
+        if remaining <= 0:
+            raise self._given_up(failure, where) from failure
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.sleep(pause)
+                return await self._follow(failure, node)
+        except TimeoutError:
+            return None  # the next attempt is the last
+
+    def _given_up(self, failure: StorageError, where: object) -> StorageError:
+        told = failure
+        if isinstance(failure, ReplyError):
+            redirect = StorageUnavailable(f"{where} still says: {failure}")
+            told = redirect if REDIRECT.match(str(failure)) else storage_error(failure, where)
+        if not isinstance(told, StorageUnavailable):
+            return told
+        return StorageUnavailable(
+            f"{told}. Gave up on {where} after {self._retry_for:g} s: check that the server runs, that it "
+            "can be reached from here, and that the URL is right"
+        )
+
+    def _first_deadline(self) -> float:
+        """The first attempt may take the time to connect, even where nothing is retried."""
+        allowed = max(self._retry_for, 2 * self._endpoint.connect_timeout)
+        return asyncio.get_running_loop().time() + allowed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageError(CLOSED)
+
+    def _passes(self, failure: ReplyError) -> bool:
+        """Whether a refusal that is final elsewhere is worth another attempt here."""
+        return False
+
+    async def _follow(self, failure: StorageError, node: Node) -> Node | None:
+        """Take in what ``failure`` tells of the topology. Returns the node to ASK, if any."""
+        return None
+
+    def _node_of(self, key: Key) -> Node:
+        raise NotImplementedError
+
+    async def _open(self, address: Address, *, primary_only: bool = False) -> Connection:
+        connection = await open_connection(address, self._endpoint)
+        try:
+            if primary_only and (role := (await connection.call("ROLE"))[0]) != b"master":
+                raise StorageUnavailable(f"{address}, named as the primary, is a {role.decode()}")
+            await self._on_connect(connection)
+        except BaseException as error:
+            connection.drop("its setup failed")
+            if isinstance(error, ReplyError):
+                raise storage_error(error, address) from None
+            raise
+        return connection

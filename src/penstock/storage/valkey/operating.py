@@ -1,0 +1,165 @@
+"""The verbs that operate on jobs and on queues."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from penstock.core.lifecycle import State
+from penstock.errors import StorageError
+from penstock.storage.base import (
+    Bulk,
+    CancelAnswer,
+    Change,
+    ChangeAnswer,
+    Checked,
+    PromoteAnswer,
+    QueueSettings,
+    RemoveAnswer,
+    RetryAnswer,
+)
+from penstock.storage.valkey.calls import Calls, Refused
+from penstock.storage.valkey.command import Arg
+from penstock.storage.valkey.options import parse_header, stored_options
+
+__all__ = ["Operating"]
+
+_CANCELLED: Final[Mapping[int, CancelAnswer]] = {
+    ord("x"): "cancelled",
+    ord("r"): "requested",
+    ord("c"): "completed",
+    ord("f"): "failed",
+    ord("a"): "already_cancelled",
+    ord("-"): "not_found",
+}
+_RETRIED: Final[Mapping[int, RetryAnswer]] = {
+    ord("r"): "retried",
+    ord("n"): "not_failed",
+    ord("-"): "not_found",
+}
+_PROMOTED: Final[Mapping[int, PromoteAnswer]] = {
+    ord("p"): "promoted",
+    ord("n"): "not_scheduled",
+    ord("-"): "not_found",
+}
+_REMOVED: Final[Mapping[int, RemoveAnswer]] = {ord("r"): "removed", ord("a"): "active", ord("-"): "not_found"}
+_CHANGED: Final[Mapping[bytes, ChangeAnswer]] = {b"c": "changed", b"w": "wrong_state", b"-": "not_found"}
+_CHECKED: Final = (
+    "jobs", "state", "waiting", "scheduled", "blocked", "active", "completed", "failed", "cancelled",
+    "expiring", "results", "failures", "progress", "rerun", "waiters",
+)  # fmt: skip
+_FIRST_STEP: Final = ("", "", "", "", "")
+
+_encode_json = msgspec.json.Encoder().encode
+_decode_settings = msgspec.json.Decoder(QueueSettings).decode
+_A = TypeVar("_A")
+
+
+class Operating:
+    """Mixed into the engine. Each verb is one call of its function; bulk verbs and ``check`` are one per step."""
+
+    _calls: Calls
+
+    async def cancel(self, queue: str, ids: Sequence[str]) -> list[CancelAnswer]:
+        """As ``Storage.cancel``."""
+        return await self._each(queue, "cancel", ids, _CANCELLED)
+
+    async def retry(self, queue: str, ids: Sequence[str]) -> list[RetryAnswer]:
+        """As ``Storage.retry``."""
+        return await self._each(queue, "retry", ids, _RETRIED)
+
+    async def promote(self, queue: str, ids: Sequence[str]) -> list[PromoteAnswer]:
+        """As ``Storage.promote``."""
+        return await self._each(queue, "promote", ids, _PROMOTED)
+
+    async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
+        """As ``Storage.remove``."""
+        return await self._each(queue, "remove", ids, _REMOVED)
+
+    async def _each(self, queue: str, verb: str, ids: Sequence[str], answers: Mapping[int, _A]) -> list[_A]:
+        return [answers[letter] for letter in await self._calls.call(queue, verb, *ids)]
+
+    async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
+        """As ``Storage.change``. A new result ttl takes a second call: the options are encoded here."""
+        parts = (change.payload, change.priority, change.delay_ms, change.result_ttl_ms)
+        given = "".join(letter for letter, part in zip("pydr", parts, strict=True) if part is not None)
+        header: bytes = b""
+        new: tuple[bytes, bytes] = (b"", b"")
+        while True:
+            args: list[Arg] = [id, given, change.payload or b"", change.priority or 0, change.delay_ms or 0]
+            reply: bytes = await self._calls.call(queue, "change", *args, header, *new)
+            if not reply.startswith(b"h"):
+                return _CHANGED[reply]
+            header = reply[1:]
+            options = msgspec.structs.replace(parse_header(header), result_ttl_ms=change.result_ttl_ms)
+            stored = stored_options(options)
+            new = (stored.reference or stored.header, stored.header)
+
+    async def retry_all(self, queue: str, *, limit: int = 1000, cursor: str = "") -> Bulk:
+        """As ``Storage.retry_all``."""
+        return await self._step(queue, "retry_all", cursor, limit)
+
+    async def drain(
+        self, queue: str, *, scheduled: bool = False, limit: int = 1000, cursor: str = ""
+    ) -> Bulk:
+        """As ``Storage.drain``."""
+        return await self._step(queue, "drain", cursor, limit, int(scheduled))
+
+    async def clean(
+        self, queue: str, state: State, *, older_than_ms: int = 0, limit: int = 1000, cursor: str = ""
+    ) -> Bulk:
+        """As ``Storage.clean``."""
+        return await self._step(queue, "clean", cursor or f"::{state.value}::", limit, older_than_ms)
+
+    async def _step(self, queue: str, verb: str, cursor: str, limit: int, *args: Arg) -> Bulk:
+        """A cursor is the bound (seq, now), the index, and the place in it (score, member in hex)."""
+        seq, now, part, score, member = cursor.split(":") if cursor else _FIRST_STEP
+        place = (score, bytes.fromhex(member))
+        reply = await self._calls.call(queue, verb, limit, seq, now, part, *place, *args)
+        done, *rest, last = reply
+        texts = [text.decode() for text in rest]
+        return Bulk(done, ":".join([*texts, last.hex()]) if texts[2] else "")
+
+    async def pause(self, queue: str) -> None:
+        """As ``Storage.pause``."""
+        await self._calls.call(queue, "pause")
+
+    async def resume(self, queue: str) -> None:
+        """As ``Storage.resume``."""
+        await self._calls.call(queue, "resume")
+
+    async def obliterate(self, queue: str, *, force: bool = False) -> int:
+        """As ``Storage.obliterate``."""
+        try:
+            count: int = await self._calls.call(queue, "obliterate", int(force))
+        except Refused as error:
+            raise StorageError(f"queue {queue!r} was not obliterated: {error.text}") from None
+        return count
+
+    async def configure(self, queue: str, settings: QueueSettings) -> None:
+        """As ``Storage.configure``."""
+        await self._calls.call(queue, "configure", _encode_json(settings))
+
+    async def settings(self, queue: str) -> QueueSettings:
+        """As ``Storage.settings``."""
+        key = self._calls.keys.part(queue, "meta")
+        stored = await self._calls.plain(key, "HGET", key, "settings")
+        return _decode_settings(stored) if stored else QueueSettings()
+
+    async def check(self, queue: str, *, repair: bool = False) -> Checked:
+        """As ``Storage.check``. In steps of some hundred entries, each atomic: jobs may move in between."""
+        records = 0
+        problems: Counter[str] = Counter()
+        for part in _CHECKED:
+            cursor = b"0"
+            while True:
+                cursor, count, *found = await self._calls.call(queue, "check", part, cursor, int(repair))
+                records += count if part == "jobs" else 0
+                for kind, times in zip(found[::2], found[1::2], strict=True):
+                    problems[kind.decode()] += times
+                if cursor == b"0":
+                    break
+        return Checked(records, dict(problems), repair)

@@ -1,0 +1,186 @@
+"""The verbs that read, that wait, and those of the event log."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.core import event as event_log
+from penstock.core.event import Event
+from penstock.core.job import Job
+from penstock.core.lifecycle import State
+from penstock.errors import JobNotFound
+from penstock.storage.base import Consumer, Counts, EventPage, Finished, Gap, JobPage, WorkerRecord
+from penstock.storage.valkey.calls import Calls, Refused
+from penstock.storage.valkey.codec import decode_news
+from penstock.storage.valkey.connection import ConnectionLost
+from penstock.storage.valkey.jobs import decode_job
+from penstock.storage.valkey.options import UnknownOptions
+
+__all__ = ["Reading"]
+
+_unpack_consumer = struct.Struct(">HIHI").unpack
+_NEWS_AT_ONCE = 1000
+
+
+class Reading:
+    """Mixed into the engine."""
+
+    _calls: Calls
+
+    def __init__(self) -> None:
+        self._seen_events: dict[str, int] = {}
+
+    async def get(self, queue: str, ids: Sequence[str]) -> list[Job | None]:
+        """As ``Storage.get``."""
+        rows = await self._calls.call(queue, "get", *ids) if ids else []
+        return await self._decoded(queue, ids, rows)
+
+    async def _decoded(self, queue: str, ids: Sequence[str], rows: list[Any]) -> list[Job | None]:
+        pairs = list(zip(ids, rows, strict=True))
+        try:
+            return [decode_job(queue, id, row) if row else None for id, row in pairs]
+        except UnknownOptions:
+            await self._calls.learn_options(queue)
+            return [decode_job(queue, id, row) if row else None for id, row in pairs]
+
+    async def list_jobs(
+        self, queue: str, state: State, *, cursor: str = "", limit: int = 100, reverse: bool = False
+    ) -> JobPage:
+        """As ``Storage.list_jobs``. A cursor is a place in the index: score, and member in hex."""
+        score, _, member = cursor.partition(":")
+        place = (score, bytes.fromhex(member))
+        ids, rows, last_score, last = await self._calls.call(
+            queue, "list", state.value, limit, int(reverse), *place
+        )
+        jobs = await self._decoded(queue, [id.decode() for id in ids], rows)
+        return JobPage(
+            [job for job in jobs if job], f"{last_score.decode()}:{last.hex()}" if last_score else ""
+        )
+
+    async def counts(self, queue: str) -> Counts:
+        """As ``Storage.counts``."""
+        numbers: list[int] = await self._calls.call(queue, "counts")
+        scheduled, waiting, blocked, active, completed, failed, cancelled, paused, oldest_ms = numbers
+        return Counts(
+            scheduled, waiting, blocked, active, completed, failed, cancelled, paused == 1, oldest_ms
+        )
+
+    async def queues(self) -> list[str]:
+        """As ``Storage.queues``."""
+        registry = self._calls.keys.registry
+        return sorted(name.decode() for name in await self._calls.plain(registry, "SMEMBERS", registry))
+
+    async def workers(self, queue: str) -> list[WorkerRecord]:
+        """As ``Storage.workers``, by id."""
+        now_ms, rows = await self._calls.call(queue, "workers")
+        found = [
+            WorkerRecord(id.decode(), row[6:], seen_at_ms, now_ms - seen_at_ms)
+            for id, row in zip(rows[::2], rows[1::2], strict=True)
+            for seen_at_ms in (int.from_bytes(row[:6], "big"),)
+        ]
+        return sorted(found, key=lambda record: record.id)
+
+    async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
+        """As ``Storage.logs``."""
+        if limit <= 0:
+            return []
+        key = self._calls.keys.part(queue, f"log:{id}")
+        lines = await self._calls.plain(key, "LRANGE", key, start, start + limit - 1)
+        return [line.decode() for line in lines]
+
+    # Waiting
+
+    async def wait(self, queue: str, *, timeout_ms: int) -> bool:
+        """As ``Storage.wait``. A lost connection wakes: there may be something by now."""
+        key = self._calls.keys.part(queue, "wake")
+        return bool(await self._pop(queue, key, timeout_ms=timeout_ms, if_lost=True))
+
+    async def listen(self, queue: str, listener: str, *, timeout_ms: int) -> list[Finished]:
+        """As ``Storage.listen``."""
+        key = self._calls.keys.part(queue, f"news:{listener}")
+        first = await self._pop(queue, key, timeout_ms=timeout_ms, if_lost=None)
+        if not first:
+            return []
+        rest = await self._calls.plain(key, "LPOP", key, _NEWS_AT_ONCE) or []
+        return await self._with_results(queue, [first, *rest])
+
+    async def _pop(self, queue: str, key: bytes, *, timeout_ms: int, if_lost: Any) -> Any:
+        if timeout_ms <= 0:
+            return await self._calls.plain(key, "LPOP", key)
+        try:
+            reply = await self._calls.blocking(queue, "BLPOP", key, timeout_ms / 1000, timeout_ms=timeout_ms)
+        except ConnectionLost:
+            return if_lost
+        return reply[1] if reply else None
+
+    async def watch(self, queue: str, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
+        """As ``Storage.watch``."""
+        try:
+            rows = await self._calls.call(queue, "watch", listener, *ids) if ids else []
+        except Refused as error:
+            raise JobNotFound(f"job {error.text!r} is not known", job_id=error.text) from None
+        told = iter(await self._with_results(queue, [row for row in rows if row]))
+        return [next(told) if row else None for row in rows]
+
+    async def _with_results(self, queue: str, rows: list[bytes]) -> list[Finished]:
+        """News, with long results fetched. A result that went meanwhile stays unknown."""
+        news = [decode_news(row) for row in rows]
+        ids = [item.finished.id for item in news if item.fetch]
+        jobs = {job.id: job for job in await self.get(queue, ids) if job}
+        told: list[Finished] = []
+        for finished, fetch in news:
+            job = jobs.get(finished.id) if fetch else None
+            is_same = job is not None and job.incarnation == finished.incarnation
+            told.append(msgspec.structs.replace(finished, result=job.result) if job and is_same else finished)
+        return told
+
+    # The event log
+
+    async def read_events(self, queue: str, *, after: int, limit: int = 10_000) -> EventPage:
+        """As ``Storage.read_events``."""
+        seen = self._seen_events.get(queue, 0)
+        last, epoch, trimmed, *rows = await self._calls.call(queue, "read_events", after, limit)
+        if not epoch or last < seen:
+            epoch = await self._calls.call(queue, "renew_epoch", 0, seen)
+        self._seen_events[queue] = last
+        events: list[Event] = []
+        for last_seq, entry in zip(rows[::2], rows[1::2], strict=True):
+            events += event_log.unpack(entry, last_seq=last_seq, queue=queue)
+        first = next((index for index, event in enumerate(events) if event.seq > after), len(events))
+        gap = Gap(after + 1, min(trimmed, last)) if after < trimmed else None
+        reached = events[-1].seq if events else max(after, trimmed) if gap else after
+        return EventPage(events[first:], reached, last, epoch.decode(), gap)
+
+    async def tail(self, queue: str, *, after: int, timeout_ms: int) -> EventPage:
+        """As ``Storage.tail``."""
+        page = await self.read_events(queue, after=after)
+        if page.events or page.gap or timeout_ms <= 0:
+            return page
+        key = self._calls.keys.part(queue, "events")
+        command = ("XREAD", "COUNT", 1, "BLOCK", timeout_ms, "STREAMS", key, f"{after}-0")
+        try:
+            await self._calls.blocking(queue, *command, timeout_ms=timeout_ms)
+        except ConnectionLost:
+            pass
+        return await self.read_events(queue, after=after)
+
+    async def hold_events(self, queue: str, consumer: str, *, offset: int, ttl_ms: int) -> None:
+        """As ``Storage.hold_events``."""
+        await self._calls.call(queue, "hold_events", consumer, offset, ttl_ms)
+
+    async def release_events(self, queue: str, consumer: str) -> None:
+        """As ``Storage.release_events``."""
+        await self._calls.call(queue, "release_events", consumer)
+
+    async def consumers(self, queue: str) -> list[Consumer]:
+        """As ``Storage.consumers``, by name."""
+        rows = await self._calls.call(queue, "consumers")
+        found = []
+        for name, row in zip(rows[::2], rows[1::2], strict=True):
+            a, b, c, d = _unpack_consumer(row)
+            found.append(Consumer(name.decode(), a << 32 | b, c << 32 | d))
+        return sorted(found, key=lambda consumer: consumer.name)

@@ -1,0 +1,92 @@
+"""Error replies and what they mean, and who the server says it is.
+
+An error reply is raised as ``ReplyError``; ``storage_error`` says which of Penstock's errors it is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import (
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+    StorageRefused,
+    StorageUnavailable,
+    StorageVersion,
+)
+from penstock.storage.valkey.command import Caller
+
+__all__ = ["REDIRECT", "RETRYABLE", "ReplyError", "Server", "check_server", "storage_error"]
+
+RETRYABLE: Final = frozenset({"LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "NOREPLICAS"})
+"""Codes of refusals that pass by themselves; the command was not carried out."""
+
+REDIRECT: Final = re.compile(r"(MOVED|ASK) (\d+) (.*):(\d+)$")
+"""An error reply that names another server of the cluster: which kind, the slot, its host and port."""
+
+_MINIMUM: Final = (7, 0)
+
+
+class ReplyError(StorageError):
+    """The server answered with an error: ``code`` is its first word, ``message`` the rest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code, _, self.message = text.partition(" ")
+
+
+_REFUSALS: Final[tuple[tuple[str, type[StorageError], str], ...]] = (
+    (r"OOM ", StorageFull, "Raise maxmemory, or let workers drain queues; nothing was written"),
+    (r"READONLY ", StorageReadOnly, "It is a replica: point the URL at the primary, or use Sentinel"),
+    (r"MISCONF .*No space left", StorageFull, "Free disk space on the server; nothing was written"),
+    (r"MISCONF ", StorageReadOnly, "It cannot save to disk, so takes no writes: see its log"),
+    (r"(NOAUTH|WRONGPASS|DENIED) ", StorageRefused, "Check user and password in the URL"),
+    (r"NOPERM ", StorageRefused, "Give the user this right (ACL SETUSER)"),
+    (r"(MOVED|ASK) ", StorageError, "It is part of a cluster: use valkey+cluster://"),
+    (r"ERR .*cluster support disabled", StorageError, "It is not a cluster: use valkey://"),
+    (r"ERR max number of clients", StorageUnavailable, "Raise maxclients, or open fewer connections"),
+    (r"ERR AUTH .*called without", StorageRefused, "Remove the password from the URL, or set one there"),
+    (r"ERR unknown command", StorageVersion, "Penstock needs Valkey, or Redis 7.0 or newer"),
+    (rf"({'|'.join(sorted(RETRYABLE))}|UNBLOCKED) ", StorageUnavailable, "Try again later"),
+)
+
+
+def storage_error(error: ReplyError, where: object) -> StorageError:
+    """The error to raise for an error reply of the server ``where``. Codes unknown here stay ReplyErrors."""
+    text = str(error)
+    for pattern, kind, remedy in _REFUSALS:
+        if re.match(pattern, text):
+            # The arguments that the server quotes may hold a password or a payload.
+            said = text.partition(", with args")[0].rstrip(". ")
+            return kind(f"{where} says: {said}. {remedy}")
+    return error
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Who the server is: ``name`` is valkey or redis, ``compatible`` the Redis version it stands for."""
+
+    name: str
+    version: tuple[int, ...]
+    compatible: tuple[int, ...]
+
+
+async def check_server(caller: Caller) -> Server:
+    """Ask who the server is. Raises StorageVersion if it is older than 7.0."""
+    info = await caller.call("INFO", "server")
+    lines = bytes(info).decode(errors="replace").splitlines()
+    found = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    redis, valkey = found.get("redis_version", "0"), found.get("valkey_version")
+    name = "redis" if valkey is None else "valkey"
+    server = Server(name, _numbers(valkey or redis), _numbers(redis))
+    if max(server.version, server.compatible) < _MINIMUM:
+        told = f"the server is {name} {valkey or redis}"
+        raise StorageVersion(f"{told}; Penstock needs Valkey, or Redis 7.0 or newer")
+    return server
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.strip().split(".") if part.isdigit())

@@ -1,0 +1,184 @@
+"""The verbs that producers, workers and sweepers use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from penstock.core.job import Enqueued, EnqueueStatus, NewJob
+from penstock.core.lifecycle import State
+from penstock.core.outcome import Complete
+from penstock.storage.base import (
+    Claimed,
+    Extended,
+    Held,
+    Report,
+    Settled,
+    SettledBatch,
+    Settlement,
+    Swept,
+    Take,
+    Ticket,
+)
+from penstock.storage.valkey.calls import Calls
+from penstock.storage.valkey.codec import decode_leases, encode_jobs, encode_outcome
+from penstock.storage.valkey.command import Arg
+from penstock.storage.valkey.jobs import STATES
+from penstock.storage.valkey.options import UnknownOptions
+
+__all__ = ["Running"]
+
+_STATUSES: Final[dict[int, EnqueueStatus]] = {
+    ord("q"): "queued",
+    ord("d"): "duplicate",
+    ord("c"): "completed",
+    ord("u"): "updated",
+    ord("r"): "rerun",
+}
+_STATES: Final = {ord(letter): state for letter, state in STATES.items()}
+_SETTLED: Final = {
+    **{ord(letter): Settled(True, state) for letter, state in STATES.items()},
+    **{ord(letter.upper()): Settled(False, state) for letter, state in STATES.items()},
+    ord("-"): Settled(False, None),
+}
+_EXTENDED: Final[dict[int, Extended]] = {
+    ord("e"): "extended",
+    ord("c"): "cancel",
+    ord("x"): "expired",
+    ord("l"): "lost",
+}
+
+
+class Running:
+    """Mixed into the engine. Each verb is one call of its function."""
+
+    _calls: Calls
+
+    def __init__(self) -> None:
+        self._registered: set[str] = set()
+        self._seen_seq: dict[str, int] = {}
+
+    async def enqueue(
+        self, queue: str, jobs: Sequence[NewJob], *, ticket: Ticket | None = None
+    ) -> list[Enqueued]:
+        """As ``Storage.enqueue``."""
+        if queue not in self._registered:
+            await self._calls.plain(self._calls.keys.registry, "SADD", self._calls.keys.registry, queue)
+            self._registered.add(queue)
+        seen = self._seen_seq.get(queue, 0)
+        reply = await self._calls.call_once(queue, "enqueue", encode_jobs(jobs), ticket=ticket)
+        if reply[0] <= seen and ticket is None:
+            await self._went_back(queue, seen)
+        return self._answers(queue, jobs, reply)
+
+    def _answers(self, queue: str, jobs: Sequence[NewJob], reply: list[Any]) -> list[Enqueued]:
+        incarnation, exceptions = reply
+        answers: list[Enqueued] = []
+        at = 0
+        waiting = State.WAITING
+        for place in range(0, len(exceptions), 4):
+            number, letters, known, result = exceptions[place : place + 4]
+            for job in jobs[at : number - 1]:
+                answers.append(Enqueued(job.id, "queued", waiting, incarnation))
+                incarnation += 1
+            status, state = _STATUSES[letters[0]], _STATES[letters[1]]
+            shown = result if state is State.COMPLETED else None
+            answers.append(Enqueued(jobs[number - 1].id, status, state, known, shown))
+            incarnation = max(incarnation, known + 1)
+            at = number
+        for job in jobs[at:] if at else jobs:
+            answers.append(Enqueued(job.id, "queued", waiting, incarnation))
+            incarnation += 1
+        self._seen_seq[queue] = max(self._seen_seq.get(queue, 0), incarnation - 1)
+        return answers
+
+    async def claim(self, queue: str, take: Take, *, ticket: Ticket | None = None) -> Claimed:
+        """As ``Storage.claim``."""
+        seen = self._seen_seq.get(queue, 0)
+        args = (take.worker, take.count, take.lease_ms)
+        reply = await self._calls.call_once(queue, "claim", args, ticket=ticket)
+        return await self._claimed(queue, reply, seen=0 if ticket else seen)
+
+    async def settle(
+        self,
+        queue: str,
+        settlements: Sequence[Settlement],
+        *,
+        take: Take | None = None,
+        ticket: Ticket | None = None,
+    ) -> SettledBatch:
+        """As ``Storage.settle``."""
+        seen = self._seen_seq.get(queue, 0)
+        args: list[Arg] = [take.worker, take.count, take.lease_ms] if take else ["", 0, 0]
+        for item in settlements:
+            outcome = item.outcome
+            args.append(item.id)
+            if type(outcome) is Complete:
+                args.append(item.token.to_bytes(6, "big") + b"C" + outcome.result)
+            else:
+                args.append(encode_outcome(item.token, outcome))
+        letters, *rest = await self._calls.call_once(queue, "settle", args, ticket=ticket)
+        answers = [_SETTLED[letter] for letter in letters]
+        if take is None:
+            return SettledBatch(answers)
+        if not rest:
+            return SettledBatch(answers, Claimed([], 0))
+        return SettledBatch(answers, await self._claimed(queue, rest[0], seen=0 if ticket else seen))
+
+    async def _claimed(self, queue: str, reply: list[Any], *, seen: int) -> Claimed:
+        try:
+            leases = decode_leases(reply)
+        except UnknownOptions:
+            await self._calls.learn_options(queue)
+            leases = decode_leases(reply)
+        if leases:
+            if reply[3] <= seen:
+                await self._went_back(queue, seen)
+            self._seen_seq[queue] = max(seen, leases[-1].token)
+        return Claimed(leases, None if reply[1] < 0 else reply[1], reply[0] == 1)
+
+    async def _went_back(self, queue: str, seq: int) -> None:
+        """A counter is behind what it was: the store was restored, or failed over with a loss."""
+        await self._calls.call(queue, "renew_epoch", seq, 0)
+
+    async def extend(
+        self,
+        queue: str,
+        held: Sequence[Held],
+        *,
+        worker: str,
+        lease_ms: int,
+        info: bytes | None = None,
+    ) -> list[Extended]:
+        """As ``Storage.extend``."""
+        args: list[Arg] = [worker, lease_ms, int(info is not None), info or b""]
+        for id, token in held:
+            args.append(id)
+            args.append(token.to_bytes(6, "big"))
+        return [_EXTENDED[letter] for letter in await self._calls.call(queue, "extend", *args)]
+
+    async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
+        """As ``Storage.sweep``."""
+        reply: tuple[int, ...] = tuple(await self._calls.call(queue, "sweep", limit))
+        promoted, rescued, expired, pruned, trimmed, more, wait_ms = reply
+        return Swept(promoted, rescued, expired, pruned, trimmed, more == 1, None if wait_ms < 0 else wait_ms)
+
+    async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
+        """As ``Storage.report``."""
+        args: list[Arg] = []
+        for item in reports:
+            given = ("p" if item.progress is not None else "") + ("y" if item.payload is not None else "")
+            args += (item.id, item.token.to_bytes(6, "big"), given, item.progress or b"", item.payload or b"")
+            args += (len(item.log), *item.log)
+        letters = await self._calls.call(queue, "report", *args)
+        return [letter == ord("y") for letter in letters]
+
+    async def leases_of(self, queue: str, worker: str) -> list[Held]:
+        """As ``Storage.leases_of``."""
+        rows = await self._calls.call(queue, "leases_of", worker)
+        return [Held(id.decode(), token) for id, token in zip(rows[::2], rows[1::2], strict=True)]
+
+    async def depart(self, queue: str, worker: str) -> None:
+        """As ``Storage.depart``."""
+        key = self._calls.keys.part(queue, "workers")
+        await self._calls.plain(key, "HDEL", key, worker)
