@@ -30,7 +30,7 @@ def encode_jobs(jobs: Sequence[NewJob]) -> list[Arg]:
     """Specials, headers, then id and body of each job (lua/enqueue.lua)."""
     args: list[Arg] = []
     append = args.append
-    specials: dict[int, list[Any]] = {}
+    specials: dict[int, list[Any] | str] = {}
     headers: dict[bytes, bytes] = {}
     options: Options | None = None
     head = b""
@@ -46,14 +46,10 @@ def encode_jobs(jobs: Sequence[NewJob]) -> list[Arg]:
             append(_body(job))
         else:
             append(head + job.payload)
-        if (
-            job.delay_ms
-            or job.run_at_ms is not None
-            or job.notify
-            or job.unchecked
-            or job.conflict is not DEFAULT_CONFLICT
-        ):
+        if job.delay_ms or job.run_at_ms is not None or job.unchecked or job.conflict is not DEFAULT_CONFLICT:
             specials[len(args) >> 1] = _special(job)
+        elif job.notify:
+            specials[len(args) >> 1] = job.notify
     flat = [part for pair in headers.items() for part in pair]
     return [_pack(specials) if specials else b"", len(headers), *flat, *args]
 

@@ -2,14 +2,19 @@
 -- arguments: lane, number, repeated, specials, number of headers, reference and header of each, then id and body
 --   (record.lua) of each job
 --   specials: '' or MessagePack of a map: place -> {delay_ms, run_at_ms (-1: none), unchecked, notify, mode,
---   keep payload, rule of run_at, keep options, reset_counts}
+--   keep payload, rule of run_at, keep options, reset_counts}; or notify alone, if that is all
 -- returns:   {first incarnation, exceptions}: a job was queued as waiting, with the next incarnation, unless the
 --   exceptions say otherwise: place, status letter and state letter, incarnation, result ('' if none), and so on
 -- events:    enqueued, changed
 
 local HEAD = 5
 local NONE = {}
-local PLAIN = { 0, -1, false, '', 'default', false, 'always', false, false }
+
+-- A special in full.
+local function in_full(special)
+  if type(special) == 'table' then return special end
+  return { 0, -1, false, special or '', 'default', false, 'always', false, false }
+end
 
 local function answer(exceptions, place, status, job)
   need_result(job)
@@ -155,7 +160,7 @@ local function hard_places(ids, specials)
   local known, hard, hard_ids, seen = read_many('HMGET', K.jobs, ids), {}, {}, {}
   for place = 1, #ids do
     local id = ids[place]
-    if known[place] or specials[place] or seen[id] then
+    if known[place] or type(specials[place]) == 'table' or seen[id] then
       hard[place] = true
       hard_ids[#hard_ids + 1] = id
       if seen[id] and seen[id] ~= true then
@@ -172,7 +177,7 @@ end
 
 -- One job of an id without a record, to be run now: the same as enqueue_new and close() do, without lists of one.
 -- False if it is not one.
-local function enqueue_alone(reference, header, id, body)
+local function enqueue_alone(reference, header, id, body, notify)
   if byte(body, 1) ~= 0 or call('HEXISTS', K.jobs, id) == 1 then return false end
   if call('HGET', K.options, reference) ~= header then return false end
   local seq, now, options = draw(), Q.now, options_of(reference)
@@ -184,6 +189,7 @@ local function enqueue_alone(reference, header, id, body)
     t = 'enqueued', at = now, n = 1, id = id, inc = seq, enq = now, st = 'waiting', size = #body - 7,
     task = options.task ~= '' and options.task or nil, ver = options.version ~= '' and options.version or nil,
   } }))
+  if notify then Q.waiters = Q.waiters + call('HSET', K.waiters, id, encode({ notify })) end
   wake_one()
   write_meta()
   return seq
@@ -193,12 +199,12 @@ register('enqueue', function(keys, args)
   open(keys)
   local memo = remembered(args[1], args[2], args[3])
   if memo then return decode(memo) end
-  if #args == 9 and args[5] == '1' and args[4] == '' then
+  local specials = args[4] ~= '' and decode(args[4]) or NONE
+  if #args == 9 and args[5] == '1' and type(specials[1]) ~= 'table' then
     remember(args[1], args[2], encode({ Q.seq + 1, NONE }))
-    local incarnation = enqueue_alone(args[6], args[7], args[8], args[9])
+    local incarnation = enqueue_alone(args[6], args[7], args[8], args[9], specials[1])
     if incarnation then return { incarnation, NONE } end
   end
-  local specials = args[4] ~= '' and decode(args[4]) or NONE
   local headers = tonumber(args[5])
   local first_at, ids, n = HEAD + 2 * headers, {}, 0
   for at = first_at + 1, #args, 2 do
@@ -211,10 +217,11 @@ register('enqueue', function(keys, args)
   for place = 1, n do
     local id, body = ids[place], args[first_at + 2 * place]
     if hard[place] then
-      local status, job = enqueue_one(id, read_body({}, body), specials[place] or PLAIN)
+      local status, job = enqueue_one(id, read_body({}, body), in_full(specials[place]))
       answer(exceptions, place, status, job)
     else
       enqueue_new(intake, id, body)
+      if specials[place] then add_waiter(id, specials[place]) end
     end
   end
   Q.wake = Q.wake or intake.n > 0

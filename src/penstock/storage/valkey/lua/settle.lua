@@ -35,7 +35,7 @@ local function new_completion()
   }
 end
 
--- The common case: a job without waiters and slot completes. Only the head of its record changes. False: not one.
+-- The common case: a job without a slot completes. Only the head of its record changes. False: not one.
 local function complete(done, id, record, outcome)
   local tail_text = sub(record, FLAGS_AT)
   local tail = done.tails[tail_text] or tail_of(done.tails, tail_text)
@@ -61,6 +61,7 @@ local function complete(done, id, record, outcome)
     columns.tok[row], columns.ms[row] = token, now - claimed
     put(group, row, 'size', size)
   end
+  if Q.listening[id] then tell({ id = id, inc = inc, result = sub(outcome, 8) }, 'c') end
   return true
 end
 
@@ -138,13 +139,13 @@ end
 local function settle_all(ids, outcomes)
   local records = read_many('HMGET', K.state, ids)
   local letters, done = {}, new_completion()
-  local is_done, listening = done.is_done, Q.listening
+  local is_done = done.is_done
   read_waiters(ids)
   for i = 1, #ids do
     local id, record, outcome = ids[i], records[i], outcomes[i]
     if is_done[id] then
       letters[i] = settled_before(record, outcome)
-    elseif record and byte(outcome, 7) == COMPLETE and byte(record, 1) == ACTIVE and not J[id] and not listening[id]
+    elseif record and byte(outcome, 7) == COMPLETE and byte(record, 1) == ACTIVE and not J[id]
       and sub(record, 9, 14) == sub(outcome, 1, 6) and complete(done, id, record, outcome) then
       letters[i] = 'c'
     else
