@@ -11,7 +11,7 @@ from penstock.core.lifecycle import State
 from penstock.core.outcome import Fail, Outcome, Release, Snooze
 from penstock.errors import StorageError
 from penstock.storage import open_storage
-from penstock.storage.base import Change, Storage
+from penstock.storage.base import Change, Storage, Take
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench
 
 S = State
@@ -164,3 +164,32 @@ async def test_several_waiters_are_woken_until_the_jobs_are_gone(bench: Bench, s
 
     async with asyncio.timeout(10):
         assert sorted(await asyncio.gather(*workers)) == ["a", "b", "c"]
+
+
+async def test_a_claim_that_waits_takes_what_is_there_at_once(bench: Bench) -> None:
+    put = await bench.put()
+
+    async with asyncio.timeout(10):
+        claimed = await bench.storage.claim(bench.queue, Take("w", 1, LEASE_MS), wait_ms=LONG_MS)
+
+    assert [lease.id for lease in claimed.leases] == [put.id]
+
+
+async def test_a_claim_that_waits_gets_the_job_that_comes(bench: Bench) -> None:
+    await fall_asleep(bench)
+    waiting = asyncio.create_task(bench.storage.claim(bench.queue, Take("w", 5, LEASE_MS), wait_ms=LONG_MS))
+    await asyncio.sleep(0)
+    put = await bench.put()
+
+    async with asyncio.timeout(10):
+        claimed = await waiting
+
+    assert [lease.id for lease in claimed.leases] == [put.id]
+
+
+async def test_a_claim_that_waits_ends_empty_when_its_time_is_over(bench: Bench) -> None:
+    await fall_asleep(bench)
+
+    claimed = await bench.storage.claim(bench.queue, Take("w", 5, LEASE_MS), wait_ms=1)
+
+    assert claimed.leases == []

@@ -149,3 +149,35 @@ async def test_a_worker_on_valkey_resumes_after_the_server_was_killed_and_restar
 
 async def _all_completed(storage: Storage, count: int, queue: str = "default") -> bool:
     return (await storage.counts(queue)).completed == count
+
+
+async def test_what_a_waiting_claim_got_while_it_was_given_up_is_handed_back(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = await app.connect()
+    claim = storage.claim
+    got = asyncio.Event()
+
+    async def claim_that_never_answers(queue: str, take: Take, **options: Any) -> Any:
+        claimed = await claim(queue, take, **options)
+        if options.get("wait_ms") and claimed.leases:
+            got.set()
+            await asyncio.Event().wait()
+        return claimed
+
+    monkeypatch.setattr(storage, "claim", claim_that_never_answers)
+
+    @app.task(queue="given-up")
+    async def work() -> None:
+        raise AssertionError("nobody was told of the lease")
+
+    async with working(app, queues=["given-up"]) as worker:
+        await until(lambda: worker.health().consuming)
+        while not got.is_set():
+            handle = await work.enqueue()
+            await until(lambda: got.is_set() or worker.stats.failed)
+    job = await app.queue("given-up").get(handle.id)
+
+    assert job is not None
+    assert job.state is State.WAITING
+    assert job.stalls == 0

@@ -284,8 +284,14 @@ class Storage(Protocol):
         """Put jobs in; each gets an answer of its own, in order. All are written, or none."""
         ...
 
-    async def claim(self, queue: str, take: Take, *, ticket: Ticket | None = None) -> Claimed:
-        """Promote what is due, then lease the first jobs in line. Jobs past their ttl end as expired instead."""
+    async def claim(
+        self, queue: str, take: Take, *, wait_ms: int = 0, ticket: Ticket | None = None
+    ) -> Claimed:
+        """Promote what is due, then lease the first jobs in line. Jobs past their ttl end as expired instead.
+
+        With ``wait_ms``, first ``wait`` for that long. If such a call is cancelled or fails midway, jobs may have
+        been leased all the same: ``leases_of`` names them.
+        """
         ...
 
     async def settle(

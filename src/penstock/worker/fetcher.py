@@ -4,7 +4,8 @@ An outcome and the claim of the next job travel together. Up to two calls per qu
 store works on one half of the slots, Python works on the other. A lone outcome goes out at once, so that a
 quiet queue answers as fast as it can; under load, outcomes gather while calls are under way.
 
-A queue that gave less than it was asked for is *dry*: it is left alone until ``storage.wait`` says otherwise.
+A queue that gave less than it was asked for is *dry*: it is left alone until a wait ends. A wait with slots to
+spare is a claim that waits, so that a job which comes to an idle worker needs no further round trip.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ __all__ = ["Fetcher"]
 # Also how late a delayed job may be found that was put in while we slept: only what is ready wakes a wait.
 LONGEST_WAIT_MS: Final = 1_000
 _MOST_IN_FLIGHT: Final = 2
+_MOST_PER_WAIT: Final = 10
 # A full worker has no waiters, so a dry queue beside a busy one is asked again after this long.
 _PROBE_AFTER_S: Final = 0.05
 _SETTLE_FIRST_S: Final = 0.001
@@ -222,6 +224,7 @@ class Fetcher:
         lane.in_flight -= 1
         lane.sent_at = time.monotonic()
         self._reserved -= count
+        self._make_sure_soon(lane)
 
     def _receive(self, lane: Lane, claimed: Claimed, count: int, sent_at: float) -> None:
         now = self.last_claim_at = time.monotonic()
@@ -259,8 +262,8 @@ class Fetcher:
     # Waiting
 
     def _tend_waiters_soon(self) -> None:
-        """At once if nothing runs; else let short jobs be settled first, whose answer may make waiting needless."""
-        if not any(lane.held for lane in self.lanes):
+        """At once if nothing runs; else let short jobs end first: whoever waits for them comes before us."""
+        if not self.executor.running:
             self._tend_waiters()
         elif self._tending is None:
             self._tending = self._loop.call_later(_SETTLE_FIRST_S, self._tend_waiters, context=self._context)
@@ -271,29 +274,53 @@ class Fetcher:
             return
         free = self.free > 0
         for lane in self.lanes:
-            if not free:
+            if not free and not lane.spare:
                 # Woken now, a full worker would swallow what an idle one could have acted upon.
                 self._stop_waiting(lane)
             elif lane.dry and lane.waiter is None and lane.recovering is None:
-                lane.waiter = self._loop.create_task(self._wait(lane), context=self._context.copy())
+                self._begin_wait(lane)
 
     def _stop_waiting(self, lane: Lane) -> None:
         if lane.waiter is not None:
             lane.waiter.cancel()
-            lane.waiter = None
+            # The store may have leased jobs to it before it heard of that.
+            lane.unsure = lane.unsure or lane.spare > 0
+            self._end_wait(lane)
+            self._make_sure_soon(lane)
         if lane.alarm is not None:
             lane.alarm.cancel()
             lane.alarm = None
 
-    async def _wait(self, lane: Lane) -> None:
+    async def _wait(self, lane: Lane, count: int) -> None:
+        """Sleep until there may be something; with slots to spare, come back with it."""
         try:
-            await self._storage.wait(lane.name, timeout_ms=self.longest_wait_ms)
+            if count:
+                take = Take(self._worker_id, count, self._lease_ms)
+                claimed = await self._storage.claim(lane.name, take, wait_ms=self.longest_wait_ms)
+            else:
+                await self._storage.wait(lane.name, timeout_ms=self.longest_wait_ms)
         except Exception as error:
-            lane.waiter = None
+            self._end_wait(lane)
             self._lost_call(lane, [], error)
             return
+        self._end_wait(lane)
+        if not count:
+            self._wake(lane)
+            return
+        self._receive(lane, claimed, count, time.monotonic())
+        self._pump()
+
+    def _begin_wait(self, lane: Lane) -> None:
+        # Reserved slots: so it gets few, and none if others would have to go without.
+        lane.spare = min(_MOST_PER_WAIT, self.free // (2 * len(self.lanes)))
+        self._reserved += lane.spare
+        wait = self._wait(lane, lane.spare)
+        lane.waiter = self._loop.create_task(wait, context=self._context.copy())
+
+    def _end_wait(self, lane: Lane) -> None:
+        self._reserved -= lane.spare
+        lane.spare = 0
         lane.waiter = None
-        self._wake(lane)
 
     def _wake(self, lane: Lane) -> None:
         lane.dry = False
@@ -310,6 +337,22 @@ class Fetcher:
             lane.alarm.cancel()
         lane.alarm_at = due
         lane.alarm = self._loop.call_later(due - now, self._wake, lane, context=self._context)
+
+    def _make_sure_soon(self, lane: Lane) -> None:
+        """Look for leases of a claim that was given up, as soon as no call is under way whose leases are to come."""
+        if lane.unsure and not lane.in_flight:
+            lane.unsure = False
+            lane.in_flight += _MOST_IN_FLIGHT
+            self._spawn(self._make_sure(lane))
+
+    async def _make_sure(self, lane: Lane) -> None:
+        try:
+            await recovery.hand_back_unknown(self._storage, lane, worker_id=self._worker_id)
+        except StorageError as error:
+            self._lost_call(lane, [], error)
+        finally:
+            lane.in_flight -= _MOST_IN_FLIGHT
+        self.pump_soon()
 
     # When the store is away
 

@@ -32,7 +32,9 @@ class Lane:
         "recovering",
         "reporter",
         "sent_at",
+        "spare",
         "trickling",
+        "unsure",
         "waiter",
         "weight",
     )
@@ -55,6 +57,10 @@ class Lane:
         self.alarm: asyncio.TimerHandle | None = None
         self.alarm_at = 0.0
         self.waiter: asyncio.Task[None] | None = None
+        # The slots reserved for what the waiter may bring.
+        self.spare = 0
+        # A claim was given up while it waited: the store may believe that we hold what it got.
+        self.unsure = False
         # Jobs received per weight: the lane with the least progress is served first.
         self.progress = 0.0
         self.reporter: Reporter | None = None

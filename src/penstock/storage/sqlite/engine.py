@@ -123,7 +123,11 @@ class SqliteStorage:
             weight=len(jobs),
         )
 
-    async def claim(self, queue: str, take: Take, *, ticket: Ticket | None = None) -> Claimed:
+    async def claim(
+        self, queue: str, take: Take, *, wait_ms: int = 0, ticket: Ticket | None = None
+    ) -> Claimed:
+        if wait_ms > 0:
+            await self.wait(queue, timeout_ms=wait_ms)
         return await self._opened.write(
             queue,
             lambda step: memo.claimed_once(step, ticket, lambda: claim.claim(step, take)),

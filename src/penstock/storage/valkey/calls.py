@@ -66,6 +66,24 @@ class Calls:
         self._free.append((lane, number))
         return reply
 
+    async def call_behind(
+        self, queue: str, command: Sequence[Arg], verb: str, args: Sequence[Arg], *, timeout_ms: int
+    ) -> Any:
+        """Run a verb's function the moment a blocking ``command`` ends. Not repeated if the connection is lost:
+        then it may have run."""
+        key = self.keys.of(queue)
+        lane, number = self._free.pop() if self._free else self._new_lane()
+        number += 1
+        function = ("FCALL", self._name(verb), 1, key, lane, number, _FIRST, *args)
+        try:
+            reply = await self.router.call_blocking(key, *command, timeout=timeout_ms / 1000, then=function)
+        except ReplyError as error:
+            if "Function not found" not in str(error):
+                raise _meaning(error) from None
+            return await self.call_once(queue, verb, args)
+        self._free.append((lane, number))
+        return reply
+
     async def learn_options(self, queue: str) -> None:
         """Read all headers of the queue: a record refers to options that this process has not met."""
         key = self.keys.part(queue, "options")

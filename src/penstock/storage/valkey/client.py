@@ -45,12 +45,16 @@ class ClientRouter:
     async def call(self, key: Key, *command: Arg, again: Again | None = None) -> Any:
         return await self._insist(key, command, again=again)
 
-    async def call_blocking(self, key: Key, *command: Arg, timeout: float | None) -> Any:
+    async def call_blocking(
+        self, key: Key, *command: Arg, timeout: float | None, then: Sequence[Arg] = ()
+    ) -> Any:
         limit = None if timeout is None else timeout + BLOCK_GRACE_SECONDS
         try:
-            return await self.attempt(command, target=await self._target(key), limit=limit, blocking=True)
+            reply = await self.attempt(command, target=await self._target(key), limit=limit, blocking=True)
         except ReplyError as error:
             raise storage_error(error, "the server") from None
+        # The client's connections are not ours to keep two commands on: this costs a round trip.
+        return await self.call(key, *then) if then else reply
 
     async def call_every_node(self, *command: Arg) -> list[Any]:
         return [await self._insist(target, command) for target in await self._targets()]

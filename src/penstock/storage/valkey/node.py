@@ -69,7 +69,13 @@ class Node:
         return connection
 
     async def call_blocking(
-        self, command: Sequence[Arg], *, timeout: float | None, deadline: float, asking: bool
+        self,
+        command: Sequence[Arg],
+        *,
+        then: Sequence[Arg] = (),
+        timeout: float | None,
+        deadline: float,
+        asking: bool,
     ) -> Any:
         """As ``Router.call_blocking``, without retries."""
         await self.ready(deadline)
@@ -78,10 +84,15 @@ class Node:
         connection.expect_silence()
         self._leased.add(connection)
         try:
-            if asking:
-                ignore_outcome(connection.call("ASKING"))
+            replies = []
+            for one in (command, then) if then else (command,):
+                if asking:
+                    ignore_outcome(connection.call("ASKING"))
+                replies.append(connection.call(*one))
+                ignore_outcome(replies[-1])
             async with asyncio.timeout(None if timeout is None else timeout + BLOCK_GRACE_SECONDS):
-                reply = await connection.call(*command)
+                for pending in replies:
+                    reply = await pending
         except BaseException as error:
             connection.drop("its blocking call was given up")
             if isinstance(error, TimeoutError):

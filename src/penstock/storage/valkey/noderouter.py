@@ -41,7 +41,9 @@ class NodeRouter:
             lambda: self._node_of(key), command, again=again, failure=failure, connection=connection
         )
 
-    async def call_blocking(self, key: Key, *command: Arg, timeout: float | None) -> Any:
+    async def call_blocking(
+        self, key: Key, *command: Arg, timeout: float | None, then: Sequence[Arg] = ()
+    ) -> Any:
         loop = asyncio.get_running_loop()
         deadline: float | None = None
         asked: Node | None = None
@@ -52,6 +54,7 @@ class NodeRouter:
             try:
                 return await node.call_blocking(
                     command,
+                    then=then,
                     timeout=timeout,
                     deadline=deadline or self._first_deadline(),
                     asking=asked is not None,

@@ -97,25 +97,25 @@ class Reading:
     async def wait(self, queue: str, *, timeout_ms: int) -> bool:
         """As ``Storage.wait``. A lost connection wakes: there may be something by now."""
         key = self._calls.keys.part(queue, "wake")
-        return bool(await self._pop(queue, key, timeout_ms=timeout_ms, if_lost=True))
+        try:
+            return bool(await self._pop(queue, key, 1, timeout_ms=timeout_ms))
+        except ConnectionLost:
+            return True
 
     async def listen(self, queue: str, listener: str, *, timeout_ms: int) -> list[Finished]:
-        """As ``Storage.listen``."""
+        """As ``Storage.listen``. A lost connection is an error: news may have been lost with it."""
         key = self._calls.keys.part(queue, f"news:{listener}")
-        first = await self._pop(queue, key, timeout_ms=timeout_ms, if_lost=None)
-        if not first:
-            return []
-        rest = await self._calls.plain(key, "LPOP", key, _NEWS_AT_ONCE) or []
-        return await self._with_results(queue, [first, *rest])
+        return await self._with_results(
+            queue, await self._pop(queue, key, _NEWS_AT_ONCE, timeout_ms=timeout_ms)
+        )
 
-    async def _pop(self, queue: str, key: bytes, *, timeout_ms: int, if_lost: Any) -> Any:
+    async def _pop(self, queue: str, key: bytes, count: int, *, timeout_ms: int) -> list[bytes]:
+        """The first of a list, at most ``count``; waits for one. Raises ``ConnectionLost``."""
         if timeout_ms <= 0:
-            return await self._calls.plain(key, "LPOP", key)
-        try:
-            reply = await self._calls.blocking(queue, "BLPOP", key, timeout_ms / 1000, timeout_ms=timeout_ms)
-        except ConnectionLost:
-            return if_lost
-        return reply[1] if reply else None
+            return await self._calls.plain(key, "LPOP", key, count) or []
+        command = ("BLMPOP", timeout_ms / 1000, 1, key, "LEFT", "COUNT", count)
+        reply = await self._calls.blocking(queue, *command, timeout_ms=timeout_ms)
+        return list(reply[1]) if reply else []
 
     async def watch(self, queue: str, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
         """As ``Storage.watch``."""

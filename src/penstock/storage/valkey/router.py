@@ -10,6 +10,7 @@ out, the command for each further one comes from ``again()``, so that the server
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from penstock.storage.valkey.client import ClientRouter
@@ -39,8 +40,13 @@ class Router(Protocol):
     async def call(self, key: Key, *command: Arg, again: Again | None = None) -> Any:
         """Send ``command`` to the server of ``key``; see the module for repeats. Raises StorageError."""
 
-    async def call_blocking(self, key: Key, *command: Arg, timeout: float | None) -> Any:
+    async def call_blocking(
+        self, key: Key, *command: Arg, timeout: float | None, then: Sequence[Arg] = ()
+    ) -> Any:
         """Send a command that blocks up to ``timeout`` seconds, on a connection nobody else uses.
+
+        ``then`` is a second command, sent right behind it: the server carries it out the moment the first one
+        ends, without a round trip in between. The reply is that of the last command.
 
         If the caller is cancelled the connection is dropped, so a late reply reaches nobody. A connection
         lost after the command was written is not retried: StorageUnavailable tells the caller to look again.

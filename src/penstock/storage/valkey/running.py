@@ -92,11 +92,19 @@ class Running:
         self._seen_seq[queue] = max(self._seen_seq.get(queue, 0), incarnation - 1)
         return answers
 
-    async def claim(self, queue: str, take: Take, *, ticket: Ticket | None = None) -> Claimed:
+    async def claim(
+        self, queue: str, take: Take, *, wait_ms: int = 0, ticket: Ticket | None = None
+    ) -> Claimed:
         """As ``Storage.claim``."""
         seen = self._seen_seq.get(queue, 0)
         args = (take.worker, take.count, take.lease_ms)
-        reply = await self._calls.call_once(queue, "claim", args, ticket=ticket)
+        if wait_ms > 0:
+            wait = ("BLPOP", self._calls.keys.part(queue, "wake"), wait_ms / 1000)
+            reply = await self._calls.call_behind(queue, wait, "claim", args, timeout_ms=wait_ms)
+            # While it slept, our own calls went on; what came before it was sent tells nothing.
+            seen = 0
+        else:
+            reply = await self._calls.call_once(queue, "claim", args, ticket=ticket)
         return await self._claimed(queue, reply, seen=0 if ticket else seen)
 
     async def settle(
@@ -134,7 +142,7 @@ class Running:
         if leases:
             if reply[3] <= seen:
                 await self._went_back(queue, seen)
-            self._seen_seq[queue] = max(seen, leases[-1].token)
+            self._seen_seq[queue] = max(self._seen_seq.get(queue, 0), leases[-1].token)
         return Claimed(leases, None if reply[1] < 0 else reply[1], reply[0] == 1)
 
     async def _went_back(self, queue: str, seq: int) -> None:
