@@ -193,3 +193,22 @@ async def test_a_claim_that_waits_ends_empty_when_its_time_is_over(bench: Bench)
     claimed = await bench.storage.claim(bench.queue, Take("w", 5, LEASE_MS), wait_ms=1)
 
     assert claimed.leases == []
+
+
+async def test_a_job_that_is_due_before_all_others_wakes(bench: Bench) -> None:
+    await bench.put("late", delay_ms=2 * MINUTE_MS)
+    await fall_asleep(bench)
+    waiting = asyncio.create_task(bench.storage.wait(bench.queue, timeout_ms=LONG_MS))
+    await asyncio.sleep(0)
+    await bench.put("soon", delay_ms=MINUTE_MS)
+
+    async with asyncio.timeout(10):
+        assert await waiting is True
+
+
+async def test_a_job_that_is_due_after_another_does_not_wake(bench: Bench) -> None:
+    await bench.put("soon", delay_ms=MINUTE_MS)
+    await fall_asleep(bench)
+    await bench.put("late", delay_ms=2 * MINUTE_MS)
+
+    assert await bench.storage.wait(bench.queue, timeout_ms=20) is False

@@ -11,8 +11,9 @@ import pytest
 
 from penstock import App
 from penstock.storage.base import Take
+from penstock.worker import fetcher
 from penstock.worker.lane import Lane, apportion
-from tests.worker.conftest import until, working
+from tests.worker.conftest import running, until, working
 
 
 def test_slots_are_shared_by_weight() -> None:
@@ -196,3 +197,22 @@ def _counted(name: str, call: Any, calls: Counter[str]) -> Any:
         return await call(*args, **kwargs)
 
     return counted
+
+
+async def test_a_delayed_job_put_in_while_the_worker_sleeps_starts_when_it_is_due(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "LONGEST_WAIT_MS", 60_000)
+    dry = asyncio.Event()
+
+    @app.task(queue="later")
+    async def work() -> str:
+        return "done"
+
+    worker = app.worker(queues=["later"], grace=0)
+    worker.on("drained", lambda _: dry.set())
+    async with running(worker):
+        await asyncio.wait_for(dry.wait(), 10)
+        job = await work.enqueue(delay="50ms")
+
+        assert await job.result(timeout="10s") == "done"

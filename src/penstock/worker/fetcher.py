@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetcher"]
 
-# Also how late a delayed job may be found that was put in while we slept: only what is ready wakes a wait.
+# How late a job may be found whose wake-up went to a worker that died before it could act on it.
 LONGEST_WAIT_MS: Final = 1_000
 _MOST_IN_FLIGHT: Final = 2
 _MOST_PER_WAIT: Final = 10

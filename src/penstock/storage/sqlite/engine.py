@@ -183,7 +183,8 @@ class SqliteStorage:
         async def look() -> bool:
             return await session.read(lambda sql: read.has_work(sql, self._namespace, queue))
 
-        return await session.until("w", queue, look, timeout_ms=timeout_ms)
+        # Not looked at again: what was signalled may be a due time that came nearer.
+        return await session.until("w", queue, look, timeout_ms=timeout_ms, signalled=True)
 
     async def listen(self, queue: str, listener: str, *, timeout_ms: int) -> list[Finished]:
         session = self._opened

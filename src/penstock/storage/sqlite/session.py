@@ -71,9 +71,18 @@ class Session:
             raise translate(error, self._database.path) from error
 
     async def until(
-        self, kind: str, queue: str, look: Callable[[], Awaitable[Answer]], *, timeout_ms: int
+        self,
+        kind: str,
+        queue: str,
+        look: Callable[[], Awaitable[Answer]],
+        *,
+        timeout_ms: int,
+        signalled: Answer | None = None,
     ) -> Answer:
-        """Look until there is something, sleeping between signals; what was seen last when the time is over."""
+        """Look until there is something, sleeping between signals; what was seen last when the time is over.
+
+        With ``signalled``, a signal is as good as a sight: that is then the answer.
+        """
         address = f"{self._namespace}/{queue}"
         deadline = self.loop.time() + timeout_ms / 1000
         while True:
@@ -85,6 +94,8 @@ class Session:
                     return found
                 sleep_s = left_s if self._bell.hears(kind) else min(left_s, POLL_S)
                 await asyncio.wait([signal], timeout=sleep_s)
+                if signalled is not None and signal.done():
+                    return signalled
             except asyncio.CancelledError:
                 if signal.done():
                     self._bell.ring(kind, address)

@@ -21,6 +21,7 @@ from penstock.storage.sqlite.eventnotes import EventNotes
 from penstock.storage.sqlite.records import (
     FAILED,
     REMOVED,
+    SCHEDULED,
     STATES,
     WAITING,
     Record,
@@ -235,8 +236,15 @@ class Step:
         self._delete([record.key for record in removed if record.key])
         self._insert(new)
         self._update(changed)
+        if any(state == SCHEDULED for _, state in moves):
+            self._wake_if_sooner([record.run_at for record in (*new, *changed) if record.state == SCHEDULED])
         self._add_listeners()
         self._ended, self._told, self._listeners, self._without_log = {}, [], [], []
+
+    def _wake_if_sooner(self, due: list[int]) -> None:
+        """Who waits knows of the first due time there was when it asked."""
+        if min(due) <= self.sql.execute(_sql["next_due"], (self.queue.key,)).fetchone()[0]:
+            self.wakes.add("w")
 
     def _insert(self, records: Sequence[Record]) -> None:
         if not records:

@@ -7,6 +7,9 @@ JOIN options o ON o.key = j.options
 -- name: last_key
 SELECT max(key) FROM jobs
 
+-- name: next_due
+SELECT min(run_at) FROM jobs WHERE queue = ? AND state = 'scheduled'
+
 -- name: insert
 INSERT INTO jobs (
     key, queue, id, incarnation, state, priority, place, options, ttl_ms, run_id, write_id, ready_at, run_at,

@@ -131,6 +131,7 @@ local function save_places(job)
     zrem('expiring', job.id)
   end
   if job.state == 'w' then Q.wake = true end
+  if job.state == 's' then Q.due = min(Q.due or job.run_at, job.run_at) end
 end
 
 local function save(job)
@@ -165,10 +166,16 @@ local function wake_one()
   if call('LLEN', K.wake) < MOST_TOKENS then call('RPUSH', K.wake, '1') end
 end
 
+-- Whether a job was scheduled to be due before all others: who waits knows of the first due time there was.
+local function is_due_sooner()
+  return Q.due and Q.due <= tonumber(call('ZRANGE', K.scheduled, 0, 0, 'WITHSCORES')[2] or Q.due)
+end
+
 -- Ends every writing verb.
 local function close()
   write_waiters()
   flush()
+  Q.wake = Q.wake or is_due_sooner()
   send_news()
   write_events()
   if Q.wake then wake_one() end

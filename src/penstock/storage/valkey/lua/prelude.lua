@@ -114,7 +114,7 @@ local function open(keys)
   Q.prefix, Q.is_new, Q.time = prefix, not counters, time
   Q.now = max(time[1] * 1000 + floor(time[2] / 1000) + shift, last)
   Q.seq, Q.events, Q.shift, Q.paused, Q.waiters, Q.stale = seq, events, shift, paused == 1, waiters, stale
-  Q.wake, Q.memo, Q.answer = false, false, false
+  Q.wake, Q.due, Q.memo, Q.answer = false, false, false, false
   Q.groups, Q.news = emptied(Q.groups), emptied(Q.news)
   Q.listening, Q.listening_changed = emptied(Q.listening), emptied(Q.listening_changed)
   forget_buffers()
