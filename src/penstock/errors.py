@@ -181,7 +181,7 @@ class Retry(Verdict):
     ) -> None:
         super().__init__(message)
         self.delay = delay
-        self.at = at
+        self.at = _with_zone(at)
 
 
 class Snooze(Verdict):
@@ -190,4 +190,13 @@ class Snooze(Verdict):
     def __init__(self, delay: timedelta | str | float | None = None, *, at: datetime | None = None) -> None:
         super().__init__("the handler asked to run later")
         self.delay = delay
-        self.at = at
+        self.at = _with_zone(at)
+
+
+def _with_zone(at: datetime | None) -> datetime | None:
+    if at is not None and at.utcoffset() is None:
+        raise InvalidOption(
+            f"at={at.isoformat()} has no time zone, so it could mean several instants. "
+            "Use datetime.now(UTC) or value.astimezone()."
+        )
+    return at

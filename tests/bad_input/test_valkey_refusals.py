@@ -124,6 +124,7 @@ def guarded() -> Iterator[ValkeyServer]:
         f"reader on >{SECRET} ~* -@all +info +function|list +function|load +fcall_ro",
         f"stranger on >{SECRET} ~* -@all",
         f"elsewhere on >{SECRET} ~other:* +@all",
+        f"half on >{SECRET} ~* +@all -xadd",
     )
     with ValkeyServer(password=SECRET, users=users) as server:
         yield server
@@ -170,3 +171,19 @@ async def test_a_right_that_is_missing_is_told_and_nothing_is_written(
             SECRET
             not in str(caught.value) + caplog.text + repr(await app.connect()) + (await app.connect()).url
         )
+
+
+@pytest.mark.parametrize("verb", ["enqueue", "claim"])
+async def test_a_right_that_only_the_functions_need_is_missed_before_they_write(
+    guarded: ValkeyServer, verb: str
+) -> None:
+    async with (
+        App(guarded.url, namespace=f"half-{verb}") as owner,
+        App(f"valkey://half:{SECRET}@{HOST}:{guarded.port}", namespace=f"half-{verb}") as app,
+    ):
+        await owner.queue(QUEUE).enqueue("known", id="known")
+        async with refused(owner, StorageRefused, "XADD", "Nothing was written", "docs/stores.md"):
+            if verb == "enqueue":
+                await app.queue(QUEUE).enqueue(1)
+            else:
+                await app.queue(QUEUE).claim_one(wait="1s")

@@ -8,7 +8,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock import App, JobContext, JobFailed, Retry, Snooze, State, Unrecoverable, current_job
+from penstock import (
+    App,
+    InvalidOption,
+    JobContext,
+    JobFailed,
+    Retry,
+    Snooze,
+    State,
+    Unrecoverable,
+    current_job,
+)
 from penstock.core.job import NewJob, Options
 from penstock.core.retry import Fixed
 from penstock.worker.context import JobContext as Context
@@ -320,3 +330,28 @@ async def _state_is(job: object, state: State) -> bool:
 async def _failed(app: App, id: str) -> object | None:
     (job,) = await (await app.connect()).get("default", [id])
     return job if job is not None and job.state is State.FAILED else None
+
+
+async def test_an_error_that_says_when_to_come_back_is_believed(memory_app: App) -> None:
+    class TooManyRequests(Exception):
+        retry_at = datetime.now(UTC) + timedelta(hours=1)
+
+    @memory_app.task(queue="limited", attempts=2, backoff="1ms")
+    async def ask() -> None:
+        raise TooManyRequests("slow down")
+
+    handle = await ask.enqueue()
+    async with working(memory_app, queues=["limited"]) as worker:
+        await until(lambda: worker.stats.retrying)
+    job = await memory_app.queue("limited").get(handle.id)
+
+    assert job is not None
+    assert job.state is State.SCHEDULED
+    assert job.run_at is not None
+    assert timedelta(minutes=59) < job.run_at - datetime.now(UTC) < timedelta(minutes=61)
+
+
+@pytest.mark.parametrize("verdict", [Retry, Snooze])
+def test_a_time_without_a_zone_is_refused_where_it_is_raised(verdict: type[Retry] | type[Snooze]) -> None:
+    with pytest.raises(InvalidOption, match="no time zone"):
+        verdict(at=datetime(2030, 1, 1))

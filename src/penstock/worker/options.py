@@ -89,11 +89,11 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
         lease_ms=lease_ms,
         heartbeat_ms=_heartbeat_ms(given.get("heartbeat"), lease_ms),
         grace_ms=milliseconds(given.get("grace", "30s"), what="grace"),
-        burst=given.get("burst", False),
-        sweep=given.get("sweep", True),
+        burst=_flag("burst", given.get("burst", False)),
+        sweep=_flag("sweep", given.get("sweep", True)),
         threads=concurrency if threads is None else _count("threads", threads),
         child_processes=None if children is None else _count("child_processes", children),
-        middleware=(*app.middlewares, *given.get("middleware", ())),
+        middleware=(*app.middlewares, *map(_layer, given.get("middleware", ()))),
     )
 
 
@@ -123,6 +123,20 @@ def _weights(app: App, queues: Queues | None) -> dict[str, float]:
 def _count(what: str, value: int) -> int:
     if type(value) is not int or not 1 <= value <= 100_000:
         raise InvalidOption(f"{what}={value!r} is not usable. Give a whole number from 1 to 100000.")
+    return value
+
+
+def _flag(what: str, value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{what}={value!r} is not usable. Give True or False.")
+    return value
+
+
+def _layer(value: Middleware) -> Middleware:
+    if not callable(value):
+        raise InvalidOption(
+            f"middleware has {value!r}, which cannot be called. Give async def f(context, call_next)."
+        )
     return value
 
 

@@ -37,7 +37,10 @@ def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Bac
                 asked = _delay_ms(error.delay, error.at)
                 rest = _backoff_ms(error, lease, backoffs) if asked is None else asked
             case _:
-                rest = _backoff_ms(error, lease, backoffs)
+                # Clients of rate-limited services often know when to come back, and say so on what they raise.
+                at = getattr(error, "retry_at", None)
+                asked = _delay_ms(None, at) if isinstance(at, datetime) else None
+                rest = _backoff_ms(error, lease, backoffs) if asked is None else asked
         return Fail(_failure(error), retry_in_ms=rest, final=discarded)
     except Exception as broken:
         # A backoff function or a delay that fails must not cost the job its retries; say both.
@@ -79,7 +82,7 @@ def _backoff_ms(error: BaseException, lease: Lease, backoffs: Backoffs) -> int:
 
 def _delay_ms(delay: Duration | None, at: datetime | None) -> int | None:
     if at is not None:
-        # An instant named by the user; a naive one is local time, as everywhere in Python.
+        # An instant named by the user; on an error that is not ours a naive one is local time, as usual in Python.
         rest = (at.astimezone(UTC) - datetime.now(UTC)).total_seconds()
         return min(max(round(rest * 1000), 0), MAX_MS)
     return None if delay is None else milliseconds(delay)

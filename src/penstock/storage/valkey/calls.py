@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 
-from penstock.errors import StorageError, StorageVersion
+from penstock.errors import StorageError, StorageRefused, StorageVersion
 from penstock.storage.base import Ticket
 from penstock.storage.valkey.command import Arg, Caller
 from penstock.storage.valkey.keys import Keys
@@ -83,6 +83,16 @@ class Calls:
             return await self.call_once(queue, verb, args)
         self._free.append((lane, number))
         return reply
+
+    async def check_rights(self, queue: str) -> None:
+        """Raises ``StorageRefused`` if the user may not do all that the functions do to the queue's keys."""
+        missing = await self.call(queue, "rights", *self.library.commands)
+        if missing:
+            names = ", ".join(name.decode() for name in missing)
+            raise StorageRefused(
+                f"this user may not run {names} on the keys of queue {queue!r}. Nothing was written. "
+                "Give the user all rights that Penstock needs: docs/stores.md has the ACL rule"
+            )
 
     async def learn_options(self, queue: str) -> None:
         """Read all headers of the queue: a record refers to options that this process has not met."""

@@ -8,6 +8,7 @@ verbs share come first; each verb's file stands in a block of its own.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -33,12 +34,16 @@ end
 """
 
 
+_COMMAND: Final = re.compile(r"\b(?:call|send|send_all|read_many)\('([A-Z]+)'")
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
-    """``code`` is what FUNCTION LOAD takes."""
+    """``code`` is what FUNCTION LOAD takes; ``commands`` are those that its functions run."""
 
     name: str
     code: str
+    commands: tuple[str, ...]
 
     def function(self, verb: str) -> str:
         """The name FCALL knows a verb by."""
@@ -63,7 +68,7 @@ def assemble(files: dict[str, str]) -> Library:
     verbs = sorted(name for name in files if name not in SHARED)
     body = "\n".join([*(files[name] for name in SHARED), *(f"do\n{files[name]}end\n" for name in verbs)])
     name = f"penstock_{hashlib.sha256((_HEADER + body).encode()).hexdigest()[:12]}"
-    return Library(name, _HEADER.format(name=name) + body)
+    return Library(name, _HEADER.format(name=name) + body, tuple(sorted(set(_COMMAND.findall(body)))))
 
 
 @cache

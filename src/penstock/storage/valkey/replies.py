@@ -44,7 +44,7 @@ _REFUSALS: Final[tuple[tuple[str, type[StorageError], str], ...]] = (
     (r"MISCONF .*No space left", StorageFull, "Free disk space on the server; nothing was written"),
     (r"MISCONF ", StorageReadOnly, "It cannot save to disk, so takes no writes: see its log"),
     (r"(NOAUTH|WRONGPASS|DENIED) ", StorageRefused, "Check user and password in the URL"),
-    (r"NOPERM ", StorageRefused, "Give the user this right (ACL SETUSER)"),
+    (r"NOPERM |ERR ACL failure in script", StorageRefused, "Give the user this right (ACL SETUSER)"),
     (r"(MOVED|ASK) ", StorageError, "It is part of a cluster: use valkey+cluster://"),
     (r"ERR .*cluster support disabled", StorageError, "It is not a cluster: use valkey://"),
     (r"ERR max number of clients", StorageUnavailable, "Raise maxclients, or open fewer connections"),

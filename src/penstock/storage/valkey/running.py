@@ -55,6 +55,7 @@ class Running:
     _calls: Calls
 
     def __init__(self) -> None:
+        self._met: set[str] = set()
         self._registered: set[str] = set()
         self._seen_seq: dict[str, int] = {}
 
@@ -63,6 +64,7 @@ class Running:
     ) -> list[Enqueued]:
         """As ``Storage.enqueue``."""
         if queue not in self._registered:
+            await self._meet(queue)
             await self._calls.plain(self._calls.keys.registry, "SADD", self._calls.keys.registry, queue)
             self._registered.add(queue)
         seen = self._seen_seq.get(queue, 0)
@@ -70,6 +72,12 @@ class Running:
         if reply[0] <= seen and ticket is None:
             await self._went_back(queue, seen)
         return self._answers(queue, jobs, reply)
+
+    async def _meet(self, queue: str) -> None:
+        """Before the first verb that writes: a right that is missing halfway through would leave half of it."""
+        if queue not in self._met:
+            await self._calls.check_rights(queue)
+            self._met.add(queue)
 
     def _answers(self, queue: str, jobs: Sequence[NewJob], reply: list[Any]) -> list[Enqueued]:
         incarnation, exceptions = reply
@@ -96,6 +104,8 @@ class Running:
         self, queue: str, take: Take, *, wait_ms: int = 0, ticket: Ticket | None = None
     ) -> Claimed:
         """As ``Storage.claim``."""
+        if queue not in self._met:
+            await self._meet(queue)
         seen = self._seen_seq.get(queue, 0)
         args = (take.worker, take.count, take.lease_ms)
         if wait_ms > 0:
