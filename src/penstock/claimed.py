@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
@@ -21,6 +20,7 @@ from penstock.core.duration import Duration, milliseconds
 from penstock.core.job import Lease
 from penstock.core.outcome import Complete, Fail, Outcome, Release, Snooze
 from penstock.errors import InvalidInput, LeaseLost, SerializationError, StorageError, Verdict
+from penstock.leased import LeasedJob
 from penstock.storage.base import Held, Report, Settlement
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _UNSET: Final = object()
 J = TypeVar("J", "ClaimedJob", "ClaimedJob | None")
 
 
-class ClaimedJob:
+class ClaimedJob(LeasedJob):
     """A job under a lease of ours. Settle it once, by ``complete``, ``fail``, ``release`` or ``snooze``.
 
     Each of these says whether it counted: false means that the lease was lost, or that this job was settled here
@@ -46,7 +46,6 @@ class ClaimedJob:
     """
 
     __slots__ = (
-        "_lease",
         "_lease_ms",
         "_payload",
         "_session",
@@ -58,9 +57,9 @@ class ClaimedJob:
     )
 
     def __init__(self, source: Source, session: Session, lease: Lease, *, lease_ms: int, worker: str) -> None:
+        super().__init__(lease)
         self._source = source
         self._session = session
-        self._lease = lease
         self._lease_ms = lease_ms
         self._worker = worker
         self._payload: Any = _UNSET
@@ -73,36 +72,8 @@ class ClaimedJob:
         return f"<ClaimedJob {self.queue}/{self.id} run {self.run}>"
 
     @property
-    def id(self) -> str:
-        return self._lease.id
-
-    @property
     def queue(self) -> str:
         return self._source.queue
-
-    @property
-    def task(self) -> str:
-        """The task's name; empty for a payload without a task."""
-        return self._lease.options.task
-
-    @property
-    def token(self) -> int:
-        """The fencing token: rises from claim to claim of a queue, for stores of one's own."""
-        return self._lease.token
-
-    @property
-    def run(self) -> int:
-        """Which run of the job this is, from 1."""
-        return self._lease.run
-
-    @property
-    def failures(self) -> int:
-        """How many runs have failed before."""
-        return self._lease.failures
-
-    @property
-    def enqueued_at(self) -> datetime:
-        return datetime.fromtimestamp(self._lease.enqueued_at_ms / 1000, UTC)
 
     @property
     def payload(self) -> Any:

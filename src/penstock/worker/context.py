@@ -7,13 +7,13 @@ in threads and in process runners too.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from penstock.core.job import Lease
 from penstock.errors import SerializationError
+from penstock.leased import LeasedJob
 from penstock.worker.reporter import Receipt
 from penstock.worker.run import Run
 
@@ -69,7 +69,7 @@ class RunLink:
         return reporter.add(self._run, progress=progress, log=log, payload=payload)
 
 
-class JobContext:
+class JobContext(LeasedJob):
     """The job that is being run. May be used from the handler's thread, loop or process alike.
 
     ``progress``, ``log`` and ``update_payload`` return at once and are sent in batches, the last of them before
@@ -78,10 +78,10 @@ class JobContext:
     """
 
     __penstock_context__ = True
-    __slots__ = ("_lease", "_link", "queue")
+    __slots__ = ("_link", "queue")
 
     def __init__(self, lease: Lease, queue: str, link: ContextLink) -> None:
-        self._lease = lease
+        super().__init__(lease)
         self._link = link
         self.queue = queue
 
@@ -89,42 +89,9 @@ class JobContext:
         return f"<JobContext {self.task or 'job'} {self.id!r} of {self.queue!r}, run {self.run}>"
 
     @property
-    def id(self) -> str:
-        return self._lease.id
-
-    @property
-    def task(self) -> str:
-        """The task's name; empty for a job of a queue without tasks."""
-        return self._lease.options.task
-
-    @property
-    def run(self) -> int:
-        """Which run of the job this is, from 1. Counts runs that were snoozed or handed back, too."""
-        return self._lease.run
-
-    @property
-    def failures(self) -> int:
-        """How many runs have failed before."""
-        return self._lease.failures
-
-    @property
-    def attempts(self) -> int:
-        """How many failures end the job."""
-        return self._lease.options.attempts
-
-    @property
     def payload(self) -> bytes:
         """The payload as it was when the job was claimed."""
         return self._lease.payload
-
-    @property
-    def token(self) -> int:
-        """The fencing token of this run: rises from claim to claim of a queue, for stores of one's own."""
-        return self._lease.token
-
-    @property
-    def enqueued_at(self) -> datetime:
-        return datetime.fromtimestamp(self._lease.enqueued_at_ms / 1000, UTC)
 
     @property
     def cancelled(self) -> bool:

@@ -1,0 +1,51 @@
+"""What is known of a job while somebody holds its lease."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from penstock.core.job import Lease
+
+__all__ = ["LeasedJob"]
+
+
+class LeasedJob:
+    """The part that a worker's ``JobContext`` and a ``ClaimedJob`` of one's own loop have in common."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    @property
+    def id(self) -> str:
+        return self._lease.id
+
+    @property
+    def task(self) -> str:
+        """The task's name; empty for a payload without a task."""
+        return self._lease.options.task
+
+    @property
+    def run(self) -> int:
+        """Which run of the job this is, from 1. Counts runs that were snoozed or handed back, too."""
+        return self._lease.run
+
+    @property
+    def failures(self) -> int:
+        """How many runs have failed before."""
+        return self._lease.failures
+
+    @property
+    def attempts(self) -> int:
+        """How many failures end the job."""
+        return self._lease.options.attempts
+
+    @property
+    def token(self) -> int:
+        """The fencing token of this run: rises from claim to claim of a queue, for stores of one's own."""
+        return self._lease.token
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return datetime.fromtimestamp(self._lease.enqueued_at_ms / 1000, UTC)
