@@ -159,8 +159,9 @@ async def test_a_full_worker_does_not_wait_for_jobs_another_could_take(memory_ap
         await until(lambda: full.stats.completed == 1)
 
 
+@pytest.mark.parametrize("while_it_waits", [False, True])
 async def test_an_answer_that_comes_after_the_lease_is_not_run(
-    memory_app: App, monkeypatch: pytest.MonkeyPatch
+    memory_app: App, monkeypatch: pytest.MonkeyPatch, while_it_waits: bool
 ) -> None:
     """The loop, or the machine, stood still between claim and answer; the jobs may be somebody else's by now."""
     ran: list[int] = []
@@ -182,8 +183,12 @@ async def test_an_answer_that_comes_after_the_lease_is_not_run(
         return claimed
 
     monkeypatch.setattr(storage, "claim", slow)
-    job = await note.enqueue(1)
-    async with working(memory_app, lease="300ms", heartbeat="150ms"):
+    if not while_it_waits:
+        job = await note.enqueue(1)
+    async with working(memory_app, lease="300ms", heartbeat="150ms") as worker:
+        if while_it_waits:
+            await until(lambda: worker.health().consuming)
+            job = await note.enqueue(1)
         await job.result(timeout="10s")
         info = await job.get()
     assert info is not None

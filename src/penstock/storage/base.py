@@ -3,7 +3,7 @@
 Every verb is atomic and appends its events to the queue's log in the same step. Hot verbs take and give
 lists, and act as if their items came one after the other. Arguments have been validated by the caller
 (``core.names``, sizes, options); an engine checks only what it alone can know. ``tests/contract`` is how an
-engine knows that it is right.
+engine knows that it is right. What the verbs take and give is in ``storage.values``.
 
 Time is the store's: ``now`` is the store's clock, never going back within a queue.
 
@@ -14,15 +14,39 @@ a minute. Engines that talk over a network issue tickets of their own when they 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-import msgspec
-
-from penstock.core.event import Event
-from penstock.core.job import Enqueued, Job, Lease, NewJob
+from penstock.core.job import Enqueued, Job, NewJob
 from penstock.core.lifecycle import State
-from penstock.core.outcome import Failure, Outcome
+from penstock.storage.values import (
+    Bulk,
+    CancelAnswer,
+    Change,
+    ChangeAnswer,
+    Checked,
+    Claimed,
+    Consumer,
+    Counts,
+    EventPage,
+    Extended,
+    Finished,
+    Gap,
+    Held,
+    JobPage,
+    PromoteAnswer,
+    QueueSettings,
+    RemoveAnswer,
+    Report,
+    RetryAnswer,
+    Settled,
+    SettledBatch,
+    Settlement,
+    Swept,
+    Take,
+    Ticket,
+    WorkerRecord,
+)
 
 __all__ = [
     "Bulk",
@@ -53,208 +77,6 @@ __all__ = [
     "Ticket",
     "WorkerRecord",
 ]
-
-CancelAnswer = Literal["cancelled", "requested", "completed", "failed", "already_cancelled", "not_found"]
-RetryAnswer = Literal["retried", "not_failed", "not_found"]
-PromoteAnswer = Literal["promoted", "not_scheduled", "not_found"]
-ChangeAnswer = Literal["changed", "wrong_state", "not_found"]
-RemoveAnswer = Literal["removed", "active", "not_found"]
-Extended = Literal["extended", "cancel", "expired", "lost"]
-
-
-class Ticket(NamedTuple):
-    """Names a call, so that its repetition is known as such. A lane has one call under way at a time."""
-
-    lane: str
-    number: int
-
-
-class Take(msgspec.Struct, frozen=True):
-    """Ask for up to ``count`` ready jobs, leased to ``worker`` for ``lease_ms``."""
-
-    worker: str
-    count: int
-    lease_ms: int
-
-
-class Claimed(msgspec.Struct, frozen=True):
-    """What a claim got. ``wait_ms``: come again after that long (``None``: nothing is due at any known time).
-
-    ``paused`` is why there may be nothing although jobs wait.
-    """
-
-    leases: list[Lease]
-    wait_ms: int | None = None
-    paused: bool = False
-
-
-class Settlement(msgspec.Struct, frozen=True):
-    """One outcome, with the token that entitles to it."""
-
-    id: str
-    token: int
-    outcome: Outcome
-
-
-class Settled(msgspec.Struct, frozen=True):
-    """``applied`` is false if the lease was lost: nothing changed. ``state`` is the job's afterwards
-    (``None``: it has no record any more)."""
-
-    applied: bool
-    state: State | None
-
-
-class SettledBatch(msgspec.Struct, frozen=True):
-    """The answers in the order of the settlements, and the next jobs if any were asked for."""
-
-    answers: list[Settled]
-    claimed: Claimed | None = None
-
-
-class Held(NamedTuple):
-    """A lease as its holder names it."""
-
-    id: str
-    token: int
-
-
-class Report(msgspec.Struct, frozen=True):
-    """What a running job says of itself. ``progress`` is JSON; ``log`` lines are appended; ``payload`` replaces
-    the stored one (the next run sees it)."""
-
-    id: str
-    token: int
-    progress: bytes | None = None
-    log: tuple[str, ...] = ()
-    payload: bytes | None = None
-
-
-class Change(msgspec.Struct, frozen=True):
-    """What to change of a job; ``None`` leaves a field as it is. ``delay_ms`` counts from now."""
-
-    payload: bytes | None = None
-    priority: int | None = None
-    delay_ms: int | None = None
-    result_ttl_ms: int | None = None
-
-
-class Swept(msgspec.Struct, frozen=True):
-    """What one sweep did. ``more``: it stopped at its bound. ``wait_ms``: when time brings the next thing."""
-
-    promoted: int = 0
-    rescued: int = 0
-    expired: int = 0
-    pruned: int = 0
-    trimmed: int = 0
-    more: bool = False
-    wait_ms: int | None = None
-
-
-class Finished(msgspec.Struct, frozen=True):
-    """News of a job's end for a listener. ``expired`` tells a failure by ttl from others."""
-
-    id: str
-    incarnation: int
-    state: State
-    result: bytes | None = None
-    failure: Failure | None = None
-
-
-class Counts(msgspec.Struct, frozen=True):
-    """How many jobs there are by state. ``oldest_waiting_ms``: how long the next in line has been ready."""
-
-    scheduled: int = 0
-    waiting: int = 0
-    blocked: int = 0
-    active: int = 0
-    completed: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    paused: bool = False
-    oldest_waiting_ms: int = 0
-
-    @property
-    def open(self) -> int:
-        """Jobs that have not ended; 0 means drained."""
-        return self.scheduled + self.waiting + self.blocked + self.active
-
-
-class JobPage(msgspec.Struct, frozen=True):
-    """Some jobs, and the cursor for the next page (empty: that was all)."""
-
-    jobs: list[Job]
-    cursor: str = ""
-
-
-class WorkerRecord(msgspec.Struct, frozen=True):
-    """A worker as it last described itself. ``info`` is JSON of its own making."""
-
-    id: str
-    info: bytes
-    seen_at_ms: int
-    age_ms: int
-
-
-class Gap(NamedTuple):
-    """Events ``first`` to ``last`` are no longer kept."""
-
-    first: int
-    last: int
-
-
-class EventPage(msgspec.Struct, frozen=True):
-    """Events in order after the asked offset. ``next``: the offset to go on from. ``last``: the newest there is.
-
-    ``gap`` names what was trimmed before it could be read. ``epoch`` changes when the store may have gone
-    back in time; offsets of another epoch mean nothing.
-    """
-
-    events: list[Event]
-    next: int
-    last: int
-    epoch: str
-    gap: Gap | None = None
-
-
-class Consumer(msgspec.Struct, frozen=True):
-    """A named reader of the log: events after ``offset`` are kept for it until ``expires_at_ms``."""
-
-    name: str
-    offset: int
-    expires_at_ms: int
-
-
-class QueueSettings(msgspec.Struct, frozen=True):
-    """What is kept, and how much. ``None`` means no bound.
-
-    ``keep_completed``/``keep_failed``: at most so many, whatever their ttl. ``events_*``: how much of the log is
-    kept; named consumers hold it back up to ``events_hard_cap`` entries.
-    """
-
-    keep_completed: int | None = None
-    keep_failed: int | None = None
-    events_count: int | None = 1_000_000
-    events_age_ms: int | None = None
-    events_bytes: int | None = None
-    events_hard_cap: int = 10_000_000
-
-
-class Bulk(msgspec.Struct, frozen=True):
-    """How far a bulk verb got. Call it again with ``cursor`` until that is empty.
-
-    A bulk verb touches only jobs that were there at its first call: the cursor carries where it started.
-    """
-
-    done: int
-    cursor: str = ""
-
-
-class Checked(msgspec.Struct, frozen=True):
-    """What a full check found, by kind, and whether it was mended."""
-
-    records: int
-    problems: Mapping[str, int]
-    repaired: bool
 
 
 class Storage(Protocol):

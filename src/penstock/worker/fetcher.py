@@ -102,9 +102,8 @@ class Fetcher:
         run.lane.outcomes.append(run)
         if not self.executor.running and not self._starting:
             self._pump()  # nobody else is about to finish: a lone job is not kept waiting
-        elif not self._pump_scheduled:
-            self._pump_scheduled = True
-            self._loop.call_soon(self._pump)
+        else:
+            self.pump_soon()
 
     def pump_soon(self) -> None:
         """Look for what can be sent, once this turn of the loop is over."""
@@ -293,10 +292,13 @@ class Fetcher:
 
     async def _wait(self, lane: Lane, count: int) -> None:
         """Sleep until there may be something; with slots to spare, come back with it."""
+        began_at = time.monotonic()
         try:
             if count:
                 take = Take(self._worker_id, count, self._lease_ms)
-                claimed = await self._storage.claim(lane.name, take, wait_ms=self.longest_wait_ms)
+                # Well within a lease: when the claim was made is not known, only when the wait for it began.
+                wait_ms = min(self.longest_wait_ms, 2 * self._lease_ms // 5)
+                claimed = await self._storage.claim(lane.name, take, wait_ms=wait_ms)
             else:
                 await self._storage.wait(lane.name, timeout_ms=self.longest_wait_ms)
         except Exception as error:
@@ -307,7 +309,7 @@ class Fetcher:
         if not count:
             self._wake(lane)
             return
-        self._receive(lane, claimed, count, time.monotonic())
+        self._receive(lane, claimed, count, began_at)
         self._pump()
 
     def _begin_wait(self, lane: Lane) -> None:
