@@ -316,13 +316,11 @@ class Fetcher:
         # Reserved slots: so it gets few, and none if others would have to go without.
         lane.spare = min(_MOST_PER_WAIT, self.free // (2 * len(self.lanes)))
         self._reserved += lane.spare
-        wait = self._wait(lane, lane.spare)
-        lane.waiter = self._loop.create_task(wait, context=self._context.copy())
+        lane.waiter = self._loop.create_task(self._wait(lane, lane.spare), context=self._context.copy())
 
     def _end_wait(self, lane: Lane) -> None:
         self._reserved -= lane.spare
-        lane.spare = 0
-        lane.waiter = None
+        lane.spare, lane.waiter = 0, None
 
     def _wake(self, lane: Lane) -> None:
         lane.dry = False
