@@ -18,12 +18,13 @@ from penstock.errors import InvalidOption
 from penstock.events import read_events
 from penstock.info import JobInfo, WorkerInfo
 from penstock.options import refuse_unknown, whole_number
-from penstock.storage.base import Change
+from penstock.storage.values import Change
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.source import Source
-    from penstock.storage.base import (
+    from penstock.storage.base import Storage
+    from penstock.storage.values import (
         Bulk,
         CancelAnswer,
         ChangeAnswer,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         QueueSettings,
         RemoveAnswer,
         RetryAnswer,
-        Storage,
     )
 
 __all__ = ["QueueAdmin", "Settings"]
@@ -47,7 +47,7 @@ A = TypeVar("A")
 
 
 class Settings(TypedDict, total=False):
-    """What is kept of a queue; ``None`` is no bound. See ``storage.base.QueueSettings``."""
+    """What is kept of a queue; ``None`` is no bound. See ``storage.values.QueueSettings``."""
 
     keep_completed: int | None
     keep_failed: int | None

@@ -21,7 +21,7 @@ from penstock.core.job import Lease
 from penstock.core.outcome import Complete, Fail, Outcome, Release, Snooze
 from penstock.errors import InvalidInput, LeaseLost, SerializationError, StorageError, Verdict
 from penstock.leased import LeasedJob
-from penstock.storage.base import Held, Report, Settlement
+from penstock.storage.values import Held, Report, Settlement
 
 if TYPE_CHECKING:
     from penstock.claiming import Claiming

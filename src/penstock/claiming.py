@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final
 from penstock.claimed import ClaimedJob
 from penstock.core.outcome import Release
 from penstock.errors import StorageError
-from penstock.storage.base import Settlement, Take
+from penstock.storage.values import Settlement, Take
 
 if TYPE_CHECKING:
     from penstock.session import Session
     from penstock.source import Source
-    from penstock.storage.base import Claimed, Storage
+    from penstock.storage.base import Storage
+    from penstock.storage.values import Claimed
 
 __all__ = ["Claiming"]
 

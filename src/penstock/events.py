@@ -10,7 +10,7 @@ from penstock.errors import EventsLost
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.core.event import Event
-    from penstock.storage.base import EventPage
+    from penstock.storage.values import EventPage
 
 __all__ = ["read_events"]
 

@@ -13,12 +13,12 @@ from penstock.core.duration import Duration, describe, milliseconds
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.errors import JobCancelled, JobError, JobExpired, JobFailed, JobNotFound, ResultTimeout
 from penstock.info import JobInfo
-from penstock.storage.base import Change, Finished
+from penstock.storage.values import Change, Finished
 
 if TYPE_CHECKING:
     from penstock.core.job import Enqueued, EnqueueStatus, NewJob
     from penstock.source import Source
-    from penstock.storage.base import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer
+    from penstock.storage.values import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer
 
 __all__ = ["JobHandle", "call"]
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.core.lifecycle import State
     from penstock.core.outcome import Failure
     from penstock.source import Source
-    from penstock.storage.base import WorkerRecord
+    from penstock.storage.values import WorkerRecord
 
 __all__ = ["JobInfo", "WorkerInfo"]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from penstock.core.ids import uuid7
 from penstock.core.job import Enqueued, NewJob
 from penstock.core.outcome import Complete
-from penstock.storage.base import Extended, Held, Settled, Settlement
 from penstock.storage.coalesce import Coalescer
+from penstock.storage.values import Extended, Held, Settled, Settlement
 from penstock.waiter import Waiter
 
 if TYPE_CHECKING:

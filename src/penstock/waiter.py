@@ -19,7 +19,8 @@ from penstock.storage.coalesce import Coalescer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.storage.base import Finished, Storage
+    from penstock.storage.base import Storage
+    from penstock.storage.values import Finished
 
 __all__ = ["Expected", "Waiter"]
 

@@ -23,7 +23,7 @@ from penstock import (
     StorageUnavailable,
 )
 from penstock.core.job import Enqueued, NewJob
-from penstock.storage.base import Finished, Ticket
+from penstock.storage.values import Finished, Ticket
 from penstock.waiter import Expected, Waiter
 from tests.client.conftest import until, working
 from tests.client.spy import Spy, spy_on

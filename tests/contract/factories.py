@@ -12,7 +12,8 @@ from penstock.core.event import Event
 from penstock.core.job import Conflict, Enqueued, Job, Lease, NewJob, Options
 from penstock.core.lifecycle import TERMINAL, EventType, State, sources
 from penstock.core.outcome import Complete, Fail, Failure, Outcome
-from penstock.storage.base import Settled, Settlement, Storage, Take
+from penstock.storage.base import Storage
+from penstock.storage.values import Settled, Settlement, Take
 
 __all__ = [
     "BOOM",

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Fail
-from penstock.storage.base import CancelAnswer, Finished
+from penstock.storage.values import CancelAnswer, Finished
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, Seen, other_states, start_states
 
 E, S = EventType, State

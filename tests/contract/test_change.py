@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.core.outcome import Release
-from penstock.storage.base import Change
+from penstock.storage.values import Change
 from tests.contract.factories import MINUTE_MS, STATES, TERMINAL_STATES, Bench, Seen
 
 E, S = EventType, State

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Fail, Outcome, Release, Snooze
-from penstock.storage.base import Claimed, Take, Ticket
+from penstock.storage.values import Claimed, Take, Ticket
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, Seen, other_states
 
 E, S = EventType, State

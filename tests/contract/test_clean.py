@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete
-from penstock.storage.base import Bulk
+from penstock.storage.values import Bulk
 from tests.contract.factories import MINUTE_MS, TERMINAL_STATES, Bench, Seen
 
 E, S = EventType, State

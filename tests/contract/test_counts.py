@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.lifecycle import State
-from penstock.storage.base import Counts
+from penstock.storage.values import Counts
 from tests.contract.factories import LEASE_MS, MINUTE_MS, STATES, Bench
 
 S = State

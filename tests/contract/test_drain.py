@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.lifecycle import EventType, State
-from penstock.storage.base import Bulk, Finished
+from penstock.storage.values import Bulk, Finished
 from tests.contract.factories import MINUTE_MS, STATES, Bench, Seen
 
 E, S = EventType, State

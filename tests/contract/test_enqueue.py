@@ -7,7 +7,7 @@ import pytest
 from penstock.core.job import Conflict, Enqueued, NewJob, Options
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.core.outcome import Complete, Fail
-from penstock.storage.base import Report, Ticket
+from penstock.storage.values import Report, Ticket
 from tests.contract.factories import BOOM, MINUTE_MS, STATES, Bench, Seen, redispatch
 
 E, S = EventType, State

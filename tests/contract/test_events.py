@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.core.lifecycle import EventType, State
-from penstock.storage.base import Consumer, Gap, QueueSettings
+from penstock.storage.values import Consumer, Gap, QueueSettings
 from tests.contract.factories import MINUTE_MS, Bench
 
 E, S = EventType, State

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
-from penstock.storage.base import Extended, Held
+from penstock.storage.values import Extended, Held
 from tests.contract.factories import LEASE_MS, MINUTE_MS, STATES, Bench
 
 S = State

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome
-from penstock.storage.base import Settled
+from penstock.storage.values import Settled
 from tests.contract.factories import BOOM, LEASE_MS, TERMINAL_STATES, Bench
 
 E, S = EventType, State

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.lifecycle import EventType, State
 from penstock.errors import StorageError
-from penstock.storage.base import Finished, QueueSettings
+from penstock.storage.values import Finished, QueueSettings
 from tests.contract.factories import STATES, Bench, Seen
 
 E, S = EventType, State

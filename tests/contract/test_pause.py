@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete
-from penstock.storage.base import Held, Settled
+from penstock.storage.values import Held, Settled
 from tests.contract.factories import LEASE_MS, Bench, Seen
 
 E, S = EventType, State

@@ -9,7 +9,7 @@ import pytest
 from penstock.core.job import Enqueued, Options
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
-from penstock.storage.base import Finished, Settled
+from penstock.storage.values import Finished, Settled
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, TERMINAL_STATES, Bench, Seen, redispatch
 
 E, S = EventType, State

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.lifecycle import OPEN, EventType, State
-from penstock.storage.base import Finished
+from penstock.storage.values import Finished
 from tests.contract.factories import Bench, Seen, other_states, start_states
 
 E, S = EventType, State

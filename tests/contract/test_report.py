@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Release
-from penstock.storage.base import Report
+from penstock.storage.values import Report
 from tests.contract.factories import STATES, Bench
 
 E, S = EventType, State

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Fail
-from penstock.storage.base import RetryAnswer
+from penstock.storage.values import RetryAnswer
 from tests.contract.factories import BOOM, MINUTE_MS, Bench, Seen, other_states, start_states
 
 E, S = EventType, State

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from penstock.core.lifecycle import EventType
-from penstock.storage.base import QueueSettings
+from penstock.storage.values import QueueSettings
 from tests.contract.factories import Bench
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete
-from penstock.storage.base import QueueSettings, Swept
+from penstock.storage.values import QueueSettings, Swept
 from tests.contract.factories import LEASE_MS, MINUTE_MS, STATES, TERMINAL_STATES, Bench, Seen
 
 E, S = EventType, State

@@ -9,7 +9,7 @@ import pytest
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail, Snooze
 from penstock.errors import JobNotFound
-from penstock.storage.base import Finished
+from penstock.storage.values import Finished
 from tests.contract.factories import BOOM, MINUTE_MS, STATES, TERMINAL_STATES, Bench
 
 S = State

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
-from penstock.storage.base import Held, WorkerRecord
+from penstock.storage.values import Held, WorkerRecord
 from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench
 
 S = State

@@ -17,17 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.core.job import Job, Lease, NewJob
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound, StorageError
-from penstock.storage.base import (
-    Change,
-    Claimed,
-    Held,
-    QueueSettings,
-    Report,
-    Settlement,
-    Storage,
-    Take,
-    Ticket,
-)
+from penstock.storage.base import Storage
+from penstock.storage.values import Change, Claimed, Held, QueueSettings, Report, Settlement, Take, Ticket
 from tests.model import strategies as draw
 from tests.model.model import Model
 from tests.model.sight import Sight

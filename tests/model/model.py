@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
-from penstock.storage.base import (
+from penstock.storage.values import (
     CancelAnswer,
     Change,
     ChangeAnswer,

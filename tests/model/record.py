@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from penstock.core.job import Lease, Options
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
-from penstock.storage.base import Finished
+from penstock.storage.values import Finished
 
 __all__ = ["ORDER", "Happened", "Record", "Slot", "by_time", "lease_of", "news_of", "replaces"]
 

@@ -10,7 +10,7 @@ import msgspec
 from penstock.core.job import Enqueued, EnqueueStatus, Lease, NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
-from penstock.storage.base import (
+from penstock.storage.values import (
     Claimed,
     Extended,
     Held,

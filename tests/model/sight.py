@@ -14,7 +14,7 @@ from penstock.core.event import Event
 from penstock.core.job import Job, Lease, NewJob
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.outcome import Failure
-from penstock.storage.base import Claimed, Finished, SettledBatch, Swept
+from penstock.storage.values import Claimed, Finished, SettledBatch, Swept
 from tests.model.record import Happened, Record
 from tests.model.strategies import UNIT
 

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.outcome import Failure
-from penstock.storage.base import Finished, PromoteAnswer, QueueSettings
+from penstock.storage.values import Finished, PromoteAnswer, QueueSettings
 from tests.model.record import ORDER, Happened, Record, Slot, news_of, replaces
 
 __all__ = ["EXPIRED", "STALLED", "Steps"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.core.job import Conflict, NewJob, Options
 from penstock.core.lifecycle import TERMINAL
 from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome, Release, Snooze
-from penstock.storage.base import Change, QueueSettings, Take
+from penstock.storage.values import Change, QueueSettings, Take
 
 __all__ = [
     "IDS",

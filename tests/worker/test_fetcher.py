@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock import App
-from penstock.storage.base import Take
+from penstock.storage.values import Take
 from penstock.worker import fetcher
 from penstock.worker.lane import Lane, apportion
 from tests.worker.conftest import running, until, working

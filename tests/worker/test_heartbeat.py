@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from penstock import App, JobContext, State
-from penstock.storage.base import Held, Take
+from penstock.storage.values import Held, Take
 from tests.worker.conftest import recorded, until, working
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from penstock import App, State, StorageUnavailable
-from penstock.storage.base import SettledBatch, Storage, Take
+from penstock.storage.base import Storage
+from penstock.storage.values import SettledBatch, Take
 from penstock.worker import fetcher
 from tests.servers import ValkeyServer
 from tests.worker.conftest import recorded, until, working

@@ -31,7 +31,6 @@ from penstock.storage.values import (
     EventPage,
     Extended,
     Finished,
-    Gap,
     Held,
     JobPage,
     PromoteAnswer,
@@ -39,7 +38,6 @@ from penstock.storage.values import (
     RemoveAnswer,
     Report,
     RetryAnswer,
-    Settled,
     SettledBatch,
     Settlement,
     Swept,
@@ -48,35 +46,7 @@ from penstock.storage.values import (
     WorkerRecord,
 )
 
-__all__ = [
-    "Bulk",
-    "CancelAnswer",
-    "Change",
-    "ChangeAnswer",
-    "Checked",
-    "Claimed",
-    "Consumer",
-    "Counts",
-    "EventPage",
-    "Extended",
-    "Finished",
-    "Gap",
-    "Held",
-    "JobPage",
-    "PromoteAnswer",
-    "QueueSettings",
-    "RemoveAnswer",
-    "Report",
-    "RetryAnswer",
-    "Settled",
-    "SettledBatch",
-    "Settlement",
-    "Storage",
-    "Swept",
-    "Take",
-    "Ticket",
-    "WorkerRecord",
-]
+__all__ = ["Storage"]
 
 
 class Storage(Protocol):

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.job import Lease
 from penstock.errors import StorageError
-from penstock.storage.base import Claimed, Held, Settled, SettledBatch, Settlement, Storage, Take
+from penstock.storage.base import Storage
+from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settlement, Take
 from penstock.worker import recovery
 from penstock.worker.lane import Lane, apportion
 from penstock.worker.run import Run

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from penstock.errors import StorageError
-from penstock.storage.base import Extended, Held, Storage
+from penstock.storage.base import Storage
+from penstock.storage.values import Extended, Held
 from penstock.worker.lane import Lane
 from penstock.worker.run import Run
 

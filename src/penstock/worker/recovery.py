@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from penstock.core.outcome import Release
 from penstock.errors import StorageError
-from penstock.storage.base import Held, Settled, Settlement, Storage
+from penstock.storage.base import Storage
+from penstock.storage.values import Held, Settled, Settlement
 from penstock.worker.lane import Lane
 from penstock.worker.run import Run
 

@@ -11,7 +11,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import LeaseLost, StorageError
-from penstock.storage.base import Report, Storage
+from penstock.storage.base import Storage
+from penstock.storage.values import Report
 
 if TYPE_CHECKING:
     from penstock.worker.run import Run

@@ -9,7 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import StorageError
-from penstock.storage.base import Settled, Storage
+from penstock.storage.base import Storage
+from penstock.storage.values import Settled
 from penstock.worker.deadlines import PATIENCE_S
 from penstock.worker.drain import DrainWatch
 from penstock.worker.executor import Executor

@@ -18,7 +18,8 @@ from typing import Final
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.names import check_queue
 from penstock.errors import StorageError
-from penstock.storage.base import Storage, Swept
+from penstock.storage.base import Storage
+from penstock.storage.values import Swept
 
 __all__ = ["Sweeper", "main"]
 

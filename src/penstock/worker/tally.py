@@ -9,7 +9,7 @@ from typing import assert_never
 
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Cancel, Complete, Fail, Release, Snooze
-from penstock.storage.base import Settled
+from penstock.storage.values import Settled
 from penstock.worker.events import EventName, Listeners, WorkerEvent
 from penstock.worker.health import WorkerStats
 from penstock.worker.run import Run

@@ -12,7 +12,7 @@ import time
 from penstock.core.job import NewJob
 from penstock.core.outcome import Complete
 from penstock.storage import Storage, open_storage
-from penstock.storage.base import Settlement, Take
+from penstock.storage.values import Settlement, Take
 
 QUEUE = "shared"
 

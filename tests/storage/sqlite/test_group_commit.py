@@ -8,9 +8,9 @@ import pytest
 
 from penstock.core.job import NewJob
 from penstock.errors import JobNotFound, StorageError, StorageFull, StorageUnavailable
-from penstock.storage.base import Take
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.sqlite.writer import Writer
+from penstock.storage.values import Take
 from tests.storage.sqlite.conftest import Opener
 
 BIG = b"x" * 200_000

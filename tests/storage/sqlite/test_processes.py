@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from penstock.core.job import NewJob
-from penstock.storage.base import Take
 from penstock.storage.sqlite.connection import file_identity
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.sqlite.wake import signal_directory
+from penstock.storage.values import Take
 from tests.storage.sqlite.conftest import Opener, Starter
 
 QUEUE = "shared"

@@ -12,8 +12,8 @@ from redis.asyncio import RedisCluster
 from penstock.core.job import NewJob
 from penstock.core.outcome import Complete
 from penstock.errors import InvalidName
-from penstock.storage.base import Settlement, Take
 from penstock.storage.valkey.engine import ValkeyStorage
+from penstock.storage.values import Settlement, Take
 from tests.servers import HOST
 
 QUEUE = "mail"

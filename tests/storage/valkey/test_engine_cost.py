@@ -10,8 +10,8 @@ import pytest
 from penstock.core.job import NewJob, Options
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail, Failure
-from penstock.storage.base import Change, Report, Settlement, Take
 from penstock.storage.valkey.engine import ValkeyStorage
+from penstock.storage.values import Change, Report, Settlement, Take
 from tests.servers import ValkeyServer
 
 QUEUE = "mail"

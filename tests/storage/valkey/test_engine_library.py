@@ -11,10 +11,10 @@ import pytest
 from penstock.core.job import NewJob
 from penstock.core.outcome import Complete
 from penstock.errors import StorageVersion
-from penstock.storage.base import Settlement, Take
 from penstock.storage.valkey.calls import Calls
 from penstock.storage.valkey.engine import ValkeyStorage
 from penstock.storage.valkey.library import assemble, library
+from penstock.storage.values import Settlement, Take
 from tests.servers import ValkeyCluster, ValkeyServer
 
 QUEUE = "mail"

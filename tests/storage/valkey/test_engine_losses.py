@@ -13,10 +13,10 @@ from penstock.core.job import NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
 from penstock.errors import StorageFull
-from penstock.storage.base import Settlement, Take
 from penstock.storage.valkey.command import Again
 from penstock.storage.valkey.engine import ValkeyStorage
 from penstock.storage.valkey.router import Router
+from penstock.storage.values import Settlement, Take
 from tests.servers import ValkeyServer
 
 QUEUE = "mail"

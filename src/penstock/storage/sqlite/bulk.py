@@ -13,12 +13,12 @@ import msgspec
 
 from penstock.core.lifecycle import EventType, State
 from penstock.errors import InvalidOption, StorageError
-from penstock.storage.base import Bulk, Finished
 from penstock.storage.sqlite.operate import retry_record
 from penstock.storage.sqlite.records import CANCELLED, FAILED, Record, Slot
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import remove
+from penstock.storage.values import Bulk, Finished
 
 __all__ = ["clean", "drain", "obliterate", "retry_all"]
 

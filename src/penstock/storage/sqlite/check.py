@@ -7,9 +7,9 @@ from typing import Final
 
 from penstock.core.job import DEFAULT_OPTIONS
 from penstock.core.lifecycle import State
-from penstock.storage.base import Checked
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
+from penstock.storage.values import Checked
 
 __all__ = ["check"]
 

@@ -10,11 +10,11 @@ import msgspec
 
 from penstock.core.job import Lease
 from penstock.core.lifecycle import EventType
-from penstock.storage.base import Claimed, Extended, Held, Take
 from penstock.storage.sqlite.records import ACTIVE, WAITING, Record, as_lease, unpack_options
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import enter_waiting, expire
+from penstock.storage.values import Claimed, Extended, Held, Take
 
 __all__ = ["claim", "extend", "promote_due", "read_back"]
 
@@ -149,7 +149,7 @@ def _note_claims(step: Step, leases: list[Lease], waits_ms: list[int], worker: s
 def _next_due_in(step: Step) -> int | None:
     if not step.queue.scheduled:
         return None
-    due = int(step.sql.execute(_sql["next_due"], (step.queue.key,)).fetchone()[0])
+    due = step.next_due()
     return max(0, due - step.now_ms)
 
 

@@ -12,10 +12,10 @@ import msgspec
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete
-from penstock.storage.base import Finished, Settled, Settlement
 from penstock.storage.sqlite.records import ACTIVE, COMPLETED, unpack_options
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
+from penstock.storage.values import Finished, Settled, Settlement
 
 __all__ = ["complete_all"]
 

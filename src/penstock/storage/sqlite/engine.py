@@ -13,7 +13,25 @@ from typing import Self
 from penstock.core.job import Enqueued, Job, NewJob
 from penstock.core.lifecycle import State
 from penstock.errors import StorageError
-from penstock.storage.base import (
+from penstock.storage.sqlite import (
+    bulk,
+    claim,
+    enqueue,
+    eventlog,
+    govern,
+    memo,
+    news,
+    operate,
+    read,
+    settle,
+    sweep,
+)
+from penstock.storage.sqlite.address import Address
+from penstock.storage.sqlite.check import check
+from penstock.storage.sqlite.database import keep_untouched, open_database
+from penstock.storage.sqlite.session import Session
+from penstock.storage.sqlite.wake import CAN_SIGNAL
+from penstock.storage.values import (
     Bulk,
     CancelAnswer,
     Change,
@@ -39,24 +57,6 @@ from penstock.storage.base import (
     Ticket,
     WorkerRecord,
 )
-from penstock.storage.sqlite import (
-    bulk,
-    claim,
-    enqueue,
-    eventlog,
-    govern,
-    memo,
-    news,
-    operate,
-    read,
-    settle,
-    sweep,
-)
-from penstock.storage.sqlite.address import Address
-from penstock.storage.sqlite.check import check
-from penstock.storage.sqlite.database import keep_untouched, open_database
-from penstock.storage.sqlite.session import Session
-from penstock.storage.sqlite.wake import CAN_SIGNAL
 
 __all__ = ["SqliteStorage"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 
 from penstock.core.event import Event, unpack
-from penstock.storage.base import Consumer, EventPage, Gap, QueueSettings
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step, find_queue
+from penstock.storage.values import Consumer, EventPage, Gap, QueueSettings
 
 __all__ = ["consumers", "hold_events", "read_events", "release_events", "trim"]
 

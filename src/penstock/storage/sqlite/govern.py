@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.lifecycle import EventType
-from penstock.storage.base import QueueSettings
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
+from penstock.storage.values import QueueSettings
 
 __all__ = ["configure", "depart", "pause", "resume", "shift_clock"]
 

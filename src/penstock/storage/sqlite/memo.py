@@ -10,10 +10,10 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.core.job import Enqueued
-from penstock.storage.base import Claimed, Held, Settled, SettledBatch, Ticket
 from penstock.storage.sqlite.claim import read_back
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
+from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Ticket
 
 __all__ = ["MEMO_KEPT_MS", "claimed_once", "enqueued_once", "settled_once"]
 

@@ -12,10 +12,10 @@ import msgspec
 
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound
-from penstock.storage.base import Finished
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, unpack_failure
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
+from penstock.storage.values import Finished
 
 __all__ = ["news_after", "watch"]
 

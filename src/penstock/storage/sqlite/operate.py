@@ -8,14 +8,6 @@ from typing import TypeVar
 import msgspec
 
 from penstock.core.lifecycle import EventType
-from penstock.storage.base import (
-    CancelAnswer,
-    Change,
-    ChangeAnswer,
-    PromoteAnswer,
-    RemoveAnswer,
-    RetryAnswer,
-)
 from penstock.storage.sqlite.records import (
     ACTIVE,
     CANCELLED,
@@ -29,6 +21,14 @@ from penstock.storage.sqlite.records import (
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import drop_slot, due_at, enter_waiting, finish
 from penstock.storage.sqlite.transitions import remove as remove_record
+from penstock.storage.values import (
+    CancelAnswer,
+    Change,
+    ChangeAnswer,
+    PromoteAnswer,
+    RemoveAnswer,
+    RetryAnswer,
+)
 
 __all__ = ["cancel", "change", "promote", "remove", "retry", "retry_record"]
 

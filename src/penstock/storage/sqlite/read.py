@@ -11,10 +11,10 @@ import msgspec
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.errors import InvalidOption
-from penstock.storage.base import Counts, Held, JobPage, QueueSettings, WorkerRecord
 from penstock.storage.sqlite.records import Record, as_job
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import find_queue
+from penstock.storage.values import Counts, Held, JobPage, QueueSettings, WorkerRecord
 
 __all__ = [
     "counts",

@@ -7,7 +7,6 @@ from typing import Any, assert_never
 
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
-from penstock.storage.base import Report, Settled, SettledBatch, Settlement, Take
 from penstock.storage.sqlite.claim import claim
 from penstock.storage.sqlite.complete import complete_all
 from penstock.storage.sqlite.records import (
@@ -31,6 +30,7 @@ from penstock.storage.sqlite.transitions import (
     return_to_waiting,
     schedule,
 )
+from penstock.storage.values import Report, Settled, SettledBatch, Settlement, Take
 
 __all__ = ["report", "settle"]
 

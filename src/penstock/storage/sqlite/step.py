@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from penstock.core.job import Options
-from penstock.storage.base import Finished, QueueSettings
 from penstock.storage.sqlite.eventnotes import EventNotes
 from penstock.storage.sqlite.records import (
     FAILED,
@@ -29,6 +28,7 @@ from penstock.storage.sqlite.records import (
     unpack_failure,
 )
 from penstock.storage.sqlite.statements import statements
+from penstock.storage.values import Finished, QueueSettings
 
 __all__ = ["QueueRow", "Signal", "Step", "Transaction", "clock_ms", "find_queue"]
 
@@ -243,8 +243,12 @@ class Step:
 
     def _wake_if_sooner(self, due: list[int]) -> None:
         """Who waits knows of the first due time there was when it asked."""
-        if min(due) <= self.sql.execute(_sql["next_due"], (self.queue.key,)).fetchone()[0]:
+        if min(due) <= self.next_due():
             self.wakes.add("w")
+
+    def next_due(self) -> int:
+        """When the first of the scheduled jobs is due. There must be one."""
+        return int(self.sql.execute(_sql["next_due"], (self.queue.key,)).fetchone()[0])
 
     def _insert(self, records: Sequence[Record]) -> None:
         if not records:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from penstock.core.job import HOUR_MS
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
-from penstock.storage.base import QueueSettings, Swept
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.memo import MEMO_KEPT_MS
@@ -13,6 +12,7 @@ from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, REMOVE
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step, clock_ms
 from penstock.storage.sqlite.transitions import absorb_slot, end_lease, expire, finish, return_to_waiting
+from penstock.storage.values import QueueSettings, Swept
 
 __all__ = ["sweep"]
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.errors import StorageError, StorageRefused, StorageVersion
-from penstock.storage.base import Ticket
 from penstock.storage.valkey.command import Arg, Caller
 from penstock.storage.valkey.keys import Keys
 from penstock.storage.valkey.library import Library, library
 from penstock.storage.valkey.options import learn
 from penstock.storage.valkey.replies import ReplyError, check_server
 from penstock.storage.valkey.router import Router
+from penstock.storage.values import Ticket
 
 __all__ = ["Calls", "Refused"]
 

@@ -10,10 +10,10 @@ import msgspec
 
 from penstock.core.job import DEFAULT_CONFLICT, Lease, NewJob, Options
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
-from penstock.storage.base import Finished
 from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.jobs import decode_failure, read_static, signed, state_of
 from penstock.storage.valkey.options import decode_options, stored_options
+from penstock.storage.values import Finished
 
 __all__ = ["News", "decode_leases", "decode_news", "encode_jobs", "encode_outcome"]
 

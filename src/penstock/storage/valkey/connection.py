@@ -19,17 +19,13 @@ from typing import Any, Final, NoReturn, cast
 import hiredis
 
 from penstock.errors import StorageError, StorageRefused, StorageUnavailable
-from penstock.storage.valkey.command import Arg, Caller
+from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.endpoint import Address, Endpoint
-from penstock.storage.valkey.replies import ReplyError, check_server, storage_error
+from penstock.storage.valkey.replies import ReplyError, storage_error
 
 __all__ = [
-    "Arg",
-    "Caller",
     "Connection",
     "ConnectionLost",
-    "ReplyError",
-    "check_server",
     "open_connection",
 ]
 

@@ -10,7 +10,10 @@ import msgspec
 
 from penstock.core.lifecycle import State
 from penstock.errors import StorageError
-from penstock.storage.base import (
+from penstock.storage.valkey.calls import Calls, Refused
+from penstock.storage.valkey.command import Arg
+from penstock.storage.valkey.options import parse_header, stored_options
+from penstock.storage.values import (
     Bulk,
     CancelAnswer,
     Change,
@@ -21,9 +24,6 @@ from penstock.storage.base import (
     RemoveAnswer,
     RetryAnswer,
 )
-from penstock.storage.valkey.calls import Calls, Refused
-from penstock.storage.valkey.command import Arg
-from penstock.storage.valkey.options import parse_header, stored_options
 
 __all__ = ["Operating"]
 

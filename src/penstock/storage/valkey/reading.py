@@ -13,12 +13,12 @@ from penstock.core.event import Event
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound
-from penstock.storage.base import Consumer, Counts, EventPage, Finished, Gap, JobPage, WorkerRecord
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.codec import decode_news
 from penstock.storage.valkey.connection import ConnectionLost
 from penstock.storage.valkey.jobs import decode_job
 from penstock.storage.valkey.options import UnknownOptions
+from penstock.storage.values import Consumer, Counts, EventPage, Finished, Gap, JobPage, WorkerRecord
 
 __all__ = ["Reading"]
 

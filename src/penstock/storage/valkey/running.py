@@ -8,7 +8,12 @@ from typing import Any, Final
 from penstock.core.job import Enqueued, EnqueueStatus, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
-from penstock.storage.base import (
+from penstock.storage.valkey.calls import Calls
+from penstock.storage.valkey.codec import decode_leases, encode_jobs, encode_outcome
+from penstock.storage.valkey.command import Arg
+from penstock.storage.valkey.jobs import STATES
+from penstock.storage.valkey.options import UnknownOptions
+from penstock.storage.values import (
     Claimed,
     Extended,
     Held,
@@ -20,11 +25,6 @@ from penstock.storage.base import (
     Take,
     Ticket,
 )
-from penstock.storage.valkey.calls import Calls
-from penstock.storage.valkey.codec import decode_leases, encode_jobs, encode_outcome
-from penstock.storage.valkey.command import Arg
-from penstock.storage.valkey.jobs import STATES
-from penstock.storage.valkey.options import UnknownOptions
 
 __all__ = ["Running"]
 

@@ -16,9 +16,6 @@ UPDATE jobs SET state = 'active', token = ?, runs = runs + 1, claimed_at = ?, le
     settled_as = ''
 WHERE key = ?
 
--- name: next_due
-SELECT min(run_at) FROM jobs WHERE queue = ? AND state = 'scheduled'
-
 -- name: held
 SELECT p.payload, {record}
 FROM json_each(?2) e
