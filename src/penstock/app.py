@@ -24,6 +24,7 @@ from penstock.options import (
     TASK,
     DefaultOptions,
     TaskOptions,
+    placed,
     placement,
     refuse_unknown,
     treatment,
@@ -264,7 +265,7 @@ class App:
             result_serde=resolve_serde(given.get("result_serde", result_serde)),
             signature=Signature.of(func, takes_context=given.get("takes_context", False)),
             defaults=self.treatment(replace(self._defaults, task=name), given),
-            fields={**self._fields, **placement({k: v for k, v in given.items() if k in PLACEMENT})},
+            fields=placed(self._fields, {k: v for k, v in given.items() if k in PLACEMENT}),
         )
         self._tasks[name] = task
         return task

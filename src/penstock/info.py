@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,22 @@ class JobInfo:
     @property
     def worker(self) -> str:
         return self.raw.worker
+
+    @property
+    def blocked_by(self) -> str:
+        """What a blocked job waits for: ``group``, ``children`` or ``signal``."""
+        return self.raw.blocked_by
+
+    @property
+    def group(self) -> str:
+        """The key of the jobs it shares a limit with; empty if there is none."""
+        return self.raw.annex.group if self.raw.annex else ""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What was sent along for middleware and handlers."""
+        annex = self.raw.annex
+        return (annex and annex.headers) or {}
 
     @property
     def cancelling(self) -> bool:

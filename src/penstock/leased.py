@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from penstock.core.job import Lease
@@ -45,6 +46,17 @@ class LeasedJob:
     def token(self) -> int:
         """The fencing token of this run: rises from claim to claim of a queue, for stores of one's own."""
         return self._lease.token
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What was sent along for middleware and handlers."""
+        annex = self._lease.annex
+        return (annex and annex.headers) or {}
+
+    @property
+    def group(self) -> str:
+        """The key of the jobs it shares a limit with; empty if there is none."""
+        return self._lease.annex.group if self._lease.annex else ""
 
     @property
     def enqueued_at(self) -> datetime:

@@ -15,9 +15,10 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 
+from penstock.core.annex import EMPTY_ANNEX, Annex
 from penstock.core.duration import MAX_MS, Duration, milliseconds
 from penstock.core.job import Conflict, Options
-from penstock.core.names import check_id
+from penstock.core.names import check_group, check_id
 from penstock.core.retry import Backoff, BackoffFunction, parse_backoff
 from penstock.errors import InvalidOption
 from penstock.serde import Serde
@@ -35,6 +36,7 @@ __all__ = [
     "TaskOptions",
     "Treatment",
     "epoch_ms",
+    "placed",
     "placement",
     "refuse_unknown",
     "treatment",
@@ -44,6 +46,7 @@ __all__ = [
 OnConflict: TypeAlias = Literal["default", "absent", "redispatch"] | Conflict
 
 _INT32: Final = 2**31 - 1
+_MOST_HEADERS: Final = 16_384
 
 
 class _Untimed(TypedDict, total=False):
@@ -80,6 +83,8 @@ class Placement(TypedDict, total=False):
     - ``ttl``: a job not finished that long after its enqueue fails as expired; ``None`` is never.
     - ``on_conflict``: what happens if the id is known, see ``Conflict``.
     - ``unchecked``: promise that the id is new; saves the look.
+    - ``group``: the key of jobs that share a limit or an order. ``cost``: what the job takes from its group's bucket.
+    - ``headers``: names and values that travel with the job, for middleware and handlers.
     - ``run_id``, ``write_id``: the table run, and the save, the job belongs to.
     """
 
@@ -91,6 +96,9 @@ class Placement(TypedDict, total=False):
     ttl: Duration | None
     on_conflict: OnConflict
     unchecked: bool
+    group: str
+    cost: int
+    headers: Mapping[str, str]
     run_id: str
     write_id: str
 
@@ -172,6 +180,18 @@ def placement(given: Mapping[str, Any]) -> dict[str, Any]:
         if name in _PLACEMENT_PARSERS and not (value is None and name in _NONE_IS_UNSET):
             field, parse = _PLACEMENT_PARSERS[name]
             fields[field] = parse(name, value)
+    annex = {name: fields.pop(name) for name in _ANNEX if name in fields}
+    if annex:
+        fields["annex"] = Annex(**annex)
+    return fields
+
+
+def placed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a ``NewJob`` in ``base``, with what ``given`` asks for; raises as ``placement``."""
+    fields = {**base, **placement(given)}
+    if "annex" in base and fields["annex"] is not base["annex"]:
+        said = {name: value for name in _ANNEX if (value := getattr(fields["annex"], name)) != _UNSAID[name]}
+        fields["annex"] = msgspec.structs.replace(base["annex"], **said)
     return fields
 
 
@@ -223,6 +243,21 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _headers(name: str, value: Any) -> dict[str, str] | None:
+    if not isinstance(value, Mapping):
+        raise InvalidOption(f"{name}={value!r:.80} is not usable. Give a mapping of names to texts.")
+    for key, text in value.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise InvalidOption(
+                f"{name}: {key!r:.80} or its value is no text. Give str to str; encode other values."
+            )
+    if sum(len(key) + len(text) for key, text in value.items()) > _MOST_HEADERS:
+        raise InvalidOption(
+            f"{name}: together they have more than {_MOST_HEADERS} characters. What is large belongs into the payload."
+        )
+    return dict(value) or None
+
+
 def _conflict(name: str, value: Any) -> Conflict:
     if isinstance(value, Conflict):
         return value
@@ -251,8 +286,13 @@ _PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
     "ttl": ("ttl_ms", _limit),
     "on_conflict": ("conflict", _conflict),
     "unchecked": ("unchecked", _flag),
+    "group": ("group", lambda name, value: check_group(value)),
+    "cost": ("cost", _count(0)),
+    "headers": ("headers", _headers),
     "run_id": ("run_id", _text),
     "write_id": ("write_id", _text),
 }
 # What people pass on from an optional argument of their own: None is as good as not given.
-_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at"})
+_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers"})
+_ANNEX: Final = ("group", "cost", "headers")
+_UNSAID: Final = {name: getattr(EMPTY_ANNEX, name) for name in _ANNEX}

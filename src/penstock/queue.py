@@ -22,7 +22,7 @@ from penstock.options import (
     TREATMENT,
     CallOptions,
     JobOptions,
-    placement,
+    placed,
     refuse_unknown,
     whole_number,
 )
@@ -166,7 +166,7 @@ class Queue(QueueAdmin):
         treated = self._source.app.treatment(self._defaults, options)
         if task:
             treated = replace(treated, task=check_task(task))
-        return treated, {**self._fields, **placement(options)}
+        return treated, placed(self._fields, options)
 
     def _claiming(self, lease: Duration, wait: Duration | None, worker: str | None) -> Claiming:
         lease_ms = milliseconds(lease, what="lease")

@@ -14,7 +14,7 @@ from penstock.core.job import NewJob, Options
 from penstock.core.names import check_queue
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.handle import JobHandle, call
-from penstock.options import PLACEMENT, TREATMENT, JobOptions, placement, refuse_unknown
+from penstock.options import PLACEMENT, TREATMENT, JobOptions, placed, refuse_unknown
 from penstock.signature import Signature
 from penstock.source import Source, too_large
 
@@ -73,7 +73,7 @@ class Dispatch(Generic[P, R]):
             self.task,
             self._source if queue is None else self._source.on(check_queue(queue)),
             self.task.app.treatment(self._options, options),
-            {**self._fields, **placement(options)},
+            placed(self._fields, options),
         )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
@@ -229,7 +229,7 @@ class Task(Generic[P, R]):
             if not kwargs or self._option_names.isdisjoint(kwargs):
                 return plain._build(args, kwargs)
             given = {name: kwargs.pop(name) for name in self._option_names.intersection(kwargs)}
-            return plain._build(args, kwargs, {**plain._fields, **placement(given)})
+            return plain._build(args, kwargs, placed(plain._fields, given))
         except InvalidInput:
             self._refuse_unknown(kwargs)
             raise

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.core.annex import Annex
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure
 from penstock.core.retry import Backoff, Exponential
@@ -71,6 +72,7 @@ class NewJob(msgspec.Struct, frozen=True):
 
     ``delay_ms`` counts from the store's now; ``run_at_ms`` (epoch) is an instant the user named; at most one
     of the two is given. ``ttl_ms`` counts from the enqueue. ``unchecked`` promises that the id is new.
+    ``annex`` is what few jobs have (``core.annex``).
     ``notify`` is the name of a listener (see ``Storage.listen``) to tell of the job's end; one that finds a
     duplicate waits for that one's end.
     """
@@ -88,6 +90,7 @@ class NewJob(msgspec.Struct, frozen=True):
     run_id: str = ""
     write_id: str = ""
     notify: str = ""
+    annex: Annex | None = None
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -125,6 +128,7 @@ class Lease(msgspec.Struct, frozen=True):
     expires_at_ms: int = 0
     cancelling: bool = False
     run_id: str = ""
+    annex: Annex | None = None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,3 +162,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     result: bytes | None = None
     failure: Failure | None = None
     progress: bytes | None = None
+    annex: Annex | None = None

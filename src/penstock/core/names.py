@@ -5,6 +5,7 @@
 | id | 1 to 200 printable characters of any script; spaces inside, not at the ends |
 | queue, namespace | 1 to 100 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or a digit |
 | task | 1 to 200 of ``A-Z a-z 0-9 _ . : -`` |
+| group | as an id |
 | worker, consumer | 1 to 200 of ``A-Z a-z 0-9 _ . : @ -`` |
 
 ``/ { }`` are kept out of names because Valkey's keys are built with them (``{namespace/queue/0}``).
@@ -19,7 +20,15 @@ from typing import Final, TypeAlias
 
 from penstock.errors import InvalidName
 
-__all__ = ["check_consumer", "check_id", "check_namespace", "check_queue", "check_task", "check_worker"]
+__all__ = [
+    "check_consumer",
+    "check_group",
+    "check_id",
+    "check_namespace",
+    "check_queue",
+    "check_task",
+    "check_worker",
+]
 
 _LONGEST: Final = 200
 
@@ -45,6 +54,14 @@ def check_id(value: str) -> str:
     if value.isprintable() and 0 < len(value) <= _LONGEST and value[0] != " " and value[-1] != " ":
         return value
     raise _refused("id", value, _ID_RULE)
+
+
+def check_group(value: str) -> str:
+    """``value`` if it can be the key of a group."""
+    plain = _plain("group", value, _ID_RULE)
+    if plain.isprintable() and 0 < len(plain) <= _LONGEST and plain == plain.strip():
+        return plain
+    raise _refused("group", value, _ID_RULE)
 
 
 def check_queue(value: str) -> str:

@@ -62,7 +62,7 @@ def _walk(
 ) -> tuple[int, int]:
     """Act on the wanted ones of the next ``limit`` jobs of the walk: how many were seen, how many were wanted."""
     rows = step.sql.execute(_sql[at.walk], (step.queue.key, *arguments, *at.place, limit))
-    seen = [Record(*row) for row in rows]
+    seen = step.adopt(rows)
     found = [record for record in seen if wanted(record)]
     if seen:
         at.place = _place(seen[-1], at.walk)

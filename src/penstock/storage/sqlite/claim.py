@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.core.job import Lease
 from penstock.core.lifecycle import EventType
-from penstock.storage.sqlite.records import ACTIVE, WAITING, Record, as_lease, unpack_options
+from penstock.storage.sqlite.records import ACTIVE, WAITING, Record, as_annex, as_lease, unpack_options
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import enter_waiting, expire
@@ -47,7 +47,7 @@ def promote_due(step: Step, *, limit: int) -> int:
     if not step.queue.scheduled:
         return 0
     rows = step.sql.execute(_sql["due"], (step.queue.key, step.now_ms, limit))
-    due = [Record(*row) for row in rows]
+    due = step.adopt(rows)
     for record in due:
         enter_waiting(step, record)
         step.note(_PROMOTED, record, run=record.runs)
@@ -73,6 +73,8 @@ class _Ready(NamedTuple):
     runs: int
     incarnation: int
     id: str
+    packed_annex: bytes | None
+    binds: int
 
 
 def _head(step: Step, count: int) -> list[_Ready]:
@@ -113,6 +115,7 @@ def _lease(step: Step, take: Take, jobs: list[_Ready]) -> list[Lease]:
             job.expires_at,
             job.cancelling != 0,
             job.run_id,
+            as_annex(job.packed_annex),
         )
         for job in jobs
     ]

@@ -31,7 +31,7 @@ class _Held(NamedTuple):
     id: str
     state: str
     token: int
-    has_rerun: int
+    needs_more: int
     incarnation: int
     runs: int
     worker: str
@@ -61,7 +61,7 @@ def _is_plain(job: _Held, settlement: Settlement) -> bool:
         job.id == settlement.id
         and job.token == settlement.token
         and job.state == ACTIVE
-        and not job.has_rerun
+        and not job.needs_more
         and unpack_options(job.packed_options).result_ttl_ms > 0
     )
 

@@ -26,6 +26,7 @@ def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
         record = known.get(job.id)
         if record is None:
             record = known[job.id] = new_record(step, job)
+            step.meet(record)
             status: EnqueueStatus = "queued"
         else:
             status = _dispatch(step, record, job)

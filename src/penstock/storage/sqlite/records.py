@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.core.annex import EMPTY_ANNEX, Annex, pack_annex, unpack_annex
 from penstock.core.job import Job, Lease, Options
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure
@@ -23,6 +24,7 @@ __all__ = [
     "WAITING",
     "Record",
     "Slot",
+    "as_annex",
     "as_job",
     "as_lease",
     "pack_failure",
@@ -112,6 +114,8 @@ class Record(msgspec.Struct, gc=False):
     result: bytes | None = None
     progress: bytes | None = None
     rerun: bytes | None = None
+    packed_annex: bytes | None = None
+    binds: int = 0
     was: str = ""
     payload: bytes | None = None
 
@@ -131,6 +135,17 @@ class Record(msgspec.Struct, gc=False):
     def slot(self, slot: Slot | None) -> None:
         self.rerun = None if slot is None else _packer.encode(slot)
 
+    @property
+    def annex(self) -> Annex:
+        """What few jobs have; the empty one if this has none of it."""
+        return EMPTY_ANNEX if self.packed_annex is None else unpack_annex(self.packed_annex)
+
+    @annex.setter
+    def annex(self, annex: Annex | None) -> None:
+        has_any = annex is not None and annex != EMPTY_ANNEX
+        self.packed_annex = pack_annex(annex) if has_any else None
+        self.binds = int(annex is not None and annex.binds)
+
     def renumber(self, number: int, *, lifo: bool) -> None:
         """Give it this number in the line its kind of job stands in."""
         self.place = -number if lifo else number
@@ -146,6 +161,11 @@ class Record(msgspec.Struct, gc=False):
 def unpack_failure(packed: bytes | None) -> Failure | None:
     """The failure kept in a record, if any."""
     return None if packed is None else _failures.decode(packed)
+
+
+def as_annex(packed: bytes | None) -> Annex | None:
+    """The annex kept in a record, if any."""
+    return None if packed is None else unpack_annex(packed)
 
 
 def as_lease(record: Record, payload: bytes) -> Lease:
@@ -165,6 +185,7 @@ def as_lease(record: Record, payload: bytes) -> Lease:
         record.expires_at,
         bool(record.cancelling),
         record.run_id,
+        as_annex(record.packed_annex),
     )
 
 
@@ -199,4 +220,5 @@ def as_job(record: Record, payload: bytes, *, queue: str) -> Job:
         result=record.result,
         failure=unpack_failure(record.failure),
         progress=record.progress,
+        annex=as_annex(record.packed_annex),
     )

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -30,7 +30,7 @@ from penstock.storage.sqlite.records import (
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import Finished, QueueSettings
 
-__all__ = ["QueueRow", "Signal", "Step", "Transaction", "clock_ms", "find_queue"]
+__all__ = ["QueueRow", "Signal", "Step", "Ties", "Transaction", "clock_ms", "find_queue"]
 
 Signal = tuple[str, str]
 """What a commit tells those who wait: a kind (``w`` work, ``n`` news, ``e`` events) and ``namespace/queue``."""
@@ -91,12 +91,25 @@ def find_queue(sql: sqlite3.Connection, namespace: str, name: str) -> QueueRow |
     return None if row is None else QueueRow(*row)
 
 
+class Ties(Protocol):
+    """What a job whose annex binds has to do with others. Given from above: it stands on the transitions."""
+
+    def hold_back(self, step: Step, record: Record) -> bool:
+        """A job is to enter waiting. True if it is blocked instead; then it has its state."""
+        ...
+
+    def ended(self, step: Step, record: Record) -> None:
+        """A job has ended, or is removed before its end."""
+        ...
+
+
 class Transaction:
     """What the calls of one group share: each queue's row is read once and written once, its events are one entry."""
 
-    def __init__(self, sql: sqlite3.Connection, option_keys: dict[bytes, int]) -> None:
+    def __init__(self, sql: sqlite3.Connection, option_keys: dict[bytes, int], ties: Ties) -> None:
         self.sql = sql
         self.option_keys = option_keys
+        self.ties = ties
         self.signals: set[Signal] = set()
         self._rows: dict[tuple[str, str], QueueRow] = {}
         self._changed: dict[tuple[str, str], EventNotes] = {}
@@ -159,7 +172,10 @@ class Step:
         self.now_ms = queue.clock()
         self.notes = EventNotes()
         self.wakes: set[str] = set()
+        self.ties = transaction.ties
         self._transaction = transaction
+        self._known: dict[str, Record] = {}
+        self._touched: dict[str, Record] = {}
         self._interned: tuple[Options | None, tuple[int, bytes]] = (None, (0, b""))
         self._ended: dict[int, Finished] = {}
         self._told: list[tuple[str, Finished]] = []
@@ -196,9 +212,25 @@ class Step:
             self._without_log.append(record.key)
 
     def find(self, ids: Iterable[str]) -> dict[str, Record]:
-        """The records of these ids. An id given twice is one record, so that a second item sees what the first did."""
-        rows = self.sql.execute(_sql["by_ids"], (self.queue.key, _json.encode(list(ids)).decode()))
-        return {row[1]: Record(*row) for row in rows}
+        """The records of these ids. Until they are saved an id is one record, whoever asks for it."""
+        wanted = list(ids)
+        unknown = [id_ for id_ in wanted if id_ not in self._known] if self._known else wanted
+        rows = self.sql.execute(_sql["by_ids"], (self.queue.key, _json.encode(unknown).decode()))
+        self.adopt(rows)
+        known = self._known
+        return {id_: known[id_] for id_ in wanted if id_ in known}
+
+    def adopt(self, rows: Iterable[Sequence[Any]]) -> list[Record]:
+        """The records of rows that were read. One that is known already stays what it has become meanwhile."""
+        return [self._known.setdefault(row[1], Record(*row)) for row in rows]
+
+    def meet(self, record: Record) -> None:
+        """A new record, not to be read again before it is saved."""
+        self._known[record.id] = record
+
+    def touch(self, record: Record) -> None:
+        """The next ``save`` writes this record too: the verb is not about it, but it was changed."""
+        self._touched[record.id] = record
 
     def payload_size(self, record: Record) -> int:
         """How large the stored payload is."""
@@ -224,7 +256,7 @@ class Step:
         changed: list[Record] = []
         removed: list[Record] = []
         moves: defaultdict[tuple[str, str], int] = defaultdict(int)
-        for record in records:
+        for record in {id(record): record for record in (*records, *self._touched.values())}.values():
             moves[record.was, record.state] += 1
             record.was = record.state
             (removed if record.state == REMOVED else changed if record.key else new).append(record)
@@ -240,6 +272,7 @@ class Step:
             self._wake_if_sooner([record.run_at for record in (*new, *changed) if record.state == SCHEDULED])
         self._add_listeners()
         self._ended, self._told, self._listeners, self._without_log = {}, [], [], []
+        self._known, self._touched = {}, {}
 
     def _wake_if_sooner(self, due: list[int]) -> None:
         """Who waits knows of the first due time there was when it asked."""
@@ -302,7 +335,7 @@ class Step:
 def _new_values(r: Record, queue: int) -> tuple[Any, ...]:
     return (
         r.key, queue, r.id, r.incarnation, r.state, r.priority, r.place, r.options_key, r.ttl_ms, r.run_id, r.write_id,
-        r.ready_at, r.run_at, r.enqueued_at, r.expires_at,
+        r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.blocked_by, r.packed_annex, r.binds,
     )  # fmt: skip
 
 
@@ -311,5 +344,5 @@ def _values(r: Record) -> tuple[Any, ...]:
         r.incarnation, r.state, r.priority, r.place, r.options_key, r.ttl_ms, r.run_id, r.write_id, r.blocked_by,
         r.runs, r.failures, r.stalls, r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.claimed_at, r.finished_at,
         r.kept_until, r.token, r.settled_as, r.worker, r.lease_until, r.cancelling, r.failure, r.result, r.progress,
-        r.rerun,
+        r.rerun, r.packed_annex, r.binds,
     )  # fmt: skip

@@ -42,7 +42,7 @@ def sweep(step: Step, *, limit: int) -> Swept:
 
 def _records(step: Step, statement: str, *arguments: object) -> list[Record]:
     rows = step.sql.execute(_sql[statement], (step.queue.key, *arguments))
-    return [Record(*row) for row in rows]
+    return step.adopt(rows)
 
 
 def _rescue(step: Step, limit: int) -> int:

@@ -59,7 +59,9 @@ def enter_waiting(step: Step, record: Record) -> None:
 
 
 def return_to_waiting(step: Step, record: Record) -> None:
-    """Stand where its number has its place."""
+    """Stand where its number has its place, unless something holds it back."""
+    if record.binds and step.ties.hold_back(step, record):
+        return
     record.state = WAITING
     record.ready_at = step.now_ms
 
@@ -96,6 +98,8 @@ def finish(step: Step, record: Record, state: str, kind: str, **extra: Any) -> N
     record.kept_until = step.now_ms + ttl_ms
     step.note(kind, record, **extra)
     slot = record.slot
+    if record.binds:
+        step.ties.ended(step, record)
     if slot is not None and state != CANCELLED:
         step.tell(record, state=state)
         _rerun(step, record, slot)
@@ -117,6 +121,8 @@ def remove(step: Step, record: Record) -> None:
     """Delete the record. Who waits for a job that had not ended is told that it was cancelled."""
     if record.was not in (COMPLETED, FAILED, CANCELLED):
         step.tell(record, state=CANCELLED)
+        if record.binds:
+            step.ties.ended(step, record)
     record.state = REMOVED
     step.note(_REMOVED, record, run=record.runs)
 
@@ -128,6 +134,8 @@ def new_record(step: Step, job: NewJob) -> Record:
         0, job.id, 0, "", job.priority, 0, options_key, packed, job.ttl_ms, job.run_id, job.write_id,
         payload=job.payload,
     )  # fmt: skip
+    if job.annex is not None:
+        record.annex = job.annex
     _queue(step, record, run_at=instant(step, job), lifo=job.lifo)
     return record
 
@@ -137,6 +145,7 @@ def queue_afresh(step: Step, record: Record, job: NewJob) -> None:
     take_options(step, record, job)
     record.ttl_ms, record.run_id, record.write_id = job.ttl_ms, job.run_id, job.write_id
     record.payload = job.payload
+    record.annex = job.annex
     record.token = 0
     record.settled_as = ""
     _clear(step, record)
@@ -265,6 +274,7 @@ def _rerun(step: Step, record: Record, slot: Slot) -> None:
         take_options(step, record, slot)
         lifo = slot.lifo
     record.run_id, record.write_id = slot.run_id, slot.write_id
+    record.annex = record.annex.shed()
     _clear(step, record)
     _queue(step, record, run_at=slot.run_at, lifo=lifo)
     for listener in slot.listeners:

@@ -24,6 +24,7 @@ from penstock.errors import StorageUnavailable
 from penstock.storage.sqlite.connection import MEMORY, begin
 from penstock.storage.sqlite.failures import translate
 from penstock.storage.sqlite.step import Signal, Transaction
+from penstock.storage.sqlite.ties import TIES
 
 __all__ = ["Calls", "Writer"]
 
@@ -175,7 +176,7 @@ class Writer:
 
     def _run_calls(self, group: _Group) -> None:
         """Run all of a group in the open transaction, which is rolled back if that cannot be done."""
-        transaction = Transaction(self.sql, self._option_keys)
+        transaction = Transaction(self.sql, self._option_keys, TIES)
         try:
             for call in group.calls:
                 self._run_call(transaction, call)
@@ -207,7 +208,7 @@ class Writer:
         for call in group.calls:
             try:
                 begin(self.sql, timeout_s=self._timeout_s)
-                transaction = Transaction(self.sql, self._option_keys)
+                transaction = Transaction(self.sql, self._option_keys, TIES)
                 self._run_call(transaction, call)
                 transaction.flush()
                 signals |= self._commit(transaction)

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
 
+from penstock.core.annex import pack_annex, unpack_annex
 from penstock.core.job import DEFAULT_CONFLICT, Lease, NewJob, Options
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
 from penstock.storage.valkey.command import Arg
@@ -17,12 +18,12 @@ from penstock.storage.values import Finished
 
 __all__ = ["News", "decode_leases", "decode_news", "encode_jobs", "encode_outcome"]
 
-_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID = 1, 2, 4, 8, 16
+_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _ANNEX, _BINDS = 1, 2, 4, 8, 16, 64, 128
 _NEWS_HEAD: Final = 18
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_static = struct.Struct(">HIHIB6s").unpack_from
-_unpack_extra = struct.Struct(">HIHIIIIHIHIB").unpack
+_EXTRA: Final = struct.Struct(">HIHIIIIHIHIB")
 _unpack_news = struct.Struct(">BcHIHII").unpack_from
 
 
@@ -42,7 +43,7 @@ def encode_jobs(jobs: Sequence[NewJob]) -> list[Arg]:
             head = stored.head(0)
             if stored.reference:
                 headers[stored.reference] = stored.header
-        if job.priority or job.ttl_ms or job.lifo or job.run_id or job.write_id:
+        if job.priority or job.ttl_ms or job.lifo or job.run_id or job.write_id or job.annex:
             append(_body(job))
         else:
             append(head + job.payload)
@@ -76,6 +77,8 @@ def _body(job: NewJob) -> bytes:
         | _TTL * (job.ttl_ms > 0)
         | _RUN_ID * (job.run_id != "")
         | _WRITE_ID * (job.write_id != "")
+        | _ANNEX * (job.annex is not None)
+        | _BINDS * (job.annex is not None and job.annex.binds)
     )
     parts = [stored_options(job.options).head(flags)]
     if job.priority:
@@ -86,6 +89,9 @@ def _body(job: NewJob) -> bytes:
         if name:
             encoded = name.encode()
             parts += (len(encoded).to_bytes(2, "big"), encoded)
+    if job.annex is not None:
+        packed = pack_annex(job.annex)
+        parts += (len(packed).to_bytes(4, "big"), packed)
     return b"".join((*parts, job.payload))
 
 
@@ -134,15 +140,16 @@ def _decode_lease(id: str, static: bytes, *, token: int, now_ms: int) -> Lease:
     said = read_static(static)
     return Lease(
         id, token, said.incarnation, 1, 0, 0, said.payload, said.options, said.priority,
-        said.enqueued_at_ms, now_ms, said.expires_at_ms, False, said.run_id,
+        said.enqueued_at_ms, now_ms, said.expires_at_ms, False, said.run_id, said.annex,
     )  # fmt: skip
 
 
 def _with_extra(lease: Lease, extra: bytes) -> Lease:
-    t1, t2, c1, c2, runs, failures, stalls, e1, e2, p1, p2, cancelling = _unpack_extra(extra)
+    t1, t2, c1, c2, runs, failures, stalls, e1, e2, p1, p2, cancelling = _EXTRA.unpack_from(extra)
+    annex = unpack_annex(extra[_EXTRA.size :]) if len(extra) > _EXTRA.size else lease.annex
     return Lease(
         lease.id, t1 << 32 | t2, lease.incarnation, runs, failures, stalls, lease.payload, lease.options,
-        signed(p1, p2), lease.enqueued_at_ms, c1 << 32 | c2, e1 << 32 | e2, cancelling == 1, lease.run_id,
+        signed(p1, p2), lease.enqueued_at_ms, c1 << 32 | c2, e1 << 32 | e2, cancelling == 1, lease.run_id, annex,
     )  # fmt: skip
 
 

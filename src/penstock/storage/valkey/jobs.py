@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from penstock.core.annex import Annex, unpack_annex
 from penstock.core.job import Job, Options
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure
@@ -23,9 +24,14 @@ STATES: Final = {
     "f": State.FAILED,
     "x": State.CANCELLED,
 }
-_BY_BYTE: Final = {ord(letter): state for letter, state in STATES.items()} | {ord("C"): State.COMPLETED}
+_BLOCKED_BY: Final = {ord("g"): "group", ord("h"): "children", ord("i"): "signal"}
+_BY_BYTE: Final = {
+    **{ord(letter): state for letter, state in STATES.items()},
+    **dict.fromkeys(_BLOCKED_BY, State.BLOCKED),
+    ord("C"): State.COMPLETED,
+}
 
-_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _INLINE = 1, 2, 4, 8, 16, 32
+_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _INLINE, _ANNEX = 1, 2, 4, 8, 16, 32, 64
 _CANCELLING, _RERUN = 2, 4
 _STATE_HEAD: Final = 80
 
@@ -61,6 +67,7 @@ class Static(NamedTuple):
     ttl_ms: int
     run_id: str
     write_id: str
+    annex: Annex | None
     payload: bytes
 
     @property
@@ -86,18 +93,23 @@ def read_static(static: bytes) -> Static:
         if flags & flag:
             end = at + 2 + int.from_bytes(static[at : at + 2], "big")
             names[index], at = static[at + 2 : end].decode(), end
+    annex = None
+    if flags & _ANNEX:
+        end = at + 4 + int.from_bytes(static[at : at + 4], "big")
+        annex, at = unpack_annex(static[at + 4 : end]), end
     lifo = flags & _LIFO == _LIFO
-    return Static(a << 32 | b, c << 32 | d, options, lifo, priority, ttl_ms, names[0], names[1], static[at:])
+    known = (a << 32 | b, c << 32 | d, options, lifo, priority, ttl_ms, names[0], names[1], annex)
+    return Static(*known, static[at:])
 
 
 def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
     """A job of its two records and what hangs on them (lua/get.lua)."""
-    static, state, lease_until, result, failure, progress = row
+    static, state, lease_until, result, failure, progress, annex = row
     said = read_static(static)
     common: dict[str, Any] = {
         "id": id, "queue": queue, "incarnation": said.incarnation, "options": said.options,
         "payload": said.payload, "run_id": said.run_id, "write_id": said.write_id,
-        "enqueued_at_ms": said.enqueued_at_ms,
+        "enqueued_at_ms": said.enqueued_at_ms, "annex": unpack_annex(annex) if annex else said.annex,
     }  # fmt: skip
     if not state:
         return Job(
@@ -139,5 +151,5 @@ def _read_state(record: bytes, result: bytes) -> dict[str, Any]:
         "runs": runs, "run_at_ms": (r1 << 32 | r2) or (q1 << 32 | q2), "expires_at_ms": x1 << 32 | x2,
         "failures": failures, "stalls": stalls, "priority": signed(p1, p2), "lifo": flags & _LIFO == _LIFO,
         "cancelling": flags & _CANCELLING == _CANCELLING, "has_rerun": flags & _RERUN == _RERUN,
-        "worker": worker, "result": inline,
+        "worker": worker, "result": inline, "blocked_by": _BLOCKED_BY.get(letter, ""),
     }  # fmt: skip

@@ -6,7 +6,7 @@ ORDER BY j.run_at, j.id LIMIT ?
 
 -- name: head
 SELECT j.key, j.expires_at, j.ready_at, j.run_id, j.cancelling, j.enqueued_at, j.priority, o.value, p.payload,
-    j.stalls, j.failures, j.runs, j.incarnation, j.id
+    j.stalls, j.failures, j.runs, j.incarnation, j.id, j.annex, j.binds
 FROM jobs j JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
 WHERE j.queue = ? AND j.state = 'waiting'
 ORDER BY j.priority, j.place LIMIT ?

@@ -1,5 +1,5 @@
 -- name: held
-SELECT j.key, j.id, j.state, j.token, j.rerun IS NOT NULL, j.incarnation, j.runs, j.worker, j.claimed_at,
+SELECT j.key, j.id, j.state, j.token, j.rerun IS NOT NULL OR j.binds, j.incarnation, j.runs, j.worker, j.claimed_at,
     j.enqueued_at, j.run_id, o.value
 FROM json_each(?2) e
 CROSS JOIN jobs j ON j.queue = ?1 AND j.id = e.value

@@ -14,15 +14,15 @@ SELECT min(run_at) FROM jobs WHERE queue = ? AND state = 'scheduled'
 INSERT INTO jobs (
     key, queue, id, incarnation, state, priority, place, options, ttl_ms, run_id, write_id, ready_at, run_at,
     enqueued_at, expires_at, blocked_by, runs, failures, stalls, claimed_at, finished_at, kept_until, token,
-    settled_as, worker, lease_until, cancelling
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', 0, 0, 0, 0, 0, 0, 0, '', '', 0, 0)
+    settled_as, worker, lease_until, cancelling, annex, binds
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, 0, '', '', 0, 0, ?, ?)
 
 -- name: update
 UPDATE jobs SET
     incarnation = ?, state = ?, priority = ?, place = ?, options = ?, ttl_ms = ?, run_id = ?, write_id = ?,
     blocked_by = ?, runs = ?, failures = ?, stalls = ?, ready_at = ?, run_at = ?, enqueued_at = ?, expires_at = ?,
     claimed_at = ?, finished_at = ?, kept_until = ?, token = ?, settled_as = ?, worker = ?, lease_until = ?,
-    cancelling = ?, failure = ?, result = ?, progress = ?, rerun = ?
+    cancelling = ?, failure = ?, result = ?, progress = ?, rerun = ?, annex = ?, binds = ?
 WHERE key = ?
 
 -- name: insert_payload

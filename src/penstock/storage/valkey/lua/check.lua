@@ -4,7 +4,7 @@
 -- events:    none
 
 local AT_ONCE = 500
-local EXTRAS = { results = true, failures = true, progress = true, rerun = true, waiters = true }
+local EXTRAS = { results = true, failures = true, progress = true, rerun = true, waiters = true, annex = true }
 
 local function count_in(problems, kind)
   problems[kind] = (problems[kind] or 0) + 1

@@ -44,6 +44,7 @@ local function put_in(id, said, run_at)
   end
   job.header, job.priority, job.lifo, job.ttl = said.header, said.priority, said.lifo, said.ttl
   job.run_id, job.write_id, job.payload = said.run_id, said.write_id, payload_of(said)
+  job.packed_annex, job.binds = said.packed_annex, said.binds
   queue_afresh(job, run_at, #job.payload)
   return job
 end
@@ -155,12 +156,13 @@ local function store_headers(args, count)
   if missing[1] then send('HSET', K.options, missing) end
 end
 
--- The places of ids that need all the rules: known ones, those given twice, those with something special.
-local function hard_places(ids, specials)
+-- The places of ids that need all the rules: known ones, those given twice, those with something special, those whose
+-- annex binds.
+local function hard_places(ids, specials, args, first_at)
   local known, hard, hard_ids, seen = read_many('HMGET', K.jobs, ids), {}, {}, {}
   for place = 1, #ids do
     local id = ids[place]
-    if known[place] or type(specials[place]) == 'table' or seen[id] then
+    if known[place] or type(specials[place]) == 'table' or seen[id] or byte(args[first_at + 2 * place], 1) >= 128 then
       hard[place] = true
       hard_ids[#hard_ids + 1] = id
       if seen[id] and seen[id] ~= true then
@@ -211,7 +213,7 @@ register('enqueue', function(keys, args)
     n = n + 1
     ids[n] = args[at]
   end
-  local hard = hard_places(ids, specials)
+  local hard = hard_places(ids, specials, args, first_at)
   store_headers(args, headers)
   local exceptions, first, intake = {}, Q.seq + 1, new_intake()
   for place = 1, n do

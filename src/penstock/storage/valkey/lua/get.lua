@@ -1,6 +1,7 @@
 -- get: jobs by id.
 -- arguments: ids
--- returns:   per id {static, state or '', lease_until or '', result or '', failure or '', progress or ''}, or ''
+-- returns:   per id {static, state or '', lease_until or '', result or '', failure or '', progress or '',
+--   annex or ''}, or ''
 -- list:      jobs of an index, in its order.
 -- arguments: part, limit, reverse, score, member (place to go on from; '' at first)
 -- returns:   {ids, as get, score, member}: score is '' at the end
@@ -28,10 +29,12 @@ local function read_jobs(ids)
   end
   local leases, results = fields_of('active', ids, is(97)), fields_of('results', ids, is(67))
   local failures, progress = fields_of('failures', ids, has(8)), fields_of('progress', ids, has(16))
+  local annexes = fields_of('annex', ids, has(128))
   local jobs = {}
   for i = 1, #ids do
     jobs[i] = statics[i] and {
       statics[i], states[i] or '', leases[i] or '', results[i] or '', failures[i] or '', progress[i] or '',
+      annexes[i] or '',
     } or ''
   end
   return jobs

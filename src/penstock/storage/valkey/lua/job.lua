@@ -1,5 +1,8 @@
 -- Jobs: read many, change one after the other in memory, write all at once.
 
+-- What ties jobs to others (ties.lua), for those whose annex binds.
+local hold_back, ended
+
 -- Reads jobs into J by id (false: no record). with_static: payload, ttl and write_id are needed too.
 local function load(ids, with_static)
   local wanted, n = {}, 0
@@ -34,6 +37,22 @@ local function need_static(job)
   local static = call('HGET', K.jobs, job.id)
   local said = read_body({}, sub(static, 13))
   job.body, job.payload_at, job.ttl, job.write_id = said.body, said.payload_at, said.ttl, said.write_id
+  job.packed_annex = said.packed_annex
+end
+
+-- The annex as a table, which may be changed; keep_annex() then has it written.
+local function annex_of(job)
+  if not job.annex then
+    local packed
+    if job.annex_moved then
+      packed = call('HGET', K.annex, job.id)
+    else
+      need_static(job)
+      packed = job.packed_annex
+    end
+    job.annex = packed and decode(packed) or {}
+  end
+  return job.annex
 end
 
 local function need_result(job)
@@ -63,7 +82,9 @@ local function drop_extras(job)
     call('SREM', K.logged, job.id)
     call('UNLINK', Q.prefix .. ':log:' .. job.id)
   end
+  if job.annex_moved then hdel('annex', job.id) end
   job.has_progress, job.rerun, job.has_log, job.slot, job.save_slot = false, false, false, nil, false
+  job.annex_moved, job.save_annex = false, false
 end
 
 local function score_of(job)
@@ -71,7 +92,7 @@ local function score_of(job)
   if state == 'w' then return job.priority end
   if state == 's' then return job.run_at end
   if state == 'a' then return job.lease_until end
-  if state == 'b' then return 0 end
+  if state == 'b' then return job.lifo and -job.number or job.number end
   return kept_until(job)
 end
 
@@ -88,6 +109,11 @@ local function changed(job)
   job.pristine = false
   job.save_state = true
   touch(job)
+end
+
+local function keep_annex(job)
+  job.annex_moved, job.save_annex = true, true
+  changed(job)
 end
 
 local function rewritten(job)
@@ -144,6 +170,7 @@ local function save(job)
   if job.save_result then hset('results', job.id, job.result) end
   if job.save_failure then hset('failures', job.id, job.failure) end
   if job.save_slot then hset('rerun', job.id, encode(job.slot)) end
+  if job.save_annex then hset('annex', job.id, encode(job.annex)) end
 end
 
 -- Sends what was collected; what is read after it sees it.
@@ -184,6 +211,7 @@ end
 
 local function enter_waiting(job, keeps_number)
   if not keeps_number then job.number = draw() end
+  if job.binds and hold_back(job) then return end
   job.state, job.ready_at = 'w', Q.now
   changed(job)
 end

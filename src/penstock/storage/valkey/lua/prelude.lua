@@ -12,13 +12,14 @@
 --                      over them; the counter stale is their number
 --   waiting    zset    priority -> order key .. pristine flag .. id (member_of) of all other waiting jobs
 --   scheduled  zset    run_at -> id
---   blocked    zset    0 -> id
+--   blocked    zset    number (negative: LIFO) -> id
 --   active     zset    lease_until -> id: the only place of the deadline, so that a heartbeat writes nothing else
 --   completed, failed, cancelled   zset   kept_until -> id
 --   expiring   zset    expires_at -> id, of jobs with a ttl that are scheduled, waiting or blocked
 --   results    hash    id -> result, if it is too long to stand in the state record
 --   failures   hash    id -> MessagePack of core.outcome.Failure
 --   progress   hash    id -> JSON
+--   annex      hash    id -> the annex (core/annex.py), once it differs from that in the static record
 --   logged     set     ids that have log lines;  log:<id>  list  the lines
 --   rerun      hash    id -> the dispatch that waits for the end of an active job (slot.lua)
 --   waiters    hash    id -> listeners to be told of its end; the counter waiters is their number
@@ -53,8 +54,9 @@ local function bind()
 end
 
 local FORMAT = 1
--- format paused seq events now shift waiters stale: one field, because every call reads and writes all of it.
-local COUNTERS = '>BBI6I6I6i6I6I6'
+-- format paused seq events now shift waiters stale uses: one field, because every call reads and writes all of it.
+-- uses: a bit for each feature that costs a look; what is not in use is not looked for.
+local COUNTERS = '>BBI6I6I6i6I6I6B'
 local CHUNK = 4000 -- arguments per command: Lua's stack takes less than 8000
 local MINUTE = 60000
 
@@ -102,18 +104,19 @@ local function open(keys)
   local prefix = keys[1]
   K = keys_of(prefix)
   local counters = call('HGET', K.meta, 'counters')
-  local version, paused, seq, events, last, shift, waiters, stale = FORMAT, 0, 0, 0, 0, 0, 0, 0
+  local version, paused, seq, events, last, shift, waiters, stale, uses = FORMAT, 0, 0, 0, 0, 0, 0, 0, 0
   if counters then
     version = byte(counters, 1)
     if version > FORMAT then
       refuse('VERSION', 'the queue has data of format ' .. version .. '; this Penstock knows ' .. FORMAT)
     end
-    version, paused, seq, events, last, shift, waiters, stale = unpack(COUNTERS, counters)
+    version, paused, seq, events, last, shift, waiters, stale, uses = unpack(COUNTERS, counters)
   end
   local time = call('TIME')
   Q.prefix, Q.is_new, Q.time = prefix, not counters, time
   Q.now = max(time[1] * 1000 + floor(time[2] / 1000) + shift, last)
   Q.seq, Q.events, Q.shift, Q.paused, Q.waiters, Q.stale = seq, events, shift, paused == 1, waiters, stale
+  Q.uses = uses
   Q.wake, Q.due, Q.memo, Q.answer = false, false, false, false
   Q.groups, Q.news = emptied(Q.groups), emptied(Q.news)
   Q.listening, Q.listening_changed = emptied(Q.listening), emptied(Q.listening_changed)
@@ -201,7 +204,8 @@ local function digits(number)
 end
 
 local function write_meta()
-  local counters = pack(COUNTERS, FORMAT, Q.paused and 1 or 0, Q.seq, Q.events, Q.now, Q.shift, Q.waiters, Q.stale)
+  local counters = pack(COUNTERS, FORMAT, Q.paused and 1 or 0, Q.seq, Q.events, Q.now, Q.shift, Q.waiters, Q.stale,
+    Q.uses)
   if Q.is_new then call('HSET', K.meta, 'epoch', new_epoch()) end
   if Q.memo then
     call('HSET', K.meta, 'counters', counters, Q.memo, Q.answer)

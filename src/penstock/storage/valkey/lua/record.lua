@@ -1,8 +1,9 @@
 -- Records: the two strings a job is kept in, and the table it is while a verb works on it.
 --
 -- static record   inc:6 enqueued_at:6 body; big-endian, also read by codec.py
---   body          flags:1 header [priority:6] [ttl:6] [length:2 run_id] [length:2 write_id] payload
---   flags         1 lifo, 2 priority, 4 ttl, 8 run_id, 16 write_id, 32 the header stands here
+--   body          flags:1 header [priority:6] [ttl:6] [length:2 run_id] [length:2 write_id] [length:4 annex] payload
+--   flags         1 lifo, 2 priority, 4 ttl, 8 run_id, 16 write_id, 32 the header stands here, 64 annex, 128 it binds
+--                 (core/annex.py: transitions of the job concern others)
 --   header        a reference:6, a zero byte and a hash, under which the options hash has it; or, with the flag,
 --                 length:2 and itself: MessagePack of core.job.Options without trailing defaults (DEFAULTS)
 --
@@ -10,9 +11,11 @@
 --                 number:6 run_at:6 ready_at:6 expires_at:6 failures:4 stalls:4
 --                 flags:1 priority:6 worker_length:1 header_length:2 run_id_length:2
 --                 worker header run_id [result]
---   state         a letter of STATES; C is completed with the result in the results hash
+--   state         a letter of STATES; C is completed with the result in the results hash; g h i are blocked by its group,
+--                 by children, until a signal
 --   0 stands for   inc in number, enqueued_at in run_at and ready_at: as it was enqueued
---   flags         1 lifo, 2 cancelling, 4 rerun slot, 8 failure, 16 progress, 32 log lines
+--   flags         1 lifo, 2 cancelling, 4 rerun slot, 8 failure, 16 progress, 32 log lines, 64 binds, 128 the annex hash
+--                 has its annex
 --
 -- The static head of the state record (token to runs) and its tail (flags onwards) stand where settle and claim
 -- need them: the one is read with one unpack, the other is the same for all jobs of a batch.
@@ -21,6 +24,7 @@ local STATES = {
   s = 'scheduled', w = 'waiting', b = 'blocked', a = 'active', c = 'completed', f = 'failed', x = 'cancelled',
 }
 local ENDED = { c = true, f = true, x = true }
+local BLOCKED_BY = { g = 'group', h = 'children', i = 'signal' }
 local STATE_FORMAT = '>c1c1I6I6I6I6I6I4I6I6I6I6I4I4Bi6BHH'
 local FLAGS_AT, WORKER_AT = 69, 81
 local LIFO_TOP = 2 ^ 48 - 1
@@ -73,7 +77,8 @@ local function read_body(job, body)
     job.header = sub(body, 2, 7)
   end
   job.lifo = bit_of(flags, 1)
-  job.priority, job.ttl, job.run_id, job.write_id = 0, 0, '', ''
+  job.priority, job.ttl, job.run_id, job.write_id, job.packed_annex = 0, 0, '', '', nil
+  job.binds = flags >= 128
   if bit_of(flags, 2) then job.priority, at = unpack('>i6', body, at) end
   if bit_of(flags, 4) then job.ttl, at = unpack('>I6', body, at) end
   if bit_of(flags, 8) then
@@ -84,19 +89,25 @@ local function read_body(job, body)
     length = unpack('>H', body, at)
     job.write_id, at = sub(body, at + 2, at + 1 + length), at + 2 + length
   end
+  if bit_of(flags, 64) then
+    length = unpack('>I4', body, at)
+    job.packed_annex, at = sub(body, at + 4, at + 3 + length), at + 4 + length
+  end
   job.body, job.payload_at = body, at
   return job
 end
 
 local function body_of(job)
   local flags = (job.lifo and 1 or 0) + (job.priority ~= 0 and 2 or 0) + (job.ttl > 0 and 4 or 0)
-    + (job.run_id ~= '' and 8 or 0) + (job.write_id ~= '' and 16 or 0)
+    + (job.run_id ~= '' and 8 or 0) + (job.write_id ~= '' and 16 or 0) + (job.packed_annex and 64 or 0)
+    + (job.binds and 128 or 0)
   local is_reference = byte(job.header, 1) == 0
   return (is_reference and pack('>B', flags) or pack('>BH', flags + 32, #job.header)) .. job.header
     .. (job.priority ~= 0 and pack('>i6', job.priority) or '')
     .. (job.ttl > 0 and pack('>I6', job.ttl) or '')
     .. (job.run_id ~= '' and pack('>H', #job.run_id) .. job.run_id or '')
     .. (job.write_id ~= '' and pack('>H', #job.write_id) .. job.write_id or '')
+    .. (job.packed_annex and pack('>I4', #job.packed_annex) .. job.packed_annex or '')
 end
 
 local function payload_of(job)
@@ -116,9 +127,12 @@ end
 local function state_of(job)
   local flags = (job.lifo and 1 or 0) + (job.cancelling and 2 or 0) + (job.rerun and 4 or 0)
     + (job.has_failure and 8 or 0) + (job.has_progress and 16 or 0) + (job.has_log and 32 or 0)
+    + (job.binds and 64 or 0) + (job.annex_moved and 128 or 0)
   local letter, inline = job.state, ''
   if letter == 'c' then
     if job.big_result then letter = 'C' else inline = job.result or '' end
+  elseif letter == 'b' then
+    letter = job.by
   end
   return pack(STATE_FORMAT, letter, job.settled, job.finished, job.token, job.inc, job.enq, job.claimed,
     job.runs, job.number, job.run_at, job.ready_at, job.expires, job.failures, job.stalls, flags,
@@ -132,7 +146,8 @@ local function read_state(job, record)
   local run_id_at = header_at + header_length
   local rest_at = run_id_at + run_id_length
   job.big_result = letter == 'C'
-  job.state = job.big_result and 'c' or letter
+  job.state, job.by = job.big_result and 'c' or letter, nil
+  if BLOCKED_BY[letter] then job.state, job.by = 'b', letter end
   job.settled, job.finished, job.token, job.inc, job.enq = settled, finished, token, inc, enq
   job.claimed, job.runs, job.failures, job.stalls, job.expires = claimed, runs, failures, stalls, expires
   job.number = number == 0 and inc or number
@@ -140,6 +155,7 @@ local function read_state(job, record)
   job.ready_at = ready_at == 0 and enq or ready_at
   job.lifo, job.cancelling, job.rerun = bit_of(flags, 1), bit_of(flags, 2), bit_of(flags, 4)
   job.has_failure, job.has_progress, job.has_log = bit_of(flags, 8), bit_of(flags, 16), bit_of(flags, 32)
+  job.binds, job.annex_moved = bit_of(flags, 64), flags >= 128
   job.priority = priority
   job.worker = letter == 'a' and sub(record, WORKER_AT, header_at - 1) or ''
   job.header, job.run_id = sub(record, header_at, run_id_at - 1), sub(record, run_id_at, rest_at - 1)
@@ -154,7 +170,7 @@ local function pristine(job)
   job.number, job.run_at, job.ready_at, job.worker = job.inc, job.enq, job.enq, ''
   job.expires = job.ttl > 0 and job.enq + job.ttl or 0
   job.cancelling, job.rerun, job.has_failure, job.has_progress, job.has_log = false, false, false, false, false
-  job.big_result, job.result = false, nil
+  job.big_result, job.result, job.by, job.annex_moved = false, nil, nil, false
   return job
 end
 

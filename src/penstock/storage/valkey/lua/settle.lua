@@ -16,7 +16,8 @@ local function tail_of(tails, tail)
   local header_at = WORKER_AT - FLAGS_AT + 1 + worker_length
   local options = options_of(sub(tail, header_at, header_at + header_length - 1))
   local known = {
-    result_ttl = options.result_ttl, is_plain = not bit_of(flags, 4) and options.result_ttl > 0,
+    result_ttl = options.result_ttl,
+    is_plain = not (bit_of(flags, 4) or bit_of(flags, 64)) and options.result_ttl > 0,
     common = {
       task = options.task, ver = options.version, st = 'completed',
       w = sub(tail, WORKER_AT - FLAGS_AT + 1, header_at - 1),

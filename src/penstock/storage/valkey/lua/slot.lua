@@ -7,12 +7,16 @@
 -- The id begins a new life. job.body or the parts it is made of have been set by the caller.
 local function queue_afresh(job, run_at, size)
   drop_extras(job)
-  job.inc, job.enq, job.gone = draw(), Q.now, false
+  job.inc, job.enq, job.gone, job.annex = draw(), Q.now, false, nil
   pristine(job)
   rewritten(job)
   changed(job) -- with a state record, so in the zset: the line is for jobs that come in order
   job.run_at = run_at
-  if run_at > Q.now then job.state = 's' end
+  if run_at > Q.now then
+    job.state = 's'
+  elseif job.binds then
+    hold_back(job)
+  end
   local group, row = emit('enqueued', job)
   put(group, row, 'pri', job.priority)
   put(group, row, 'size', size)
@@ -100,6 +104,14 @@ local function absorb_slot(job)
   add_waiters(job, slot.listeners)
 end
 
+-- A later life of the same id begins with what the user said of it, and with nothing that happened.
+local function shed_annex(job)
+  local annex = annex_of(job)
+  job.annex = { g = annex.g, c = annex.c, h = annex.h }
+  job.packed_annex = next(job.annex) and encode(job.annex) or nil
+  job.binds = annex.g ~= nil or annex.c ~= nil
+end
+
 local function requeue(job, slot)
   need_static(job)
   job.payload = slot.payload or payload_of(job)
@@ -107,6 +119,7 @@ local function requeue(job, slot)
     job.header, job.priority, job.lifo, job.ttl = slot.header, slot.priority, slot.lifo, slot.ttl
   end
   job.run_id, job.write_id = slot.run_id, slot.write_id
+  shed_annex(job)
   local token, settled = job.token, job.settled
   queue_afresh(job, slot.run_at, #job.payload)
   job.token, job.settled = token, settled
@@ -122,6 +135,7 @@ local function finish(job, state, kind, settling)
   changed(job)
   if state == 'x' then give_up_slot(job) end
   tell(job, state)
+  if job.binds then ended(job) end
   local slot = slot_of(job)
   if slot then
     drop_slot(job)
@@ -143,5 +157,6 @@ end
 local function delete(job)
   if not ENDED[job.state] then tell(job, 'x') end
   emit('removed', job, '')
+  if job.binds and not ENDED[job.state] then ended(job) end
   gone(job)
 end

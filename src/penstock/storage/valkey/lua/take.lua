@@ -2,7 +2,8 @@
 --
 -- Returns the reply {paused, wait_ms (-1: none), now, first token, ids, static records, extras}. Leases have
 -- consecutive tokens and are as they were enqueued, on their first run, unless the extras say otherwise: place,
--- token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 cancelling:1, and so on.
+-- token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 cancelling:1 [annex], and so on. The annex is
+-- there if it differs from that in the static record.
 
 local PROMOTED_PER_CLAIM = 1000
 local EXPIRED_PER_CLAIM = 10000
@@ -28,6 +29,7 @@ end
 local function extra_of(job)
   return pack('>I6I6I4I4I4I6i6B', job.token, job.claimed, job.runs, job.failures, job.stalls, job.expires,
     job.priority, job.cancelling and 1 or 0)
+    .. (job.annex_moved and encode(annex_of(job)) or '')
 end
 
 local function until_next(key, otherwise)

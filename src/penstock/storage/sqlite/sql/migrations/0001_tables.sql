@@ -34,7 +34,8 @@ CREATE TABLE options (
     value BLOB NOT NULL UNIQUE
 ) STRICT;
 
--- What changes about a job. place is its number among the waiting, negated if it is LIFO.
+-- What changes about a job. place is its number among the waiting, negated if it is LIFO. annex is what few jobs have
+-- (core/annex.py); binds: its transitions concern others.
 CREATE TABLE jobs (
     key INTEGER PRIMARY KEY,
     queue INTEGER NOT NULL,
@@ -66,7 +67,9 @@ CREATE TABLE jobs (
     failure BLOB,
     result BLOB,
     progress BLOB,
-    rerun BLOB
+    rerun BLOB,
+    annex BLOB,
+    binds INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- Each state's order is an index of its own, so no verb ever walks past jobs of another state. The id, which breaks

@@ -1,0 +1,44 @@
+"""What few jobs have beside the common: a group, a cost, headers, and what ties a job to others.
+
+Engines keep it apart from a job's record, packed, and look at it only where it is there. It travels and is
+stored as a MessagePack map under short names, which the Lua of the Valkey engine reads too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+__all__ = ["EMPTY_ANNEX", "Annex", "pack_annex", "unpack_annex"]
+
+
+class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={
+    "group": "g",
+    "cost": "c",
+    "headers": "h",
+}):  # fmt: skip
+    """See the module. ``headers`` are the user's and pass through untouched; all else is a **tie**.
+
+    The short names are a storage format: add, never reuse. No field may be an empty list or map once it is
+    set: in Lua the two are the same.
+    """
+
+    group: str = ""
+    cost: int = 1
+    headers: dict[str, str] | None = None
+
+    @property
+    def binds(self) -> bool:
+        """Whether the job's transitions concern others, or others it: then no engine may take a shortcut."""
+        return self != Annex(headers=self.headers)
+
+    def shed(self) -> Annex:
+        """What of it a later life of the same id begins with: all that the user said, nothing that happened."""
+        return Annex(group=self.group, cost=self.cost, headers=self.headers)
+
+
+EMPTY_ANNEX: Final = Annex()
+
+pack_annex: Final = msgspec.msgpack.Encoder().encode
+unpack_annex: Final = msgspec.msgpack.Decoder(Annex).decode

@@ -1,0 +1,22 @@
+"""What a job whose annex binds has to do with others. Each kind of tie has a module; this one asks them all."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.storage.sqlite.records import Record
+from penstock.storage.sqlite.step import Step, Ties
+
+__all__ = ["TIES"]
+
+
+class _Ties:
+    def hold_back(self, step: Step, record: Record) -> bool:
+        """A job is to enter waiting. True if it is blocked instead; then it has its state."""
+        return False
+
+    def ended(self, step: Step, record: Record) -> None:
+        """A job has ended, or is removed before its end."""
+
+
+TIES: Final[Ties] = _Ties()

@@ -1,0 +1,10 @@
+-- Ties: what a job whose annex binds has to do with others. Each kind of tie has a file; this one asks them all.
+
+-- A job is to enter waiting. True if it is blocked instead; then its state, and what it is blocked by, are set.
+function hold_back(job)
+  return false
+end
+
+-- A job has ended, or is removed before its end.
+function ended(job)
+end
