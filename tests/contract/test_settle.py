@@ -6,6 +6,7 @@ import pytest
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
+from penstock.core.retry import Fixed
 from penstock.storage.values import Settled, Settlement, Take, Ticket
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, Seen, other_states
 
@@ -93,6 +94,58 @@ async def test_a_completed_job_keeps_its_result_for_its_ttl(bench: Bench) -> Non
     assert job.kept_until_ms == job.finished_at_ms + MINUTE_MS
     assert job.finished_at_ms >= lease.claimed_at_ms
     assert job.lease_until_ms == 0
+
+
+@pytest.mark.parametrize("ttl_ms", [5 * MINUTE_MS, 400 * 24 * 60 * MINUTE_MS])
+@pytest.mark.parametrize("task", ["", "send"])
+async def test_an_outcome_may_say_how_long_its_end_is_kept(bench: Bench, ttl_ms: int, task: str) -> None:
+    outcomes: dict[str, Outcome] = {
+        "done": Complete(b"r" * 500, ttl_ms=ttl_ms),
+        "failed": Fail(BOOM, final=True, ttl_ms=ttl_ms),
+        "usual": Complete(b"r"),
+    }
+    backoff = Fixed(delay_ms=7, jitter=0.25)
+    given = {"result_ttl_ms": MINUTE_MS, "task": task, "backoff": backoff, "payload": b"load", "run_id": "r"}
+    for id in outcomes:
+        await bench.put(id, **given)
+    leases = await bench.claim_all()
+
+    items = [Settlement(lease.id, lease.token, outcomes[lease.id]) for lease in leases]
+    batch = await bench.storage.settle(bench.queue, items)
+
+    assert [answer.state for answer in batch.answers] == [S.COMPLETED, S.FAILED, S.COMPLETED]
+    done, failed, usual = [await bench.job(id) for id in outcomes]
+    assert done.kept_until_ms == done.finished_at_ms + ttl_ms
+    assert failed.kept_until_ms == failed.finished_at_ms + ttl_ms
+    assert usual.kept_until_ms == usual.finished_at_ms + MINUTE_MS
+    assert (done.result, done.payload, failed.failure) == (b"r" * 500, b"load", BOOM)
+    assert (done.options.result_ttl_ms, failed.options.failure_ttl_ms) == (ttl_ms, ttl_ms)
+    for job in (done, failed):
+        assert (job.options.task, job.options.attempts, job.options.backoff) == (task, 3, backoff)
+        assert (job.run_id, job.payload) == ("r", b"load")
+    await bench.shift(2 * MINUTE_MS)
+    await bench.storage.sweep(bench.queue)
+    assert await bench.find("usual") is None
+    assert [(await bench.job(id)).id for id in ("done", "failed")] == ["done", "failed"]
+
+
+async def test_a_ttl_of_nothing_with_the_outcome_removes_the_record_at_once(bench: Bench) -> None:
+    outcomes: list[Outcome] = [Complete(b"r", ttl_ms=0), Fail(BOOM, final=True, ttl_ms=0)]
+    for outcome in outcomes:
+        await bench.put()
+        assert (await bench.settle(await bench.claim(), outcome)).applied
+    assert await bench.counts() == {}
+
+
+async def test_a_failure_that_is_not_the_end_leaves_the_ttl_alone(bench: Bench) -> None:
+    lease = await bench.bring(S.ACTIVE, attempts=2, failure_ttl_ms=MINUTE_MS)
+    assert lease
+    await bench.settle(lease, Fail(BOOM, ttl_ms=1))
+
+    assert await bench.settle(await bench.claim(), Fail(BOOM)) == Settled(True, S.FAILED)
+
+    job = await bench.job()
+    assert job.kept_until_ms == job.finished_at_ms + MINUTE_MS
 
 
 async def test_an_empty_result_is_a_result(bench: Bench) -> None:

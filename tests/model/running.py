@@ -171,13 +171,17 @@ class Running(Steps):
 
     def _apply(self, record: Record, outcome: Outcome) -> State:
         match outcome:
-            case Complete(result):
+            case Complete(result, ttl_ms):
                 record.result = result
+                if ttl_ms is not None:
+                    record.options = msgspec.structs.replace(record.options, result_ttl_ms=ttl_ms)
                 return self._finish(record, S.COMPLETED, E.COMPLETED, token=record.token)
-            case Fail(failure, retry_in_ms, final):
+            case Fail(failure, retry_in_ms, final, ttl_ms):
                 record.failures += 1
                 record.failure = failure
                 if final or record.failures >= record.options.attempts:
+                    if ttl_ms is not None:
+                        record.options = msgspec.structs.replace(record.options, failure_ttl_ms=ttl_ms)
                     return self._finish(record, S.FAILED, E.FAILED, token=record.token)
                 return self._put_back(record, E.RETRYING, retry_in_ms)
             case Snooze(delay_ms):

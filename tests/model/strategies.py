@@ -106,7 +106,14 @@ takes = st.builds(
 
 outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Complete, payloads),
-    st.builds(Fail, st.just(Failure("Boom", "it went", "off")), units(0, 1, 2), final=st.booleans()),
+    st.builds(Complete, payloads, units(0, 1, 4)),
+    st.builds(
+        Fail,
+        st.just(Failure("Boom", "it went", "off")),
+        units(0, 1, 2),
+        final=st.booleans(),
+        ttl_ms=st.none() | units(0, 1, 4),
+    ),
     st.builds(Snooze, units(0, 1)),
     st.just(Release()),
     st.just(Cancel("asked")),

@@ -19,20 +19,26 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Complete(msgspec.Struct, frozen=True):
-    """The run succeeded. Ends the job, even if it was to be cancelled or its ttl has passed."""
+    """The run succeeded. Ends the job, even if it was to be cancelled or its ttl has passed.
+
+    With ``ttl_ms`` the job's result is kept that long, whatever its options said.
+    """
 
     result: bytes = b""
+    ttl_ms: int | None = None
 
 
 class Fail(msgspec.Struct, frozen=True):
     """The run failed. The job runs again in ``retry_in_ms`` if attempts are left, unless ``final``.
 
-    A job that is to be cancelled is cancelled instead of retried; one past its ttl ends as ``expired``.
+    A job that is to be cancelled is cancelled instead of retried; one past its ttl ends as ``expired``. With
+    ``ttl_ms`` the failure is kept that long, whatever the job's options said, if it is the job's end.
     """
 
     failure: Failure
     retry_in_ms: int = 0
     final: bool = False
+    ttl_ms: int | None = None
 
 
 class Snooze(msgspec.Struct, frozen=True):

@@ -43,7 +43,11 @@ class _Held(NamedTuple):
 
 def complete_all(step: Step, settlements: Sequence[Settlement]) -> list[Settled] | None:
     """Complete these jobs; ``None``, and nothing done, if one of them needs more thought."""
-    results = [one.outcome.result for one in settlements if isinstance(one.outcome, Complete)]
+    results = [
+        one.outcome.result
+        for one in settlements
+        if isinstance(one.outcome, Complete) and one.outcome.ttl_ms is None
+    ]
     if not results or len(results) != len(settlements):
         return None
     ids = [one.id for one in settlements]

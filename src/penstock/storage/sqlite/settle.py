@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, assert_never
 
+import msgspec
+
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
 from penstock.storage.sqlite.claim import claim
@@ -93,6 +95,8 @@ def _apply(step: Step, record: Record, outcome: Outcome) -> None:
         case Complete():
             record.result = outcome.result
             record.settled_as = COMPLETED
+            if outcome.ttl_ms is not None:
+                _keep_for(step, record, result_ttl_ms=outcome.ttl_ms)
             finish(step, record, COMPLETED, _COMPLETED, **run, size=len(outcome.result))
         case Fail():
             _fail(step, record, outcome, run)
@@ -113,9 +117,16 @@ def _fail(step: Step, record: Record, outcome: Fail, run: dict[str, Any]) -> Non
     error = {"et": outcome.failure.type, "em": outcome.failure.message}
     if outcome.final or record.failures >= record.options.attempts:
         record.settled_as = FAILED
+        if outcome.ttl_ms is not None:
+            _keep_for(step, record, failure_ttl_ms=outcome.ttl_ms)
         finish(step, record, FAILED, _FAILED, **run, **error)
     else:
         _put_back(step, record, outcome.retry_in_ms, _RETRYING, run, **error)
+
+
+def _keep_for(step: Step, record: Record, **ttl: int) -> None:
+    changed = msgspec.structs.replace(record.options, **ttl)
+    record.options_key, record.packed_options = step.intern(changed)
 
 
 def _put_back(

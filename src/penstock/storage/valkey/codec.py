@@ -99,10 +99,13 @@ def encode_outcome(token: int, outcome: Outcome) -> bytes:
     """Token and outcome as settle takes them."""
     head = token.to_bytes(6, "big")
     match outcome:
-        case Complete(result):
-            return b"%bC%b" % (head, result)
-        case Fail(failure, retry_in_ms, final):
-            return b"%bF%c%b%b" % (head, final, retry_in_ms.to_bytes(6, "big"), _pack(failure))
+        case Complete(result, ttl_ms):
+            kind, kept = (b"C", b"") if ttl_ms is None else (b"K", ttl_ms.to_bytes(6, "big"))
+            return b"%b%b%b%b" % (head, kind, kept, result)
+        case Fail(failure, retry_in_ms, final, ttl_ms):
+            kind, kept = (b"F", b"") if ttl_ms is None else (b"G", ttl_ms.to_bytes(6, "big"))
+            rest = retry_in_ms.to_bytes(6, "big")
+            return b"%b%b%c%b%b%b" % (head, kind, final, rest, kept, _pack(failure))
         case Snooze(delay_ms):
             return b"%bS%b" % (head, delay_ms.to_bytes(6, "big"))
         case Release():

@@ -131,7 +131,7 @@ class Running:
         for item in settlements:
             outcome = item.outcome
             args.append(item.id)
-            if type(outcome) is Complete:
+            if type(outcome) is Complete and outcome.ttl_ms is None:
                 args.append(item.token.to_bytes(6, "big") + b"C" + outcome.result)
             else:
                 args.append(encode_outcome(item.token, outcome))

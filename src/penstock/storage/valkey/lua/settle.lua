@@ -2,11 +2,13 @@
 -- arguments: lane, number, repeated, worker, count (0: no claim), lease_ms, then id and outcome of each job
 --   outcome: token:6 kind:1 rest
 --   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 | R | X
+--   with a ttl of their own: K ttl:6 result | G final:1 retry_in_ms:6 ttl:6 failure
 -- returns:   {letters, claim reply or nothing}: per job the state as a letter, in upper case if the outcome was not
 --   applied ('-': no record)
 -- events:    completed, failed, retrying, snoozed, released, cancelled, expired, enqueued; and those of claim
 
 local HEAD = 6
+local RESULT_TTL, FAILURE_TTL = 5, 6 -- their places in core.job.Options
 local COMPLETE, ACTIVE = 67, 97 -- the letters C and a
 
 -- What the tail of a state record says, kept for the call: it is the same for most jobs of a batch. common is what
@@ -82,13 +84,25 @@ local function put_back(job, kind, delay_ms)
   return emit(kind, job)
 end
 
+-- The job takes this ttl as its option. Seldom, so the header stands in its record from now on.
+local function keep_for(job, place, ttl)
+  need_static(job)
+  local options = decode(byte(job.header, 1) == 0 and call('HGET', K.options, job.header) or job.header)
+  for i = #options + 1, place - 1 do options[i] = DEFAULTS[i] end
+  options[place] = ttl
+  job.header = encode(options)
+  rewritten(job)
+end
+
 local function fail(job, outcome)
   local final, retry_in_ms = unpack('>BI6', outcome, 8)
-  local failure = sub(outcome, 15)
+  local has_ttl = sub(outcome, 7, 7) == 'G'
+  local failure = sub(outcome, has_ttl and 21 or 15)
   set_failure(job, failure)
   job.failures = job.failures + 1
   local group, row
   if final == 1 or job.failures >= options_of(job.header).attempts then
+    if has_ttl then keep_for(job, FAILURE_TTL, (unpack('>I6', outcome, 15))) end
     group, row = finish(job, 'f', 'failed', true)
   else
     group, row = put_back(job, 'retrying', retry_in_ms)
@@ -103,14 +117,15 @@ end
 
 local function apply(job, outcome)
   local kind = sub(outcome, 7, 7)
-  if kind == 'C' then
-    local result = sub(outcome, 8)
+  if kind == 'C' or kind == 'K' then
+    local result = sub(outcome, kind == 'K' and 14 or 8)
+    if kind == 'K' then keep_for(job, RESULT_TTL, (unpack('>I6', outcome, 8))) end
     set_result(job, result)
     local group, row = finish(job, 'c', 'completed', true)
     put(group, row, 'size', #result)
     return group, row
   end
-  if kind == 'F' then return fail(job, outcome) end
+  if kind == 'F' or kind == 'G' then return fail(job, outcome) end
   if kind == 'S' then return put_back(job, 'snoozed', (unpack('>I6', outcome, 8))) end
   if kind == 'R' then return put_back(job, 'released', 0) end
   return finish(job, 'x', 'cancelled', true)
