@@ -11,17 +11,20 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
+from penstock.batching import batch_signature, parse_batching
 from penstock.core.ids import uuid7
 from penstock.core.job import Options
 from penstock.core.names import check_namespace, check_queue, check_task
 from penstock.core.retry import BackoffFunction, custom_name
 from penstock.core.size import Size, byte_count
+from penstock.decorators import BatchDecorator, TaskDecorator
 from penstock.errors import InvalidOption, StorageError, UnknownTask
 from penstock.loops import Sessions
 from penstock.options import (
     DEFAULTS,
     PLACEMENT,
     TASK,
+    BatchOptions,
     DefaultOptions,
     TaskOptions,
     placed,
@@ -110,8 +113,18 @@ class App:
         *,
         name: str | None = None,
         queue: str = "default",
+        **options: Unpack[BatchOptions],
+    ) -> BatchDecorator: ...
+    @overload
+    def task(
+        self,
+        func: None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
         **options: Unpack[TaskOptions],
-    ) -> _TaskDecorator: ...
+    ) -> TaskDecorator: ...
     def task(
         self,
         func: Callable[..., Any] | None = None,
@@ -119,15 +132,17 @@ class App:
         *,
         name: str | None = None,
         queue: str = "default",
-        **options: Unpack[TaskOptions],
+        **options: Any,
     ) -> Any:
         """Make a function a task: ``@app.task`` or ``@app.task(queue="mail", attempts=5)``.
 
-        Its name is the function's unless given. Raises ``InvalidOption`` for an option nobody knows, a value it
+        Its name is the function's unless given. With ``batch=50`` the function takes a list: see ``BatchOptions``.
+        Raises ``InvalidOption`` for an option nobody knows, a value it
         cannot have, or a name that is taken.
         """
         refuse_unknown(options, TASK | {"name", "queue"}, where="a task")
-        decorator = _TaskDecorator(self, name, check_queue(queue), options)
+        kind = BatchDecorator if "batch" in options else TaskDecorator
+        decorator = kind(self, name, check_queue(queue), options)
         return decorator if func is None else decorator(func)
 
     @property
@@ -253,6 +268,13 @@ class App:
                 f"a task {name!r} is registered already ({self._tasks[name].func!r}), and a job carries "
                 "only the name. Give this one another by @app.task(name=...)."
             )
+        runner = resolve_runner(name, func, given.get("runner", "auto"))
+        takes_context = given.get("takes_context", False)
+        batching = parse_batching(given.get("batch"), given.get("batch_wait"), where=f"task {name!r}")
+        if batching is None:
+            signature = Signature.of(func, takes_context=takes_context)
+        else:
+            signature, batching = batch_signature(func, batching, runner=runner, takes_context=takes_context)
         serde = self.serde if "serde" not in given else resolve_serde(given["serde"])
         result_serde = self.result_serde if "serde" not in given else serde
         task: Task[..., Any] = Task(
@@ -260,12 +282,13 @@ class App:
             func,
             name=name,
             queue=queue,
-            runner=resolve_runner(name, func, given.get("runner", "auto")),
+            runner=runner,
             serde=serde,
             result_serde=resolve_serde(given.get("result_serde", result_serde)),
-            signature=Signature.of(func, takes_context=given.get("takes_context", False)),
+            signature=signature,
             defaults=self.treatment(replace(self._defaults, task=name), given),
             fields=placed(self._fields, {k: v for k, v in given.items() if k in PLACEMENT}),
+            batching=batching,
         )
         self._tasks[name] = task
         return task
@@ -289,21 +312,6 @@ class App:
             )
         self._storage_loop = loop
         return storage
-
-
-class _TaskDecorator:
-    """What ``@app.task(...)`` gives: typed for coroutine functions and for others."""
-
-    def __init__(self, app: App, name: str | None, queue: str, given: Mapping[str, Any]) -> None:
-        self._arguments = (name, queue, given)
-        self._app = app
-
-    @overload
-    def __call__(self, func: Callable[P, Coroutine[Any, Any, R]]) -> Task[P, R]: ...
-    @overload
-    def __call__(self, func: Callable[P, R]) -> Task[P, R]: ...
-    def __call__(self, func: Callable[..., Any]) -> Any:
-        return self._app.add_task(func, *self._arguments)
 
 
 def _checked_storage(given: Storage) -> Storage:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 
 import msgspec
 
@@ -28,6 +28,7 @@ __all__ = [
     "PLACEMENT",
     "TASK",
     "TREATMENT",
+    "BatchOptions",
     "CallOptions",
     "DefaultOptions",
     "JobOptions",
@@ -132,8 +133,18 @@ class TaskOptions(DefaultOptions, total=False):
     takes_context: bool
 
 
+class BatchOptions(TaskOptions, total=False):
+    """The same for a task whose function takes the items of up to ``batch`` jobs at once, as a list.
+
+    It is called ``batch_wait`` (default 100 ms) after the first of them came at the latest. See ``batching``.
+    """
+
+    batch: Required[int]
+    batch_wait: Duration
+
+
 DEFAULTS: Final = frozenset(DefaultOptions.__annotations__)
-TASK: Final = frozenset(TaskOptions.__annotations__)
+TASK: Final = frozenset(BatchOptions.__annotations__)
 TREATMENT: Final = frozenset(Treatment.__annotations__)
 PLACEMENT: Final = frozenset(Placement.__annotations__)
 

@@ -26,7 +26,7 @@ from msgspec.structs import asdict, astuple
 from penstock.errors import InvalidInput, InvalidOption, SerializationError
 from penstock.serde import Json, MessagePack, Raw, Serde, decodable
 
-__all__ = ["Signature"]
+__all__ = ["Signature", "is_context", "resolved"]
 
 _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _Arrange: TypeAlias = Callable[[tuple[Any, ...], Any], _Arguments]
@@ -69,9 +69,8 @@ class Signature:
             SerializationError: a parameter of a type that no payload can be decoded to.
         """
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        signature = _inspected(function)
-        namespace = _namespace(function)
-        hints = {key: _resolved(p.annotation, namespace) for key, p in signature.parameters.items()}
+        signature, hints = resolved(function)
+        result_type = hints.pop("return")
         context = _find_context(name, hints, takes_context=takes_context)
         payload = [p for p in signature.parameters.values() if p.name != context]
         _check_names(name, payload)
@@ -82,7 +81,7 @@ class Signature:
             name=name,
             parameters=tuple(p.name for p in payload),
             context_parameter=context,
-            result_type=_resolved(signature.return_annotation, namespace),
+            result_type=result_type,
             _shown=f"{name}{bindable}",
             _pack=packed if ordinary else _binder(bindable, packed),
             _unpacked=_unpacking_struct(name, payload, hints),
@@ -248,6 +247,14 @@ def _arranger(parameters: list[Parameter], context: str | None) -> _Arrange | No
     return arrange
 
 
+def resolved(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """The signature of ``function`` and its annotations as types, by parameter and under ``"return"``."""
+    signature = _inspected(function)
+    namespace = _namespace(function)
+    hints = {key: _resolved(p.annotation, namespace) for key, p in signature.parameters.items()}
+    return signature, hints | {"return": _resolved(signature.return_annotation, namespace)}
+
+
 def _inspected(function: Callable[..., Any]) -> inspect.Signature:
     if sys.version_info >= (
         3,
@@ -303,15 +310,16 @@ def _names_context(annotation: Any) -> bool:
     return text.partition("|")[0].strip().rpartition(".")[2] == "JobContext"
 
 
-def _is_context(hint: Any) -> bool:
+def is_context(hint: Any) -> bool:
+    """Whether a parameter with this annotation gets the job's context."""
     origin = get_origin(hint)
     if origin is Union or origin is UnionType:
-        return any(_is_context(member) for member in get_args(hint))
+        return any(is_context(member) for member in get_args(hint))
     return getattr(origin or hint, "__penstock_context__", False) is True
 
 
 def _find_context(name: str, hints: Mapping[str, Any], *, takes_context: bool) -> str | None:
-    found = [key for key, hint in hints.items() if _is_context(hint)]
+    found = [key for key, hint in hints.items() if is_context(hint)]
     if takes_context and not found:
         found = list(hints)[:1]
     if len(found) > 1 or (takes_context and not found):

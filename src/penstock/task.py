@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
 
+from penstock.batching import Batching
 from penstock.bulk import enqueue_many
 from penstock.core.duration import Duration
 from penstock.core.ids import uuid7
@@ -131,7 +132,7 @@ class Task(Generic[P, R]):
     """A function that can be called here, as ever, or put into a queue and run by a worker.
 
     Made by ``@app.task``. ``func`` is the function, ``defaults`` how its jobs are treated; the worker reads these,
-    ``queue``, ``signature``, ``serde``, ``result_serde`` and ``runner``.
+    ``queue``, ``signature``, ``serde``, ``result_serde``, ``runner`` and ``batching``.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class Task(Generic[P, R]):
         signature: Signature,
         defaults: Options,
         fields: Mapping[str, Any],
+        batching: Batching | None = None,
     ) -> None:
         update_wrapper(self, func)
         self.app = app
@@ -158,6 +160,7 @@ class Task(Generic[P, R]):
         self.result_serde = result_serde
         self.signature = signature
         self.defaults = defaults
+        self.batching = batching
         self.source = Source(
             app, queue, serde=serde, result_serde=result_serde, result_type=signature.result_type
         )

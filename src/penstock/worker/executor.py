@@ -8,16 +8,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, assert_never, cast
 
+from penstock.batching import Batching
 from penstock.core.job import Lease
 from penstock.core.outcome import Cancel, Complete, Outcome
 from penstock.errors import InvalidOption, PayloadTooLarge, PenstockError, SerializationError, UnknownTask
+from penstock.worker.batch import Batch, Batcher
 from penstock.worker.context import current_run
 from penstock.worker.deadlines import Deadlines
 from penstock.worker.lane import Lane
 from penstock.worker.middleware import Middleware, compose
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Abort, Call, EncodedResult, Plan, Run
-from penstock.worker.runners import inline
+from penstock.worker.runners import batched, inline
 from penstock.worker.runners.process import ProcessRunner
 from penstock.worker.runners.thread import ThreadRunner
 from penstock.worker.verdict import aborted, failed, final_failure
@@ -51,6 +53,7 @@ class Executor:
         middleware: Sequence[Middleware],
         threads: ThreadRunner,
         processes: ProcessRunner,
+        concurrency: int,
         reporter: Reporter,
         finished: Callable[[Run], None],
         freed: Callable[[], None],
@@ -63,11 +66,14 @@ class Executor:
         self._middleware = tuple(middleware)
         self._threads = threads
         self._processes = processes
+        self._concurrency = concurrency
         self._reporter = reporter
         self._finished = finished
         self._freed = freed
         self._got_stuck = stuck
         self._plans: dict[str, Plan] = {}
+        self._untasked: dict[str, Plan] = {}
+        self._batchers: list[Batcher] = []
         self._deadlines = Deadlines(self._overdue)
         self._loop = asyncio.get_running_loop()
         self._largest = app.max_payload
@@ -117,6 +123,11 @@ class Executor:
             run.outcome = self._aborted(run)
             if run.outcome is not None:
                 self._finished(run)
+
+    def hurry(self) -> None:
+        """No more jobs will come: begin with batches that are not full."""
+        for batcher in self._batchers:
+            batcher.flush()
 
     def close(self) -> None:
         """Let go of threads and processes."""
@@ -190,29 +201,49 @@ class Executor:
                 return _refusing(name, error)
             return plan
         if not name:
-            return self._handlers.plan(
-                queue, threads=self._threads, wrap=self._wrap, encode=self._encode_untyped
-            )
+            return self._untasked.get(queue) or self._plan_untasked(queue)
         # Not kept: the task may be registered later.
         return _refusing(name, _unknown(name))
 
+    def _plan_untasked(self, queue: str) -> Plan:
+        plan = self._handlers.plan(
+            queue, threads=self._threads, batcher=self._batcher, wrap=self._wrap, encode=self._encode_untyped
+        )
+        if queue in self._handlers.by_queue:  # else one may be added later
+            self._untasked[queue] = plan
+        return plan
+
     def _bound(self, task: Task[..., Any]) -> Plan:
-        match task.runner:
-            case "async":
-                call = inline.bind(task)
-            case "thread":
-                call = self._threads.bind(task)
-            case "process":
-                call = self._processes.bind(task)
-            case _ as never:
-                assert_never(never)
         return Plan(
             task.name,
             task.runner,
-            self._wrap(call),
+            self._wrap(self._call_of(task)),
             task.result_serde.encode,
             lambda args, kwargs: task.signature.encode(args, kwargs, serde=task.serde),
         )
+
+    def _call_of(self, task: Task[..., Any]) -> Call:
+        if task.batching is not None:
+            handle = batched.calling(task)
+            return batched.bind(task, self._batcher(task.batching, handle, is_async=task.runner == "async"))
+        match task.runner:
+            case "async":
+                return inline.bind(task)
+            case "thread":
+                return self._threads.bind(task)
+            case "process":
+                return self._processes.bind(task)
+            case _ as never:
+                assert_never(never)
+
+    def _batcher(self, batching: Batching, handle: Callable[[Batch], Any], *, is_async: bool) -> Batcher:
+        batcher = Batcher(
+            batching,
+            most=self._concurrency,
+            handle=handle if is_async else lambda batch: self._threads.run(handle, batch),
+        )
+        self._batchers.append(batcher)
+        return batcher
 
     def _wrap(self, call: Call) -> Call:
         return compose(self._middleware, call)

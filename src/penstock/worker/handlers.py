@@ -4,49 +4,82 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from penstock.batching import Batching
 from penstock.core.names import check_queue
 from penstock.errors import InvalidOption, SerializationError, UnknownTask
+from penstock.worker.batch import Batch, Batcher
 from penstock.worker.context import JobContext, context_of
 from penstock.worker.run import Call, Plan, Run
 from penstock.worker.runners.thread import ThreadRunner
 
-__all__ = ["Handler", "Handlers"]
+__all__ = ["BatchHandler", "Bound", "Handler", "Handlers"]
 
 Handler = Callable[[JobContext], Any]
 """Gets the job, whose ``payload`` are the bytes as enqueued; what it returns is encoded by the app's result serde.
 A coroutine function runs on the loop, any other in a thread."""
+
+BatchHandler = Callable[[list[JobContext]], Any]
+"""The same for several jobs at once; what it returns is told apart as ``worker.batch`` says."""
+
+AnyHandler: TypeAlias = Handler | BatchHandler
+
+
+class Bound(NamedTuple):
+    """A handler, and how its jobs are gathered if it takes several."""
+
+    handler: Callable[[Any], Any]
+    batching: Batching | None = None
+
+
+class MakeBatcher(Protocol):
+    """Makes the one that gathers the runs of a handler."""
+
+    def __call__(self, batching: Batching, handle: Callable[[Batch], Any], *, is_async: bool) -> Batcher: ...
 
 
 class Handlers:
     """Handlers by queue."""
 
     def __init__(self) -> None:
-        self.by_queue: dict[str, Handler] = {}
+        self.by_queue: dict[str, Bound] = {}
 
-    def add(self, queue: str, handler: Handler) -> None:
+    def add(self, queue: str, handler: AnyHandler, batching: Batching | None = None) -> None:
         """Raises ``InvalidOption`` if the queue has one already."""
         if check_queue(queue) in self.by_queue:
             raise InvalidOption(f"queue {queue!r} has a handler already. Remove one of the two.")
-        self.by_queue[queue] = handler
+        self.by_queue[queue] = Bound(handler, batching)
 
     def plan(
         self,
         queue: str,
         *,
         threads: ThreadRunner,
+        batcher: MakeBatcher,
         wrap: Callable[[Call], Call],
         encode: Callable[[Any], bytes],
     ) -> Plan:
         """How jobs without a task of this queue are run."""
-        handler = self.by_queue.get(queue)
-        if handler is None:
+        if queue not in self.by_queue:
             return Plan("", "async", _refuse, encode, _pack)
-        if inspect.iscoroutinefunction(handler):
-            return Plan("", "async", wrap(lambda run: handler(context_of(run))), encode, _pack)
-        call = wrap(lambda run: threads.run(lambda run: handler(context_of(run)), run))
-        return Plan("", "thread", call, encode, _pack)
+        handler, batching = self.by_queue[queue]
+        is_async = inspect.iscoroutinefunction(handler)
+        if batching is not None:
+            call = _joining(batcher(batching, lambda batch: handler(batch.items), is_async=is_async))
+        else:
+            call = _calling(handler, None if is_async else threads)
+        return Plan("", "async" if is_async else "thread", wrap(call), encode, _pack)
+
+
+def _calling(handler: Callable[[Any], Any], threads: ThreadRunner | None) -> Call:
+    if threads is None:
+        return lambda run: handler(context_of(run))
+    return lambda run: threads.run(lambda run: handler(context_of(run)), run)
+
+
+def _joining(batcher: Batcher) -> Call:
+    return lambda run: batcher.join(run, context_of(run))
 
 
 async def _refuse(run: Run) -> Any:

@@ -127,8 +127,8 @@ def _work(module: str, name: str, options: dict[str, Any], handlers: dict[str, A
     threading.Thread(target=_end_with_parent, daemon=True).start()
     app = getattr(importlib.import_module(module), name)
     worker = Worker(app, **options)
-    for queue, handler in handlers.items():
-        worker.handlers.add(queue, handler)
+    for queue, bound in handlers.items():
+        worker.handlers.add(queue, *bound)
     worker.run_sync()
 
 

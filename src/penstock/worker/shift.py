@@ -90,6 +90,7 @@ class Shift:
             middleware=self.options.middleware,
             threads=ThreadRunner(self.options.threads),
             processes=ProcessRunner(self.options.child_processes),
+            concurrency=self.options.concurrency,
             reporter=reporter,
             finished=self.fetcher.finished,
             freed=self._freed,
@@ -187,6 +188,8 @@ class Shift:
         self.fetcher.hand_back_new = True
         self.fetcher.stop_claiming()
         self.hurry(grace_ms)
+        if grace_ms:
+            self.executor.hurry()
         await self._until_idle(lambda: self._deadline)
         await self._hand_back()
         # Outcomes are kept for as long as their leases can be: the store may be back before that.

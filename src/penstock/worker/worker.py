@@ -15,11 +15,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from penstock.batching import parse_batching
 from penstock.core.duration import Duration, milliseconds
 from penstock.errors import InvalidOption
 from penstock.worker import pool, signals
 from penstock.worker.events import Listener, Listeners
-from penstock.worker.handlers import Handler, Handlers
+from penstock.worker.handlers import BatchHandler, Handler, Handlers
 from penstock.worker.health import Health, WorkerState, WorkerStats
 from penstock.worker.hooks import Hook, run_start_hooks, run_stop_hooks
 from penstock.worker.options import WorkerKeywords, WorkerOptions, read_options
@@ -33,7 +34,7 @@ __all__ = ["Worker"]
 
 logger = logging.getLogger("penstock.worker")
 
-H = TypeVar("H", bound=Handler)
+H = TypeVar("H", bound=Handler | BatchHandler)
 S = TypeVar("S", bound=Hook)
 
 
@@ -106,11 +107,17 @@ class Worker:
         self.stop_hooks.append(hook)
         return hook
 
-    def handler(self, queue: str) -> Callable[[H], H]:
-        """Decorates the function that gets jobs of ``queue`` without a task, as a ``JobContext``."""
+    def handler(
+        self, queue: str, *, batch: int | None = None, batch_wait: Duration | None = None
+    ) -> Callable[[H], H]:
+        """Decorates the function that gets jobs of ``queue`` without a task, as a ``JobContext``.
+
+        With ``batch`` it gets a list of up to so many, ``batch_wait`` (100 ms) after the first came at the latest.
+        """
+        batching = parse_batching(batch, batch_wait, where=f"the handler of queue {queue!r}")
 
         def register(function: H) -> H:
-            self.handlers.add(queue, function)
+            self.handlers.add(queue, function, batching)
             return function
 
         return register

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from penstock.errors import InvalidInput
 from penstock.worker.context import context_of
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["ThreadRunner"]
 
 _numbers = itertools.count(1)
+
+
+class _Started(Protocol):
+    """A run, or a batch of them."""
+
+    started_at: float
+
+
+S = TypeVar("S", bound=_Started)
 
 
 class ThreadRunner:
@@ -52,7 +61,7 @@ class ThreadRunner:
 
         return lambda run: self.run(call, run)
 
-    async def run(self, call: Callable[[Run], Any], run: Run) -> Any:
+    async def run(self, call: Callable[[S], Any], run: S) -> Any:
         """``call(run)`` in a thread, under a copy of this context. Cancelling leaves the thread running."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
