@@ -43,11 +43,13 @@ from penstock.errors import (
 )
 from penstock.handle import JobHandle
 from penstock.info import JobInfo, WorkerInfo
+from penstock.intake import EnqueueCall
 from penstock.queue import Queue
 from penstock.serde import Serde, register_serde
 from penstock.task import Dispatch, JobSpec, Task
 
 if TYPE_CHECKING:
+    from penstock.worker.after import Execution
     from penstock.worker.context import JobContext, current_job
     from penstock.worker.worker import Worker
 
@@ -60,9 +62,11 @@ __all__ = [
     "Conflict",
     "Custom",
     "Dispatch",
+    "EnqueueCall",
     "Event",
     "EventType",
     "EventsLost",
+    "Execution",
     "Exponential",
     "Fixed",
     "InvalidInput",
@@ -108,6 +112,7 @@ __all__ = [
 
 # Who only enqueues does not need the worker.
 _LATER = {
+    "Execution": "penstock.worker.after",
     "JobContext": "penstock.worker.context",
     "Worker": "penstock.worker.worker",
     "current_job": "penstock.worker.context",

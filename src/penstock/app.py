@@ -19,6 +19,7 @@ from penstock.core.retry import BackoffFunction, custom_name
 from penstock.core.size import Size, byte_count
 from penstock.decorators import BatchDecorator, TaskDecorator
 from penstock.errors import InvalidOption, StorageError, UnknownTask
+from penstock.intake import EnqueueMiddleware, Intake
 from penstock.loops import Sessions
 from penstock.options import (
     DEFAULTS,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.session import Session
     from penstock.storage.base import Storage
     from penstock.sync import SyncApp
+    from penstock.worker.after import AfterExecution
     from penstock.worker.hooks import Hook
     from penstock.worker.middleware import Middleware
     from penstock.worker.worker import Worker
@@ -92,10 +94,12 @@ class App:
         self.start_hooks: list[Hook] = []
         self.stop_hooks: list[Hook] = []
         self.middlewares: list[Middleware] = []
+        self.after_hooks: list[AfterExecution] = []
+        self._intake = Intake(max_payload=self.max_payload)
         self._defaults = self.treatment(Options(), defaults)
         self._fields = placement(defaults)
         self._tasks: dict[str, Task[..., Any]] = {}
-        self._sessions = Sessions(self._open, close_storage=self._storage is None)
+        self._sessions = Sessions(self._open, intake=self._intake, close_storage=self._storage is None)
         self.session: Callable[[], Coroutine[Any, Any, Session]] = self._sessions.get
         """The running loop's ``Session``: for the parts of Penstock, not for its users."""
 
@@ -213,6 +217,23 @@ class App:
         """
         self.middlewares.append(layer)
         return layer
+
+    def enqueue_middleware(self, layer: EnqueueMiddleware) -> EnqueueMiddleware:
+        """Put ``async def layer(call, call_next) -> answers`` around every enqueue of this app, in async and sync code.
+
+        The first registered is the outermost. See ``penstock.intake``.
+        """
+        self._intake.add(layer)
+        return layer
+
+    def after_execution(self, hook: AfterExecution) -> AfterExecution:
+        """Call ``hook(execution)`` after every run that completed or failed, before the store has its end.
+
+        It may set ``execution.result``, ``error`` and ``ttl``; see ``penstock.worker.after``. In the order they were
+        registered; those given to a worker come last.
+        """
+        self.after_hooks.append(hook)
+        return hook
 
     # The store
 

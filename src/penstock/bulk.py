@@ -25,13 +25,20 @@ async def enqueue_many(source: Source, jobs: Sequence[NewJob]) -> list[JobHandle
     A chunk is written as a whole or not at all. After an error, chunks under way are waited for, no further ones
     are begun, and the error carries a note of how many jobs were written.
     """
-    storage = await source.app.connect()
+    session = await source.app.session()
+    storage, queue = session.storage, source.queue
+    if session.intake.layers and jobs:
+        answers = await session.intake.enqueue(queue, jobs, lambda jobs: _send(storage, queue, jobs))
+    else:
+        answers = await _send(storage, queue, jobs)
+    return [JobHandle(source, answer.id, answer) for answer in answers]
+
+
+async def _send(storage: Storage, queue: str, jobs: Sequence[NewJob]) -> Sequence[Enqueued]:
     chunks = list(_chunks(jobs))
     if len(chunks) <= 1:
-        answers = await storage.enqueue(source.queue, jobs) if jobs else []
-    else:
-        answers = await _send(storage, source.queue, chunks)
-    return [JobHandle(source, answer.id, answer) for answer in answers]
+        return await storage.enqueue(queue, jobs) if jobs else []
+    return await _send_chunks(storage, queue, chunks)
 
 
 def _chunks(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
@@ -45,7 +52,7 @@ def _chunks(jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
         yield jobs[start:]
 
 
-async def _send(storage: Storage, queue: str, chunks: list[Sequence[NewJob]]) -> list[Enqueued]:
+async def _send_chunks(storage: Storage, queue: str, chunks: list[Sequence[NewJob]]) -> list[Enqueued]:
     answers: list[list[Enqueued]] = [[] for _ in chunks]
     todo: Iterator[tuple[int, Sequence[NewJob]]] = iter(enumerate(chunks))
 

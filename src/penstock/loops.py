@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.session import Session
 
 if TYPE_CHECKING:
+    from penstock.intake import Intake
     from penstock.storage.base import Storage
 
 __all__ = ["Sessions"]
@@ -28,8 +29,11 @@ class Sessions:
     ``asyncio.run`` closes those of its loop before it leaves. After a fork the child begins with none.
     """
 
-    def __init__(self, open: Callable[[], Awaitable[Storage]], *, close_storage: bool) -> None:
+    def __init__(
+        self, open: Callable[[], Awaitable[Storage]], *, intake: Intake, close_storage: bool
+    ) -> None:
         self._open = open
+        self._intake = intake
         self._close_storage = close_storage
         self._forget()
         _all.add(self)
@@ -66,7 +70,7 @@ class Sessions:
     async def _begin(self, loop: asyncio.AbstractEventLoop) -> Session:
         for dead in [other for other in list(self._ready) if other.is_closed()]:
             self._drop(dead)
-        session = Session(await self._open())
+        session = Session(await self._open(), self._intake)
         keeper = self._keep(loop, session)
         await anext(keeper)
         self._keepers[loop] = keeper

@@ -16,8 +16,9 @@ from penstock.storage.values import Extended, Held, Settled, Settlement
 from penstock.waiter import Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from penstock.intake import Intake
     from penstock.storage.base import Storage
 
 __all__ = ["Session"]
@@ -29,10 +30,20 @@ _SMALL: Final = 64
 class Session:
     """Belongs to one event loop, like the storage in it. Made and closed by ``App``."""
 
-    __slots__ = ("_enqueues", "_extends", "_settles", "_sweeps_due", "_waiters", "storage", "worker")
+    __slots__ = (
+        "_enqueues",
+        "_extends",
+        "_settles",
+        "_sweeps_due",
+        "_waiters",
+        "intake",
+        "storage",
+        "worker",
+    )
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, intake: Intake) -> None:
         self.storage = storage
+        self.intake = intake
         self.worker = _worker_name()
         """The name that claims outside any worker go by."""
         self._enqueues: dict[str, Callable[[NewJob], Awaitable[Enqueued]]] = {}
@@ -46,7 +57,16 @@ class Session:
         call = self._enqueues.get(queue)
         if call is None:
             call = self._enqueues[queue] = self._enqueues_to(queue).call
-        return call(job)
+        return self._enqueue_through(queue, job, call) if self.intake.layers else call(job)
+
+    async def _enqueue_through(
+        self, queue: str, job: NewJob, call: Callable[[NewJob], Awaitable[Enqueued]]
+    ) -> Enqueued:
+        async def send(jobs: Sequence[NewJob]) -> list[Enqueued]:
+            return [await call(job) for job in jobs]
+
+        [answer] = await self.intake.enqueue(queue, [job], send)
+        return answer
 
     def _enqueues_to(self, queue: str) -> Coalescer[NewJob, Enqueued]:
         enqueue = self.storage.enqueue

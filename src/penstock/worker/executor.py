@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, assert_never, cast
 
-from penstock.batching import Batching
 from penstock.core.job import Lease
-from penstock.core.outcome import Cancel, Complete, Outcome
-from penstock.errors import InvalidOption, PayloadTooLarge, PenstockError, SerializationError, UnknownTask
-from penstock.worker.batch import Batch, Batcher
+from penstock.core.outcome import Cancel, Complete, Fail, Outcome
+from penstock.errors import PayloadTooLarge, SerializationError
+from penstock.worker.after import AfterHooks
 from penstock.worker.context import current_run
 from penstock.worker.deadlines import Deadlines
 from penstock.worker.lane import Lane
-from penstock.worker.middleware import Middleware, compose
+from penstock.worker.plans import Plans
 from penstock.worker.reporter import Reporter
-from penstock.worker.run import Abort, Call, EncodedResult, Plan, Run
-from penstock.worker.runners import batched, inline
-from penstock.worker.runners.process import ProcessRunner
-from penstock.worker.runners.thread import ThreadRunner
+from penstock.worker.run import Abort, EncodedResult, Run
 from penstock.worker.verdict import aborted, failed, final_failure
 
 if TYPE_CHECKING:
     from penstock.app import App
-    from penstock.task import Task
-    from penstock.worker.handlers import Handlers
 
 __all__ = ["Executor"]
 
@@ -49,11 +43,8 @@ class Executor:
         self,
         app: App,
         *,
-        handlers: Handlers,
-        middleware: Sequence[Middleware],
-        threads: ThreadRunner,
-        processes: ProcessRunner,
-        concurrency: int,
+        plans: Plans,
+        after: AfterHooks | None,
         reporter: Reporter,
         finished: Callable[[Run], None],
         freed: Callable[[], None],
@@ -61,19 +52,14 @@ class Executor:
     ) -> None:
         self._backoffs = app.backoffs
         self._tasks = app.tasks
-        self._encode_untyped = app.result_serde.encode
-        self._handlers = handlers
-        self._middleware = tuple(middleware)
-        self._threads = threads
-        self._processes = processes
-        self._concurrency = concurrency
+        self._plans = plans
+        self._by_task = plans.by_task
         self._reporter = reporter
+        self._after = after
+        self._late: set[asyncio.Task[None]] = set()
         self._finished = finished
         self._freed = freed
         self._got_stuck = stuck
-        self._plans: dict[str, Plan] = {}
-        self._untasked: dict[str, Plan] = {}
-        self._batchers: list[Batcher] = []
         self._deadlines = Deadlines(self._overdue)
         self._loop = asyncio.get_running_loop()
         self._largest = app.max_payload
@@ -83,7 +69,7 @@ class Executor:
     def prepare(self, lane: Lane, lease: Lease, now: float) -> Run:
         """The run of a lease, not yet begun."""
         task = lease.options.task
-        return Run(lease, lane, self._plans.get(task) or self._plan(lane.name, task), now)
+        return Run(lease, lane, self._by_task.get(task) or self._plans.make(lane.name, task), now)
 
     def start(self, run: Run) -> None:
         """Begin a run; there must be a free slot. The handler may be over, and ``finished`` called, on return."""
@@ -121,19 +107,15 @@ class Executor:
             self.stuck.add(run)
             self._got_stuck(run)
             run.outcome = self._aborted(run)
-            if run.outcome is not None:
+            if isinstance(run.outcome, Fail) and self._after is not None:
+                self._settle_late(run, run.outcome, self._after)
+            elif run.outcome is not None:
                 self._finished(run)
-
-    def hurry(self) -> None:
-        """No more jobs will come: begin with batches that are not full."""
-        for batcher in self._batchers:
-            batcher.flush()
 
     def close(self) -> None:
         """Let go of threads and processes."""
         self._deadlines.close()
-        self._threads.close()
-        self._processes.close()
+        self._plans.close()
 
     async def _run(self, run: Run) -> None:
         current_run.set(run)
@@ -142,11 +124,17 @@ class Executor:
             if run.lease.cancelling:
                 outcome = Cancel("cancelled before it ran")
             else:
-                outcome = self._returned(run, await run.plan.call(run))
+                result = await run.plan.call(run)
+                if self._after is None:
+                    outcome = self._returned(run, result)
+                else:
+                    outcome = await self._reviewed(run, result, self._after)
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
             outcome = self._failed(run, error)
+            if isinstance(outcome, Fail) and self._after is not None:
+                outcome = await self._after.review(run, error, outcome)
         if run.context is not None:
             await self._last_words(run)
         self.running.discard(run)
@@ -170,6 +158,31 @@ class Executor:
             return final_failure(_too_large(run, len(data), self._largest))
         return Complete(data)
 
+    async def _reviewed(self, run: Run, result: Any, after: AfterHooks) -> Outcome | None:
+        """What ``_returned`` gives of a result that hooks may have changed."""
+        if run.abort is not None and (run.saw_abort or run.abort is Abort.LOST):
+            return self._aborted(run)
+        execution = await after.completed(run, lambda: self._result_of(run, result))
+        outcome = self._returned(run, execution.result if execution.is_read else result)
+        return Complete(outcome.result, execution.ttl_ms) if isinstance(outcome, Complete) else outcome
+
+    def _settle_late(self, run: Run, outcome: Fail, after: AfterHooks) -> None:
+        """For a run whose handler goes on: the hooks have their say, then its failure is settled."""
+
+        async def settle() -> None:
+            run.outcome = await after.review(run, TimeoutError(), outcome)
+            self._finished(run)
+
+        task = self._loop.create_task(settle())
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    def _result_of(self, run: Run, result: Any) -> Any:
+        """The result as the handler returned it, even if it did so in another process."""
+        if type(result) is not EncodedResult:
+            return result
+        return self._tasks[run.plan.task].source.decode_result(result.data)
+
     def _failed(self, run: Run, error: BaseException) -> Outcome | None:
         if run.abort is not None:
             return self._aborted(run)
@@ -191,81 +204,6 @@ class Executor:
             self.abort(run, Abort.TIMEOUT)
         else:
             self.give_up(run)
-
-    def _plan(self, queue: str, name: str) -> Plan:
-        task = self._tasks.get(name)
-        if task is not None:
-            try:
-                plan = self._plans[name] = self._bound(task)
-            except InvalidOption as error:
-                return _refusing(name, error)
-            return plan
-        if not name:
-            return self._untasked.get(queue) or self._plan_untasked(queue)
-        # Not kept: the task may be registered later.
-        return _refusing(name, _unknown(name))
-
-    def _plan_untasked(self, queue: str) -> Plan:
-        plan = self._handlers.plan(
-            queue, threads=self._threads, batcher=self._batcher, wrap=self._wrap, encode=self._encode_untyped
-        )
-        if queue in self._handlers.by_queue:  # else one may be added later
-            self._untasked[queue] = plan
-        return plan
-
-    def _bound(self, task: Task[..., Any]) -> Plan:
-        return Plan(
-            task.name,
-            task.runner,
-            self._wrap(self._call_of(task)),
-            task.result_serde.encode,
-            lambda args, kwargs: task.signature.encode(args, kwargs, serde=task.serde),
-        )
-
-    def _call_of(self, task: Task[..., Any]) -> Call:
-        if task.batching is not None:
-            handle = batched.calling(task)
-            return batched.bind(task, self._batcher(task.batching, handle, is_async=task.runner == "async"))
-        match task.runner:
-            case "async":
-                return inline.bind(task)
-            case "thread":
-                return self._threads.bind(task)
-            case "process":
-                return self._processes.bind(task)
-            case _ as never:
-                assert_never(never)
-
-    def _batcher(self, batching: Batching, handle: Callable[[Batch], Any], *, is_async: bool) -> Batcher:
-        batcher = Batcher(
-            batching,
-            most=self._concurrency,
-            handle=handle if is_async else lambda batch: self._threads.run(handle, batch),
-        )
-        self._batchers.append(batcher)
-        return batcher
-
-    def _wrap(self, call: Call) -> Call:
-        return compose(self._middleware, call)
-
-
-def _unknown(name: str) -> UnknownTask:
-    return UnknownTask(
-        f"no task {name!r} is registered in this worker's app. "
-        "Import the module that defines it before the worker starts, or deploy it here."
-    )
-
-
-def _refusing(name: str, error: PenstockError) -> Plan:
-    """Runs of this task fail; retries may reach a worker that can run it."""
-
-    async def call(_: Run) -> Any:
-        raise error.with_traceback(None)
-
-    def pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        raise error
-
-    return Plan(name, "async", call, bytes, pack)
 
 
 def _too_large(run: Run, size: int, limit: int) -> PayloadTooLarge:

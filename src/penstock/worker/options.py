@@ -17,6 +17,7 @@ from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
     from penstock.app import App
+    from penstock.worker.after import AfterExecution
     from penstock.worker.middleware import Middleware
 
 __all__ = ["WorkerKeywords", "WorkerOptions", "default_worker_id", "read_options"]
@@ -42,6 +43,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     child_processes: int | None
     middleware: tuple[Any, ...]
+    after_execution: tuple[Any, ...]
 
 
 class WorkerKeywords(TypedDict, total=False):
@@ -59,6 +61,7 @@ class WorkerKeywords(TypedDict, total=False):
     threads: int | None
     child_processes: int | None
     middleware: Sequence[Middleware]
+    after_execution: Sequence[AfterExecution]
 
 
 def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
@@ -94,6 +97,7 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
         threads=concurrency if threads is None else _count("threads", threads),
         child_processes=None if children is None else _count("child_processes", children),
         middleware=(*app.middlewares, *map(_layer, given.get("middleware", ()))),
+        after_execution=(*app.after_hooks, *map(_after_hook, given.get("after_execution", ()))),
     )
 
 
@@ -136,6 +140,14 @@ def _layer(value: Middleware) -> Middleware:
     if not callable(value):
         raise InvalidOption(
             f"middleware has {value!r}, which cannot be called. Give async def f(context, call_next)."
+        )
+    return value
+
+
+def _after_hook(value: AfterExecution) -> AfterExecution:
+    if not callable(value):
+        raise InvalidOption(
+            f"after_execution has {value!r}, which cannot be called. Give async def f(execution)."
         )
     return value
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import StorageError
 from penstock.storage.base import Storage
 from penstock.storage.values import Settled
+from penstock.worker.after import AfterHooks
 from penstock.worker.deadlines import PATIENCE_S
 from penstock.worker.drain import DrainWatch
 from penstock.worker.executor import Executor
@@ -18,6 +19,7 @@ from penstock.worker.fetcher import Fetcher
 from penstock.worker.health import Health, describe, examine
 from penstock.worker.heartbeat import Heartbeat, HeartbeatThread, Notice
 from penstock.worker.lane import Lane
+from penstock.worker.plans import Plans
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Abort, Run
 from penstock.worker.runners.process import ProcessRunner
@@ -52,6 +54,7 @@ class Shift:
         self._own_duties: list[asyncio.Task[None]] = []
         self.heartbeat: Heartbeat | None = None
         self._thread = HeartbeatThread(self._connect_apart, self._duties)
+        self.plans = self._make_plans()
         self.fetcher = self._make_fetcher()
         self.executor = self.fetcher.executor = self._make_executor()
         self._drain = DrainWatch(
@@ -80,22 +83,36 @@ class Shift:
             fetcher.longest_wait_ms = _BURST_WAIT_MS
         return fetcher
 
-    def _make_executor(self) -> Executor:
-        reporter = Reporter(self.storage, self._loop)
-        for lane in self._lanes:
-            lane.reporter = reporter
-        return Executor(
+    def _make_plans(self) -> Plans:
+        return Plans(
             self.worker.app,
             handlers=self.worker.handlers,
             middleware=self.options.middleware,
             threads=ThreadRunner(self.options.threads),
             processes=ProcessRunner(self.options.child_processes),
             concurrency=self.options.concurrency,
+        )
+
+    def _make_executor(self) -> Executor:
+        reporter = Reporter(self.storage, self._loop)
+        for lane in self._lanes:
+            lane.reporter = reporter
+        return Executor(
+            self.worker.app,
+            plans=self.plans,
+            after=self._after_hooks(),
             reporter=reporter,
             finished=self.fetcher.finished,
             freed=self._freed,
             stuck=self.worker.tally.stuck,
         )
+
+    def _after_hooks(self) -> AfterHooks | None:
+        """None without hooks: then runs do not even ask."""
+        hooks = self.options.after_execution
+        if not hooks:
+            return None
+        return AfterHooks(hooks, lambda error, run: self.worker.tally.error(error, queue=run.lane.name))
 
     def _duties(self, storage: Storage) -> Sequence[Coroutine[Any, Any, None]]:
         self.heartbeat = Heartbeat(
@@ -189,7 +206,7 @@ class Shift:
         self.fetcher.stop_claiming()
         self.hurry(grace_ms)
         if grace_ms:
-            self.executor.hurry()
+            self.plans.hurry()
         await self._until_idle(lambda: self._deadline)
         await self._hand_back()
         # Outcomes are kept for as long as their leases can be: the store may be back before that.

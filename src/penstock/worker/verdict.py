@@ -16,7 +16,7 @@ from penstock.errors import Retry, Unrecoverable
 from penstock.errors import Snooze as SnoozeVerdict
 from penstock.worker.run import Abort, Undecodable
 
-__all__ = ["aborted", "failed", "final_failure"]
+__all__ = ["aborted", "failed", "failure_of", "final_failure", "is_last"]
 
 _LONGEST_MESSAGE: Final = 2_000
 _LONGEST_TRACEBACK: Final = 8_000
@@ -32,7 +32,7 @@ def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Bac
             case SnoozeVerdict():
                 return Snooze(_delay_ms(error.delay, error.at) or 0)
             case Unrecoverable() | Undecodable():
-                return Fail(_failure(error), final=True)
+                return Fail(failure_of(error), final=True)
             case Retry():
                 asked = _delay_ms(error.delay, error.at)
                 rest = _backoff_ms(error, lease, backoffs) if asked is None else asked
@@ -41,17 +41,22 @@ def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Bac
                 at = getattr(error, "retry_at", None)
                 asked = _delay_ms(None, at) if isinstance(at, datetime) else None
                 rest = _backoff_ms(error, lease, backoffs) if asked is None else asked
-        return Fail(_failure(error), retry_in_ms=rest, final=discarded)
+        return Fail(failure_of(error), retry_in_ms=rest, final=discarded)
     except Exception as broken:
         # A backoff function or a delay that fails must not cost the job its retries; say both.
         return Fail(
-            _failure(error, note=f" (and its backoff failed: {broken})"), retry_in_ms=1_000, final=discarded
+            failure_of(error, note=f" (and its backoff failed: {broken})"), retry_in_ms=1_000, final=discarded
         )
 
 
 def final_failure(error: Exception) -> Fail:
     """The run is over and its result is no use: another run would end the same way."""
-    return Fail(_failure(error), final=True)
+    return Fail(failure_of(error), final=True)
+
+
+def is_last(outcome: Fail, lease: Lease) -> bool:
+    """Whether no attempt is left after this failure."""
+    return outcome.final or lease.failures + 1 >= lease.options.attempts
 
 
 def aborted(abort: Abort, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome | None:
@@ -88,7 +93,8 @@ def _delay_ms(delay: Duration | None, at: datetime | None) -> int | None:
     return None if delay is None else milliseconds(delay)
 
 
-def _failure(error: BaseException, *, note: str = "") -> Failure:
+def failure_of(error: BaseException, *, note: str = "") -> Failure:
+    """What is stored of an error: bounded, and sayable in UTF-8."""
     shown = error.__cause__ if isinstance(error, Undecodable) and error.__cause__ else error
     return Failure(
         type(shown).__name__,

@@ -1,0 +1,109 @@
+"""Enqueue middleware: code around every enqueue of an app.
+
+::
+
+    @app.enqueue_middleware
+    async def tenants_first(call: EnqueueCall, call_next: CallNext) -> Answers:
+        return await call_next(call.changed(priority=-1) if tenant.get() == "big" else call)
+
+A layer sees what goes to the store in one call of the user's: one job of ``enqueue`` and ``call``, all of
+``enqueue_many``. It may pass on jobs with other payloads, priorities, delays and so on, look at the answers, or
+raise: then nothing is written. The first registered is the outermost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from penstock.core.job import Enqueued, NewJob
+from penstock.core.size import describe_size
+from penstock.errors import InvalidOption, PayloadTooLarge
+
+__all__ = ["Answers", "CallNext", "EnqueueCall", "EnqueueMiddleware", "Intake"]
+
+Answers: TypeAlias = Sequence[Enqueued]
+
+
+class EnqueueCall(msgspec.Struct, frozen=True):
+    """Jobs on their way to ``queue``. A job's task is ``job.options.task``, its arguments ``job.payload``, encoded."""
+
+    queue: str
+    jobs: tuple[NewJob, ...]
+
+    def changed(self, **fields: Any) -> EnqueueCall:
+        """The same call, with these fields of ``NewJob`` set in every job."""
+        return self.each(lambda job: msgspec.structs.replace(job, **fields))
+
+    def each(self, change: Callable[[NewJob], NewJob]) -> EnqueueCall:
+        """The same call, with ``change(job)`` in the place of every job."""
+        return EnqueueCall(self.queue, tuple(map(change, self.jobs)))
+
+
+CallNext: TypeAlias = Callable[[EnqueueCall], Awaitable[Answers]]
+EnqueueMiddleware: TypeAlias = Callable[[EnqueueCall, CallNext], Awaitable[Answers]]
+
+
+class Intake:
+    """The ``layers`` of an app. Where there are none, nobody goes through it."""
+
+    __slots__ = ("_max_payload", "layers")
+
+    def __init__(self, *, max_payload: int) -> None:
+        self.layers: list[EnqueueMiddleware] = []
+        self._max_payload = max_payload
+
+    def add(self, layer: EnqueueMiddleware) -> None:
+        """Inside those that are there. Raises ``InvalidOption`` for what cannot be called."""
+        if not callable(layer):
+            raise InvalidOption(
+                f"enqueue_middleware={layer!r} cannot be called. Give async def f(call, call_next)."
+            )
+        self.layers.append(layer)
+
+    async def enqueue(
+        self, queue: str, jobs: Sequence[NewJob], send: Callable[[Sequence[NewJob]], Awaitable[Answers]]
+    ) -> Answers:
+        """Have ``jobs`` go through all layers, and what is left of them be sent.
+
+        Raises:
+            InvalidOption: a layer changed the queue, an id, or how many jobs there are: handles name them already.
+            PayloadTooLarge: a layer made a payload larger than allowed.
+        """
+
+        async def innermost(call: EnqueueCall) -> Answers:
+            self._check(call, given)
+            return await send(call.jobs)
+
+        call_next: CallNext = innermost
+        for layer in reversed(self.layers):
+            call_next = _around(layer, call_next)
+        given = EnqueueCall(queue, tuple(jobs))
+        answers = await call_next(given)
+        if [answer.id for answer in answers] != [job.id for job in jobs]:
+            raise InvalidOption(
+                "an enqueue middleware gave other answers than there are jobs. Return what call_next returned."
+            )
+        return answers
+
+    def _check(self, call: EnqueueCall, given: EnqueueCall) -> None:
+        if call.queue != given.queue or [job.id for job in call.jobs] != [job.id for job in given.jobs]:
+            raise InvalidOption(
+                "an enqueue middleware changed the queue or the ids of jobs, or how many there are. It may change "
+                "the jobs' other fields: use call.changed(...) or call.each(...)."
+            )
+        for job in call.jobs:
+            if len(job.payload) > self._max_payload:
+                raise PayloadTooLarge(
+                    f"an enqueue middleware made a payload of {describe_size(len(job.payload))} for job {job.id!r}, "
+                    f"more than the limit of {describe_size(self._max_payload)}."
+                )
+
+
+def _around(layer: EnqueueMiddleware, inner: CallNext) -> CallNext:
+    def call_next(call: EnqueueCall) -> Awaitable[Answers]:
+        return layer(call, inner)
+
+    return call_next
