@@ -14,6 +14,7 @@ from penstock.core.duration import Duration, milliseconds
 from penstock.core.ids import uuid7
 from penstock.core.names import check_queue, check_worker
 from penstock.errors import InvalidOption
+from penstock.observe.address import ProbeAddress, read_address
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -44,6 +45,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     child_processes: int | None
     middleware: tuple[Any, ...]
     after_execution: tuple[Any, ...]
+    probe: ProbeAddress | None
 
 
 class WorkerKeywords(TypedDict, total=False):
@@ -62,6 +64,8 @@ class WorkerKeywords(TypedDict, total=False):
     child_processes: int | None
     middleware: Sequence[Middleware]
     after_execution: Sequence[AfterExecution]
+    probe: str | None
+    probe_token: str | None
 
 
 def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
@@ -98,7 +102,13 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
         child_processes=None if children is None else _count("child_processes", children),
         middleware=(*app.middlewares, *map(_layer, given.get("middleware", ()))),
         after_execution=(*app.after_hooks, *map(_after_hook, given.get("after_execution", ()))),
+        probe=_probe(given.get("probe"), given.get("probe_token")),
     )
+
+
+def _probe(given: str | None, token: str | None) -> ProbeAddress | None:
+    # A number is what people give for a port.
+    return None if given is None else read_address(str(given), token=token)
 
 
 def default_worker_id() -> str:

@@ -41,9 +41,8 @@ class Supervisor:
 
     def __init__(self, worker: Worker) -> None:
         options = worker.given | {"processes": 1}
-        base = worker.options.id
         self._plans = [
-            (*locate(worker.app), options | {"id": f"{base}-{number}"}, dict(worker.handlers.by_queue))
+            (*locate(worker.app), options | _own(worker, number), dict(worker.handlers.by_queue))
             for number in range(1, worker.options.processes + 1)
         ]
         self._children: dict[int, BaseProcess] = {}
@@ -101,6 +100,16 @@ class Supervisor:
         for process in self._children.values():
             if process.is_alive() and process.pid is not None:
                 os.kill(process.pid, signal.SIGTERM)
+
+
+def _own(worker: Worker, number: int) -> dict[str, Any]:
+    """What the workers do not share: their names, and the ports of their probes."""
+    address = worker.options.probe
+    own: dict[str, Any] = {"id": f"{worker.options.id}-{number}"}
+    if address is not None:
+        host, port, token = address.moved(number - 1)
+        own |= {"probe": f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "probe_token": token}
+    return own
 
 
 def locate(app: App) -> tuple[str, str]:

@@ -29,6 +29,7 @@ from penstock.worker.tally import Tally
 
 if TYPE_CHECKING:
     from penstock.app import App
+    from penstock.observe.probe import Probe
 
 __all__ = ["Worker"]
 
@@ -46,7 +47,9 @@ class Worker:
     ``child_processes`` processes. ``processes`` > 1 runs so many workers like this one, and restarts those that
     die. ``lease`` is how long the jobs of a dead worker stay with it, ``heartbeat`` how often it says that it
     lives, and so how soon a cancel reaches a running job. ``grace`` is how long a stopping worker lets its jobs
-    finish before it hands them back. ``burst`` ends it when its queues are drained or paused.
+    finish before it hands them back. ``burst`` ends it when its queues are drained or paused. ``probe`` is where
+    health, readiness and metrics are served over HTTP, such as ``"9100"``; on the loopback, or anywhere with a
+    ``probe_token``. Worker processes take the ports that follow.
 
     All methods are for the loop it runs in, except ``health()`` and ``stats``.
     """
@@ -63,6 +66,7 @@ class Worker:
         self._state: WorkerState = "new"
         self._paused = False
         self._shift: Shift | None = None
+        self._probe: Probe | None = None
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._grace_ms = self.options.grace_ms
@@ -92,6 +96,11 @@ class Worker:
                 state="running", consuming=True, reason="each of its processes has a health of its own"
             )
         return Health(state=self.state, consuming=False, reason=f"the worker is {self.state}")
+
+    @property
+    def probe_url(self) -> str | None:
+        """Where the probe listens, once it does."""
+        return None if self._probe is None else self._probe.url
 
     def on(self, event: str, listener: Listener) -> None:
         """Call ``listener(WorkerEvent)`` at every ``event`` in this process. See ``worker.events`` for the names."""
@@ -181,6 +190,7 @@ class Worker:
     async def _run_shift(self) -> None:
         shift = self._shift = Shift(self, await self.app.connect())
         try:
+            self._start_probe()
             await self._begin(shift)
             await self._stop.wait()
             await self._wind_up(shift, self._grace_ms)
@@ -190,7 +200,16 @@ class Worker:
             raise
         finally:
             await shift.close()
+            if self._probe is not None:
+                await asyncio.to_thread(self._probe.close)
         logger.info("worker %s has stopped", self.id)
+
+    def _start_probe(self) -> None:
+        if self.options.probe is not None:
+            from penstock.observe.probe import Probe
+
+            self._probe = Probe(self, self.options.probe)
+            self._probe.start()
 
     async def _begin(self, shift: Shift) -> None:
         await shift.start()

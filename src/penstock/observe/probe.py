@@ -1,0 +1,148 @@
+"""The probe of a worker: ``/healthz``, ``/readyz`` and ``/metrics`` over HTTP.
+
+| path | 200 | 503 |
+|---|---|---|
+| ``/healthz`` | the process lives and heartbeats go out | the worker's loop, or its heartbeat, has stopped |
+| ``/readyz`` | jobs are being consumed | they are not; the answer says why |
+| ``/metrics`` | Prometheus text; needs the extra ``penstock[metrics]`` | that is not installed |
+
+It answers from a thread of its own, so a handler that hogs the worker's loop does not silence it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import msgspec
+
+from penstock.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from penstock.observe.address import ProbeAddress
+    from penstock.worker.worker import Worker
+
+__all__ = ["Probe"]
+
+logger = logging.getLogger("penstock.observe")
+
+# A heartbeat is due every few seconds; one this late means that nobody renews the leases.
+_SILENT_HEARTBEAT_S: Final = 60.0
+
+
+class _Answer(NamedTuple):
+    status: HTTPStatus
+    body: bytes
+    content_type: str = "application/json"
+
+
+class Probe:
+    """Listens from ``start`` to ``close``. ``url`` says where."""
+
+    def __init__(self, worker: Worker, address: ProbeAddress) -> None:
+        self._worker = worker
+        self._address = address
+        self._server: WSGIServer | None = None
+        self._exposition: Callable[[], tuple[bytes, str]] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address it has got, without a path."""
+        assert self._server is not None, "not started"
+        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
+        return f"http://{host}:{self._server.server_port}"
+
+    def start(self) -> None:
+        """Listen. Raises ``InvalidOption`` if the address is taken or is not this machine's."""
+        self._exposition = _exposition_of(self._worker)
+        try:
+            self._server = make_server(
+                self._address.host, self._address.port, self._answer, _Server, handler_class=_Quiet
+            )
+        except OSError as error:
+            raise InvalidOption(
+                f"the probe cannot listen on {self._address.host}:{self._address.port}: {error.strerror}. "
+                "Give another port, or 0 for any that is free."
+            ) from error
+        thread = threading.Thread(target=self._server.serve_forever, name="penstock-probe", daemon=True)
+        thread.start()
+        logger.info("the probe of worker %s listens on %s", self._worker.id, self.url)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        answer = self._answer_to(environ)
+        headers = [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body)))]
+        start_response(f"{answer.status.value} {answer.status.phrase}", headers)
+        return [answer.body]
+
+    def _answer_to(self, environ: dict[str, Any]) -> _Answer:
+        if not self._is_allowed(environ.get("HTTP_AUTHORIZATION", "")):
+            return _Answer(HTTPStatus.UNAUTHORIZED, b'{"error": "give the token: Authorization: Bearer ..."}')
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b'{"error": "only GET"}')
+        match environ["PATH_INFO"]:
+            case "/healthz":
+                return self._healthz()
+            case "/readyz":
+                return self._readyz()
+            case "/metrics":
+                return self._metrics()
+            case _:
+                return _Answer(HTTPStatus.NOT_FOUND, b'{"error": "there are /healthz, /readyz and /metrics"}')
+
+    def _is_allowed(self, authorization: str) -> bool:
+        wanted = f"Bearer {self._address.token}".encode()
+        return not self._address.token or hmac.compare_digest(authorization.encode(), wanted)
+
+    def _healthz(self) -> _Answer:
+        health = self._worker.health()
+        lives = health.state != "stopped" and health.last_heartbeat_age_s < _SILENT_HEARTBEAT_S
+        return _json(lives, {"state": health.state, "last_heartbeat_age_s": health.last_heartbeat_age_s})
+
+    def _readyz(self) -> _Answer:
+        health = self._worker.health()
+        return _json(health.consuming, {"state": health.state, "reason": health.reason})
+
+    def _metrics(self) -> _Answer:
+        if self._exposition is None:
+            text = b'{"error": "prometheus-client is not installed. Install penstock[metrics]."}'
+            return _Answer(HTTPStatus.SERVICE_UNAVAILABLE, text)
+        body, content_type = self._exposition()
+        return _Answer(HTTPStatus.OK, body, content_type)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    """A line per probe is noise."""
+
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)
+
+
+def _json(is_well: bool, facts: dict[str, Any]) -> _Answer:
+    status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
+    return _Answer(status, msgspec.json.encode({"ok": is_well, **facts}))
+
+
+def _exposition_of(worker: Worker) -> Callable[[], tuple[bytes, str]] | None:
+    try:
+        from penstock.observe.prometheus import exposition
+    except ImportError:
+        return None
+    return exposition(worker)

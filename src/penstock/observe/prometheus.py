@@ -1,0 +1,126 @@
+"""What a worker tells Prometheus: what it did, how long runs took, and how its queues stand.
+
+Counters and gauges are read when they are asked for; only the histogram of run times takes note of each run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.core.lifecycle import State
+
+if TYPE_CHECKING:
+    from penstock.storage.values import Counts
+    from penstock.worker.events import WorkerEvent
+    from penstock.worker.worker import Worker
+
+__all__ = ["RUN_OUTCOMES", "exposition"]
+
+logger = logging.getLogger("penstock.observe")
+
+RUN_OUTCOMES: Final = ("completed", "failed", "retrying", "snoozed", "released", "cancelled", "stalled")
+_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+_STORE_TIMEOUT_S: Final = 2.0
+
+
+def exposition(worker: Worker) -> Callable[[], tuple[bytes, str]]:
+    """A function that gives the text Prometheus reads, and its content type.
+
+    To be called on the worker's loop; the function may be called from any thread.
+    """
+    registry = CollectorRegistry()
+    registry.register(_WorkerCollector(worker, asyncio.get_running_loop()))
+    _observe_runs(worker, registry)
+    return lambda: (generate_latest(registry), CONTENT_TYPE_LATEST)
+
+
+def _observe_runs(worker: Worker, registry: CollectorRegistry) -> None:
+    run_seconds = Histogram(
+        "penstock_run_seconds",
+        "How long runs took, from the claim to their accepted outcome.",
+        ("queue", "task", "outcome"),
+        registry=registry,
+        buckets=_BUCKETS_S,
+    )
+
+    def observe(event: WorkerEvent) -> None:
+        run_seconds.labels(event.queue, event.task, event.type).observe(event.run_ms / 1000)
+
+    for outcome in RUN_OUTCOMES:
+        worker.on(outcome, observe)
+
+
+class _WorkerCollector(Collector):
+    """Reads the worker's counts and, over its loop, those of its queues."""
+
+    def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+        self._worker = worker
+        self._loop = loop
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: what registering would otherwise ask is the store itself."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """All but the histogram."""
+        yield from self._of_worker()
+        counts = self._counts()
+        yield GaugeMetricFamily(
+            "penstock_store_up", "Whether the store answered just now.", value=float(counts is not None)
+        )
+        if counts is not None:
+            yield from _of_queues(counts)
+
+    def _of_worker(self) -> Iterable[Metric]:
+        health, stats = self._worker.health(), self._worker.stats
+        runs = CounterMetricFamily("penstock_worker_runs", "Runs by outcome.", labels=("outcome",))
+        for outcome, count in msgspec.structs.asdict(stats).items():
+            if outcome in RUN_OUTCOMES:
+                runs.add_metric((outcome,), count)
+        yield runs
+        yield CounterMetricFamily("penstock_worker_claimed", "Jobs claimed.", value=stats.claimed)
+        yield CounterMetricFamily("penstock_worker_errors", "Errors of the worker's own.", value=stats.errors)
+        for name, help_text, value in (
+            ("active", "Jobs that take up a slot.", len(health.active)),
+            ("stuck", "Of these, settled without their handler, which still runs.", health.stuck),
+            ("concurrency", "Jobs it runs at a time, at most.", health.concurrency),
+            ("consuming", "Whether it takes jobs.", health.consuming),
+            ("heartbeat_age_seconds", "Time since its last heartbeat.", health.last_heartbeat_age_s),
+        ):
+            yield GaugeMetricFamily(f"penstock_worker_{name}", help_text, value=float(value))
+
+    def _counts(self) -> dict[str, Counts] | None:
+        future = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
+        try:
+            return future.result(_STORE_TIMEOUT_S)
+        except Exception as error:
+            future.cancel()
+            logger.debug("the queues could not be counted: %s", error)
+            return None
+
+    async def _ask(self) -> dict[str, Counts]:
+        storage = await self._worker.app.connect()
+        names = list(self._worker.options.queues)
+        return dict(zip(names, await asyncio.gather(*map(storage.counts, names)), strict=True))
+
+
+def _of_queues(counts: dict[str, Counts]) -> Iterable[Metric]:
+    jobs = GaugeMetricFamily("penstock_queue_jobs", "Jobs by state.", labels=("queue", "state"))
+    oldest = GaugeMetricFamily(
+        "penstock_queue_oldest_waiting_seconds", "How long the next in line has waited.", labels=("queue",)
+    )
+    paused = GaugeMetricFamily("penstock_queue_paused", "Whether claims get nothing.", labels=("queue",))
+    for queue, count in counts.items():
+        for state in State:
+            jobs.add_metric((queue, state.value), getattr(count, state.value))
+        oldest.add_metric((queue,), count.oldest_waiting_ms / 1000)
+        paused.add_metric((queue,), float(count.paused))
+    yield from (jobs, oldest, paused)
