@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.app import App
 from penstock.claimed import Claim, ClaimedJob
+from penstock.core.dedup import Dedup
 from penstock.core.event import Event
 from penstock.core.ids import content_id, uuid7
 from penstock.core.job import Conflict
@@ -61,6 +62,7 @@ __all__ = [
     "ClaimedJob",
     "Conflict",
     "Custom",
+    "Dedup",
     "Dispatch",
     "EnqueueCall",
     "Event",

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.lifecycle import TERMINAL, State
-from penstock.core.names import check_consumer, check_id
+from penstock.core.names import check_consumer, check_dedup_key, check_id
 from penstock.errors import InvalidOption
 from penstock.events import read_events
 from penstock.info import JobInfo, WorkerInfo
@@ -156,6 +156,14 @@ class QueueAdmin:
             result_ttl_ms=None if result_ttl is None else milliseconds(result_ttl, what="result_ttl"),
         )
         return await (await self._storage()).change(self.name, check_id(id), change)
+
+    async def dedup(self, key: str) -> str | None:
+        """The id of the job that stands for a dedup key; ``None``: the next one under it goes in."""
+        return await (await self._storage()).dedup_of(self.name, check_dedup_key(key))
+
+    async def clear_dedup(self, key: str) -> bool:
+        """Let the next job under a dedup key in, whatever the earlier one does; false if there was none."""
+        return await (await self._storage()).clear_dedup(self.name, check_dedup_key(key))
 
     # Operate on the queue
 

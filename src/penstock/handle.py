@@ -150,6 +150,8 @@ async def call(source: Source, job: NewJob, timeout: Duration | None) -> Any:
             answer = await session.enqueue(source.queue, replace(job, notify=waiter.listener))
             if answer.status == "completed":
                 return source.decode_result(answer.result)
+            if answer.id != job.id:  # by its dedup key it is another's duplicate
+                return await JobHandle[Any](source, answer.id, answer).result()
             if answer.state in TERMINAL:  # a duplicate of a job that has ended: the store says how
                 await waiter.watch(expected)
             else:
@@ -178,7 +180,8 @@ async def _deadline(handle: JobHandle[Any], timeout: Duration | None) -> AsyncIt
 def _error_of(finished: Finished, queue: str) -> JobError:
     id, failure = finished.id, finished.failure
     if finished.state is State.CANCELLED:
-        return JobCancelled(f"job {id!r} of queue {queue!r} was cancelled.", job_id=id)
+        why = f": {failure.type.lower()} {failure.message}" if failure else ""
+        return JobCancelled(f"job {id!r} of queue {queue!r} was cancelled{why}.", job_id=id)
     if failure is None:
         return JobFailed(f"job {id!r} of queue {queue!r} failed; why is not kept.", job_id=id)
     if failure.type == "Expired":

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
 import msgspec
 
 from penstock.core.annex import EMPTY_ANNEX, Annex
+from penstock.core.dedup import Dedup
 from penstock.core.duration import MAX_MS, Duration, milliseconds
 from penstock.core.job import Conflict, Options
 from penstock.core.names import check_group, check_id
@@ -83,6 +84,7 @@ class Placement(TypedDict, total=False):
     - ``priority``: smaller runs first (default 0). ``lifo``: before the others of its priority.
     - ``ttl``: a job not finished that long after its enqueue fails as expired; ``None`` is never.
     - ``on_conflict``: what happens if the id is known, see ``Conflict``.
+    - ``dedup``: a ``Dedup``, or a key alone for ``Dedup.simple``: jobs of one key are one, whatever their ids.
     - ``unchecked``: promise that the id is new; saves the look.
     - ``group``: the key of jobs that share a limit or an order. ``cost``: what the job takes from its group's bucket.
     - ``headers``: names and values that travel with the job, for middleware and handlers.
@@ -96,6 +98,7 @@ class Placement(TypedDict, total=False):
     lifo: bool
     ttl: Duration | None
     on_conflict: OnConflict
+    dedup: Dedup | str
     unchecked: bool
     group: str
     cost: int
@@ -200,6 +203,9 @@ def placement(given: Mapping[str, Any]) -> dict[str, Any]:
 def placed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a ``NewJob`` in ``base``, with what ``given`` asks for; raises as ``placement``."""
     fields = {**base, **placement(given)}
+    dedup: Dedup | None = fields.get("dedup")
+    if dedup and dedup.mode == "debounce" and dedup.ttl_ms and fields.keys().isdisjoint(_TIMES):
+        fields["delay_ms"] = dedup.ttl_ms
     if "annex" in base and fields["annex"] is not base["annex"]:
         said = {name: value for name in _ANNEX if (value := getattr(fields["annex"], name)) != _UNSAID[name]}
         fields["annex"] = msgspec.structs.replace(base["annex"], **said)
@@ -269,6 +275,16 @@ def _headers(name: str, value: Any) -> dict[str, str] | None:
     return dict(value) or None
 
 
+def _dedup(name: str, value: Any) -> Dedup:
+    if isinstance(value, str):
+        return Dedup.simple(value)
+    if isinstance(value, Dedup):
+        return value
+    raise InvalidOption(
+        f"{name}={value!r:.80} is not usable. Give a key, or one of Dedup.simple, Dedup.throttle, Dedup.debounce."
+    )
+
+
 def _conflict(name: str, value: Any) -> Conflict:
     if isinstance(value, Conflict):
         return value
@@ -296,6 +312,7 @@ _PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
     "lifo": ("lifo", _flag),
     "ttl": ("ttl_ms", _limit),
     "on_conflict": ("conflict", _conflict),
+    "dedup": ("dedup", _dedup),
     "unchecked": ("unchecked", _flag),
     "group": ("group", lambda name, value: check_group(value)),
     "cost": ("cost", _count(0)),
@@ -304,6 +321,7 @@ _PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
     "write_id": ("write_id", _text),
 }
 # What people pass on from an optional argument of their own: None is as good as not given.
-_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers"})
+_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers", "dedup"})
+_TIMES: Final = ("delay_ms", "run_at_ms")
 _ANNEX: Final = ("group", "cost", "headers")
 _UNSAID: Final = {name: getattr(EMPTY_ANNEX, name) for name in _ANNEX}

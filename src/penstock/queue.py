@@ -78,7 +78,7 @@ class Queue(QueueAdmin):
         job = self._build(payload, task, options)
         session = await self._source.app.session()
         answer = await session.enqueue(self.name, job)
-        return JobHandle(self._source, job.id, answer)
+        return JobHandle(self._source, answer.id, answer)
 
     async def enqueue_many(
         self,

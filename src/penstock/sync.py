@@ -219,6 +219,8 @@ class SyncQueue(_Face[Queue]):
     promote = as_sync(QueueAdmin.promote)
     remove = as_sync(QueueAdmin.remove)
     change = as_sync(QueueAdmin.change)
+    dedup = as_sync(QueueAdmin.dedup)
+    clear_dedup = as_sync(QueueAdmin.clear_dedup)
     pause = as_sync(QueueAdmin.pause)
     resume = as_sync(QueueAdmin.resume)
     retry_all = as_sync(QueueAdmin.retry_all)

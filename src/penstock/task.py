@@ -106,7 +106,7 @@ class Dispatch(Generic[P, R]):
         source = self._source
         session = await source.app.session()
         answer = await session.enqueue(source.queue, job)
-        return JobHandle(source, job.id, answer)
+        return JobHandle(source, answer.id, answer)
 
     async def _call(self, job: NewJob, timeout: Duration | None) -> R:
         result: R = await call(self._source, job, timeout)
@@ -186,7 +186,7 @@ class Task(Generic[P, R]):
         """Put one call of the function in. Concurrent calls travel together.
 
         The function's arguments and the job's options (``id, delay, run_at, priority, lifo, ttl, on_conflict,
-        unchecked``, see ``Placement``) share the call. A name that is a parameter of the function goes to the
+        dedup, unchecked``, see ``Placement``) share the call. A name that is a parameter of the function goes to the
         function: give that option by ``task.options(...)``.
 
         Raises:

@@ -22,7 +22,7 @@ from penstock.storage.values import Change, Claimed, Held, QueueSettings, Report
 from tests.model import strategies as draw
 from tests.model.model import Model
 from tests.model.sight import Sight
-from tests.model.strategies import IDS, UNIT
+from tests.model.strategies import IDS, KEYS, UNIT
 
 __all__ = ["Machine"]
 
@@ -101,11 +101,17 @@ class Machine(RuleBasedStateMachine):
     @rule(job=draw.new_jobs())
     def enqueue_unchecked(self, job: NewJob) -> None:
         known = self.model.records.get(job.id)
-        if known is not None and (known.waiters or known.slot):
+        if known is not None and (known.waiters or known.slot or known.annex):
             return  # whom a broken promise leaves waiting is not for the contract to say
         job = msgspec.structs.replace(job, unchecked=True)
         ours, theirs = self.sight.placed(job), self.model_sight.placed(job)
         self.same(self.storage.enqueue(self.queue, [ours]), lambda: self.model.enqueue([theirs]))
+
+    @rule(key=st.sampled_from(KEYS), clear=st.booleans())
+    def ask_for_a_dedup_key(self, key: str, clear: bool) -> None:
+        self.same(self.storage.dedup_of(self.queue, key), lambda: self.model.dedup_of(key))
+        if clear:
+            self.same(self.storage.clear_dedup(self.queue, key), lambda: self.model.clear_dedup(key))
 
     @rule(take=draw.takes, repeat=repeats)
     def claim(self, take: Take, repeat: str) -> None:

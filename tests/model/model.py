@@ -105,6 +105,7 @@ class Model(Running):
         count = len(self.records)
         for record in list(self.records.values()):
             self._delete(record)
+        self.keys.clear()
         self._append(E.OBLITERATED)
         return count
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from penstock.core.annex import Annex
 from penstock.core.job import Lease, Options
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
@@ -62,6 +63,7 @@ class Record:
     log: list[str] = field(default_factory=list)
     slot: Slot | None = None
     waiters: set[str] = field(default_factory=set)
+    annex: Annex | None = None
 
 
 class Happened(NamedTuple):
@@ -108,7 +110,9 @@ ORDER: dict[State, Callable[[Record], Any]] = {
 
 
 def news_of(record: Record) -> Finished:
-    failure = record.failure if record.state is State.FAILED else None
+    failure = record.failure
+    if record.state is not State.FAILED and not (failure and failure.type == "Replaced"):
+        failure = None
     return Finished(record.id, record.incarnation, record.state, record.result, failure)
 
 
@@ -128,4 +132,5 @@ def lease_of(record: Record) -> Lease:
         expires_at_ms=record.expires_at,
         cancelling=record.cancelling,
         run_id=record.run_id,
+        annex=record.annex,
     )

@@ -22,8 +22,9 @@ from penstock.storage.values import (
     Take,
     Ticket,
 )
+from tests.model.dedup import Keys
 from tests.model.record import Record, Slot, by_time, lease_of, replaces
-from tests.model.steps import STALLED, Steps
+from tests.model.steps import STALLED
 
 __all__ = ["Running"]
 
@@ -32,7 +33,7 @@ S, E = State, EventType
 A = TypeVar("A")
 
 
-class Running(Steps):
+class Running(Keys):
     """The verbs that producers, workers and sweepers use."""
 
     # The way of a job
@@ -76,7 +77,7 @@ class Running(Steps):
     def _enqueue(self, job: NewJob) -> Enqueued:
         record = None if job.unchecked else self._kept(job.id)
         if record is None:
-            return self._answer("queued", self._queue_afresh(job), job)
+            return self._let_in(job)
         finished = record.state in TERMINAL
         if job.write_id and job.write_id == record.write_id:
             return self._answer("duplicate", record, job)
@@ -93,7 +94,11 @@ class Running(Steps):
                 self._update(record, self._slot_of(job))
                 self._append(E.CHANGED, record)
                 return self._answer("updated", record, job)
-        return self._answer("queued", self._queue_afresh(job), job)
+        return self._let_in(job)
+
+    def _let_in(self, job: NewJob) -> Enqueued:
+        admitted = self._admit(job)
+        return admitted if isinstance(admitted, Enqueued) else self._answer("queued", admitted, job)
 
     def _answer(self, status: EnqueueStatus, record: Record, job: NewJob) -> Enqueued:
         if job.notify and record.state in OPEN:

@@ -27,6 +27,7 @@ class Steps:
         self.records: dict[str, Record] = {}
         self.events: list[Happened] = []
         self.news: dict[str, list[Finished]] = {}
+        self.keys: dict[str, Any] = {}
         self._last_calls: dict[str, tuple[int, Any]] = {}
 
     def in_state(self, state: State) -> list[Record]:
@@ -51,6 +52,7 @@ class Steps:
             run_at=run_at,
             enqueued_at=self.now,
             expires_at=self.now + job.ttl_ms if job.ttl_ms else 0,
+            annex=job.stored_annex,
         )
         self.records[job.id] = record
         self._append(E.ENQUEUED, record)
@@ -84,7 +86,14 @@ class Steps:
         if record.state in OPEN:
             waiters = record.waiters | (record.slot.waiters if record.slot else set())
             self._tell(waiters, Finished(record.id, record.incarnation, S.CANCELLED))
+            self._ended(record)
         del self.records[record.id]
+
+    def _ended(self, record: Record) -> None:
+        """What the end of a job means to others."""
+        key = record.annex.dedup if record.annex else ""
+        if key in self.keys and self.keys[key].incarnation == record.incarnation:
+            del self.keys[key]
 
     def _draw(self) -> int:
         self.seq += 1
@@ -131,6 +140,7 @@ class Steps:
             slot = None
         self._tell(record.waiters, news_of(record))
         record.waiters = set()
+        self._ended(record)
         if ttl_ms == 0:
             del self.records[record.id]
         if slot:

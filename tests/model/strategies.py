@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from hypothesis import strategies as st
 
+from penstock.core.dedup import Dedup
 from penstock.core.job import Conflict, NewJob, Options
 from penstock.core.lifecycle import TERMINAL
 from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome, Release, Snooze
@@ -20,6 +21,7 @@ from penstock.storage.values import Change, QueueSettings, Take
 
 __all__ = [
     "IDS",
+    "KEYS",
     "UNIT",
     "changes",
     "lines",
@@ -37,6 +39,7 @@ __all__ = [
 
 UNIT: Final = 1_000_000
 IDS: Final = ("a", "b", "c", "ü", "🚰")
+KEYS: Final = ("key", "schlüssel")
 
 listeners = st.sampled_from(["ear", "eye"])
 payloads = st.sampled_from([b"", b"one", b"\x00\xff"])
@@ -69,6 +72,14 @@ redispatch = st.builds(
 conflicts = st.one_of(st.just(Conflict()), st.just(Conflict(mode="absent")), redispatch)
 
 
+dedups = st.one_of(
+    *[st.none()] * 4,
+    st.builds(Dedup, st.sampled_from(KEYS), st.just("simple"), units(0, 1, 3)),
+    st.builds(Dedup, st.sampled_from(KEYS), st.just("throttle"), units(1, 3)),
+    st.builds(Dedup, st.sampled_from(KEYS), st.just("debounce"), units(0, 1)),
+)
+
+
 @st.composite
 def new_jobs(draw: Callable) -> NewJob:
     """``run_at_ms`` counts from the machine's first moment: whoever makes the call adds that."""
@@ -87,6 +98,7 @@ def new_jobs(draw: Callable) -> NewJob:
         run_id=draw(st.sampled_from(["", "run"])),
         write_id=draw(st.sampled_from(["", "", "write"])),
         notify=draw(st.sampled_from(["", "ear", "eye"])),
+        dedup=draw(dedups),
     )
 
 

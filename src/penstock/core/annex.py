@@ -17,8 +17,10 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     "group": "g",
     "cost": "c",
     "headers": "h",
+    "dedup": "d",
 }):  # fmt: skip
     """See the module. ``headers`` are the user's and pass through untouched; all else is a **tie**.
+    ``dedup`` is the key whose record goes when the job ends.
 
     The short names are a storage format: add, never reuse. No field may be an empty list or map once it is
     set: in Lua the two are the same.
@@ -27,6 +29,7 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     group: str = ""
     cost: int = 1
     headers: dict[str, str] | None = None
+    dedup: str = ""
 
     @property
     def binds(self) -> bool:

@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from penstock.core.annex import Annex
+from penstock.core.annex import EMPTY_ANNEX, Annex
+from penstock.core.dedup import Dedup
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure
 from penstock.core.retry import Backoff, Exponential
@@ -72,7 +73,7 @@ class NewJob(msgspec.Struct, frozen=True):
 
     ``delay_ms`` counts from the store's now; ``run_at_ms`` (epoch) is an instant the user named; at most one
     of the two is given. ``ttl_ms`` counts from the enqueue. ``unchecked`` promises that the id is new.
-    ``annex`` is what few jobs have (``core.annex``).
+    ``annex`` is what few jobs have (``core.annex``). ``dedup`` applies if the id would be queued afresh.
     ``notify`` is the name of a listener (see ``Storage.listen``) to tell of the job's end; one that finds a
     duplicate waits for that one's end.
     """
@@ -91,6 +92,15 @@ class NewJob(msgspec.Struct, frozen=True):
     write_id: str = ""
     notify: str = ""
     annex: Annex | None = None
+    dedup: Dedup | None = None
+
+    @property
+    def stored_annex(self) -> Annex | None:
+        """What an engine keeps as the annex: a record of a dedup key that is to go with the job ties it."""
+        dedup = self.dedup
+        if dedup is None or dedup.mode == "throttle":
+            return self.annex
+        return msgspec.structs.replace(self.annex or EMPTY_ANNEX, dedup=dedup.key)
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -99,11 +109,14 @@ class Enqueued(msgspec.Struct, frozen=True):
     ``queued``: it is in. ``duplicate``: the id is known, in ``state``; nothing changed. ``completed``: it ran
     before, ``result`` is what came out. ``updated``: the pending job was changed. ``rerun``: the id is active
     and will run again with this dispatch.
+
+    ``id`` differs from the one that was given if the job is a duplicate by its dedup key: it is that of the
+    earlier job. ``state`` is ``None`` if a throttle has outlived that job's record.
     """
 
     id: str
     status: EnqueueStatus
-    state: State
+    state: State | None
     incarnation: int
     result: bytes | None = None
 

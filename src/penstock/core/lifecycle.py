@@ -75,6 +75,7 @@ def _table() -> tuple[Transition, ...]:
         *(t("enqueue", source, s.SCHEDULED, e.ENQUEUED) for source in (None, *finished)),
         t("enqueue", s.WAITING, s.SCHEDULED, e.CHANGED),
         t("enqueue", s.SCHEDULED, s.WAITING, e.CHANGED),
+        *(t("enqueue", source, s.CANCELLED, e.CANCELLED) for source in pending),
         t("claim", s.SCHEDULED, s.WAITING, e.PROMOTED),
         t("claim", s.WAITING, s.ACTIVE, e.CLAIMED),
         t("claim", s.WAITING, s.FAILED, e.EXPIRED),

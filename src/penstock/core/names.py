@@ -5,7 +5,7 @@
 | id | 1 to 200 printable characters of any script; spaces inside, not at the ends |
 | queue, namespace | 1 to 100 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or a digit |
 | task | 1 to 200 of ``A-Z a-z 0-9 _ . : -`` |
-| group | as an id |
+| group, dedup key | as an id |
 | worker, consumer | 1 to 200 of ``A-Z a-z 0-9 _ . : @ -`` |
 
 ``/ { }`` are kept out of names because Valkey's keys are built with them (``{namespace/queue/0}``).
@@ -22,6 +22,7 @@ from penstock.errors import InvalidName
 
 __all__ = [
     "check_consumer",
+    "check_dedup_key",
     "check_group",
     "check_id",
     "check_namespace",
@@ -58,10 +59,19 @@ def check_id(value: str) -> str:
 
 def check_group(value: str) -> str:
     """``value`` if it can be the key of a group."""
-    plain = _plain("group", value, _ID_RULE)
+    return _text("group", value)
+
+
+def check_dedup_key(value: str) -> str:
+    """``value`` if it can be a dedup key."""
+    return _text("dedup key", value)
+
+
+def _text(what: str, value: str) -> str:
+    plain = _plain(what, value, _ID_RULE)
     if plain.isprintable() and 0 < len(plain) <= _LONGEST and plain == plain.strip():
         return plain
-    raise _refused("group", value, _ID_RULE)
+    raise _refused(what, value, _ID_RULE)
 
 
 def check_queue(value: str) -> str:

@@ -171,6 +171,14 @@ class Storage(Protocol):
         """Scheduled jobs wait from now on."""
         ...
 
+    async def dedup_of(self, queue: str, key: str) -> str | None:
+        """The id of the job that stands for a dedup key; ``None``: a job under it would go in."""
+        ...
+
+    async def clear_dedup(self, queue: str, key: str) -> bool:
+        """Forget the record of a dedup key; its job is left alone. False if there was none."""
+        ...
+
     async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
         """Change one job. ``result_ttl_ms`` works in every state and moves a completed job's expiry; payload and
         priority on open jobs; ``delay_ms`` on waiting and scheduled ones. All of it, or nothing."""

@@ -135,6 +135,7 @@ def obliterate(step: Step, *, force: bool) -> int:
     _tell_open(step)
     for table in ("waiters", "logs", "payloads"):
         step.sql.execute(_sql[f"obliterate_{table}"], (queue.key,))
+    step.sql.execute(statements("dedup")["obliterate"], (queue.key,))
     removed = step.sql.execute(_sql["obliterate_jobs"], (queue.key,)).rowcount
     for state in State:
         setattr(queue, state.value, 0)

@@ -15,7 +15,12 @@ __all__ = ["check"]
 
 # Whole tables: an orphan does not say which queue it was of.
 _ORPHANS: Final = ("payloads_without_job", "logs_without_job", "waiters_without_job")
-_RECORDS: Final = ("jobs_without_payload", "active_without_lease", "finished_without_expiry")
+_RECORDS: Final = (
+    "jobs_without_payload",
+    "active_without_lease",
+    "finished_without_expiry",
+    "dedup_without_job",
+)
 
 _sql = statements("check")
 

@@ -16,6 +16,7 @@ from penstock.errors import StorageError
 from penstock.storage.sqlite import (
     bulk,
     claim,
+    dedup,
     enqueue,
     eventlog,
     govern,
@@ -220,6 +221,12 @@ class SqliteStorage:
 
     async def promote(self, queue: str, ids: Sequence[str]) -> list[PromoteAnswer]:
         return await self._opened.write(queue, lambda step: operate.promote(step, ids), weight=len(ids))
+
+    async def dedup_of(self, queue: str, key: str) -> str | None:
+        return await self._opened.read(lambda sql: dedup.dedup_of(sql, self._namespace, queue, key))
+
+    async def clear_dedup(self, queue: str, key: str) -> bool:
+        return await self._opened.write(queue, lambda step: dedup.clear_dedup(step, key))
 
     async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
         return await self._opened.write(queue, lambda step: operate.change(step, id, change))

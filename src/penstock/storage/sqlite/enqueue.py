@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from penstock.core.job import Enqueued, EnqueueStatus, NewJob
 from penstock.core.lifecycle import EventType
+from penstock.storage.sqlite import dedup
 from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, STATES, Record
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import keep_slot, new_record, queue_afresh, update
@@ -24,12 +25,19 @@ def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
     answers: list[Enqueued] = []
     for job in jobs:
         record = known.get(job.id)
+        status: EnqueueStatus = "queued" if record is None else _decide(step, record, job)
+        if status == "queued" and job.dedup is not None:
+            earlier = dedup.meet(step, job.dedup, id_=job.id)
+            if earlier is not None:
+                answers.append(_duplicate_of(step, earlier, job))
+                continue
         if record is None:
             record = known[job.id] = new_record(step, job)
             step.meet(record)
-            status: EnqueueStatus = "queued"
         else:
-            status = _dispatch(step, record, job)
+            _dispatch(step, record, job, status)
+        if status == "queued" and job.dedup is not None:
+            dedup.note(step, job.dedup, record)
         if status in ("queued", "updated", "rerun"):
             touched[job.id] = record
         if job.notify and record.state not in _FINISHED and status != "rerun":
@@ -39,9 +47,8 @@ def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
     return answers
 
 
-def _dispatch(step: Step, record: Record, job: NewJob) -> EnqueueStatus:
+def _dispatch(step: Step, record: Record, job: NewJob, status: EnqueueStatus) -> None:
     """What an enqueue does to an id that is known."""
-    status = _decide(step, record, job)
     match status:
         case "queued":
             queue_afresh(step, record, job)
@@ -53,7 +60,6 @@ def _dispatch(step: Step, record: Record, job: NewJob) -> EnqueueStatus:
             step.note(_CHANGED, record, run=record.runs)
         case "duplicate" | "completed":
             pass
-    return status
 
 
 def _decide(step: Step, record: Record, job: NewJob) -> EnqueueStatus:
@@ -67,6 +73,15 @@ def _decide(step: Step, record: Record, job: NewJob) -> EnqueueStatus:
     if record.state == COMPLETED:
         return "completed"
     return "queued" if finished else "duplicate"
+
+
+def _duplicate_of(step: Step, earlier: dedup.Earlier, job: NewJob) -> Enqueued:
+    record = earlier.record
+    if record is None:
+        return Enqueued(earlier.id, "duplicate", None, earlier.incarnation)
+    if job.notify and record.state not in _FINISHED:
+        step.listen(record, job.notify)
+    return _answer(record, "duplicate")
 
 
 def _answer(record: Record, status: EnqueueStatus) -> Enqueued:

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound
-from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, unpack_failure
+from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, shown_failure
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.values import Finished
@@ -41,7 +41,7 @@ def watch(step: Step, ids: Sequence[str], *, listener: str) -> list[Finished | N
 def _ended(record: Record) -> Finished | None:
     if record.state not in (COMPLETED, FAILED, CANCELLED):
         return None
-    failure = unpack_failure(record.failure) if record.state == FAILED else None
+    failure = shown_failure(record, record.state)
     return Finished(record.id, record.incarnation, State(record.state), record.result, failure)
 
 

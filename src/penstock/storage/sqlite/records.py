@@ -29,6 +29,7 @@ __all__ = [
     "as_lease",
     "pack_failure",
     "pack_options",
+    "shown_failure",
     "unpack_failure",
     "unpack_options",
 ]
@@ -161,6 +162,12 @@ class Record(msgspec.Struct, gc=False):
 def unpack_failure(packed: bytes | None) -> Failure | None:
     """The failure kept in a record, if any."""
     return None if packed is None else _failures.decode(packed)
+
+
+def shown_failure(record: Record, state: str) -> Failure | None:
+    """The failure that an end in this state shows: why it failed, or which job took its place."""
+    failure = unpack_failure(record.failure) if state in (FAILED, CANCELLED) else None
+    return failure if failure and (state == FAILED or failure.type == "Replaced") else None
 
 
 def as_annex(packed: bytes | None) -> Annex | None:

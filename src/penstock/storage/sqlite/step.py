@@ -18,14 +18,13 @@ import msgspec
 from penstock.core.job import Options
 from penstock.storage.sqlite.eventnotes import EventNotes
 from penstock.storage.sqlite.records import (
-    FAILED,
     REMOVED,
     SCHEDULED,
     STATES,
     WAITING,
     Record,
     pack_options,
-    unpack_failure,
+    shown_failure,
 )
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import Finished, QueueSettings
@@ -193,8 +192,12 @@ class Step:
 
     def tell(self, record: Record, *, state: str, also: Sequence[str] = ()) -> None:
         """The job has ended: whoever waits for it is to be told, and ``also`` these listeners."""
-        failure = unpack_failure(record.failure) if state == FAILED else None
-        news = Finished(record.id, record.incarnation, STATES[state], record.result, failure)
+        news = Finished(
+            record.id, record.incarnation, STATES[state], record.result, shown_failure(record, state)
+        )
+        if self._listeners:  # They came in this very call.
+            also = [*also, *(listener for one, listener in self._listeners if one is record)]
+            self._listeners = [pair for pair in self._listeners if pair[0] is not record]
         self.tell_of(record.key, news, also=also)
 
     def tell_of(self, key: int, news: Finished, *, also: Sequence[str] = ()) -> None:
@@ -267,7 +270,8 @@ class Step:
         self._tell_waiters()
         self._delete([record.key for record in removed if record.key])
         self._insert(new)
-        self._update(changed)
+        # One that has ended in the call it came in is written in full.
+        self._update([*changed, *(record for record in new if record.finished_at)])
         if any(state == SCHEDULED for _, state in moves):
             self._wake_if_sooner([record.run_at for record in (*new, *changed) if record.state == SCHEDULED])
         self._add_listeners()

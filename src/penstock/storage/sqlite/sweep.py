@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.core.job import HOUR_MS
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
+from penstock.storage.sqlite import dedup
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.memo import MEMO_KEPT_MS
@@ -36,7 +37,8 @@ def sweep(step: Step, *, limit: int) -> Swept:
     pruned = _prune(step, settings, limit)
     trimmed = trim(step, settings, limit=limit)
     _forget(step)
-    more = limit in (promoted, rescued, expired) or pruned >= limit or trimmed >= limit
+    forgotten = dedup.forget(step, limit=limit)
+    more = limit in (promoted, rescued, expired, forgotten) or pruned >= limit or trimmed >= limit
     return Swept(promoted, rescued, expired, pruned, trimmed, more, 0 if more else _wait_ms(step))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.storage.sqlite import dedup
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.step import Step, Ties
 
@@ -17,6 +18,9 @@ class _Ties:
 
     def ended(self, step: Step, record: Record) -> None:
         """A job has ended, or is removed before its end."""
+        annex = record.annex
+        if annex.dedup:
+            dedup.ended(step, annex.dedup, record)
 
 
 TIES: Final[Ties] = _Ties()

@@ -134,8 +134,8 @@ def new_record(step: Step, job: NewJob) -> Record:
         0, job.id, 0, "", job.priority, 0, options_key, packed, job.ttl_ms, job.run_id, job.write_id,
         payload=job.payload,
     )  # fmt: skip
-    if job.annex is not None:
-        record.annex = job.annex
+    if job.annex is not None or job.dedup is not None:
+        record.annex = job.stored_annex
     _queue(step, record, run_at=instant(step, job), lifo=job.lifo)
     return record
 
@@ -145,7 +145,7 @@ def queue_afresh(step: Step, record: Record, job: NewJob) -> None:
     take_options(step, record, job)
     record.ttl_ms, record.run_id, record.write_id = job.ttl_ms, job.run_id, job.write_id
     record.payload = job.payload
-    record.annex = job.annex
+    record.annex = job.stored_annex
     record.token = 0
     record.settled_as = ""
     _clear(step, record)

@@ -43,11 +43,17 @@ def encode_jobs(jobs: Sequence[NewJob]) -> list[Arg]:
             head = stored.head(0)
             if stored.reference:
                 headers[stored.reference] = stored.header
-        if job.priority or job.ttl_ms or job.lifo or job.run_id or job.write_id or job.annex:
+        if job.priority or job.ttl_ms or job.lifo or job.run_id or job.write_id or job.annex or job.dedup:
             append(_body(job))
         else:
             append(head + job.payload)
-        if job.delay_ms or job.run_at_ms is not None or job.unchecked or job.conflict is not DEFAULT_CONFLICT:
+        if (
+            job.delay_ms
+            or job.run_at_ms is not None
+            or job.unchecked
+            or job.conflict is not DEFAULT_CONFLICT
+            or job.dedup
+        ):
             specials[len(args) >> 1] = _special(job)
         elif job.notify:
             specials[len(args) >> 1] = job.notify
@@ -56,7 +62,7 @@ def encode_jobs(jobs: Sequence[NewJob]) -> list[Arg]:
 
 
 def _special(job: NewJob) -> list[Any]:
-    conflict = job.conflict
+    conflict, dedup = job.conflict, job.dedup
     return [
         job.delay_ms,
         -1 if job.run_at_ms is None else job.run_at_ms,
@@ -67,18 +73,20 @@ def _special(job: NewJob) -> list[Any]:
         conflict.run_at,
         conflict.options == "keep",
         conflict.reset_counts,
+        *((dedup.key, dedup.mode, dedup.ttl_ms) if dedup else ()),
     ]
 
 
 def _body(job: NewJob) -> bytes:
+    annex = job.stored_annex
     flags = (
         _LIFO * job.lifo
         | _PRIORITY * (job.priority != 0)
         | _TTL * (job.ttl_ms > 0)
         | _RUN_ID * (job.run_id != "")
         | _WRITE_ID * (job.write_id != "")
-        | _ANNEX * (job.annex is not None)
-        | _BINDS * (job.annex is not None and job.annex.binds)
+        | _ANNEX * (annex is not None)
+        | _BINDS * (annex is not None and annex.binds)
     )
     parts = [stored_options(job.options).head(flags)]
     if job.priority:
@@ -89,8 +97,8 @@ def _body(job: NewJob) -> bytes:
         if name:
             encoded = name.encode()
             parts += (len(encoded).to_bytes(2, "big"), encoded)
-    if job.annex is not None:
-        packed = pack_annex(job.annex)
+    if annex is not None:
+        packed = pack_annex(annex)
         parts += (len(packed).to_bytes(4, "big"), packed)
     return b"".join((*parts, job.payload))
 

@@ -49,7 +49,7 @@ _REMOVED: Final[Mapping[int, RemoveAnswer]] = {ord("r"): "removed", ord("a"): "a
 _CHANGED: Final[Mapping[bytes, ChangeAnswer]] = {b"c": "changed", b"w": "wrong_state", b"-": "not_found"}
 _CHECKED: Final = (
     "jobs", "state", "waiting", "scheduled", "blocked", "active", "completed", "failed", "cancelled",
-    "expiring", "results", "failures", "progress", "rerun", "waiters", "annex",
+    "expiring", "results", "failures", "progress", "rerun", "waiters", "annex", "dedup", "dedup_times",
 )  # fmt: skip
 _FIRST_STEP: Final = ("", "", "", "", "")
 
@@ -81,6 +81,15 @@ class Operating:
 
     async def _each(self, queue: str, verb: str, ids: Sequence[str], answers: Mapping[int, _A]) -> list[_A]:
         return [answers[letter] for letter in await self._calls.call(queue, verb, *ids)]
+
+    async def dedup_of(self, queue: str, key: str) -> str | None:
+        """As ``Storage.dedup_of``."""
+        id: bytes = await self._calls.call(queue, "dedup_of", key)
+        return id.decode() or None
+
+    async def clear_dedup(self, queue: str, key: str) -> bool:
+        """As ``Storage.clear_dedup``."""
+        return bool(await self._calls.call(queue, "clear_dedup", key))
 
     async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
         """As ``Storage.change``. A new result ttl takes a second call: the options are encoded here."""

@@ -31,6 +31,7 @@ __all__ = ["Running"]
 _STATUSES: Final[dict[int, EnqueueStatus]] = {
     ord("q"): "queued",
     ord("d"): "duplicate",
+    ord("e"): "duplicate",
     ord("c"): "completed",
     ord("u"): "updated",
     ord("r"): "rerun",
@@ -89,9 +90,12 @@ class Running:
             for job in jobs[at : number - 1]:
                 answers.append(Enqueued(job.id, "queued", waiting, incarnation))
                 incarnation += 1
-            status, state = _STATUSES[letters[0]], _STATES[letters[1]]
+            status, state = _STATUSES[letters[0]], _STATES.get(letters[1])
+            id = jobs[number - 1].id
+            if type(result) is list:
+                id, result = result[0].decode(), result[1]
             shown = result if state is State.COMPLETED else None
-            answers.append(Enqueued(jobs[number - 1].id, status, state, known, shown))
+            answers.append(Enqueued(id, status, state, known, shown))
             incarnation = max(incarnation, known + 1)
             at = number
         for job in jobs[at:] if at else jobs:

@@ -34,6 +34,18 @@ SELECT count(*) FROM waiters WHERE job NOT IN (SELECT key FROM jobs WHERE kept_u
 -- name: repair_waiters_without_job
 DELETE FROM waiters WHERE job NOT IN (SELECT key FROM jobs WHERE kept_until = 0)
 
+-- name: dedup_without_job
+SELECT count(*) FROM dedup d WHERE d.queue = ? AND d.expires_at = 0 AND NOT EXISTS (
+    SELECT 1 FROM jobs j
+    WHERE j.queue = d.queue AND j.id = d.id AND j.incarnation = d.incarnation AND j.kept_until = 0
+)
+
+-- name: repair_dedup_without_job
+DELETE FROM dedup AS d WHERE d.queue = ? AND d.expires_at = 0 AND NOT EXISTS (
+    SELECT 1 FROM jobs j
+    WHERE j.queue = d.queue AND j.id = d.id AND j.incarnation = d.incarnation AND j.kept_until = 0
+)
+
 -- name: active_without_lease
 SELECT count(*) FROM jobs WHERE queue = ? AND state = 'active' AND lease_until <= 0
 

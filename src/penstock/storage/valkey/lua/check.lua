@@ -59,11 +59,27 @@ local function check_fields(part, ids, repair, problems)
   end
 end
 
+-- Records that are to go with their job, and whose job has gone without them; entries of times nothing is kept for.
+local function check_dedup(part, names, repair, problems)
+  for i = 1, #names do
+    local record = Dedup.read(names[i])
+    local job = record and Dedup.job_of(record)
+    local is_right = record and (record.until_ms > 0 or part == 'dedup' and job and not ENDED[job.state])
+    if not is_right then
+      count_in(problems, 'stray_in_' .. part)
+      if repair and part == 'dedup' then Dedup.put(names[i], false) end
+      if repair then zrem('dedup_times', names[i]) end
+    end
+  end
+end
+
 local function check_part(part, names, repair, problems)
   if part == 'jobs' then
     check_records(names, repair, problems)
   elseif part == 'state' or EXTRAS[part] then
     check_fields(part, names, repair, problems)
+  elseif part == 'dedup' or part == 'dedup_times' then
+    check_dedup(part, names, repair, problems)
   else
     check_index(part, names, repair, problems)
   end
@@ -72,7 +88,7 @@ end
 register('check', function(keys, args)
   open(keys)
   local part, repair = args[1], args[3] == '1'
-  local is_hash = part == 'jobs' or part == 'state' or EXTRAS[part]
+  local is_hash = part == 'jobs' or part == 'state' or part == 'dedup' or EXTRAS[part]
   local answer = call(is_hash and 'HSCAN' or 'ZSCAN', K[part], args[2], 'COUNT', AT_ONCE)
   local names, problems = {}, {}
   for i = 1, #answer[2], 2 do names[#names + 1] = answer[2][i] end

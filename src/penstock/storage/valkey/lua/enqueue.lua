@@ -2,10 +2,12 @@
 -- arguments: lane, number, repeated, specials, number of headers, reference and header of each, then id and body
 --   (record.lua) of each job
 --   specials: '' or MessagePack of a map: place -> {delay_ms, run_at_ms (-1: none), unchecked, notify, mode,
---   keep payload, rule of run_at, keep options, reset_counts}; or notify alone, if that is all
+--   keep payload, rule of run_at, keep options, reset_counts, dedup key (nil: none), its mode, its ttl_ms}; or notify
+--   alone, if that is all
 -- returns:   {first incarnation, exceptions}: a job was queued as waiting, with the next incarnation, unless the
---   exceptions say otherwise: place, status letter and state letter, incarnation, result ('' if none), and so on
--- events:    enqueued, changed
+--   exceptions say otherwise: place, status letter and state letter, incarnation, result ('' if none), and so on. A
+--   duplicate by its dedup key has the letter e, the state letter - if that job is gone, and {id, result} as its result
+-- events:    enqueued, changed, cancelled
 
 local HEAD = 5
 local NONE = {}
@@ -21,6 +23,14 @@ local function answer(exceptions, place, status, job)
   local at = #exceptions
   exceptions[at + 1], exceptions[at + 2], exceptions[at + 3] = place, status .. job.state, job.inc
   exceptions[at + 4] = job.state == 'c' and (job.result or '') or ''
+end
+
+-- The answer to a duplicate by its dedup key: the record it found, and that one's job (nil: gone).
+local function answer_elsewhere(exceptions, place, record, job)
+  if job then need_result(job) end
+  local at = #exceptions
+  exceptions[at + 1], exceptions[at + 2], exceptions[at + 3] = place, 'e' .. (job and job.state or '-'), record.inc
+  exceptions[at + 4] = { record.id, job and job.state == 'c' and job.result or '' }
 end
 
 -- A dispatch, of which what is to be kept is left out.
@@ -62,13 +72,25 @@ local function redispatch(job, said, special, run_at)
   return 'u'
 end
 
--- One job with all the rules (verbs.md). Returns the status letter: queued, duplicate, completed, updated, rerun.
+-- Queues the job afresh unless its dedup key says that it is another's duplicate.
+local function admit(id, said, special, run_at)
+  local key, mode = special[10], special[11]
+  if not key then return 'q', put_in(id, said, run_at) end
+  local record, earlier = Dedup.meet(id, key, mode)
+  if record then return 'e', earlier, record end
+  local job = put_in(id, said, run_at)
+  Dedup.note(job, key, mode, special[12])
+  return 'q', job
+end
+
+-- One job with all the rules (verbs.md). Returns the status letter: queued, duplicate, completed, updated, rerun; or
+-- elsewhere, with the record of the dedup key.
 local function enqueue_one(id, said, special)
   local job, mode, notify = found(id), special[5], special[4]
   local run_at = special[2] >= 0 and special[2] or Q.now + special[1]
-  local status = 'q'
+  local status, record = 'q', nil
   if not job or is_over(job) or special[3] then
-    job = put_in(id, said, run_at)
+    status, job, record = admit(id, said, special, run_at)
   elseif (said.write_id ~= '' and said.write_id == job.write_id) or mode == 'absent' then
     status = 'd'
   elseif mode == 'redispatch' and not ENDED[job.state] then
@@ -78,10 +100,10 @@ local function enqueue_one(id, said, special)
   elseif mode == 'default' and job.state == 'c' then
     status = 'c'
   else
-    job = put_in(id, said, run_at)
+    status, job, record = admit(id, said, special, run_at)
   end
-  if notify ~= '' and not ENDED[job.state] then add_waiter(id, notify) end
-  return status, job
+  if notify ~= '' and job and not ENDED[job.state] then add_waiter(job.id, notify) end
+  return status, job, record
 end
 
 -- What new jobs with this header share in their events.
@@ -219,8 +241,12 @@ register('enqueue', function(keys, args)
   for place = 1, n do
     local id, body = ids[place], args[first_at + 2 * place]
     if hard[place] then
-      local status, job = enqueue_one(id, read_body({}, body), in_full(specials[place]))
-      answer(exceptions, place, status, job)
+      local status, job, record = enqueue_one(id, read_body({}, body), in_full(specials[place]))
+      if record then
+        answer_elsewhere(exceptions, place, record, job)
+      else
+        answer(exceptions, place, status, job)
+      end
     else
       enqueue_new(intake, id, body)
       if specials[place] then add_waiter(id, specials[place]) end

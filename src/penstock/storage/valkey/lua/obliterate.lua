@@ -6,6 +6,7 @@
 local PARTS = {
   'jobs', 'state', 'line', 'waiting', 'scheduled', 'blocked', 'active', 'completed', 'failed', 'cancelled', 'expiring',
   'results', 'failures', 'progress', 'logged', 'rerun', 'waiters', 'wake', 'options', 'annex',
+  'dedup', 'dedup_times',
 }
 
 -- Ids with waiters are open ones: those of ended jobs are forgotten. The waiters of slots are told with them.

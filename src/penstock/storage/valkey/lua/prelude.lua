@@ -20,6 +20,7 @@
 --   failures   hash    id -> MessagePack of core.outcome.Failure
 --   progress   hash    id -> JSON
 --   annex      hash    id -> the annex (core/annex.py), once it differs from that in the static record
+--   dedup      hash    dedup key -> the job that stands for it (dedup.lua);  dedup_times  zset  until -> dedup key
 --   logged     set     ids that have log lines;  log:<id>  list  the lines
 --   rerun      hash    id -> the dispatch that waits for the end of an active job (slot.lua)
 --   waiters    hash    id -> listeners to be told of its end; the counter waiters is their number
@@ -117,7 +118,7 @@ local function open(keys)
   Q.now = max(time[1] * 1000 + floor(time[2] / 1000) + shift, last)
   Q.seq, Q.events, Q.shift, Q.paused, Q.waiters, Q.stale = seq, events, shift, paused == 1, waiters, stale
   Q.uses = uses
-  Q.wake, Q.due, Q.memo, Q.answer = false, false, false, false
+  Q.wake, Q.due, Q.memo, Q.answer, Q.dedup = false, false, false, false, false
   Q.groups, Q.news = emptied(Q.groups), emptied(Q.news)
   Q.listening, Q.listening_changed = emptied(Q.listening), emptied(Q.listening_changed)
   forget_buffers()

@@ -144,10 +144,12 @@ register('sweep', function(keys, args)
   local expired = each_due('expiring', limit, expire)
   local pruned = prune_all(limit, settings)
   local trimmed = trim(settings)
+  local forgotten = Dedup.forget(limit)
   tidy_line(limit)
   forget_workers()
   forget_memos()
   close()
   local more = promoted >= limit or rescued >= limit or expired >= limit or pruned >= limit
+    or forgotten >= limit
   return { promoted, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing() }
 end)

@@ -7,4 +7,6 @@ end
 
 -- A job has ended, or is removed before its end.
 function ended(job)
+  local annex = annex_of(job)
+  if annex.d then Dedup.ended(job, annex.d) end
 end

@@ -44,8 +44,9 @@ local function news_of(job, state)
     result = job.result
     if job.big_result and not result then fetch = '1' end
     if result and #result > NEWS_RESULT then result, fetch = nil, '1' end
-  elseif state == 'f' then
+  elseif state == 'f' or job.has_failure then
     failure = job.failure or call('HGET', K.failures, job.id)
+    if state == 'x' and decode(failure)[1] ~= 'Replaced' then failure = nil end
   end
   local result_length, failure_length = result and #result + 1 or 0, failure and #failure + 1 or 0
   return pack('>c1c1I6HI4I4', state, fetch, job.inc, #job.id, result_length, failure_length)

@@ -124,6 +124,18 @@ CREATE TABLE memo (
     PRIMARY KEY (queue, lane)
 ) STRICT, WITHOUT ROWID;
 
+-- Which job stands for a dedup key. expires_at 0: as long as it is open.
+CREATE TABLE dedup (
+    queue INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    id TEXT NOT NULL,
+    incarnation INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    PRIMARY KEY (queue, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX dedup_by_expiry ON dedup (queue, expires_at) WHERE expires_at > 0;
+
 CREATE TABLE workers (
     queue INTEGER NOT NULL,
     id TEXT NOT NULL,

@@ -1,0 +1,98 @@
+-- Dedup keys: which job stands for a key, and until when.
+--
+-- dedup  key -> inc:6 until:6 id; until 0: as long as its job is open. A record whose until has passed counts as absent.
+-- A job whose annex names a key (d) takes the record along when it ends, if it is still the one the record is of.
+
+local Dedup = {}
+
+function Dedup.put(key, record)
+  local old = Q.dedup[key]
+  if old and old.until_ms > 0 then zrem('dedup_times', key) end
+  if record then
+    if not bit_of(Q.uses, 32) then Q.uses = Q.uses + 32 end
+    hset('dedup', key, pack('>I6I6', record.inc, record.until_ms) .. record.id)
+    if record.until_ms > 0 then zadd('dedup_times', record.until_ms, key) end
+  else
+    hdel('dedup', key)
+  end
+  Q.dedup[key] = record
+end
+
+-- The record of a key, as far as this call has got, or false. May be past its time.
+function Dedup.read(key)
+  if not Q.dedup then Q.dedup = {} end
+  local known = Q.dedup[key]
+  if known == nil then
+    local stored = call('HGET', K.dedup, key)
+    known = false
+    if stored then
+      local inc, until_ms = unpack('>I6I6', stored)
+      known = { inc = inc, until_ms = until_ms, id = sub(stored, 13) }
+    end
+    Q.dedup[key] = known
+  end
+  return known
+end
+
+function Dedup.stands(record)
+  return record and (record.until_ms == 0 or record.until_ms > Q.now)
+end
+
+-- The job a record is of, if it is still there in that life.
+function Dedup.job_of(record)
+  load({ record.id }, true)
+  local job = found(record.id)
+  return job and job.inc == record.inc and not is_over(job) and job or nil
+end
+
+-- A newer job takes the place of one that has not begun.
+function Dedup.replace(job, id)
+  local message = 'by job ' .. id
+  set_failure(job, failure_of('Replaced', message))
+  local group, row = finish(job, 'x', 'cancelled')
+  put(group, row, 'et', 'Replaced')
+  put(group, row, 'em', message)
+end
+
+-- A job is about to be queued under a key. Returns the record it is a duplicate of, and that one's job (nil: gone).
+function Dedup.meet(id, key, mode)
+  local record = Dedup.read(key)
+  if not Dedup.stands(record) then return nil end
+  local job = Dedup.job_of(record)
+  if mode == 'throttle' then return record, job end
+  if not job or ENDED[job.state] then return nil end
+  if mode == 'simple' then return record, job end
+  if job.state ~= 'a' then Dedup.replace(job, id) end
+  return nil
+end
+
+-- The job was queued under the key.
+function Dedup.note(job, key, mode, ttl_ms)
+  local until_ms = mode ~= 'debounce' and ttl_ms > 0 and Q.now + ttl_ms or 0
+  Dedup.put(key, { inc = job.inc, until_ms = until_ms, id = job.id })
+end
+
+function Dedup.ended(job, key)
+  local record = Dedup.read(key)
+  if record and record.inc == job.inc then Dedup.put(key, false) end
+end
+
+-- Forgets up to limit records whose time has passed. Returns how many it looked at.
+function Dedup.forget(limit)
+  if not bit_of(Q.uses, 32) then return 0 end
+  local keys = call('ZRANGEBYSCORE', K.dedup_times, '-inf', digits(Q.now), 'LIMIT', 0, limit)
+  for i = 1, #keys do
+    local record = Dedup.read(keys[i])
+    zrem('dedup_times', keys[i])
+    if record and not Dedup.stands(record) then Dedup.put(keys[i], false) end
+  end
+  flush()
+  if call('HLEN', K.dedup) == 0 then Q.uses = Q.uses - 32 end
+  return #keys
+end
+
+function Dedup.drop(key)
+  local record = Dedup.read(key)
+  if record then Dedup.put(key, false) end
+  return Dedup.stands(record)
+end
