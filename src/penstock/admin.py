@@ -18,6 +18,7 @@ from penstock.errors import InvalidOption
 from penstock.events import read_events
 from penstock.info import JobInfo, WorkerInfo
 from penstock.options import refuse_unknown, whole_number
+from penstock.spending import BudgetInfo, UsageReport, budget_info, budget_of, usage_report
 from penstock.storage.values import Change
 
 if TYPE_CHECKING:
@@ -120,6 +121,29 @@ class QueueAdmin:
     async def logs(self, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
         """The lines a job logged, from number ``start``."""
         return await (await self._storage()).logs(self.name, check_id(id), start=start, limit=limit)
+
+    async def usage(self) -> UsageReport:
+        """What the jobs of this queue said they used (``context.use(tokens=...)``), in all, by task, group and flow."""
+        return usage_report(await (await self._storage()).usage(self.name))
+
+    async def reset_usage(self) -> None:
+        """Begin all sums from zero, and what counts against budgets with them."""
+        await (await self._storage()).reset_usage(self.name)
+
+    async def budgets(self) -> list[BudgetInfo]:
+        """The budgets of this queue and its flows, and what of them is spent."""
+        return [budget_info(budget) for budget in await (await self._storage()).budgets(self.name)]
+
+    async def set_budget(
+        self, name: str, amount: float, *, per: Duration | None = None, flow: str = ""
+    ) -> None:
+        """Once ``amount`` of ``name`` is used, no further job begins: until the budget is raised, or, with ``per``,
+        until the next period. Jobs that are active go on, so the overshoot is at most what they use."""
+        await (await self._storage()).set_budget(self.name, budget_of(name, amount, per=per, flow=flow))
+
+    async def remove_budget(self, name: str, *, flow: str = "") -> bool:
+        """Whether there was one."""
+        return await (await self._storage()).remove_budget(self.name, name, flow=flow)
 
     # Operate on jobs
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.spending import in_units
+
 if TYPE_CHECKING:
     from penstock.core.job import Job
     from penstock.core.lifecycle import State
@@ -69,6 +71,11 @@ class JobInfo:
     def progress(self) -> Any:
         """What the running job last said of itself."""
         return None if self.raw.progress is None else msgspec.json.decode(self.raw.progress)
+
+    @property
+    def usage(self) -> dict[str, float]:
+        """What its runs said they used."""
+        return in_units(self.raw.annex.usage if self.raw.annex else None)
 
     @property
     def priority(self) -> int:

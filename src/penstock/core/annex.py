@@ -18,9 +18,10 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     "cost": "c",
     "headers": "h",
     "dedup": "d",
+    "usage": "u",
 }):  # fmt: skip
-    """See the module. ``headers`` are the user's and pass through untouched; all else is a **tie**.
-    ``dedup`` is the key whose record goes when the job ends.
+    """See the module. ``headers`` are the user's and pass through untouched, ``usage`` is what the job has reported
+    (``core.usage``); all else is a **tie**. ``dedup`` is the key whose record goes when the job ends.
 
     The short names are a storage format: add, never reuse. No field may be an empty list or map once it is
     set: in Lua the two are the same.
@@ -30,11 +31,12 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     cost: int = 1
     headers: dict[str, str] | None = None
     dedup: str = ""
+    usage: dict[str, int] | None = None
 
     @property
     def binds(self) -> bool:
         """Whether the job's transitions concern others, or others it: then no engine may take a shortcut."""
-        return self != Annex(headers=self.headers)
+        return self != Annex(headers=self.headers, usage=self.usage)
 
     def shed(self) -> Annex:
         """What of it a later life of the same id begins with: all that the user said, nothing that happened."""

@@ -47,6 +47,7 @@ class EventType(StrEnum):
     CHANGED = "changed"
     REMOVED = "removed"
     PROGRESSED = "progressed"
+    USED = "used"
     PAUSED = "paused"
     RESUMED = "resumed"
     CONFIGURED = "configured"

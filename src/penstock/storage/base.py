@@ -20,6 +20,7 @@ from typing import Protocol
 from penstock.core.job import Enqueued, Job, NewJob
 from penstock.core.lifecycle import State
 from penstock.storage.values import (
+    Budget,
     Bulk,
     CancelAnswer,
     Change,
@@ -43,6 +44,7 @@ from penstock.storage.values import (
     Swept,
     Take,
     Ticket,
+    Usage,
     WorkerRecord,
 )
 
@@ -123,7 +125,29 @@ class Storage(Protocol):
         ...
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
-        """Progress, log lines and payload of running jobs; false where the lease was lost."""
+        """Progress, log lines, payload and usage of running jobs; false where the lease was lost."""
+        ...
+
+    async def usage(self, queue: str) -> list[Usage]:
+        """What was used, by queue, task, group and flow, in that order, then by key and name. Sums that nothing was
+        added to for 30 days are forgotten."""
+        ...
+
+    async def reset_usage(self, queue: str) -> None:
+        """Begin all sums from zero, and with them what counts against budgets. Jobs keep what they themselves used."""
+        ...
+
+    async def set_budget(self, queue: str, budget: Budget) -> None:
+        """Set what may be used of ``budget.name``. What was used before counts, unless there is a period: that
+        begins now."""
+        ...
+
+    async def remove_budget(self, queue: str, name: str, *, flow: str = "") -> bool:
+        """Whether there was one."""
+        ...
+
+    async def budgets(self, queue: str) -> list[Budget]:
+        """The queue's first, then by flow and name."""
         ...
 
     async def leases_of(self, queue: str, worker: str) -> list[Held]:

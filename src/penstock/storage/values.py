@@ -13,6 +13,7 @@ from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure, Outcome
 
 __all__ = [
+    "Budget",
     "Bulk",
     "CancelAnswer",
     "Change",
@@ -38,6 +39,7 @@ __all__ = [
     "Swept",
     "Take",
     "Ticket",
+    "Usage",
     "WorkerRecord",
 ]
 
@@ -67,12 +69,13 @@ class Take(msgspec.Struct, frozen=True):
 class Claimed(msgspec.Struct, frozen=True):
     """What a claim got. ``wait_ms``: come again after that long (``None``: nothing is due at any known time).
 
-    ``paused`` is why there may be nothing although jobs wait.
+    ``paused`` and ``over_budget`` are why there may be nothing although jobs wait.
     """
 
     leases: list[Lease]
     wait_ms: int | None = None
     paused: bool = False
+    over_budget: bool = False
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -107,13 +110,35 @@ class Held(NamedTuple):
 
 class Report(msgspec.Struct, frozen=True):
     """What a running job says of itself. ``progress`` is JSON; ``log`` lines are appended; ``payload`` replaces
-    the stored one (the next run sees it)."""
+    the stored one (the next run sees it); ``usage`` is added to what was used, in millionths (``core.usage``)."""
 
     id: str
     token: int
     progress: bytes | None = None
     log: tuple[str, ...] = ()
     payload: bytes | None = None
+    usage: Mapping[str, int] | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What the jobs of a queue, task, group or flow have used of ``name``, in millionths."""
+
+    kind: Literal["queue", "task", "group", "flow"]
+    key: str
+    name: str
+    micros: int
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """At most ``micros`` of ``name`` are to be used, by a queue (``flow`` empty) or a flow, in all or in every
+    ``per_ms``. ``spent`` is what counts against it now, and ``until_ms`` (0: never) when that begins from zero."""
+
+    name: str
+    micros: int
+    per_ms: int = 0
+    flow: str = ""
+    spent: int = 0
+    until_ms: int = 0
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.core.job import Lease
 from penstock.core.lifecycle import EventType
+from penstock.storage.sqlite.budgets import look
 from penstock.storage.sqlite.records import ACTIVE, WAITING, Record, as_annex, as_lease, unpack_options
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
@@ -30,6 +31,10 @@ def claim(step: Step, take: Take) -> Claimed:
     """Lease up to ``take.count`` jobs."""
     if step.queue.paused:
         return Claimed([], None, paused=True)
+    if step.queue.has_budgets:
+        spent = look(step)
+        if spent.over:
+            return Claimed([], spent.wait_ms, over_budget=True)
     promote_due(step, limit=_PROMOTED_PER_CLAIM)
     leases: list[Lease] = []
     while len(leases) < take.count:

@@ -14,6 +14,7 @@ from penstock.core.job import Enqueued, Job, NewJob
 from penstock.core.lifecycle import State
 from penstock.errors import StorageError
 from penstock.storage.sqlite import (
+    budgets,
     bulk,
     claim,
     dedup,
@@ -26,6 +27,7 @@ from penstock.storage.sqlite import (
     read,
     settle,
     sweep,
+    usage,
 )
 from penstock.storage.sqlite.address import Address
 from penstock.storage.sqlite.check import check
@@ -33,6 +35,7 @@ from penstock.storage.sqlite.database import keep_untouched, open_database
 from penstock.storage.sqlite.session import Session
 from penstock.storage.sqlite.wake import CAN_SIGNAL
 from penstock.storage.values import (
+    Budget,
     Bulk,
     CancelAnswer,
     Change,
@@ -56,6 +59,7 @@ from penstock.storage.values import (
     Swept,
     Take,
     Ticket,
+    Usage,
     WorkerRecord,
 )
 
@@ -169,6 +173,21 @@ class SqliteStorage:
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
         return await self._opened.write(queue, lambda step: settle.report(step, reports), weight=len(reports))
+
+    async def usage(self, queue: str) -> list[Usage]:
+        return await self._opened.read(lambda sql: usage.usage(sql, self._namespace, queue))
+
+    async def reset_usage(self, queue: str) -> None:
+        await self._opened.write(queue, usage.reset_usage)
+
+    async def set_budget(self, queue: str, budget: Budget) -> None:
+        await self._opened.write(queue, lambda step: budgets.set_budget(step, budget))
+
+    async def remove_budget(self, queue: str, name: str, *, flow: str = "") -> bool:
+        return await self._opened.write(queue, lambda step: budgets.remove_budget(step, name, flow))
+
+    async def budgets(self, queue: str) -> list[Budget]:
+        return await self._opened.write(queue, budgets.budgets)
 
     async def leases_of(self, queue: str, worker: str) -> list[Held]:
         return await self._opened.read(lambda sql: read.leases_of(sql, self._namespace, queue, worker))

@@ -32,6 +32,7 @@ from penstock.storage.sqlite.transitions import (
     return_to_waiting,
     schedule,
 )
+from penstock.storage.sqlite.usage import add_usage
 from penstock.storage.values import Report, Settled, SettledBatch, Settlement, Take
 
 __all__ = ["report", "settle"]
@@ -183,6 +184,8 @@ def report(step: Step, reports: Sequence[Report]) -> list[bool]:
 def _report(step: Step, record: Record, one: Report) -> None:
     if one.payload is not None:
         record.payload = one.payload
+    if one.usage:
+        add_usage(step, record, one.usage)
     if one.progress is not None:
         record.progress = one.progress
         step.note(_PROGRESSED, record, run=record.runs, data=one.progress.decode())

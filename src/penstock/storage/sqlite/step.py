@@ -59,6 +59,7 @@ class QueueRow(msgspec.Struct):
     shift_ms: int
     paused: int
     used: int
+    has_budgets: int
     settings_json: str
     scheduled: int
     waiting: int

@@ -13,6 +13,7 @@ from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, REMOVE
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step, clock_ms
 from penstock.storage.sqlite.transitions import absorb_slot, end_lease, expire, finish, return_to_waiting
+from penstock.storage.sqlite.usage import forget_usage
 from penstock.storage.values import QueueSettings, Swept
 
 __all__ = ["sweep"]
@@ -101,6 +102,7 @@ def _drop(step: Step, records: list[Record]) -> int:
 
 
 def _forget(step: Step) -> None:
+    forget_usage(step)
     step.sql.execute(_sql["forget_consumers"], (step.queue.key, step.now_ms))
     step.sql.execute(_sql["forget_workers"], (step.queue.key, step.now_ms - _WORKERS_KEPT_MS))
     step.sql.execute(_sql["forget_memos"], (step.queue.key, step.now_ms - MEMO_KEPT_MS))

@@ -20,7 +20,7 @@ from penstock.storage.valkey.replies import ReplyError
 __all__ = ["Library", "assemble", "library"]
 
 SHARED: Final = (
-    "prelude", "record", "events", "waiters", "job", "slot", "dedup", "ties", "settings", "memo", "line",
+    "prelude", "record", "events", "waiters", "job", "usage", "slot", "dedup", "ties", "settings", "memo", "line",
     "take", "walk",
 )  # fmt: skip
 

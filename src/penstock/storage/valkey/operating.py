@@ -10,10 +10,12 @@ import msgspec
 
 from penstock.core.lifecycle import State
 from penstock.errors import StorageError
+from penstock.storage.scopes import KeptBudget, flow_scope, read_usage
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.options import parse_header, stored_options
 from penstock.storage.values import (
+    Budget,
     Bulk,
     CancelAnswer,
     Change,
@@ -23,6 +25,7 @@ from penstock.storage.values import (
     QueueSettings,
     RemoveAnswer,
     RetryAnswer,
+    Usage,
 )
 
 __all__ = ["Operating"]
@@ -157,6 +160,32 @@ class Operating:
         key = self._calls.keys.part(queue, "meta")
         stored = await self._calls.plain(key, "HGET", key, "settings")
         return _decode_settings(stored) if stored else QueueSettings()
+
+    async def usage(self, queue: str) -> list[Usage]:
+        """As ``Storage.usage``."""
+        texts = [text.decode() for text in await self._calls.call(queue, "usage")]
+        rows = zip(texts[::3], texts[1::3], map(int, texts[2::3]), strict=True)
+        return read_usage(rows)
+
+    async def reset_usage(self, queue: str) -> None:
+        """As ``Storage.reset_usage``."""
+        await self._calls.call(queue, "reset_usage")
+
+    async def set_budget(self, queue: str, budget: Budget) -> None:
+        """As ``Storage.set_budget``."""
+        args = (flow_scope(budget.flow), budget.name, budget.micros, budget.per_ms)
+        await self._calls.call(queue, "set_budget", *args)
+
+    async def remove_budget(self, queue: str, name: str, *, flow: str = "") -> bool:
+        """As ``Storage.remove_budget``."""
+        removed: int = await self._calls.call(queue, "remove_budget", flow_scope(flow), name)
+        return removed == 1
+
+    async def budgets(self, queue: str) -> list[Budget]:
+        """As ``Storage.budgets``."""
+        now_ms, *rest = await self._calls.call(queue, "budgets")
+        rows = (rest[at : at + 7] for at in range(0, len(rest), 7))
+        return [KeptBudget(row[0].decode(), row[1].decode(), *row[2:]).shown(now_ms) for row in rows]
 
     async def check(self, queue: str, *, repair: bool = False) -> Checked:
         """As ``Storage.check``. In steps of some hundred entries, each atomic: jobs may move in between."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
+
 from penstock.core.job import Enqueued, EnqueueStatus, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
@@ -36,6 +38,7 @@ _STATUSES: Final[dict[int, EnqueueStatus]] = {
     ord("u"): "updated",
     ord("r"): "rerun",
 }
+_encode_json: Final = msgspec.json.Encoder().encode
 _STATES: Final = {ord(letter): state for letter, state in STATES.items()}
 _SETTLED: Final = {
     **{ord(letter): Settled(True, state) for letter, state in STATES.items()},
@@ -157,7 +160,7 @@ class Running:
             if reply[3] <= seen:
                 await self._went_back(queue, seen)
             self._seen_seq[queue] = max(self._seen_seq.get(queue, 0), leases[-1].token)
-        return Claimed(leases, None if reply[1] < 0 else reply[1], reply[0] == 1)
+        return Claimed(leases, None if reply[1] < 0 else reply[1], reply[0] == 1, reply[0] == 2)
 
     async def _went_back(self, queue: str, seq: int) -> None:
         """A counter is behind what it was: the store was restored, or failed over with a loss."""
@@ -189,9 +192,14 @@ class Running:
         """As ``Storage.report``."""
         args: list[Arg] = []
         for item in reports:
-            given = ("p" if item.progress is not None else "") + ("y" if item.payload is not None else "")
-            args += (item.id, item.token.to_bytes(6, "big"), given, item.progress or b"", item.payload or b"")
-            args += (len(item.log), *item.log)
+            said = {"p": item.progress is not None, "y": item.payload is not None, "u": bool(item.usage)}
+            used = _encode_json(dict(sorted(item.usage.items()))) if item.usage else b""
+            args += (
+                item.id,
+                item.token.to_bytes(6, "big"),
+                "".join(letter for letter in said if said[letter]),
+            )
+            args += (item.progress or b"", item.payload or b"", used, len(item.log), *item.log)
         letters = await self._calls.call(queue, "report", *args)
         return [letter == ord("y") for letter in letters]
 

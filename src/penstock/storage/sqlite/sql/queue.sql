@@ -1,5 +1,5 @@
 -- name: load
-SELECT key, name, seq, events, event_bytes, now_ms, shift_ms, paused, used, settings,
+SELECT key, name, seq, events, event_bytes, now_ms, shift_ms, paused, used, has_budgets, settings,
     scheduled, waiting, blocked, active, completed, failed, cancelled
 FROM queues WHERE namespace = ? AND name = ?
 
@@ -7,7 +7,8 @@ FROM queues WHERE namespace = ? AND name = ?
 INSERT INTO queues (namespace, name) VALUES (?, ?)
 
 -- name: save
-UPDATE queues SET seq = ?, events = ?, event_bytes = ?, now_ms = ?, shift_ms = ?, paused = ?, used = ?, settings = ?,
+UPDATE queues SET seq = ?, events = ?, event_bytes = ?, now_ms = ?, shift_ms = ?, paused = ?, used = ?, has_budgets = ?,
+    settings = ?,
     scheduled = ?, waiting = ?, blocked = ?, active = ?, completed = ?, failed = ?, cancelled = ?
 WHERE key = ?
 

@@ -28,6 +28,8 @@
 --   wake       list    tokens, a few at most: something may be claimed. Gone when nothing waits
 --   workers    hash    worker -> seen_at .. info
 --   consumers  hash    name -> offset .. expires_at
+--   spent      zset    last time -> scope;  usage:<scope>  hash  name -> millionths (usage.lua)
+--   budgets    hash    scope NUL name -> budget (usage.lua)
 --   events     stream  <last sequence>-0 -> e: the events of one call (events.lua)
 --
 -- The registry of queues, penstock:<namespace>:queues, is another slot's: the client writes it.

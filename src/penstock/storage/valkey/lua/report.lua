@@ -1,8 +1,8 @@
--- report: progress, log lines and payload of running jobs.
--- arguments: per report id, token:6, given (a letter for each: p progress, y payload), progress, payload, number of
---   lines, lines
+-- report: progress, log lines, payload and usage of running jobs.
+-- arguments: per report id, token:6, given (a letter for each: p progress, y payload, u usage), progress, payload,
+--   usage as JSON, number of lines, lines
 -- returns:   a letter per report: y, or n if the lease was lost
--- events:    progressed
+-- events:    progressed, used
 
 local LINES_KEPT = 1000
 
@@ -15,7 +15,7 @@ local function log(job, lines)
   changed(job)
 end
 
-local function report(job, given, progress, payload)
+local function report(job, given, progress, payload, used)
   if string.find(given, 'p', 1, true) then
     job.has_progress = true
     changed(job)
@@ -28,6 +28,7 @@ local function report(job, given, progress, payload)
     job.payload = payload
     rewritten(job)
   end
+  if string.find(given, 'u', 1, true) then Usage.add(job, cjson.decode(used), used) end
 end
 
 register('report', function(keys, args)
@@ -35,16 +36,16 @@ register('report', function(keys, args)
   local at, starts, ids = 1, {}, {}
   while at <= #args do
     starts[#starts + 1], ids[#ids + 1] = at, args[at]
-    at = at + 6 + tonumber(args[at + 5])
+    at = at + 7 + tonumber(args[at + 6])
   end
   load(ids)
   local letters = {}
   for i = 1, #ids do
     local start, job = starts[i], found(ids[i])
     if job and job.state == 'a' and job.token == unpack('>I6', args[start + 1]) then
-      report(job, args[start + 2], args[start + 3], args[start + 4])
-      local count, lines = tonumber(args[start + 5]), {}
-      for line = 1, count do lines[line] = args[start + 5 + line] end
+      report(job, args[start + 2], args[start + 3], args[start + 4], args[start + 5])
+      local count, lines = tonumber(args[start + 6]), {}
+      for line = 1, count do lines[line] = args[start + 6 + line] end
       if count > 0 then log(job, lines) end
       letters[i] = 'y'
     else

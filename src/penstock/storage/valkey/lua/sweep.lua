@@ -147,6 +147,7 @@ register('sweep', function(keys, args)
   local forgotten = Dedup.forget(limit)
   tidy_line(limit)
   forget_workers()
+  if bit_of(Q.uses, Usage.BIT) then Usage.forget() end
   forget_memos()
   close()
   local more = promoted >= limit or rescued >= limit or expired >= limit or pruned >= limit

@@ -1,6 +1,6 @@
 -- Taking jobs: what claim, and settle after it has settled, do.
 --
--- Returns the reply {paused, wait_ms (-1: none), now, first token, ids, static records, extras}. Leases have
+-- Returns the reply {1: paused, 2: over budget, wait_ms (-1: none), now, first token, ids, static records, extras}. Leases have
 -- consecutive tokens and are as they were enqueued, on their first run, unless the extras say otherwise: place,
 -- token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 cancelling:1 [annex], and so on. The annex is
 -- there if it differs from that in the static record.
@@ -131,6 +131,10 @@ end
 
 local function take(worker, count, lease_ms)
   if Q.paused then return { 1, -1, Q.now, 0, {}, {}, {} } end
+  if bit_of(Q.uses, Usage.BIT) then
+    local over, wait = Usage.is_over('')
+    if over then return { 2, wait, Q.now, 0, {}, {}, {} } end
+  end
   promote_due(PROMOTED_PER_CLAIM)
   local leases, expired = new_leases(worker, lease_ms), 0
   while leases.n < count and expired < EXPIRED_PER_CLAIM do

@@ -17,6 +17,7 @@ CREATE TABLE queues (
     shift_ms INTEGER NOT NULL DEFAULT 0,
     paused INTEGER NOT NULL DEFAULT 0,
     used INTEGER NOT NULL DEFAULT 0,
+    has_budgets INTEGER NOT NULL DEFAULT 0,
     settings TEXT NOT NULL DEFAULT '{}',
     scheduled INTEGER NOT NULL DEFAULT 0,
     waiting INTEGER NOT NULL DEFAULT 0,
@@ -135,6 +136,30 @@ CREATE TABLE dedup (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX dedup_by_expiry ON dedup (queue, expires_at) WHERE expires_at > 0;
+
+-- What was used, in millionths. scope: '' the queue, t:<task>, g:<group>, f:<flow>.
+CREATE TABLE usage (
+    queue INTEGER NOT NULL,
+    scope TEXT NOT NULL,
+    name TEXT NOT NULL,
+    micros INTEGER NOT NULL,
+    at_ms INTEGER NOT NULL,
+    PRIMARY KEY (queue, scope, name)
+) STRICT, WITHOUT ROWID;
+
+-- scope as in usage. base: what the sum was when the period began; since: when that was.
+CREATE TABLE budgets (
+    queue INTEGER NOT NULL,
+    scope TEXT NOT NULL,
+    name TEXT NOT NULL,
+    micros INTEGER NOT NULL,
+    per_ms INTEGER NOT NULL,
+    base INTEGER NOT NULL,
+    since INTEGER NOT NULL,
+    PRIMARY KEY (queue, scope, name)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX usage_by_age ON usage (queue, at_ms);
 
 CREATE TABLE workers (
     queue INTEGER NOT NULL,

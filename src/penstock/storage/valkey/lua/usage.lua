@@ -1,0 +1,87 @@
+-- Usage and budgets: what jobs used, in millionths, summed by scope, and how much may be.
+--
+-- A scope is '' (the queue), t:<task>, g:<group> or f:<flow>; storage/scopes.py reads it, too. A budget is
+-- {micros, per_ms, base, since}: base is what the sum was when its period began, since when that was.
+
+local Usage = { BIT = 128, KEPT = 30 * 24 * 3600000 }
+
+function Usage.key(scope)
+  return Q.prefix .. ':usage:' .. scope
+end
+
+function Usage.scopes(job)
+  local scopes, annex, task = { '' }, annex_of(job), options_of(job.header).task
+  if task ~= '' then scopes[#scopes + 1] = 't:' .. task end
+  if annex.g then scopes[#scopes + 1] = 'g:' .. annex.g end
+  return scopes
+end
+
+-- All budgets: {scope, name, micros, per_ms, base, since, sum}, in order.
+function Usage.budgets()
+  local stored, found = call('HGETALL', K.budgets), {}
+  for i = 1, #stored, 2 do
+    local scope, name = string.match(stored[i], '^(.-)%z(.*)$')
+    local budget = decode(stored[i + 1])
+    local sum = tonumber(call('HGET', Usage.key(scope), name) or 0)
+    found[#found + 1] = {
+      field = stored[i], scope = scope, name = name, micros = budget[1], per_ms = budget[2], base = budget[3],
+      since = budget[4], sum = sum,
+    }
+  end
+  table.sort(found, function(a, b) return a.field < b.field end)
+  return found
+end
+
+function Usage.is_past(budget)
+  return budget.per_ms > 0 and budget.since + budget.per_ms <= Q.now
+end
+
+function Usage.keep(field, micros, per_ms, base, since)
+  call('HSET', K.budgets, field, encode({ micros, per_ms, base, since }))
+end
+
+-- Whether the budgets of a scope let a job begin now; if not, how long until that may change by itself (-1: never).
+function Usage.is_over(scope)
+  local over, wait = false, -1
+  for _, budget in ipairs(Usage.budgets()) do
+    if budget.scope == scope and not Usage.is_past(budget) and budget.sum - budget.base >= budget.micros then
+      over = true
+      if budget.per_ms > 0 then wait = max(wait, budget.since + budget.per_ms - Q.now) end
+    end
+  end
+  return over, wait
+end
+
+-- Begins the periods anew that have ended. Before something is added to the sums.
+function Usage.renew()
+  for _, budget in ipairs(Usage.budgets()) do
+    if Usage.is_past(budget) then
+      local began = Q.now - (Q.now - budget.since) % budget.per_ms
+      Usage.keep(budget.field, budget.micros, budget.per_ms, budget.sum, began)
+    end
+  end
+end
+
+-- Adds what a running job used to its own, and to all sums it belongs to. used: name -> millionths.
+function Usage.add(job, used, text)
+  if call('HLEN', K.budgets) > 0 then Usage.renew() end
+  local annex = annex_of(job)
+  annex.u = annex.u or {}
+  for name, micros in pairs(used) do annex.u[name] = (annex.u[name] or 0) + micros end
+  keep_annex(job)
+  for _, scope in ipairs(Usage.scopes(job)) do
+    for name, micros in pairs(used) do call('HINCRBY', Usage.key(scope), name, digits(micros)) end
+    call('ZADD', K.spent, digits(Q.now), scope)
+  end
+  if not bit_of(Q.uses, Usage.BIT) then Q.uses = Q.uses + Usage.BIT end
+  local group, row = emit('used', job)
+  put(group, row, 'data', text)
+end
+
+-- Forgets sums that nothing was added to for long; all of them, if now is given.
+function Usage.forget(now)
+  for _, scope in ipairs(call('ZRANGEBYSCORE', K.spent, '-inf', digits(now or Q.now - Usage.KEPT))) do
+    call('UNLINK', Usage.key(scope))
+    call('ZREM', K.spent, scope)
+  end
+end
