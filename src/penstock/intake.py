@@ -82,7 +82,7 @@ class Intake:
             call_next = _around(layer, call_next)
         given = EnqueueCall(queue, tuple(jobs))
         answers = await call_next(given)
-        if [answer.id for answer in answers] != [job.id for job in jobs]:
+        if len(answers) != len(jobs):
             raise InvalidOption(
                 "an enqueue middleware gave other answers than there are jobs. Return what call_next returned."
             )
