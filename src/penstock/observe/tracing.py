@@ -1,0 +1,157 @@
+"""OpenTelemetry: a trace from whoever enqueued a job through every run of it, and metrics of both.
+
+::
+
+    from penstock.observe.tracing import instrument
+
+    instrument(app)     # once, in producers and in workers alike; needs penstock[otel]
+
+An enqueue is a span of kind *producer*; its context travels in the job's headers (W3C ``traceparent``). A run is a
+span of kind *consumer*, a child of that; every later run is linked to the enqueue too, and to the run before it
+where that was in the same process. An app that is not instrumented pays nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
+
+from penstock.core.annex import EMPTY_ANNEX
+from penstock.errors import Snooze
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+    from penstock.app import App
+    from penstock.core.job import NewJob
+    from penstock.intake import Answers, EnqueueCall
+    from penstock.intake import CallNext as EnqueueNext
+    from penstock.worker.context import JobContext
+    from penstock.worker.middleware import CallNext
+
+__all__ = ["instrument"]
+
+_SYSTEM: Final = "messaging.system"
+_DESTINATION: Final = "messaging.destination.name"
+_OPERATION: Final = "messaging.operation.type"
+_MESSAGE_ID: Final = "messaging.message.id"
+_BATCH: Final = "messaging.batch.message_count"
+# Runs whose span a later run of the same job may be linked to.
+_REMEMBERED: Final = 10_000
+
+
+def instrument(
+    app: App, *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+) -> None:
+    """Trace and measure the enqueues and the runs of ``app``, with the global providers unless given."""
+    tracer = trace.get_tracer("penstock", tracer_provider=tracer_provider)
+    meter = metrics.get_meter("penstock", meter_provider=meter_provider)
+    enqueued = meter.create_counter("penstock.enqueued", unit="{job}", description="Jobs by answer.")
+    run_time = meter.create_histogram("penstock.run.duration", unit="s", description="How long runs took.")
+    wait_time = meter.create_histogram(
+        "penstock.wait.duration", unit="s", description="From the enqueue to the beginning of the first run."
+    )
+    earlier = _EarlierRuns()
+
+    @app.enqueue_middleware
+    async def trace_enqueue(call: EnqueueCall, call_next: EnqueueNext) -> Answers:
+        with tracer.start_as_current_span(
+            f"enqueue {call.queue}", kind=SpanKind.PRODUCER, attributes=_of_call(call)
+        ):
+            carrier: dict[str, str] = {}
+            propagate.inject(carrier)
+            answers = await call_next(call.each(lambda job: _with_headers(job, carrier)))
+        for answer in answers:
+            enqueued.add(1, {_DESTINATION: call.queue, "penstock.status": answer.status})
+        return answers
+
+    @app.middleware
+    async def trace_run(context: JobContext, call_next: CallNext) -> Any:
+        parent = propagate.extract(dict(context.headers))
+        labels = {_DESTINATION: context.queue, "penstock.task": context.task}
+        if context.run == 1:
+            wait_time.record(max(0.0, time.time() - context.enqueued_at.timestamp()), labels)
+        started = time.perf_counter()
+        outcome = "returned"
+        with tracer.start_as_current_span(
+            f"run {context.task or context.queue}",
+            context=parent,
+            kind=SpanKind.CONSUMER,
+            attributes=_of_run(context),
+            links=earlier.links(context, parent),
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            earlier.note(context, span.get_span_context())
+            try:
+                return await call_next()
+            except BaseException as error:
+                outcome = _tell(span, error)
+                raise
+            finally:
+                run_time.record(time.perf_counter() - started, {**labels, "penstock.outcome": outcome})
+
+
+class _EarlierRuns:
+    """The last runs of this process, by job."""
+
+    def __init__(self) -> None:
+        self._spans: OrderedDict[tuple[str, str], SpanContext] = OrderedDict()
+
+    def links(self, context: JobContext, parent: Context) -> list[Link]:
+        if context.run == 1:
+            return []
+        enqueue = trace.get_current_span(parent).get_span_context()
+        before = self._spans.get((context.queue, context.id))
+        return [Link(span) for span in (enqueue, before) if span is not None and span.is_valid]
+
+    def note(self, context: JobContext, span: SpanContext) -> None:
+        key = (context.queue, context.id)
+        self._spans[key] = span
+        self._spans.move_to_end(key)
+        if len(self._spans) > _REMEMBERED:
+            self._spans.popitem(last=False)
+
+
+def _with_headers(job: NewJob, carrier: dict[str, str]) -> NewJob:
+    annex = job.annex or EMPTY_ANNEX
+    return replace(job, annex=replace(annex, headers={**(annex.headers or {}), **carrier} or None))
+
+
+def _of_call(call: EnqueueCall) -> dict[str, Any]:
+    said: dict[str, Any] = {_SYSTEM: "penstock", _DESTINATION: call.queue, _OPERATION: "send"}
+    if len(call.jobs) == 1:
+        said[_MESSAGE_ID] = call.jobs[0].id
+        said["penstock.task"] = call.jobs[0].options.task
+    else:
+        said[_BATCH] = len(call.jobs)
+    return said
+
+
+def _of_run(context: JobContext) -> dict[str, Any]:
+    return {
+        _SYSTEM: "penstock",
+        _DESTINATION: context.queue,
+        _OPERATION: "process",
+        _MESSAGE_ID: context.id,
+        "penstock.task": context.task,
+        "penstock.run": context.run,
+        "penstock.failures": context.failures,
+    }
+
+
+def _tell(span: Span, error: BaseException) -> str:
+    """A snooze is no error of the run; all else is."""
+    if isinstance(error, Snooze):
+        span.set_attribute("penstock.outcome", "snoozed")
+        return "snoozed"
+    span.record_exception(error)
+    span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+    return "raised"
