@@ -22,6 +22,7 @@ from penstock.storage.base import Storage
 from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settlement, Take
 from penstock.worker import recovery
 from penstock.worker.lane import Lane, apportion
+from penstock.worker.limiter import Limits
 from penstock.worker.run import Run
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ _MOST_PER_WAIT: Final = 10
 # A full worker has no waiters, so a dry queue beside a busy one is asked again after this long.
 _PROBE_AFTER_S: Final = 0.05
 _SETTLE_FIRST_S: Final = 0.001
-_FIRST_BACKOFF_S: Final = 0.1
-_LONGEST_BACKOFF_S: Final = 5.0
 
 
 class Fetcher:
@@ -55,6 +54,7 @@ class Fetcher:
         worker_id: str,
         lease_ms: int,
         concurrency: int,
+        limits: Limits | None = None,
         settled: Callable[[Sequence[Run], Sequence[Settled]], None],
         started: Callable[[Sequence[Run]], None],
         dried: Callable[[Lane], None],
@@ -67,6 +67,9 @@ class Fetcher:
         self._lease_ms = lease_ms
         self._concurrency = concurrency
         self._most_per_take = (concurrency + 1) // 2
+        self.limits = limits
+        if limits is not None:
+            limits.room_again = lambda: self._wake(*self.lanes)
         self._settled = settled
         self._started = started
         self._dried = dried
@@ -142,22 +145,26 @@ class Fetcher:
         for lane in self.lanes:
             if lane.recovering is None and lane.in_flight < _MOST_IN_FLIGHT:
                 self._send_for(lane, grants.get(lane, 0))
+        if self.limits is not None:
+            self.limits.tend()
         if self.claiming:
             self._tend_waiters_soon()
 
     def _grants(self) -> dict[Lane, int]:
         """The free slots, shared among the lanes that may have jobs; if none has, among all that settle."""
-        free = self.free
+        free = self.free if self.limits is None else min(self.free, self.limits.whole())
         if free <= 0 or not self.claiming:
             return {}
         if len(self.lanes) == 1:
-            return {self.lanes[0]: free}
-        now = time.monotonic()
-        ready = [lane for lane in self.lanes if self._may_have_jobs(lane, now)]
-        return apportion(free, ready or [lane for lane in self.lanes if lane.outcomes])
+            grants = {self.lanes[0]: free}
+        else:
+            now = time.monotonic()
+            ready = [lane for lane in self.lanes if self._may_have_jobs(lane, now)]
+            grants = apportion(free, ready or [lane for lane in self.lanes if lane.outcomes])
+        return grants if self.limits is None else self.limits.capped(grants)
 
     def _may_have_jobs(self, lane: Lane, now: float) -> bool:
-        if lane.recovering is not None:
+        if lane.recovering is not None or self._free_for(lane) <= 0:
             return False
         return not lane.dry or (lane.waiter is None and now - lane.dried_at >= _PROBE_AFTER_S)
 
@@ -174,6 +181,16 @@ class Fetcher:
             granted -= wanted
             self._send(lane, runs, wanted)
 
+    def _free_for(self, lane: Lane) -> int:
+        """Free slots, as far as the worker's limits let them be filled from this lane."""
+        return self.free if self.limits is None else min(self.free, self.limits.room(lane.name))
+
+    def _reserve(self, lane: Lane, count: int) -> None:
+        """Slots, and room in the limits, for a claim that is sent; given back by a negative count."""
+        self._reserved += count
+        if self.limits is not None:
+            self.limits.reserve(lane.name, count)
+
     def _should_ask(self, lane: Lane) -> bool:
         if lane.in_flight and not lane.flowing:
             return False  # the answer that is under way will tell whether there is more
@@ -181,7 +198,7 @@ class Fetcher:
 
     def _send(self, lane: Lane, runs: list[Run], count: int) -> None:
         lane.in_flight += 1
-        self._reserved += count
+        self._reserve(lane, count)
         self._spawn(self._call(lane, runs, count))
 
     def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -223,7 +240,7 @@ class Fetcher:
     def _end_call(self, lane: Lane, count: int) -> None:
         lane.in_flight -= 1
         lane.sent_at = time.monotonic()
-        self._reserved -= count
+        self._reserve(lane, -count)
         self._make_sure_soon(lane)
 
     def _receive(self, lane: Lane, claimed: Claimed, count: int, sent_at: float) -> None:
@@ -239,7 +256,8 @@ class Fetcher:
         dry = len(leases) < count
         if dry:
             lane.dried_at = now
-            self._set_alarm(lane, claimed.wait_ms, now)
+            if claimed.wait_ms is not None and claimed.wait_ms < self.longest_wait_ms:
+                lane.set_alarm(now, now + max(claimed.wait_ms, 1) / 1000, self._wake, self._context)
         turned_dry = dry and not lane.dry
         lane.dry = dry
         lane.flowing = not dry
@@ -258,6 +276,8 @@ class Fetcher:
         for run in runs:
             executor.start(run)
         self._starting = False
+        if self.limits is not None:
+            self.limits.note(lane.name, len(runs))
 
     # Waiting
 
@@ -272,9 +292,8 @@ class Fetcher:
         self._tending = None
         if not self.claiming:
             return
-        free = self.free > 0
         for lane in self.lanes:
-            if not free and not lane.spare:
+            if self._free_for(lane) <= 0 and not lane.spare:
                 # Woken now, a full worker would swallow what an idle one could have acted upon.
                 self._stop_waiting(lane)
             elif lane.dry and lane.waiter is None and lane.recovering is None:
@@ -287,9 +306,7 @@ class Fetcher:
             lane.unsure = lane.unsure or lane.spare > 0
             self._end_wait(lane)
             self._make_sure_soon(lane)
-        if lane.alarm is not None:
-            lane.alarm.cancel()
-            lane.alarm = None
+        lane.drop_alarm()
 
     async def _wait(self, lane: Lane, count: int) -> None:
         """Sleep until there may be something; with slots to spare, come back with it."""
@@ -315,29 +332,19 @@ class Fetcher:
 
     def _begin_wait(self, lane: Lane) -> None:
         # Reserved slots: so it gets few, and none if others would have to go without.
-        lane.spare = min(_MOST_PER_WAIT, self.free // (2 * len(self.lanes)))
-        self._reserved += lane.spare
+        lane.spare = min(_MOST_PER_WAIT, self._free_for(lane) // (2 * len(self.lanes)))
+        self._reserve(lane, lane.spare)
         lane.waiter = self._loop.create_task(self._wait(lane, lane.spare), context=self._context.copy())
 
     def _end_wait(self, lane: Lane) -> None:
-        self._reserved -= lane.spare
+        self._reserve(lane, -lane.spare)
         lane.spare, lane.waiter = 0, None
 
-    def _wake(self, lane: Lane) -> None:
-        lane.dry = False
+    def _wake(self, *lanes: Lane) -> None:
+        """There may be jobs in these by now."""
+        for lane in lanes:
+            lane.dry = False
         self._pump()
-
-    def _set_alarm(self, lane: Lane, wait_ms: int | None, now: float) -> None:
-        """Ask again when the next job falls due. Apart from the waiter, which may have been asleep before that."""
-        if wait_ms is None or wait_ms >= self.longest_wait_ms:
-            return
-        due = now + max(wait_ms, 1) / 1000
-        if lane.alarm is not None:
-            if now < lane.alarm_at <= due:
-                return
-            lane.alarm.cancel()
-        lane.alarm_at = due
-        lane.alarm = self._loop.call_later(due - now, self._wake, lane, context=self._context)
 
     def _make_sure_soon(self, lane: Lane) -> None:
         """Look for leases of a claim that was given up, as soon as no call is under way whose leases are to come."""
@@ -365,20 +372,9 @@ class Fetcher:
             lane.recovering = self._loop.create_task(self._recover(lane, error), context=self._context.copy())
 
     async def _recover(self, lane: Lane, error: Exception) -> None:
-        """Ask until the store answers; then hand back leases whose claim's answer was lost on the way."""
-        backoff_s = _FIRST_BACKOFF_S
-        while True:
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
-            if lane.in_flight:
-                continue
-            try:
-                await recovery.hand_back_unknown(self._storage, lane, worker_id=self._worker_id)
-                if not isinstance(error, StorageError):
-                    await recovery.settle_one_by_one(self._storage, lane, settled=self._settled)
-                break
-            except Exception as again:
-                self._failed(lane, again)
+        await recovery.until_it_answers(
+            self._storage, lane, error, worker_id=self._worker_id, settled=self._settled, failed=self._failed
+        )
         lane.recovering = None
         lane.dry = False
         self._recovered(lane)

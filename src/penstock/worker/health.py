@@ -132,6 +132,9 @@ def _why_not_consuming(shift: Shift, now: float, *, running: int) -> str:
         return f"the store does not answer for {', '.join(sorted(shift.failing))}"
     if len(shift.executor.stuck) >= shift.options.concurrency:
         return "all slots are taken up by handlers that hang"
+    limits = shift.fetcher.limits
+    if limits is not None and limits.reached:
+        return ""  # like one whose slots are all busy: it will
     silent_s = now - shift.fetcher.last_claim_at
     if silent_s > _SILENT_S and running < shift.options.concurrency:
         return f"no answer to a claim for {silent_s:.0f} s: the store is away, or a handler hogs the loop"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextvars
+from collections.abc import Callable, Sequence
 
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Run
@@ -65,6 +66,23 @@ class Lane:
         self.progress = 0.0
         self.reporter: Reporter | None = None
         self.recovering: asyncio.Task[None] | None = None
+
+    def set_alarm(
+        self, now: float, due: float, wake: Callable[[Lane], None], context: contextvars.Context
+    ) -> None:
+        """Ask again when the next job falls due. Apart from the waiter, which may have been asleep before that."""
+        if self.alarm is not None:
+            if now < self.alarm_at <= due:
+                return
+            self.alarm.cancel()
+        self.alarm_at = due
+        self.alarm = asyncio.get_running_loop().call_later(due - now, wake, self, context=context)
+
+    def drop_alarm(self) -> None:
+        """Nobody is to ask."""
+        if self.alarm is not None:
+            self.alarm.cancel()
+            self.alarm = None
 
 
 def apportion(slots: int, lanes: Sequence[Lane]) -> dict[Lane, int]:

@@ -13,6 +13,7 @@ import msgspec
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.ids import uuid7
 from penstock.core.names import check_queue, check_worker
+from penstock.core.rate import Rate, RateLike, parse_rate
 from penstock.errors import InvalidOption
 from penstock.observe.address import ProbeAddress, read_address
 
@@ -46,6 +47,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     middleware: tuple[Any, ...]
     after_execution: tuple[Any, ...]
     probe: ProbeAddress | None
+    limit: Rate | None
+    limits: dict[str, Rate]
 
 
 class WorkerKeywords(TypedDict, total=False):
@@ -66,6 +69,8 @@ class WorkerKeywords(TypedDict, total=False):
     after_execution: Sequence[AfterExecution]
     probe: str | None
     probe_token: str | None
+    limit: RateLike | None
+    limits: Mapping[str, RateLike]
 
 
 def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
@@ -87,10 +92,11 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
             f"lease={given.get('lease')!r} is too short to be renewed in time. Give at least 100ms."
         )
     concurrency = _count("concurrency", given.get("concurrency", 100))
+    queues, limit = _weights(app, given.get("queues")), given.get("limit")
     threads, children, id = given.get("threads"), given.get("child_processes"), given.get("id")
     return WorkerOptions(
         id=default_worker_id() if id is None else check_worker(id),
-        queues=_weights(app, given.get("queues")),
+        queues=queues,
         concurrency=concurrency,
         processes=_count("processes", given.get("processes", 1)),
         lease_ms=lease_ms,
@@ -103,6 +109,8 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
         middleware=(*app.middlewares, *map(_layer, given.get("middleware", ()))),
         after_execution=(*app.after_hooks, *map(_after_hook, given.get("after_execution", ()))),
         probe=_probe(given.get("probe"), given.get("probe_token")),
+        limit=None if limit is None else parse_rate(limit, what="limit"),
+        limits=_limits(given.get("limits", {}), queues),
     )
 
 
@@ -132,6 +140,17 @@ def _weights(app: App, queues: Queues | None) -> dict[str, float]:
                 f"queue {name!r} has weight {weight!r}. Give a number above 0, such as 1 or 3."
             )
     return weights
+
+
+def _limits(given: Mapping[str, RateLike], queues: Mapping[str, float]) -> dict[str, Rate]:
+    if not isinstance(given, Mapping):
+        raise InvalidOption(f'limits={given!r:.80} is no mapping. Give rates by queue: {{"mail": "10/s"}}.')
+    for name in given:
+        if name not in queues:
+            raise InvalidOption(
+                f"limits has {name!r}, which is no queue of this worker: it has {', '.join(queues)}."
+            )
+    return {name: parse_rate(rate, what=f"limits[{name!r}]") for name, rate in given.items()}
 
 
 def _count(what: str, value: int) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from penstock.core.outcome import Release
 from penstock.errors import StorageError
@@ -12,9 +14,40 @@ from penstock.storage.values import Held, Settled, Settlement
 from penstock.worker.lane import Lane
 from penstock.worker.run import Run
 
-__all__ = ["hand_back_unknown", "releases", "settle_one_by_one"]
+__all__ = ["hand_back_unknown", "releases", "settle_one_by_one", "until_it_answers"]
 
 logger = logging.getLogger("penstock.worker")
+
+_FIRST_BACKOFF_S: Final = 0.1
+_LONGEST_BACKOFF_S: Final = 5.0
+
+
+async def until_it_answers(
+    storage: Storage,
+    lane: Lane,
+    error: Exception,
+    *,
+    worker_id: str,
+    settled: Callable[[Sequence[Run], Sequence[Settled]], None],
+    failed: Callable[[Lane, BaseException], None],
+) -> None:
+    """Ask until the store answers; then hand back leases whose claim's answer was lost on the way.
+
+    ``error`` is what began it: one that is not the store's own is about an outcome, and they are settled apart.
+    """
+    backoff_s = _FIRST_BACKOFF_S
+    while True:
+        await asyncio.sleep(backoff_s)
+        backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+        if lane.in_flight:
+            continue
+        try:
+            await hand_back_unknown(storage, lane, worker_id=worker_id)
+            if not isinstance(error, StorageError):
+                await settle_one_by_one(storage, lane, settled=settled)
+            return
+        except Exception as again:
+            failed(lane, again)
 
 
 async def hand_back_unknown(storage: Storage, lane: Lane, *, worker_id: str) -> None:

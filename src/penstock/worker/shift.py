@@ -19,6 +19,7 @@ from penstock.worker.fetcher import Fetcher
 from penstock.worker.health import Health, describe, examine
 from penstock.worker.heartbeat import Heartbeat, HeartbeatThread, Notice
 from penstock.worker.lane import Lane
+from penstock.worker.limiter import Limits
 from penstock.worker.plans import Plans
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Abort, Run
@@ -73,6 +74,7 @@ class Shift:
             worker_id=self.options.id,
             lease_ms=self.options.lease_ms,
             concurrency=self.options.concurrency,
+            limits=self._make_limits(),
             started=self.worker.tally.started,
             settled=self._settled,
             dried=self._dried,
@@ -82,6 +84,12 @@ class Shift:
         if self.options.burst:
             fetcher.longest_wait_ms = _BURST_WAIT_MS
         return fetcher
+
+    def _make_limits(self) -> Limits | None:
+        """None without limits: then the fetcher does not even ask."""
+        if self.options.limit is None and not self.options.limits:
+            return None
+        return Limits(self.options.limit, self.options.limits)
 
     def _make_plans(self) -> Plans:
         return Plans(
@@ -220,6 +228,8 @@ class Shift:
         for duty in self._own_duties:
             duty.cancel()
         await self.fetcher.close()
+        if self.fetcher.limits is not None:
+            self.fetcher.limits.close()
         self.executor.close()
         await self._depart()
 
@@ -234,6 +244,11 @@ class Shift:
         await self._until_idle(lambda: patience_until)
         for run in list(self.executor.running):
             self.executor.give_up(run)
+
+    async def until_idle(self, deadline: float) -> bool:
+        """Whether nothing was held, and nothing under way, before ``deadline``."""
+        await self._until_idle(lambda: deadline)
+        return self.fetcher.idle
 
     async def _until_idle(self, deadline: Callable[[], float]) -> None:
         """Until nothing is held, or the deadline, which may come nearer meanwhile."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -47,9 +48,10 @@ class Worker:
     ``child_processes`` processes. ``processes`` > 1 runs so many workers like this one, and restarts those that
     die. ``lease`` is how long the jobs of a dead worker stay with it, ``heartbeat`` how often it says that it
     lives, and so how soon a cancel reaches a running job. ``grace`` is how long a stopping worker lets its jobs
-    finish before it hands them back. ``burst`` ends it when its queues are drained or paused. ``probe`` is where
-    health, readiness and metrics are served over HTTP, such as ``"9100"``; on the loopback, or anywhere with a
-    ``probe_token``. Worker processes take the ports that follow.
+    finish before it hands them back. ``limit`` (``"100/s"``), and ``limits`` by queue, say how many jobs it starts in
+    any stretch of that long, each of its ``processes`` for itself. ``burst`` ends it when its queues are drained or
+    paused. ``probe`` is where health, readiness and metrics are served over HTTP, such as ``"9100"``; on the
+    loopback, or anywhere with a ``probe_token``. Worker processes take the ports that follow.
 
     All methods are for the loop it runs in, except ``health()`` and ``stats``.
     """
@@ -136,7 +138,16 @@ class Worker:
         await self._ready.wait()
 
     def pause(self) -> None:
-        """This worker claims no more jobs until ``resume``; those it has go on. Other workers are not touched."""
+        """This worker claims no more jobs until ``resume``; those it has go on. Other workers are not touched.
+
+        A claim that is under way may still bring some: ``await worker.idle()`` waits until all it has are settled.
+        Raises ``InvalidOption`` with ``processes`` > 1, whose workers cannot be told: pause the queue.
+        """
+        if self.options.processes > 1:
+            raise InvalidOption(
+                f"{self!r} has {self.options.processes} processes, which cannot be paused from here. "
+                "Pause the queue instead: queue.pause() stops claims everywhere."
+            )
         self._paused = True
         if self._shift is not None:
             self._shift.fetcher.stop_claiming()
@@ -146,6 +157,16 @@ class Worker:
         self._paused = False
         if self._shift is not None and self._state == "running":
             self._shift.fetcher.begin()
+
+    async def idle(self, timeout: Duration | None = None) -> bool:
+        """Returns true when the worker has no job: none runs, and what became of them is in the store.
+
+        For a paused worker that is the end of it; another may claim the next at once. False after ``timeout``.
+        """
+        if self._shift is None:
+            return True
+        rest_s = float("inf") if timeout is None else milliseconds(timeout, what="timeout") / 1000
+        return await self._shift.until_idle(time.monotonic() + rest_s)
 
     def stop(self, grace: Duration | None = None) -> None:
         """Stop claiming, let running jobs finish for ``grace``, hand back the others. ``run()`` returns after that.
