@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 from penstock import App, JobContext, Retry, Snooze, Unrecoverable, current_job
@@ -47,6 +48,21 @@ def talk(context: JobContext) -> str:
     context.progress({"done": 0.5})
     current_job().log("two")
     return context.id
+
+
+@app.task(queue="cpu", runner="process", attempts=1)
+def talk_at_once(threads: int, lines: int) -> None:
+    job = current_job()
+
+    def talk(number: int) -> None:
+        for _ in range(lines):
+            job.log(str(number) * 20_000)
+
+    talkers = [threading.Thread(target=talk, args=(number,)) for number in range(threads)]
+    for talker in talkers:
+        talker.start()
+    for talker in talkers:
+        talker.join()
 
 
 @app.task(queue="cpu", runner="process", attempts=3)

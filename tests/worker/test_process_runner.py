@@ -72,6 +72,15 @@ async def test_progress_and_log_lines_arrive_before_the_end() -> None:
         assert await job.logs() == ["one", "two"]
 
 
+async def test_threads_of_a_handler_may_report_at_once() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        job = await tasks.talk_at_once.enqueue(4, 25)
+        await job.result(timeout="20s")
+        assert sorted(await job.logs()) == sorted(
+            str(number) * 20_000 for number in range(4) for _ in range(25)
+        )
+
+
 @pytest.mark.parametrize(("kind", "answer"), [("snooze", [2, 0]), ("retry", [2, 1])])
 async def test_verdicts_count_as_they_do_elsewhere(kind: str, answer: list[int]) -> None:
     async with tasks.app, working(tasks.app, child_processes=1):

@@ -1,0 +1,123 @@
+"""What the worker and the process that runs a job say to each other: bytes with a tag, never a pickled object."""
+
+from __future__ import annotations
+
+import traceback
+from datetime import UTC, datetime
+from functools import cache
+
+import msgspec
+
+from penstock import errors
+from penstock.core.duration import milliseconds
+from penstock.core.job import Lease
+
+__all__ = [
+    "Discarded",
+    "Done",
+    "Message",
+    "Raised",
+    "RemoteError",
+    "Reported",
+    "Request",
+    "decode_message",
+    "decode_request",
+    "encode",
+    "raised",
+]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """Run the task found as ``module``, ``name`` on this lease."""
+
+    module: str
+    name: str
+    queue: str
+    lease: Lease
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The function returned; ``result`` is encoded as it will be stored."""
+
+    result: bytes
+
+
+class Raised(msgspec.Struct, frozen=True, tag=True):
+    """The function raised. ``own`` names one of Penstock's own errors, with its ``delay_s`` or ``at``."""
+
+    error_type: str
+    message: str
+    traceback: str
+    undecodable: bool = False
+    own: str = ""
+    delay_s: float | None = None
+    at: datetime | None = None
+
+    def to_exception(self) -> Exception:
+        """Penstock's own error that was raised, or an exception of a class with the same name and words."""
+        match self.own:
+            case "Unrecoverable":
+                return errors.Unrecoverable(self.message)
+            case "Retry":
+                return errors.Retry(self.message, delay=self.delay_s, at=self.at)
+            case "Snooze":
+                return errors.Snooze(self.delay_s, at=self.at)
+            case _:
+                return _with_trace(_remote_class(self.error_type)(self.message), self.traceback)
+
+
+class Reported(msgspec.Struct, frozen=True, tag=True):
+    """Progress, a log line or a payload."""
+
+    progress: bytes | None = None
+    log: str | None = None
+    payload: bytes | None = None
+
+
+class Discarded(msgspec.Struct, frozen=True, tag=True):
+    """From now on a failure is final."""
+
+
+Message = Done | Raised | Reported | Discarded
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_message = msgspec.msgpack.Decoder(Message).decode
+
+
+class RemoteError(Exception):
+    """What a handler raised in another process; its traceback there is a note on ours."""
+
+
+def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
+    """``error`` in a form that travels."""
+    own = ""
+    if isinstance(error, errors.Unrecoverable):
+        own = "Unrecoverable"
+    elif isinstance(error, errors.Verdict):
+        own = type(error).__name__
+    delay = getattr(error, "delay", None) if own else None
+    at = getattr(error, "at", None) if own else None
+    return Raised(
+        type(error).__name__,
+        _utf8(str(error)),
+        _utf8("".join(traceback.format_exception(error, limit=-30))),
+        undecodable=undecodable,
+        own=own,
+        delay_s=None if delay is None else milliseconds(delay) / 1000,
+        at=None if at is None else at.astimezone(UTC),
+    )
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _with_trace(error: Exception, remote: str) -> Exception:
+    error.add_note(f"\nIn the process that ran the job:\n{remote}")
+    return error
+
+
+@cache
+def _remote_class(name: str) -> type[RemoteError]:
+    return type(name, (RemoteError,), {})

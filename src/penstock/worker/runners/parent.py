@@ -1,0 +1,163 @@
+"""In the worker: the processes it starts to run jobs, and what it makes of their messages."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, assert_never
+
+from penstock.errors import InvalidOption
+from penstock.worker.context import context_of
+from penstock.worker.run import EncodedResult, Run, Undecodable
+from penstock.worker.runners.messages import (
+    Discarded,
+    Done,
+    Message,
+    Raised,
+    Reported,
+    Request,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from penstock.task import Task
+
+__all__ = ["ChildProcess", "IdleChildren", "address_of", "answered", "hear"]
+
+# Not fork: a worker has threads, and a forked child would hold copies of their locks and connections.
+_spawn: Final = multiprocessing.get_context("spawn")
+# How long a process that is done may take to leave.
+_LEAVING_S: Final = 1.0
+
+
+class ChildProcess:
+    """A fresh interpreter that runs ``serve(its end of the pipe, *args)``, and our end of the pipe.
+
+    Used by one thread at a time; ``kill`` may come from any.
+    """
+
+    def __init__(self, serve: Callable[..., None], *args: Any) -> None:
+        self.pipe: Connection
+        self.pipe, theirs = _spawn.Pipe()
+        self.process = _spawn.Process(
+            target=serve, args=(theirs, *args), name="penstock-handler", daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self._lock = threading.Lock()
+        self._gone = False
+
+    @property
+    def alive(self) -> bool:
+        return self.process.is_alive()
+
+    def send(self, request: Request) -> None:
+        self.pipe.send_bytes(encode(request))
+
+    def kill(self) -> None:
+        """End it now; too late is no error."""
+        with self._lock:
+            if not self._gone:
+                self._kill()
+
+    def close(self) -> int | None:
+        """End it: an idle child leaves when its pipe closes, any other is killed. Its exit code."""
+        self.pipe.close()
+        self._wait(_LEAVING_S)
+        with self._lock:
+            # Once it is reaped its number may be another process's.
+            self._kill()
+            self._gone = True
+        self.process.join()
+        code = self.process.exitcode
+        self.process.close()
+        return code
+
+    def _wait(self, seconds: float) -> None:
+        self.process.join(seconds)
+
+    def _kill(self) -> None:
+        self.process.kill()
+
+
+C = TypeVar("C", bound=ChildProcess)
+
+
+class IdleChildren(Generic[C]):
+    """Processes that have nothing to do, kept for the next run. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._idle: list[C] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def take(self) -> C | None:
+        """One that is alive, now the caller's."""
+        with self._lock:
+            while self._idle:
+                child = self._idle.pop()
+                if child.alive:
+                    return child
+                child.close()
+        return None
+
+    def put(self, child: C) -> None:
+        """Keep ``child``; end it if nobody will come for it any more."""
+        with self._lock:
+            if not self._closed:
+                self._idle.append(child)
+                return
+        child.close()
+
+    def close(self) -> None:
+        """End them all, and those put here later."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.close()
+
+
+def address_of(task: Task[..., Any]) -> tuple[str, str]:
+    """The module and the name by which another process finds the task's function.
+
+    Raises:
+        InvalidOption: it is defined where no other process can import it.
+    """
+    module, name = task.func.__module__, task.func.__qualname__
+    if "<locals>" in name:
+        raise InvalidOption(
+            f"task {task.name!r} cannot run in a process: {name} is defined inside a function, "
+            "where another process cannot import it. Move it to the top of a module."
+        )
+    return module, name
+
+
+def hear(message: Message, run: Run) -> Done | Raised | None:
+    """Pass on what a handler says of its run; the message itself, if it is the last."""
+    match message:
+        case Done() | Raised():
+            return message
+        case Reported():
+            # By way of the context: that a run has one tells the executor to wait for its last words.
+            context_of(run).pass_on(progress=message.progress, log=message.log, payload=message.payload)
+        case Discarded():
+            run.discarded = True
+        case _ as never:
+            assert_never(never)
+    return None
+
+
+def answered(last: Done | Raised) -> EncodedResult:
+    """The result; raises what the handler raised."""
+    match last:
+        case Done(result=result):
+            return EncodedResult(result)
+        case Raised(undecodable=True):
+            raise Undecodable from last.to_exception()
+        case Raised():
+            raise last.to_exception()
+        case _ as never:
+            assert_never(never)
