@@ -36,7 +36,7 @@ from penstock.options import (
 from penstock.queue import Queue
 from penstock.serde import Serde, resolve_serde
 from penstock.signature import Signature
-from penstock.task import Task, resolve_runner
+from penstock.task import Task, resolve_limits, resolve_runner
 
 if TYPE_CHECKING:
     from penstock.handle import JobHandle
@@ -304,6 +304,7 @@ class App:
             name=name,
             queue=queue,
             runner=runner,
+            limits=resolve_limits(name, runner, given),
             serde=serde,
             result_serde=resolve_serde(given.get("result_serde", result_serde)),
             signature=signature,

@@ -55,14 +55,14 @@ def batch_signature(
     The function takes a list of items and, if it likes, one of ``JobContext``s beside it, in the same order.
 
     Raises:
-        InvalidOption: a function that takes anything else, or runs in a process.
+        InvalidOption: a function that takes anything else, or runs in a process of its own.
         SerializationError: items of a type that no payload can be decoded to.
     """
     signature, hints = resolved(function)
     name = getattr(function, "__qualname__", repr(function))
-    if runner == "process":
+    if runner in ("process", "sandbox"):
         raise InvalidOption(
-            f"{name} cannot take batches in a process: its jobs would share it, and none of them could be stopped "
+            f"{name} cannot take batches in a {runner}: its jobs would share it, and none of them could be stopped "
             "alone. Use a coroutine function, or runner='thread'."
         )
     if takes_context:

@@ -23,6 +23,10 @@
     │   ├── JobExpired                    its ttl passed before it was finished
     │   ├── JobCancelled
     │   └── JobNotFound (LookupError)     unknown id, or no longer kept
+    ├── SandboxError                      a run with runner="sandbox" was ended; fails that run only
+    │   ├── SandboxCrashed                its process died: a crash, an exit, a kill from outside
+    │   ├── MemoryLimitExceeded           it asked for more than the task's ``memory``
+    │   └── CpuLimitExceeded              it used up the task's ``cpu_time``
     └── Verdict                           raised *by handlers* to say how the job goes on
         ├── Unrecoverable                 fail now, whatever attempts are left
         ├── Retry                         count a failure, and run again at a time of one's own
@@ -34,6 +38,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 __all__ = [
+    "CpuLimitExceeded",
     "EventsLost",
     "InvalidInput",
     "InvalidName",
@@ -44,10 +49,13 @@ __all__ = [
     "JobFailed",
     "JobNotFound",
     "LeaseLost",
+    "MemoryLimitExceeded",
     "PayloadTooLarge",
     "PenstockError",
     "ResultTimeout",
     "Retry",
+    "SandboxCrashed",
+    "SandboxError",
     "SerializationError",
     "Snooze",
     "StorageError",
@@ -159,6 +167,22 @@ class JobCancelled(JobError):
 
 class JobNotFound(JobError, LookupError):
     """The id is unknown, or what became of it is no longer kept."""
+
+
+class SandboxError(PenstockError):
+    """Why a run in a sandbox ended before its function did. A failure of the run like any other: retried."""
+
+
+class SandboxCrashed(SandboxError):
+    """The process died: a segmentation fault, ``os._exit``, the system's out-of-memory killer."""
+
+
+class MemoryLimitExceeded(SandboxError):
+    """The run asked for more memory than its task allows."""
+
+
+class CpuLimitExceeded(SandboxError):
+    """The run used up the processor time its task allows."""
 
 
 class Verdict(PenstockError):

@@ -21,6 +21,7 @@ from penstock.core.duration import MAX_MS, Duration, milliseconds
 from penstock.core.job import Conflict, Options
 from penstock.core.names import check_group, check_id
 from penstock.core.retry import Backoff, BackoffFunction, parse_backoff
+from penstock.core.size import Size
 from penstock.errors import InvalidOption
 from penstock.serde import Serde
 
@@ -126,11 +127,14 @@ class TaskOptions(DefaultOptions, total=False):
     """What ``@app.task`` takes besides the name and the queue.
 
     ``runner``: ``"auto"`` runs coroutine functions on the worker's loop and others in threads; ``"process"`` is
-    for work that keeps a processor busy. ``takes_context``: the first parameter gets the ``JobContext``, which a
-    parameter with that annotation gets anyway.
+    for work that keeps a processor busy; ``"sandbox"`` for work that may crash, hang or leak: each run has a
+    process of its own, which may use so much ``memory`` and ``cpu_time``. ``takes_context``: the first parameter
+    gets the ``JobContext``, which a parameter with that annotation gets anyway.
     """
 
-    runner: Literal["auto", "async", "thread", "process"]
+    runner: Literal["auto", "async", "thread", "process", "sandbox"]
+    memory: Size | None
+    cpu_time: Duration | None
     serde: str | Serde
     result_serde: str | Serde
     takes_context: bool

@@ -13,6 +13,7 @@ from penstock.core.duration import Duration
 from penstock.core.ids import uuid7
 from penstock.core.job import NewJob, Options
 from penstock.core.names import check_queue
+from penstock.core.sandbox import SandboxLimits, sandbox_limits
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.handle import JobHandle, call
 from penstock.options import PLACEMENT, TREATMENT, JobOptions, placed, refuse_unknown
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from penstock.serde import Serde
     from penstock.sync import SyncDispatch, SyncTask
 
-__all__ = ["Dispatch", "JobSpec", "Runner", "Task", "resolve_runner"]
+__all__ = ["Dispatch", "JobSpec", "Runner", "Task", "resolve_limits", "resolve_runner"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Runner: TypeAlias = Literal["async", "thread", "process"]
+Runner: TypeAlias = Literal["async", "thread", "process", "sandbox"]
 
 _DISPATCH: Final = TREATMENT | PLACEMENT | {"queue"}
 
@@ -132,7 +133,7 @@ class Task(Generic[P, R]):
     """A function that can be called here, as ever, or put into a queue and run by a worker.
 
     Made by ``@app.task``. ``func`` is the function, ``defaults`` how its jobs are treated; the worker reads these,
-    ``queue``, ``signature``, ``serde``, ``result_serde``, ``runner`` and ``batching``.
+    ``queue``, ``signature``, ``serde``, ``result_serde``, ``runner``, ``limits`` and ``batching``.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class Task(Generic[P, R]):
         name: str,
         queue: str,
         runner: Runner,
+        limits: SandboxLimits,
         serde: Serde,
         result_serde: Serde,
         signature: Signature,
@@ -156,6 +158,7 @@ class Task(Generic[P, R]):
         self.name = name
         self.queue = queue
         self.runner = runner
+        self.limits = limits
         self.serde = serde
         self.result_serde = result_serde
         self.signature = signature
@@ -289,6 +292,8 @@ def resolve_runner(name: str, func: Callable[..., Any], asked: str) -> Runner:
             return "thread"
         case "process" if not is_async:
             return "process"
+        case "sandbox":
+            return "sandbox"
         case "async" | "thread" | "process":
             kind = "a coroutine function" if is_async else "not a coroutine function"
             raise InvalidOption(
@@ -296,5 +301,16 @@ def resolve_runner(name: str, func: Callable[..., Any], asked: str) -> Runner:
             )
         case _:
             raise InvalidOption(
-                f"runner={asked!r} is not known. Give 'auto', 'async', 'thread' or 'process'."
+                f"runner={asked!r} is not known. Give 'auto', 'async', 'thread', 'process' or 'sandbox'."
             )
+
+
+def resolve_limits(name: str, runner: Runner, given: Mapping[str, Any]) -> SandboxLimits:
+    """What a run may use. Raises ``InvalidOption`` if it cannot be limited where it runs."""
+    for option in ("memory", "cpu_time"):
+        if given.get(option) is not None and runner != "sandbox":
+            raise InvalidOption(
+                f"{option}={given[option]!r} cannot be kept for task {name!r}, whose runs share a process. "
+                "Add runner='sandbox'."
+            )
+    return sandbox_limits(memory=given.get("memory"), cpu_time=given.get("cpu_time"))

@@ -482,6 +482,7 @@ def test_a_batch_task_can_still_be_called_here() -> None:
         ({"batch_wait": "1s"}, "Give batch="),
         ({"batch": 5, "takes_context": True}, "takes_context does not suit"),
         ({"batch": 5, "runner": "process"}, "in a process"),
+        ({"batch": 5, "runner": "sandbox"}, "in a sandbox"),
     ],
 )
 def test_options_that_make_no_batch_are_refused(options: dict[str, Any], said: str) -> None:

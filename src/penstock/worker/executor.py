@@ -90,7 +90,7 @@ class Executor:
                 assert run.aio_task is not None
                 # Not at once: a task cancelled before its first step would end without a word.
                 self._loop.call_soon(run.aio_task.cancel)
-            case "process":
+            case "process" | "sandbox":
                 if run.kill is not None:
                     run.kill()
             case "thread":

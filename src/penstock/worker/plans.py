@@ -12,6 +12,7 @@ from penstock.worker.middleware import Middleware, compose
 from penstock.worker.run import Call, Plan, Run
 from penstock.worker.runners import batched, inline
 from penstock.worker.runners.process import ProcessRunner
+from penstock.worker.runners.sandbox import SandboxRunner
 from penstock.worker.runners.thread import ThreadRunner
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Plans:
         middleware: Sequence[Middleware],
         threads: ThreadRunner,
         processes: ProcessRunner,
+        sandboxes: SandboxRunner,
         concurrency: int,
     ) -> None:
         self._tasks = app.tasks
@@ -41,6 +43,7 @@ class Plans:
         self._middleware = tuple(middleware)
         self._threads = threads
         self._processes = processes
+        self._sandboxes = sandboxes
         self._concurrency = concurrency
         self.by_task: dict[str, Plan] = {}
         self._untasked: dict[str, Plan] = {}
@@ -88,6 +91,8 @@ class Plans:
                 return self._threads.bind(task)
             case "process":
                 return self._processes.bind(task)
+            case "sandbox":
+                return self._sandboxes.bind(task)
             case _ as never:
                 assert_never(never)
 
@@ -112,6 +117,7 @@ class Plans:
         """Let go of threads and processes."""
         self._threads.close()
         self._processes.close()
+        self._sandboxes.close()
 
 
 def _unknown(name: str) -> UnknownTask:

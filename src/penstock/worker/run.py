@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.core.job import Lease
 from penstock.core.outcome import Outcome
 
 if TYPE_CHECKING:
+    from penstock.task import Runner
     from penstock.worker.context import JobContext
     from penstock.worker.lane import Lane
 
@@ -48,7 +49,7 @@ class Plan(NamedTuple):
     """How the runs of one task are made; bound once, when its first job comes."""
 
     task: str
-    runner: Literal["async", "thread", "process"]
+    runner: Runner
     call: Call
     encode: Callable[[Any], bytes]
     pack: Callable[[tuple[Any, ...], dict[str, Any]], bytes]

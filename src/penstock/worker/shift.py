@@ -24,6 +24,7 @@ from penstock.worker.plans import Plans
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Abort, Run
 from penstock.worker.runners.process import ProcessRunner
+from penstock.worker.runners.sandbox import SandboxRunner
 from penstock.worker.runners.thread import ThreadRunner
 from penstock.worker.sweeper import Sweeper
 
@@ -98,6 +99,7 @@ class Shift:
             middleware=self.options.middleware,
             threads=ThreadRunner(self.options.threads),
             processes=ProcessRunner(self.options.child_processes),
+            sandboxes=SandboxRunner(self.options.child_processes),
             concurrency=self.options.concurrency,
         )
 

@@ -1,4 +1,4 @@
-"""Where handlers run: on the loop (inline), in threads, in processes of their own."""
+"""Where handlers run: on the loop (inline), in threads, in processes of their own, in sandboxes."""
 
 from __future__ import annotations
 

@@ -1,15 +1,21 @@
-"""In the process that runs jobs: take a request, find its task, call the function, answer."""
+"""In the process that runs jobs: take a request, find its task, call the function, answer.
+
+A process of the process runner does so again and again (``serve``); one in a sandbox does it once, confined.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import inspect
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Final
 
 from penstock.app import App
 from penstock.errors import InvalidInput, UnknownTask
@@ -28,7 +34,9 @@ from penstock.worker.runners.messages import (
     raised,
 )
 
-__all__ = ["serve"]
+__all__ = ["WorkerLink", "end_with_parent", "perform", "serve"]
+
+_NOT_CONFINED: Final = nullcontext()
 
 
 def serve(pipe: Connection) -> None:
@@ -37,16 +45,16 @@ def serve(pipe: Connection) -> None:
     # The worker's own way of ending (a handler installed before a fork) must not be ours.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Nobody is left to hear what the job returns.
-    _end_with_parent(lambda: os._exit(1))
-    link = _WorkerLink(pipe)
+    end_with_parent(lambda: os._exit(1))
+    link = WorkerLink(pipe)
     while True:
         try:
-            link.send(_perform(decode_request(pipe.recv_bytes()), link))
+            link.send(perform(decode_request(pipe.recv_bytes()), link))
         except (EOFError, OSError):
             return
 
 
-def _end_with_parent(end: Callable[[], None]) -> None:
+def end_with_parent(end: Callable[[], None]) -> None:
     """Call ``end``, in a thread, when the worker's process is gone, however it went."""
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -58,15 +66,14 @@ def _follow(gone: Callable[[], None], end: Callable[[], None]) -> None:
     end()
 
 
-class _WorkerLink:
+class WorkerLink:
     """The context's words go to the process that holds the lease. May be used from any thread.
 
-    A run that is to stop is killed, not told.
+    ``cancelled`` is for sandboxes, whose function is asked before it is killed; elsewhere it is killed at once.
     """
 
-    cancelled = False
-
     def __init__(self, pipe: Connection) -> None:
+        self.cancelled = False
         self._pipe = pipe
         # A long message is more than one write: two threads must not mix theirs.
         self._lock = threading.Lock()
@@ -95,19 +102,24 @@ class _WorkerLink:
         return Receipt()
 
 
-def _perform(request: Request, link: _WorkerLink) -> Done | Raised:
-    """Run the function the request names, to its end; whatever it raises is the answer."""
+def perform(
+    request: Request, link: WorkerLink, confinement: AbstractContextManager[None] = _NOT_CONFINED
+) -> Done | Raised:
+    """Run the function the request names, to its end, in ``confinement``; whatever it raises is the answer."""
     undecodable = False
     try:
-        task = _find(request.module, request.name, request.lease.options.task)
-        link.serve_task(task)
-        context = JobContext(request.lease, request.queue, link)
-        use_context(context)
-        undecodable = True
-        args, kwargs = task.signature.unpack(request.lease.payload, task.serde, context=context)
-        undecodable = False
-        answer = task.func(*args, **kwargs)
-        return Done(task.result_serde.encode(answer))
+        with confinement:
+            task = _find(request.module, request.name, request.lease.options.task)
+            link.serve_task(task)
+            context = JobContext(request.lease, request.queue, link)
+            use_context(context)
+            undecodable = True
+            args, kwargs = task.signature.unpack(request.lease.payload, task.serde, context=context)
+            undecodable = False
+            answer = task.func(*args, **kwargs)
+            if inspect.iscoroutine(answer):
+                answer = asyncio.run(answer)
+            return Done(task.result_serde.encode(answer))
     except BaseException as error:
         return raised(error, undecodable=undecodable and isinstance(error, InvalidInput))
 

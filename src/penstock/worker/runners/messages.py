@@ -11,12 +11,14 @@ import msgspec
 from penstock import errors
 from penstock.core.duration import milliseconds
 from penstock.core.job import Lease
+from penstock.core.sandbox import SandboxLimits
 
 __all__ = [
     "Discarded",
     "Done",
     "Message",
     "Raised",
+    "Ready",
     "RemoteError",
     "Reported",
     "Request",
@@ -28,12 +30,17 @@ __all__ = [
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Run the task found as ``module``, ``name`` on this lease."""
+    """Run the task found as ``module``, ``name`` on this lease. Only a sandbox looks at the ``limits``."""
 
     module: str
     name: str
     queue: str
     lease: Lease
+    limits: SandboxLimits = SandboxLimits()
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The process has started, and can take a request."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +69,8 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
                 return errors.Retry(self.message, delay=self.delay_s, at=self.at)
             case "Snooze":
                 return errors.Snooze(self.delay_s, at=self.at)
+            case "MemoryLimitExceeded":
+                return _with_trace(errors.MemoryLimitExceeded(self.message), self.traceback)
             case _:
                 return _with_trace(_remote_class(self.error_type)(self.message), self.traceback)
 
@@ -78,7 +87,7 @@ class Discarded(msgspec.Struct, frozen=True, tag=True):
     """From now on a failure is final."""
 
 
-Message = Done | Raised | Reported | Discarded
+Message = Ready | Done | Raised | Reported | Discarded
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
@@ -94,7 +103,7 @@ def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
     own = ""
     if isinstance(error, errors.Unrecoverable):
         own = "Unrecoverable"
-    elif isinstance(error, errors.Verdict):
+    elif isinstance(error, errors.Verdict | errors.MemoryLimitExceeded):
         own = type(error).__name__
     delay = getattr(error, "delay", None) if own else None
     at = getattr(error, "at", None) if own else None

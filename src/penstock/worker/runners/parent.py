@@ -16,6 +16,7 @@ from penstock.worker.runners.messages import (
     Done,
     Message,
     Raised,
+    Ready,
     Reported,
     Request,
     encode,
@@ -24,10 +25,10 @@ from penstock.worker.runners.messages import (
 if TYPE_CHECKING:
     from penstock.task import Task
 
-__all__ = ["ChildProcess", "IdleChildren", "address_of", "answered", "hear"]
+__all__ = ["SPAWN", "ChildProcess", "IdleChildren", "address_of", "answered", "hear"]
 
 # Not fork: a worker has threads, and a forked child would hold copies of their locks and connections.
-_spawn: Final = multiprocessing.get_context("spawn")
+SPAWN: Final = multiprocessing.get_context("spawn")
 # How long a process that is done may take to leave.
 _LEAVING_S: Final = 1.0
 
@@ -40,10 +41,8 @@ class ChildProcess:
 
     def __init__(self, serve: Callable[..., None], *args: Any) -> None:
         self.pipe: Connection
-        self.pipe, theirs = _spawn.Pipe()
-        self.process = _spawn.Process(
-            target=serve, args=(theirs, *args), name="penstock-handler", daemon=True
-        )
+        self.pipe, theirs = SPAWN.Pipe()
+        self.process = SPAWN.Process(target=serve, args=(theirs, *args), name="penstock-handler", daemon=True)
         self.process.start()
         theirs.close()
         self._lock = threading.Lock()
@@ -145,6 +144,8 @@ def hear(message: Message, run: Run) -> Done | Raised | None:
             context_of(run).pass_on(progress=message.progress, log=message.log, payload=message.payload)
         case Discarded():
             run.discarded = True
+        case Ready():
+            pass
         case _ as never:
             assert_never(never)
     return None

@@ -1,0 +1,251 @@
+"""Functions that may crash, hang or leak run in a process made for one run, which ends with it.
+
+The next process is always ready: started, with the tasks' modules imported, waiting. So a run does not pay for
+the start of an interpreter as long as runs are not shorter than that. A job is settled when its process, and what
+that has started, is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.core.duration import describe
+from penstock.errors import CpuLimitExceeded, InvalidOption, SandboxCrashed, SandboxError
+from penstock.worker.context import context_of
+from penstock.worker.run import Call, EncodedResult, Run
+from penstock.worker.runners.messages import Done, Raised, Ready, Request, decode_message
+from penstock.worker.runners.output import Output
+from penstock.worker.runners.parent import (
+    SPAWN,
+    ChildProcess,
+    IdleChildren,
+    address_of,
+    answered,
+    hear,
+)
+from penstock.worker.runners.thread import ThreadRunner
+
+if TYPE_CHECKING:
+    from penstock.task import Task
+
+__all__ = ["SandboxRunner"]
+
+logger = logging.getLogger("penstock.worker")
+
+_GRACE_S: Final = 2.0
+_STARTING_S: Final = 60.0
+_LOOK_EVERY_S: Final = 0.25
+_CHUNK: Final = 64 * 1024
+# What is in a pipe when its writers are dead; more comes from a process that has left the group.
+_LAST_CHUNKS: Final = 16
+
+
+class SandboxRunner:
+    """At most ``size`` runs at a time (one per processor unless given), each in a process of its own."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self._threads = ThreadRunner(size or os.cpu_count() or 1)
+        self._spare: IdleChildren[_Sandbox] = IdleChildren()
+        self._modules: dict[str, None] = {}
+
+    def bind(self, task: Task[..., Any]) -> Call:
+        """A call that has the task's function run in a sandbox, found there by its module and name."""
+        if not hasattr(os, "killpg"):
+            raise InvalidOption(f"task {task.name!r} cannot run in a sandbox: {sys.platform} has none.")
+        if task.limits.memory_bytes and sys.platform != "linux":
+            logger.warning("task %s: memory is not limited on %s, only on Linux", task.name, sys.platform)
+        module, name = address_of(task)
+        self._modules[module] = None
+        limits = task.limits
+        return lambda run: self._threads.run(
+            lambda run: self._call(run, Request(module, name, run.lane.name, run.lease, limits)), run
+        )
+
+    def close(self) -> None:
+        """End the spare process now; the others end when they have been told to."""
+        self._spare.close()
+        self._threads.close()
+
+    def _call(self, run: Run, request: Request) -> EncodedResult:
+        spare = self._spare.take()
+        if spare is not None:
+            try:
+                return self._run_in(spare, run, request)
+            except SandboxCrashed:
+                # One that died while it waited says nothing of this run.
+                if spare.began or run.abort is not None:
+                    raise
+        return self._run_in(self._new(), run, request)
+
+    def _run_in(self, sandbox: _Sandbox, run: Run, request: Request) -> EncodedResult:
+        # Its time begins when its process is ready.
+        run.started_at = 0.0
+        run.kill = sandbox.stop
+        try:
+            last = sandbox.converse(run, request, began=self._prepare_next) if run.abort is None else None
+        finally:
+            run.kill = None
+            code = sandbox.close()
+            sandbox.log_rest(run)
+        if last is None:
+            raise _crash(code, request, began=sandbox.began)
+        return answered(last)
+
+    def _prepare_next(self) -> None:
+        try:
+            self._spare.put(self._new())
+        except OSError as error:
+            # The run that has begun shall not suffer for the next one.
+            logger.warning("no process can be started for the next run in a sandbox: %s", error)
+
+    def _new(self) -> _Sandbox:
+        return _Sandbox(tuple(self._modules))
+
+
+class _Sandbox(ChildProcess):
+    """A process for one run, and our end of what it prints. ``stop`` and ``kill`` may come from any thread."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        from penstock.worker.runners.confine import serve_once
+
+        self._output, theirs = SPAWN.Pipe(duplex=False)
+        super().__init__(serve_once, theirs, modules)
+        theirs.close()
+        os.set_blocking(self._output.fileno(), False)
+        self._printed = Output()
+        self._printing = True
+        self._pid = self.process.pid or 0
+        self._pidfd = _pidfd(self._pid)
+        self._starts_by = time.monotonic() + _STARTING_S
+        self._stops_by = float("inf")
+        self.began = False
+
+    @property
+    def alive(self) -> bool:
+        # Asked of the pidfd, it is not reaped here, and its number stays its own for the signals to come.
+        return super().alive if self._pidfd is None else not wait([self._pidfd], 0)
+
+    def converse(self, run: Run, request: Request, *, began: Callable[[], None]) -> Done | Raised | None:
+        """Have ``request`` run, when the process is ready; call ``began`` when it has it.
+
+        Gives its last message, ``None`` if it died without one.
+        """
+        try:
+            while True:
+                ready = wait(self._sources(), _LOOK_EVERY_S)
+                if self._output in ready:
+                    self._log_some(run)
+                if self.pipe in ready:
+                    last = self._hear(run, request, began)
+                    if last is not None:
+                        return last
+                # A process it forked may hold the pipe open: that it is silent does not say that it lives.
+                elif not self.alive:
+                    return None
+                if time.monotonic() > min(self._starts_by, self._stops_by):
+                    self.kill()
+        except (EOFError, OSError):
+            return None
+
+    def stop(self) -> None:
+        """Ask the run to end; whatever of it is left after the grace is killed. Returns at once."""
+        self._stops_by = time.monotonic() + _GRACE_S
+        with self._lock:
+            if not self._gone:
+                self._signal(signal.SIGTERM)
+
+    def close(self) -> int | None:
+        code = super().close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        return code
+
+    def log_rest(self, run: Run) -> None:
+        """Log what was printed last, when all is over."""
+        for _ in range(_LAST_CHUNKS):
+            self._log_some(run)
+        for line in self._printed.rest():
+            context_of(run).log(line)
+        self._output.close()
+
+    def _sources(self) -> list[Any]:
+        sources: list[Any] = [self.pipe]
+        if self._printing:
+            sources.append(self._output)
+        if self._pidfd is not None:
+            sources.append(self._pidfd)
+        return sources
+
+    def _hear(self, run: Run, request: Request, began: Callable[[], None]) -> Done | Raised | None:
+        message = decode_message(self.pipe.recv_bytes())
+        if isinstance(message, Ready):
+            self.began = True
+            self._starts_by = float("inf")
+            run.started_at = time.monotonic()
+            self.send(request)
+            began()
+        return hear(message, run)
+
+    def _log_some(self, run: Run) -> None:
+        try:
+            chunk = os.read(self._output.fileno(), _CHUNK)
+        except BlockingIOError:
+            return
+        self._printing = bool(chunk)
+        for line in self._printed.feed(chunk):
+            context_of(run).log(line)
+
+    def _wait(self, seconds: float) -> None:
+        # One that was never needed may be in the middle of its imports; there is nothing to wait for.
+        if self.began:
+            wait([self.process.sentinel if self._pidfd is None else self._pidfd], seconds)
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._pid, number)
+        except (ProcessLookupError, PermissionError):
+            # It has not come to make a group of its own, or is gone with all of it.
+            if number == signal.SIGKILL:
+                self.process.kill()
+            else:
+                self.process.terminate()
+
+
+def _pidfd(pid: int) -> int | None:
+    """What is readable when the process has died; ``None`` where there is no such thing."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _crash(code: int | None, request: Request, *, began: bool) -> SandboxError:
+    if code in (-signal.SIGPROF, -signal.SIGXCPU) and request.limits.cpu_ms:
+        return CpuLimitExceeded(
+            f"the run used up its {describe(request.limits.cpu_ms)} of processor time. "
+            "Raise the task's cpu_time, or do less; the job's log shows where it was."
+        )
+    if not began:
+        return SandboxCrashed(
+            f"the process for the run ended, {_ending(code)}, or was not ready in {_STARTING_S:.0f} s. "
+            f"Look at what importing {request.module} does."
+        )
+    hint = " Perhaps the machine is out of memory." if code == -signal.SIGKILL else ""
+    return SandboxCrashed(f"the process of the run ended before its function did: {_ending(code)}.{hint}")
+
+
+def _ending(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"killed by {known.get(-code, f'signal {-code}')}"
