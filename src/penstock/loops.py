@@ -1,4 +1,4 @@
-"""One session per event loop: a storage belongs to the loop it was opened in, an app to the whole process."""
+"""One session per event loop: a connection belongs to the loop it was opened in, an app to the whole process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import os
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from penstock.session import Session
 
@@ -15,40 +15,39 @@ if TYPE_CHECKING:
     from penstock.intake import Intake
     from penstock.storage.base import Storage
 
-__all__ = ["Sessions"]
+__all__ = ["PerLoop", "Sessions"]
 
 _log = logging.getLogger(__name__)
 
 _OTHER_LOOP_S: Final = 5.0
 
+T = TypeVar("T")
 
-class Sessions:
-    """The sessions of an app by event loop. ``open`` gives an open storage for the running one.
 
-    A session ends by ``close()``, or with its loop: an asynchronous generator stands in for it there, and
+class PerLoop(Generic[T]):
+    """One of something for each event loop that asks. ``open`` makes it for the running one, ``end`` ends it.
+
+    It ends by ``close()``, or with its loop: an asynchronous generator stands in for it there, and
     ``asyncio.run`` closes those of its loop before it leaves. After a fork the child begins with none.
     """
 
-    def __init__(
-        self, open: Callable[[], Awaitable[Storage]], *, intake: Intake, close_storage: bool
-    ) -> None:
+    def __init__(self, open: Callable[[], Awaitable[T]], *, end: Callable[[T], Awaitable[None]]) -> None:
         self._open = open
-        self._intake = intake
-        self._close_storage = close_storage
+        self._end = end
         self._forget()
         _all.add(self)
 
     def _forget(self) -> None:
-        self._ready: dict[asyncio.AbstractEventLoop, Session] = {}
-        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Task[Session]] = {}
+        self._ready: dict[asyncio.AbstractEventLoop, T] = {}
+        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Task[T]] = {}
         self._keepers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
 
-    async def get(self) -> Session:
-        """The running loop's session, opened if need be. Raises what opening raises; the next call tries again."""
+    async def get(self) -> T:
+        """The running loop's, opened if need be. Raises what opening raises; the next call tries again."""
         loop = asyncio.get_running_loop()
-        session = self._ready.get(loop)
-        if session is not None:
-            return session
+        ready = self._ready.get(loop)
+        if ready is not None:
+            return ready
         opening = self._opening.get(loop)
         if opening is None:
             opening = self._opening[loop] = loop.create_task(self._begin(loop))
@@ -57,7 +56,7 @@ class Sessions:
         return await asyncio.shield(opening)
 
     async def close(self) -> None:
-        """End the sessions of all loops: of this one here, of others that are running by asking them."""
+        """End those of all loops: of this one here, of others that are running by asking them."""
         here = asyncio.get_running_loop()
         for loop, keeper in list(self._keepers.items()):
             if loop is here:
@@ -67,26 +66,41 @@ class Sessions:
             else:
                 self._drop(loop)
 
-    async def _begin(self, loop: asyncio.AbstractEventLoop) -> Session:
+    async def _begin(self, loop: asyncio.AbstractEventLoop) -> T:
         for dead in [other for other in list(self._ready) if other.is_closed()]:
             self._drop(dead)
-        session = Session(await self._open(), self._intake)
-        keeper = self._keep(loop, session)
+        opened = await self._open()
+        keeper = self._keep(loop, opened)
         await anext(keeper)
         self._keepers[loop] = keeper
-        self._ready[loop] = session
-        return session
+        self._ready[loop] = opened
+        return opened
 
-    async def _keep(self, loop: asyncio.AbstractEventLoop, session: Session) -> AsyncGenerator[None, None]:
+    async def _keep(self, loop: asyncio.AbstractEventLoop, opened: T) -> AsyncGenerator[None, None]:
         try:
             yield
         finally:
             self._drop(loop)
-            await session.close(storage_too=self._close_storage)
+            await self._end(opened)
 
     def _drop(self, loop: asyncio.AbstractEventLoop) -> None:
         self._ready.pop(loop, None)
         self._keepers.pop(loop, None)
+
+
+class Sessions(PerLoop[Session]):
+    """The sessions of an app. ``open`` gives an open storage for the running loop."""
+
+    def __init__(
+        self, open: Callable[[], Awaitable[Storage]], *, intake: Intake, close_storage: bool
+    ) -> None:
+        async def begin() -> Session:
+            return Session(await open(), intake)
+
+        async def end(session: Session) -> None:
+            await session.close(storage_too=close_storage)
+
+        super().__init__(begin, end=end)
 
 
 async def _ask_to_close(loop: asyncio.AbstractEventLoop, keeper: AsyncGenerator[None, None]) -> None:
@@ -100,16 +114,16 @@ async def _ask_to_close(loop: asyncio.AbstractEventLoop, keeper: AsyncGenerator[
         _log.warning("the connection of a busy event loop stays open until its loop ends: %r", loop)
 
 
-_all: weakref.WeakSet[Sessions] = weakref.WeakSet()
+_all: weakref.WeakSet[PerLoop[Any]] = weakref.WeakSet()
 # The parent's connections, kept for ever in a child: to close them there would close them for the parent
 # (a TLS goodbye, a lock on the file).
 _inherited: list[object] = []
 
 
 def _begin_afresh() -> None:
-    for sessions in list(_all):
-        _inherited.append((sessions._ready, sessions._opening, sessions._keepers))
-        sessions._forget()
+    for each in list(_all):
+        _inherited.append((each._ready, each._opening, each._keepers))
+        each._forget()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
