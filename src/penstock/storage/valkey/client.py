@@ -143,6 +143,7 @@ _CLIENT_CODES: Final = {
     "ClusterDownError": "CLUSTERDOWN",
     "MasterDownError": "MASTERDOWN",
     "NoPermissionError": "NOPERM",
+    "NoScriptError": "NOSCRIPT",
     "OutOfMemoryError": "OOM",
     "ReadOnlyError": "READONLY",
     "TryAgainError": "TRYAGAIN",
