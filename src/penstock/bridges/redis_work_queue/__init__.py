@@ -1,0 +1,23 @@
+"""redis-work-queue's own key layout: Penstock code and that project's clients share a queue.
+
+``WorkQueue(url, prefix)`` has its operations, ``forward`` moves what is in it into a queue of Penstock. Needs
+``penstock[valkey]``. ``docs/bridges.md`` says what differs from the published clients, and why.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+if find_spec("hiredis") is None:
+    raise ModuleNotFoundError(
+        "penstock.bridges.redis_work_queue needs the package hiredis: pip install 'penstock[valkey]'",
+        name="hiredis",
+    )
+
+from penstock.bridges.redis_work_queue.cleaning import Cleaned
+from penstock.bridges.redis_work_queue.forwarding import Forwarded, forward
+from penstock.bridges.redis_work_queue.item import Item
+from penstock.bridges.redis_work_queue.queue import Lengths, WorkQueue
+from penstock.bridges.redis_work_queue.sync import SyncWorkQueue
+
+__all__ = ["Cleaned", "Forwarded", "Item", "Lengths", "SyncWorkQueue", "WorkQueue", "forward"]
