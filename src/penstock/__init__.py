@@ -54,6 +54,7 @@ from penstock.serde import Serde, register_serde
 from penstock.task import Dispatch, JobSpec, Task
 
 if TYPE_CHECKING:
+    from penstock.subscription import Subscription
     from penstock.worker.after import Execution
     from penstock.worker.context import JobContext, current_job
     from penstock.worker.worker import Worker
@@ -107,6 +108,7 @@ __all__ = [
     "StorageRefused",
     "StorageUnavailable",
     "StorageVersion",
+    "Subscription",
     "Task",
     "UnknownTask",
     "Unrecoverable",
@@ -124,6 +126,7 @@ __all__ = [
 _LATER = {
     "Execution": "penstock.worker.after",
     "JobContext": "penstock.worker.context",
+    "Subscription": "penstock.subscription",
     "Worker": "penstock.worker.worker",
     "current_job": "penstock.worker.context",
 }

@@ -15,7 +15,7 @@ from penstock.core.duration import Duration, milliseconds
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_consumer, check_dedup_key, check_id
 from penstock.errors import InvalidOption
-from penstock.events import read_events
+from penstock.events import After, EventTypes, Filter, check_after, queue_events
 from penstock.info import JobInfo, WorkerInfo
 from penstock.options import refuse_unknown, whole_number
 from penstock.spending import BudgetInfo, UsageReport, budget_info, budget_of, usage_report
@@ -252,14 +252,23 @@ class QueueAdmin:
 
     # The event log
 
-    def events(self, *, after: int | None = 0, follow: bool = True) -> AsyncGenerator[Event, None]:
-        """The events after a sequence number (``None``: after the newest), then those to come, without end.
+    def events(
+        self,
+        *,
+        after: After = 0,
+        follow: bool = True,
+        types: EventTypes = None,
+        id: str | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """The events after a sequence number (``None``: after the newest; ``"earliest"``: all that are kept), then
+        those to come, without end. ``types`` and ``id`` leave others out.
 
         ``follow=False`` stops at the newest. Raises ``EventsLost`` if some are no longer kept.
         """
-        if after is not None:
-            whole_number("after", after, least=0, most=_FURTHEST)
-        return read_events(self._source.app, self.name, after=after, follow=follow)
+        wanted = Filter.of(types, id)
+        return queue_events(
+            self._source.app, self.name, after=check_after(after), follow=follow, wanted=wanted
+        )
 
     async def hold_events(self, consumer: str, *, offset: int, ttl: Duration = "7d") -> None:
         """Keep the events after ``offset`` for a reader of that name until it moves on, or for ``ttl``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, overload
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from penstock.core.retry import BackoffFunction, custom_name
 from penstock.core.size import Size, byte_count
 from penstock.decorators import BatchDecorator, TaskDecorator
 from penstock.errors import InvalidOption, StorageError, UnknownTask
+from penstock.events import EventTypes, Filter, Offsets, app_events, offset_of
 from penstock.intake import EnqueueMiddleware, Intake
 from penstock.loops import Sessions
 from penstock.options import (
@@ -39,9 +40,11 @@ from penstock.signature import Signature
 from penstock.task import Task, resolve_limits, resolve_runner
 
 if TYPE_CHECKING:
+    from penstock.core.event import Event
     from penstock.handle import JobHandle
     from penstock.session import Session
     from penstock.storage.base import Storage
+    from penstock.subscription import Subscription, SubscriptionOptions
     from penstock.sync import SyncApp
     from penstock.worker.after import AfterExecution
     from penstock.worker.hooks import Hook
@@ -262,6 +265,35 @@ class App:
     async def queues(self) -> list[str]:
         """The names of all queues that jobs were ever put into."""
         return await (await self.connect()).queues()
+
+    def events(
+        self,
+        *queues: str,
+        after: Offsets = 0,
+        follow: bool = True,
+        types: EventTypes = None,
+        id: str | None = None,
+    ) -> AsyncGenerator[Event, None]:
+        """The events of these queues, or of all there are by now, see ``Queue.events``; ``after`` may be by queue.
+
+        Within a queue they are in order; between queues no order is promised.
+        """
+        names = tuple(dict.fromkeys(check_queue(name) for name in queues))
+        wanted = Filter.of(types, id)
+        for name in names:
+            offset_of(after, name, 0)
+        return app_events(self, names, after=after, follow=follow, wanted=wanted)
+
+    def subscribe(self, *queues: str, **options: Unpack[SubscriptionOptions]) -> Subscription:
+        """Call functions by type of event, see ``Subscription``: for these queues, or all there are when it runs.
+
+        ``after`` is where to begin, from now on unless given. A ``consumer`` begins where it was before; its place
+        is kept, and events behind it, for ``hold`` after it was last seen. ``id`` is one job's. ``on_error="log"``
+        goes on after an error of a handler.
+        """
+        from penstock.subscription import Subscription
+
+        return Subscription(self, queues, **options)
 
     @property
     def sync(self) -> SyncApp:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -12,10 +12,12 @@ from msgspec.structs import replace
 from penstock.core.duration import Duration, describe, milliseconds
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.errors import JobCancelled, JobError, JobExpired, JobFailed, JobNotFound, ResultTimeout
+from penstock.events import EventTypes, Filter, job_events
 from penstock.info import JobInfo
 from penstock.storage.values import Change, Finished
 
 if TYPE_CHECKING:
+    from penstock.core.event import Event
     from penstock.core.job import Enqueued, EnqueueStatus, NewJob
     from penstock.source import Source
     from penstock.storage.values import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer
@@ -127,6 +129,15 @@ class JobHandle(Generic[R]):
     async def logs(self, *, start: int = 0, limit: int = 1000) -> list[str]:
         """The lines the job logged, from number ``start``."""
         return await (await self._source.app.connect()).logs(self.queue, self.id, start=start, limit=limit)
+
+    def events(self, *, follow: bool = True, types: EventTypes = None) -> AsyncGenerator[Event, None]:
+        """The job's life since it was enqueued, from the log, then what becomes of it until it ends.
+
+        ``follow=False`` stops at what has happened so far. Raises ``JobNotFound`` for an id that neither the store
+        nor the log knows, ``EventsLost`` if the log no longer has all of its life.
+        """
+        wanted = Filter.of(types)
+        return job_events(self._source.app, self.queue, self.id, follow=follow, types=wanted.types)
 
     def _conclude(self, finished: Finished) -> R:
         self._state = finished.state

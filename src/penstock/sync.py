@@ -18,18 +18,28 @@ from penstock.app import App
 from penstock.claimed import Claim, ClaimedJob
 from penstock.core.duration import Duration
 from penstock.core.lifecycle import State
+from penstock.events import After, EventTypes, Offsets
 from penstock.handle import JobHandle
 from penstock.info import JobInfo
 from penstock.loopthread import run
 from penstock.options import JobOptions
 from penstock.queue import Queue
+from penstock.subscription import SyncSubscription
 from penstock.task import Dispatch, JobSpec, Task
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.core.job import EnqueueStatus
+    from penstock.subscription import SubscriptionOptions
 
-__all__ = ["SyncApp", "SyncClaimedJob", "SyncDispatch", "SyncJobHandle", "SyncQueue", "SyncTask"]
+__all__ = [
+    "SyncApp",
+    "SyncClaimedJob",
+    "SyncDispatch",
+    "SyncJobHandle",
+    "SyncQueue",
+    "SyncTask",
+]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -97,6 +107,10 @@ class SyncJobHandle(_Face[JobHandle[R]], Generic[R]):
     remove = as_sync(JobHandle.remove)
     keep_result = as_sync(JobHandle.keep_result)
     logs = as_sync(JobHandle.logs)
+
+    def events(self, *, follow: bool = True, types: EventTypes = None) -> Generator[Event, None, None]:
+        """See ``JobHandle.events``."""
+        return _iterate(self._target.events(follow=follow, types=types))
 
 
 class SyncDispatch(_Face[Dispatch[P, R]], Generic[P, R]):
@@ -202,9 +216,11 @@ class SyncQueue(_Face[Queue]):
         """See ``Queue.list_jobs``."""
         return _iterate(self._target.list_jobs(state, limit=limit, reverse=reverse))
 
-    def events(self, *, after: int | None = 0, follow: bool = True) -> Generator[Event, None, None]:
+    def events(
+        self, *, after: After = 0, follow: bool = True, types: EventTypes = None, id: str | None = None
+    ) -> Generator[Event, None, None]:
         """See ``Queue.events``."""
-        return _iterate(self._target.events(after=after, follow=follow))
+        return _iterate(self._target.events(after=after, follow=follow, types=types, id=id))
 
     get = as_sync(QueueAdmin.get)
     get_many = as_sync(QueueAdmin.get_many)
@@ -335,6 +351,21 @@ class SyncApp(_Face[App]):
     def job(self, queue: str, id: str) -> SyncJobHandle[Any]:
         """See ``App.job``."""
         return SyncJobHandle(self._target.job(queue, id))
+
+    def events(
+        self,
+        *queues: str,
+        after: Offsets = 0,
+        follow: bool = True,
+        types: EventTypes = None,
+        id: str | None = None,
+    ) -> Generator[Event, None, None]:
+        """See ``App.events``."""
+        return _iterate(self._target.events(*queues, after=after, follow=follow, types=types, id=id))
+
+    def subscribe(self, *queues: str, **options: Unpack[SubscriptionOptions]) -> SyncSubscription:
+        """See ``App.subscribe``."""
+        return SyncSubscription(self._target.subscribe(*queues, **options))
 
     close = as_sync(App.close)
     queues = as_sync(App.queues)

@@ -55,7 +55,17 @@ def server() -> Iterator[ValkeyServer]:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "guide.md", "workers.md", "own-loop.md", "stores.md", "bridges.md"]
+    "name",
+    [
+        "README.md",
+        "guide.md",
+        "workers.md",
+        "own-loop.md",
+        "stores.md",
+        "bridges.md",
+        "events.md",
+        "observe.md",
+    ],
 )
 def test_every_page_for_users_has_examples_that_promise_something(name: str) -> None:
     assert any(example.promised for example in EXAMPLES if example.where.startswith(f"{name}:"))
