@@ -10,15 +10,15 @@ import pytest
 from penstock import App, State, StorageUnavailable
 from penstock.storage.base import Storage
 from penstock.storage.values import SettledBatch, Take
-from penstock.worker import fetcher
+from penstock.worker import recovery
 from tests.servers import ValkeyServer
 from tests.worker.conftest import recorded, until, working
 
 
 @pytest.fixture(autouse=True)
 def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetcher, "_FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(fetcher, "_LONGEST_BACKOFF_S", 0.05)
+    monkeypatch.setattr(recovery, "_FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(recovery, "_LONGEST_BACKOFF_S", 0.05)
 
 
 class Outage:

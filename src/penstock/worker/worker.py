@@ -45,13 +45,14 @@ class Worker:
 
     ``queues`` are names, or weights by name; without them the queues of all tasks. ``concurrency`` jobs run at
     a time, sync handlers in up to ``threads`` threads, those with ``runner="process"`` in up to
-    ``child_processes`` processes, those with ``runner="sandbox"`` in as many again. ``processes`` > 1 runs so many
-    workers like this one, and restarts those that die. ``lease`` is how long the jobs of a dead worker stay with it, ``heartbeat`` how often it says that it
-    lives, and so how soon a cancel reaches a running job. ``grace`` is how long a stopping worker lets its jobs
-    finish before it hands them back. ``limit`` (``"100/s"``), and ``limits`` by queue, say how many jobs it starts in
-    any stretch of that long, each of its ``processes`` for itself. ``burst`` ends it when its queues are drained or
-    paused. ``probe`` is where health, readiness and metrics are served over HTTP, such as ``"9100"``; on the
-    loopback, or anywhere with a ``probe_token``. Worker processes take the ports that follow.
+    ``child_processes`` processes, those with ``runner="sandbox"`` in as many again. ``processes`` > 1 runs so
+    many workers like this one, and restarts those that die. ``lease`` is how long the jobs of a dead worker
+    stay with it, ``heartbeat`` how often it says that it lives, and so how soon a cancel reaches a running job.
+    ``grace`` is how long a stopping worker lets its jobs finish before it hands them back. ``limit``
+    (``"100/s"``), and ``limits`` by queue, say how many jobs it starts in any stretch of that long, each of its
+    ``processes`` for itself. ``burst`` ends it when its queues are drained or paused. ``probe`` is where
+    health, readiness and metrics are served over HTTP, such as ``"9100"``; on the loopback, or anywhere with a
+    ``probe_token``. Worker processes take the ports that follow.
 
     All methods are for the loop it runs in, except ``health()`` and ``stats``.
     """
