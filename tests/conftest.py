@@ -8,6 +8,8 @@ import pytest
 
 from tests.servers import ValkeyCluster, ValkeyServer
 
+pytest_plugins = ["pytester"]
+
 
 @pytest.fixture(scope="session")
 def valkey_url() -> Iterator[str]:

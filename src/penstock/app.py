@@ -347,6 +347,12 @@ class App:
         self._tasks[name] = task
         return task
 
+    def exchange_sessions(self, sessions: Sessions) -> Sessions:
+        """Use other sessions, and so another store, from now on; gives those it had, to be put back."""
+        before, self._sessions = self._sessions, sessions
+        self.session = sessions.get
+        return before
+
     async def _open(self) -> Storage:
         if self._storage is not None:
             return self._given_storage(self._storage)

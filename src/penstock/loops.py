@@ -66,6 +66,20 @@ class PerLoop(Generic[T]):
             else:
                 self._drop(loop)
 
+    def close_idle(self) -> None:
+        """What synchronous code can do of ``close()``: end those of loops that run in other threads, or rest.
+
+        The running loop's ends with that loop.
+        """
+        here = asyncio._get_running_loop()
+        for loop, keeper in list(self._keepers.items()):
+            if loop.is_closed():
+                self._drop(loop)
+            elif loop.is_running() and loop is not here:
+                asyncio.run_coroutine_threadsafe(_close(keeper), loop).result(_OTHER_LOOP_S)
+            elif here is None:
+                loop.run_until_complete(_close(keeper))
+
     async def _begin(self, loop: asyncio.AbstractEventLoop) -> T:
         for dead in [other for other in list(self._ready) if other.is_closed()]:
             self._drop(dead)
@@ -92,10 +106,15 @@ class Sessions(PerLoop[Session]):
     """The sessions of an app. ``open`` gives an open storage for the running loop."""
 
     def __init__(
-        self, open: Callable[[], Awaitable[Storage]], *, intake: Intake, close_storage: bool
+        self,
+        open: Callable[[], Awaitable[Storage]],
+        *,
+        intake: Intake,
+        close_storage: bool,
+        session: Callable[[Storage, Intake], Session] = Session,
     ) -> None:
         async def begin() -> Session:
-            return Session(await open(), intake)
+            return session(await open(), intake)
 
         async def end(session: Session) -> None:
             await session.close(storage_too=close_storage)
@@ -103,11 +122,12 @@ class Sessions(PerLoop[Session]):
         super().__init__(begin, end=end)
 
 
-async def _ask_to_close(loop: asyncio.AbstractEventLoop, keeper: AsyncGenerator[None, None]) -> None:
-    async def close() -> None:
-        await keeper.aclose()
+async def _close(keeper: AsyncGenerator[None, None]) -> None:
+    await keeper.aclose()
 
-    asked = asyncio.run_coroutine_threadsafe(close(), loop)
+
+async def _ask_to_close(loop: asyncio.AbstractEventLoop, keeper: AsyncGenerator[None, None]) -> None:
+    asked = asyncio.run_coroutine_threadsafe(_close(keeper), loop)
     try:
         await asyncio.wait_for(asyncio.wrap_future(asked), _OTHER_LOOP_S)
     except TimeoutError:

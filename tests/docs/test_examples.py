@@ -65,6 +65,7 @@ def server() -> Iterator[ValkeyServer]:
         "bridges.md",
         "events.md",
         "observe.md",
+        "testing.md",
     ],
 )
 def test_every_page_for_users_has_examples_that_promise_something(name: str) -> None:

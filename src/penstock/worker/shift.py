@@ -11,21 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import StorageError
 from penstock.storage.base import Storage
 from penstock.storage.values import Settled
-from penstock.worker.after import AfterHooks
 from penstock.worker.deadlines import PATIENCE_S
 from penstock.worker.drain import DrainWatch
+from penstock.worker.equipment import make_executor, make_plans
 from penstock.worker.executor import Executor
 from penstock.worker.fetcher import Fetcher
 from penstock.worker.health import Health, describe, examine
 from penstock.worker.heartbeat import Heartbeat, HeartbeatThread, Notice
 from penstock.worker.lane import Lane
 from penstock.worker.limiter import Limits
-from penstock.worker.plans import Plans
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Abort, Run
-from penstock.worker.runners.process import ProcessRunner
-from penstock.worker.runners.sandbox import SandboxRunner
-from penstock.worker.runners.thread import ThreadRunner
 from penstock.worker.sweeper import Sweeper
 
 if TYPE_CHECKING:
@@ -56,7 +52,7 @@ class Shift:
         self._own_duties: list[asyncio.Task[None]] = []
         self.heartbeat: Heartbeat | None = None
         self._thread = HeartbeatThread(self._connect_apart, self._duties)
-        self.plans = self._make_plans()
+        self.plans = make_plans(worker, self.options.middleware)
         self.fetcher = self._make_fetcher()
         self.executor = self.fetcher.executor = self._make_executor()
         self._drain = DrainWatch(
@@ -92,37 +88,17 @@ class Shift:
             return None
         return Limits(self.options.limit, self.options.limits)
 
-    def _make_plans(self) -> Plans:
-        return Plans(
-            self.worker.app,
-            handlers=self.worker.handlers,
-            middleware=self.options.middleware,
-            threads=ThreadRunner(self.options.threads),
-            processes=ProcessRunner(self.options.child_processes),
-            sandboxes=SandboxRunner(self.options.child_processes),
-            concurrency=self.options.concurrency,
-        )
-
     def _make_executor(self) -> Executor:
         reporter = Reporter(self.storage, self._loop)
         for lane in self._lanes:
             lane.reporter = reporter
-        return Executor(
-            self.worker.app,
-            plans=self.plans,
-            after=self._after_hooks(),
+        return make_executor(
+            self.worker,
+            self.plans,
             reporter=reporter,
             finished=self.fetcher.finished,
             freed=self._freed,
-            stuck=self.worker.tally.stuck,
         )
-
-    def _after_hooks(self) -> AfterHooks | None:
-        """None without hooks: then runs do not even ask."""
-        hooks = self.options.after_execution
-        if not hooks:
-            return None
-        return AfterHooks(hooks, lambda error, run: self.worker.tally.error(error, queue=run.lane.name))
 
     def _duties(self, storage: Storage) -> Sequence[Coroutine[Any, Any, None]]:
         self.heartbeat = Heartbeat(

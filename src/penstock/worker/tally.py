@@ -14,7 +14,7 @@ from penstock.worker.events import EventName, Listeners, WorkerEvent
 from penstock.worker.health import WorkerStats
 from penstock.worker.run import Run
 
-__all__ = ["Tally"]
+__all__ = ["Tally", "event_name"]
 
 logger = logging.getLogger("penstock.worker")
 
@@ -69,7 +69,7 @@ class Tally:
         if not answer.applied:
             self.stalled(run)
             return
-        name = _event_name(run, answer.state)
+        name = event_name(run, answer.state)
         setattr(self.stats, name, getattr(self.stats, name) + 1)
         if name in self._listeners:
             self._tell(name, run)
@@ -91,7 +91,7 @@ class Tally:
         )
 
 
-def _event_name(run: Run, state: State | None) -> EventName:
+def event_name(run: Run, state: State | None) -> EventName:
     """The store decides: a run that failed may have been its last, or its job was to be cancelled anyway."""
     outcome = run.outcome
     if state is State.CANCELLED:

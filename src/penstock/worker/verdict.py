@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
@@ -16,11 +17,18 @@ from penstock.errors import Retry, Unrecoverable
 from penstock.errors import Snooze as SnoozeVerdict
 from penstock.worker.run import Abort, Undecodable
 
-__all__ = ["aborted", "failed", "failure_of", "final_failure", "is_last"]
+__all__ = ["aborted", "chance", "failed", "failure_of", "final_failure", "is_last", "wall_clock"]
 
 _LONGEST_MESSAGE: Final = 2_000
 _LONGEST_TRACEBACK: Final = 8_000
 _MOST_FRAMES: Final = 30
+
+chance: ContextVar[Callable[[], float]] = ContextVar("penstock_chance", default=random.random)
+"""Where jitter comes from; tests put something predictable here."""
+wall_clock: ContextVar[Callable[[], datetime]] = ContextVar(
+    "penstock_wall_clock", default=lambda: datetime.now(UTC)
+)
+"""What ``Retry(at=...)`` is counted from; where the store's clock is moved by hand, this one moves along."""
 
 Backoffs = Mapping[str, BackoffFunction]
 
@@ -81,14 +89,14 @@ def aborted(abort: Abort, lease: Lease, *, discarded: bool, backoffs: Backoffs) 
 
 def _backoff_ms(error: BaseException, lease: Lease, backoffs: Backoffs) -> int:
     return delay_ms(
-        lease.options.backoff, lease.failures + 1, random=random.random, custom=backoffs, error=error
+        lease.options.backoff, lease.failures + 1, random=chance.get(), custom=backoffs, error=error
     )
 
 
 def _delay_ms(delay: Duration | None, at: datetime | None) -> int | None:
     if at is not None:
         # An instant named by the user; on an error that is not ours a naive one is local time, as usual in Python.
-        rest = (at.astimezone(UTC) - datetime.now(UTC)).total_seconds()
+        rest = (at.astimezone(UTC) - wall_clock.get()()).total_seconds()
         return min(max(round(rest * 1000), 0), MAX_MS)
     return None if delay is None else milliseconds(delay)
 

@@ -1,0 +1,16 @@
+"""Testing an app: its tasks run inline, or when told to, on a store in memory whose clock is moved by hand.
+
+Begin with ``harness(app)``. The runs are real ones: they go through the worker's own executor, so retries, backoff,
+snoozing, timeouts, middleware, context and cancellation are what they are in production.
+"""
+
+from __future__ import annotations
+
+from penstock.testing.clock import ManualClock
+from penstock.testing.harness import Harness, Mode, harness
+from penstock.testing.record import Recorded
+from penstock.testing.report import Drained, Ran
+from penstock.testing.stub import Stub
+from penstock.testing.sync import SyncHarness
+
+__all__ = ["Drained", "Harness", "ManualClock", "Mode", "Ran", "Recorded", "Stub", "SyncHarness", "harness"]

@@ -1,0 +1,194 @@
+"""The bench: where a harness runs jobs, by the executor that workers use, and settles them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.core.job import Lease
+from penstock.core.outcome import Complete, Fail
+from penstock.storage.values import Held, Settlement
+from penstock.testing.record import arguments_of
+from penstock.testing.report import Ran, RunOutcome
+from penstock.worker.equipment import make_executor, make_plans
+from penstock.worker.lane import Lane
+from penstock.worker.reporter import Reporter
+from penstock.worker.run import Abort, Run
+from penstock.worker.tally import event_name
+from penstock.worker.verdict import chance, wall_clock
+
+if TYPE_CHECKING:
+    from penstock.storage.base import Storage
+    from penstock.testing.clock import ManualClock
+    from penstock.testing.stub import Stub
+    from penstock.worker.context import JobContext
+    from penstock.worker.middleware import CallNext
+    from penstock.worker.worker import Worker
+
+__all__ = ["Bench"]
+
+# How often a running handler's lease is looked at: what a worker's heartbeat does.
+_BEAT_S: Final = 0.02
+
+
+class Bench:
+    """Belongs to one event loop. ``worker`` lends its options, handlers, middleware and listeners; it never runs."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        storage: Storage,
+        clock: ManualClock,
+        *,
+        stubs: dict[str, Stub],
+        random: Callable[[], float],
+    ) -> None:
+        self._worker = worker
+        self._storage = storage
+        self._clock = clock
+        self._stubs = stubs
+        self._random = random
+        self._over: dict[Run, asyncio.Future[None]] = {}
+        self._errors: dict[int, BaseException] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._reporter = Reporter(storage, asyncio.get_running_loop())
+        layers = (self._note_errors, *worker.options.middleware, self._use_stubs)
+        self._plans = make_plans(worker, layers)
+        self._executor = make_executor(
+            worker,
+            self._plans,
+            reporter=self._reporter,
+            finished=self._end,
+            freed=self._end_lost,
+        )
+
+    def at_once(self, queue: str) -> int:
+        """How many jobs of a queue to claim at a time: one, unless a handler takes several."""
+        bound = self._worker.handlers.by_queue.get(queue)
+        batchings = [task.batching for task in self._worker.app.tasks.values()]
+        batchings += [] if bound is None else [bound.batching]
+        sizes = [batching.size for batching in batchings if batching is not None]
+        return min(max(sizes, default=1), self._worker.options.concurrency)
+
+    def parted(self, queue: str, leases: Sequence[Lease]) -> list[list[Lease]]:
+        """The leases in the order they are to run: each by itself, but those of one batch together."""
+        parts: dict[str | int, list[Lease]] = {}
+        for lease in leases:
+            task = self._worker.app.tasks.get(lease.options.task)
+            bound = self._worker.handlers.by_queue.get(queue)
+            batching = task.batching if task else bound.batching if bound else None
+            parts.setdefault(lease.token if batching is None else lease.options.task, []).append(lease)
+        return list(parts.values())
+
+    async def run(self, queue: str, leases: Sequence[Lease]) -> list[Ran]:
+        """Run leases to their outcomes, all at once, settle them in order, and say what became of them."""
+        now, lane = time.monotonic(), self._lane(queue)
+        runs = [self._executor.prepare(lane, lease, now) for lease in leases]
+        self._worker.tally.started(runs)
+        for run in runs:
+            self._over[run] = asyncio.get_running_loop().create_future()
+        try:
+            for run in runs:
+                self._start(run)
+            await self._until_over(runs)
+        finally:
+            for run in runs:
+                del self._over[run]
+        return [await self._settle(run) for run in runs]
+
+    def close(self) -> None:
+        """Let go of threads and processes."""
+        self._executor.close()
+
+    def _start(self, run: Run) -> None:
+        # The run's own task copies them; nobody else is to have a predictable chance.
+        luck, time_of_day = chance.set(self._random), wall_clock.set(self._clock.now)
+        try:
+            self._executor.start(run)
+        finally:
+            chance.reset(luck)
+            wall_clock.reset(time_of_day)
+
+    async def _until_over(self, runs: Sequence[Run]) -> None:
+        await asyncio.sleep(0)
+        while going := [run for run in runs if not self._over[run].done()]:
+            self._plans.hurry()  # no more jobs will come: a batch begins with those that have joined it
+            await asyncio.wait([self._over[run] for run in going], timeout=_BEAT_S)
+            await self._beat([run for run in going if not self._over[run].done()])
+
+    async def _beat(self, runs: Sequence[Run]) -> None:
+        if not runs:
+            return
+        options, held = self._worker.options, [Held(run.lease.id, run.lease.token) for run in runs]
+        answers = await self._storage.extend(
+            runs[0].lane.name, held, worker=options.id, lease_ms=options.lease_ms
+        )
+        aborts = {"cancel": Abort.CANCEL, "expired": Abort.EXPIRED, "lost": Abort.LOST}
+        for run, answer in zip(runs, answers, strict=True):
+            if answer != "extended":
+                self._executor.abort(run, aborts[answer])
+
+    async def _settle(self, run: Run) -> Ran:
+        outcome, lease = run.outcome, run.lease
+        error = self._errors.pop(lease.token, None)
+        if outcome is None:
+            self._worker.tally.stalled(run)
+            return self._ran(run, "stalled", None, error)
+        settlement = Settlement(lease.id, lease.token, outcome)
+        [answer] = (await self._storage.settle(run.lane.name, [settlement])).answers
+        self._worker.tally.settled([run], [answer])
+        name = event_name(run, answer.state) if answer.applied else "stalled"
+        return self._ran(run, cast(RunOutcome, name), answer.state, error)
+
+    def _ran(self, run: Run, outcome: RunOutcome, state: Any, error: BaseException | None) -> Ran:
+        lease, told = run.lease, run.outcome
+        return Ran(
+            queue=run.lane.name,
+            id=lease.id,
+            task=lease.options.task,
+            run=lease.run,
+            outcome=outcome,
+            state=state,
+            at=self._clock.now(),
+            result=self._result(run, told) if isinstance(told, Complete) else None,
+            error=error,
+            failure=told.failure if isinstance(told, Fail) else None,
+        )
+
+    def _result(self, run: Run, outcome: Complete) -> Any:
+        app = self._worker.app
+        task = app.tasks.get(run.lease.options.task)
+        source = app.queue(run.lane.name)._source if task is None else task.source
+        return source.decode_result(outcome.result)
+
+    def _end(self, run: Run) -> None:
+        over = self._over.get(run)
+        if over is not None and not over.done():
+            over.set_result(None)
+
+    def _end_lost(self) -> None:
+        """A run that is not ours to settle any more ends without a word of its own."""
+        for run in self._over.keys() - self._executor.running:
+            self._end(run)
+
+    async def _note_errors(self, context: JobContext, call_next: CallNext) -> Any:
+        try:
+            return await call_next()
+        except BaseException as error:
+            self._errors[context.token] = error
+            raise
+
+    async def _use_stubs(self, context: JobContext, call_next: CallNext) -> Any:
+        stub = self._stubs.get(context.task)
+        if stub is None:
+            return await call_next()
+        return await stub.answer(arguments_of(self._worker.app.tasks[context.task], context.payload))
+
+    def _lane(self, queue: str) -> Lane:
+        lane = self._lanes.get(queue)
+        if lane is None:
+            lane = self._lanes[queue] = Lane(queue)
+            lane.reporter = self._reporter
+        return lane

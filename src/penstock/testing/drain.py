@@ -1,0 +1,190 @@
+"""Draining: what is due is run, one job after the other, always in the same order; time may be moved to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import asdict, replace
+
+from penstock.core.duration import MAX_MS
+from penstock.core.lifecycle import State
+from penstock.core.outcome import Release
+from penstock.errors import PenstockError, Retry
+from penstock.storage.values import Settlement, Swept, Take
+from penstock.testing.report import Ran
+
+if TYPE_CHECKING:
+    from penstock.core.job import Job, Lease
+    from penstock.storage.base import Storage
+    from penstock.testing.bench import Bench
+    from penstock.testing.clock import ManualClock
+    from penstock.testing.record import Recorder
+    from penstock.worker.worker import Worker
+
+__all__ = ["Drain"]
+
+# So many jumps without an effect, and time alone will not do.
+_MOST_FRUITLESS: Final = 1_000
+# Parts of a sweep's answer that do not say that a job may have become ready.
+_HOUSEKEEPING: Final = frozenset({"pruned", "trimmed", "more", "wait_ms"})
+
+
+class Drain:
+    """One call of ``drain`` or ``run_all``. ``queues``: only these; empty means all there are, and that come.
+
+    The order: the queues by name, each until nothing in it can be claimed, and again from the first as long as
+    anything happens. Within a queue the store decides, as ever.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        bench: Bench,
+        *,
+        clock: ManualClock,
+        recorder: Recorder,
+        worker: Worker,
+        queues: Sequence[str],
+        raise_failures: bool,
+        max_runs: int,
+        ran: Callable[[Ran], None],
+    ) -> None:
+        self._storage = storage
+        self._bench = bench
+        self._clock = clock
+        self._recorder = recorder
+        self._take = Take(worker.options.id, 1, worker.options.lease_ms)
+        self._only = tuple(queues)
+        self._raise_failures = raise_failures
+        self._most = max_runs
+        self._ran = ran
+        self._claim_waits: dict[str, int | None] = {}
+        self._sweep_waits: dict[str, int | None] = {}
+        # How much has happened so far, and how much had when a queue was last found empty.
+        self._happened = 0
+        self._emptied: dict[str, int] = {}
+        self._happened_at_jump = 0
+        self._fruitless = 0
+        self.runs: list[Ran] = []
+
+    async def due(self) -> None:
+        """Run everything that is due now, and what comes of it, until nothing can be claimed."""
+        while True:
+            # Another queue's run or sweep may have put something into this one since it was emptied.
+            unsure = [queue for queue in await self._queues() if self._emptied.get(queue) != self._happened]
+            if not unsure:
+                return
+            for queue in unsure:
+                await self._empty(queue)
+
+    async def through(self, ms: int) -> None:
+        """The same while ``ms`` pass: the clock goes from one thing that time brings to the next."""
+        end_ms = self._clock.moved_ms + ms
+        while True:
+            await self.due()
+            waits = [*self._claim_waits.values(), *self._sweep_waits.values()]
+            wait_ms = min((wait for wait in waits if wait is not None), default=ms)
+            left_ms = end_ms - self._clock.moved_ms
+            if left_ms <= 0:
+                return
+            self._jump(min(wait_ms, left_ms), most_ms=left_ms)
+
+    async def to_the_end(self) -> None:
+        """The same until no job is open, or only such as time alone will not bring."""
+        while True:
+            await self.due()
+            wait_ms = await self._next_job_ms()
+            if wait_ms is None or self._fruitless > _MOST_FRUITLESS:
+                return
+            self._jump(wait_ms)
+
+    def _jump(self, ms: int, *, most_ms: int = MAX_MS) -> None:
+        # Twice as far each time that nothing came of it: a store may say "now" and mean "in a moment".
+        self._fruitless = self._fruitless + 1 if self._happened == self._happened_at_jump else 0
+        step_ms = max(ms, 1 << min(self._fruitless, 30)) if ms <= 1 else ms
+        self._clock.advance_ms(min(step_ms, most_ms))
+        self._happened_at_jump = self._happened
+        self._emptied.clear()
+
+    async def _queues(self) -> Sequence[str]:
+        return self._only or await self._storage.queues()
+
+    async def _empty(self, queue: str) -> None:
+        await self._sweep(queue)
+        while await self._run_claimable(queue):
+            if not await self._sweep(queue):
+                break
+        self._emptied[queue] = self._happened
+
+    async def _run_claimable(self, queue: str) -> bool:
+        before = self._happened
+        while True:
+            await self._recorder.look(self._storage, queue)
+            take = replace(self._take, count=self._bench.at_once(queue))
+            claimed = await self._storage.claim(queue, take)
+            self._claim_waits[queue] = claimed.wait_ms
+            if not claimed.leases:
+                return self._happened > before
+            await self._run(queue, claimed.leases)
+
+    async def _run(self, queue: str, leases: Sequence[Lease]) -> None:
+        parts = self._bench.parted(queue, leases)
+        try:
+            while parts:
+                ran = await self._bench.run(queue, parts.pop(0))
+                self._happened += 1
+                self._note(ran)
+        finally:
+            left = [Settlement(lease.id, lease.token, Release()) for part in parts for lease in part]
+            if left:  # one before them failed, and was raised
+                await self._storage.settle(queue, left)
+
+    async def _sweep(self, queue: str) -> bool:
+        before, more = self._happened, True
+        while more:
+            swept = await self._storage.sweep(queue)
+            await self._fire_schedulers(queue, swept)
+            more = swept.more
+            self._happened += any(count for name, count in asdict(swept).items() if name not in _HOUSEKEEPING)
+            self._sweep_waits[queue] = swept.wait_ms
+        return self._happened > before
+
+    async def _fire_schedulers(self, queue: str, swept: Swept) -> None:
+        """The seam for schedulers: those that a sweep names as due are fired here, as a worker's sweeper does."""
+
+    def _note(self, ran: Sequence[Ran]) -> None:
+        for run in ran:
+            self.runs.append(run)
+            self._ran(run)
+        for run in ran:
+            self._check(run)
+
+    def _check(self, run: Ran) -> None:
+        if len(self.runs) >= self._most:
+            raise PenstockError(
+                f"{len(self.runs)} runs and no end: does {run.task or 'a job'!r} of queue {run.queue!r} put itself in "
+                "again? Raise max_runs if that many are meant."
+            )
+        if self._raise_failures and run.failure is not None and not isinstance(run.error, Retry):
+            error = run.error or PenstockError(f"{run.failure.type}: {run.failure.message}")
+            error.add_note(f"in run {run.run} of job {run.id!r} of queue {run.queue!r}")
+            raise error
+
+    async def _next_job_ms(self) -> int | None:
+        """Until the next moment that can change anything for an open job; retention does not count."""
+        waits: list[int] = []
+        for queue in await self._queues():
+            wait_ms = self._claim_waits.get(queue)
+            waits += [] if wait_ms is None else [wait_ms]
+            now_ms = round(self._clock.now().timestamp() * 1000)
+            for state in (State.WAITING, State.BLOCKED, State.ACTIVE):
+                page = await self._storage.list_jobs(queue, state, limit=1000)
+                waits += [at_ms - now_ms for job in page.jobs for at_ms in _moments(job) if at_ms > now_ms]
+        return min(waits, default=None)
+
+
+def _moments(job: Job) -> tuple[int, ...]:
+    """When time would move an open job that is not scheduled: its ttl, a timeout it waits for, its lease."""
+    due_ms = job.run_at_ms if job.state is State.BLOCKED else 0
+    return (job.expires_at_ms, due_ms, job.lease_until_ms)

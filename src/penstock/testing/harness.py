@@ -1,0 +1,361 @@
+"""The harness: an app under test."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, Unpack, get_args
+
+from penstock.core.duration import Duration, milliseconds
+from penstock.core.ids import uuid7
+from penstock.core.lifecycle import OPEN
+from penstock.core.names import check_queue
+from penstock.errors import InvalidOption, PenstockError
+from penstock.loops import Sessions
+from penstock.loopthread import run
+from penstock.storage import open_storage
+from penstock.testing.bench import Bench
+from penstock.testing.clock import ManualClock
+from penstock.testing.drain import Drain
+from penstock.testing.record import Recorded, Recorder, matcher
+from penstock.testing.report import Drained, Ran
+from penstock.testing.standin import StandInSession, stand_in
+from penstock.testing.stub import Stub
+from penstock.worker.hooks import run_start_hooks, run_stop_hooks
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.storage.base import Storage
+    from penstock.storage.values import Counts
+    from penstock.task import Task
+    from penstock.testing.sync import SyncHarness
+    from penstock.worker.options import WorkerKeywords
+
+__all__ = ["Harness", "Mode", "harness"]
+
+Mode: TypeAlias = Literal["manual", "inline", "fake"]
+
+# One database for all harnesses of a process, a namespace for each: a named one in memory is never given back.
+SHARED_MEMORY: Final = "memory://penstock-testing"
+
+
+class Harness:
+    """``with harness(app) as h`` or ``async with``: meanwhile the app's store is a fresh one in memory.
+
+    ``manual``: jobs run when ``drain()`` or ``run_all()`` says so. ``inline``: they run inside the call that made them
+    ready; ``enqueue`` returns when its job, and what it led to, has run. ``fake``: nothing runs, everything is
+    recorded. Its methods are for any event loop, ``sync`` is for code without one.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        mode: Mode = "manual",
+        raise_failures: bool = False,
+        hooks: bool = True,
+        seed: int = 0,
+        url: str = SHARED_MEMORY,
+        **worker: Unpack[WorkerKeywords],
+    ) -> None:
+        if mode not in get_args(Mode):
+            raise InvalidOption(f"mode={mode!r} is not known. Give 'manual', 'inline' or 'fake'.")
+        self.app = app
+        self.mode: Mode = mode
+        self.clock = ManualClock()
+        self.worker = app.worker(**worker)
+        """Lends its options, handlers and listeners to the runs: ``@h.worker.handler("raw")``, ``h.worker.on(...)``."""
+        self.runs: list[Ran] = []
+        """All runs so far."""
+        self._raise_failures = raise_failures
+        self._hooks = hooks
+        self._url = url
+        self._namespace = f"t-{uuid7()}"
+        self._random = random.Random(seed).random
+        self._recorder = Recorder(app)
+        self._stubs: dict[str, Stub] = {}
+        self._benches: dict[asyncio.AbstractEventLoop, tuple[Bench, Storage]] = {}
+        self._sessions = Sessions(self._open, intake=app._intake, close_storage=True, session=StandInSession)
+        self._before: Sessions | None = None
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._started = False
+
+    # From beginning to end
+
+    def begin(self) -> Self:
+        """Put the store in memory in place of the app's own, which is not touched."""
+        if self._before is None:
+            self._before = self.app.exchange_sessions(self._sessions)
+        return self
+
+    async def aclose(self) -> None:
+        """Give the app its store back, and forget this one."""
+        if self._restore():
+            try:
+                if self._home is not None:
+                    await self._finish()
+            finally:
+                await self._sessions.close()
+
+    def close(self) -> None:
+        """The same for synchronous code."""
+        if self._restore():
+            home = self._home
+            if home is not None and _is_at_rest(home):
+                # The loop of a test that is over: what its hooks opened is closed where it was opened.
+                home.run_until_complete(self._finish())
+            elif home is not None:
+                run(self._finish())
+            self._sessions.close_idle()
+
+    def __enter__(self) -> Self:
+        return self.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self.begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def sync(self) -> SyncHarness:
+        """The same for synchronous code."""
+        from penstock.testing.sync import SyncHarness
+
+        return SyncHarness(self)
+
+    # Run
+
+    async def drain(
+        self,
+        *queues: str,
+        until: Duration | None = None,
+        raise_failures: bool | None = None,
+        max_runs: int = 10_000,
+    ) -> Drained:
+        """Run everything that is due, and what comes of it, until nothing can be claimed; these queues, or all.
+
+        With ``until``, let that much time pass meanwhile, from one thing that falls due to the next. What is scheduled
+        for later stays. ``raise_failures`` raises what a handler raised, when its job has been settled.
+        """
+        drain = await self._drain(queues, raise_failures, max_runs)
+        return await self._carry_out(
+            drain, drain.due if until is None else lambda: drain.through(milliseconds(until, what="until"))
+        )
+
+    async def run_all(
+        self, *queues: str, raise_failures: bool | None = None, max_runs: int = 10_000
+    ) -> Drained:
+        """Run everything, moving the clock to whatever falls due next, until no job is open, or only such as wait for
+        more than time (a pause, a signal)."""
+        drain = await self._drain(queues, raise_failures, max_runs)
+        return await self._carry_out(drain, drain.to_the_end)
+
+    async def perform(self, task: Task[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Enqueue one call, run everything, and give its result: the shortest test of a task, retries included.
+
+        Takes what ``task.enqueue`` takes. Raises what ``result()`` raises.
+        """
+        handle = await task.enqueue(*args, **kwargs)
+        await self.run_all()
+        ran = next(
+            (ran for ran in reversed(self.runs) if (ran.queue, ran.id) == (handle.queue, handle.id)), None
+        )
+        if ran is not None and ran.outcome == "completed":
+            return ran.result
+        info = await handle.get()
+        if info is not None and info.state in OPEN:
+            raise PenstockError(f"{info!r} has not ended: it waits for more than time.")
+        return await handle.result()
+
+    def stub(
+        self,
+        task: Task[..., Any] | str,
+        *,
+        returns: Any = None,
+        raises: BaseException | None = None,
+        does: Callable[..., Any] | None = None,
+    ) -> Stub:
+        """Have a task's runs return, raise or do something else instead of their work; the rest stays real."""
+        name = task if isinstance(task, str) else task.name
+        self.app.task_named(name)
+        stub = Stub(returns=returns, raises=raises, does=does, end=lambda: self._unstub(name, stub))
+        self._stubs[name] = stub
+        return stub
+
+    # Look
+
+    async def enqueued(
+        self,
+        task: Task[..., Any] | str | None = None,
+        *args: Any,
+        queue: str | None = None,
+        id: str | None = None,
+        delay: Duration | None = None,
+        priority: int | None = None,
+        payload: Any = None,
+        **kwargs: Any,
+    ) -> list[Recorded]:
+        """The jobs that were enqueued so far, in order; those of a task, with these arguments, on a queue …
+
+        What is not given does not matter, single arguments included. Values are compared by ``==``, so
+        ``unittest.mock.ANY`` will do. An argument named like an option here is given by position.
+        """
+        found = matcher(
+            task, args, kwargs, queue=queue, id=id, delay=delay, priority=priority, payload=payload
+        )
+        _, storage = await self._bench()
+        for name in await storage.queues():
+            await self._recorder.look(storage, name)
+        return [job for job in self._recorder.jobs if found(job)]
+
+    async def assert_enqueued(
+        self, task: Task[..., Any] | str | None = None, *args: Any, count: int | None = None, **wanted: Any
+    ) -> list[Recorded]:
+        """Fail the test unless such a job was enqueued, or exactly ``count`` of them; takes what ``enqueued`` takes."""
+        __tracebackhide__ = True
+        found = await self.enqueued(task, *args, **wanted)
+        if not found if count is None else len(found) != count:
+            number = "none was" if not found else f"{len(found)} were"
+            raise AssertionError(
+                f"{'a job' if count is None else f'{count} jobs'} of {_described(task, args, wanted)} should have been "
+                f"enqueued, and {number}. Enqueued were: {self._recorder.jobs or 'no jobs at all'}"
+            )
+        return found
+
+    async def refute_enqueued(
+        self, task: Task[..., Any] | str | None = None, *args: Any, **wanted: Any
+    ) -> None:
+        """Fail the test if such a job was enqueued; takes what ``enqueued`` takes."""
+        __tracebackhide__ = True
+        await self.assert_enqueued(task, *args, count=0, **wanted)
+
+    async def left(self) -> dict[str, Counts]:
+        """The counts of queues that have open jobs."""
+        _, storage = await self._bench()
+        counts = {queue: await storage.counts(queue) for queue in await storage.queues()}
+        return {queue: count for queue, count in counts.items() if count.open}
+
+    async def reset(self) -> None:
+        """Forget all jobs, runs and records; time stays where it is."""
+        _, storage = await self._bench()
+        for queue in await storage.queues():
+            await self._recorder.look(storage, queue)
+            await storage.obliterate(queue, force=True)
+        self._recorder.jobs.clear()
+        self.runs.clear()
+
+    # Inside
+
+    async def _drain(self, queues: tuple[str, ...], raise_failures: bool | None, max_runs: int) -> Drain:
+        if self.mode == "fake":
+            raise PenstockError("this harness is a fake: nothing runs in it. Make it with mode='manual'.")
+        bench, storage = await self._bench()
+        if self._hooks and not self._started:
+            self._started = True
+            await run_start_hooks(self.worker.start_hooks, self.worker)
+        return Drain(
+            storage,
+            bench,
+            clock=self.clock,
+            recorder=self._recorder,
+            worker=self.worker,
+            queues=[check_queue(queue) for queue in queues],
+            raise_failures=self._raise_failures if raise_failures is None else raise_failures,
+            max_runs=max_runs,
+            ran=self.runs.append,
+        )
+
+    async def _carry_out(self, drain: Drain, way: Callable[[], Any]) -> Drained:
+        began_ms = self.clock.moved_ms
+        await way()
+        advanced = timedelta(milliseconds=self.clock.moved_ms - began_ms)
+        return Drained(drain.runs, await self.left(), advanced)
+
+    async def _run_inline(self) -> None:
+        drain = await self._drain((), None, 10_000)
+        await drain.due()
+
+    async def _bench(self) -> tuple[Bench, Storage]:
+        """The running loop's bench, and the store as the harness itself talks to it."""
+        loop = asyncio.get_running_loop()
+        if self._before is None:
+            raise PenstockError(
+                "this harness is not in place. Use it in a with block: with harness(app) as h."
+            )
+        if loop not in self._benches:
+            inner = (await self._sessions.get()).storage._storage  # type: ignore[attr-defined]  # a StandIn
+            storage = stand_in(inner, self.clock)
+            bench = Bench(self.worker, storage, self.clock, stubs=self._stubs, random=self._random)
+            self._benches[loop] = bench, storage
+        return self._benches[loop]
+
+    async def _open(self) -> Storage:
+        self._home = self._home or asyncio.get_running_loop()
+        storage = open_storage(self._url, namespace=self._namespace)
+        await storage.open()
+        inline = self._run_inline if self.mode == "inline" else None
+        refuse = (
+            "this harness is a fake: nothing runs in it, so no result will come. Use mode='inline', with a stub if "
+            "the task's own work is not wanted."
+        )
+        return stand_in(storage, self.clock, readied=inline, refuse=refuse if self.mode == "fake" else "")
+
+    def _unstub(self, name: str, stub: Stub) -> None:
+        if self._stubs.get(name) is stub:
+            del self._stubs[name]
+
+    def _restore(self) -> bool:
+        before, self._before = self._before, None
+        if before is not None:
+            self.app.exchange_sessions(before)
+        return before is not None
+
+    async def _finish(self) -> None:
+        if self._started:
+            await run_stop_hooks(self.worker.stop_hooks, self.worker)
+        for bench, _ in self._benches.values():
+            bench.close()
+        self._benches.clear()
+        storage = (await self._sessions.get()).storage
+        for queue in await storage.queues():
+            await storage.obliterate(queue, force=True)
+
+
+def harness(
+    app: App,
+    *,
+    mode: Mode = "manual",
+    raise_failures: bool = False,
+    hooks: bool = True,
+    seed: int = 0,
+    url: str = SHARED_MEMORY,
+    **worker: Unpack[WorkerKeywords],
+) -> Harness:
+    """An app under test: ``with harness(app) as h`` or ``async with``; see ``Harness`` for the modes.
+
+    ``raise_failures`` raises what handlers raise, ``hooks=False`` leaves the app's ``on_start`` and ``on_stop`` out,
+    ``seed`` is that of the jitter. ``url`` is another store than one in memory, to be used in a namespace of its own.
+    Further options are those of a worker, ``middleware`` and ``threads`` above all.
+    """
+    return Harness(app, mode=mode, raise_failures=raise_failures, hooks=hooks, seed=seed, url=url, **worker)
+
+
+def _is_at_rest(loop: asyncio.AbstractEventLoop) -> bool:
+    return not loop.is_closed() and not loop.is_running() and asyncio._get_running_loop() is None
+
+
+def _described(task: Task[..., Any] | str | None, args: tuple[Any, ...], wanted: dict[str, Any]) -> str:
+    name = "any task" if task is None else task if isinstance(task, str) else task.name
+    given = [*map(repr, args), *(f"{key}={value!r}" for key, value in wanted.items() if value is not None)]
+    return f"{name}({', '.join(given)})" if given else name

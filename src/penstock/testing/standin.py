@@ -1,0 +1,98 @@
+"""What an app talks to while it is under test: a store in memory, watched at the one seam every call goes through."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from penstock.errors import PenstockError
+from penstock.session import Session
+from penstock.storage.coalesce import Coalescer
+from penstock.testing.clock import ManualClock
+
+if TYPE_CHECKING:
+    from penstock.core.job import Enqueued, NewJob
+    from penstock.storage.base import Storage
+
+__all__ = ["StandIn", "StandInSession", "stand_in"]
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+# Verbs that make no job ready. One that is not named here costs a look for nothing, and misses none.
+_QUIET: Final = frozenset(
+    {
+        *("claim", "settle", "extend", "sweep", "report", "leases_of", "depart", "wait", "listen", "watch"),
+        *("remove", "pause", "drain", "clean", "obliterate", "configure", "settings", "check"),
+        *("get", "list_jobs", "counts", "queues", "workers", "logs", "read_events", "tail"),
+        *("hold_events", "release_events", "consumers", "open", "close", "shift_clock"),
+    }
+)
+
+
+class StandIn:
+    """Passes every verb on to ``storage``, after telling its queue the time.
+
+    ``readied`` is awaited after verbs that may have made a job ready, ``refuse`` is why no result can be waited for.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        clock: ManualClock,
+        *,
+        readied: Callable[[], Awaitable[None]] | None = None,
+        refuse: str = "",
+    ) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._readied = readied
+        self._refuse = refuse
+        self.url = storage.url
+        self.capabilities = storage.capabilities
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._storage, name)
+        if not inspect.iscoroutinefunction(verb):
+            return verb
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if self._refuse and _waits_for_results(name, args):
+                raise PenstockError(self._refuse)
+            if args and name != "shift_clock":
+                await self._clock.tell(self._storage, args[0])
+            answer = await verb(*args, **kwargs)
+            if self._readied is not None and name not in _QUIET:
+                await self._readied()
+            return answer
+
+        return call
+
+
+class StandInSession(Session):
+    """Sends each enqueue by itself: a task that runs inside the call may enqueue to the same queue."""
+
+    __slots__ = ()
+
+    def _enqueues_to(self, queue: str) -> Coalescer[NewJob, Enqueued]:
+        enqueue = self.storage.enqueue
+        return _OneByOne(lambda jobs: enqueue(queue, jobs), size=lambda _: 1)
+
+
+class _OneByOne(Coalescer[Item, Answer]):
+    """Calls that do not wait for each other."""
+
+    __slots__ = ()
+
+    async def call(self, item: Item) -> Answer:
+        return (await self._send([item]))[0]
+
+
+def stand_in(storage: Storage, clock: ManualClock, **options: Any) -> Storage:
+    """A ``StandIn``, which has all verbs of a storage without naming them."""
+    return cast("Storage", StandIn(storage, clock, **options))
+
+
+def _waits_for_results(verb: str, args: tuple[Any, ...]) -> bool:
+    return verb == "watch" or (verb == "enqueue" and any(job.notify for job in args[1]))
