@@ -19,6 +19,7 @@ import msgspec
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.job import Lease
 from penstock.core.outcome import Complete, Fail, Outcome, Release, Snooze
+from penstock.core.usage import amounts as in_millionths
 from penstock.errors import InvalidInput, LeaseLost, SerializationError, StorageError, Verdict
 from penstock.leased import LeasedJob
 from penstock.storage.values import Held, Report, Settlement
@@ -140,6 +141,10 @@ class ClaimedJob(LeasedJob):
     async def update_payload(self, payload: Any) -> None:
         """Replace the stored payload: the next run gets it. Raises ``LeaseLost``."""
         await self._report(Report(self.id, self.token, payload=self._source.encode_payload(payload)))
+
+    async def use(self, /, **amounts: float) -> None:
+        """Add to what this job has used, such as ``tokens=812, usd=0.0042``. Raises ``LeaseLost``."""
+        await self._report(Report(self.id, self.token, usage=in_millionths(amounts)))
 
     async def _report(self, report: Report) -> None:
         [heard] = await self._session.storage.report(self.queue, [report])

@@ -312,6 +312,7 @@ class SyncClaimedJob(_Face[ClaimedJob]):
     extend = as_sync(ClaimedJob.extend)
     progress = as_sync(ClaimedJob.progress)
     log = as_sync(ClaimedJob.log)
+    use = as_sync(ClaimedJob.use)
     update_payload = as_sync(ClaimedJob.update_payload)
 
 

@@ -88,3 +88,8 @@ def plain(n: int) -> int:
 
 
 renamed = app.task(name="registered-under-another-name", queue="cpu", runner="process")(plain)
+
+
+@app.task(queue="usage", runner="process", attempts=1)
+def use_tokens(n: int) -> None:
+    current_job().use(tokens=n)

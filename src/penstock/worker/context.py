@@ -12,10 +12,12 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from penstock.core.job import Lease
+from penstock.core.usage import amounts as in_millionths
 from penstock.errors import SerializationError
 from penstock.leased import LeasedJob
 from penstock.worker.reporter import Receipt
 from penstock.worker.run import Run
+from penstock.worker.words import Words
 
 __all__ = ["ContextLink", "JobContext", "RunLink", "context_of", "current_job", "current_run", "use_context"]
 
@@ -35,9 +37,7 @@ class ContextLink(Protocol):
 
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes: ...
 
-    def report(
-        self, *, progress: bytes | None = None, log: str | None = None, payload: bytes | None = None
-    ) -> Receipt: ...
+    def report(self, words: Words) -> Receipt: ...
 
 
 class RunLink:
@@ -61,20 +61,18 @@ class RunLink:
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         return self._run.plan.pack(args, kwargs)
 
-    def report(
-        self, *, progress: bytes | None = None, log: str | None = None, payload: bytes | None = None
-    ) -> Receipt:
+    def report(self, words: Words) -> Receipt:
         reporter = self._run.lane.reporter
         assert reporter is not None, "lanes of a running worker have one"
-        return reporter.add(self._run, progress=progress, log=log, payload=payload)
+        return reporter.add(self._run, words)
 
 
 class JobContext(LeasedJob):
     """The job that is being run. May be used from the handler's thread, loop or process alike.
 
-    ``progress``, ``log`` and ``update_payload`` return at once and are sent in batches, the last of them before
-    the job is settled. Awaiting what they return waits until the store has it, and raises ``LeaseLost`` if the
-    job is no longer ours.
+    ``progress``, ``log``, ``use`` and ``update_payload`` return at once and are sent in batches, the last of them
+    before the job is settled. Awaiting what they return waits until the store has it, and raises ``LeaseLost`` if
+    the job is no longer ours.
     """
 
     __penstock_context__ = True
@@ -109,11 +107,11 @@ class JobContext(LeasedJob):
             raise SerializationError(
                 f"progress of type {type(value).__qualname__} has no JSON: {error}. Give a number, text or a dict."
             ) from error
-        return self._link.report(progress=data)
+        return self._link.report(Words(progress=data))
 
     def log(self, line: str) -> Receipt:
         """Append a line to the job's log. The newest 1000 lines are kept."""
-        return self._link.report(log=line)
+        return self._link.report(Words(log=line))
 
     def update_payload(self, *args: Any, **kwargs: Any) -> Receipt:
         """Replace the stored payload by these arguments of the task: the next run of this job gets them.
@@ -121,11 +119,19 @@ class JobContext(LeasedJob):
         A job without a task takes one argument, the payload's bytes. Raises ``InvalidInput`` for arguments the
         task does not take.
         """
-        return self._link.report(payload=self._link.pack(args, kwargs))
+        return self._link.report(Words(payload=self._link.pack(args, kwargs)))
 
-    def pass_on(self, *, progress: bytes | None, log: str | None, payload: bytes | None) -> None:
+    def use(self, **amounts: float) -> Receipt:
+        """Add to what this job has used: ``context.use(tokens=812, usd=0.0042)``. Kept to six decimal places.
+
+        It stands on the job, and in the sums of its queue, task, group and flow, whatever becomes of the run. Raises
+        ``InvalidOption`` for what is not a number of at least 0.
+        """
+        return self._link.report(Words(usage=in_millionths(amounts)))
+
+    def pass_on(self, words: Words) -> None:
         """Report what the handler said in another process. For the process runner."""
-        self._link.report(progress=progress, log=log, payload=payload)
+        self._link.report(words)
 
     def discard(self) -> None:
         """From now on a failure of this run is final, whatever attempts are left."""

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import logging
 import threading
+from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import LeaseLost, StorageError
 from penstock.storage.base import Storage
 from penstock.storage.values import Report
+from penstock.worker.words import Words
 
 if TYPE_CHECKING:
     from penstock.worker.run import Run
@@ -56,14 +58,15 @@ class Reporter:
         self._answered = 0
         self._sending: asyncio.Task[None] | None = None
 
-    def add(self, run: Run, *, progress: bytes | None, log: str | None, payload: bytes | None) -> Receipt:
+    def add(self, run: Run, words: Words) -> Receipt:
         """Note a report, to be sent as soon as the one before it has been answered."""
         report = Report(
             run.lease.id,
             run.lease.token,
-            progress=progress,
-            log=() if log is None else (log,),
-            payload=payload,
+            progress=words.progress,
+            log=() if words.log is None else (words.log,),
+            payload=words.payload,
+            usage=words.usage,
         )
         future: Future[None] = Future()
         with self._lock:
@@ -121,7 +124,7 @@ class Reporter:
 
 
 def _merged(entries: list[_Entry]) -> list[Report]:
-    """One report per run: the newest progress and payload, all log lines."""
+    """One report per run: the newest progress and payload, all log lines, the sum of what was used."""
     by_token: dict[int, list[Report]] = {}
     for entry in entries:
         by_token.setdefault(entry.report.token, []).append(entry.report)
@@ -132,6 +135,14 @@ def _merged(entries: list[_Entry]) -> list[Report]:
             progress=next((r.progress for r in reversed(reports) if r.progress is not None), None),
             log=tuple(line for report in reports for line in report.log),
             payload=next((r.payload for r in reversed(reports) if r.payload is not None), None),
+            usage=_summed(reports),
         )
         for token, reports in by_token.items()
     ]
+
+
+def _summed(reports: list[Report]) -> dict[str, int] | None:
+    used: Counter[str] = Counter()
+    for report in reports:
+        used.update(report.usage or {})
+    return dict(used) or None

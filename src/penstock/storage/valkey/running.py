@@ -200,7 +200,7 @@ class Running:
                 "".join(letter for letter in said if said[letter]),
             )
             args += (item.progress or b"", item.payload or b"", used, len(item.log), *item.log)
-        letters = await self._calls.call(queue, "report", *args)
+        letters = await self._calls.call_once(queue, "report", args)
         return [letter == ord("y") for letter in letters]
 
     async def leases_of(self, queue: str, worker: str) -> list[Held]:

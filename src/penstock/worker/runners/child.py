@@ -27,12 +27,12 @@ from penstock.worker.runners.messages import (
     Done,
     Message,
     Raised,
-    Reported,
     Request,
     decode_request,
     encode,
     raised,
 )
+from penstock.worker.words import Words
 
 __all__ = ["WorkerLink", "end_with_parent", "perform", "serve"]
 
@@ -95,10 +95,8 @@ class WorkerLink:
         assert self._task is not None, "a context is made for a task"
         return self._task.signature.encode(args, kwargs, serde=self._task.serde)
 
-    def report(
-        self, *, progress: bytes | None = None, log: str | None = None, payload: bytes | None = None
-    ) -> Receipt:
-        self.send(Reported(progress, log, payload))
+    def report(self, words: Words) -> Receipt:
+        self.send(words)
         return Receipt()
 
 

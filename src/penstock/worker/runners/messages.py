@@ -12,6 +12,7 @@ from penstock import errors
 from penstock.core.duration import milliseconds
 from penstock.core.job import Lease
 from penstock.core.sandbox import SandboxLimits
+from penstock.worker.words import Words
 
 __all__ = [
     "Discarded",
@@ -20,7 +21,6 @@ __all__ = [
     "Raised",
     "Ready",
     "RemoteError",
-    "Reported",
     "Request",
     "decode_message",
     "decode_request",
@@ -75,19 +75,11 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
                 return _with_trace(_remote_class(self.error_type)(self.message), self.traceback)
 
 
-class Reported(msgspec.Struct, frozen=True, tag=True):
-    """Progress, a log line or a payload."""
-
-    progress: bytes | None = None
-    log: str | None = None
-    payload: bytes | None = None
-
-
 class Discarded(msgspec.Struct, frozen=True, tag=True):
     """From now on a failure is final."""
 
 
-Message = Ready | Done | Raised | Reported | Discarded
+Message = Ready | Done | Raised | Words | Discarded
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

@@ -17,13 +17,13 @@ from penstock.worker.runners.messages import (
     Message,
     Raised,
     Ready,
-    Reported,
     Request,
     encode,
 )
 
 if TYPE_CHECKING:
     from penstock.task import Task
+from penstock.worker.words import Words
 
 __all__ = ["SPAWN", "ChildProcess", "IdleChildren", "address_of", "answered", "hear"]
 
@@ -139,9 +139,9 @@ def hear(message: Message, run: Run) -> Done | Raised | None:
     match message:
         case Done() | Raised():
             return message
-        case Reported():
+        case Words():
             # By way of the context: that a run has one tells the executor to wait for its last words.
-            context_of(run).pass_on(progress=message.progress, log=message.log, payload=message.payload)
+            context_of(run).pass_on(message)
         case Discarded():
             run.discarded = True
         case Ready():

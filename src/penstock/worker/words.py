@@ -1,0 +1,16 @@
+"""What a handler says of its job while it runs."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Words"]
+
+
+class Words(msgspec.Struct, frozen=True, tag=True):
+    """Progress as JSON, a log line, a new payload, what was used in millionths; ``None`` where nothing was said."""
+
+    progress: bytes | None = None
+    log: str | None = None
+    payload: bytes | None = None
+    usage: dict[str, int] | None = None
