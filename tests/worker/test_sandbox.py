@@ -188,7 +188,7 @@ async def test_a_timeout_ends_the_run_and_the_log_says_where_it_hung() -> None:
 
 @pytest.mark.parametrize("task", [tasks.hang, tasks.hang_on_loop], ids=["plain", "coroutine"])
 async def test_a_cancelled_run_may_clean_up(task: Task, tmp_path: Path) -> None:
-    async with tasks.app, working(tasks.app, child_processes=1, lease="600ms"):
+    async with tasks.app, working(tasks.app, child_processes=1, heartbeat="100ms"):
         job = await task.enqueue(str(tmp_path / "ready"))
         [pid] = await pids_in(tmp_path / "ready")
         assert await job.cancel() == "requested"
@@ -199,7 +199,7 @@ async def test_a_cancelled_run_may_clean_up(task: Task, tmp_path: Path) -> None:
 
 
 async def test_a_run_that_will_not_be_told_is_killed(tmp_path: Path) -> None:
-    async with tasks.app, working(tasks.app, child_processes=1, lease="600ms"):
+    async with tasks.app, working(tasks.app, child_processes=1, heartbeat="100ms"):
         job = await tasks.ignore_being_told.enqueue(str(tmp_path / "ready"))
         [pid] = await pids_in(tmp_path / "ready")
         await job.cancel()
@@ -209,7 +209,7 @@ async def test_a_run_that_will_not_be_told_is_killed(tmp_path: Path) -> None:
 
 
 async def test_a_run_that_returns_when_told_to_stop_has_not_completed(tmp_path: Path) -> None:
-    async with tasks.app, working(tasks.app, child_processes=1, lease="600ms"):
+    async with tasks.app, working(tasks.app, child_processes=1, heartbeat="100ms"):
         job = await tasks.return_when_told.enqueue(str(tmp_path / "ready"))
         await pids_in(tmp_path / "ready")
         await job.cancel()
@@ -220,7 +220,7 @@ async def test_a_run_that_returns_when_told_to_stop_has_not_completed(tmp_path: 
 
 @pytest.mark.parametrize("end", ["return", "exit", "cancel"])
 async def test_what_a_run_has_started_ends_with_it(end: str, tmp_path: Path) -> None:
-    async with tasks.app, working(tasks.app, child_processes=1, lease="600ms"):
+    async with tasks.app, working(tasks.app, child_processes=1, heartbeat="100ms"):
         job = await tasks.start_another.enqueue(str(tmp_path / "ready"), end)
         pids = await pids_in(tmp_path / "ready")
         if end == "cancel":
@@ -238,7 +238,7 @@ async def test_runs_end_where_the_system_has_no_pidfd(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "_pidfd", lambda pid: None)
-    async with tasks.app, working(tasks.app, child_processes=1, lease="600ms"):
+    async with tasks.app, working(tasks.app, child_processes=1, heartbeat="100ms"):
         assert "exit code 7" in str(await failure_of(tasks.leave, 7))
         job = await tasks.start_another.enqueue(str(tmp_path / "ready"), "exit")
         pids = await pids_in(tmp_path / "ready")
