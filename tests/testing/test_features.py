@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock import App, EnqueueCall, Execution, JobContext, JobFailed
+from penstock import App, Dedup, EnqueueCall, Execution, JobContext, JobFailed
+from penstock.storage.values import Report
 from penstock.testing import Harness, harness
 
 
@@ -126,3 +127,46 @@ async def test_hooks_around_enqueue_and_after_execution_take_part(app: App, mode
         with pytest.raises(JobFailed, match="nobody"):
             await h.perform(hello, "")
         await h.assert_enqueued(hello, "ada", priority=-7, count=1)
+
+
+async def test_dedup_windows_pass_on_the_manual_clock(app: App, h: Harness) -> None:
+    @app.task
+    async def reindex(city: str) -> None: ...
+
+    hourly = reindex.options(dedup=Dedup.throttle("paris", "1h"))
+    await hourly.enqueue("paris")
+    await h.drain()
+    await hourly.enqueue("paris")
+    await h.assert_enqueued(reindex, count=1)
+    h.clock.advance("1h")
+    await hourly.enqueue("paris")
+    await h.assert_enqueued(reindex, count=2)
+
+    typing = reindex.options(dedup=Dedup.debounce("rome", "10m"))
+    for letters in ("r", "ro", "rome"):
+        await typing.enqueue(letters)
+        assert not [run for run in (await h.drain()).runs if run.id in ("r", "ro")]
+    await h.run_all()
+    completed = [event.id async for event in app.queue("default").events(follow=False, types="completed")]
+    ran = [job.arguments["city"] for job in await h.enqueued(reindex) if job.id in completed]
+    assert ran == ["paris", "paris", "rome"]
+
+
+async def test_a_budget_that_renews_lets_the_next_run_when_time_has_passed(app: App, h: Harness) -> None:
+    @app.task(queue="llm")
+    async def ask(context: JobContext) -> None:
+        used = Report(context.id, context.token, usage={"tokens": 60_000_000})
+        await (await app.connect()).report(context.queue, [used])
+
+    await app.queue("llm").set_budget("tokens", 100, per="1d")
+    for _ in range(4):
+        await ask.enqueue()
+
+    assert len(await h.drain()) == 2
+    assert len(await h.drain(until="1d")) == 2
+    assert await h.left() == {}
+
+    await app.queue("llm").set_budget("tokens", 100)
+    await ask.enqueue_many([(), (), (), ()])
+    stuck = await h.run_all()
+    assert stuck.left["llm"].waiting > 0

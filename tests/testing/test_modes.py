@@ -219,6 +219,8 @@ async def test_a_harness_that_is_not_in_place_says_so(app: App) -> None:
         await h.drain()
     with pytest.raises(InvalidOption, match="mode='eager'"):
         harness(app, mode="eager")  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="'limit' of a worker means nothing in a harness"):
+        harness(app, limit="10/s")
     with pytest.raises(InvalidOption, match="no option"):
         harness(app, colour="red")  # type: ignore[call-arg]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, Unpack, get_args
@@ -17,14 +17,16 @@ from penstock.errors import InvalidOption, PenstockError
 from penstock.loops import Sessions
 from penstock.loopthread import run
 from penstock.storage import open_storage
+from penstock.testing.assertions import Assertions
 from penstock.testing.bench import Bench
 from penstock.testing.clock import ManualClock
 from penstock.testing.drain import Drain
-from penstock.testing.record import Recorded, Recorder, matcher
+from penstock.testing.record import Recorder
 from penstock.testing.report import Drained, Ran
 from penstock.testing.standin import StandInSession, stand_in
 from penstock.testing.stub import Stub
 from penstock.worker.hooks import run_start_hooks, run_stop_hooks
+from penstock.worker.options import WorkerKeywords
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -32,17 +34,20 @@ if TYPE_CHECKING:
     from penstock.storage.values import Counts
     from penstock.task import Task
     from penstock.testing.sync import SyncHarness
-    from penstock.worker.options import WorkerKeywords
 
 __all__ = ["Harness", "Mode", "harness"]
 
 Mode: TypeAlias = Literal["manual", "inline", "fake"]
 
+# What a worker's runs are made of; the rest is about how it comes by its jobs.
+_WORKER_OPTIONS: Final = frozenset(
+    {"after_execution", "child_processes", "concurrency", "id", "lease", "middleware", "threads"}
+)
 # One database for all harnesses of a process, a namespace for each: a named one in memory is never given back.
 SHARED_MEMORY: Final = "memory://penstock-testing"
 
 
-class Harness:
+class Harness(Assertions):
     """``with harness(app) as h`` or ``async with``: meanwhile the app's store is a fresh one in memory.
 
     ``manual``: jobs run when ``drain()`` or ``run_all()`` says so. ``inline``: they run inside the call that made them
@@ -63,6 +68,7 @@ class Harness:
     ) -> None:
         if mode not in get_args(Mode):
             raise InvalidOption(f"mode={mode!r} is not known. Give 'manual', 'inline' or 'fake'.")
+        _refuse_idle(worker)
         self.app = app
         self.mode: Mode = mode
         self.clock = ManualClock()
@@ -195,60 +201,15 @@ class Harness:
 
     # Look
 
-    async def enqueued(
-        self,
-        task: Task[..., Any] | str | None = None,
-        *args: Any,
-        queue: str | None = None,
-        id: str | None = None,
-        delay: Duration | None = None,
-        priority: int | None = None,
-        payload: Any = None,
-        **kwargs: Any,
-    ) -> list[Recorded]:
-        """The jobs that were enqueued so far, in order; those of a task, with these arguments, on a queue …
-
-        What is not given does not matter, single arguments included. Values are compared by ``==``, so
-        ``unittest.mock.ANY`` will do. An argument named like an option here is given by position.
-        """
-        found = matcher(
-            task, args, kwargs, queue=queue, id=id, delay=delay, priority=priority, payload=payload
-        )
-        _, storage = await self._bench()
-        for name in await storage.queues():
-            await self._recorder.look(storage, name)
-        return [job for job in self._recorder.jobs if found(job)]
-
-    async def assert_enqueued(
-        self, task: Task[..., Any] | str | None = None, *args: Any, count: int | None = None, **wanted: Any
-    ) -> list[Recorded]:
-        """Fail the test unless such a job was enqueued, or exactly ``count`` of them; takes what ``enqueued`` takes."""
-        __tracebackhide__ = True
-        found = await self.enqueued(task, *args, **wanted)
-        if not found if count is None else len(found) != count:
-            number = "none was" if not found else f"{len(found)} were"
-            raise AssertionError(
-                f"{'a job' if count is None else f'{count} jobs'} of {_described(task, args, wanted)} should have been "
-                f"enqueued, and {number}. Enqueued were: {self._recorder.jobs or 'no jobs at all'}"
-            )
-        return found
-
-    async def refute_enqueued(
-        self, task: Task[..., Any] | str | None = None, *args: Any, **wanted: Any
-    ) -> None:
-        """Fail the test if such a job was enqueued; takes what ``enqueued`` takes."""
-        __tracebackhide__ = True
-        await self.assert_enqueued(task, *args, count=0, **wanted)
-
     async def left(self) -> dict[str, Counts]:
         """The counts of queues that have open jobs."""
-        _, storage = await self._bench()
+        storage = await self._storage()
         counts = {queue: await storage.counts(queue) for queue in await storage.queues()}
         return {queue: count for queue, count in counts.items() if count.open}
 
     async def reset(self) -> None:
         """Forget all jobs, runs and records; time stays where it is."""
-        _, storage = await self._bench()
+        storage = await self._storage()
         for queue in await storage.queues():
             await self._recorder.look(storage, queue)
             await storage.obliterate(queue, force=True)
@@ -300,6 +261,9 @@ class Harness:
             self._benches[loop] = bench, storage
         return self._benches[loop]
 
+    async def _storage(self) -> Storage:
+        return (await self._bench())[1]
+
     async def _open(self) -> Storage:
         self._home = self._home or asyncio.get_running_loop()
         storage = open_storage(self._url, namespace=self._namespace)
@@ -346,16 +310,19 @@ def harness(
 
     ``raise_failures`` raises what handlers raise, ``hooks=False`` leaves the app's ``on_start`` and ``on_stop`` out,
     ``seed`` is that of the jitter. ``url`` is another store than one in memory, to be used in a namespace of its own.
-    Further options are those of a worker, ``middleware`` and ``threads`` above all.
+    Further options are those of a worker's runs: ``middleware``, ``after_execution``, ``threads`` and so on.
     """
     return Harness(app, mode=mode, raise_failures=raise_failures, hooks=hooks, seed=seed, url=url, **worker)
 
 
+def _refuse_idle(given: Mapping[str, Any]) -> None:
+    idle = given.keys() & (WorkerKeywords.__annotations__.keys() - _WORKER_OPTIONS)
+    if idle:
+        raise InvalidOption(
+            f"{min(idle)!r} of a worker means nothing in a harness, which runs one job at a time when it is told to. "
+            f"It takes {', '.join(sorted(_WORKER_OPTIONS))}."
+        )
+
+
 def _is_at_rest(loop: asyncio.AbstractEventLoop) -> bool:
     return not loop.is_closed() and not loop.is_running() and asyncio._get_running_loop() is None
-
-
-def _described(task: Task[..., Any] | str | None, args: tuple[Any, ...], wanted: dict[str, Any]) -> str:
-    name = "any task" if task is None else task if isinstance(task, str) else task.name
-    given = [*map(repr, args), *(f"{key}={value!r}" for key, value in wanted.items() if value is not None)]
-    return f"{name}({', '.join(given)})" if given else name
