@@ -21,5 +21,16 @@ async def die_once(context: JobContext) -> int:
     return context.run
 
 
+@app.task(queue="pool", max_stalls=5, batch=3, batch_wait="2s")
+async def die_together(numbers: list[int], jobs: list[JobContext]) -> list[int]:
+    if any(job.run == 1 for job in jobs):
+        os._exit(9)
+    return [job.run for job in jobs]
+
+
+def handle_raws(contexts: list[JobContext]) -> list[int]:
+    return [len(contexts) for _ in contexts]
+
+
 def handle_raw(context: JobContext) -> int:
     return os.getpid()

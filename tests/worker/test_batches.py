@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from random import Random
 from typing import Any
 
 import pytest
@@ -460,6 +462,39 @@ async def test_a_queues_handler_may_take_batches(app: App, kind: str) -> None:
     await worker.run()
     results = [await app.job("raw", handle.id).result(timeout="10s") for handle in handles]
     assert (results, sizes) == ([1, 2, 3], [3])
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+async def test_no_slot_is_lost_and_no_job_left_whatever_is_cancelled_when(memory_app: App, kind: str) -> None:
+    chance = Random(11)
+
+    async def rest(numbers: list[int]) -> list[int]:
+        await asyncio.sleep(chance.random() / 100)
+        return numbers
+
+    def rest_in_thread(numbers: list[int]) -> list[int]:
+        time.sleep(chance.random() / 100)
+        return numbers
+
+    task = memory_app.task(batch=7, batch_wait="5ms", name="rest", attempts=2, timeout="8ms", backoff="1ms")(
+        rest if kind == "async" else rest_in_thread
+    )
+    async with working(memory_app, heartbeat="5ms", concurrency=15) as worker:
+        jobs = await task.enqueue_many([(n,) for n in range(150)])
+        for job in chance.sample(jobs, 40):
+            await job.cancel()
+            await asyncio.sleep(0)
+
+        async def over() -> bool:
+            return await memory_app.queue("default").open() == 0
+
+        await until(over, seconds=30)
+        await until(lambda: not worker.health().active)
+        last = await task.options(timeout="10s").enqueue(1)
+        assert await last.result(timeout="10s") == 1
+    stats = worker.stats
+    assert stats.completed > 0
+    assert stats.cancelled + stats.failed > 0
 
 
 def test_a_batch_task_can_still_be_called_here() -> None:

@@ -53,6 +53,15 @@ async def test_a_process_that_dies_is_replaced_and_its_job_runs_again(tasks: Any
         await until(lambda: _workers(tasks.app, 2), seconds=30)
 
 
+async def test_jobs_of_a_batch_whose_process_dies_run_again(tasks: Any) -> None:
+    jobs = await tasks.die_together.enqueue_many([(n,) for n in range(3)])
+    worker = tasks.app.worker(processes=2, concurrency=3, grace="5s", lease="500ms")
+    async with running(worker):
+        assert all([await job.result(timeout="40s") >= 2 for job in jobs])
+    infos = [await job.get() for job in jobs]
+    assert all(info.stalls >= 1 and info.failures == 0 for info in infos)
+
+
 async def test_burst_workers_end_by_themselves(tasks: Any) -> None:
     jobs = [await tasks.whoami.enqueue() for _ in range(20)]
     await asyncio.wait_for(tasks.app.worker(processes=2, burst=True).run(), 60)
@@ -64,6 +73,16 @@ async def test_handlers_travel_to_the_processes(tasks: Any) -> None:
     worker.handler("raw")(tasks.handle_raw)
     async with running(worker):
         assert await tasks.app.queue("raw").call({}, timeout="30s") != os.getpid()
+
+
+async def test_handlers_of_batches_travel_to_the_processes(tasks: Any) -> None:
+    worker = tasks.app.worker(queues=["raw"], processes=2, limit="100/s", burst=True)
+    worker.handler("raw", batch=4, batch_wait="10ms")(tasks.handle_raws)
+    jobs = await tasks.app.queue("raw").enqueue_many([{}] * 8)
+    await asyncio.wait_for(worker.run(), 60)
+    sizes = [await job.result(timeout="1s") for job in jobs]
+    assert max(sizes) > 1
+    assert max(sizes) <= 4
 
 
 async def test_an_app_that_cannot_be_imported_is_refused() -> None:
