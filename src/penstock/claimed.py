@@ -83,24 +83,33 @@ class ClaimedJob(LeasedJob):
             self._payload = self._source.decode_payload(self._lease.payload)
         return self._payload
 
-    async def complete(self, result: Any = None) -> bool:
-        """The work is done. Raises ``SerializationError`` or ``PayloadTooLarge`` for a result that cannot be kept."""
-        return await self._settle(Complete(self._source.encode_result(result)))
+    async def complete(self, result: Any = None, *, ttl: Duration | None = None) -> bool:
+        """The work is done. The result is kept for ``ttl``, or as long as the job's options say.
+
+        Raises ``SerializationError`` or ``PayloadTooLarge`` for a result that cannot be kept.
+        """
+        return await self._settle(Complete(self._source.encode_result(result), _ttl_ms(ttl)))
 
     async def fail(
-        self, error: BaseException | str, *, retry_in: Duration | None = None, final: bool = False
+        self,
+        error: BaseException | str,
+        *,
+        retry_in: Duration | None = None,
+        final: bool = False,
+        ttl: Duration | None = None,
     ) -> bool:
         """The run failed: the job runs again after its backoff, or ``retry_in``, as long as attempts are left.
 
         ``final`` ends it now. An error may say so itself, as in a worker (``Retry``, ``Snooze``, ``Unrecoverable``).
+        If it is the job's end, the failure is kept for ``ttl``, or as long as the job's options say.
         """
         from penstock.worker.verdict import failed
 
         cause = _Failed(error) if isinstance(error, str) else error
         outcome = failed(cause, self._lease, discarded=False, backoffs=self._source.app.backoffs)
-        if isinstance(outcome, Fail) and (final or retry_in is not None):
+        if isinstance(outcome, Fail):
             rest = outcome.retry_in_ms if retry_in is None else milliseconds(retry_in, what="retry_in")
-            outcome = Fail(outcome.failure, retry_in_ms=rest, final=final or outcome.final)
+            outcome = Fail(outcome.failure, rest, final or outcome.final, _ttl_ms(ttl))
         return await self._settle(outcome)
 
     async def release(self) -> bool:
@@ -167,6 +176,10 @@ class ClaimedJob(LeasedJob):
             f"the lease on job {self.id!r} of queue {self.queue!r} is lost: it expired, or the job has ended. "
             "Nothing was changed; somebody else may be running it."
         )
+
+
+def _ttl_ms(ttl: Duration | None) -> int | None:
+    return None if ttl is None else milliseconds(ttl, what="ttl")
 
 
 class _Failed(Exception):

@@ -134,6 +134,22 @@ async def test_many_are_claimed_at_once_in_order(app: App) -> None:
     assert await queue.active() == 3
 
 
+async def test_whoever_settles_a_job_may_say_how_long_its_end_is_kept(app: App) -> None:
+    queue = app.queue("mail")
+    done, failed, usual = await queue.enqueue_many([1, 2, 3], result_ttl="1h", failure_ttl="1h")
+    jobs = await queue.claim_many(3)
+    assert await jobs[0].complete("r", ttl="5m")
+    assert await jobs[1].fail("no", final=True, ttl=120)
+    assert await jobs[2].complete("r")
+
+    kept = []
+    for handle in (done, failed, usual):
+        info = await handle.get()
+        assert info is not None
+        kept.append(info.raw.kept_until_ms - info.raw.finished_at_ms)
+    assert kept == [300_000, 120_000, 3_600_000]
+
+
 async def test_complete_is_true_for_exactly_one_holder(app: App) -> None:
     queue = app.queue("mail")
     await queue.enqueue("x")
