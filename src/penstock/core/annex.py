@@ -19,9 +19,13 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     "headers": "h",
     "dedup": "d",
     "usage": "u",
+    "scheduler": "s",
+    "slot_ms": "t",
+    "repeats": "r",
 }):  # fmt: skip
     """See the module. ``headers`` are the user's and pass through untouched, ``usage`` is what the job has reported
-    (``core.usage``); all else is a **tie**. ``dedup`` is the key whose record goes when the job ends.
+    (``core.usage``), ``scheduler`` and ``slot_ms`` say where it comes from; all else is a **tie**. ``dedup`` is the
+    key whose record goes when the job ends; ``repeats``: its scheduler waits for that end.
 
     The short names are a storage format: add, never reuse. No field may be an empty list or map once it is
     set: in Lua the two are the same.
@@ -32,11 +36,16 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     headers: dict[str, str] | None = None
     dedup: str = ""
     usage: dict[str, int] | None = None
+    scheduler: str = ""
+    slot_ms: int = 0
+    repeats: bool = False
 
     @property
     def binds(self) -> bool:
         """Whether the job's transitions concern others, or others it: then no engine may take a shortcut."""
-        return self != Annex(headers=self.headers, usage=self.usage)
+        return self != Annex(
+            headers=self.headers, usage=self.usage, scheduler=self.scheduler, slot_ms=self.slot_ms
+        )
 
     def shed(self) -> Annex:
         """What of it a later life of the same id begins with: all that the user said, nothing that happened."""

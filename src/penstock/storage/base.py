@@ -32,13 +32,17 @@ from penstock.storage.values import (
     EventPage,
     Extended,
     Finished,
+    Fired,
     Held,
     JobPage,
+    NewScheduler,
     PromoteAnswer,
     QueueSettings,
     RemoveAnswer,
     Report,
     RetryAnswer,
+    SchedulerAnswer,
+    Schedulers,
     SettledBatch,
     Settlement,
     Swept,
@@ -121,7 +125,8 @@ class Storage(Protocol):
 
     async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
         """Do what time brings, at most about ``limit`` things of each kind: promote due jobs, rescue jobs of
-        expired leases, expire, prune finished jobs, trim the log, forget old consumers and workers."""
+        expired leases, expire, prune finished jobs, trim the log, forget old consumers and workers. Names the
+        schedulers that are due: the caller fires them."""
         ...
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
@@ -245,6 +250,32 @@ class Storage(Protocol):
 
     async def check(self, queue: str, *, repair: bool = False) -> Checked:
         """Compare every record with every index: records no index points to, index entries without a record."""
+        ...
+
+    # Schedulers
+
+    async def put_scheduler(self, queue: str, scheduler: NewScheduler) -> SchedulerAnswer:
+        """Create the scheduler, or change the one of that name. With the same spec nothing changes."""
+        ...
+
+    async def schedulers(self, queue: str, names: Sequence[str] | None = None) -> Schedulers:
+        """The schedulers of these names, as far as they are known, or all."""
+        ...
+
+    async def pause_scheduler(self, queue: str, name: str) -> bool:
+        """No slot is due from now on. False if there is none of that name."""
+        ...
+
+    async def resume_scheduler(self, queue: str, name: str, *, next_ms: int | None = None) -> bool:
+        """The end of a pause. A slot that passed meanwhile gives way to ``next_ms``."""
+        ...
+
+    async def remove_scheduler(self, queue: str, name: str) -> bool:
+        """Forget the scheduler; its jobs stay."""
+        ...
+
+    async def fire(self, queue: str, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
+        """Put in the job of a slot and move on to the next, if that slot is still the scheduler's next."""
         ...
 
     # Reading

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from penstock.core.event import Event
-from penstock.core.job import Job, Lease
+from penstock.core.job import Enqueued, Job, Lease
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure, Outcome
 
@@ -22,17 +22,23 @@ __all__ = [
     "Claimed",
     "Consumer",
     "Counts",
+    "DueScheduler",
     "EventPage",
     "Extended",
     "Finished",
+    "Fired",
     "Gap",
     "Held",
     "JobPage",
+    "NewScheduler",
     "PromoteAnswer",
     "QueueSettings",
     "RemoveAnswer",
     "Report",
     "RetryAnswer",
+    "Scheduler",
+    "SchedulerAnswer",
+    "Schedulers",
     "Settled",
     "SettledBatch",
     "Settlement",
@@ -48,6 +54,7 @@ RetryAnswer = Literal["retried", "not_failed", "not_found"]
 PromoteAnswer = Literal["promoted", "not_scheduled", "not_found"]
 ChangeAnswer = Literal["changed", "wrong_state", "not_found"]
 RemoveAnswer = Literal["removed", "active", "not_found"]
+SchedulerAnswer = Literal["created", "updated", "unchanged"]
 Extended = Literal["extended", "cancel", "expired", "lost"]
 
 
@@ -150,8 +157,20 @@ class Change(msgspec.Struct, frozen=True):
     result_ttl_ms: int | None = None
 
 
+class DueScheduler(msgspec.Struct, frozen=True):
+    """A scheduler whose slot has come: who is told of it is to fire it. ``now_ms`` is the store's."""
+
+    name: str
+    slot_ms: int
+    now_ms: int
+    spec: bytes
+
+
 class Swept(msgspec.Struct, frozen=True):
-    """What one sweep did. ``more``: it stopped at its bound. ``wait_ms``: when time brings the next thing."""
+    """What one sweep did. ``more``: it stopped at its bound. ``wait_ms``: when time brings the next thing.
+
+    ``due``: schedulers to fire now. ``slot_wait_ms``: when the next slot of another comes.
+    """
 
     promoted: int = 0
     rescued: int = 0
@@ -160,6 +179,8 @@ class Swept(msgspec.Struct, frozen=True):
     trimmed: int = 0
     more: bool = False
     wait_ms: int | None = None
+    due: tuple[DueScheduler, ...] = ()
+    slot_wait_ms: int | None = None
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -249,6 +270,52 @@ class QueueSettings(msgspec.Struct, frozen=True):
     events_age_ms: int | None = None
     events_bytes: int | None = None
     events_hard_cap: int = 10_000_000
+
+
+class NewScheduler(msgspec.Struct, frozen=True):
+    """A scheduler as it is put. Instants are epoch milliseconds of the store; 0 in ``next_ms`` is no slot, in ``limit``
+    and ``end_ms`` no bound. ``repeat_ms``: the rest after a completion; ``None`` if it does not go by that.
+
+    ``keep_next``: if there is one of that name, its next slot stays what it is.
+    """
+
+    name: str
+    spec: bytes
+    next_ms: int
+    keep_next: bool = False
+    limit: int = 0
+    end_ms: int = 0
+    repeat_ms: int | None = None
+
+
+class Scheduler(msgspec.Struct, frozen=True):
+    """A scheduler as the store has it. ``last_id``: the job of the last slot. ``awaiting``: the next slot is counted
+    from that job's end."""
+
+    name: str
+    spec: bytes
+    next_ms: int
+    paused: bool
+    fired: int
+    limit: int
+    end_ms: int
+    repeat_ms: int | None
+    last_id: str
+    awaiting: bool
+
+
+class Schedulers(msgspec.Struct, frozen=True):
+    """All schedulers of a queue, by name, and the queue's time."""
+
+    now_ms: int
+    schedulers: list[Scheduler]
+
+
+class Fired(msgspec.Struct, frozen=True):
+    """Whether the slot was fired by this call, and what became of its job."""
+
+    fired: bool
+    enqueued: Enqueued | None = None
 
 
 class Bulk(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from penstock.core.lifecycle import EventType, State
 from penstock.errors import InvalidOption, StorageError
 from penstock.storage.sqlite.operate import retry_record
 from penstock.storage.sqlite.records import CANCELLED, FAILED, Record, Slot
+from penstock.storage.sqlite.schedulers import forget_jobs
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import remove
@@ -139,6 +140,7 @@ def obliterate(step: Step, *, force: bool) -> int:
     removed = step.sql.execute(_sql["obliterate_jobs"], (queue.key,)).rowcount
     for state in State:
         setattr(queue, state.value, 0)
+    forget_jobs(step)
     step.notes.add_queue(_OBLITERATED, step.now_ms, size=removed)
     return removed
 

@@ -20,6 +20,7 @@ _RECORDS: Final = (
     "active_without_lease",
     "finished_without_expiry",
     "dedup_without_job",
+    "schedulers_without_job",
 )
 
 _sql = statements("check")

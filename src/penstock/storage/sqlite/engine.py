@@ -25,6 +25,7 @@ from penstock.storage.sqlite import (
     news,
     operate,
     read,
+    schedulers,
     settle,
     sweep,
     usage,
@@ -47,13 +48,17 @@ from penstock.storage.values import (
     EventPage,
     Extended,
     Finished,
+    Fired,
     Held,
     JobPage,
+    NewScheduler,
     PromoteAnswer,
     QueueSettings,
     RemoveAnswer,
     Report,
     RetryAnswer,
+    SchedulerAnswer,
+    Schedulers,
     SettledBatch,
     Settlement,
     Swept,
@@ -292,6 +297,30 @@ class SqliteStorage:
 
     async def check(self, queue: str, *, repair: bool = False) -> Checked:
         return await self._opened.write(queue, lambda step: check(step, repair=repair), weight=_CHECK_WEIGHT)
+
+    # Schedulers
+
+    async def put_scheduler(self, queue: str, scheduler: NewScheduler) -> SchedulerAnswer:
+        return await self._opened.write(queue, lambda step: schedulers.put_scheduler(step, scheduler))
+
+    async def schedulers(self, queue: str, names: Sequence[str] | None = None) -> Schedulers:
+        return await self._opened.read(lambda sql: schedulers.schedulers(sql, self._namespace, queue, names))
+
+    async def pause_scheduler(self, queue: str, name: str) -> bool:
+        return await self._opened.write(queue, lambda step: schedulers.pause_scheduler(step, name))
+
+    async def resume_scheduler(self, queue: str, name: str, *, next_ms: int | None = None) -> bool:
+        return await self._opened.write(
+            queue, lambda step: schedulers.resume_scheduler(step, name, next_ms=next_ms)
+        )
+
+    async def remove_scheduler(self, queue: str, name: str) -> bool:
+        return await self._opened.write(queue, lambda step: schedulers.remove_scheduler(step, name))
+
+    async def fire(self, queue: str, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
+        return await self._opened.write(
+            queue, lambda step: schedulers.fire(step, name, slot_ms=slot_ms, next_ms=next_ms, job=job)
+        )
 
     # Reading
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.core.job import HOUR_MS
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
-from penstock.storage.sqlite import dedup
+from penstock.storage.sqlite import dedup, schedulers
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.memo import MEMO_KEPT_MS
@@ -40,7 +40,18 @@ def sweep(step: Step, *, limit: int) -> Swept:
     _forget(step)
     forgotten = dedup.forget(step, limit=limit)
     more = limit in (promoted, rescued, expired, forgotten) or pruned >= limit or trimmed >= limit
-    return Swept(promoted, rescued, expired, pruned, trimmed, more, 0 if more else _wait_ms(step))
+    slot_wait_ms = schedulers.slot_wait_ms(step)
+    return Swept(
+        promoted,
+        rescued,
+        expired,
+        pruned,
+        trimmed,
+        more,
+        0 if more else _wait_ms(step, slot_wait_ms),
+        schedulers.due(step, limit=limit),
+        slot_wait_ms,
+    )
 
 
 def _records(step: Step, statement: str, *arguments: object) -> list[Record]:
@@ -109,6 +120,9 @@ def _forget(step: Step) -> None:
     step.sql.execute(_news_sql["forget"], (step.queue.key, clock_ms() - _NEWS_KEPT_MS))
 
 
-def _wait_ms(step: Step) -> int | None:
+def _wait_ms(step: Step, slot_wait_ms: int | None) -> int | None:
     at = step.sql.execute(_sql["next_time"], (step.queue.key,)).fetchone()[0]
-    return None if at is None else max(0, at - step.now_ms)
+    if at is None:
+        return slot_wait_ms
+    wait_ms = max(0, int(at) - step.now_ms)
+    return wait_ms if slot_wait_ms is None else min(wait_ms, slot_wait_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.storage.sqlite import dedup
+from penstock.storage.sqlite import dedup, schedulers
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.step import Step, Ties
 
@@ -21,6 +21,8 @@ class _Ties:
         annex = record.annex
         if annex.dedup:
             dedup.ended(step, annex.dedup, record)
+        if annex.repeats:
+            schedulers.ended(step, annex.scheduler, record)
 
 
 TIES: Final[Ties] = _Ties()

@@ -15,11 +15,12 @@ from penstock.storage.valkey.operating import Operating
 from penstock.storage.valkey.reading import Reading
 from penstock.storage.valkey.router import ClientRouter, Router, router_for
 from penstock.storage.valkey.running import Running
+from penstock.storage.valkey.scheduling import Scheduling
 
 __all__ = ["ValkeyStorage"]
 
 
-class ValkeyStorage(Running, Operating, Reading):
+class ValkeyStorage(Scheduling, Operating, Reading):
     """``Storage`` on Valkey, or Redis 7.0 and newer: standalone, Sentinel, Cluster.
 
     Made by ``from_url``, or with ``client``: an asyncio client of redis-py or valkey-py, which stays the

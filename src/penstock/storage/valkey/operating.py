@@ -52,7 +52,8 @@ _REMOVED: Final[Mapping[int, RemoveAnswer]] = {ord("r"): "removed", ord("a"): "a
 _CHANGED: Final[Mapping[bytes, ChangeAnswer]] = {b"c": "changed", b"w": "wrong_state", b"-": "not_found"}
 _CHECKED: Final = (
     "jobs", "state", "waiting", "scheduled", "blocked", "active", "completed", "failed", "cancelled",
-    "expiring", "results", "failures", "progress", "rerun", "waiters", "annex", "dedup", "dedup_times",
+    "expiring", "results", "failures", "progress", "rerun", "waiters", "annex",
+    "dedup", "dedup_times", "schedulers", "slots",
 )  # fmt: skip
 _FIRST_STEP: Final = ("", "", "", "", "")
 

@@ -17,6 +17,7 @@ from penstock.storage.valkey.jobs import STATES
 from penstock.storage.valkey.options import UnknownOptions
 from penstock.storage.values import (
     Claimed,
+    DueScheduler,
     Extended,
     Held,
     Report,
@@ -68,14 +69,19 @@ class Running:
     ) -> list[Enqueued]:
         """As ``Storage.enqueue``."""
         if queue not in self._registered:
-            await self._meet(queue)
-            await self._calls.plain(self._calls.keys.registry, "SADD", self._calls.keys.registry, queue)
-            self._registered.add(queue)
+            await self._register(queue)
         seen = self._seen_seq.get(queue, 0)
         reply = await self._calls.call_once(queue, "enqueue", encode_jobs(jobs), ticket=ticket)
         if reply[0] <= seen and ticket is None:
             await self._went_back(queue, seen)
         return self._answers(queue, jobs, reply)
+
+    async def _register(self, queue: str) -> None:
+        """Before the first jobs: whoever sweeps all queues is to know of this one."""
+        await self._meet(queue)
+        registry = self._calls.keys.registry
+        await self._calls.plain(registry, "SADD", registry, queue)
+        self._registered.add(queue)
 
     async def _meet(self, queue: str) -> None:
         """Before the first verb that writes: a right that is missing halfway through would leave half of it."""
@@ -184,9 +190,23 @@ class Running:
 
     async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
         """As ``Storage.sweep``."""
-        reply: tuple[int, ...] = tuple(await self._calls.call(queue, "sweep", limit))
-        promoted, rescued, expired, pruned, trimmed, more, wait_ms = reply
-        return Swept(promoted, rescued, expired, pruned, trimmed, more == 1, None if wait_ms < 0 else wait_ms)
+        reply: list[Any] = await self._calls.call(queue, "sweep", limit)
+        promoted, rescued, expired, pruned, trimmed, more, wait_ms, slot_wait_ms, now_ms, rows = reply
+        due = tuple(
+            DueScheduler(name.decode(), slot_ms, now_ms, spec)
+            for name, slot_ms, spec in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
+        )
+        return Swept(
+            promoted,
+            rescued,
+            expired,
+            pruned,
+            trimmed,
+            more == 1,
+            None if wait_ms < 0 else wait_ms,
+            due,
+            None if slot_wait_ms < 0 else slot_wait_ms,
+        )
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
         """As ``Storage.report``."""

@@ -46,6 +46,19 @@ DELETE FROM dedup AS d WHERE d.queue = ? AND d.expires_at = 0 AND NOT EXISTS (
     WHERE j.queue = d.queue AND j.id = d.id AND j.incarnation = d.incarnation AND j.kept_until = 0
 )
 
+-- name: schedulers_without_job
+SELECT count(*) FROM schedulers s WHERE s.queue = ? AND s.awaits > 0 AND NOT EXISTS (
+    SELECT 1 FROM jobs j
+    WHERE j.queue = s.queue AND j.id = s.last_id AND j.incarnation = s.awaits AND j.kept_until = 0
+)
+
+-- name: repair_schedulers_without_job
+UPDATE schedulers AS s SET awaits = 0, next_at = (SELECT now_ms + s.repeat_ms FROM queues WHERE key = s.queue)
+WHERE s.queue = ? AND s.awaits > 0 AND NOT EXISTS (
+    SELECT 1 FROM jobs j
+    WHERE j.queue = s.queue AND j.id = s.last_id AND j.incarnation = s.awaits AND j.kept_until = 0
+)
+
 -- name: active_without_lease
 SELECT count(*) FROM jobs WHERE queue = ? AND state = 'active' AND lease_until <= 0
 

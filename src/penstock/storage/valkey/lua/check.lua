@@ -73,6 +73,34 @@ local function check_dedup(part, names, repair, problems)
   end
 end
 
+local function waits_for_ever(s)
+  if s.awaits == 0 then return false end
+  local job = Dedup.job_of({ id = s.last_id, inc = s.awaits })
+  return not job or ENDED[job.state]
+end
+
+-- Schedulers whose next slot is not in the index, or that wait for the end of a job that will not tell it.
+local function check_schedulers(names, repair, problems)
+  for i = 1, #names do
+    local s = Schedulers.read(names[i])
+    local slot, is_stuck = tonumber(call('ZSCORE', K.slots, s.name) or 0), waits_for_ever(s)
+    if slot ~= (s.paused and 0 or s.next_ms) or is_stuck then
+      count_in(problems, 'stray_in_schedulers')
+      if is_stuck then Schedulers.go_on(s) end
+      if repair then Schedulers.save(s) end
+    end
+  end
+end
+
+local function check_slots(names, repair, problems)
+  for i = 1, #names do
+    if not Schedulers.read(names[i]) then
+      count_in(problems, 'stray_in_slots')
+      if repair then zrem('slots', names[i]) end
+    end
+  end
+end
+
 local function check_part(part, names, repair, problems)
   if part == 'jobs' then
     check_records(names, repair, problems)
@@ -80,6 +108,10 @@ local function check_part(part, names, repair, problems)
     check_fields(part, names, repair, problems)
   elseif part == 'dedup' or part == 'dedup_times' then
     check_dedup(part, names, repair, problems)
+  elseif part == 'schedulers' then
+    check_schedulers(names, repair, problems)
+  elseif part == 'slots' then
+    check_slots(names, repair, problems)
   else
     check_index(part, names, repair, problems)
   end
@@ -88,7 +120,7 @@ end
 register('check', function(keys, args)
   open(keys)
   local part, repair = args[1], args[3] == '1'
-  local is_hash = part == 'jobs' or part == 'state' or part == 'dedup' or EXTRAS[part]
+  local is_hash = part == 'jobs' or part == 'state' or part == 'dedup' or part == 'schedulers' or EXTRAS[part]
   local answer = call(is_hash and 'HSCAN' or 'ZSCAN', K[part], args[2], 'COUNT', AT_ONCE)
   local names, problems = {}, {}
   for i = 1, #answer[2], 2 do names[#names + 1] = answer[2][i] end

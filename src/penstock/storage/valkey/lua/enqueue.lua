@@ -8,6 +8,9 @@
 --   exceptions say otherwise: place, status letter and state letter, incarnation, result ('' if none), and so on. A
 --   duplicate by its dedup key has the letter e, the state letter - if that job is gone, and {id, result} as its result
 -- events:    enqueued, changed, cancelled
+-- fire:      puts in the job of a scheduler's slot, and moves on to the next.
+-- arguments: scheduler, slot, next (0: none), then as enqueue from specials on, with one job
+-- returns:   {} if that slot is not the scheduler's next any more, or not due; else as enqueue
 
 local HEAD = 5
 local NONE = {}
@@ -258,4 +261,25 @@ register('enqueue', function(keys, args)
   remember(args[1], args[2], encode(reply))
   close()
   return reply
+end, REFUSED_WHEN_FULL)
+
+register('fire', function(keys, args)
+  open(keys)
+  local s = Schedulers.read(args[1])
+  if not s or not Schedulers.is_due(s) or s.next_ms ~= tonumber(args[2]) then return NONE end
+  local headers = tonumber(args[5])
+  local id, body = args[HEAD + 2 * headers + 1], args[HEAD + 2 * headers + 2]
+  load({ id }, true)
+  store_headers(args, headers)
+  local specials = args[4] ~= '' and decode(args[4]) or NONE
+  local exceptions, first = {}, Q.seq + 1
+  local status, job, record = enqueue_one(id, read_body({}, body), in_full(specials[1]))
+  if record then
+    answer_elsewhere(exceptions, 1, record, job)
+  else
+    answer(exceptions, 1, status, job)
+  end
+  Schedulers.move_on(s, tonumber(args[3]), record and record.id or id, exceptions[3], status == 'q')
+  close()
+  return { first, exceptions }
 end, REFUSED_WHEN_FULL)

@@ -33,6 +33,7 @@ register('obliterate', function(keys, args)
   for _, id in ipairs(call('SMEMBERS', K.logged)) do call('UNLINK', Q.prefix .. ':log:' .. id) end
   for _, part in ipairs(PARTS) do call('UNLINK', K[part]) end
   Q.waiters, Q.stale, Q.listening_changed = 0, 0, {}
+  Schedulers.forget_jobs()
   emit_queue('obliterated', 'size', count)
   close()
   return count

@@ -21,6 +21,7 @@
 --   progress   hash    id -> JSON
 --   annex      hash    id -> the annex (core/annex.py), once it differs from that in the static record
 --   dedup      hash    dedup key -> the job that stands for it (dedup.lua);  dedup_times  zset  until -> dedup key
+--   schedulers hash    name -> when, and a spec (schedulers.lua);  slots  zset  next slot -> name
 --   logged     set     ids that have log lines;  log:<id>  list  the lines
 --   rerun      hash    id -> the dispatch that waits for the end of an active job (slot.lua)
 --   waiters    hash    id -> listeners to be told of its end; the counter waiters is their number

@@ -1,6 +1,7 @@
 -- sweep: what time brings, up to limit of each kind.
 -- arguments: limit
--- returns:   {promoted, rescued, expired, pruned, trimmed, more, wait_ms (-1: none)}
+-- returns:   {promoted, rescued, expired, pruned, trimmed, more, wait_ms (-1: none), slot_wait_ms (-1: none), now,
+--   due schedulers: name, slot, spec, and so on}
 -- events:    promoted, stalled, failed, expired, cancelled, enqueued
 
 local HOUR = 3600000
@@ -127,8 +128,8 @@ local function forget_workers()
   end
 end
 
-local function next_thing()
-  local wait
+local function next_thing(slot_wait)
+  local wait = slot_wait >= 0 and slot_wait or nil
   for _, part in ipairs({ 'scheduled', 'active', 'expiring', 'completed', 'failed', 'cancelled' }) do
     local one = until_next(K[part], nil)
     if one and (not wait or one < wait) then wait = one end
@@ -152,5 +153,9 @@ register('sweep', function(keys, args)
   close()
   local more = promoted >= limit or rescued >= limit or expired >= limit or pruned >= limit
     or forgotten >= limit
-  return { promoted, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing() }
+  local slot_wait = Schedulers.wait()
+  return {
+    promoted, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing(slot_wait), slot_wait, Q.now,
+    Schedulers.due(limit),
+  }
 end)

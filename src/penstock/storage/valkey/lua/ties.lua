@@ -9,4 +9,5 @@ end
 function ended(job)
   local annex = annex_of(job)
   if annex.d then Dedup.ended(job, annex.d) end
+  if annex.r then Schedulers.ended(job, annex.s) end
 end

@@ -161,6 +161,25 @@ CREATE TABLE budgets (
 
 CREATE INDEX usage_by_age ON usage (queue, at_ms);
 
+-- next_at 0: no slot is known. repeat_ms -1: not after completion. awaits: the incarnation of the job whose end says
+-- when the next slot is.
+CREATE TABLE schedulers (
+    queue INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    spec BLOB NOT NULL,
+    next_at INTEGER NOT NULL,
+    paused INTEGER NOT NULL,
+    fired INTEGER NOT NULL,
+    slots_limit INTEGER NOT NULL,
+    end_at INTEGER NOT NULL,
+    repeat_ms INTEGER NOT NULL,
+    last_id TEXT NOT NULL,
+    awaits INTEGER NOT NULL,
+    PRIMARY KEY (queue, name)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX schedulers_by_slot ON schedulers (queue, next_at, name) WHERE paused = 0 AND next_at > 0;
+
 CREATE TABLE workers (
     queue INTEGER NOT NULL,
     id TEXT NOT NULL,

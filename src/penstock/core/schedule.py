@@ -1,0 +1,188 @@
+"""When a scheduler's slots come: cron expressions, intervals, rests after completion. Pure: whoever asks says what
+time it is.
+
+A slot is an instant in epoch milliseconds. Cron expressions are read by ``cronsim``; what happens when the clocks
+change is decided here, the same for five and for six fields, as Debian's cron does it:
+
+- An expression that names its seconds, minutes and hours goes by the clock on the wall. A time that is skipped
+  comes when the clock has jumped; a time that comes twice is taken the first time. So it runs once on every day.
+- One with ``*`` in any of the three goes by elapsed time: nothing in the hour that is skipped, twice as often in
+  the hour that is doubled.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
+from typing import Final, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+from cronsim import CronSim, CronSimError
+
+from penstock.core.job import NewJob
+from penstock.errors import InvalidOption
+
+__all__ = [
+    "AfterCompletion",
+    "Cron",
+    "Every",
+    "Missed",
+    "Plan",
+    "Schedule",
+    "Timing",
+    "pack_plan",
+    "unpack_plan",
+]
+
+Missed = Literal["skip", "catch_up"]
+
+_MINUTE: Final = timedelta(minutes=1)
+
+
+class Cron(msgspec.Struct, frozen=True, tag="cron"):
+    """``expression`` has five fields, or six with the seconds first; ``tz`` is an IANA name."""
+
+    expression: str
+    tz: str = "UTC"
+
+    @classmethod
+    def of(cls, expression: str, tz: str = "UTC") -> Cron:
+        """Raises ``InvalidOption`` for an expression or a zone that cannot be read, or that never comes."""
+        cron = cls(" ".join(str(expression).split()), tz)
+        _zone(tz)
+        try:
+            CronSim(cron.expression, datetime(2024, 1, 1))
+        except CronSimError as error:
+            raise InvalidOption(
+                f"cron={expression!r} is not usable: {str(error).lower()}. Give minute, hour, day of the month, month "
+                "and day of the week, such as '30 3 * * mon-fri', or six fields with the second first."
+            ) from None
+        if cron.next_after(0) is None:
+            raise InvalidOption(
+                f"cron={expression!r} never comes: no date is like that. Look at day and month."
+            )
+        return cron
+
+    def next_after(self, after_ms: int) -> int | None:
+        """The first slot later than ``after_ms``, at most 50 years on."""
+        zone = _zone(self.tz)
+        start = datetime.fromtimestamp(after_ms // 1000, zone)
+        times = CronSim(self.expression, start.replace(tzinfo=None) if self._names_its_time() else start)
+        for time in times:
+            slot_ms = _instant_ms(time, zone)
+            if (
+                slot_ms > after_ms
+            ):  # Not so if the clock was put back, or two times fell into the skipped hour.
+                return slot_ms
+        return None
+
+    def _names_its_time(self) -> bool:
+        *_, second, minute, hour = ("0", *self.expression.split()[:-3])
+        return not any(field.startswith("*") for field in (second, minute, hour))
+
+
+class Every(msgspec.Struct, frozen=True, tag="every"):
+    """Every ``every_ms``, counted from ``anchor_ms``: 0 is the epoch, so that ``1h`` is on the hour (UTC)."""
+
+    every_ms: int
+    anchor_ms: int = 0
+
+    def next_after(self, after_ms: int) -> int | None:
+        """The first slot later than ``after_ms``; none lies before the anchor."""
+        if after_ms < self.anchor_ms:
+            return self.anchor_ms
+        slots = (after_ms - self.anchor_ms) // self.every_ms + 1
+        return self.anchor_ms + slots * self.every_ms
+
+
+class AfterCompletion(msgspec.Struct, frozen=True, tag="after"):
+    """``delay_ms`` after the end of the job before, however that ended. The store counts it."""
+
+    delay_ms: int
+
+
+Timing = Cron | Every | AfterCompletion
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """Which slots there are: those of ``timing`` from ``start_ms`` to ``end_ms``, both included (0: no bound), at
+    most ``limit`` of them (0: no bound). ``missed`` says what becomes of slots that nobody was there to fire."""
+
+    timing: Timing
+    start_ms: int = 0
+    end_ms: int = 0
+    limit: int = 0
+    missed: Missed = "skip"
+
+    @property
+    def repeat_ms(self) -> int | None:
+        """The rest after a completion, if that is what it goes by."""
+        return self.timing.delay_ms if isinstance(self.timing, AfterCompletion) else None
+
+    def first(self, now_ms: int) -> int | None:
+        """The slot a new scheduler begins with. What lies before now is not made up for."""
+        if isinstance(self.timing, AfterCompletion):
+            return self._bounded(max(now_ms, self.start_ms))
+        return self.next_after(now_ms)
+
+    def next_after(self, after_ms: int) -> int | None:
+        """The first slot later than ``after_ms``; ``None`` if there is none, or an end of a job says when."""
+        if isinstance(self.timing, AfterCompletion):
+            return None
+        return self._bounded(self.timing.next_after(max(after_ms, self.start_ms - 1)))
+
+    def newest_due(self, slot_ms: int, now_ms: int) -> int:
+        """The last slot up to now, ``slot_ms`` being one of them. Slots are not counted through: there may be many."""
+        low, high = slot_ms, now_ms  # A slot, and a time after which no slot is due.
+        while (following := self.next_after(low)) is not None and following <= now_ms:
+            low = following
+            middle = low + (high - low) // 2
+            found = self.next_after(middle)
+            if found is not None and found <= now_ms:
+                low = found
+            else:
+                high = middle
+        return low
+
+    def _bounded(self, slot_ms: int | None) -> int | None:
+        return None if slot_ms is None or (self.end_ms and slot_ms > self.end_ms) else slot_ms
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a store keeps of a scheduler without looking into it: when, and the job of each slot, without an id."""
+
+    schedule: Schedule
+    job: NewJob
+
+
+pack_plan: Final = msgspec.msgpack.Encoder().encode
+unpack_plan: Final = msgspec.msgpack.Decoder(Plan).decode
+
+
+@lru_cache(256)
+def _zone(name: str) -> tzinfo:
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
+        raise InvalidOption(
+            f"tz={name!r} is no known time zone. Give an IANA name such as 'Europe/Berlin'; if it is one, this "
+            "machine has no time zone data: install tzdata."
+        ) from None
+
+
+def _instant_ms(time: datetime, zone: tzinfo) -> int:
+    """The instant of ``time``. A time without a zone is one on the wall: see the module."""
+    if time.tzinfo is None:
+        local = time.replace(tzinfo=zone)
+        while _is_skipped(local):
+            time = time.replace(second=0) + _MINUTE
+            local = time.replace(tzinfo=zone)
+        time = local
+    return round(time.timestamp() * 1000)
+
+
+def _is_skipped(local: datetime) -> bool:
+    return local.astimezone(UTC).astimezone(local.tzinfo).replace(fold=local.fold) != local

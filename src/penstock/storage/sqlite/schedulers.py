@@ -1,0 +1,191 @@
+"""Schedulers: what stands between a slot and its job. Which slots there are, the client computes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.core.job import NewJob
+from penstock.storage.sqlite.enqueue import enqueue
+from penstock.storage.sqlite.records import Record
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import Step, clock_ms, find_queue
+from penstock.storage.values import (
+    DueScheduler,
+    Fired,
+    NewScheduler,
+    Scheduler,
+    SchedulerAnswer,
+    Schedulers,
+)
+
+__all__ = [
+    "due",
+    "ended",
+    "fire",
+    "forget_jobs",
+    "pause_scheduler",
+    "put_scheduler",
+    "remove_scheduler",
+    "resume_scheduler",
+    "schedulers",
+    "slot_wait_ms",
+]
+
+_NOT_AFTER_COMPLETION = -1
+
+_sql = statements("schedulers")
+
+
+class _Row(msgspec.Struct):
+    """In the order of the columns."""
+
+    name: str
+    spec: bytes
+    next_at: int
+    paused: int
+    fired: int
+    limit: int
+    end_at: int
+    repeat_ms: int
+    last_id: str
+    awaits: int
+
+    def is_due(self, now_ms: int) -> bool:
+        return not self.paused and 0 < self.next_at <= now_ms
+
+    def go_on(self, now_ms: int) -> None:
+        """The job it waited for has ended."""
+        self.awaits = 0
+        self.next_at = now_ms + self.repeat_ms
+        if 0 < self.end_at < self.next_at:
+            self.next_at = 0
+
+
+def _find(step: Step, name: str) -> _Row | None:
+    row = step.sql.execute(_sql["get"], (step.queue.key, name)).fetchone()
+    return None if row is None else _Row(*row)
+
+
+def _save(step: Step, row: _Row) -> None:
+    step.sql.execute(_sql["put"], (step.queue.key, *msgspec.structs.astuple(row)))
+
+
+def put_scheduler(step: Step, new: NewScheduler) -> SchedulerAnswer:
+    """Create it, or change the one of that name."""
+    step.queue.used = 1
+    row = _find(step, new.name)
+    if row is not None and row.spec == new.spec:
+        return "unchanged"
+    answer: SchedulerAnswer = "created" if row is None else "updated"
+    if row is None:
+        row = _Row(new.name, new.spec, new.next_ms, 0, 0, 0, 0, 0, "", 0)
+    elif not new.keep_next:
+        row.next_at, row.awaits = new.next_ms, 0
+    row.spec, row.limit, row.end_at = new.spec, new.limit, new.end_ms
+    row.repeat_ms = _NOT_AFTER_COMPLETION if new.repeat_ms is None else new.repeat_ms
+    _save(step, row)
+    return answer
+
+
+def pause_scheduler(step: Step, name: str) -> bool:
+    """No slot is due from now on."""
+    row = _find(step, name)
+    if row is None:
+        return False
+    row.paused = 1
+    _save(step, row)
+    return True
+
+
+def resume_scheduler(step: Step, name: str, *, next_ms: int | None) -> bool:
+    """The end of a pause; a slot that passed meanwhile gives way."""
+    row = _find(step, name)
+    if row is None:
+        return False
+    row.paused = 0
+    if next_ms is not None and row.is_due(step.now_ms):
+        row.next_at = next_ms
+    _save(step, row)
+    return True
+
+
+def remove_scheduler(step: Step, name: str) -> bool:
+    """Forget it."""
+    return step.sql.execute(_sql["remove"], (step.queue.key, name)).rowcount > 0
+
+
+def fire(step: Step, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
+    """Put in the job of the slot, if that is still to be fired."""
+    row = _find(step, name)
+    if row is None or not row.is_due(step.now_ms) or row.next_at != slot_ms:
+        return Fired(False)
+    [answer] = enqueue(step, [job])
+    row.fired += 1
+    row.last_id, row.next_at = answer.id, next_ms
+    if row.repeat_ms != _NOT_AFTER_COMPLETION:
+        row.next_at, row.awaits = 0, answer.incarnation
+        if answer.status != "queued":
+            row.go_on(step.now_ms)
+    if row.limit and row.fired >= row.limit:
+        row.next_at = row.awaits = 0
+    _save(step, row)
+    return Fired(True, answer)
+
+
+def ended(step: Step, name: str, record: Record) -> None:
+    """A job that its scheduler may wait for has ended."""
+    row = _find(step, name)
+    if row is not None and row.awaits == record.incarnation:
+        row.go_on(step.now_ms)
+        _save(step, row)
+
+
+def forget_jobs(step: Step) -> None:
+    """All jobs are gone: none of them will tell that it has ended."""
+    for values in step.sql.execute(_sql["awaiting"], (step.queue.key,)).fetchall():
+        row = _Row(*values)
+        row.go_on(step.now_ms)
+        _save(step, row)
+
+
+def due(step: Step, *, limit: int) -> tuple[DueScheduler, ...]:
+    """Those whose slot has come."""
+    rows = step.sql.execute(_sql["due"], (step.queue.key, step.now_ms, limit))
+    return tuple(DueScheduler(name, next_at, step.now_ms, spec) for name, next_at, spec in rows)
+
+
+def slot_wait_ms(step: Step) -> int | None:
+    """The time to the first slot that is not due."""
+    at = step.sql.execute(_sql["next_slot"], (step.queue.key, step.now_ms)).fetchone()[0]
+    return None if at is None else int(at) - step.now_ms
+
+
+def schedulers(
+    sql: sqlite3.Connection, namespace: str, queue: str, names: Sequence[str] | None
+) -> Schedulers:
+    """Those of these names, or all, by name."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return Schedulers(clock_ms(), [])
+    wanted = None if names is None else set(names)
+    rows = (_Row(*values) for values in sql.execute(_sql["all"], (row.key,)))
+    found = [_shown(one) for one in rows if wanted is None or one.name in wanted]
+    return Schedulers(row.clock(), found)
+
+
+def _shown(row: _Row) -> Scheduler:
+    return Scheduler(
+        name=row.name,
+        spec=row.spec,
+        next_ms=row.next_at,
+        paused=bool(row.paused),
+        fired=row.fired,
+        limit=row.limit,
+        end_ms=row.end_at,
+        repeat_ms=None if row.repeat_ms == _NOT_AFTER_COMPLETION else row.repeat_ms,
+        last_id=row.last_id,
+        awaiting=row.awaits > 0,
+    )
