@@ -50,6 +50,7 @@ from penstock.handle import JobHandle
 from penstock.info import JobInfo, WorkerInfo
 from penstock.intake import EnqueueCall
 from penstock.queue import Queue
+from penstock.scheduler import SchedulerInfo
 from penstock.serde import Serde, register_serde
 from penstock.task import Dispatch, JobSpec, Task
 
@@ -98,6 +99,7 @@ __all__ = [
     "Retry",
     "SandboxCrashed",
     "SandboxError",
+    "SchedulerInfo",
     "Serde",
     "SerializationError",
     "Snooze",

@@ -35,6 +35,7 @@ from penstock.options import (
     treatment,
 )
 from penstock.queue import Queue
+from penstock.schedulers import AppSchedulers
 from penstock.serde import Serde, resolve_serde
 from penstock.signature import Signature
 from penstock.task import Task, resolve_limits, resolve_runner
@@ -59,7 +60,7 @@ R = TypeVar("R")
 DEFAULT_URL: Final = "sqlite:///penstock.db"
 
 
-class App:
+class App(AppSchedulers):
     """Everything begins here. Light to make: it connects when it is first used.
 
     ``url`` is the store's: ``sqlite:///path``, ``memory://``, ``valkey://host`` and others; without it the
@@ -102,6 +103,7 @@ class App:
         self._defaults = self.treatment(Options(), defaults)
         self._fields = placement(defaults)
         self._tasks: dict[str, Task[..., Any]] = {}
+        AppSchedulers.__init__(self)
         self._sessions = Sessions(self._open, intake=self._intake, close_storage=self._storage is None)
         self.session: Callable[[], Coroutine[Any, Any, Session]] = self._sessions.get
         """The running loop's ``Session``: for the parts of Penstock, not for its users."""

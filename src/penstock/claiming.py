@@ -1,7 +1,7 @@
 """Claiming outside any worker.
 
 Jobs whose owner vanished come back by themselves: whoever claims also sweeps, a bounded amount, when it finds
-nothing and once per lease.
+nothing and once per lease. What schedulers have due is fired then, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.claimed import ClaimedJob
 from penstock.core.outcome import Release
 from penstock.errors import StorageError
+from penstock.firing import sweep
 from penstock.storage.values import Settlement, Take
 
 if TYPE_CHECKING:
@@ -55,11 +56,11 @@ class Claiming:
         loop, storage, queue = asyncio.get_running_loop(), session.storage, self.source.queue
         deadline = None if self.wait_ms is None else loop.time() + self.wait_ms / 1000
         if session.sweep_is_due(queue, self.lease_ms):
-            await storage.sweep(queue, limit=_SWEEP_AT_ONCE)
+            await sweep(storage, queue, limit=_SWEEP_AT_ONCE)
         claimed = await _take(storage, queue, take)
         if claimed.leases:
             return claimed
-        await storage.sweep(queue, limit=_SWEEP_AT_ONCE)
+        await sweep(storage, queue, limit=_SWEEP_AT_ONCE)
         while not (claimed := await _take(storage, queue, take)).leases:
             due_ms = _LONGEST_WAIT_MS if claimed.wait_ms is None else max(claimed.wait_ms, 1)
             wait_ms = min(_LONGEST_WAIT_MS, self.lease_ms, due_ms)
@@ -69,7 +70,7 @@ class Claiming:
                     break
             await storage.wait(queue, timeout_ms=wait_ms)
             if session.sweep_is_due(queue, min(self.lease_ms, _LONGEST_WAIT_MS)):
-                await storage.sweep(queue, limit=_SWEEP_AT_ONCE)
+                await sweep(storage, queue, limit=_SWEEP_AT_ONCE)
         return claimed
 
 

@@ -114,6 +114,16 @@ class JobInfo:
         return (annex and annex.headers) or {}
 
     @property
+    def scheduler(self) -> str:
+        """The scheduler it comes from; empty if there is none."""
+        return self.raw.annex.scheduler if self.raw.annex else ""
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The slot of its scheduler that it stands for."""
+        return _instant(self.raw.annex.slot_ms) if self.raw.annex else None
+
+    @property
     def cancelling(self) -> bool:
         """Asked to stop, not stopped yet."""
         return self.raw.cancelling

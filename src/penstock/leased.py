@@ -59,5 +59,16 @@ class LeasedJob:
         return self._lease.annex.group if self._lease.annex else ""
 
     @property
+    def scheduler(self) -> str:
+        """The scheduler it comes from; empty if there is none."""
+        return self._lease.annex.scheduler if self._lease.annex else ""
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The slot of its scheduler that it stands for, however late it runs."""
+        slot_ms = self._lease.annex.slot_ms if self._lease.annex else 0
+        return datetime.fromtimestamp(slot_ms / 1000, UTC) if slot_ms else None
+
+    @property
     def enqueued_at(self) -> datetime:
         return datetime.fromtimestamp(self._lease.enqueued_at_ms / 1000, UTC)

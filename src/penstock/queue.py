@@ -26,6 +26,8 @@ from penstock.options import (
     refuse_unknown,
     whole_number,
 )
+from penstock.scheduler import SchedulerInfo, When
+from penstock.schedulers import QueueSchedulers
 from penstock.source import Source
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ _OPTIONS: Final = TREATMENT | PLACEMENT
 _MOST_AT_ONCE: Final = 10_000
 
 
-class Queue(QueueAdmin):
+class Queue(QueueAdmin, QueueSchedulers):
     """Made by ``app.queue(name)``; light, not tied to an event loop, and there without being created."""
 
     def __init__(
@@ -109,6 +111,18 @@ class Queue(QueueAdmin):
     ) -> Any:
         """Put one payload in and wait for its result, at most ``timeout``. Raises as ``enqueue`` and ``result`` do."""
         return await call(self._source, self._build(payload, task, options), timeout)
+
+    async def schedule(
+        self,
+        name: str,
+        payload: Any,
+        *,
+        task: str = "",
+        options: JobOptions | None = None,
+        **when: Unpack[When],
+    ) -> SchedulerInfo:
+        """Have jobs with this payload come again: ``app.schedule`` for payloads, with the options of ``enqueue``."""
+        return await self._put_scheduler(name, self._build(payload, task, options or {}), when)
 
     def job(self, id: str) -> JobHandle[Any]:
         """A handle for a known id. Nothing is asked of the store yet."""

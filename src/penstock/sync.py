@@ -24,6 +24,7 @@ from penstock.info import JobInfo
 from penstock.loopthread import run
 from penstock.options import JobOptions
 from penstock.queue import Queue
+from penstock.schedulers import QueueSchedulers
 from penstock.subscription import SyncSubscription
 from penstock.task import Dispatch, JobSpec, Task
 
@@ -251,6 +252,17 @@ class SyncQueue(_Face[Queue]):
     settings = as_sync(QueueAdmin.settings)
     configure = as_sync(QueueAdmin.configure)
     check = as_sync(QueueAdmin.check)
+    schedule = as_sync(Queue.schedule)
+    schedulers = as_sync(QueueSchedulers.schedulers)
+    scheduler = as_sync(QueueSchedulers.scheduler)
+    pause_scheduler = as_sync(QueueSchedulers.pause_scheduler)
+    resume_scheduler = as_sync(QueueSchedulers.resume_scheduler)
+    remove_scheduler = as_sync(QueueSchedulers.remove_scheduler)
+
+    def fire_now(self, name: str) -> SyncJobHandle[Any]:
+        """See ``Queue.fire_now``."""
+        return SyncJobHandle(run(self._target.fire_now(name)))
+
     hold_events = as_sync(QueueAdmin.hold_events)
     release_events = as_sync(QueueAdmin.release_events)
     consumers = as_sync(QueueAdmin.consumers)
@@ -368,6 +380,8 @@ class SyncApp(_Face[App]):
         """See ``App.subscribe``."""
         return SyncSubscription(self._target.subscribe(*queues, **options))
 
+    schedule = as_sync(App.schedule)
+    schedulers = as_sync(App.schedulers)
     close = as_sync(App.close)
     queues = as_sync(App.queues)
 

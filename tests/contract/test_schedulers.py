@@ -240,12 +240,15 @@ async def test_every_settle_that_ends_the_job_sets_the_next_slot(
     await clockwork.fire_repeating(slot)
     found = await clockwork.look()
     assert (found.next_ms, found.awaiting) == (0, True)
+    swept = await clockwork.storage.sweep(clockwork.queue)
+    assert (swept.due, swept.slot_wait_ms, swept.awaiting) == ((), None, True)
     await clockwork.bench.shift(MINUTE_MS - 1000)
     before = await clockwork.now()
     await clockwork.bench.settle(await clockwork.bench.claim(), outcome)
     found = await clockwork.look()
     assert before + HOUR_MS <= found.next_ms <= await clockwork.now() + HOUR_MS
     assert not found.awaiting
+    assert not (await clockwork.storage.sweep(clockwork.queue)).awaiting
 
 
 async def test_a_retry_does_not_set_the_next_slot(clockwork: Clockwork) -> None:

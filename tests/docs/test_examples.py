@@ -61,6 +61,7 @@ def server() -> Iterator[ValkeyServer]:
         "guide.md",
         "workers.md",
         "own-loop.md",
+        "schedulers.md",
         "stores.md",
         "bridges.md",
         "events.md",

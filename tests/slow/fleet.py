@@ -14,7 +14,7 @@ from pathlib import Path
 from penstock import App
 from penstock.worker.context import current_job
 from penstock.worker.sweeper import Sweeper
-from tests.slow.fleet_names import QUEUE
+from tests.slow.fleet_names import QUEUE, TICKS
 
 BATCH = 10
 
@@ -28,6 +28,14 @@ async def work(n: int) -> int:
     if n % 10 == 0 and current_job().failures == 0:
         raise RuntimeError("every tenth job fails once")
     return n * n
+
+
+@app.task(queue=TICKS, max_stalls=1000, result_ttl="1h")
+async def tick() -> str:
+    """What a scheduler puts in: says which slot it ran for."""
+    slot = current_job().scheduled_for
+    assert slot is not None
+    return slot.isoformat()
 
 
 def ledger_of(directory: Path, name: str) -> list[int]:
@@ -55,9 +63,9 @@ async def sweep() -> None:
     await Sweeper(await app.connect(), queues=[QUEUE], interval="100ms").run()
 
 
-async def serve(name: str) -> None:
+async def serve(name: str, queue: str) -> None:
     """A worker, until killed or told to stop."""
-    await app.worker(queues=[QUEUE], id=name, concurrency=20, lease="1s", heartbeat="200ms").run()
+    await app.worker(queues=[queue], id=name, concurrency=20, lease="1s", heartbeat="200ms").run()
 
 
 def main() -> None:
@@ -66,7 +74,9 @@ def main() -> None:
         case "producer":
             asyncio.run(produce(Path(os.environ["CRASH_DIR"]), name, count))
         case "worker":
-            asyncio.run(serve(name))
+            asyncio.run(serve(name, QUEUE))
+        case "ticker":
+            asyncio.run(serve(name, TICKS))
         case "sweeper":
             asyncio.run(sweep())
         case _:

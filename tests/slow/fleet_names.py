@@ -3,4 +3,5 @@
 from __future__ import annotations
 
 QUEUE = "crash"
+TICKS = "ticks"
 PRODUCERS = ("producer-0", "producer-1")

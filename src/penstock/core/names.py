@@ -6,6 +6,7 @@
 | queue, namespace | 1 to 100 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or a digit |
 | task | 1 to 200 of ``A-Z a-z 0-9 _ . : -`` |
 | group, dedup key | as an id |
+| scheduler | as an id, but at most 150: its jobs' ids begin with it |
 | worker, consumer | 1 to 200 of ``A-Z a-z 0-9 _ . : @ -`` |
 
 ``/ { }`` are kept out of names because Valkey's keys are built with them (``{namespace/queue/0}``).
@@ -27,11 +28,13 @@ __all__ = [
     "check_id",
     "check_namespace",
     "check_queue",
+    "check_scheduler",
     "check_task",
     "check_worker",
 ]
 
 _LONGEST: Final = 200
+_LONGEST_SCHEDULER: Final = 150
 
 _Rule: TypeAlias = Callable[[str], re.Match[str] | None]
 
@@ -65,6 +68,14 @@ def check_group(value: str) -> str:
 def check_dedup_key(value: str) -> str:
     """``value`` if it can be a dedup key."""
     return _text("dedup key", value)
+
+
+def check_scheduler(value: str) -> str:
+    """``value`` if it can name a scheduler."""
+    name = _text("scheduler name", value)
+    if len(name) > _LONGEST_SCHEDULER:
+        raise _refused("scheduler name", value, f"at most {_LONGEST_SCHEDULER} characters")
+    return name
 
 
 def _text(what: str, value: str) -> str:

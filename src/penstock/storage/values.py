@@ -169,7 +169,8 @@ class DueScheduler(msgspec.Struct, frozen=True):
 class Swept(msgspec.Struct, frozen=True):
     """What one sweep did. ``more``: it stopped at its bound. ``wait_ms``: when time brings the next thing.
 
-    ``due``: schedulers to fire now. ``slot_wait_ms``: when the next slot of another comes.
+    ``due``: schedulers to fire now. ``slot_wait_ms``: when the next slot of another comes. ``awaiting``: one has its
+    next slot when a job has ended, which nobody knows before.
     """
 
     promoted: int = 0
@@ -181,6 +182,7 @@ class Swept(msgspec.Struct, frozen=True):
     wait_ms: int | None = None
     due: tuple[DueScheduler, ...] = ()
     slot_wait_ms: int | None = None
+    awaiting: bool = False
 
 
 class Finished(msgspec.Struct, frozen=True):

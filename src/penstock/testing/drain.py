@@ -11,7 +11,8 @@ from penstock.core.duration import MAX_MS
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Release
 from penstock.errors import PenstockError, Retry
-from penstock.storage.values import Settlement, Swept, Take
+from penstock.firing import sweep
+from penstock.storage.values import Settlement, Take
 from penstock.testing.report import Ran
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ __all__ = ["Drain"]
 # So many jumps without an effect, and time alone will not do.
 _MOST_FRUITLESS: Final = 1_000
 # Parts of a sweep's answer that do not say that a job may have become ready.
-_HOUSEKEEPING: Final = frozenset({"pruned", "trimmed", "more", "wait_ms"})
+_HOUSEKEEPING: Final = frozenset({"pruned", "trimmed", "more", "wait_ms", "slot_wait_ms", "awaiting"})
 
 
 class Drain:
@@ -143,15 +144,11 @@ class Drain:
     async def _sweep(self, queue: str) -> bool:
         before, more = self._happened, True
         while more:
-            swept = await self._storage.sweep(queue)
-            await self._fire_schedulers(queue, swept)
+            swept = await sweep(self._storage, queue)
             more = swept.more
             self._happened += any(count for name, count in asdict(swept).items() if name not in _HOUSEKEEPING)
             self._sweep_waits[queue] = swept.wait_ms
         return self._happened > before
-
-    async def _fire_schedulers(self, queue: str, swept: Swept) -> None:
-        """The seam for schedulers: those that a sweep names as due are fired here, as a worker's sweeper does."""
 
     def _note(self, ran: Sequence[Ran]) -> None:
         for run in ran:

@@ -1,4 +1,5 @@
-"""The sweeper: does what time brings. Any number of them may run; each call is atomic and does no harm twice.
+"""The sweeper: does what time brings, and fires the schedulers that are due. Any number of them may run; each call
+is atomic and does no harm twice.
 
 Every worker has one for its own queues. Alone, for systems whose workers are not ours:
 ``python -m penstock.worker.sweeper --url valkey://host``.
@@ -18,6 +19,7 @@ from typing import Final
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.names import check_queue
 from penstock.errors import StorageError
+from penstock.firing import sweep
 from penstock.storage.base import Storage
 from penstock.storage.values import Swept
 
@@ -26,6 +28,8 @@ __all__ = ["Sweeper", "main"]
 logger = logging.getLogger("penstock.sweeper")
 
 _SOONEST_S: Final = 1.0
+_SOONEST_SLOT_S: Final = 0.05
+_SPREAD_S: Final = 0.02
 _MOST_ROUNDS: Final = 20
 
 
@@ -50,19 +54,29 @@ class Sweeper:
         await asyncio.sleep(random.random() * min(_SOONEST_S, self._interval_s))
         while True:
             try:
-                rest_s = self._rest_s(await self.run_once())
+                rest_s = self._sleep_s(await self.run_once())
             except StorageError as error:
                 logger.warning("the sweep failed and will be repeated: %s", error)
                 rest_s = self._interval_s
-            await asyncio.sleep(rest_s * random.uniform(0.8, 1.2))
+            await asyncio.sleep(rest_s)
 
     async def _sweep(self, queue: str) -> Swept:
-        swept = await self._storage.sweep(queue)
+        swept = await sweep(self._storage, queue)
         for _ in range(_MOST_ROUNDS):
             if not swept.more:
                 break
-            swept = await self._storage.sweep(queue)
+            swept = await sweep(self._storage, queue)
         return swept
+
+    def _sleep_s(self, swept: dict[str, Swept]) -> float:
+        """A rest that differs from worker to worker; but a slot is to be fired when it comes."""
+        rest_s = self._rest_s(swept) * random.uniform(0.8, 1.2)
+        slots_s = [one.slot_wait_ms / 1000 for one in swept.values() if one.slot_wait_ms is not None]
+        if any(one.awaiting for one in swept.values()):
+            slots_s.append(_SOONEST_S)
+        if not slots_s:
+            return rest_s
+        return min(rest_s, max(min(slots_s), _SOONEST_SLOT_S) + random.random() * _SPREAD_S)
 
     def _rest_s(self, swept: dict[str, Swept]) -> float:
         """Until the next thing falls due, but no sooner than a second: a claim promotes without us."""

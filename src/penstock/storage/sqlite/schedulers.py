@@ -26,6 +26,7 @@ __all__ = [
     "ended",
     "fire",
     "forget_jobs",
+    "is_awaiting",
     "pause_scheduler",
     "put_scheduler",
     "remove_scheduler",
@@ -155,6 +156,11 @@ def due(step: Step, *, limit: int) -> tuple[DueScheduler, ...]:
     """Those whose slot has come."""
     rows = step.sql.execute(_sql["due"], (step.queue.key, step.now_ms, limit))
     return tuple(DueScheduler(name, next_at, step.now_ms, spec) for name, next_at, spec in rows)
+
+
+def is_awaiting(step: Step) -> bool:
+    """Whether one awaits the end of a job."""
+    return bool(step.sql.execute(_sql["is_awaiting"], (step.queue.key,)).fetchone()[0])
 
 
 def slot_wait_ms(step: Step) -> int | None:

@@ -51,6 +51,7 @@ def sweep(step: Step, *, limit: int) -> Swept:
         0 if more else _wait_ms(step, slot_wait_ms),
         schedulers.due(step, limit=limit),
         slot_wait_ms,
+        schedulers.is_awaiting(step),
     )
 
 

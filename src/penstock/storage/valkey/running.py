@@ -191,7 +191,8 @@ class Running:
     async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
         """As ``Storage.sweep``."""
         reply: list[Any] = await self._calls.call(queue, "sweep", limit)
-        promoted, rescued, expired, pruned, trimmed, more, wait_ms, slot_wait_ms, now_ms, rows = reply
+        promoted, rescued, expired, pruned, trimmed, more, *rest = reply
+        wait_ms, slot_wait_ms, awaiting, now_ms, rows = rest
         due = tuple(
             DueScheduler(name.decode(), slot_ms, now_ms, spec)
             for name, slot_ms, spec in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
@@ -206,6 +207,7 @@ class Running:
             None if wait_ms < 0 else wait_ms,
             due,
             None if slot_wait_ms < 0 else slot_wait_ms,
+            awaiting == 1,
         )
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:

@@ -21,6 +21,9 @@ DELETE FROM schedulers WHERE queue = ? AND name = ?
 SELECT name, spec, next_at, paused, fired, slots_limit, end_at, repeat_ms, last_id, awaits
 FROM schedulers WHERE queue = ? AND awaits > 0
 
+-- name: is_awaiting
+SELECT EXISTS (SELECT 1 FROM schedulers WHERE queue = ? AND awaits > 0 AND paused = 0)
+
 -- name: due
 SELECT name, next_at, spec FROM schedulers
 WHERE queue = ? AND paused = 0 AND next_at > 0 AND next_at <= ?

@@ -84,7 +84,7 @@ local function check_schedulers(names, repair, problems)
   for i = 1, #names do
     local s = Schedulers.read(names[i])
     local slot, is_stuck = tonumber(call('ZSCORE', K.slots, s.name) or 0), waits_for_ever(s)
-    if slot ~= (s.paused and 0 or s.next_ms) or is_stuck then
+    if slot ~= Schedulers.slot_of(s) or is_stuck then
       count_in(problems, 'stray_in_schedulers')
       if is_stuck then Schedulers.go_on(s) end
       if repair then Schedulers.save(s) end

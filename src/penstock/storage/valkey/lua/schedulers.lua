@@ -1,9 +1,10 @@
 -- Schedulers: what stands between a slot and its job. Which slots there are, the client computes.
 --
 -- schedulers  name -> next:6 awaits:6 fired:6 limit:6 end:6 repeat_ms+1:6 paused:1 length:2 last_id spec
--- slots       next -> name, of those that have a next slot and are not paused
+-- slots       next -> name, of those that are not paused and have a next slot, or will have one when the job that they
+--             await has ended: AWAITED
 
-local Schedulers = {}
+local Schedulers = { AWAITED = 2 ^ 53 - 1 }
 
 function Schedulers.parse(name, record)
   local next_ms, awaits, fired, limit, end_ms, repeat_ms, paused, length = unpack('>I6I6I6I6I6I6BH', record)
@@ -19,15 +20,18 @@ function Schedulers.read(name)
   return record and Schedulers.parse(name, record)
 end
 
+-- Where it stands among the slots; 0: it does not.
+function Schedulers.slot_of(s)
+  if s.paused then return 0 end
+  return s.awaits > 0 and Schedulers.AWAITED or s.next_ms
+end
+
 function Schedulers.save(s)
   if not bit_of(Q.uses, 8) then Q.uses = Q.uses + 8 end
   hset('schedulers', s.name, pack('>I6I6I6I6I6I6BH', s.next_ms, s.awaits, s.fired, s.limit, s.end_ms, s.repeat_ms + 1,
     s.paused and 1 or 0, #s.last_id) .. s.last_id .. s.spec)
-  if s.next_ms > 0 and not s.paused then
-    zadd('slots', s.next_ms, s.name)
-  else
-    zrem('slots', s.name)
-  end
+  local slot = Schedulers.slot_of(s)
+  if slot > 0 then zadd('slots', slot, s.name) else zrem('slots', s.name) end
 end
 
 function Schedulers.is_due(s)
@@ -75,11 +79,13 @@ function Schedulers.due(limit)
   return due
 end
 
--- The time to the first slot that is not due, or -1.
+-- The time to the first slot that is not due, or -1; and 1 if one awaits the end of a job.
 function Schedulers.wait()
-  if not bit_of(Q.uses, 8) then return -1 end
-  local first = call('ZRANGEBYSCORE', K.slots, '(' .. digits(Q.now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-  return first[1] and tonumber(first[2]) - Q.now or -1
+  if not bit_of(Q.uses, 8) then return -1, 0 end
+  local awaited = digits(Schedulers.AWAITED)
+  local first = call('ZRANGEBYSCORE', K.slots, '(' .. digits(Q.now), '(' .. awaited, 'WITHSCORES', 'LIMIT', 0, 1)
+  local awaiting = min(call('ZCOUNT', K.slots, awaited, awaited), 1)
+  return first[1] and tonumber(first[2]) - Q.now or -1, awaiting
 end
 
 -- All jobs are gone: none of them will tell that it has ended.

@@ -1,7 +1,7 @@
 -- sweep: what time brings, up to limit of each kind.
 -- arguments: limit
--- returns:   {promoted, rescued, expired, pruned, trimmed, more, wait_ms (-1: none), slot_wait_ms (-1: none), now,
---   due schedulers: name, slot, spec, and so on}
+-- returns:   {promoted, rescued, expired, pruned, trimmed, more, wait_ms (-1: none), slot_wait_ms (-1: none),
+--   awaiting, now, due schedulers: name, slot, spec, and so on}
 -- events:    promoted, stalled, failed, expired, cancelled, enqueued
 
 local HOUR = 3600000
@@ -153,9 +153,9 @@ register('sweep', function(keys, args)
   close()
   local more = promoted >= limit or rescued >= limit or expired >= limit or pruned >= limit
     or forgotten >= limit
-  local slot_wait = Schedulers.wait()
+  local slot_wait, awaiting = Schedulers.wait()
   return {
-    promoted, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing(slot_wait), slot_wait, Q.now,
-    Schedulers.due(limit),
+    promoted, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing(slot_wait), slot_wait,
+    awaiting, Q.now, Schedulers.due(limit),
   }
 end)

@@ -179,6 +179,7 @@ CREATE TABLE schedulers (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX schedulers_by_slot ON schedulers (queue, next_at, name) WHERE paused = 0 AND next_at > 0;
+CREATE INDEX schedulers_awaiting ON schedulers (queue) WHERE awaits > 0;
 
 CREATE TABLE workers (
     queue INTEGER NOT NULL,

@@ -1,0 +1,222 @@
+"""Schedulers: jobs that come again, by cron, by an interval, or a while after the last one ended.
+
+The store keeps them; every worker's sweeper fires them. ``app.schedule`` and ``queue.schedule`` put them in.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, TypedDict, get_args
+
+from msgspec.structs import replace
+
+from penstock.core.duration import Duration, describe, milliseconds
+from penstock.core.schedule import (
+    AfterCompletion,
+    Cron,
+    Every,
+    Missed,
+    Plan,
+    Schedule,
+    Timing,
+    pack_plan,
+    unpack_plan,
+)
+from penstock.errors import InvalidOption
+from penstock.options import epoch_ms, refuse_unknown, whole_number
+from penstock.storage.values import NewScheduler
+
+if TYPE_CHECKING:
+    from penstock.core.job import NewJob
+    from penstock.storage.base import Storage
+    from penstock.storage.values import Scheduler
+
+__all__ = ["SchedulerInfo", "When", "put_scheduler", "read_schedule"]
+
+_FURTHEST: Final = 2**31 - 1
+
+
+class When(TypedDict, total=False):
+    """When a scheduler's jobs come. One of the first three is needed.
+
+    - ``cron``: an expression of five fields, or of six with the seconds first, read in the zone ``tz`` (UTC).
+    - ``every``: an interval, counted from ``start``, or from the epoch: ``"1h"`` is on the hour, UTC.
+    - ``after_completion``: that long after the end of the job before, however it ended. The first comes at once.
+    - ``start``, ``end``: no slot before, none after; times with a zone. ``limit``: how many slots in all.
+    - ``missed``: of slots that nobody was there to fire, ``"skip"`` fires the newest, ``"catch_up"`` all, in order.
+    """
+
+    cron: str
+    tz: str
+    every: Duration
+    after_completion: Duration
+    start: datetime | None
+    end: datetime | None
+    limit: int | None
+    missed: Missed
+
+
+def read_schedule(when: When) -> Schedule:
+    """What ``when`` says, checked. Raises ``InvalidOption``."""
+    refuse_unknown(when, When.__annotations__, where="a schedule")
+    start, end, limit = when.get("start"), when.get("end"), when.get("limit")
+    start_ms = 0 if start is None else epoch_ms("start", start)
+    end_ms = 0 if end is None else epoch_ms("end", end)
+    missed = when.get("missed", "skip")
+    if missed not in get_args(Missed):
+        raise InvalidOption(f"missed={missed!r} is not usable. Give 'skip' or 'catch_up'.")
+    if start_ms and end_ms and end_ms < start_ms:
+        raise InvalidOption(f"end={end} lies before start={start}: there would be no slot.")
+    return Schedule(
+        _timing(when, start_ms),
+        start_ms=start_ms,
+        end_ms=end_ms,
+        limit=0 if limit is None else whole_number("limit", limit, least=1, most=_FURTHEST),
+        missed=missed,
+    )
+
+
+def _timing(when: When, start_ms: int) -> Timing:
+    given = [name for name in ("cron", "every", "after_completion") if name in when]
+    if len(given) != 1:
+        said = f"{' and '.join(given)} are given" if given else "none is given"
+        raise InvalidOption(
+            f"a schedule goes by cron, by every or by after_completion; {said}. Give one of them."
+        )
+    if "tz" in when and "cron" not in when:
+        raise InvalidOption("tz is for cron alone: intervals are the same in every time zone.")
+    if "cron" in when:
+        return Cron.of(when["cron"], when.get("tz", "UTC"))
+    if "every" in when:
+        every_ms = milliseconds(when["every"], what="every")
+        if every_ms < 1:
+            raise InvalidOption(
+                f"every={when['every']!r} is no time at all. Give how far apart the slots are."
+            )
+        return Every(every_ms, start_ms)
+    return AfterCompletion(milliseconds(when["after_completion"], what="after_completion"))
+
+
+async def put_scheduler(
+    storage: Storage, queue: str, name: str, *, schedule: Schedule, job: NewJob
+) -> SchedulerInfo:
+    """Create the scheduler or change the one of that name, unless it is the same already.
+
+    A changed schedule begins anew from now; a changed job is that of the slots to come.
+
+    Raises:
+        InvalidOption: a schedule without a slot to come, or a job that is to run at one time.
+    """
+    if job.run_at_ms is not None:
+        raise InvalidOption(
+            "run_at is one instant, but the job comes again. Use start=, or a delay after the slot."
+        )
+    plan = Plan(schedule, replace(job, id="", notify="", unchecked=False))
+    found = await storage.schedulers(queue, [name])
+    known = unpack_plan(found.schedulers[0].spec) if found.schedulers else None
+    is_same = known is not None and known.schedule == schedule
+    next_ms = schedule.first(found.now_ms)
+    if next_ms is None and not is_same:
+        raise InvalidOption(f"scheduler {name!r} would have no slot: its end has passed.")
+    new = NewScheduler(
+        name,
+        pack_plan(plan),
+        next_ms or 0,
+        keep_next=is_same,
+        limit=schedule.limit,
+        end_ms=schedule.end_ms,
+        repeat_ms=schedule.repeat_ms,
+    )
+    await storage.put_scheduler(queue, new)
+    return SchedulerInfo(queue, (await storage.schedulers(queue, [name])).schedulers[0])
+
+
+class SchedulerInfo:
+    """A scheduler as it was when asked for. ``raw`` is what the store said, ``plan`` what it means."""
+
+    __slots__ = ("plan", "queue", "raw")
+
+    def __init__(self, queue: str, raw: Scheduler) -> None:
+        self.queue = queue
+        self.raw = raw
+        self.plan = unpack_plan(raw.spec)
+
+    def __repr__(self) -> str:
+        return f"<SchedulerInfo {self.queue}/{self.name} {self.when}{', paused' if self.paused else ''}>"
+
+    @property
+    def name(self) -> str:
+        return self.raw.name
+
+    @property
+    def when(self) -> str:
+        """What it goes by, in words: ``cron 0 3 * * * Europe/Berlin``, ``every 10m``, ``5m after completion``."""
+        match self.plan.schedule.timing:
+            case Cron(expression, tz):
+                return f"cron {expression} {tz}"
+            case Every(every_ms):
+                return f"every {describe(every_ms)}"
+            case AfterCompletion(delay_ms):
+                return f"{describe(delay_ms)} after completion"
+
+    @property
+    def next(self) -> datetime | None:
+        """The next slot. ``None``: there is none any more, or the end of the running job says when."""
+        return _instant(self.raw.next_ms)
+
+    @property
+    def paused(self) -> bool:
+        return self.raw.paused
+
+    @property
+    def fired(self) -> int:
+        """How many slots were fired, since it was first put in."""
+        return self.raw.fired
+
+    @property
+    def ended(self) -> bool:
+        """Whether no slot will come again: its end has passed, or its limit was reached."""
+        return not self.raw.next_ms and not self.raw.awaiting
+
+    @property
+    def last_job(self) -> str:
+        """The id of the last slot's job; empty before the first."""
+        return self.raw.last_id
+
+    @property
+    def start(self) -> datetime | None:
+        return _instant(self.plan.schedule.start_ms)
+
+    @property
+    def end(self) -> datetime | None:
+        return _instant(self.plan.schedule.end_ms)
+
+    @property
+    def limit(self) -> int | None:
+        return self.plan.schedule.limit or None
+
+    @property
+    def missed(self) -> Missed:
+        return self.plan.schedule.missed
+
+    @property
+    def task(self) -> str:
+        """The task of its jobs."""
+        return self.plan.job.options.task
+
+    def slots(self, count: int, *, after: datetime | None = None) -> list[datetime]:
+        """The next slots by its schedule, as they would be if nothing is changed. None for ``after_completion``."""
+        found: list[datetime] = []
+        at_ms = self.raw.next_ms - 1 if after is None else epoch_ms("after", after)
+        while len(found) < count and (slot_ms := self.plan.schedule.next_after(at_ms)) is not None:
+            found.append(_datetime(slot_ms))
+            at_ms = slot_ms
+        return found
+
+
+def _instant(ms: int) -> datetime | None:
+    return _datetime(ms) if ms else None
+
+
+def _datetime(ms: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)

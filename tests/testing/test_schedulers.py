@@ -1,0 +1,76 @@
+"""Schedulers under test: the slots of a day in a moment, by a clock moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from penstock import App, Dedup, JobContext
+from penstock.testing import Harness, harness
+
+
+@pytest.fixture
+def app() -> App:
+    return App("sqlite:////nowhere/at/all/penstock.db")
+
+
+@pytest.fixture
+async def h(app: App) -> AsyncIterator[Harness]:
+    async with harness(app) as h:
+        yield h
+
+
+async def test_every_slot_of_the_time_that_passes_is_run(app: App, h: Harness) -> None:
+    slots: list[datetime | None] = []
+
+    @app.task
+    async def tick(context: JobContext) -> None:
+        slots.append(context.scheduled_for)
+
+    info = await app.schedule("hourly", tick.job(), every="1h")
+    await h.drain(until="6h")
+    assert slots == info.slots(6)
+
+
+async def test_a_rest_after_completion_counts_from_the_end(app: App, h: Harness) -> None:
+    runs: list[datetime] = []
+
+    @app.task
+    async def poll() -> None:
+        runs.append(h.clock.now())
+
+    await app.schedule("poll", poll.job(), after_completion="90m", limit=3)
+    await h.drain(until="1d")
+    rests = [later - earlier for earlier, later in pairwise(runs)]
+    assert [round(rest / timedelta(minutes=1)) for rest in rests] == [90, 90]
+
+
+async def test_inline_a_job_that_is_due_runs_when_its_scheduler_is_put_in(app: App) -> None:
+    runs: list[Any] = []
+
+    @app.task
+    async def poll(n: int) -> None:
+        runs.append(n)
+
+    async with harness(app, mode="inline"):
+        await app.schedule("poll", poll.job(1), after_completion="1h", limit=2)
+        assert runs == [1]
+
+
+async def test_of_debounced_jobs_the_last_runs_once_it_is_quiet(app: App, h: Harness) -> None:
+    saved: list[int] = []
+
+    @app.task
+    async def save(version: int) -> None:
+        saved.append(version)
+
+    for version in range(3):
+        await save.enqueue(version, dedup=Dedup.debounce("page", "10s"))
+        await h.drain(until="5s")
+    assert saved == []
+    await h.drain(until="5s")
+    assert saved == [2]

@@ -1,0 +1,145 @@
+"""Workers fire schedulers: on time, once, and whatever a single one of them is like."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from penstock import App, JobContext, current_job
+from penstock.core.schedule import Every, Plan, Schedule, pack_plan
+from penstock.errors import StorageFull
+from penstock.firing import sweep
+from penstock.storage.values import Fired, NewScheduler, Swept
+from penstock.worker.sweeper import Sweeper
+from tests.worker.conftest import until, working
+
+
+async def test_a_handler_knows_the_slot_it_runs_for(app: App) -> None:
+    slots: list[datetime | None] = []
+
+    @app.task
+    async def tick(context: JobContext) -> None:
+        assert context.id.startswith("ticker:")
+        assert current_job().scheduler == "ticker"
+        slots.append(context.scheduled_for)
+
+    await app.schedule("ticker", tick.job(), every="200ms", limit=3, missed="catch_up")
+    async with working(app):
+        await until(lambda: len(slots) == 3)
+    assert all(slot is not None and slot <= datetime.now(UTC) for slot in slots)
+    times = sorted(slot.timestamp() for slot in slots if slot)
+    assert [later - earlier for earlier, later in pairwise(times)] == pytest.approx([0.2, 0.2])
+
+
+async def test_two_workers_fire_a_slot_once(app: App) -> None:
+    @app.task
+    async def tick() -> None: ...
+
+    await app.schedule("ticker", tick.job(), every="100ms", limit=10, missed="catch_up")
+    async with working(app), working(app):
+        await until(lambda: _completed(app, 10))
+    [info] = await app.schedulers()
+    assert (info.fired, info.ended) == (10, True)
+
+
+async def test_a_job_comes_again_after_its_end_even_if_it_fails(app: App) -> None:
+    runs: list[str] = []
+
+    @app.task(attempts=1)
+    async def poll() -> None:
+        runs.append(current_job().id)
+        raise RuntimeError("every time")
+
+    await app.schedule("poll", poll.job(), after_completion=0)
+    async with working(app):
+        await until(lambda: len(runs) >= 3)
+    assert len(set(runs)) == len(runs)
+
+
+async def test_a_sweeper_fires_for_queues_that_have_no_jobs_yet(app: App) -> None:
+    await app.queue("quiet").schedule("ticker", "payload", every="1h")
+    storage = await app.connect()
+    await storage.shift_clock("quiet", 3_600_000)
+    swept = await Sweeper(storage).run_once()
+    assert (await storage.counts("quiet")).waiting == 1
+    wait_ms = swept["quiet"].slot_wait_ms
+    assert wait_ms is not None
+    assert 0 < wait_ms <= 3_600_000
+
+
+async def test_a_loop_of_ones_own_fires_what_is_due(app: App) -> None:
+    queue = app.queue("quiet")
+    await queue.schedule("ticker", "payload", every="1h")
+    await (await app.connect()).shift_clock("quiet", 3_600_000)
+    job = await queue.claim_one(wait="10s")
+    assert job is not None
+    assert job.payload == "payload"
+
+
+async def test_a_scheduler_that_cannot_be_read_does_not_keep_others_from_their_slots(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = await app.connect()
+    await app.queue("q").schedule("good", "payload", every="1h")
+    await storage.put_scheduler("q", NewScheduler("bad", b"of a newer version", 1))
+    await storage.shift_clock("q", 3_600_000)
+    with caplog.at_level(logging.WARNING):
+        await sweep(storage, "q")
+    assert (await storage.counts("q")).waiting == 1
+    assert "scheduler 'bad' cannot be read" in caplog.text
+
+
+async def test_a_full_store_makes_a_slot_late_and_no_more(
+    memory_app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = await memory_app.connect()
+    await memory_app.queue("q").schedule("ticker", "payload", every="1h")
+    await storage.shift_clock("q", 3_600_000)
+    fire = storage.fire
+
+    async def full(*args: Any, **kwargs: Any) -> Fired:
+        raise StorageFull("no room")
+
+    monkeypatch.setattr(storage, "fire", full)
+    with caplog.at_level(logging.WARNING):
+        await sweep(storage, "q")
+    assert "will be late" in caplog.text
+    monkeypatch.setattr(storage, "fire", fire)
+    await sweep(storage, "q")
+    assert (await storage.counts("q")).waiting == 1
+
+
+async def test_missed_slots_are_made_up_for_a_bounded_number_at_a_time(app: App) -> None:
+    storage = await app.connect()
+    now_ms = (await storage.schedulers("q")).now_ms
+    plan = Plan(Schedule(Every(1000), missed="catch_up"), (await _template(app)))
+    await storage.put_scheduler("q", NewScheduler("ticker", pack_plan(plan), now_ms // 1000 * 1000 - 249_000))
+    swept = [await sweep(storage, "q") for _ in range(3)]
+    assert [one.more for one in swept] == [True, True, False]
+    assert (await storage.counts("q")).waiting in (250, 251)
+
+
+def test_the_sweeper_wakes_for_a_slot_and_looks_often_for_the_end_of_a_job() -> None:
+    sweeper = Sweeper(None, [], interval="5s")  # type: ignore[arg-type]
+    assert 4 <= sweeper._sleep_s({"a": Swept()}) <= 6
+    assert 0.3 <= sweeper._sleep_s({"a": Swept(slot_wait_ms=300), "b": Swept()}) <= 0.33
+    assert 0.05 <= sweeper._sleep_s({"a": Swept(slot_wait_ms=1)}) <= 0.08
+    assert sweeper._sleep_s({"a": Swept(slot_wait_ms=60_000)}) <= 6
+    assert sweeper._sleep_s({"a": Swept(awaiting=True)}) <= 1.03
+
+
+async def _completed(app: App, count: int) -> bool:
+    return (await app.queue("default").counts()).completed == count
+
+
+async def _template(app: App) -> Any:
+    queue = app.queue("q")
+    info = await queue.schedule("template", "payload", every="1h")
+    await queue.remove_scheduler("template")
+    await asyncio.sleep(0)
+    return info.plan.job
