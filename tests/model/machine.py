@@ -14,15 +14,26 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.core.annex import Annex
 from penstock.core.job import Job, Lease, NewJob
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound, StorageError
 from penstock.storage.base import Storage
-from penstock.storage.values import Change, Claimed, Held, QueueSettings, Report, Settlement, Take, Ticket
+from penstock.storage.values import (
+    Change,
+    Claimed,
+    Held,
+    NewScheduler,
+    QueueSettings,
+    Report,
+    Settlement,
+    Take,
+    Ticket,
+)
 from tests.model import strategies as draw
 from tests.model.model import Model
 from tests.model.sight import Sight
-from tests.model.strategies import IDS, KEYS, UNIT
+from tests.model.strategies import CLOCKS, IDS, KEYS, UNIT
 
 __all__ = ["Machine"]
 
@@ -112,6 +123,46 @@ class Machine(RuleBasedStateMachine):
         self.same(self.storage.dedup_of(self.queue, key), lambda: self.model.dedup_of(key))
         if clear:
             self.same(self.storage.clear_dedup(self.queue, key), lambda: self.model.clear_dedup(key))
+
+    @rule(new=draw.schedulers)
+    def put_scheduler(self, new: NewScheduler) -> None:
+        ours, theirs = self.sight.put(new), self.model_sight.put(new)
+        self.same(self.storage.put_scheduler(self.queue, ours), lambda: self.model.put_scheduler(theirs))
+
+    @precondition(lambda self: self.model.clocks)
+    @rule(
+        name=st.sampled_from(CLOCKS), job=draw.new_jobs(), next_ms=draw.instants, is_right=st.integers(0, 9)
+    )
+    def fire(self, name: str, job: NewJob, next_ms: int, is_right: int) -> None:
+        """Mostly the slot that is next: the others must change nothing."""
+        clock = self.model.clocks.get(name)
+        repeats = clock is not None and clock.new.repeat_ms is not None
+        job = msgspec.structs.replace(job, annex=Annex(scheduler=name, repeats=repeats))
+        ours, theirs = self.sight.placed(job), self.model_sight.placed(job)
+        known = self.do(self.storage.schedulers(self.queue, [name])).schedulers
+        slot = (known[0].next_ms if known else 1) + (is_right == 0)
+        model_slot = (clock.next if clock else 1) + (is_right == 0)
+        self.same(
+            self.storage.fire(self.queue, name, slot_ms=slot, next_ms=self.sight.instant(next_ms), job=ours),
+            lambda: self.model.fire(name, model_slot, self.model_sight.instant(next_ms), theirs),
+        )
+
+    @precondition(lambda self: self.model.clocks)
+    @rule(
+        name=st.sampled_from(CLOCKS),
+        verb=st.sampled_from(["pause", "resume", "remove"]),
+        next_ms=draw.instants,
+    )
+    def operate_a_scheduler(self, name: str, verb: str, next_ms: int) -> None:
+        if verb != "resume":
+            call = getattr(self.storage, f"{verb}_scheduler")(self.queue, name)
+            self.same(call, lambda: getattr(self.model, f"{verb}_scheduler")(name))
+            return
+        ours, theirs = self.sight.instant(next_ms), self.model_sight.instant(next_ms)
+        self.same(
+            self.storage.resume_scheduler(self.queue, name, next_ms=ours or None),
+            lambda: self.model.resume_scheduler(name, theirs or None),
+        )
 
     @rule(take=draw.takes, repeat=repeats)
     def claim(self, take: Take, repeat: str) -> None:
@@ -255,6 +306,13 @@ class Machine(RuleBasedStateMachine):
             assert seen == wanted, f"the engine has {seen}, the model {wanted}"
         for job in self.do(self.storage.get(self.queue, IDS)):
             assert job is None or job in listed, f"got {job}, listed {listed}"
+
+    @invariant()
+    def the_schedulers_are_the_same(self) -> None:
+        if self.model.clocks:
+            seen = self.sight.answer(self.do(self.storage.schedulers(self.queue)))
+            wanted = self.model_sight.answer(self.model.all_schedulers())
+            assert seen == wanted, f"the engine has {seen}, the model {wanted}"
 
     @invariant()
     def the_news_are_the_same(self) -> None:

@@ -21,16 +21,16 @@ from penstock.storage.values import (
     RemoveAnswer,
     RetryAnswer,
 )
+from tests.model.clockwork import Clockwork
 from tests.model.record import Record, news_of
-from tests.model.running import Running
 
 __all__ = ["Model"]
 
 S, E = State, EventType
 
 
-class Model(Running):
-    """The verbs on one queue: those of `Running`, and those that operate on jobs and queues."""
+class Model(Clockwork):
+    """The verbs on one queue: those of `Clockwork`, and those that operate on jobs and queues."""
 
     # Waiting
 
@@ -106,6 +106,9 @@ class Model(Running):
         for record in list(self.records.values()):
             self._delete(record)
         self.keys.clear()
+        for clock in self.clocks.values():
+            if clock.awaits:
+                clock.go_on(self.now)
         self._append(E.OBLITERATED)
         return count
 

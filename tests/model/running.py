@@ -12,6 +12,7 @@ from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
 from penstock.storage.values import (
     Claimed,
+    DueScheduler,
     Extended,
     Held,
     Report,
@@ -70,7 +71,18 @@ class Running(Keys):
         for record in expired:
             self._expire(record)
         pruned = self._prune()
-        return Swept(promoted, len(overdue), len(expired), pruned, wait_ms=self._next_thing())
+        slots = [clock.next - self.now for clock in self.clocks.values() if not clock.paused]
+        later = [wait_ms for wait_ms in slots if wait_ms > 0]
+        return Swept(
+            promoted,
+            len(overdue),
+            len(expired),
+            pruned,
+            wait_ms=min([*later, *self._next_thing()], default=None),
+            due=self._due_schedulers(),
+            slot_wait_ms=min(later, default=None),
+            awaiting=any(clock.awaits and not clock.paused for clock in self.clocks.values()),
+        )
 
     # enqueue
 
@@ -271,12 +283,16 @@ class Running(Keys):
             del self.records[record.id]
         return len(old) + len(surplus)
 
-    def _next_thing(self) -> int | None:
+    def _due_schedulers(self) -> tuple[DueScheduler, ...]:
+        due = sorted((clock.next, name) for name, clock in self.clocks.items() if clock.is_due(self.now))
+        return tuple(DueScheduler(name, at, self.now, self.clocks[name].new.spec) for at, name in due)
+
+    def _next_thing(self) -> list[int]:
         times = [r.run_at for r in self.in_state(S.SCHEDULED)]
         times += [r.lease_until for r in self.in_state(S.ACTIVE)]
         times += [r.expires_at for r in self._pending() if r.expires_at]
         times += [r.kept_until for state in TERMINAL for r in self.in_state(state)]
-        return max(0, min(times) - self.now) if times else None
+        return [max(0, at - self.now) for at in times]
 
     # Repeated calls
 

@@ -14,7 +14,15 @@ from penstock.core.event import Event
 from penstock.core.job import Job, Lease, NewJob
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.outcome import Failure
-from penstock.storage.values import Claimed, Finished, SettledBatch, Swept
+from penstock.storage.values import (
+    Claimed,
+    Finished,
+    NewScheduler,
+    Scheduler,
+    Schedulers,
+    SettledBatch,
+    Swept,
+)
 from tests.model.record import Happened, Record
 from tests.model.strategies import UNIT
 
@@ -32,6 +40,15 @@ class Sight:
         if job.run_at_ms is None:
             return job
         return msgspec.structs.replace(job, run_at_ms=job.run_at_ms + self.start_ms)
+
+    def instant(self, ms: int) -> int:
+        """An instant in this side's time; 0 stays none."""
+        return ms + self.start_ms if ms else 0
+
+    def put(self, new: NewScheduler) -> NewScheduler:
+        """The scheduler with its instants in this side's time."""
+        instants = {"next_ms": self.instant(new.next_ms), "end_ms": self.instant(new.end_ms)}
+        return msgspec.structs.replace(new, **instants)
 
     def answer(self, value: Any) -> Any:
         return _seen(value, self.start_ms)
@@ -86,7 +103,14 @@ def _seen(value: Any, start_ms: int) -> Any:
         case SettledBatch():
             return msgspec.structs.replace(value, claimed=_seen(value.claimed, start_ms))
         case Swept():
-            return msgspec.structs.replace(value, wait_ms=_wait(value.wait_ms))
+            due = tuple((one.name, _unit(one.slot_ms, start_ms), one.spec) for one in value.due)
+            waits = {"wait_ms": _wait(value.wait_ms), "slot_wait_ms": _wait(value.slot_wait_ms)}
+            return msgspec.structs.replace(value, due=due, **waits)
+        case Schedulers():
+            return _seen(value.schedulers, start_ms)
+        case Scheduler():
+            changed = {name: _unit(getattr(value, name), start_ms) for name in ("next_ms", "end_ms")}
+            return msgspec.structs.replace(value, **changed)
         case Finished():
             return msgspec.structs.replace(value, failure=_failure(value.failure))
         case _:

@@ -28,6 +28,7 @@ class Steps:
         self.events: list[Happened] = []
         self.news: dict[str, list[Finished]] = {}
         self.keys: dict[str, Any] = {}
+        self.clocks: dict[str, Any] = {}
         self._last_calls: dict[str, tuple[int, Any]] = {}
 
     def in_state(self, state: State) -> list[Record]:
@@ -94,6 +95,9 @@ class Steps:
         key = record.annex.dedup if record.annex else ""
         if key in self.keys and self.keys[key].incarnation == record.incarnation:
             del self.keys[key]
+        clock = self.clocks.get(record.annex.scheduler) if record.annex and record.annex.repeats else None
+        if clock and clock.awaits == record.incarnation:
+            clock.go_on(self.now)
 
     def _draw(self) -> int:
         self.seq += 1

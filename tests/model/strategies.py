@@ -17,13 +17,15 @@ from penstock.core.dedup import Dedup
 from penstock.core.job import Conflict, NewJob, Options
 from penstock.core.lifecycle import TERMINAL
 from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome, Release, Snooze
-from penstock.storage.values import Change, QueueSettings, Take
+from penstock.storage.values import Change, NewScheduler, QueueSettings, Take
 
 __all__ = [
+    "CLOCKS",
     "IDS",
     "KEYS",
     "UNIT",
     "changes",
+    "instants",
     "lines",
     "listeners",
     "new_jobs",
@@ -31,6 +33,7 @@ __all__ = [
     "outcomes",
     "progress",
     "redispatches",
+    "schedulers",
     "settings",
     "takes",
     "terminal_states",
@@ -40,6 +43,7 @@ __all__ = [
 UNIT: Final = 1_000_000
 IDS: Final = ("a", "b", "c", "ü", "🚰")
 KEYS: Final = ("key", "schlüssel")
+CLOCKS: Final = ("clock", "uhr ü")
 
 listeners = st.sampled_from(["ear", "eye"])
 payloads = st.sampled_from([b"", b"one", b"\x00\xff"])
@@ -80,6 +84,10 @@ dedups = st.one_of(
 )
 
 
+# An instant counts from the machine's first moment; 1 is long ago, 0 never.
+instants = st.sampled_from([0, 1, 1, UNIT, 3 * UNIT])
+
+
 @st.composite
 def new_jobs(draw: Callable) -> NewJob:
     """``run_at_ms`` counts from the machine's first moment: whoever makes the call adds that."""
@@ -108,6 +116,17 @@ def redispatches(draw: Callable, ids: list[str]) -> NewJob:
     new: NewJob = draw(new_jobs())
     return msgspec.structs.replace(new, id=draw(st.sampled_from(ids)), conflict=draw(redispatch))
 
+
+schedulers = st.builds(
+    NewScheduler,
+    name=st.sampled_from(CLOCKS),
+    spec=st.sampled_from([b"", b"spec", b"\x00\xff"]),
+    next_ms=instants,
+    keep_next=st.booleans(),
+    limit=st.sampled_from([0, 0, 0, 1, 3]),
+    end_ms=st.sampled_from([0, 0, 6 * UNIT]),
+    repeat_ms=st.none() | units(0, 1, 2),
+)
 
 takes = st.builds(
     Take,
