@@ -42,6 +42,7 @@ from penstock.errors import (
     StorageRefused,
     StorageUnavailable,
     StorageVersion,
+    Suspend,
     UnknownTask,
     Unrecoverable,
     Verdict,
@@ -49,6 +50,7 @@ from penstock.errors import (
 from penstock.handle import JobHandle
 from penstock.info import JobInfo, WorkerInfo
 from penstock.intake import EnqueueCall
+from penstock.leased import Signal
 from penstock.queue import Queue
 from penstock.scheduler import SchedulerInfo
 from penstock.serde import Serde, register_serde
@@ -102,6 +104,7 @@ __all__ = [
     "SchedulerInfo",
     "Serde",
     "SerializationError",
+    "Signal",
     "Snooze",
     "State",
     "StorageError",
@@ -111,6 +114,7 @@ __all__ = [
     "StorageUnavailable",
     "StorageVersion",
     "Subscription",
+    "Suspend",
     "Task",
     "UnknownTask",
     "Unrecoverable",

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.lifecycle import TERMINAL, State
-from penstock.core.names import check_consumer, check_dedup_key, check_id
+from penstock.core.names import check_consumer, check_dedup_key, check_id, check_signal
 from penstock.errors import InvalidOption
 from penstock.events import After, EventTypes, Filter, check_after, queue_events
 from penstock.info import JobInfo, WorkerInfo
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         QueueSettings,
         RemoveAnswer,
         RetryAnswer,
+        SignalAnswer,
     )
 
 __all__ = ["QueueAdmin", "Settings"]
@@ -162,6 +163,17 @@ class QueueAdmin:
     async def remove(self, *ids: str) -> dict[str, RemoveAnswer]:
         """Delete jobs, except active ones."""
         return await _by_id(ids, (await self._storage()).remove, self.name)
+
+    async def signal(self, id: str, name: str, data: Any = None) -> SignalAnswer:
+        """Send a job a signal, with anything JSON can say.
+
+        ``resumed``: it was suspended until this signal, and waits for a worker now. ``kept``: it was not; the
+        signal is there when it asks for it. ``full``: a hundred are kept already, this one is not.
+        """
+        check_id(id)
+        return await (await self._storage()).signal(
+            self.name, id, check_signal(name), self._source.encode_signal(data)
+        )
 
     async def change(
         self,

@@ -18,9 +18,10 @@ import msgspec
 
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.job import Lease
+from penstock.core.names import check_step
 from penstock.core.outcome import Complete, Fail, Outcome, Release, Snooze
 from penstock.core.usage import amounts as in_millionths
-from penstock.errors import InvalidInput, LeaseLost, SerializationError, StorageError, Verdict
+from penstock.errors import InvalidInput, LeaseLost, SerializationError, StorageError, Suspend, Verdict
 from penstock.leased import LeasedJob
 from penstock.storage.values import Held, Report, Settlement
 
@@ -39,7 +40,8 @@ J = TypeVar("J", "ClaimedJob", "ClaimedJob | None")
 
 
 class ClaimedJob(LeasedJob):
-    """A job under a lease of ours. Settle it once, by ``complete``, ``fail``, ``release`` or ``snooze``.
+    """A job under a lease of ours. Settle it once, by ``complete``, ``fail``, ``release``, ``snooze``
+    or ``suspend``.
 
     Each of these says whether it counted: false means that the lease was lost, or that this job was settled here
     before; nothing changed then. ``complete`` is true for exactly one of all callers who ever held the job.
@@ -100,8 +102,8 @@ class ClaimedJob(LeasedJob):
     ) -> bool:
         """The run failed: the job runs again after its backoff, or ``retry_in``, as long as attempts are left.
 
-        ``final`` ends it now. An error may say so itself, as in a worker (``Retry``, ``Snooze``, ``Unrecoverable``).
-        If it is the job's end, the failure is kept for ``ttl``, or as long as the job's options say.
+        ``final`` ends it now. An error may say so itself, as in a worker (``Retry``, ``Snooze``, ``Suspend``,
+        ``Unrecoverable``). If it is the job's end, the failure is kept for ``ttl``, or as its options say.
         """
         from penstock.worker.verdict import failed
 
@@ -116,9 +118,15 @@ class ClaimedJob(LeasedJob):
         """Hand the job back unfinished: the next in line, counted in no limit."""
         return await self._settle(Release())
 
-    async def snooze(self, delay: Duration) -> bool:
-        """Run it again after ``delay``; counted in no limit."""
-        return await self._settle(Snooze(milliseconds(delay, what="delay")))
+    async def snooze(self, delay: Duration, *, step: str | None = None) -> bool:
+        """Run it again after ``delay``, at that ``step`` (where it is unless given); counted in no limit."""
+        return await self._settle(Snooze(milliseconds(delay, what="delay"), check_step(step)))
+
+    async def suspend(self, signal: str, *, timeout: Duration | None = None, step: str | None = None) -> bool:
+        """Run it again when ``signal`` comes, or after ``timeout``; counted in no limit."""
+        from penstock.worker.verdict import suspension
+
+        return await self._settle(suspension(Suspend(signal, timeout=timeout, step=step)))
 
     async def extend(self, lease: Duration | None = None) -> Literal["extended", "cancel", "expired"]:
         """Push the lease's deadline to ``lease`` from now (as long as at the claim unless given).
@@ -192,7 +200,7 @@ class Claim(Generic[J]):
     | how the block is left | what becomes of the job |
     |---|---|
     | normally | completed with ``job.result``; ``LeaseLost`` is raised if that did not count |
-    | ``Retry``, ``Snooze``, ``Unrecoverable`` raised | what they say; the exception ends here |
+    | ``Retry``, ``Snooze``, ``Suspend``, ``Unrecoverable`` raised | what they say; the exception ends here |
     | another exception | failed, to be retried as its options say; the exception goes on |
     | cancelled, interrupted | handed back |
     | settled inside the block | that counts |

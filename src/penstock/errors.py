@@ -30,7 +30,8 @@
     └── Verdict                           raised *by handlers* to say how the job goes on
         ├── Unrecoverable                 fail now, whatever attempts are left
         ├── Retry                         count a failure, and run again at a time of one's own
-        └── Snooze                        run again later; counts in no limit
+        ├── Snooze                        run again later; counts in no limit
+        └── Suspend                       run again when a signal comes; counts in no limit
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ __all__ = [
     "StorageRefused",
     "StorageUnavailable",
     "StorageVersion",
+    "Suspend",
     "UnknownTask",
     "Unrecoverable",
     "Verdict",
@@ -209,12 +211,38 @@ class Retry(Verdict):
 
 
 class Snooze(Verdict):
-    """Run again after ``delay``, or ``at`` a time. Not a failure: counts in no limit."""
+    """Run again after ``delay``, or ``at`` a time. Not a failure: counts in no limit.
 
-    def __init__(self, delay: timedelta | str | float | None = None, *, at: datetime | None = None) -> None:
+    ``step`` is what the next run finds as ``context.step``; without it the job stays at the step it is at.
+    """
+
+    def __init__(
+        self,
+        delay: timedelta | str | float | None = None,
+        *,
+        at: datetime | None = None,
+        step: str | None = None,
+    ) -> None:
         super().__init__("the handler asked to run later")
         self.delay = delay
         self.at = _with_zone(at)
+        self.step = step
+
+
+class Suspend(Verdict):
+    """Run again when ``signal`` is sent to the job, or after ``timeout``. Not a failure: counts in no limit.
+
+    The next run finds the signal as ``context.signal``, or ``context.timed_out``. A signal that was sent before
+    is taken at once. ``step`` is as for ``Snooze``.
+    """
+
+    def __init__(
+        self, signal: str, *, timeout: timedelta | str | float | None = None, step: str | None = None
+    ) -> None:
+        super().__init__(f"the handler asked to wait for the signal {signal!r}")
+        self.signal = signal
+        self.timeout = timeout
+        self.step = step
 
 
 def _with_zone(at: datetime | None) -> datetime | None:

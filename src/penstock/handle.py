@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from penstock.core.duration import Duration, describe, milliseconds
 from penstock.core.lifecycle import TERMINAL, State
+from penstock.core.names import check_signal
 from penstock.errors import JobCancelled, JobError, JobExpired, JobFailed, JobNotFound, ResultTimeout
 from penstock.events import EventTypes, Filter, job_events
 from penstock.info import JobInfo
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.core.job import Enqueued, EnqueueStatus, NewJob
     from penstock.source import Source
-    from penstock.storage.values import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer
+    from penstock.storage.values import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer, SignalAnswer
 
 __all__ = ["JobHandle", "call"]
 
@@ -120,6 +121,11 @@ class JobHandle(Generic[R]):
         """Delete the job, unless it is active."""
         [answer] = await (await self._source.app.connect()).remove(self.queue, [self.id])
         return answer
+
+    async def signal(self, name: str, data: Any = None) -> SignalAnswer:
+        """Send the job a signal, with anything JSON can say; see ``Queue.signal``."""
+        storage = await self._source.app.connect()
+        return await storage.signal(self.queue, self.id, check_signal(name), self._source.encode_signal(data))
 
     async def keep_result(self, ttl: Duration) -> bool:
         """Keep the result for ``ttl`` from the job's end; false if the job is not known."""

@@ -108,6 +108,17 @@ class JobInfo:
         return self.raw.annex.group if self.raw.annex else ""
 
     @property
+    def step(self) -> str:
+        """Where the job goes on in its next run; empty at its beginning."""
+        return self.raw.annex.step if self.raw.annex else ""
+
+    @property
+    def awaits(self) -> str:
+        """The signal that a suspended job waits for; empty if it is not suspended."""
+        is_suspended = self.raw.blocked_by == "signal" and self.raw.annex is not None
+        return self.raw.annex.awaits if is_suspended and self.raw.annex else ""
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """What was sent along for middleware and handlers."""
         annex = self.raw.annex

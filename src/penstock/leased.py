@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
+import msgspec
+
+from penstock.core.annex import EMPTY_ANNEX, Annex
 from penstock.core.job import Lease
 
-__all__ = ["LeasedJob"]
+__all__ = ["LeasedJob", "Signal"]
+
+
+class Signal(NamedTuple):
+    """What ended a job's suspension. ``raw`` is JSON."""
+
+    name: str
+    raw: bytes
+
+    @property
+    def data(self) -> Any:
+        """What was sent along; ``None`` if nothing was."""
+        return msgspec.json.decode(self.raw) if self.raw else None
 
 
 class LeasedJob:
@@ -50,13 +66,32 @@ class LeasedJob:
     @property
     def headers(self) -> Mapping[str, str]:
         """What was sent along for middleware and handlers."""
-        annex = self._lease.annex
-        return (annex and annex.headers) or {}
+        return self._annex.headers or {}
 
     @property
     def group(self) -> str:
         """The key of the jobs it shares a limit with; empty if there is none."""
-        return self._lease.annex.group if self._lease.annex else ""
+        return self._annex.group
+
+    @property
+    def step(self) -> str:
+        """Where the job goes on: what it was snoozed or suspended with; empty at its beginning."""
+        return self._annex.step
+
+    @property
+    def signal(self) -> Signal | None:
+        """The signal that ended its last suspension; the same in every run until the next one."""
+        data = self._lease.signal
+        return None if data is None else Signal(self._annex.received, data)
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether its last suspension ended by the timeout, without the signal."""
+        return self._annex.timed_out
+
+    @property
+    def _annex(self) -> Annex:
+        return self._lease.annex or EMPTY_ANNEX
 
     @property
     def scheduler(self) -> str:

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.size import describe_size
 from penstock.errors import PayloadTooLarge, SerializationError
-from penstock.serde import Raw
+from penstock.serde import Json, Raw
 
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.serde import Serde
 
 __all__ = ["Source"]
+
+_json = Json()
 
 
 class Source:
@@ -66,6 +68,13 @@ class Source:
         )
         if len(data) > self.app.max_payload:
             raise too_large("result", data, self.app.max_payload)
+        return data
+
+    def encode_signal(self, value: Any) -> bytes:
+        """JSON, whatever the serde: who signals need not know the task. Raises as ``encode_payload``."""
+        data = b"" if value is None else _json.encode(value)
+        if len(data) > self.app.max_payload:
+            raise too_large("signal", data, self.app.max_payload)
         return data
 
     def decode_result(self, data: bytes | None) -> Any:

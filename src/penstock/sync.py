@@ -21,6 +21,7 @@ from penstock.core.lifecycle import State
 from penstock.events import After, EventTypes, Offsets
 from penstock.handle import JobHandle
 from penstock.info import JobInfo
+from penstock.leased import Signal
 from penstock.loopthread import run
 from penstock.options import JobOptions
 from penstock.queue import Queue
@@ -106,6 +107,7 @@ class SyncJobHandle(_Face[JobHandle[R]], Generic[R]):
     retry = as_sync(JobHandle.retry)
     promote = as_sync(JobHandle.promote)
     remove = as_sync(JobHandle.remove)
+    signal = as_sync(JobHandle.signal)
     keep_result = as_sync(JobHandle.keep_result)
     logs = as_sync(JobHandle.logs)
 
@@ -240,6 +242,7 @@ class SyncQueue(_Face[Queue]):
     retry = as_sync(QueueAdmin.retry)
     promote = as_sync(QueueAdmin.promote)
     remove = as_sync(QueueAdmin.remove)
+    signal = as_sync(QueueAdmin.signal)
     change = as_sync(QueueAdmin.change)
     dedup = as_sync(QueueAdmin.dedup)
     clear_dedup = as_sync(QueueAdmin.clear_dedup)
@@ -298,6 +301,18 @@ class SyncClaimedJob(_Face[ClaimedJob]):
         return self._target.enqueued_at
 
     @property
+    def step(self) -> str:
+        return self._target.step
+
+    @property
+    def signal(self) -> Signal | None:
+        return self._target.signal
+
+    @property
+    def timed_out(self) -> bool:
+        return self._target.timed_out
+
+    @property
     def payload(self) -> Any:
         return self._target.payload
 
@@ -321,6 +336,7 @@ class SyncClaimedJob(_Face[ClaimedJob]):
     fail = as_sync(ClaimedJob.fail)
     release = as_sync(ClaimedJob.release)
     snooze = as_sync(ClaimedJob.snooze)
+    suspend = as_sync(ClaimedJob.suspend)
     extend = as_sync(ClaimedJob.extend)
     progress = as_sync(ClaimedJob.progress)
     log = as_sync(ClaimedJob.log)

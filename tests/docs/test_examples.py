@@ -60,6 +60,7 @@ def server() -> Iterator[ValkeyServer]:
         "README.md",
         "guide.md",
         "workers.md",
+        "steps.md",
         "own-loop.md",
         "schedulers.md",
         "stores.md",

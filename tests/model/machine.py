@@ -239,6 +239,12 @@ class Machine(RuleBasedStateMachine):
         ids = data.draw(st.lists(self.known_ids(), min_size=1, max_size=3))
         self.same(getattr(self.storage, verb)(self.queue, ids), lambda: getattr(self.model, verb)(ids))
 
+    @rule(data=st.data(), name=draw.signals, what=st.sampled_from([b"", b"\xff\x00"]))
+    def signal(self, data: st.DataObject, name: str, what: bytes) -> None:
+        suspended = [record.id for record in self.model.in_state(State.BLOCKED)]
+        id = data.draw(st.sampled_from([*suspended, *suspended, *self.model.records, "nobody"]))
+        self.same(self.storage.signal(self.queue, id, name, what), lambda: self.model.signal(id, name, what))
+
     @rule(data=st.data(), change=draw.changes)
     def change(self, data: st.DataObject, change: Change) -> None:
         id = data.draw(self.known_ids())

@@ -64,6 +64,9 @@ class Record:
     slot: Slot | None = None
     waiters: set[str] = field(default_factory=set)
     annex: Annex | None = None
+    blocked_by: str = ""
+    signal: bytes | None = None
+    early: list[tuple[str, bytes]] = field(default_factory=list)
 
 
 class Happened(NamedTuple):
@@ -101,7 +104,7 @@ def _in_line(record: Record) -> tuple[int, int, int]:
 ORDER: dict[State, Callable[[Record], Any]] = {
     State.SCHEDULED: by_time("run_at"),
     State.WAITING: _in_line,
-    State.BLOCKED: by_time("enqueued_at"),
+    State.BLOCKED: lambda record: (-record.number if record.lifo else record.number, record.id.encode()),
     State.ACTIVE: by_time("lease_until"),
     State.COMPLETED: by_time("kept_until"),
     State.FAILED: by_time("kept_until"),
@@ -133,4 +136,5 @@ def lease_of(record: Record) -> Lease:
         cancelling=record.cancelling,
         run_id=record.run_id,
         annex=record.annex,
+        signal=record.signal,
     )

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.core.job import Enqueued, EnqueueStatus, Lease, NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
-from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
+from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze, Suspend
 from penstock.storage.values import (
     Claimed,
     DueScheduler,
@@ -26,6 +26,7 @@ from penstock.storage.values import (
 from tests.model.dedup import Keys
 from tests.model.record import Record, Slot, by_time, lease_of, replaces
 from tests.model.steps import STALLED
+from tests.model.suspending import Suspending
 
 __all__ = ["Running"]
 
@@ -34,7 +35,7 @@ S, E = State, EventType
 A = TypeVar("A")
 
 
-class Running(Keys):
+class Running(Keys, Suspending):
     """The verbs that producers, workers and sweepers use."""
 
     # The way of a job
@@ -64,6 +65,7 @@ class Running(Keys):
 
     def sweep(self) -> Swept:
         promoted = self._promote_due()
+        unblocked = self._time_out()
         overdue = [r for r in self.in_state(S.ACTIVE) if r.lease_until <= self.now]
         for record in overdue:
             self._rescue(record)
@@ -78,6 +80,7 @@ class Running(Keys):
             len(overdue),
             len(expired),
             pruned,
+            unblocked=unblocked,
             wait_ms=min([*later, *self._next_thing()], default=None),
             due=self._due_schedulers(),
             slot_wait_ms=min(later, default=None),
@@ -201,14 +204,21 @@ class Running(Keys):
                         record.options = msgspec.structs.replace(record.options, failure_ttl_ms=ttl_ms)
                     return self._finish(record, S.FAILED, E.FAILED, token=record.token)
                 return self._put_back(record, E.RETRYING, retry_in_ms)
-            case Snooze(delay_ms):
-                return self._put_back(record, E.SNOOZED, delay_ms)
+            case Snooze() | Suspend():
+                return self._put_off(record, outcome)
             case Release():
                 return self._put_back(record, E.RELEASED, None)
             case Cancel():
                 return self._finish(record, S.CANCELLED, E.CANCELLED, token=record.token)
 
-    def _put_back(self, record: Record, event: EventType, delay_ms: int | None) -> State:
+    def _put_off(self, record: Record, outcome: Snooze | Suspend) -> State:
+        if not record.cancelling and not self._is_expired(record):
+            self._go_to(record, outcome.step)
+        if isinstance(outcome, Snooze):
+            return self._put_back(record, E.SNOOZED, outcome.delay_ms)
+        return self._put_back(record, E.SUSPENDED, outcome.timeout_ms, signal=outcome.signal)
+
+    def _put_back(self, record: Record, event: EventType, delay_ms: int | None, *, signal: str = "") -> State:
         """``None`` keeps the number, and leaves the ttl to the next claim."""
         if record.cancelling:
             return self._finish(record, S.CANCELLED, E.CANCELLED, token=record.token)
@@ -216,6 +226,8 @@ class Running(Keys):
             return self._expire(record, token=record.token)
         if delay_ms is None:
             record.state, record.ready_at = S.WAITING, self.now
+        elif signal:
+            self._suspend(record, signal, delay_ms)
         elif delay_ms > 0:
             record.state, record.run_at = S.SCHEDULED, self.now + delay_ms
         else:
@@ -289,6 +301,7 @@ class Running(Keys):
 
     def _next_thing(self) -> list[int]:
         times = [r.run_at for r in self.in_state(S.SCHEDULED)]
+        times += self._timeouts()
         times += [r.lease_until for r in self.in_state(S.ACTIVE)]
         times += [r.expires_at for r in self._pending() if r.expires_at]
         times += [r.kept_until for state in TERMINAL for r in self.in_state(state)]

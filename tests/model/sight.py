@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.annex import Annex
 from penstock.core.event import Event
 from penstock.core.job import Job, Lease, NewJob
 from penstock.core.lifecycle import TERMINAL, State
@@ -65,11 +66,13 @@ class Sight:
     def job(self, job: Job) -> dict[str, Any]:
         seen = {name: getattr(job, name) for name in _PLAIN}
         times = {name: _unit(getattr(job, f"{name}_ms"), self.start_ms) for name in _TIMES}
+        seen["annex"] = _annex(job.annex, self.start_ms)
         return _relevant({**seen, **times, "failure": _failure(job.failure), "slot": job.has_rerun})
 
     def record(self, record: Record) -> dict[str, Any]:
         seen = {name: getattr(record, name) for name in _PLAIN}
         times = {name: _unit(getattr(record, name), self.start_ms) for name in _TIMES}
+        seen["annex"] = _annex(record.annex, self.start_ms)
         return _relevant({**seen, **times, "failure": record.failure, "slot": record.slot is not None})
 
 
@@ -95,7 +98,8 @@ def _seen(value: Any, start_ms: int) -> Any:
             return [_seen(item, start_ms) for item in value]
         case Lease():
             times = ("enqueued_at_ms", "claimed_at_ms", "expires_at_ms")
-            changed = {name: _unit(getattr(value, name), start_ms) for name in times}
+            changed: dict[str, Any] = {name: _unit(getattr(value, name), start_ms) for name in times}
+            changed["annex"] = _annex(value.annex, start_ms)
             return msgspec.structs.replace(value, **changed)
         case Claimed():
             leases = _seen(value.leases, start_ms)
@@ -115,6 +119,12 @@ def _seen(value: Any, start_ms: int) -> Any:
             return msgspec.structs.replace(value, failure=_failure(value.failure))
         case _:
             return value
+
+
+def _annex(annex: Annex | None, start_ms: int) -> Annex | None:
+    if annex is None or not annex.awaits_until_ms:
+        return annex
+    return msgspec.structs.replace(annex, awaits_until_ms=_unit(annex.awaits_until_ms, start_ms) or 0)
 
 
 def _unit(time_ms: int, start_ms: int) -> int | None:

@@ -70,7 +70,7 @@ class Steps:
             record.expires_at = self.now + record.ttl_ms if record.ttl_ms else 0
         if slot.reset_counts:
             record.failures = record.stalls = 0
-        if replaces(slot.when, slot.run_at, record.run_at):
+        if record.state is not S.BLOCKED and replaces(slot.when, slot.run_at, record.run_at):
             record.run_at = slot.run_at
             if slot.run_at > self.now:
                 record.state = S.SCHEDULED

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.core.dedup import Dedup
 from penstock.core.job import Conflict, NewJob, Options
 from penstock.core.lifecycle import TERMINAL
-from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome, Release, Snooze
+from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome, Release, Snooze, Suspend
 from penstock.storage.values import Change, NewScheduler, QueueSettings, Take
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "redispatches",
     "schedulers",
     "settings",
+    "signals",
     "takes",
     "terminal_states",
     "units",
@@ -46,6 +47,7 @@ KEYS: Final = ("key", "schlüssel")
 CLOCKS: Final = ("clock", "uhr ü")
 
 listeners = st.sampled_from(["ear", "eye"])
+signals = st.sampled_from(["go", "stop"])
 payloads = st.sampled_from([b"", b"one", b"\x00\xff"])
 new_payloads = st.none() | payloads
 progress = st.sampled_from([None, b"0.5"])
@@ -145,7 +147,8 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
         final=st.booleans(),
         ttl_ms=st.none() | units(0, 1, 4),
     ),
-    st.builds(Snooze, units(0, 1)),
+    st.builds(Snooze, units(0, 1), st.sampled_from([None, "", "next"])),
+    st.builds(Suspend, signals, units(0, 1, 2), st.sampled_from([None, "later"])),
     st.just(Release()),
     st.just(Cancel("asked")),
 )

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from penstock import App, JobContext, Retry, Snooze, Unrecoverable, current_job
+from penstock import App, JobContext, Retry, Snooze, Suspend, Unrecoverable, current_job
 
 app = App("memory://", backoff="1ms")
 
@@ -88,6 +88,13 @@ def plain(n: int) -> int:
 
 
 renamed = app.task(name="registered-under-another-name", queue="cpu", runner="process")(plain)
+
+
+@app.task(queue="cpu", runner="process")
+def ask(context: JobContext) -> object:
+    if context.step == "":
+        raise Suspend("answer", timeout="1h", step="asked")
+    return [context.step, context.signal.data if context.signal else None]
 
 
 @app.task(queue="usage", runner="process", attempts=1)

@@ -116,3 +116,10 @@ async def test_a_function_inside_a_function_fails_with_the_reason() -> None:
             with pytest.raises(JobFailed, match="inside a function") as caught:
                 await local.call()
     assert caught.value.error_type == InvalidOption.__name__
+
+
+async def test_a_process_may_suspend_its_job_and_gets_the_signal() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        job = await tasks.ask.enqueue()
+        await job.signal("answer", {"is": 42})
+        assert await job.result(timeout="20s") == ["asked", {"is": 42}]

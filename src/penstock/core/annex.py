@@ -22,10 +22,18 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     "scheduler": "s",
     "slot_ms": "t",
     "repeats": "r",
+    "step": "st",
+    "awaits": "sw",
+    "awaits_until_ms": "su",
+    "received": "sr",
+    "timed_out": "so",
+    "kept": "sk",
 }):  # fmt: skip
-    """See the module. ``headers`` are the user's and pass through untouched, ``usage`` is what the job has reported
-    (``core.usage``), ``scheduler`` and ``slot_ms`` say where it comes from; all else is a **tie**. ``dedup`` is the
-    key whose record goes when the job ends; ``repeats``: its scheduler waits for that end.
+    """See the module. What is no **tie**: ``headers``, which are the user's and pass through untouched; ``usage``, what
+    the job has reported (``core.usage``); ``scheduler`` and ``slot_ms``, where it comes from; ``step``, where it goes
+    on. ``awaits`` (a signal, until ``awaits_until_ms``, 0: for ever), ``received``, ``timed_out`` and ``kept`` (how
+    many signals came early) are of its suspensions. All else is a tie: ``dedup`` is the key whose record goes when the job
+    ends; ``repeats``: its scheduler waits for that end.
 
     The short names are a storage format: add, never reuse. No field may be an empty list or map once it is
     set: in Lua the two are the same.
@@ -39,20 +47,36 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     scheduler: str = ""
     slot_ms: int = 0
     repeats: bool = False
+    step: str = ""
+    awaits: str = ""
+    awaits_until_ms: int = 0
+    received: str = ""
+    timed_out: bool = False
+    kept: int = 0
 
     @property
     def binds(self) -> bool:
         """Whether the job's transitions concern others, or others it: then no engine may take a shortcut."""
-        return self != Annex(
-            headers=self.headers, usage=self.usage, scheduler=self.scheduler, slot_ms=self.slot_ms
-        )
+        return self != Annex(**{name: getattr(self, name) for name in _LOOSE})
 
     def shed(self) -> Annex:
         """What of it a later life of the same id begins with: all that the user said, nothing that happened."""
         return Annex(group=self.group, cost=self.cost, headers=self.headers)
 
 
+_LOOSE: Final = (
+    *("headers", "usage", "scheduler", "slot_ms"),
+    *("step", "awaits", "awaits_until_ms", "received", "timed_out", "kept"),
+)
+"""What concerns nobody but the job itself."""
+
 EMPTY_ANNEX: Final = Annex()
 
 pack_annex: Final = msgspec.msgpack.Encoder().encode
-unpack_annex: Final = msgspec.msgpack.Decoder(Annex).decode
+_decode: Final = msgspec.msgpack.Decoder(Annex).decode
+
+
+def unpack_annex(packed: bytes) -> Annex | None:
+    """The annex of these bytes; ``None`` if there is nothing in it."""
+    annex = _decode(packed)
+    return None if annex == EMPTY_ANNEX else annex

@@ -124,7 +124,8 @@ class Enqueued(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct, frozen=True):
     """A job taken under a lease. ``token`` proves the holding; it alone decides whose settle counts.
 
-    ``run`` counts from 1. ``cancelling`` is true if the job is to stop as soon as it can.
+    ``run`` counts from 1. ``cancelling`` is true if the job is to stop as soon as it can. ``signal`` is the data of
+    the signal that ended its last suspension (``annex.received`` names it).
     """
 
     id: str
@@ -142,6 +143,7 @@ class Lease(msgspec.Struct, frozen=True):
     cancelling: bool = False
     run_id: str = ""
     annex: Annex | None = None
+    signal: bytes | None = None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

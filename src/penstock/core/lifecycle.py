@@ -37,6 +37,9 @@ class EventType(StrEnum):
     FAILED = "failed"
     RETRYING = "retrying"
     SNOOZED = "snoozed"
+    SUSPENDED = "suspended"
+    SIGNALLED = "signalled"
+    UNBLOCKED = "unblocked"
     RELEASED = "released"
     STALLED = "stalled"
     EXPIRED = "expired"
@@ -87,9 +90,12 @@ def _table() -> tuple[Transition, ...]:
         t("settle", s.ACTIVE, s.WAITING, e.RETRYING),
         t("settle", s.ACTIVE, s.SCHEDULED, e.SNOOZED),
         t("settle", s.ACTIVE, s.WAITING, e.SNOOZED),
+        t("settle", s.ACTIVE, s.BLOCKED, e.SUSPENDED),
+        t("settle", s.ACTIVE, s.WAITING, e.SUSPENDED),
         t("settle", s.ACTIVE, s.WAITING, e.RELEASED),
         t("settle", s.ACTIVE, s.CANCELLED, e.CANCELLED),
         t("sweep", s.SCHEDULED, s.WAITING, e.PROMOTED),
+        t("sweep", s.BLOCKED, s.WAITING, e.UNBLOCKED),
         t("sweep", s.ACTIVE, s.WAITING, e.STALLED),
         t("sweep", s.ACTIVE, s.FAILED, e.FAILED),
         t("sweep", s.ACTIVE, s.FAILED, e.EXPIRED),
@@ -100,6 +106,8 @@ def _table() -> tuple[Transition, ...]:
         t("cancel", s.ACTIVE, s.ACTIVE, e.CANCELLING),
         *(t("retry", source, s.WAITING, e.RETRIED) for source in (s.FAILED, s.CANCELLED)),
         t("promote", s.SCHEDULED, s.WAITING, e.PROMOTED),
+        t("signal", s.BLOCKED, s.WAITING, e.SIGNALLED),
+        *(t("signal", source, source, e.SIGNALLED) for source in (*pending, s.ACTIVE)),
         t("change", s.WAITING, s.SCHEDULED, e.CHANGED),
         t("change", s.SCHEDULED, s.WAITING, e.CHANGED),
         *(t("change", source, source, e.CHANGED) for source in State),

@@ -29,6 +29,8 @@ __all__ = [
     "check_namespace",
     "check_queue",
     "check_scheduler",
+    "check_signal",
+    "check_step",
     "check_task",
     "check_worker",
 ]
@@ -102,6 +104,21 @@ def check_task(value: str) -> str:
     if type(value) is str and _task(value):
         return value
     return _checked("task name", value, _task, _TASK_RULE)
+
+
+def check_signal(value: str) -> str:
+    """``value`` if it can name a signal."""
+    return _checked("signal name", value, _task, _TASK_RULE)
+
+
+def check_step(value: str | None) -> str | None:
+    """``value`` if it can name a step of a job; ``None`` and the empty name, its beginning, can."""
+    if value is None or value == "":
+        return value
+    plain = _plain("step", value, _ID_RULE)
+    if plain.isprintable() and len(plain) <= _LONGEST and plain == plain.strip():
+        return plain
+    raise _refused("step", value, _ID_RULE)
 
 
 def check_consumer(value: str) -> str:

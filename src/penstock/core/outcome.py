@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Cancel", "Complete", "Fail", "Failure", "Outcome", "Release", "Snooze"]
+__all__ = ["Cancel", "Complete", "Fail", "Failure", "Outcome", "Release", "Snooze", "Suspend"]
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -42,9 +42,21 @@ class Fail(msgspec.Struct, frozen=True):
 
 
 class Snooze(msgspec.Struct, frozen=True):
-    """Run again in ``delay_ms``; counts in no limit."""
+    """Run again in ``delay_ms``, at that ``step`` (``None``: where it is); counts in no limit."""
 
     delay_ms: int
+    step: str | None = None
+
+
+class Suspend(msgspec.Struct, frozen=True):
+    """Run again when ``signal`` comes, or after ``timeout_ms`` (0: never without it); counts in no limit.
+
+    A signal that came earlier is taken, and the job waits for a worker at once.
+    """
+
+    signal: str
+    timeout_ms: int = 0
+    step: str | None = None
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -57,4 +69,4 @@ class Cancel(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-Outcome = Complete | Fail | Snooze | Release | Cancel
+Outcome = Complete | Fail | Snooze | Suspend | Release | Cancel

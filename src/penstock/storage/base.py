@@ -45,6 +45,7 @@ from penstock.storage.values import (
     Schedulers,
     SettledBatch,
     Settlement,
+    SignalAnswer,
     Swept,
     Take,
     Ticket,
@@ -124,9 +125,9 @@ class Storage(Protocol):
         ...
 
     async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
-        """Do what time brings, at most about ``limit`` things of each kind: promote due jobs, rescue jobs of
-        expired leases, expire, prune finished jobs, trim the log, forget old consumers and workers. Names the
-        schedulers that are due: the caller fires them."""
+        """Do what time brings, at most about ``limit`` things of each kind: promote due jobs, end suspensions that
+        timed out, rescue jobs of expired leases, expire, prune finished jobs, trim the log, forget old consumers and
+        workers. Names the schedulers that are due: the caller fires them."""
         ...
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
@@ -215,6 +216,11 @@ class Storage(Protocol):
 
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
         """Delete records. Active jobs are left alone."""
+        ...
+
+    async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
+        """Resume the job if it is suspended until that signal (``resumed``); keep it for later if it is open
+        otherwise (``kept``), unless 100 are kept already (``full``)."""
         ...
 
     # Operating on queues

@@ -42,6 +42,7 @@ __all__ = [
     "Settled",
     "SettledBatch",
     "Settlement",
+    "SignalAnswer",
     "Swept",
     "Take",
     "Ticket",
@@ -55,6 +56,7 @@ PromoteAnswer = Literal["promoted", "not_scheduled", "not_found"]
 ChangeAnswer = Literal["changed", "wrong_state", "not_found"]
 RemoveAnswer = Literal["removed", "active", "not_found"]
 SchedulerAnswer = Literal["created", "updated", "unchanged"]
+SignalAnswer = Literal["resumed", "kept", "full", "ended", "not_found"]
 Extended = Literal["extended", "cancel", "expired", "lost"]
 
 
@@ -180,6 +182,7 @@ class Swept(msgspec.Struct, frozen=True):
     trimmed: int = 0
     more: bool = False
     wait_ms: int | None = None
+    unblocked: int = 0
     due: tuple[DueScheduler, ...] = ()
     slot_wait_ms: int | None = None
     awaiting: bool = False

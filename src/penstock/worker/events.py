@@ -22,6 +22,7 @@ EventName = Literal[
     "failed",
     "retrying",
     "snoozed",
+    "suspended",
     "released",
     "cancelled",
     "stalled",
@@ -40,9 +41,9 @@ logger = logging.getLogger("penstock.worker")
 class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened. ``queue``, ``id`` and ``task`` are empty where no queue or job is concerned.
 
-    ``completed``, ``failed``, ``retrying``, ``snoozed``, ``released`` and ``cancelled`` come after the store has
-    accepted the outcome; ``stalled`` when the lease was lost, and with it the run. ``error`` is an exception of
-    the worker's own (no connection, say), never of a handler: that is ``failure``.
+    ``completed``, ``failed``, ``retrying``, ``snoozed``, ``suspended``, ``released`` and ``cancelled`` come after
+    the store has accepted the outcome; ``stalled`` when the lease was lost, and with it the run. ``error`` is an
+    exception of the worker's own (no connection, say), never of a handler: that is ``failure``.
     """
 
     type: EventName

@@ -59,6 +59,7 @@ class WorkerStats(msgspec.Struct):
     failed: int = 0
     retrying: int = 0
     snoozed: int = 0
+    suspended: int = 0
     released: int = 0
     cancelled: int = 0
     stalled: int = 0

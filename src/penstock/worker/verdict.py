@@ -11,13 +11,24 @@ from typing import Final, assert_never
 
 from penstock.core.duration import MAX_MS, Duration, milliseconds
 from penstock.core.job import Lease
-from penstock.core.outcome import Cancel, Fail, Failure, Outcome, Release, Snooze
+from penstock.core.names import check_signal, check_step
+from penstock.core.outcome import Cancel, Fail, Failure, Outcome, Release, Snooze, Suspend
 from penstock.core.retry import BackoffFunction, delay_ms
-from penstock.errors import Retry, Unrecoverable
+from penstock.errors import InvalidInput, Retry, Unrecoverable
 from penstock.errors import Snooze as SnoozeVerdict
+from penstock.errors import Suspend as SuspendVerdict
 from penstock.worker.run import Abort, Undecodable
 
-__all__ = ["aborted", "chance", "failed", "failure_of", "final_failure", "is_last", "wall_clock"]
+__all__ = [
+    "aborted",
+    "chance",
+    "failed",
+    "failure_of",
+    "final_failure",
+    "is_last",
+    "suspension",
+    "wall_clock",
+]
 
 _LONGEST_MESSAGE: Final = 2_000
 _LONGEST_TRACEBACK: Final = 8_000
@@ -37,8 +48,8 @@ def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Bac
     """The outcome of a run whose handler raised ``error``."""
     try:
         match error:
-            case SnoozeVerdict():
-                return Snooze(_delay_ms(error.delay, error.at) or 0)
+            case SnoozeVerdict() | SuspendVerdict():
+                return _put_off(error)
             case Unrecoverable() | Undecodable():
                 return Fail(failure_of(error), final=True)
             case Retry():
@@ -55,6 +66,21 @@ def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Bac
         return Fail(
             failure_of(error, note=f" (and its backoff failed: {broken})"), retry_in_ms=1_000, final=discarded
         )
+
+
+def _put_off(asked: SnoozeVerdict | SuspendVerdict) -> Outcome:
+    try:
+        if isinstance(asked, SuspendVerdict):
+            return suspension(asked)
+        return Snooze(_delay_ms(asked.delay, asked.at) or 0, check_step(asked.step))
+    except InvalidInput as error:  # a mistake of the handler's, which the next run will make again
+        return Fail(failure_of(error.with_traceback(asked.__traceback__)), final=True)
+
+
+def suspension(asked: SuspendVerdict) -> Suspend:
+    """The outcome that a handler's ``Suspend`` asks for. Raises ``InvalidInput`` for what cannot be."""
+    timeout_ms = 0 if asked.timeout is None else max(milliseconds(asked.timeout, what="timeout"), 1)
+    return Suspend(check_signal(asked.signal), timeout_ms, check_step(asked.step))
 
 
 def final_failure(error: Exception) -> Fail:

@@ -134,7 +134,7 @@ def obliterate(step: Step, *, force: bool) -> int:
             " first, or use force: their leases are then lost."
         )
     _tell_open(step)
-    for table in ("waiters", "logs", "payloads"):
+    for table in ("waiters", "logs", "signals", "payloads"):
         step.sql.execute(_sql[f"obliterate_{table}"], (queue.key,))
     step.sql.execute(statements("dedup")["obliterate"], (queue.key,))
     removed = step.sql.execute(_sql["obliterate_jobs"], (queue.key,)).rowcount

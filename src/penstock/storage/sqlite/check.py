@@ -14,7 +14,7 @@ from penstock.storage.values import Checked
 __all__ = ["check"]
 
 # Whole tables: an orphan does not say which queue it was of.
-_ORPHANS: Final = ("payloads_without_job", "logs_without_job", "waiters_without_job")
+_ORPHANS: Final = ("payloads_without_job", "logs_without_job", "signals_without_job", "waiters_without_job")
 _RECORDS: Final = (
     "jobs_without_payload",
     "active_without_lease",

@@ -14,6 +14,7 @@ from penstock.storage.sqlite.budgets import look
 from penstock.storage.sqlite.records import ACTIVE, WAITING, Record, as_annex, as_lease, unpack_options
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.steps import received_data
 from penstock.storage.sqlite.transitions import enter_waiting, expire
 from penstock.storage.values import Claimed, Extended, Held, Take
 
@@ -120,7 +121,8 @@ def _lease(step: Step, take: Take, jobs: list[_Ready]) -> list[Lease]:
             job.expires_at,
             job.cancelling != 0,
             job.run_id,
-            as_annex(job.packed_annex),
+            (annex := as_annex(job.packed_annex)),
+            received_data(step, job.key) if annex is not None and annex.received else None,
         )
         for job in jobs
     ]
@@ -167,7 +169,11 @@ def read_back(step: Step, held: Sequence[Held]) -> list[Lease]:
     ids = _json.encode([lease.id for lease in held]).decode()
     rows = step.sql.execute(_sql["held"], (step.queue.key, ids)).fetchall()
     records = ((Record(*row), payload) for payload, *row in rows)
-    return [as_lease(record, payload) for record, payload in records if record.token == tokens[record.id]]
+    return [
+        as_lease(record, payload, signal=received_data(step, record.key))
+        for record, payload in records
+        if record.token == tokens[record.id]
+    ]
 
 
 def extend(

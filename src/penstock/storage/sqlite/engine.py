@@ -27,6 +27,7 @@ from penstock.storage.sqlite import (
     read,
     schedulers,
     settle,
+    steps,
     sweep,
     usage,
 )
@@ -61,6 +62,7 @@ from penstock.storage.values import (
     Schedulers,
     SettledBatch,
     Settlement,
+    SignalAnswer,
     Swept,
     Take,
     Ticket,
@@ -257,6 +259,9 @@ class SqliteStorage:
 
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
         return await self._opened.write(queue, lambda step: operate.remove(step, ids), weight=len(ids))
+
+    async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
+        return await self._opened.write(queue, lambda step: steps.signal(step, id, name, data))
 
     # Operating on queues
 

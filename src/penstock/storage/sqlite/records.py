@@ -20,6 +20,7 @@ __all__ = [
     "FAILED",
     "REMOVED",
     "SCHEDULED",
+    "SIGNAL",
     "STATES",
     "WAITING",
     "Record",
@@ -43,6 +44,8 @@ COMPLETED: Final = State.COMPLETED.value
 FAILED: Final = State.FAILED.value
 CANCELLED: Final = State.CANCELLED.value
 STATES: Final = {state.value: state for state in State}
+SIGNAL: Final = "signal"
+"""What a suspended job is blocked by."""
 REMOVED: Final = ""
 """The state of a record that is to be deleted."""
 
@@ -139,7 +142,7 @@ class Record(msgspec.Struct, gc=False):
     @property
     def annex(self) -> Annex:
         """What few jobs have; the empty one if this has none of it."""
-        return EMPTY_ANNEX if self.packed_annex is None else unpack_annex(self.packed_annex)
+        return as_annex(self.packed_annex) or EMPTY_ANNEX
 
     @annex.setter
     def annex(self, annex: Annex | None) -> None:
@@ -150,6 +153,12 @@ class Record(msgspec.Struct, gc=False):
     def renumber(self, number: int, *, lifo: bool) -> None:
         """Give it this number in the line its kind of job stands in."""
         self.place = -number if lifo else number
+
+    @property
+    def wake_at(self) -> int:
+        """When the timeout of its suspension comes; 0 if it is not suspended, or has none."""
+        is_suspended = self.state == BLOCKED and self.blocked_by == SIGNAL
+        return self.annex.awaits_until_ms if is_suspended else 0
 
     def is_past_ttl(self, now_ms: int) -> bool:
         return 0 < self.expires_at <= now_ms
@@ -175,7 +184,7 @@ def as_annex(packed: bytes | None) -> Annex | None:
     return None if packed is None else unpack_annex(packed)
 
 
-def as_lease(record: Record, payload: bytes) -> Lease:
+def as_lease(record: Record, payload: bytes, *, signal: bytes | None) -> Lease:
     """What the holder of this active record is given."""
     return Lease(
         record.id,
@@ -193,6 +202,7 @@ def as_lease(record: Record, payload: bytes) -> Lease:
         bool(record.cancelling),
         record.run_id,
         as_annex(record.packed_annex),
+        signal,
     )
 
 
@@ -209,7 +219,7 @@ def as_job(record: Record, payload: bytes, *, queue: str) -> Job:
         lifo=record.lifo,
         run_id=record.run_id,
         write_id=record.write_id,
-        blocked_by=record.blocked_by,
+        blocked_by=record.blocked_by if record.state == BLOCKED else "",
         enqueued_at_ms=record.enqueued_at,
         run_at_ms=record.run_at,
         claimed_at_ms=record.claimed_at,

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 import msgspec
 
 from penstock.core.lifecycle import EventType
-from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
+from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze, Suspend
 from penstock.storage.sqlite.claim import claim
 from penstock.storage.sqlite.complete import complete_all
 from penstock.storage.sqlite.records import (
@@ -23,6 +23,7 @@ from penstock.storage.sqlite.records import (
 )
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.steps import go_to, named, suspend
 from penstock.storage.sqlite.transitions import (
     absorb_slot,
     end_lease,
@@ -41,6 +42,7 @@ _COMPLETED = EventType.COMPLETED.value
 _FAILED = EventType.FAILED.value
 _RETRYING = EventType.RETRYING.value
 _SNOOZED = EventType.SNOOZED.value
+_SUSPENDED = EventType.SUSPENDED.value
 _RELEASED = EventType.RELEASED.value
 _CANCELLED = EventType.CANCELLED.value
 _PROGRESSED = EventType.PROGRESSED.value
@@ -102,7 +104,15 @@ def _apply(step: Step, record: Record, outcome: Outcome) -> None:
         case Fail():
             _fail(step, record, outcome, run)
         case Snooze():
-            _put_back(step, record, outcome.delay_ms, _SNOOZED, run)
+            if _may_go_on(step, record, run):
+                go_to(record, outcome.step)
+                _run_again(step, record, outcome.delay_ms)
+                _noted(step, record, _SNOOZED, run)
+        case Suspend():
+            if _may_go_on(step, record, run):
+                go_to(record, outcome.step)
+                suspend(step, record, outcome.signal, timeout_ms=outcome.timeout_ms)
+                _noted(step, record, _SUSPENDED, run | named(outcome.signal))
         case Release():
             _release(step, record, run)
         case Cancel():
@@ -121,8 +131,9 @@ def _fail(step: Step, record: Record, outcome: Fail, run: dict[str, Any]) -> Non
         if outcome.ttl_ms is not None:
             _keep_for(step, record, failure_ttl_ms=outcome.ttl_ms)
         finish(step, record, FAILED, _FAILED, **run, **error)
-    else:
-        _put_back(step, record, outcome.retry_in_ms, _RETRYING, run, **error)
+    elif _may_go_on(step, record, run):
+        _run_again(step, record, outcome.retry_in_ms)
+        _noted(step, record, _RETRYING, run | error)
 
 
 def _keep_for(step: Step, record: Record, **ttl: int) -> None:
@@ -130,23 +141,25 @@ def _keep_for(step: Step, record: Record, **ttl: int) -> None:
     record.options_key, record.packed_options = step.intern(changed)
 
 
-def _put_back(
-    step: Step, record: Record, delay_ms: int, kind: str, run: dict[str, Any], **error: str
-) -> None:
-    """Let it run again, unless it is to be cancelled or its time is over."""
+def _may_go_on(step: Step, record: Record, run: dict[str, Any]) -> bool:
+    """End its lease. False if it ends with it: it is to be cancelled, or its time is over."""
     if record.cancelling:
         record.settled_as = CANCELLED
         finish(step, record, CANCELLED, _CANCELLED, **run)
-    elif record.is_past_ttl(step.now_ms):
+        return False
+    if record.is_past_ttl(step.now_ms):
         record.settled_as = FAILED
         expire(step, record, **run)
+        return False
+    end_lease(record)
+    return True
+
+
+def _run_again(step: Step, record: Record, delay_ms: int) -> None:
+    if delay_ms > 0:
+        schedule(record, step.now_ms + delay_ms)
     else:
-        end_lease(record)
-        if delay_ms > 0:
-            schedule(record, step.now_ms + delay_ms)
-        else:
-            enter_waiting(step, record)
-        _noted(step, record, kind, run | error)
+        enter_waiting(step, record)
 
 
 def _release(step: Step, record: Record, run: dict[str, Any]) -> None:

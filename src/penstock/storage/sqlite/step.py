@@ -181,6 +181,7 @@ class Step:
         self._told: list[tuple[str, Finished]] = []
         self._listeners: list[tuple[Record, str]] = []
         self._without_log: list[int] = []
+        self._without_signals: list[int] = []
 
     def draw(self) -> int:
         """The next number of the queue's counter: an incarnation, a place in line, or a token."""
@@ -214,6 +215,13 @@ class Step:
         """Drop the log lines of an earlier incarnation."""
         if record.key:
             self._without_log.append(record.key)
+
+    def clear_signals(self, record: Record) -> None:
+        """Drop what signals have left. To be called while the annex still tells of it."""
+        if record.packed_annex is not None and record.key:
+            annex = record.annex
+            if annex.received or annex.kept:
+                self._without_signals.append(record.key)
 
     def find(self, ids: Iterable[str]) -> dict[str, Record]:
         """The records of these ids. Until they are saved an id is one record, whoever asks for it."""
@@ -262,6 +270,8 @@ class Step:
         moves: defaultdict[tuple[str, str], int] = defaultdict(int)
         for record in {id(record): record for record in (*records, *self._touched.values())}.values():
             moves[record.was, record.state] += 1
+            if record.state == REMOVED:
+                self.clear_signals(record)
             record.was = record.state
             (removed if record.state == REMOVED else changed if record.key else new).append(record)
         for (was, state), count in moves.items():
@@ -273,10 +283,13 @@ class Step:
         self._insert(new)
         # One that has ended in the call it came in is written in full.
         self._update([*changed, *(record for record in new if record.finished_at)])
+        if self._without_signals:
+            self.sql.execute(_sql["delete_signals"], (_json.encode(self._without_signals).decode(),))
         if any(state == SCHEDULED for _, state in moves):
             self._wake_if_sooner([record.run_at for record in (*new, *changed) if record.state == SCHEDULED])
         self._add_listeners()
-        self._ended, self._told, self._listeners, self._without_log = {}, [], [], []
+        self._ended, self._told, self._listeners = {}, [], []
+        self._without_log, self._without_signals = [], []
         self._known, self._touched = {}, {}
 
     def _wake_if_sooner(self, due: list[int]) -> None:
@@ -349,5 +362,5 @@ def _values(r: Record) -> tuple[Any, ...]:
         r.incarnation, r.state, r.priority, r.place, r.options_key, r.ttl_ms, r.run_id, r.write_id, r.blocked_by,
         r.runs, r.failures, r.stalls, r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.claimed_at, r.finished_at,
         r.kept_until, r.token, r.settled_as, r.worker, r.lease_until, r.cancelling, r.failure, r.result, r.progress,
-        r.rerun, r.packed_annex, r.binds,
+        r.rerun, r.packed_annex, r.binds, r.wake_at,
     )  # fmt: skip

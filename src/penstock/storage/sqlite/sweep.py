@@ -12,6 +12,7 @@ from penstock.storage.sqlite.memo import MEMO_KEPT_MS
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, REMOVED, Record, pack_failure
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step, clock_ms
+from penstock.storage.sqlite.steps import time_out
 from penstock.storage.sqlite.transitions import absorb_slot, end_lease, expire, finish, return_to_waiting
 from penstock.storage.sqlite.usage import forget_usage
 from penstock.storage.values import QueueSettings, Swept
@@ -33,31 +34,41 @@ def sweep(step: Step, *, limit: int) -> Swept:
     """One bounded round."""
     settings = step.queue.settings
     promoted = promote_due(step, limit=limit)
+    unblocked = _time_out(step, limit)
     rescued = _rescue(step, limit)
     expired = _expire(step, limit)
     pruned = _prune(step, settings, limit)
     trimmed = trim(step, settings, limit=limit)
     _forget(step)
     forgotten = dedup.forget(step, limit=limit)
-    more = limit in (promoted, rescued, expired, forgotten) or pruned >= limit or trimmed >= limit
+    more = limit in (promoted, unblocked, rescued, expired, forgotten) or pruned >= limit or trimmed >= limit
     slot_wait_ms = schedulers.slot_wait_ms(step)
     return Swept(
-        promoted,
-        rescued,
-        expired,
-        pruned,
-        trimmed,
-        more,
-        0 if more else _wait_ms(step, slot_wait_ms),
-        schedulers.due(step, limit=limit),
-        slot_wait_ms,
-        schedulers.is_awaiting(step),
+        promoted=promoted,
+        rescued=rescued,
+        expired=expired,
+        pruned=pruned,
+        trimmed=trimmed,
+        unblocked=unblocked,
+        more=more,
+        wait_ms=0 if more else _wait_ms(step, slot_wait_ms),
+        due=schedulers.due(step, limit=limit),
+        slot_wait_ms=slot_wait_ms,
+        awaiting=schedulers.is_awaiting(step),
     )
 
 
 def _records(step: Step, statement: str, *arguments: object) -> list[Record]:
     rows = step.sql.execute(_sql[statement], (step.queue.key, *arguments))
     return step.adopt(rows)
+
+
+def _time_out(step: Step, limit: int) -> int:
+    due = _records(step, "timed_out", step.now_ms, limit)
+    for record in due:
+        time_out(step, record)
+    step.save(due)
+    return len(due)
 
 
 def _rescue(step: Step, limit: int) -> int:

@@ -145,6 +145,7 @@ def queue_afresh(step: Step, record: Record, job: NewJob) -> None:
     take_options(step, record, job)
     record.ttl_ms, record.run_id, record.write_id = job.ttl_ms, job.run_id, job.write_id
     record.payload = job.payload
+    step.clear_signals(record)
     record.annex = job.stored_annex
     record.token = 0
     record.settled_as = ""
@@ -274,6 +275,7 @@ def _rerun(step: Step, record: Record, slot: Slot) -> None:
         take_options(step, record, slot)
         lifo = slot.lifo
     record.run_id, record.write_id = slot.run_id, slot.write_id
+    step.clear_signals(record)
     record.annex = record.annex.shed()
     _clear(step, record)
     _queue(step, record, run_at=slot.run_at, lifo=lifo)

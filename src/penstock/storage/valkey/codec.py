@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.core.annex import pack_annex, unpack_annex
 from penstock.core.job import DEFAULT_CONFLICT, Lease, NewJob, Options
-from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze
+from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze, Suspend
 from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.jobs import decode_failure, read_static, signed, state_of
 from penstock.storage.valkey.options import decode_options, stored_options
@@ -24,6 +24,8 @@ _NEWS_HEAD: Final = 18
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_static = struct.Struct(">HIHIB6s").unpack_from
 _EXTRA: Final = struct.Struct(">HIHIIIIHIHIB")
+_ANNEX_AT: Final = _EXTRA.size + 4
+_HAS_SIGNAL: Final = 2
 _unpack_news = struct.Struct(">BcHIHII").unpack_from
 
 
@@ -114,14 +116,21 @@ def encode_outcome(token: int, outcome: Outcome) -> bytes:
             kind, kept = (b"F", b"") if ttl_ms is None else (b"G", ttl_ms.to_bytes(6, "big"))
             rest = retry_in_ms.to_bytes(6, "big")
             return b"%b%b%c%b%b%b" % (head, kind, final, rest, kept, _pack(failure))
-        case Snooze(delay_ms):
-            return b"%bS%b" % (head, delay_ms.to_bytes(6, "big"))
+        case Snooze(delay_ms, step):
+            return b"%bS%b%b" % (head, delay_ms.to_bytes(6, "big"), _step(step))
+        case Suspend(signal, timeout_ms, step):
+            name = signal.encode()
+            return b"%bP%b%c%b%b" % (head, timeout_ms.to_bytes(6, "big"), len(name), name, _step(step))
         case Release():
             return head + b"R"
         case Cancel():
             return head + b"X"
         case _:
             assert_never(outcome)
+
+
+def _step(step: str | None) -> bytes:
+    return b"" if step is None else b"=" + step.encode()
 
 
 def decode_leases(reply: list[Any]) -> list[Lease]:
@@ -156,11 +165,16 @@ def _decode_lease(id: str, static: bytes, *, token: int, now_ms: int) -> Lease:
 
 
 def _with_extra(lease: Lease, extra: bytes) -> Lease:
-    t1, t2, c1, c2, runs, failures, stalls, e1, e2, p1, p2, cancelling = _EXTRA.unpack_from(extra)
-    annex = unpack_annex(extra[_EXTRA.size :]) if len(extra) > _EXTRA.size else lease.annex
+    t1, t2, c1, c2, runs, failures, stalls, e1, e2, p1, p2, flags = _EXTRA.unpack_from(extra)
+    annex, signal = lease.annex, None
+    if len(extra) > _EXTRA.size:
+        end = _ANNEX_AT + int.from_bytes(extra[_EXTRA.size : _ANNEX_AT], "big")
+        annex = unpack_annex(extra[_ANNEX_AT:end])
+        signal = extra[end:] if flags & _HAS_SIGNAL else None
     return Lease(
         lease.id, t1 << 32 | t2, lease.incarnation, runs, failures, stalls, lease.payload, lease.options,
-        signed(p1, p2), lease.enqueued_at_ms, c1 << 32 | c2, e1 << 32 | e2, cancelling == 1, lease.run_id, annex,
+        signed(p1, p2), lease.enqueued_at_ms, c1 << 32 | c2, e1 << 32 | e2, flags & 1 == 1, lease.run_id, annex,
+        signal,
     )  # fmt: skip
 
 

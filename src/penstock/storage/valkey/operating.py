@@ -25,6 +25,7 @@ from penstock.storage.values import (
     QueueSettings,
     RemoveAnswer,
     RetryAnswer,
+    SignalAnswer,
     Usage,
 )
 
@@ -49,11 +50,18 @@ _PROMOTED: Final[Mapping[int, PromoteAnswer]] = {
     ord("-"): "not_found",
 }
 _REMOVED: Final[Mapping[int, RemoveAnswer]] = {ord("r"): "removed", ord("a"): "active", ord("-"): "not_found"}
+_SIGNALLED: Final[Mapping[bytes, SignalAnswer]] = {
+    b"r": "resumed",
+    b"k": "kept",
+    b"f": "full",
+    b"e": "ended",
+    b"-": "not_found",
+}
 _CHANGED: Final[Mapping[bytes, ChangeAnswer]] = {b"c": "changed", b"w": "wrong_state", b"-": "not_found"}
 _CHECKED: Final = (
     "jobs", "state", "waiting", "scheduled", "blocked", "active", "completed", "failed", "cancelled",
-    "expiring", "results", "failures", "progress", "rerun", "waiters", "annex",
-    "dedup", "dedup_times", "schedulers", "slots",
+    "expiring", "results", "failures", "progress", "rerun", "waiters", "annex", "dedup", "dedup_times", "schedulers",
+    "slots", "suspended", "received",
 )  # fmt: skip
 _FIRST_STEP: Final = ("", "", "", "", "")
 
@@ -82,6 +90,11 @@ class Operating:
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
         """As ``Storage.remove``."""
         return await self._each(queue, "remove", ids, _REMOVED)
+
+    async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
+        """As ``Storage.signal``. Repeated calls are known as such: a signal comes once."""
+        letter: bytes = await self._calls.call_once(queue, "signal", (id, name, data))
+        return _SIGNALLED[letter]
 
     async def _each(self, queue: str, verb: str, ids: Sequence[str], answers: Mapping[int, _A]) -> list[_A]:
         return [answers[letter] for letter in await self._calls.call(queue, verb, *ids)]

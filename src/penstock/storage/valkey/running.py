@@ -191,23 +191,24 @@ class Running:
     async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
         """As ``Storage.sweep``."""
         reply: list[Any] = await self._calls.call(queue, "sweep", limit)
-        promoted, rescued, expired, pruned, trimmed, more, *rest = reply
+        promoted, unblocked, rescued, expired, pruned, trimmed, more, *rest = reply
         wait_ms, slot_wait_ms, awaiting, now_ms, rows = rest
         due = tuple(
             DueScheduler(name.decode(), slot_ms, now_ms, spec)
             for name, slot_ms, spec in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
         )
         return Swept(
-            promoted,
-            rescued,
-            expired,
-            pruned,
-            trimmed,
-            more == 1,
-            None if wait_ms < 0 else wait_ms,
-            due,
-            None if slot_wait_ms < 0 else slot_wait_ms,
-            awaiting == 1,
+            promoted=promoted,
+            rescued=rescued,
+            expired=expired,
+            pruned=pruned,
+            trimmed=trimmed,
+            unblocked=unblocked,
+            more=more == 1,
+            wait_ms=None if wait_ms < 0 else wait_ms,
+            due=due,
+            slot_wait_ms=None if slot_wait_ms < 0 else slot_wait_ms,
+            awaiting=awaiting == 1,
         )
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:

@@ -50,7 +50,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
-    """The function raised. ``own`` names one of Penstock's own errors, with its ``delay_s`` or ``at``."""
+    """The function raised. ``own`` names one of Penstock's own errors, with its ``delay_s`` or ``at``, its
+    ``signal`` (whose timeout is ``delay_s``) and ``step``."""
 
     error_type: str
     message: str
@@ -59,6 +60,8 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     own: str = ""
     delay_s: float | None = None
     at: datetime | None = None
+    signal: str = ""
+    step: str | None = None
 
     def to_exception(self) -> Exception:
         """Penstock's own error that was raised, or an exception of a class with the same name and words."""
@@ -68,7 +71,9 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
             case "Retry":
                 return errors.Retry(self.message, delay=self.delay_s, at=self.at)
             case "Snooze":
-                return errors.Snooze(self.delay_s, at=self.at)
+                return errors.Snooze(self.delay_s, at=self.at, step=self.step)
+            case "Suspend":
+                return errors.Suspend(self.signal, timeout=self.delay_s, step=self.step)
             case "MemoryLimitExceeded":
                 return _with_trace(errors.MemoryLimitExceeded(self.message), self.traceback)
             case _:
@@ -97,7 +102,7 @@ def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
         own = "Unrecoverable"
     elif isinstance(error, errors.Verdict | errors.MemoryLimitExceeded):
         own = type(error).__name__
-    delay = getattr(error, "delay", None) if own else None
+    delay = getattr(error, "delay", getattr(error, "timeout", None)) if own else None
     at = getattr(error, "at", None) if own else None
     return Raised(
         type(error).__name__,
@@ -107,6 +112,8 @@ def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
         own=own,
         delay_s=None if delay is None else milliseconds(delay) / 1000,
         at=None if at is None else at.astimezone(UTC),
+        signal=getattr(error, "signal", "") if own else "",
+        step=getattr(error, "step", None) if own else None,
     )
 
 

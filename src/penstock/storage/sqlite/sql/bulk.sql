@@ -26,6 +26,9 @@ SELECT rerun, id, incarnation FROM jobs WHERE queue = ? AND state = 'active' AND
 -- name: obliterate_waiters
 DELETE FROM waiters WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
 
+-- name: obliterate_signals
+DELETE FROM signals WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
+
 -- name: obliterate_logs
 DELETE FROM logs WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
 

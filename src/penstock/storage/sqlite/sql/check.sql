@@ -28,6 +28,12 @@ SELECT count(DISTINCT job) FROM logs WHERE job NOT IN (SELECT key FROM jobs)
 -- name: repair_logs_without_job
 DELETE FROM logs WHERE job NOT IN (SELECT key FROM jobs)
 
+-- name: signals_without_job
+SELECT count(DISTINCT job) FROM signals WHERE job NOT IN (SELECT key FROM jobs)
+
+-- name: repair_signals_without_job
+DELETE FROM signals WHERE job NOT IN (SELECT key FROM jobs)
+
 -- name: waiters_without_job
 SELECT count(*) FROM waiters WHERE job NOT IN (SELECT key FROM jobs WHERE kept_until = 0)
 

@@ -22,7 +22,7 @@ UPDATE jobs SET
     incarnation = ?, state = ?, priority = ?, place = ?, options = ?, ttl_ms = ?, run_id = ?, write_id = ?,
     blocked_by = ?, runs = ?, failures = ?, stalls = ?, ready_at = ?, run_at = ?, enqueued_at = ?, expires_at = ?,
     claimed_at = ?, finished_at = ?, kept_until = ?, token = ?, settled_as = ?, worker = ?, lease_until = ?,
-    cancelling = ?, failure = ?, result = ?, progress = ?, rerun = ?, annex = ?, binds = ?
+    cancelling = ?, failure = ?, result = ?, progress = ?, rerun = ?, annex = ?, binds = ?, wake_at = ?
 WHERE key = ?
 
 -- name: insert_payload
@@ -42,6 +42,9 @@ DELETE FROM payloads WHERE job IN (SELECT value FROM json_each(?))
 
 -- name: delete_logs
 DELETE FROM logs WHERE job IN (SELECT value FROM json_each(?))
+
+-- name: delete_signals
+DELETE FROM signals WHERE job IN (SELECT value FROM json_each(?))
 
 -- name: delete_waiters
 DELETE FROM waiters WHERE job IN (SELECT value FROM json_each(?))

@@ -1,3 +1,9 @@
+-- name: timed_out
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ? AND j.wake_at > 0 AND j.wake_at <= ?
+ORDER BY j.wake_at, j.id LIMIT ?
+
 -- name: stalled
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options
@@ -34,6 +40,7 @@ DELETE FROM memo WHERE queue = ? AND at_ms <= ?
 -- name: next_time
 SELECT min(at) FROM (
     SELECT min(run_at) AS at FROM jobs WHERE queue = ?1 AND state = 'scheduled'
+    UNION ALL SELECT min(wake_at) FROM jobs WHERE queue = ?1 AND wake_at > 0
     UNION ALL SELECT min(lease_until) FROM jobs WHERE queue = ?1 AND state = 'active'
     UNION ALL SELECT min(expires_at) FROM jobs
         WHERE queue = ?1 AND expires_at > 0 AND kept_until = 0 AND lease_until = 0

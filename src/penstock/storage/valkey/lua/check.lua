@@ -4,7 +4,8 @@
 -- events:    none
 
 local AT_ONCE = 500
-local EXTRAS = { results = true, failures = true, progress = true, rerun = true, waiters = true, annex = true }
+local EXTRAS = { results = true, failures = true, progress = true, rerun = true, waiters = true, annex = true,
+  received = true }
 
 local function count_in(problems, kind)
   problems[kind] = (problems[kind] or 0) + 1
@@ -29,6 +30,9 @@ local function check_records(ids, repair, problems)
     elseif job and job.was_expiring and not call('ZSCORE', K.expiring, job.id) then
       count_in(problems, 'not_in_expiring')
       if repair then zadd('expiring', job.expires, job.id) end
+    elseif job and job.was_suspended and annex_of(job).su and not call('ZSCORE', K.suspended, job.id) then
+      count_in(problems, 'not_in_suspended')
+      if repair then zadd('suspended', job.annex.su, job.id) end
     end
   end
 end
@@ -39,7 +43,7 @@ local function check_index(part, members, repair, problems)
   load(ids)
   for i = 1, #members do
     local job = found(ids[i])
-    local is_right = job and (part == 'expiring' and job.was_expiring
+    local is_right = job and (part == 'expiring' and job.was_expiring or part == 'suspended' and job.was_suspended
       or STATES[job.was] == part and job.was_member == members[i] and not job.was_in_line)
     if not is_right then
       count_in(problems, 'stray_in_' .. part)

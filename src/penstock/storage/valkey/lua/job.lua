@@ -2,6 +2,8 @@
 
 -- What ties jobs to others (ties.lua), for those whose annex binds.
 local hold_back, ended
+-- Steps and suspensions (steps.lua).
+local Steps = {}
 
 -- Reads jobs into J by id (false: no record). with_static: payload, ttl and write_id are needed too.
 local function load(ids, with_static)
@@ -55,6 +57,11 @@ local function annex_of(job)
   return job.annex
 end
 
+-- Never an empty list, which is what cmsgpack makes of an empty table.
+local function packed_annex(job)
+  return next(annex_of(job)) and encode(job.annex) or '\128'
+end
+
 local function need_result(job)
   if job.big_result and not job.result then job.result = call('HGET', K.results, job.id) end
 end
@@ -82,7 +89,10 @@ local function drop_extras(job)
     call('SREM', K.logged, job.id)
     call('UNLINK', Q.prefix .. ':log:' .. job.id)
   end
-  if job.annex_moved then hdel('annex', job.id) end
+  if job.annex_moved then
+    Steps.drop(job)
+    hdel('annex', job.id)
+  end
   job.has_progress, job.rerun, job.has_log, job.slot, job.save_slot = false, false, false, nil, false
   job.annex_moved, job.save_annex = false, false
 end
@@ -139,6 +149,7 @@ end
 local function save_gone(job)
   if job.was then
     leave(job)
+    if job.was_suspended then zrem('suspended', job.id) end
     if job.was_expiring then zrem('expiring', job.id) end
     hdel('jobs', job.id)
     hdel('state', job.id)
@@ -156,6 +167,11 @@ local function save_places(job)
   elseif job.was_expiring then
     zrem('expiring', job.id)
   end
+  if job.suspended_until then
+    zadd('suspended', job.suspended_until, job.id)
+  elseif job.was_suspended and not (job.state == 'b' and job.by == 'i') then
+    zrem('suspended', job.id)
+  end
   if job.state == 'w' then Q.wake = true end
   if job.state == 's' then Q.due = min(Q.due or job.run_at, job.run_at) end
 end
@@ -170,7 +186,7 @@ local function save(job)
   if job.save_result then hset('results', job.id, job.result) end
   if job.save_failure then hset('failures', job.id, job.failure) end
   if job.save_slot then hset('rerun', job.id, encode(job.slot)) end
-  if job.save_annex then hset('annex', job.id, encode(job.annex)) end
+  if job.save_annex then hset('annex', job.id, packed_annex(job)) end
 end
 
 -- Sends what was collected; what is read after it sees it.

@@ -20,6 +20,9 @@
 --   failures   hash    id -> MessagePack of core.outcome.Failure
 --   progress   hash    id -> JSON
 --   annex      hash    id -> the annex (core/annex.py), once it differs from that in the static record
+--   suspended  zset    timeout -> id, of jobs that are blocked by a signal and have one
+--   received   hash    id -> data of the signal that ended its last suspension
+--   signalled  set     ids with signals that came early;  signals:<id>  list  those signals (steps.lua)
 --   dedup      hash    dedup key -> the job that stands for it (dedup.lua);  dedup_times  zset  until -> dedup key
 --   schedulers hash    name -> when, and a spec (schedulers.lua);  slots  zset  next slot -> name
 --   logged     set     ids that have log lines;  log:<id>  list  the lines

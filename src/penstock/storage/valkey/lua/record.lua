@@ -184,6 +184,7 @@ local function note_place(job)
   job.was_in_line = job.pristine and not job.lifo and job.priority == 0
   job.was_member = job.state == 'w' and member_of(job) or job.id
   job.was_expiring = expiring(job)
+  job.was_suspended = job.by == 'i'
 end
 
 -- The job of the two strings (state nil: pristine; static nil: not read), or nil if there is neither.

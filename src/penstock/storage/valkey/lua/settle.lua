@@ -1,11 +1,12 @@
 -- settle: applies outcomes of leased jobs, then claims the next ones.
 -- arguments: lane, number, repeated, worker, count (0: no claim), lease_ms, then id and outcome of each job
 --   outcome: token:6 kind:1 rest
---   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 | R | X
+--   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 step | P timeout_ms:6 name_length:1 name step | R | X
 --   with a ttl of their own: K ttl:6 result | G final:1 retry_in_ms:6 ttl:6 failure
+--   step: nothing (it stays where it is), or = and its name
 -- returns:   {letters, claim reply or nothing}: per job the state as a letter, in upper case if the outcome was not
 --   applied ('-': no record)
--- events:    completed, failed, retrying, snoozed, released, cancelled, expired, enqueued; and those of claim
+-- events:    completed, failed, retrying, snoozed, suspended, released, cancelled, expired, enqueued; and those of claim
 
 local HEAD = 6
 local RESULT_TTL, FAILURE_TTL = 5, 6 -- their places in core.job.Options
@@ -68,11 +69,15 @@ local function complete(done, id, record, outcome)
   return true
 end
 
-local function put_back(job, kind, delay_ms)
+-- delay_ms is the timeout if there is a signal to wait for.
+local function put_back(job, kind, delay_ms, step, signal)
   if job.cancelling then return finish(job, 'x', 'cancelled', true) end
   if is_expired(job) and kind ~= 'released' then return expire(job, true) end
   job.worker = ''
-  if kind == 'released' then
+  if step then Steps.go_to(job, step) end
+  if signal then
+    Steps.suspend(job, signal, delay_ms)
+  elseif kind == 'released' then
     enter_waiting(job, true)
   elseif delay_ms > 0 then
     schedule(job, Q.now + delay_ms)
@@ -115,6 +120,14 @@ local function fail(job, outcome)
   return group, row
 end
 
+local function suspend(job, outcome)
+  local timeout_ms, length = unpack('>I6B', outcome, 8)
+  local name = sub(outcome, 15, 14 + length)
+  local group, row = put_back(job, 'suspended', timeout_ms, sub(outcome, 15 + length), name)
+  if group.kind == 'suspended' then put(group, row, 'data', '{"signal":"' .. name .. '"}') end
+  return group, row
+end
+
 local function apply(job, outcome)
   local kind = sub(outcome, 7, 7)
   if kind == 'C' or kind == 'K' then
@@ -126,7 +139,8 @@ local function apply(job, outcome)
     return group, row
   end
   if kind == 'F' or kind == 'G' then return fail(job, outcome) end
-  if kind == 'S' then return put_back(job, 'snoozed', (unpack('>I6', outcome, 8))) end
+  if kind == 'S' then return put_back(job, 'snoozed', (unpack('>I6', outcome, 8)), sub(outcome, 14)) end
+  if kind == 'P' then return suspend(job, outcome) end
   if kind == 'R' then return put_back(job, 'released', 0) end
   return finish(job, 'x', 'cancelled', true)
 end

@@ -37,14 +37,13 @@ local function update(job, dispatch)
   end
   if dispatch.reset then job.failures, job.stalls = 0, 0 end
   local rule, new, old = dispatch.rule, dispatch.run_at, job.run_at
-  if rule == 'always' or (rule == 'if_earlier' and new < old) or (rule == 'if_later' and new > old) then
+  local is_taken = rule == 'always' or (rule == 'if_earlier' and new < old) or (rule == 'if_later' and new > old)
+  if is_taken and job.state ~= 'b' then
     job.run_at = new
-    if job.state ~= 'b' then
-      if new > now then
-        job.state = 's'
-      elseif job.state == 's' then
-        enter_waiting(job)
-      end
+    if new > now then
+      job.state = 's'
+    elseif job.state == 's' then
+      enter_waiting(job)
     end
   end
   changed(job)
@@ -107,6 +106,7 @@ end
 -- A later life of the same id begins with what the user said of it, and with nothing that happened.
 local function shed_annex(job)
   local annex = annex_of(job)
+  Steps.drop(job)
   job.annex = { g = annex.g, c = annex.c, h = annex.h }
   job.packed_annex = next(job.annex) and encode(job.annex) or nil
   job.binds = annex.g ~= nil or annex.c ~= nil

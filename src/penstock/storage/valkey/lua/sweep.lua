@@ -1,8 +1,8 @@
 -- sweep: what time brings, up to limit of each kind.
 -- arguments: limit
--- returns:   {promoted, rescued, expired, pruned, trimmed, more, wait_ms (-1: none), slot_wait_ms (-1: none),
+-- returns:   {promoted, unblocked, rescued, expired, pruned, trimmed, more, wait_ms (-1: none), slot_wait_ms (-1: none),
 --   awaiting, now, due schedulers: name, slot, spec, and so on}
--- events:    promoted, stalled, failed, expired, cancelled, enqueued
+-- events:    promoted, unblocked, stalled, failed, expired, cancelled, enqueued
 
 local HOUR = 3600000
 local ENTRIES_LOOKED_AT = 1000
@@ -130,7 +130,7 @@ end
 
 local function next_thing(slot_wait)
   local wait = slot_wait >= 0 and slot_wait or nil
-  for _, part in ipairs({ 'scheduled', 'active', 'expiring', 'completed', 'failed', 'cancelled' }) do
+  for _, part in ipairs({ 'scheduled', 'suspended', 'active', 'expiring', 'completed', 'failed', 'cancelled' }) do
     local one = until_next(K[part], nil)
     if one and (not wait or one < wait) then wait = one end
   end
@@ -141,6 +141,7 @@ register('sweep', function(keys, args)
   open(keys)
   local limit, settings = tonumber(args[1]), read_settings()
   local promoted = promote_due(limit)
+  local unblocked = bit_of(Q.uses, 16) and each_due('suspended', limit, Steps.time_out) or 0
   local rescued = each_due('active', limit, rescue)
   local expired = each_due('expiring', limit, expire)
   local pruned = prune_all(limit, settings)
@@ -151,11 +152,11 @@ register('sweep', function(keys, args)
   if bit_of(Q.uses, Usage.BIT) then Usage.forget() end
   forget_memos()
   close()
-  local more = promoted >= limit or rescued >= limit or expired >= limit or pruned >= limit
+  local more = promoted >= limit or unblocked >= limit or rescued >= limit or expired >= limit or pruned >= limit
     or forgotten >= limit
   local slot_wait, awaiting = Schedulers.wait()
   return {
-    promoted, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing(slot_wait), slot_wait,
+    promoted, unblocked, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing(slot_wait), slot_wait,
     awaiting, Q.now, Schedulers.due(limit),
   }
 end)

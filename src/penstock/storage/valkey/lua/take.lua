@@ -2,8 +2,8 @@
 --
 -- Returns the reply {1: paused, 2: over budget, wait_ms (-1: none), now, first token, ids, static records, extras}. Leases have
 -- consecutive tokens and are as they were enqueued, on their first run, unless the extras say otherwise: place,
--- token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 cancelling:1 [annex], and so on. The annex is
--- there if it differs from that in the static record.
+-- token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 flags:1 [length:4 annex [signal]], and so on.
+-- flags: 1 cancelling, 2 there is the data of a signal. The annex is there if it differs from that in the static record.
 
 local PROMOTED_PER_CLAIM = 1000
 local EXPIRED_PER_CLAIM = 10000
@@ -26,10 +26,18 @@ local function promote_due(limit)
   return promoted
 end
 
+-- The annex and the data of the signal that was received, as an extra has them.
+local function moved_annex(job)
+  local packed = packed_annex(job)
+  local signal = job.annex.sr and call('HGET', K.received, job.id)
+  return pack('>I4', #packed) .. packed .. (signal or ''), signal and 2 or 0
+end
+
 local function extra_of(job)
+  local annex, flags = '', 0
+  if job.annex_moved then annex, flags = moved_annex(job) end
   return pack('>I6I6I4I4I4I6i6B', job.token, job.claimed, job.runs, job.failures, job.stalls, job.expires,
-    job.priority, job.cancelling and 1 or 0)
-    .. (job.annex_moved and encode(annex_of(job)) or '')
+    job.priority, flags + (job.cancelling and 1 or 0)) .. annex
 end
 
 local function until_next(key, otherwise)

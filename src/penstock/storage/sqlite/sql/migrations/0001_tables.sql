@@ -36,7 +36,7 @@ CREATE TABLE options (
 ) STRICT;
 
 -- What changes about a job. place is its number among the waiting, negated if it is LIFO. annex is what few jobs have
--- (core/annex.py); binds: its transitions concern others.
+-- (core/annex.py); binds: its transitions concern others. wake_at: the timeout of a suspended job.
 CREATE TABLE jobs (
     key INTEGER PRIMARY KEY,
     queue INTEGER NOT NULL,
@@ -70,7 +70,8 @@ CREATE TABLE jobs (
     progress BLOB,
     rerun BLOB,
     annex BLOB,
-    binds INTEGER NOT NULL DEFAULT 0
+    binds INTEGER NOT NULL DEFAULT 0,
+    wake_at INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- Each state's order is an index of its own, so no verb ever walks past jobs of another state. The id, which breaks
@@ -79,6 +80,7 @@ CREATE UNIQUE INDEX jobs_by_id ON jobs (queue, id);
 CREATE INDEX jobs_waiting ON jobs (queue, priority, place) WHERE state = 'waiting';
 CREATE INDEX jobs_scheduled ON jobs (queue, run_at, id) WHERE state = 'scheduled';
 CREATE INDEX jobs_blocked ON jobs (queue, place) WHERE state = 'blocked';
+CREATE INDEX jobs_suspended ON jobs (queue, wake_at) WHERE wake_at > 0;
 CREATE INDEX jobs_active ON jobs (queue, lease_until) WHERE state = 'active';
 CREATE INDEX jobs_finished ON jobs (queue, state, kept_until) WHERE kept_until > 0;
 CREATE INDEX jobs_expiring ON jobs (queue, expires_at)
@@ -96,6 +98,15 @@ CREATE TABLE logs (
     line TEXT NOT NULL,
     PRIMARY KEY (job, number)
 ) STRICT, WITHOUT ROWID;
+
+-- Number 0 is the signal that ended the job's last suspension; the others came early, in this order.
+CREATE TABLE signals (
+    job INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (job, number)
+) STRICT;
 
 CREATE TABLE waiters (
     job INTEGER NOT NULL,

@@ -1,0 +1,88 @@
+"""Steps, suspensions and signals in the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from penstock.core.annex import EMPTY_ANNEX, Annex
+from penstock.core.lifecycle import OPEN, EventType, State
+from penstock.storage.values import SignalAnswer
+from tests.model.record import Record
+from tests.model.steps import Steps
+
+__all__ = ["Suspending"]
+
+S, E = State, EventType
+_MOST_KEPT = 100
+
+
+class Suspending(Steps):
+    """What a job that goes on later does, and what wakes it."""
+
+    def signal(self, id: str, name: str, data: bytes) -> SignalAnswer:
+        record = self._kept(id)
+        if record is None:
+            return "not_found"
+        if record.state not in OPEN:
+            return "ended"
+        if self._is_suspended(record) and _annex(record).awaits == name:
+            self._receive(record, name, data)
+            answer: SignalAnswer = "resumed"
+        elif len(record.early) == _MOST_KEPT:
+            return "full"
+        else:
+            record.early.append((name, data))
+            _say(record, kept=len(record.early))
+            answer = "kept"
+        self._append(E.SIGNALLED, record)
+        return answer
+
+    def _go_to(self, record: Record, step: str | None) -> None:
+        if step is not None:
+            _say(record, step=step)
+
+    def _suspend(self, record: Record, name: str, timeout_ms: int) -> None:
+        record.signal = None
+        _say(record, received="", timed_out=False, awaits="", awaits_until_ms=0)
+        early = next((item for item in record.early if item[0] == name), None)
+        if early is not None:
+            record.early.remove(early)
+            _say(record, kept=len(record.early))
+            self._receive(record, *early)
+            return
+        _say(record, awaits=name, awaits_until_ms=self.now + timeout_ms if timeout_ms else 0)
+        record.state, record.blocked_by = S.BLOCKED, "signal"
+
+    def _time_out(self) -> int:
+        due = [r for r in self._suspended() if _annex(r).awaits_until_ms <= self.now]
+        for record in sorted(due, key=lambda r: (_annex(r).awaits_until_ms, r.id.encode())):
+            _say(record, timed_out=True, awaits="", awaits_until_ms=0)
+            self._enter_waiting(record)
+            self._append(E.UNBLOCKED, record)
+        return len(due)
+
+    def _timeouts(self) -> list[int]:
+        return [_annex(record).awaits_until_ms for record in self._suspended()]
+
+    def _suspended(self) -> list[Record]:
+        """Those with a timeout."""
+        return [r for r in self.records.values() if self._is_suspended(r) and _annex(r).awaits_until_ms]
+
+    def _is_suspended(self, record: Record) -> bool:
+        return record.state is S.BLOCKED and record.blocked_by == "signal"
+
+    def _receive(self, record: Record, name: str, data: bytes) -> None:
+        record.signal = data
+        _say(record, received=name, awaits="", awaits_until_ms=0)
+        self._enter_waiting(record)
+
+
+def _annex(record: Record) -> Annex:
+    return record.annex or EMPTY_ANNEX
+
+
+def _say(record: Record, **fields: Any) -> None:
+    annex = replace(_annex(record), **fields)
+    record.annex = None if annex == EMPTY_ANNEX else annex
