@@ -32,8 +32,10 @@ if TYPE_CHECKING:
         Checked,
         Consumer,
         Counts,
+        HoldAnswer,
         PromoteAnswer,
         QueueSettings,
+        ReleaseAnswer,
         RemoveAnswer,
         RetryAnswer,
         SignalAnswer,
@@ -183,13 +185,18 @@ class QueueAdmin:
         priority: int | None = None,
         delay: Duration | None = None,
         result_ttl: Duration | None = None,
+        failure_ttl: Duration | None = None,
     ) -> ChangeAnswer:
-        """Change one job, all of it or nothing. The payload is that of the queue's serde."""
+        """Change one job, all of it or nothing. The payload is that of the queue's serde.
+
+        The ttls work on finished jobs, too: what is kept, and for how long its id is taken, moves along.
+        """
         change = Change(
             payload=None if payload is _UNSET else self._source.encode_payload(payload),
             priority=None if priority is None else whole_number("priority", priority, least=-(2**31) + 1),
             delay_ms=None if delay is None else milliseconds(delay),
             result_ttl_ms=None if result_ttl is None else milliseconds(result_ttl, what="result_ttl"),
+            failure_ttl_ms=None if failure_ttl is None else milliseconds(failure_ttl, what="failure_ttl"),
         )
         return await (await self._storage()).change(self.name, check_id(id), change)
 
@@ -200,6 +207,37 @@ class QueueAdmin:
     async def clear_dedup(self, key: str) -> bool:
         """Let the next job under a dedup key in, whatever the earlier one does; false if there was none."""
         return await (await self._storage()).clear_dedup(self.name, check_dedup_key(key))
+
+    # Hold finished jobs
+
+    async def hold(self, consumer: str, *ids: str, ttl: Duration = "7d") -> dict[str, HoldAnswer]:
+        """Keep jobs for a consumer, once they have ended: until it releases them, or for ``ttl`` after their end."""
+        storage, consumer = await self._storage(), check_consumer(consumer)
+        ttl_ms = max(milliseconds(ttl, what="ttl"), 1)
+        return await _by_id(
+            ids, lambda queue, some: storage.hold(queue, consumer, some, ttl_ms=ttl_ms), self.name
+        )
+
+    async def release(self, consumer: str, *ids: str) -> dict[str, ReleaseAnswer]:
+        """The consumer needs these jobs no longer: ordinary retention applies."""
+        storage, consumer = await self._storage(), check_consumer(consumer)
+        return await _by_id(ids, lambda queue, some: storage.release(queue, consumer, some), self.name)
+
+    async def held(self, consumer: str, *, limit: int | None = None) -> AsyncGenerator[JobInfo, None]:
+        """Finished jobs that are held for a consumer, in the order they ended: ``async for job in ...``.
+
+        Those already given may be released meanwhile.
+        """
+        storage, consumer, cursor, left = await self._storage(), check_consumer(consumer), "", limit
+        while left is None or left > 0:
+            at_once = _AT_ONCE if left is None else min(left, _AT_ONCE)
+            page = await storage.held(self.name, consumer, cursor=cursor, limit=at_once)
+            for job in page.jobs:
+                yield JobInfo(self._source, job)
+            if not page.cursor:
+                return
+            cursor = page.cursor
+            left = None if left is None else left - len(page.jobs)
 
     # Operate on the queue
 

@@ -119,6 +119,12 @@ class JobInfo:
         return self.raw.annex.awaits if is_suspended and self.raw.annex else ""
 
     @property
+    def holds(self) -> Mapping[str, timedelta]:
+        """The consumers that keep the job once it has ended, and for how long after its end at most."""
+        holds = (self.raw.annex and self.raw.annex.holds) or {}
+        return {consumer: timedelta(milliseconds=ms) for consumer, ms in holds.items()}
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """What was sent along for middleware and handlers."""
         annex = self.raw.annex

@@ -19,7 +19,7 @@ from penstock.core.annex import EMPTY_ANNEX, Annex
 from penstock.core.dedup import Dedup
 from penstock.core.duration import MAX_MS, Duration, milliseconds
 from penstock.core.job import Conflict, Options
-from penstock.core.names import check_group, check_id
+from penstock.core.names import check_consumer, check_group, check_id
 from penstock.core.retry import Backoff, BackoffFunction, parse_backoff
 from penstock.core.size import Size
 from penstock.errors import InvalidOption
@@ -89,6 +89,8 @@ class Placement(TypedDict, total=False):
     - ``unchecked``: promise that the id is new; saves the look.
     - ``group``: the key of jobs that share a limit or an order. ``cost``: what the job takes from its group's bucket.
     - ``headers``: names and values that travel with the job, for middleware and handlers.
+    - ``hold``: consumers that keep the finished job until they release it, each with the longest time after its end:
+      ``{"ledger": "7d"}``.
     - ``run_id``, ``write_id``: the table run, and the save, the job belongs to.
     """
 
@@ -104,6 +106,7 @@ class Placement(TypedDict, total=False):
     group: str
     cost: int
     headers: Mapping[str, str]
+    hold: Mapping[str, Duration]
     run_id: str
     write_id: str
 
@@ -289,6 +292,18 @@ def _dedup(name: str, value: Any) -> Dedup:
     )
 
 
+def _holds(name: str, value: Any) -> dict[str, int] | None:
+    if not isinstance(value, Mapping):
+        raise InvalidOption(
+            f'{name}={value!r:.80} is not usable. Give consumers and durations: {{"ledger": "7d"}}.'
+        )
+    return {check_consumer(who): _hold_ms(name, ttl) for who, ttl in value.items()} or None
+
+
+def _hold_ms(name: str, ttl: Any) -> int:
+    return max(milliseconds(ttl, what=name), 1)
+
+
 def _conflict(name: str, value: Any) -> Conflict:
     if isinstance(value, Conflict):
         return value
@@ -321,11 +336,12 @@ _PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
     "group": ("group", lambda name, value: check_group(value)),
     "cost": ("cost", _count(0)),
     "headers": ("headers", _headers),
+    "hold": ("holds", _holds),
     "run_id": ("run_id", _text),
     "write_id": ("write_id", _text),
 }
 # What people pass on from an optional argument of their own: None is as good as not given.
-_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers", "dedup"})
+_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers", "hold", "dedup"})
 _TIMES: Final = ("delay_ms", "run_at_ms")
-_ANNEX: Final = ("group", "cost", "headers")
+_ANNEX: Final = ("group", "cost", "headers", "holds")
 _UNSAID: Final = {name: getattr(EMPTY_ANNEX, name) for name in _ANNEX}

@@ -219,6 +219,10 @@ class SyncQueue(_Face[Queue]):
         """See ``Queue.list_jobs``."""
         return _iterate(self._target.list_jobs(state, limit=limit, reverse=reverse))
 
+    def held(self, consumer: str, *, limit: int | None = None) -> Generator[JobInfo, None, None]:
+        """See ``Queue.held``."""
+        return _iterate(self._target.held(consumer, limit=limit))
+
     def events(
         self, *, after: After = 0, follow: bool = True, types: EventTypes = None, id: str | None = None
     ) -> Generator[Event, None, None]:
@@ -246,6 +250,8 @@ class SyncQueue(_Face[Queue]):
     change = as_sync(QueueAdmin.change)
     dedup = as_sync(QueueAdmin.dedup)
     clear_dedup = as_sync(QueueAdmin.clear_dedup)
+    hold = as_sync(QueueAdmin.hold)
+    release = as_sync(QueueAdmin.release)
     pause = as_sync(QueueAdmin.pause)
     resume = as_sync(QueueAdmin.resume)
     retry_all = as_sync(QueueAdmin.retry_all)

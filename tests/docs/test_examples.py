@@ -61,6 +61,7 @@ def server() -> Iterator[ValkeyServer]:
         "guide.md",
         "workers.md",
         "steps.md",
+        "operate.md",
         "own-loop.md",
         "schedulers.md",
         "stores.md",

@@ -28,12 +28,14 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     "received": "sr",
     "timed_out": "so",
     "kept": "sk",
+    "holds": "hd",
 }):  # fmt: skip
     """See the module. What is no **tie**: ``headers``, which are the user's and pass through untouched; ``usage``, what
     the job has reported (``core.usage``); ``scheduler`` and ``slot_ms``, where it comes from; ``step``, where it goes
     on. ``awaits`` (a signal, until ``awaits_until_ms``, 0: for ever), ``received``, ``timed_out`` and ``kept`` (how
-    many signals came early) are of its suspensions. All else is a tie: ``dedup`` is the key whose record goes when the job
-    ends; ``repeats``: its scheduler waits for that end.
+    many signals came early) are of its suspensions. All else is a tie: ``dedup`` is the key whose record goes when
+    the job ends; ``repeats``: its scheduler waits for that end; ``holds`` are consumers that keep a finished job, and
+    for how many milliseconds after its end.
 
     The short names are a storage format: add, never reuse. No field may be an empty list or map once it is
     set: in Lua the two are the same.
@@ -53,6 +55,7 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     received: str = ""
     timed_out: bool = False
     kept: int = 0
+    holds: dict[str, int] | None = None
 
     @property
     def binds(self) -> bool:
@@ -61,7 +64,12 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
 
     def shed(self) -> Annex:
         """What of it a later life of the same id begins with: all that the user said, nothing that happened."""
-        return Annex(group=self.group, cost=self.cost, headers=self.headers)
+        return Annex(group=self.group, cost=self.cost, headers=self.headers, holds=self.holds)
+
+    @property
+    def longest_hold_ms(self) -> int:
+        """For how long after its end a job is held by its consumers; 0 if by none."""
+        return max(self.holds.values()) if self.holds else 0
 
 
 _LOOSE: Final = (

@@ -34,10 +34,12 @@ from penstock.storage.values import (
     Finished,
     Fired,
     Held,
+    HoldAnswer,
     JobPage,
     NewScheduler,
     PromoteAnswer,
     QueueSettings,
+    ReleaseAnswer,
     RemoveAnswer,
     Report,
     RetryAnswer,
@@ -210,8 +212,9 @@ class Storage(Protocol):
         ...
 
     async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
-        """Change one job. ``result_ttl_ms`` works in every state and moves a completed job's expiry; payload and
-        priority on open jobs; ``delay_ms`` on waiting and scheduled ones. All of it, or nothing."""
+        """Change one job. ``result_ttl_ms`` and ``failure_ttl_ms`` work in every state and move a finished
+        job's expiry; payload and priority on open jobs; ``delay_ms`` on waiting and scheduled ones. All of
+        it, or nothing."""
         ...
 
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
@@ -221,6 +224,21 @@ class Storage(Protocol):
     async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
         """Resume the job if it is suspended until that signal (``resumed``); keep it for later if it is open
         otherwise (``kept``), unless 100 are kept already (``full``)."""
+        ...
+
+    # Holding finished jobs
+
+    async def hold(self, queue: str, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[HoldAnswer]:
+        """Keep these jobs for a consumer, once they have ended, until it releases them, or for ``ttl_ms`` after
+        their end (from now, if they have ended). Neither age nor count nor ``clean`` takes them meanwhile."""
+        ...
+
+    async def release(self, queue: str, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
+        """Take back the holds: ordinary retention applies."""
+        ...
+
+    async def held(self, queue: str, consumer: str, *, cursor: str = "", limit: int = 100) -> JobPage:
+        """Finished jobs that are held for a consumer, in the order they ended."""
         ...
 
     # Operating on queues

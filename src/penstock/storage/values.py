@@ -29,10 +29,12 @@ __all__ = [
     "Fired",
     "Gap",
     "Held",
+    "HoldAnswer",
     "JobPage",
     "NewScheduler",
     "PromoteAnswer",
     "QueueSettings",
+    "ReleaseAnswer",
     "RemoveAnswer",
     "Report",
     "RetryAnswer",
@@ -57,6 +59,8 @@ ChangeAnswer = Literal["changed", "wrong_state", "not_found"]
 RemoveAnswer = Literal["removed", "active", "not_found"]
 SchedulerAnswer = Literal["created", "updated", "unchanged"]
 SignalAnswer = Literal["resumed", "kept", "full", "ended", "not_found"]
+HoldAnswer = Literal["held", "not_found"]
+ReleaseAnswer = Literal["released", "not_held", "not_found"]
 Extended = Literal["extended", "cancel", "expired", "lost"]
 
 
@@ -157,6 +161,7 @@ class Change(msgspec.Struct, frozen=True):
     priority: int | None = None
     delay_ms: int | None = None
     result_ttl_ms: int | None = None
+    failure_ttl_ms: int | None = None
 
 
 class DueScheduler(msgspec.Struct, frozen=True):

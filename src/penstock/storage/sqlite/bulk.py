@@ -119,7 +119,9 @@ def clean(step: Step, state: State, *, older_than_ms: int, limit: int, cursor: s
         at,
         state.value,
         limit=limit,
-        wanted=lambda record: record.finished_at <= at.now_ms - older_than_ms,
+        wanted=lambda record: (
+            record.finished_at <= at.now_ms - older_than_ms and record.held_until <= step.now_ms
+        ),
         act=remove,
     )
     return _progress(at, done=done, more=seen == limit)
@@ -134,13 +136,14 @@ def obliterate(step: Step, *, force: bool) -> int:
             " first, or use force: their leases are then lost."
         )
     _tell_open(step)
-    for table in ("waiters", "logs", "signals", "payloads"):
+    for table in ("waiters", "logs", "signals", "holds", "payloads"):
         step.sql.execute(_sql[f"obliterate_{table}"], (queue.key,))
     step.sql.execute(statements("dedup")["obliterate"], (queue.key,))
     removed = step.sql.execute(_sql["obliterate_jobs"], (queue.key,)).rowcount
     for state in State:
         setattr(queue, state.value, 0)
     forget_jobs(step)
+    queue.held_completed = queue.held_failed = 0
     step.notes.add_queue(_OBLITERATED, step.now_ms, size=removed)
     return removed
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from penstock.core.job import DEFAULT_OPTIONS
 from penstock.core.lifecycle import State
+from penstock.storage.sqlite.records import COMPLETED, FAILED
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.values import Checked
@@ -14,7 +15,13 @@ from penstock.storage.values import Checked
 __all__ = ["check"]
 
 # Whole tables: an orphan does not say which queue it was of.
-_ORPHANS: Final = ("payloads_without_job", "logs_without_job", "signals_without_job", "waiters_without_job")
+_ORPHANS: Final = (
+    "payloads_without_job",
+    "logs_without_job",
+    "signals_without_job",
+    "holds_without_job",
+    "waiters_without_job",
+)
 _RECORDS: Final = (
     "jobs_without_payload",
     "active_without_lease",
@@ -55,10 +62,13 @@ def _check_options(step: Step, *, repair: bool) -> int:
 
 def _check_counts(step: Step, *, repair: bool) -> int:
     counted = dict(step.sql.execute(_sql["counts"], (step.queue.key,)).fetchall())
-    wrong = [state for state in State if getattr(step.queue, state) != counted.get(state.value, 0)]
+    held = dict(step.sql.execute(_sql["held_counts"], (step.queue.key,)).fetchall())
+    right = {state.value: counted.get(state.value, 0) for state in State}
+    right |= {f"held_{state}": held.get(state, 0) for state in (COMPLETED, FAILED)}
+    wrong = {name: count for name, count in right.items() if getattr(step.queue, name) != count}
     if repair:
-        for state in wrong:
-            setattr(step.queue, state, counted.get(state.value, 0))
+        for name, count in wrong.items():
+            setattr(step.queue, name, count)
     return len(wrong)
 
 

@@ -21,6 +21,7 @@ from penstock.storage.sqlite import (
     enqueue,
     eventlog,
     govern,
+    holds,
     memo,
     news,
     operate,
@@ -51,10 +52,12 @@ from penstock.storage.values import (
     Finished,
     Fired,
     Held,
+    HoldAnswer,
     JobPage,
     NewScheduler,
     PromoteAnswer,
     QueueSettings,
+    ReleaseAnswer,
     RemoveAnswer,
     Report,
     RetryAnswer,
@@ -262,6 +265,23 @@ class SqliteStorage:
 
     async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
         return await self._opened.write(queue, lambda step: steps.signal(step, id, name, data))
+
+    # Holding finished jobs
+
+    async def hold(self, queue: str, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[HoldAnswer]:
+        return await self._opened.write(
+            queue, lambda step: holds.hold(step, consumer, ids, ttl_ms=ttl_ms), weight=len(ids)
+        )
+
+    async def release(self, queue: str, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
+        return await self._opened.write(
+            queue, lambda step: holds.release(step, consumer, ids), weight=len(ids)
+        )
+
+    async def held(self, queue: str, consumer: str, *, cursor: str = "", limit: int = 100) -> JobPage:
+        return await self._opened.read(
+            lambda sql: holds.held(sql, self._namespace, queue, consumer, cursor=cursor, limit=limit)
+        )
 
     # Operating on queues
 

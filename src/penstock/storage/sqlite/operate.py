@@ -166,16 +166,20 @@ def _change(step: Step, record: Record, wanted: Change) -> None:
         record.payload = wanted.payload
     if wanted.priority is not None:
         record.priority = wanted.priority
-    if wanted.result_ttl_ms is not None:
-        _change_result_ttl(step, record, wanted.result_ttl_ms)
+    if wanted.result_ttl_ms is not None or wanted.failure_ttl_ms is not None:
+        _change_ttls(step, record, wanted)
     if wanted.delay_ms:
         due_at(step, record, step.now_ms + wanted.delay_ms)
     elif wanted.delay_ms == 0 and record.state == SCHEDULED:
         enter_waiting(step, record)
 
 
-def _change_result_ttl(step: Step, record: Record, ttl_ms: int) -> None:
-    changed = msgspec.structs.replace(record.options, result_ttl_ms=ttl_ms)
-    record.options_key, record.packed_options = step.intern(changed)
-    if record.state in (COMPLETED, CANCELLED):
-        record.kept_until = record.finished_at + ttl_ms
+def _change_ttls(step: Step, record: Record, wanted: Change) -> None:
+    options = record.options
+    if wanted.result_ttl_ms is not None:
+        options = msgspec.structs.replace(options, result_ttl_ms=wanted.result_ttl_ms)
+    if wanted.failure_ttl_ms is not None:
+        options = msgspec.structs.replace(options, failure_ttl_ms=wanted.failure_ttl_ms)
+    record.options_key, record.packed_options = step.intern(options)
+    if record.state in (COMPLETED, FAILED, CANCELLED):
+        record.keep()

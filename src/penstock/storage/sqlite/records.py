@@ -120,6 +120,7 @@ class Record(msgspec.Struct, gc=False):
     rerun: bytes | None = None
     packed_annex: bytes | None = None
     binds: int = 0
+    held_until: int = 0
     was: str = ""
     payload: bytes | None = None
 
@@ -162,6 +163,12 @@ class Record(msgspec.Struct, gc=False):
 
     def is_past_ttl(self, now_ms: int) -> bool:
         return 0 < self.expires_at <= now_ms
+
+    def keep(self) -> None:
+        """Say until when the finished record is kept: its options and its holds do."""
+        options = self.options
+        ttl_ms = options.failure_ttl_ms if self.state == FAILED else options.result_ttl_ms
+        self.kept_until = self.finished_at + max(ttl_ms, self.annex.longest_hold_ms if self.binds else 0)
 
     def is_forgotten(self, now_ms: int) -> bool:
         """Whether only the next sweep keeps it from being gone."""

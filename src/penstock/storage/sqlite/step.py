@@ -68,6 +68,8 @@ class QueueRow(msgspec.Struct):
     completed: int
     failed: int
     cancelled: int
+    held_completed: int
+    held_failed: int
 
     def clock(self) -> int:
         """The queue's now: never earlier than any it has had."""
@@ -100,6 +102,10 @@ class Ties(Protocol):
 
     def ended(self, step: Step, record: Record) -> None:
         """A job has ended, or is removed before its end."""
+        ...
+
+    def saving(self, step: Step, record: Record) -> None:
+        """A record is about to be written: what finds it by its ties is to agree. ``was`` is its state before."""
         ...
 
 
@@ -272,7 +278,6 @@ class Step:
             moves[record.was, record.state] += 1
             if record.state == REMOVED:
                 self.clear_signals(record)
-            record.was = record.state
             (removed if record.state == REMOVED else changed if record.key else new).append(record)
         for (was, state), count in moves.items():
             self.queue.move(was, state, count)
@@ -281,6 +286,10 @@ class Step:
         self._tell_waiters()
         self._delete([record.key for record in removed if record.key])
         self._insert(new)
+        for record in (*removed, *changed, *new):
+            if record.binds or record.held_until:
+                self.ties.saving(self, record)
+            record.was = record.state
         # One that has ended in the call it came in is written in full.
         self._update([*changed, *(record for record in new if record.finished_at)])
         if self._without_signals:
@@ -363,4 +372,5 @@ def _values(r: Record) -> tuple[Any, ...]:
         r.runs, r.failures, r.stalls, r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.claimed_at, r.finished_at,
         r.kept_until, r.token, r.settled_as, r.worker, r.lease_until, r.cancelling, r.failure, r.result, r.progress,
         r.rerun, r.packed_annex, r.binds, r.wake_at,
+        r.held_until,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from penstock.core.outcome import Failure
 from penstock.storage.sqlite import dedup, schedulers
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.eventlog import trim
+from penstock.storage.sqlite.holds import lapse
 from penstock.storage.sqlite.memo import MEMO_KEPT_MS
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, REMOVED, Record, pack_failure
 from penstock.storage.sqlite.statements import statements
@@ -109,9 +110,15 @@ def _expire(step: Step, limit: int) -> int:
 
 def _prune(step: Step, settings: QueueSettings, limit: int) -> int:
     pruned = _drop(step, _records(step, "forgotten", step.now_ms, limit))
-    for state, keep in ((COMPLETED, settings.keep_completed), (FAILED, settings.keep_failed)):
+    lapse(step, limit=limit)
+    queue = step.queue
+    for state, keep, held in (
+        (COMPLETED, settings.keep_completed, queue.held_completed),
+        (FAILED, settings.keep_failed, queue.held_failed),
+    ):
         if keep is not None:
-            surplus = getattr(step.queue, state) - keep
+            total = getattr(queue, state)
+            surplus = min(total - keep, total - held)
             if surplus > 0:
                 pruned += _drop(step, _records(step, "surplus", state, min(surplus, limit)))
     return pruned

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.storage.sqlite import dedup, schedulers
+from penstock.storage.sqlite.holds import index
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.step import Step, Ties
 
@@ -23,6 +24,10 @@ class _Ties:
             dedup.ended(step, annex.dedup, record)
         if annex.repeats:
             schedulers.ended(step, annex.scheduler, record)
+
+    def saving(self, step: Step, record: Record) -> None:
+        """A record is about to be written: what finds it by its ties is to agree."""
+        index(step, record)
 
 
 TIES: Final[Ties] = _Ties()

@@ -90,12 +90,10 @@ def end_lease(record: Record) -> None:
 
 def finish(step: Step, record: Record, state: str, kind: str, **extra: Any) -> None:
     """End the job: log it, tell who waits, keep it as long as its options say; then its rerun, if one was asked for."""
-    options = record.options
     end_lease(record)
     record.state = state
     record.finished_at = step.now_ms
-    ttl_ms = options.failure_ttl_ms if state == FAILED else options.result_ttl_ms
-    record.kept_until = step.now_ms + ttl_ms
+    record.keep()
     step.note(kind, record, **extra)
     slot = record.slot
     if record.binds:
@@ -106,7 +104,7 @@ def finish(step: Step, record: Record, state: str, kind: str, **extra: Any) -> N
         return
     step.tell(record, state=state, also=slot.listeners if slot else ())
     record.rerun = None
-    if not ttl_ms:
+    if record.kept_until <= step.now_ms:
         record.state = REMOVED
 
 

@@ -122,17 +122,18 @@ def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
         progress=progress or None,
         **common,
         **_read_state(state, result),
-        kept_until_ms=_kept_until(state, said.options),
+        kept_until_ms=_kept_until(state, said.options, common["annex"]),
     )
 
 
-def _kept_until(state: bytes, options: Options) -> int:
+def _kept_until(state: bytes, options: Options, annex: Annex | None) -> int:
     finished_at_ms = int.from_bytes(state[2:8], "big")
+    held_ms = annex.longest_hold_ms if annex else 0
     match _BY_BYTE[state[0]]:
         case State.COMPLETED | State.CANCELLED:
-            return finished_at_ms + options.result_ttl_ms
+            return finished_at_ms + max(options.result_ttl_ms, held_ms)
         case State.FAILED:
-            return finished_at_ms + options.failure_ttl_ms
+            return finished_at_ms + max(options.failure_ttl_ms, held_ms)
         case _:
             return 0
 

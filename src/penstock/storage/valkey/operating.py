@@ -21,8 +21,10 @@ from penstock.storage.values import (
     Change,
     ChangeAnswer,
     Checked,
+    HoldAnswer,
     PromoteAnswer,
     QueueSettings,
+    ReleaseAnswer,
     RemoveAnswer,
     RetryAnswer,
     SignalAnswer,
@@ -57,11 +59,17 @@ _SIGNALLED: Final[Mapping[bytes, SignalAnswer]] = {
     b"e": "ended",
     b"-": "not_found",
 }
+_HELD: Final[Mapping[int, HoldAnswer]] = {ord("h"): "held", ord("-"): "not_found"}
+_RELEASED: Final[Mapping[int, ReleaseAnswer]] = {
+    ord("r"): "released",
+    ord("n"): "not_held",
+    ord("-"): "not_found",
+}
 _CHANGED: Final[Mapping[bytes, ChangeAnswer]] = {b"c": "changed", b"w": "wrong_state", b"-": "not_found"}
 _CHECKED: Final = (
     "jobs", "state", "waiting", "scheduled", "blocked", "active", "completed", "failed", "cancelled",
     "expiring", "results", "failures", "progress", "rerun", "waiters", "annex", "dedup", "dedup_times", "schedulers",
-    "slots", "suspended", "received",
+    "slots", "suspended", "received", "held_completed", "held_failed", "held_cancelled",
 )  # fmt: skip
 _FIRST_STEP: Final = ("", "", "", "", "")
 
@@ -96,6 +104,18 @@ class Operating:
         letter: bytes = await self._calls.call_once(queue, "signal", (id, name, data))
         return _SIGNALLED[letter]
 
+    async def hold(self, queue: str, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[HoldAnswer]:
+        """As ``Storage.hold``."""
+        return [_HELD[letter] for letter in await self._calls.call(queue, "hold", consumer, ttl_ms, *ids)]
+
+    async def release(self, queue: str, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
+        """As ``Storage.release``."""
+        return [_RELEASED[letter] for letter in await self._calls.call(queue, "release", consumer, *ids)]
+
+    async def _held_parts(self, queue: str) -> list[str]:
+        key = self._calls.keys.part(queue, "holders")
+        return [f"held:{name.decode()}" for name in await self._calls.plain(key, "HKEYS", key)]
+
     async def _each(self, queue: str, verb: str, ids: Sequence[str], answers: Mapping[int, _A]) -> list[_A]:
         return [answers[letter] for letter in await self._calls.call(queue, verb, *ids)]
 
@@ -109,8 +129,13 @@ class Operating:
         return bool(await self._calls.call(queue, "clear_dedup", key))
 
     async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
-        """As ``Storage.change``. A new result ttl takes a second call: the options are encoded here."""
-        parts = (change.payload, change.priority, change.delay_ms, change.result_ttl_ms)
+        """As ``Storage.change``. A new ttl takes a second call: the options are encoded here."""
+        new_ttls = {
+            name: ms
+            for name in ("result_ttl_ms", "failure_ttl_ms")
+            if (ms := getattr(change, name)) is not None
+        }
+        parts = (change.payload, change.priority, change.delay_ms, new_ttls or None)
         given = "".join(letter for letter, part in zip("pydr", parts, strict=True) if part is not None)
         header: bytes = b""
         new: tuple[bytes, bytes] = (b"", b"")
@@ -120,7 +145,7 @@ class Operating:
             if not reply.startswith(b"h"):
                 return _CHANGED[reply]
             header = reply[1:]
-            options = msgspec.structs.replace(parse_header(header), result_ttl_ms=change.result_ttl_ms)
+            options = msgspec.structs.replace(parse_header(header), **new_ttls)
             stored = stored_options(options)
             new = (stored.reference or stored.header, stored.header)
 
@@ -205,7 +230,7 @@ class Operating:
         """As ``Storage.check``. In steps of some hundred entries, each atomic: jobs may move in between."""
         records = 0
         problems: Counter[str] = Counter()
-        for part in _CHECKED:
+        for part in (*_CHECKED, *await self._held_parts(queue)):
             cursor = b"0"
             while True:
                 cursor, count, *found = await self._calls.call(queue, "check", part, cursor, int(repair))

@@ -61,6 +61,17 @@ class Reading:
             [job for job in jobs if job], f"{last_score.decode()}:{last.hex()}" if last_score else ""
         )
 
+    async def held(self, queue: str, consumer: str, *, cursor: str = "", limit: int = 100) -> JobPage:
+        """As ``Storage.held``."""
+        score, _, member = cursor.partition(":")
+        ids, last_score, last = await self._calls.call(
+            queue, "held", consumer, limit, score, bytes.fromhex(member)
+        )
+        jobs = await self.get(queue, [id.decode() for id in ids])
+        return JobPage(
+            [job for job in jobs if job], f"{last_score.decode()}:{last.hex()}" if last_score else ""
+        )
+
     async def counts(self, queue: str) -> Counts:
         """As ``Storage.counts``."""
         numbers: list[int] = await self._calls.call(queue, "counts")

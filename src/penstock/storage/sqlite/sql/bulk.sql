@@ -29,6 +29,9 @@ DELETE FROM waiters WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
 -- name: obliterate_signals
 DELETE FROM signals WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
 
+-- name: obliterate_holds
+DELETE FROM holds WHERE queue = ?
+
 -- name: obliterate_logs
 DELETE FROM logs WHERE job IN (SELECT key FROM jobs WHERE queue = ?)
 

@@ -34,6 +34,15 @@ SELECT count(DISTINCT job) FROM signals WHERE job NOT IN (SELECT key FROM jobs)
 -- name: repair_signals_without_job
 DELETE FROM signals WHERE job NOT IN (SELECT key FROM jobs)
 
+-- name: holds_without_job
+SELECT count(*) FROM holds WHERE job NOT IN (SELECT key FROM jobs WHERE held_until > 0)
+
+-- name: repair_holds_without_job
+DELETE FROM holds WHERE job NOT IN (SELECT key FROM jobs WHERE held_until > 0)
+
+-- name: held_counts
+SELECT state, count(*) FROM jobs WHERE queue = ? AND held_until > 0 GROUP BY state
+
 -- name: waiters_without_job
 SELECT count(*) FROM waiters WHERE job NOT IN (SELECT key FROM jobs WHERE kept_until = 0)
 

@@ -1,6 +1,6 @@
 -- name: load
 SELECT key, name, seq, events, event_bytes, now_ms, shift_ms, paused, used, has_budgets, settings,
-    scheduled, waiting, blocked, active, completed, failed, cancelled
+    scheduled, waiting, blocked, active, completed, failed, cancelled, held_completed, held_failed
 FROM queues WHERE namespace = ? AND name = ?
 
 -- name: create
@@ -9,7 +9,8 @@ INSERT INTO queues (namespace, name) VALUES (?, ?)
 -- name: save
 UPDATE queues SET seq = ?, events = ?, event_bytes = ?, now_ms = ?, shift_ms = ?, paused = ?, used = ?, has_budgets = ?,
     settings = ?,
-    scheduled = ?, waiting = ?, blocked = ?, active = ?, completed = ?, failed = ?, cancelled = ?
+    scheduled = ?, waiting = ?, blocked = ?, active = ?, completed = ?, failed = ?, cancelled = ?,
+    held_completed = ?, held_failed = ?
 WHERE key = ?
 
 -- name: append_events

@@ -25,7 +25,7 @@ LIMIT ?3
 -- name: surplus
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options
-WHERE j.queue = ? AND j.state = ? AND j.kept_until > 0
+WHERE j.queue = ? AND j.state = ? AND j.kept_until > 0 AND j.held_until = 0
 ORDER BY j.kept_until, j.id LIMIT ?
 
 -- name: forget_consumers
@@ -41,6 +41,7 @@ DELETE FROM memo WHERE queue = ? AND at_ms <= ?
 SELECT min(at) FROM (
     SELECT min(run_at) AS at FROM jobs WHERE queue = ?1 AND state = 'scheduled'
     UNION ALL SELECT min(wake_at) FROM jobs WHERE queue = ?1 AND wake_at > 0
+    UNION ALL SELECT min(held_until) FROM jobs WHERE queue = ?1 AND held_until > 0
     UNION ALL SELECT min(lease_until) FROM jobs WHERE queue = ?1 AND state = 'active'
     UNION ALL SELECT min(expires_at) FROM jobs
         WHERE queue = ?1 AND expires_at > 0 AND kept_until = 0 AND lease_until = 0

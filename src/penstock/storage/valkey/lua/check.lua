@@ -16,6 +16,24 @@ local function is_indexed(job)
   return call('ZSCORE', K[STATES[job.state]], job.was_member)
 end
 
+local function check_holds(job, repair, problems)
+  local is_whole = call('ZSCORE', K['held_' .. STATES[job.state]], job.id)
+  for consumer in pairs(annex_of(job).hd) do
+    is_whole = is_whole and call('ZSCORE', K['held:' .. consumer], job.id)
+  end
+  if not is_whole then
+    count_in(problems, 'not_in_held')
+    if repair then changed(job) end
+  end
+end
+
+local function is_rightly_held(part, job)
+  if not ENDED[job.state] or Holds.ms(job) == 0 then return false end
+  local consumer = string.match(part, '^held:(.*)$')
+  if consumer then return annex_of(job).hd[consumer] end
+  return part == 'held_' .. STATES[job.state]
+end
+
 -- Records no index points to: back to where their state says. A lease without a deadline ends now.
 local function check_records(ids, repair, problems)
   load(ids, true)
@@ -34,6 +52,7 @@ local function check_records(ids, repair, problems)
       count_in(problems, 'not_in_suspended')
       if repair then zadd('suspended', job.annex.su, job.id) end
     end
+    if job and ENDED[job.state] and Holds.ms(job) > 0 then check_holds(job, repair, problems) end
   end
 end
 
@@ -43,7 +62,7 @@ local function check_index(part, members, repair, problems)
   load(ids)
   for i = 1, #members do
     local job = found(ids[i])
-    local is_right = job and (part == 'expiring' and job.was_expiring or part == 'suspended' and job.was_suspended
+    local is_right = job and (sub(part, 1, 4) == 'held' and is_rightly_held(part, job) or part == 'expiring' and job.was_expiring or part == 'suspended' and job.was_suspended
       or STATES[job.was] == part and job.was_member == members[i] and not job.was_in_line)
     if not is_right then
       count_in(problems, 'stray_in_' .. part)

@@ -54,6 +54,8 @@ local function put_in(id, said, run_at)
   if not job then
     job = { id = id }
     J[id] = job
+  elseif job.binds then
+    Holds.drop(job)
   end
   job.header, job.priority, job.lifo, job.ttl = said.header, said.priority, said.lifo, said.ttl
   job.run_id, job.write_id, job.payload = said.run_id, said.write_id, payload_of(said)

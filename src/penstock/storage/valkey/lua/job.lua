@@ -154,6 +154,7 @@ local function save_gone(job)
     hdel('jobs', job.id)
     hdel('state', job.id)
   end
+  if job.binds then Holds.drop(job) end
   drop_extras(job)
 end
 
@@ -172,6 +173,7 @@ local function save_places(job)
   elseif job.was_suspended and not (job.state == 'b' and job.by == 'i') then
     zrem('suspended', job.id)
   end
+  if job.binds then Holds.save(job) end
   if job.state == 'w' then Q.wake = true end
   if job.state == 's' then Q.due = min(Q.due or job.run_at, job.run_at) end
 end

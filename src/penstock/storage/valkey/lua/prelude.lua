@@ -23,6 +23,8 @@
 --   suspended  zset    timeout -> id, of jobs that are blocked by a signal and have one
 --   received   hash    id -> data of the signal that ended its last suspension
 --   signalled  set     ids with signals that came early;  signals:<id>  list  those signals (steps.lua)
+--   held:<consumer>    zset    finished_at -> id, of finished jobs that are held for it;  holders  hash  their names
+--   held_completed, held_failed, held_cancelled   zset   when the longest hold has passed -> id, of finished jobs
 --   dedup      hash    dedup key -> the job that stands for it (dedup.lua);  dedup_times  zset  until -> dedup key
 --   schedulers hash    name -> when, and a spec (schedulers.lua);  slots  zset  next slot -> name
 --   logged     set     ids that have log lines;  log:<id>  list  the lines

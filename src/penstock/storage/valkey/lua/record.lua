@@ -114,10 +114,14 @@ local function payload_of(job)
   return job.payload or sub(job.body, job.payload_at)
 end
 
--- Kept until when, once finished: finished_at and the options say it.
+-- Holds on finished jobs (holds.lua).
+local Holds = {}
+
+-- Kept until when, once finished: finished_at, the options and the holds say it.
 local function kept_until(job)
   local options = options_of(job.header)
-  return job.finished + (job.state == 'f' and options.failure_ttl or options.result_ttl)
+  local ttl = job.state == 'f' and options.failure_ttl or options.result_ttl
+  return job.finished + (job.binds and max(ttl, Holds.ms(job)) or ttl)
 end
 
 local function static_of(job)

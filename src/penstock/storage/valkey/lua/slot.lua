@@ -9,6 +9,8 @@ local function queue_afresh(job, run_at, size)
   drop_extras(job)
   job.inc, job.enq, job.gone, job.annex = draw(), Q.now, false, nil
   pristine(job)
+  job.is_afresh = true
+  Holds.notice(job)
   rewritten(job)
   changed(job) -- with a state record, so in the zset: the line is for jobs that come in order
   job.run_at = run_at
@@ -107,9 +109,9 @@ end
 local function shed_annex(job)
   local annex = annex_of(job)
   Steps.drop(job)
-  job.annex = { g = annex.g, c = annex.c, h = annex.h }
+  job.annex = { g = annex.g, c = annex.c, h = annex.h, hd = annex.hd }
   job.packed_annex = next(job.annex) and encode(job.annex) or nil
-  job.binds = annex.g ~= nil or annex.c ~= nil
+  job.binds = annex.g ~= nil or annex.c ~= nil or annex.hd ~= nil
 end
 
 local function requeue(job, slot)

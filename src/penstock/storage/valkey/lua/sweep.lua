@@ -6,6 +6,8 @@
 
 local HOUR = 3600000
 local ENTRIES_LOOKED_AT = 1000
+local HELD_LOOKED_AT = 40000
+local HELD = { 'held_completed', 'held_failed', 'held_cancelled' }
 local STALLED = 'the lease ran out too often: the worker died, or did not extend it'
 
 local function rescue(job)
@@ -37,10 +39,26 @@ local function each_due(part, limit, each)
   return #ids
 end
 
+-- The first count ids of an index that nobody holds, as far as they are found among its first entries.
+local function first_unheld(part, count)
+  local held = 'held_' .. part
+  if not bit_of(Q.uses, 64) or call('ZCARD', K[held]) == 0 then return call('ZRANGE', K[part], 0, count - 1) end
+  local free, total = {}, call('ZCARD', K[part])
+  for first = 0, min(total, HELD_LOOKED_AT) - 1, CHUNK do
+    local ids = call('ZRANGE', K[part], first, first + CHUNK - 1)
+    local scores = read_many('ZMSCORE', K[held], ids)
+    for i = 1, #ids do
+      if not scores[i] then free[#free + 1] = ids[i] end
+      if #free == count then return free end
+    end
+  end
+  return free
+end
+
 local function prune_surplus(part, keep, limit)
   local surplus = keep and call('ZCARD', K[part]) - keep or 0
-  if surplus <= 0 then return 0 end
-  local ids = call('ZRANGE', K[part], 0, min(surplus, limit) - 1)
+  if surplus <= 0 or call('ZCARD', K[part]) == call('ZCARD', K['held_' .. part]) then return 0 end
+  local ids = first_unheld(part, min(surplus, limit))
   load(ids)
   for i = 1, #ids do
     if found(ids[i]) then gone(J[ids[i]]) end
@@ -53,6 +71,9 @@ local function prune_all(limit, settings)
   local pruned = 0
   for _, part in ipairs({ 'completed', 'failed', 'cancelled' }) do
     pruned = pruned + each_due(part, limit, gone)
+  end
+  if bit_of(Q.uses, 64) then
+    for _, part in ipairs(HELD) do each_due(part, limit, Holds.lapse) end
   end
   return pruned + prune_surplus('completed', settings.keep_completed, limit)
     + prune_surplus('failed', settings.keep_failed, limit)
@@ -133,6 +154,12 @@ local function next_thing(slot_wait)
   for _, part in ipairs({ 'scheduled', 'suspended', 'active', 'expiring', 'completed', 'failed', 'cancelled' }) do
     local one = until_next(K[part], nil)
     if one and (not wait or one < wait) then wait = one end
+  end
+  if bit_of(Q.uses, 64) then
+    for _, part in ipairs(HELD) do
+      local one = until_next(K[part], wait)
+      wait = wait and min(wait, one) or one
+    end
   end
   return wait or -1
 end

@@ -26,6 +26,8 @@ CREATE TABLE queues (
     completed INTEGER NOT NULL DEFAULT 0,
     failed INTEGER NOT NULL DEFAULT 0,
     cancelled INTEGER NOT NULL DEFAULT 0,
+    held_completed INTEGER NOT NULL DEFAULT 0,
+    held_failed INTEGER NOT NULL DEFAULT 0,
     UNIQUE (namespace, name)
 ) STRICT;
 
@@ -37,6 +39,7 @@ CREATE TABLE options (
 
 -- What changes about a job. place is its number among the waiting, negated if it is LIFO. annex is what few jobs have
 -- (core/annex.py); binds: its transitions concern others. wake_at: the timeout of a suspended job.
+-- held_until: when the longest hold on a finished job has passed.
 CREATE TABLE jobs (
     key INTEGER PRIMARY KEY,
     queue INTEGER NOT NULL,
@@ -71,7 +74,8 @@ CREATE TABLE jobs (
     rerun BLOB,
     annex BLOB,
     binds INTEGER NOT NULL DEFAULT 0,
-    wake_at INTEGER NOT NULL DEFAULT 0
+    wake_at INTEGER NOT NULL DEFAULT 0,
+    held_until INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- Each state's order is an index of its own, so no verb ever walks past jobs of another state. The id, which breaks
@@ -81,6 +85,7 @@ CREATE INDEX jobs_waiting ON jobs (queue, priority, place) WHERE state = 'waitin
 CREATE INDEX jobs_scheduled ON jobs (queue, run_at, id) WHERE state = 'scheduled';
 CREATE INDEX jobs_blocked ON jobs (queue, place) WHERE state = 'blocked';
 CREATE INDEX jobs_suspended ON jobs (queue, wake_at) WHERE wake_at > 0;
+CREATE INDEX jobs_held ON jobs (queue, held_until) WHERE held_until > 0;
 CREATE INDEX jobs_active ON jobs (queue, lease_until) WHERE state = 'active';
 CREATE INDEX jobs_finished ON jobs (queue, state, kept_until) WHERE kept_until > 0;
 CREATE INDEX jobs_expiring ON jobs (queue, expires_at)
@@ -107,6 +112,18 @@ CREATE TABLE signals (
     data BLOB NOT NULL,
     PRIMARY KEY (job, number)
 ) STRICT;
+
+-- Which finished jobs are held for whom.
+CREATE TABLE holds (
+    queue INTEGER NOT NULL,
+    consumer TEXT NOT NULL,
+    finished_at INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    job INTEGER NOT NULL,
+    PRIMARY KEY (queue, consumer, finished_at, id)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX holds_by_job ON holds (job);
 
 CREATE TABLE waiters (
     job INTEGER NOT NULL,

@@ -1,0 +1,89 @@
+-- Holds: named consumers that keep finished jobs until they have fetched them.
+--
+-- In the annex: hd, consumer -> ms after the end. The indexes have finished jobs only.
+
+do
+
+local IN_USE = 64
+
+local function holds_of(job)
+  return job.binds and bit_of(Q.uses, IN_USE) and annex_of(job).hd or nil
+end
+
+local function longest(holds)
+  local most = 0
+  for _, ttl in pairs(holds) do most = max(most, ttl) end
+  return most
+end
+
+-- For how long after its end the job is held.
+function Holds.ms(job)
+  local holds = holds_of(job)
+  return holds and longest(holds) or 0
+end
+
+function Holds.is_held(job)
+  local ms = Holds.ms(job)
+  return ms > 0 and job.finished + ms > Q.now
+end
+
+-- A job comes in that may have holds: from now on they are looked for.
+function Holds.notice(job)
+  if job.binds and not bit_of(Q.uses, IN_USE) and annex_of(job).hd then Q.uses = Q.uses + IN_USE end
+end
+
+local function index(job, holds)
+  local part = 'held_' .. STATES[job.state]
+  for consumer in pairs(holds) do
+    zadd('held:' .. consumer, job.finished, job.id)
+    hset('holders', consumer, '1')
+  end
+  zadd(part, job.finished + longest(holds), job.id)
+end
+
+-- The job leaves the indexes, in which it was as a finished one.
+function Holds.drop(job)
+  local holds = ENDED[job.was] and holds_of(job)
+  if not holds then return end
+  for consumer in pairs(holds) do zrem('held:' .. consumer, job.id) end
+  zrem('held_' .. STATES[job.was], job.id)
+end
+
+-- The job is saved in the state it has now.
+function Holds.save(job)
+  if ENDED[job.state] then
+    local holds = holds_of(job)
+    if holds then index(job, holds) end
+  elseif ENDED[job.was] and not job.is_afresh then
+    Holds.drop(job)
+  end
+end
+
+function Holds.hold(job, consumer, ttl_ms)
+  local annex = annex_of(job)
+  annex.hd = annex.hd or {}
+  annex.hd[consumer] = ENDED[job.state] and ttl_ms + Q.now - job.finished or ttl_ms
+  job.binds = true
+  keep_annex(job)
+  Holds.notice(job)
+end
+
+-- False if there was no such hold.
+function Holds.release(job, consumer)
+  local holds = holds_of(job)
+  if not holds or not holds[consumer] then return false end
+  Holds.drop(job)
+  holds[consumer] = nil
+  if not next(holds) then annex_of(job).hd = nil end
+  keep_annex(job)
+  return true
+end
+
+-- Nobody fetched the job in time.
+function Holds.lapse(job)
+  Holds.drop(job)
+  annex_of(job).hd = nil
+  keep_annex(job)
+end
+
+end
