@@ -245,6 +245,17 @@ class Machine(RuleBasedStateMachine):
         id = data.draw(st.sampled_from([*suspended, *suspended, *self.model.records, "nobody"]))
         self.same(self.storage.signal(self.queue, id, name, what), lambda: self.model.signal(id, name, what))
 
+    @rule(data=st.data(), consumer=st.sampled_from(draw.CONSUMERS), ttl_ms=st.none() | draw.units(1, 4))
+    def hold_or_release(self, data: st.DataObject, consumer: str, ttl_ms: int | None) -> None:
+        ids = data.draw(st.lists(self.known_ids(), min_size=1, max_size=3))
+        storage, model, queue = self.storage, self.model, self.queue
+        if ttl_ms is None:
+            self.same(storage.release(queue, consumer, ids), lambda: model.release(consumer, ids))
+        else:
+            self.same(
+                storage.hold(queue, consumer, ids, ttl_ms=ttl_ms), lambda: model.hold(consumer, ids, ttl_ms)
+            )
+
     @rule(data=st.data(), change=draw.changes)
     def change(self, data: st.DataObject, change: Change) -> None:
         id = data.draw(self.known_ids())
@@ -319,6 +330,12 @@ class Machine(RuleBasedStateMachine):
             seen = self.sight.answer(self.do(self.storage.schedulers(self.queue)))
             wanted = self.model_sight.answer(self.model.all_schedulers())
             assert seen == wanted, f"the engine has {seen}, the model {wanted}"
+
+    @invariant()
+    def the_same_jobs_are_held(self) -> None:
+        for consumer in draw.CONSUMERS:
+            page = self.do(self.storage.held(self.queue, consumer))
+            assert [job.id for job in page.jobs] == self.model.held(consumer)
 
     @invariant()
     def the_news_are_the_same(self) -> None:

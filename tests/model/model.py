@@ -95,8 +95,8 @@ class Model(Clockwork):
         return self.remove([r.id for r in doomed]).count("removed")
 
     def clean(self, state: State, older_than_ms: int) -> int:
-        old = [r.id for r in self.in_state(state) if r.finished_at <= self.now - older_than_ms]
-        return self.remove(old).count("removed")
+        old = [r for r in self.in_state(state) if r.finished_at <= self.now - older_than_ms]
+        return self.remove([r.id for r in old if not self._is_held(r)]).count("removed")
 
     def obliterate(self, *, force: bool) -> int | None:
         """``None`` stands for the refusal."""
@@ -165,10 +165,11 @@ class Model(Clockwork):
             record.state, record.run_at = S.SCHEDULED, self.now + change.delay_ms
         elif change.delay_ms == 0 and record.state is S.SCHEDULED:
             self._enter_waiting(record)
-        if change.result_ttl_ms is not None:
-            record.options = msgspec.structs.replace(record.options, result_ttl_ms=change.result_ttl_ms)
-            if record.state in (S.COMPLETED, S.CANCELLED):
-                record.kept_until = record.finished_at + change.result_ttl_ms
+        for name in ("result_ttl_ms", "failure_ttl_ms"):
+            if (ms := getattr(change, name)) is not None:
+                record.options = msgspec.structs.replace(record.options, **{name: ms})
+        if record.state in TERMINAL:
+            self._keep(record)
 
     def _remove(self, record: Record | None) -> RemoveAnswer:
         if record is None:

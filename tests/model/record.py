@@ -68,6 +68,10 @@ class Record:
     signal: bytes | None = None
     early: list[tuple[str, bytes]] = field(default_factory=list)
 
+    @property
+    def holds(self) -> dict[str, int]:
+        return (self.annex and self.annex.holds) or {}
+
 
 class Happened(NamedTuple):
     """An event, as far as engines must agree on it. ``token`` is 0 where the event does not carry one."""

@@ -24,9 +24,9 @@ from penstock.storage.values import (
     Ticket,
 )
 from tests.model.dedup import Keys
+from tests.model.holding import Holding
 from tests.model.record import Record, Slot, by_time, lease_of, replaces
 from tests.model.steps import STALLED
-from tests.model.suspending import Suspending
 
 __all__ = ["Running"]
 
@@ -35,7 +35,7 @@ S, E = State, EventType
 A = TypeVar("A")
 
 
-class Running(Keys, Suspending):
+class Running(Keys, Holding):
     """The verbs that producers, workers and sweepers use."""
 
     # The way of a job
@@ -280,28 +280,13 @@ class Running(Keys, Suspending):
             self._absorb(record)
             self._append(E.STALLED, record)
 
-    def _prune(self) -> int:
-        old = [r for state in TERMINAL for r in self.in_state(state) if r.kept_until <= self.now]
-        for record in old:
-            del self.records[record.id]
-        surplus: list[Record] = []
-        for state, keep in (
-            (S.COMPLETED, self.settings.keep_completed),
-            (S.FAILED, self.settings.keep_failed),
-        ):
-            kept = self.in_state(state)
-            surplus += kept[: max(0, len(kept) - keep)] if keep is not None else []
-        for record in surplus:
-            del self.records[record.id]
-        return len(old) + len(surplus)
-
     def _due_schedulers(self) -> tuple[DueScheduler, ...]:
         due = sorted((clock.next, name) for name, clock in self.clocks.items() if clock.is_due(self.now))
         return tuple(DueScheduler(name, at, self.now, self.clocks[name].new.spec) for at, name in due)
 
     def _next_thing(self) -> list[int]:
         times = [r.run_at for r in self.in_state(S.SCHEDULED)]
-        times += self._timeouts()
+        times += self._timeouts() + self._lapses()
         times += [r.lease_until for r in self.in_state(S.ACTIVE)]
         times += [r.expires_at for r in self._pending() if r.expires_at]
         times += [r.kept_until for state in TERMINAL for r in self.in_state(state)]

@@ -122,9 +122,11 @@ def _seen(value: Any, start_ms: int) -> Any:
 
 
 def _annex(annex: Annex | None, start_ms: int) -> Annex | None:
-    if annex is None or not annex.awaits_until_ms:
-        return annex
-    return msgspec.structs.replace(annex, awaits_until_ms=_unit(annex.awaits_until_ms, start_ms) or 0)
+    if annex is None:
+        return None
+    holds = annex.holds and {name: ms // UNIT for name, ms in annex.holds.items()}
+    until = _unit(annex.awaits_until_ms, start_ms) or 0
+    return msgspec.structs.replace(annex, awaits_until_ms=until, holds=holds)
 
 
 def _unit(time_ms: int, start_ms: int) -> int | None:

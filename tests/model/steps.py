@@ -134,9 +134,8 @@ class Steps:
         return self._finish(record, S.FAILED, E.EXPIRED, token=token)
 
     def _finish(self, record: Record, state: State, event: EventType, *, token: int = 0) -> State:
-        options = record.options
-        ttl_ms = options.failure_ttl_ms if state is S.FAILED else options.result_ttl_ms
-        record.state, record.finished_at, record.kept_until = state, self.now, self.now + ttl_ms
+        record.state, record.finished_at = state, self.now
+        self._keep(record)
         self._append(event, record, token=token)
         slot, record.slot = record.slot, None
         if slot and state is S.CANCELLED:
@@ -145,11 +144,16 @@ class Steps:
         self._tell(record.waiters, news_of(record))
         record.waiters = set()
         self._ended(record)
-        if ttl_ms == 0:
+        if record.kept_until <= self.now:
             del self.records[record.id]
         if slot:
             self._queue_slot(record, slot)
         return state
+
+    def _keep(self, record: Record) -> None:
+        options = record.options
+        ttl_ms = options.failure_ttl_ms if record.state is S.FAILED else options.result_ttl_ms
+        record.kept_until = record.finished_at + max(ttl_ms, *record.holds.values(), 0)
 
     def _queue_slot(self, old: Record, slot: Slot) -> None:
         options, priority, lifo, ttl_ms = slot.terms or (old.options, old.priority, old.lifo, old.ttl_ms)
@@ -164,6 +168,7 @@ class Steps:
                 ttl_ms=ttl_ms,
                 run_id=slot.run_id,
                 write_id=slot.write_id,
+                annex=old.annex and old.annex.shed(),
             )
         )
         new.waiters = slot.waiters

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from hypothesis import strategies as st
 
+from penstock.core.annex import Annex
 from penstock.core.dedup import Dedup
 from penstock.core.job import Conflict, NewJob, Options
 from penstock.core.lifecycle import TERMINAL
@@ -21,6 +22,7 @@ from penstock.storage.values import Change, NewScheduler, QueueSettings, Take
 
 __all__ = [
     "CLOCKS",
+    "CONSUMERS",
     "IDS",
     "KEYS",
     "UNIT",
@@ -45,6 +47,8 @@ UNIT: Final = 1_000_000
 IDS: Final = ("a", "b", "c", "ü", "🚰")
 KEYS: Final = ("key", "schlüssel")
 CLOCKS: Final = ("clock", "uhr ü")
+
+CONSUMERS: Final = ("ledger", "audit")
 
 listeners = st.sampled_from(["ear", "eye"])
 signals = st.sampled_from(["go", "stop"])
@@ -85,6 +89,14 @@ dedups = st.one_of(
     st.builds(Dedup, st.sampled_from(KEYS), st.just("debounce"), units(0, 1)),
 )
 
+annexes = st.sampled_from(
+    [
+        *(None, None, None, Annex(headers={"a": "b"})),
+        Annex(holds={"ledger": 3 * UNIT}),
+        Annex(holds={"ledger": UNIT, "audit": 6 * UNIT}),
+    ]
+)
+
 
 # An instant counts from the machine's first moment; 1 is long ago, 0 never.
 instants = st.sampled_from([0, 1, 1, UNIT, 3 * UNIT])
@@ -108,6 +120,7 @@ def new_jobs(draw: Callable) -> NewJob:
         run_id=draw(st.sampled_from(["", "run"])),
         write_id=draw(st.sampled_from(["", "", "write"])),
         notify=draw(st.sampled_from(["", "ear", "eye"])),
+        annex=draw(annexes),
         dedup=draw(dedups),
     )
 
@@ -161,6 +174,7 @@ changes = st.builds(
     priority=st.none() | st.sampled_from([-2, 0, 7]),
     delay_ms=st.none() | units(0, 1, 3),
     result_ttl_ms=st.none() | units(0, 1, 4),
+    failure_ttl_ms=st.none() | units(0, 1, 4),
 ).filter(lambda change: change != Change())
 
 settings = st.builds(
