@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Consumer,
         Counts,
         HoldAnswer,
+        Minute,
         PromoteAnswer,
         QueueSettings,
         ReleaseAnswer,
@@ -104,6 +105,11 @@ class QueueAdmin:
     async def counts(self) -> Counts:
         """How many jobs there are by state, whether the queue is paused, how long the next in line has waited."""
         return await (await self._storage()).counts(self.name)
+
+    async def metrics(self, last: Duration = "24h") -> list[Minute]:
+        """What happened in each of the last minutes, at most 24 hours; minutes without anything are left out."""
+        last_ms = milliseconds(last, what="last")
+        return await (await self._storage()).metrics(self.name, last_ms=last_ms)
 
     async def waiting(self) -> int:
         """How many jobs could be claimed now."""

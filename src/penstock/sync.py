@@ -232,6 +232,7 @@ class SyncQueue(_Face[Queue]):
     get = as_sync(QueueAdmin.get)
     get_many = as_sync(QueueAdmin.get_many)
     counts = as_sync(QueueAdmin.counts)
+    metrics = as_sync(QueueAdmin.metrics)
     waiting = as_sync(QueueAdmin.waiting)
     active = as_sync(QueueAdmin.active)
     open = as_sync(QueueAdmin.open)

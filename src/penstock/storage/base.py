@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.core.job import Enqueued, Job, NewJob
+from penstock.core.job import DAY_MS, Enqueued, Job, NewJob
 from penstock.core.lifecycle import State
 from penstock.storage.values import (
     Budget,
@@ -36,6 +36,7 @@ from penstock.storage.values import (
     Held,
     HoldAnswer,
     JobPage,
+    Minute,
     NewScheduler,
     PromoteAnswer,
     QueueSettings,
@@ -313,6 +314,11 @@ class Storage(Protocol):
         ...
 
     async def counts(self, queue: str) -> Counts: ...
+
+    async def metrics(self, queue: str, *, last_ms: int = DAY_MS) -> list[Minute]:
+        """What happened in each minute of the last ``last_ms``, at most 24 hours; minutes in which nothing happened
+        are left out."""
+        ...
 
     async def queues(self) -> list[str]:
         """Every queue that was ever enqueued to, sorted."""

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Self
 
-from penstock.core.job import Enqueued, Job, NewJob
+from penstock.core.job import DAY_MS, Enqueued, Job, NewJob
 from penstock.core.lifecycle import State
 from penstock.errors import StorageError
 from penstock.storage.sqlite import (
@@ -54,6 +54,7 @@ from penstock.storage.values import (
     Held,
     HoldAnswer,
     JobPage,
+    Minute,
     NewScheduler,
     PromoteAnswer,
     QueueSettings,
@@ -363,6 +364,9 @@ class SqliteStorage:
 
     async def counts(self, queue: str) -> Counts:
         return await self._opened.read(lambda sql: read.counts(sql, self._namespace, queue))
+
+    async def metrics(self, queue: str, *, last_ms: int = DAY_MS) -> list[Minute]:
+        return await self._opened.read(lambda sql: read.metrics(sql, self._namespace, queue, last_ms=last_ms))
 
     async def queues(self) -> list[str]:
         return await self._opened.read(lambda sql: read.queues(sql, self._namespace))

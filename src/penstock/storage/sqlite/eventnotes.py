@@ -56,6 +56,11 @@ class EventNotes:
             self._rows(shape).extend(rows)
         self.count += later.count
 
+    @property
+    def groups(self) -> Sequence[tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]]:
+        """Events of one type and one set of columns (named after the type), with a row for each."""
+        return self._groups
+
     def pack(self) -> bytes:
         """The entry of the event log that holds them all."""
         return pack([_columns(shape, rows) for shape, rows in self._groups])

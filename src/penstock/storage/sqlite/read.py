@@ -11,10 +11,11 @@ import msgspec
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.errors import InvalidOption
+from penstock.storage.sqlite.metrics import told
 from penstock.storage.sqlite.records import Record, as_job
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import find_queue
-from penstock.storage.values import Counts, Held, JobPage, QueueSettings, WorkerRecord
+from penstock.storage.values import Counts, Held, JobPage, Minute, QueueSettings, WorkerRecord
 
 __all__ = [
     "counts",
@@ -23,6 +24,7 @@ __all__ = [
     "leases_of",
     "list_jobs",
     "logs",
+    "metrics",
     "queues",
     "settings",
     "workers",
@@ -112,6 +114,14 @@ def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
         bool(row.paused),
         0 if oldest is None else row.clock() - oldest[0],
     )
+
+
+def metrics(sql: sqlite3.Connection, namespace: str, queue: str, *, last_ms: int) -> list[Minute]:
+    """What happened by the minute."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return []
+    return told(sql, row.key, row.minute, last_ms=last_ms, now_ms=row.clock())
 
 
 def has_work(sql: sqlite3.Connection, namespace: str, queue: str) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.core.job import Options
 from penstock.storage.sqlite.eventnotes import EventNotes
+from penstock.storage.sqlite.metrics import count_events
 from penstock.storage.sqlite.records import (
     REMOVED,
     SCHEDULED,
@@ -70,6 +71,7 @@ class QueueRow(msgspec.Struct):
     cancelled: int
     held_completed: int
     held_failed: int
+    minute: bytes | None
 
     def clock(self) -> int:
         """The queue's now: never earlier than any it has had."""
@@ -164,6 +166,7 @@ class Transaction:
                 row.event_bytes += len(entry)
                 values = (row.key, row.events, first, row.now_ms, len(entry), entry)
                 self.sql.execute(_queue_sql["append_events"], values)
+                row.minute = count_events(self.sql, row.key, row.minute, notes, now_ms=row.now_ms)
             key, _, *rest = msgspec.structs.astuple(row)
             self.sql.execute(_queue_sql["save"], (*rest, key))
 

@@ -10,20 +10,29 @@ import msgspec
 
 from penstock.core import event as event_log
 from penstock.core.event import Event
-from penstock.core.job import Job
+from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound
+from penstock.storage.minutes import latest
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.codec import decode_news
 from penstock.storage.valkey.connection import ConnectionLost
 from penstock.storage.valkey.jobs import decode_job
 from penstock.storage.valkey.options import UnknownOptions
-from penstock.storage.values import Consumer, Counts, EventPage, Finished, Gap, JobPage, WorkerRecord
+from penstock.storage.values import Consumer, Counts, EventPage, Finished, Gap, JobPage, Minute, WorkerRecord
 
 __all__ = ["Reading"]
 
 _unpack_consumer = struct.Struct(">HIHI").unpack
+_unpack_minute = struct.Struct(">IIIIIIHIHIHIHI").unpack
 _NEWS_AT_ONCE = 1000
+
+
+def _minute(row: bytes) -> Minute:
+    number, *counts = _unpack_minute(row)
+    pairs = counts[5:]
+    times = [high << 32 | low for high, low in zip(pairs[::2], pairs[1::2], strict=True)]
+    return Minute(number * 60_000, *counts[:5], *times)
 
 
 class Reading:
@@ -79,6 +88,12 @@ class Reading:
         return Counts(
             scheduled, waiting, blocked, active, completed, failed, cancelled, paused == 1, oldest_ms
         )
+
+    async def metrics(self, queue: str, *, last_ms: int = DAY_MS) -> list[Minute]:
+        """As ``Storage.metrics``."""
+        now_ms, present, earlier = await self._calls.call(queue, "metrics")
+        minutes = [_minute(row) for row in (*earlier, present) if row]
+        return latest(minutes, last_ms=last_ms, now_ms=now_ms)
 
     async def queues(self) -> list[str]:
         """As ``Storage.queues``."""

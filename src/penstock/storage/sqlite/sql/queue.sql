@@ -1,6 +1,6 @@
 -- name: load
 SELECT key, name, seq, events, event_bytes, now_ms, shift_ms, paused, used, has_budgets, settings,
-    scheduled, waiting, blocked, active, completed, failed, cancelled, held_completed, held_failed
+    scheduled, waiting, blocked, active, completed, failed, cancelled, held_completed, held_failed, minute
 FROM queues WHERE namespace = ? AND name = ?
 
 -- name: create
@@ -10,7 +10,7 @@ INSERT INTO queues (namespace, name) VALUES (?, ?)
 UPDATE queues SET seq = ?, events = ?, event_bytes = ?, now_ms = ?, shift_ms = ?, paused = ?, used = ?, has_budgets = ?,
     settings = ?,
     scheduled = ?, waiting = ?, blocked = ?, active = ?, completed = ?, failed = ?, cancelled = ?,
-    held_completed = ?, held_failed = ?
+    held_completed = ?, held_failed = ?, minute = ?
 WHERE key = ?
 
 -- name: append_events
@@ -18,3 +18,9 @@ INSERT INTO events (queue, last_seq, first_seq, at_ms, bytes, entry) VALUES (?, 
 
 -- name: names
 SELECT name FROM queues WHERE namespace = ? AND used = 1 ORDER BY name
+
+-- name: keep_minute
+INSERT INTO minutes (queue, slot, minute) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET minute = excluded.minute
+
+-- name: minutes
+SELECT minute FROM minutes WHERE queue = ?

@@ -5,6 +5,7 @@
 -- arguments: worker
 -- returns:   {id, token, id, token ...}
 -- workers:   {now, worker, seen_at .. info ...}
+-- metrics:   {now, the present minute, minutes before it (metrics.lua) ...}
 -- now:       the queue's clock
 
 register('counts', function(keys)
@@ -40,4 +41,9 @@ end, READS)
 register('workers', function(keys)
   open(keys)
   return { Q.now, call('HGETALL', K.workers) }
+end, READS)
+
+register('metrics', function(keys)
+  open(keys)
+  return { Q.now, Q.minute, call('HVALS', K.metrics) }
 end, READS)

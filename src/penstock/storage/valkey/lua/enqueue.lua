@@ -212,6 +212,7 @@ local function enqueue_alone(reference, header, id, body, notify)
   local seq, now, options = draw(), Q.now, options_of(reference)
   local number = pack('>I6', seq)
   Q.events = Q.events + 1
+  Metrics.add_one()
   call('HSET', K.jobs, id, number .. pack('>I6', now) .. body)
   call('RPUSH', K.line, number .. id)
   call('XADD', K.events, digits(Q.events) .. '-0', 'e', encode({ {

@@ -109,5 +109,6 @@ local function write_events()
     stored[i] = stored_group(groups[i])
     Q.events = Q.events + groups[i].n
   end
+  Metrics.add(groups)
   call('XADD', K.events, digits(Q.events) .. '-0', 'e', encode(stored))
 end

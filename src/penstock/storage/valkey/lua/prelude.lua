@@ -25,6 +25,7 @@
 --   signalled  set     ids with signals that came early;  signals:<id>  list  those signals (steps.lua)
 --   held:<consumer>    zset    finished_at -> id, of finished jobs that are held for it;  holders  hash  their names
 --   held_completed, held_failed, held_cancelled   zset   when the longest hold has passed -> id, of finished jobs
+--   metrics    hash    number of a minute modulo 1440 -> what happened in it (metrics.lua)
 --   dedup      hash    dedup key -> the job that stands for it (dedup.lua);  dedup_times  zset  until -> dedup key
 --   schedulers hash    name -> when, and a spec (schedulers.lua);  slots  zset  next slot -> name
 --   logged     set     ids that have log lines;  log:<id>  list  the lines
@@ -65,7 +66,9 @@ end
 local FORMAT = 1
 -- format paused seq events now shift waiters stale uses: one field, because every call reads and writes all of it.
 -- uses: a bit for each feature that costs a look; what is not in use is not looked for.
+-- Behind it stands the present minute (metrics.lua).
 local COUNTERS = '>BBI6I6I6i6I6I6B'
+local MINUTE_AT = 40
 local CHUNK = 4000 -- arguments per command: Lua's stack takes less than 8000
 local MINUTE = 60000
 
@@ -121,6 +124,7 @@ local function open(keys)
     end
     version, paused, seq, events, last, shift, waiters, stale, uses = unpack(COUNTERS, counters)
   end
+  Q.minute = counters and sub(counters, MINUTE_AT) or ''
   local time = call('TIME')
   Q.prefix, Q.is_new, Q.time = prefix, not counters, time
   Q.now = max(time[1] * 1000 + floor(time[2] / 1000) + shift, last)
@@ -214,7 +218,7 @@ end
 
 local function write_meta()
   local counters = pack(COUNTERS, FORMAT, Q.paused and 1 or 0, Q.seq, Q.events, Q.now, Q.shift, Q.waiters, Q.stale,
-    Q.uses)
+    Q.uses) .. Q.minute
   if Q.is_new then call('HSET', K.meta, 'epoch', new_epoch()) end
   if Q.memo then
     call('HSET', K.meta, 'counters', counters, Q.memo, Q.answer)

@@ -28,8 +28,17 @@ CREATE TABLE queues (
     cancelled INTEGER NOT NULL DEFAULT 0,
     held_completed INTEGER NOT NULL DEFAULT 0,
     held_failed INTEGER NOT NULL DEFAULT 0,
+    minute BLOB,
     UNIQUE (namespace, name)
 ) STRICT;
+
+-- What happened in each minute but the present one (queues.minute), under its number modulo 1440.
+CREATE TABLE minutes (
+    queue INTEGER NOT NULL,
+    slot INTEGER NOT NULL,
+    minute BLOB NOT NULL,
+    PRIMARY KEY (queue, slot)
+) STRICT, WITHOUT ROWID;
 
 -- All jobs of a task share one value.
 CREATE TABLE options (

@@ -1,0 +1,59 @@
+-- Metrics: what happened in the present minute, packed behind the counters, and in those before it.
+--
+--   minute:4 enqueued:4 claimed:4 completed:4 failed:4 retried:4 wait_ms:6 longest_wait_ms:6 run_ms:6 longest_run_ms:6
+--
+-- The metrics hash has a minute under its number modulo 1440, so it takes the place of that of the day before.
+
+local Metrics = {}
+
+do
+
+local MINUTE_FORMAT = '>I4I4I4I4I4I4I6I6I6I6'
+local PLACES = { enqueued = 2, claimed = 3, completed = 4, failed = 5, expired = 5, retrying = 6 }
+local WAIT, RUN = 7, 9
+
+local function begin()
+  local minute = floor(Q.now / MINUTE)
+  if Q.minute ~= '' then
+    local sums = { unpack(MINUTE_FORMAT, Q.minute) }
+    if sums[1] == minute then return sums end
+    call('HSET', K.metrics, sums[1] % 1440, Q.minute)
+  end
+  return { minute, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+end
+
+local function add_times(sums, at, times, count)
+  local sum, longest = sums[at], sums[at + 1]
+  for row = 1, count do
+    local ms = times[row] or 0
+    sum = sum + ms
+    if ms > longest then longest = ms end
+  end
+  sums[at], sums[at + 1] = sum, longest
+end
+
+-- Counts the events of a call.
+function Metrics.add(groups)
+  local sums
+  for i = 1, #groups do
+    local group = groups[i]
+    local place = PLACES[group.kind]
+    if place then
+      sums = sums or begin()
+      sums[place] = sums[place] + group.n
+      local columns = group.columns
+      if columns.wait then add_times(sums, WAIT, columns.wait, group.n) end
+      if columns.ms then add_times(sums, RUN, columns.ms, group.n) end
+    end
+  end
+  if sums then Q.minute = pack(MINUTE_FORMAT, spread(sums, 1, 10)) end
+end
+
+-- The same for one job that is put in.
+function Metrics.add_one()
+  local sums = begin()
+  sums[2] = sums[2] + 1
+  Q.minute = pack(MINUTE_FORMAT, spread(sums, 1, 10))
+end
+
+end
