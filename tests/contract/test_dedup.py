@@ -293,3 +293,14 @@ async def test_check_mends_a_record_that_its_job_left_behind(bench: Bench) -> No
     await bench.storage.check(bench.queue, repair=True)
     assert (await bench.storage.check(bench.queue)).problems == {}
     assert await bench.storage.dedup_of(bench.queue, "key") is None
+
+
+async def test_a_key_that_changes_its_time_twice_in_one_call_leaves_nothing_behind(bench: Bench) -> None:
+    jobs = [
+        bench.new("first", dedup=THROTTLE),
+        bench.new("second", dedup=DEBOUNCE),
+    ]
+    await bench.put_all(jobs)
+
+    assert await bench.storage.dedup_of(bench.queue, "key") == "second"
+    assert not any((await bench.storage.check(bench.queue)).problems.values())

@@ -5,9 +5,21 @@
 
 local Dedup = {}
 
+-- Its time goes, too, if it was written in this very call: what is removed is sent before what is added.
+function Dedup.forget_time(key)
+  zrem('dedup_times', key)
+  local added = list_in(added_members, 'dedup_times')
+  for i = #added, 2, -2 do
+    if added[i] == key then
+      table.remove(added, i)
+      table.remove(added, i - 1)
+    end
+  end
+end
+
 function Dedup.put(key, record)
   local old = Q.dedup[key]
-  if old and old.until_ms > 0 then zrem('dedup_times', key) end
+  if old and old.until_ms > 0 then Dedup.forget_time(key) end
   if record then
     if not bit_of(Q.uses, 32) then Q.uses = Q.uses + 32 end
     hset('dedup', key, pack('>I6I6', record.inc, record.until_ms) .. record.id)
