@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core.annex import EMPTY_ANNEX, Annex
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.outcome import Failure
@@ -168,7 +169,7 @@ class Steps:
                 ttl_ms=ttl_ms,
                 run_id=slot.run_id,
                 write_id=slot.write_id,
-                annex=old.annex and old.annex.shed(),
+                annex=_shed(old),
             )
         )
         new.waiters = slot.waiters
@@ -185,3 +186,8 @@ class Steps:
         else:
             shown = record.state if state is None else state
             self.events.append(Happened(event, record.id, record.incarnation, shown, token))
+
+
+def _shed(record: Record) -> Annex | None:
+    annex = record.annex.shed() if record.annex else EMPTY_ANNEX
+    return None if annex == EMPTY_ANNEX else annex
