@@ -17,6 +17,7 @@ from penstock.core.names import check_consumer, check_dedup_key, check_id, check
 from penstock.errors import InvalidOption
 from penstock.events import After, EventTypes, Filter, check_after, queue_events
 from penstock.info import JobInfo, WorkerInfo
+from penstock.leases import EndLeaseAnswer, end_leases
 from penstock.options import refuse_unknown, whole_number
 from penstock.spending import BudgetInfo, UsageReport, budget_info, budget_of, usage_report
 from penstock.storage.values import Change
@@ -183,6 +184,12 @@ class QueueAdmin:
             self.name, id, check_signal(name), self._source.encode_signal(data)
         )
 
+    async def end_leases(self, *ids: str) -> dict[str, EndLeaseAnswer]:
+        """Take active jobs from whoever holds them, as if their leases had run out: they wait again at their old
+        place, a stall is counted, and the holder is fenced off. For workers that are known to be gone, or to hang."""
+        storage = await self._storage()
+        return await _by_id(ids, lambda queue, some: end_leases(storage, queue, some), self.name)
+
     async def change(
         self,
         id: str,
@@ -255,28 +262,33 @@ class QueueAdmin:
         """The end of a pause."""
         await (await self._storage()).resume(self.name)
 
-    async def retry_all(self) -> int:
-        """Have all failed jobs run again; how many there were."""
+    async def retry_all(self, *, limit: int | None = None) -> int:
+        """Have failed jobs run again, all or at most ``limit``; how many there were."""
         storage = await self._storage()
-        return await _to_the_end(lambda cursor: storage.retry_all(self.name, limit=_AT_ONCE, cursor=cursor))
+        return await _to_the_end(
+            lambda cursor, at_once: storage.retry_all(self.name, limit=at_once, cursor=cursor), limit
+        )
 
     async def drain(self, *, scheduled: bool = False) -> int:
         """Remove all waiting jobs, and the scheduled ones if asked; how many there were."""
         storage = await self._storage()
         return await _to_the_end(
-            lambda cursor: storage.drain(self.name, scheduled=scheduled, limit=_AT_ONCE, cursor=cursor)
+            lambda cursor, at_once: storage.drain(
+                self.name, scheduled=scheduled, limit=at_once, cursor=cursor
+            )
         )
 
-    async def clean(self, state: State | str, *, older_than: Duration = 0) -> int:
-        """Remove jobs of a terminal state that ended at least so long ago; how many there were."""
+    async def clean(self, state: State | str, *, older_than: Duration = 0, limit: int | None = None) -> int:
+        """Remove jobs of a terminal state that ended at least so long ago, at most ``limit``; how many there were."""
         storage, wanted = await self._storage(), _state(state)
         older_than_ms = milliseconds(older_than, what="older_than")
         if wanted not in TERMINAL:
             raise InvalidOption(f"state={state!r} is no end of a job. Give {', '.join(sorted(TERMINAL))}.")
         return await _to_the_end(
-            lambda cursor: storage.clean(
-                self.name, wanted, older_than_ms=older_than_ms, limit=_AT_ONCE, cursor=cursor
-            )
+            lambda cursor, at_once: storage.clean(
+                self.name, wanted, older_than_ms=older_than_ms, limit=at_once, cursor=cursor
+            ),
+            limit,
         )
 
     async def obliterate(self, *, force: bool = False) -> int:
@@ -356,11 +368,12 @@ async def _by_id(
     return answers
 
 
-async def _to_the_end(step: Callable[[str], Awaitable[Bulk]]) -> int:
-    bulk = await step("")
+async def _to_the_end(step: Callable[[str, int], Awaitable[Bulk]], limit: int | None = None) -> int:
+    most = _FURTHEST if limit is None else whole_number("limit", limit, least=1)
+    bulk = await step("", min(most, _AT_ONCE))
     done = bulk.done
-    while bulk.cursor:
-        bulk = await step(bulk.cursor)
+    while bulk.cursor and done < most:
+        bulk = await step(bulk.cursor, min(most - done, _AT_ONCE))
         done += bulk.done
     return done
 

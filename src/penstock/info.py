@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.core.annex import EMPTY_ANNEX
 from penstock.spending import in_units
 
 if TYPE_CHECKING:
@@ -90,6 +91,11 @@ class JobInfo:
         return self.raw.failures
 
     @property
+    def attempts(self) -> int:
+        """How many failures end the job."""
+        return self.raw.options.attempts
+
+    @property
     def stalls(self) -> int:
         return self.raw.stalls
 
@@ -106,6 +112,11 @@ class JobInfo:
     def group(self) -> str:
         """The key of the jobs it shares a limit with; empty if there is none."""
         return self.raw.annex.group if self.raw.annex else ""
+
+    @property
+    def cost(self) -> int:
+        """What it takes from its group's bucket."""
+        return (self.raw.annex or EMPTY_ANNEX).cost
 
     @property
     def step(self) -> str:

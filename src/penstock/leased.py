@@ -74,6 +74,11 @@ class LeasedJob:
         return self._annex.group
 
     @property
+    def cost(self) -> int:
+        """What it takes from its group's bucket."""
+        return self._annex.cost
+
+    @property
     def step(self) -> str:
         """Where the job goes on: what it was snoozed or suspended with; empty at its beginning."""
         return self._annex.step

@@ -247,6 +247,7 @@ class SyncQueue(_Face[Queue]):
     retry = as_sync(QueueAdmin.retry)
     promote = as_sync(QueueAdmin.promote)
     remove = as_sync(QueueAdmin.remove)
+    end_leases = as_sync(QueueAdmin.end_leases)
     signal = as_sync(QueueAdmin.signal)
     change = as_sync(QueueAdmin.change)
     dedup = as_sync(QueueAdmin.dedup)

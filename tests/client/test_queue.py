@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from penstock import App, EventsLost, InvalidInput, InvalidOption, State, StorageError
+from penstock import App, EventsLost, InvalidInput, InvalidOption, LeaseLost, State, StorageError
+from penstock.storage.values import Held
 
 
 @dataclass
@@ -102,8 +104,9 @@ async def test_jobs_are_listed_page_by_page(app: App) -> None:
 async def test_a_job_is_shown_with_times_and_decoded_values(app: App) -> None:
     queue = app.queue("mail")
     before = datetime.now(UTC) - timedelta(seconds=1)
-    await queue.enqueue({"to": "ada"}, id="a", ttl="1h")
+    await queue.enqueue({"to": "ada"}, id="a", ttl="1h", attempts=7, group="tenant", cost=5)
     async with queue.claim(worker="me") as job:
+        assert (job.attempts, job.group, job.cost) == (7, "tenant", 5)
         job.result = 42
         running = await queue.get("a")
     info = await queue.get("a")
@@ -122,6 +125,7 @@ async def test_a_job_is_shown_with_times_and_decoded_values(app: App) -> None:
     assert info.kept_until is not None
     assert before < info.enqueued_at <= info.claimed_at <= info.finished_at < info.kept_until
     assert (info.payload, info.result, info.runs, info.failure) == ({"to": "ada"}, 42, 1, None)
+    assert (info.attempts, info.group, info.cost) == (7, "tenant", 5)
     assert "mail/a" in repr(info)
     assert await queue.get("nobody") is None
     assert [job and job.id for job in await queue.get_many(["nobody", "a"])] == [None, "a"]
@@ -184,6 +188,68 @@ async def test_bulk_verbs_go_on_until_they_are_through(app: App) -> None:
     assert await queue.clean("completed") == 3
     with pytest.raises(InvalidOption, match="no end of a job"):
         await queue.clean("waiting")
+
+
+async def test_bulk_verbs_stop_at_their_limit(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.enqueue_many(range(2_500), attempts=1)
+    for job in await queue.claim_many(2_500):
+        await (job.complete() if job.payload < 1_200 else job.fail("no", final=True))
+
+    assert await queue.clean("completed", limit=1_100) == 1_100
+    assert await queue.retry_all(limit=1) == 1
+    counts = await queue.counts()
+    assert (counts.completed, counts.failed, counts.waiting) == (100, 1_299, 1)
+    assert await queue.clean("completed", limit=1_100) == 100
+    for limit in (0, -1, True):
+        with pytest.raises(InvalidOption, match="limit"):
+            await queue.retry_all(limit=limit)
+
+
+async def test_the_lease_of_an_active_job_can_be_ended_by_hand(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.enqueue_many(range(3), ids=["a", "b", "c"])
+    first = await queue.claim_one(lease="1h")
+    assert first is not None
+
+    assert await queue.end_leases("a", "b", "nobody") == {
+        "a": "ended",
+        "b": "not_active",
+        "nobody": "not_found",
+    }
+
+    with pytest.raises(LeaseLost):
+        await first.extend()
+    assert not await first.complete()
+    again = await queue.claim_one()
+    assert again is not None
+    assert (again.id, again.run, again.failures) == ("a", 2, 0)
+    assert await again.complete()
+    info = await queue.get("a")
+    assert info is not None
+    assert info.stalls == 1
+
+
+async def test_a_holder_that_renews_its_lease_meanwhile_loses_it_all_the_same(memory_app: App) -> None:
+    queue = memory_app.queue("mail")
+    await queue.enqueue("x", id="a")
+    job = await queue.claim_one(lease="1h")
+    assert job is not None
+    storage = await memory_app.connect()
+    extend, renewals = storage.extend, 0
+
+    async def renewed_once(*args: Any, **options: Any) -> Any:
+        nonlocal renewals
+        answer = await extend(*args, **options)
+        renewals += 1
+        if renewals == 1:
+            await extend("mail", [Held("a", job.token)], worker="w", lease_ms=60_000)
+        return answer
+
+    storage.extend = renewed_once  # type: ignore[method-assign]
+    assert await queue.end_leases("a") == {"a": "ended"}
+    assert renewals == 2
+    assert await queue.waiting() == 1
 
 
 async def test_a_paused_queue_gives_nothing(app: App) -> None:
