@@ -77,6 +77,29 @@ async def test_events_tell_the_life_of_a_job(app: App) -> None:
     }
 
 
+async def test_a_job_that_fails_for_good_is_told_with_its_failure(app: App) -> None:
+    @app.task(attempts=1)
+    async def broken() -> None:
+        raise ValueError("never")
+
+    async with working(app) as worker:
+        events = recorded(worker, "retrying", "failed")
+        job = await broken.enqueue()
+        await until(lambda: worker.stats.failed == 1)
+    assert [(event.type, event.id, event.failure and event.failure.type) for event in events] == [
+        ("failed", job.id, "ValueError")
+    ]
+
+
+async def test_a_worker_tells_of_its_beginning_and_its_end(memory_app: App) -> None:
+    worker = memory_app.worker(queues=["mail"])
+    events = recorded(worker, "ready", "stopping", "stopped")
+    async with running(worker):
+        assert [event.type for event in events] == ["ready"]
+    assert [event.type for event in events] == ["ready", "stopping", "stopped"]
+    assert worker.state == "stopped"
+
+
 async def test_drained_is_told_once_each_time_a_queue_empties(app: App) -> None:
     @app.task
     async def echo(n: int) -> int:
