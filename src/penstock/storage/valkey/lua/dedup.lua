@@ -6,9 +6,9 @@
 local Dedup = {}
 
 -- Its time goes, too, if it was written in this very call: what is removed is sent before what is added.
-function Dedup.forget_time(key)
+function Dedup.forget_time(key, record)
   zrem('dedup_times', key)
-  local added = list_in(added_members, 'dedup_times')
+  local added = record.is_new and list_in(added_members, 'dedup_times') or {}
   for i = #added, 2, -2 do
     if added[i] == key then
       table.remove(added, i)
@@ -19,8 +19,9 @@ end
 
 function Dedup.put(key, record)
   local old = Q.dedup[key]
-  if old and old.until_ms > 0 then Dedup.forget_time(key) end
+  if old and old.until_ms > 0 then Dedup.forget_time(key, old) end
   if record then
+    record.is_new = true
     if not bit_of(Q.uses, 32) then Q.uses = Q.uses + 32 end
     hset('dedup', key, pack('>I6I6', record.inc, record.until_ms) .. record.id)
     if record.until_ms > 0 then zadd('dedup_times', record.until_ms, key) end
@@ -30,20 +31,33 @@ function Dedup.put(key, record)
   Q.dedup[key] = record
 end
 
+function Dedup.parse(stored)
+  if not stored then return false end
+  local inc, until_ms = unpack('>I6I6', stored)
+  return { inc = inc, until_ms = until_ms, id = sub(stored, 13) }
+end
+
 -- The record of a key, as far as this call has got, or false. May be past its time.
 function Dedup.read(key)
   if not Q.dedup then Q.dedup = {} end
   local known = Q.dedup[key]
   if known == nil then
-    local stored = call('HGET', K.dedup, key)
-    known = false
-    if stored then
-      local inc, until_ms = unpack('>I6I6', stored)
-      known = { inc = inc, until_ms = until_ms, id = sub(stored, 13) }
-    end
+    known = Dedup.parse(call('HGET', K.dedup, key))
     Q.dedup[key] = known
   end
   return known
+end
+
+-- Reads the records of many keys at once, and the jobs they are of; without it read() would ask for each.
+function Dedup.read_all(keys)
+  local records, ids = read_many('HMGET', K.dedup, keys), {}
+  Q.dedup = Q.dedup or {}
+  for i = 1, #keys do
+    local record = Dedup.parse(records[i])
+    Q.dedup[keys[i]] = record
+    if record then ids[#ids + 1] = record.id end
+  end
+  load(ids, true)
 end
 
 function Dedup.stands(record)

@@ -204,6 +204,14 @@ local function hard_places(ids, specials, args, first_at)
   return hard
 end
 
+local function read_dedup(specials)
+  local keys = {}
+  for _, special in pairs(specials) do
+    if type(special) == 'table' and special[10] then keys[#keys + 1] = special[10] end
+  end
+  if keys[1] then Dedup.read_all(keys) end
+end
+
 -- One job of an id without a record, to be run now: the same as enqueue_new and close() do, without lists of one.
 -- False if it is not one.
 local function enqueue_alone(reference, header, id, body, notify)
@@ -243,6 +251,7 @@ register('enqueue', function(keys, args)
   end
   local hard = hard_places(ids, specials, args, first_at)
   store_headers(args, headers)
+  read_dedup(specials)
   local exceptions, first, intake = {}, Q.seq + 1, new_intake()
   for place = 1, n do
     local id, body = ids[place], args[first_at + 2 * place]
