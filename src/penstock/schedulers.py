@@ -68,11 +68,10 @@ class AppSchedulers:
         """The schedulers of all queues, by queue and name."""
         return [info for queue in await self.queues() for info in await self.queue(queue).schedulers()]
 
-    async def put_declared(self, queues: Collection[str]) -> None:
-        """Put in the schedulers that decorators asked for on these queues: what a worker does when it starts."""
-        storage = await self.connect()
+    async def put_declared(self, storage: Storage, queues: Collection[str] | None = None) -> None:
+        """Put in the schedulers that decorators asked for on these queues, or all: what a starting worker does."""
         for (queue, name), plan in self._declared.items():
-            if queue in queues:
+            if queues is None or queue in queues:
                 await put_scheduler(storage, queue, name, schedule=plan.schedule, job=plan.job)
 
 

@@ -36,6 +36,19 @@ async def test_every_slot_of_the_time_that_passes_is_run(app: App, h: Harness) -
     assert slots == info.slots(6)
 
 
+async def test_a_decorated_task_comes_as_it_says(app: App, h: Harness) -> None:
+    hours: list[int] = []
+
+    @app.scheduled(cron="0 3,15 * * *")
+    @app.task
+    async def tidy(context: JobContext) -> None:
+        assert context.scheduled_for is not None
+        hours.append(context.scheduled_for.hour)
+
+    await h.drain(until="1d")
+    assert sorted(hours) == [3, 15]
+
+
 async def test_a_rest_after_completion_counts_from_the_end(app: App, h: Harness) -> None:
     runs: list[datetime] = []
 

@@ -88,6 +88,7 @@ class Harness(Assertions):
         self._before: Sessions | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._started = False
+        self._scheduled = False
 
     # From beginning to end
 
@@ -222,6 +223,9 @@ class Harness(Assertions):
         if self.mode == "fake":
             raise PenstockError("this harness is a fake: nothing runs in it. Make it with mode='manual'.")
         bench, storage = await self._bench()
+        if not self._scheduled:
+            self._scheduled = True
+            await self.app.put_declared(storage)
         if self._hooks and not self._started:
             self._started = True
             await run_start_hooks(self.worker.start_hooks, self.worker)

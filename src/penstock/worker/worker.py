@@ -236,7 +236,7 @@ class Worker:
     async def _begin(self, shift: Shift) -> None:
         await shift.start()
         await run_start_hooks(self.start_hooks, self)
-        await self.app.put_declared(self.options.queues)
+        await self.app.put_declared(shift.storage, self.options.queues)
         self._state = "running"
         if not self._paused and not self._stop.is_set():
             shift.fetcher.begin()
