@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.source import Source
     from penstock.storage.base import Storage
+    from penstock.storage.minutes import Minute
     from penstock.storage.values import (
         Bulk,
         CancelAnswer,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         Consumer,
         Counts,
         HoldAnswer,
-        Minute,
         PromoteAnswer,
         QueueSettings,
         ReleaseAnswer,

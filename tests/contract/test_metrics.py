@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from penstock.core.outcome import Complete, Fail, Outcome, Snooze
-from penstock.storage.values import Minute, Settlement
+from penstock.storage.minutes import Minute
+from penstock.storage.values import Settlement
 from tests.contract.factories import BOOM, MINUTE_MS, Bench
 
 HOUR_MS = 60 * MINUTE_MS

@@ -19,6 +19,8 @@ from typing import Protocol
 
 from penstock.core.job import DAY_MS, Enqueued, Job, NewJob
 from penstock.core.lifecycle import State
+from penstock.storage.minutes import Minute
+from penstock.storage.search import Found, Query
 from penstock.storage.values import (
     Budget,
     Bulk,
@@ -36,7 +38,6 @@ from penstock.storage.values import (
     Held,
     HoldAnswer,
     JobPage,
-    Minute,
     NewScheduler,
     PromoteAnswer,
     QueueSettings,
@@ -314,6 +315,16 @@ class Storage(Protocol):
         ...
 
     async def counts(self, queue: str) -> Counts: ...
+
+    async def search(
+        self, queue: str, query: Query, *, cursor: str = "", limit: int = 100, scan: int = 10_000
+    ) -> Found:
+        """Up to ``limit`` jobs that match, among the next ``scan`` of their state or error class."""
+        ...
+
+    async def errors(self, queue: str) -> dict[str, int]:
+        """How many failed jobs there are by error class."""
+        ...
 
     async def metrics(self, queue: str, *, last_ms: int = DAY_MS) -> list[Minute]:
         """What happened in each minute of the last ``last_ms``, at most 24 hours; minutes in which nothing happened

@@ -31,7 +31,6 @@ __all__ = [
     "Held",
     "HoldAnswer",
     "JobPage",
-    "Minute",
     "NewScheduler",
     "PromoteAnswer",
     "QueueSettings",
@@ -228,35 +227,6 @@ class JobPage(msgspec.Struct, frozen=True):
 
     jobs: list[Job]
     cursor: str = ""
-
-
-class Minute(msgspec.Struct, frozen=True, array_like=True):
-    """What happened in one minute of a queue, which began at ``at_ms``.
-
-    ``wait_ms`` and ``run_ms`` are sums, over the jobs claimed and over the runs that ended; ``longest_*`` the
-    longest of each. ``failed`` counts jobs, those past their ttl included; ``retried`` runs that failed with
-    attempts left.
-    """
-
-    at_ms: int
-    enqueued: int = 0
-    claimed: int = 0
-    completed: int = 0
-    failed: int = 0
-    retried: int = 0
-    wait_ms: int = 0
-    longest_wait_ms: int = 0
-    run_ms: int = 0
-    longest_run_ms: int = 0
-
-    @property
-    def mean_wait_ms(self) -> float:
-        return self.wait_ms / self.claimed if self.claimed else 0.0
-
-    @property
-    def mean_run_ms(self) -> float:
-        ended = self.completed + self.failed + self.retried
-        return self.run_ms / ended if ended else 0.0
 
 
 class WorkerRecord(msgspec.Struct, frozen=True):

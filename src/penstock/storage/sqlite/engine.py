@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Self
 
-from penstock.core.job import DAY_MS, Enqueued, Job, NewJob
+from penstock.core.job import Enqueued, NewJob
 from penstock.core.lifecycle import State
 from penstock.errors import StorageError
 from penstock.storage.sqlite import (
@@ -35,6 +35,7 @@ from penstock.storage.sqlite import (
 from penstock.storage.sqlite.address import Address
 from penstock.storage.sqlite.check import check
 from penstock.storage.sqlite.database import keep_untouched, open_database
+from penstock.storage.sqlite.looking import Looking
 from penstock.storage.sqlite.session import Session
 from penstock.storage.sqlite.wake import CAN_SIGNAL
 from penstock.storage.values import (
@@ -46,15 +47,12 @@ from penstock.storage.values import (
     Checked,
     Claimed,
     Consumer,
-    Counts,
     EventPage,
     Extended,
     Finished,
     Fired,
     Held,
     HoldAnswer,
-    JobPage,
-    Minute,
     NewScheduler,
     PromoteAnswer,
     QueueSettings,
@@ -71,7 +69,6 @@ from penstock.storage.values import (
     Take,
     Ticket,
     Usage,
-    WorkerRecord,
 )
 
 __all__ = ["SqliteStorage"]
@@ -80,7 +77,7 @@ _CHECK_WEIGHT = 1_000_000
 """Reads the whole database: never on a loop's thread."""
 
 
-class SqliteStorage:
+class SqliteStorage(Looking):
     """One namespace of one database. See ``storage.base.Storage`` for what each verb promises."""
 
     def __init__(self, address: Address) -> None:
@@ -279,11 +276,6 @@ class SqliteStorage:
             queue, lambda step: holds.release(step, consumer, ids), weight=len(ids)
         )
 
-    async def held(self, queue: str, consumer: str, *, cursor: str = "", limit: int = 100) -> JobPage:
-        return await self._opened.read(
-            lambda sql: holds.held(sql, self._namespace, queue, consumer, cursor=cursor, limit=limit)
-        )
-
     # Operating on queues
 
     async def pause(self, queue: str) -> None:
@@ -346,37 +338,6 @@ class SqliteStorage:
     async def fire(self, queue: str, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
         return await self._opened.write(
             queue, lambda step: schedulers.fire(step, name, slot_ms=slot_ms, next_ms=next_ms, job=job)
-        )
-
-    # Reading
-
-    async def get(self, queue: str, ids: Sequence[str]) -> list[Job | None]:
-        return await self._opened.read(lambda sql: read.get(sql, self._namespace, queue, ids))
-
-    async def list_jobs(
-        self, queue: str, state: State, *, cursor: str = "", limit: int = 100, reverse: bool = False
-    ) -> JobPage:
-        return await self._opened.read(
-            lambda sql: read.list_jobs(
-                sql, self._namespace, queue, state, cursor=cursor, limit=limit, reverse=reverse
-            )
-        )
-
-    async def counts(self, queue: str) -> Counts:
-        return await self._opened.read(lambda sql: read.counts(sql, self._namespace, queue))
-
-    async def metrics(self, queue: str, *, last_ms: int = DAY_MS) -> list[Minute]:
-        return await self._opened.read(lambda sql: read.metrics(sql, self._namespace, queue, last_ms=last_ms))
-
-    async def queues(self) -> list[str]:
-        return await self._opened.read(lambda sql: read.queues(sql, self._namespace))
-
-    async def workers(self, queue: str) -> list[WorkerRecord]:
-        return await self._opened.read(lambda sql: read.workers(sql, self._namespace, queue))
-
-    async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
-        return await self._opened.read(
-            lambda sql: read.logs(sql, self._namespace, queue, id, start=start, limit=limit)
         )
 
     # The event log

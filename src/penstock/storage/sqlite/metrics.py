@@ -7,10 +7,9 @@ from typing import Final
 
 import msgspec
 
-from penstock.storage.minutes import DAY_MINUTES, MINUTE_MS, counted, latest
+from penstock.storage.minutes import DAY_MINUTES, MINUTE_MS, Minute, counted, latest
 from penstock.storage.sqlite.eventnotes import EventNotes
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.values import Minute
 
 __all__ = ["count_events", "told"]
 

@@ -11,13 +11,16 @@ import msgspec
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.errors import InvalidOption
+from penstock.storage.minutes import Minute
 from penstock.storage.sqlite.metrics import told
 from penstock.storage.sqlite.records import Record, as_job
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import find_queue
-from penstock.storage.values import Counts, Held, JobPage, Minute, QueueSettings, WorkerRecord
+from penstock.storage.values import Counts, Held, JobPage, QueueSettings, WorkerRecord
 
 __all__ = [
+    "ORDERS",
+    "after_place",
     "counts",
     "get",
     "has_work",
@@ -25,6 +28,7 @@ __all__ = [
     "list_jobs",
     "logs",
     "metrics",
+    "place_of",
     "queues",
     "settings",
     "workers",
@@ -35,7 +39,7 @@ _json = msgspec.json.Encoder()
 _cursors = msgspec.json.Decoder(tuple[int, int | str])
 
 # What orders the jobs of a state: the columns, and the fields of a record they were read into.
-_ORDERS: Final[dict[State, tuple[str, str, str]]] = {
+ORDERS: Final[dict[State, tuple[str, str, str]]] = {
     State.WAITING: ("waiting", "priority", "place"),
     State.SCHEDULED: ("scheduled", "run_at", "id"),
     State.BLOCKED: ("blocked", "place", "id"),
@@ -70,12 +74,12 @@ def list_jobs(
     row = find_queue(sql, namespace, queue)
     if row is None:
         return JobPage([])
-    name, first, second = _ORDERS[state]
+    name, first, second = ORDERS[state]
     text = _sql[f"list_{name}"].replace("{direction}", "DESC" if reverse else "ASC")
-    after = _after(first, second, "<" if reverse else ">") if cursor else ""
+    after = after_place(first, second, "<" if reverse else ">") if cursor else ""
     values: dict[str, Any] = {"queue": row.key, "state": state.value, "limit": limit + 1}
     if cursor:
-        values["first"], values["second"] = _place(cursor)
+        values["first"], values["second"] = place_of(cursor)
     rows = sql.execute(text.replace("{and_after}", after), values).fetchall()
     records = [(Record(*rest), payload) for payload, *rest in rows]
     jobs = [as_job(record, payload, queue=queue) for record, payload in records[:limit]]
@@ -85,12 +89,14 @@ def list_jobs(
     return JobPage(jobs, _json.encode((getattr(last, first), getattr(last, second))).decode())
 
 
-def _after(first: str, second: str, sign: str) -> str:
+def after_place(first: str, second: str, sign: str) -> str:
+    """The condition that a job comes after a place in an order of two columns."""
     # The first comparison says nothing new, but an index without the second column can be entered by it.
     return f"AND j.{first} {sign}= :first AND (j.{first}, j.{second}) {sign} (:first, :second)"
 
 
-def _place(cursor: str) -> tuple[int, int | str]:
+def place_of(cursor: str) -> tuple[int, int | str]:
+    """The place a cursor stands for. Raises ``InvalidOption``."""
     try:
         return _cursors.decode(cursor)
     except msgspec.DecodeError as error:

@@ -161,6 +161,12 @@ class Record(msgspec.Struct, gc=False):
         is_suspended = self.state == BLOCKED and self.blocked_by == SIGNAL
         return self.annex.awaits_until_ms if is_suspended else 0
 
+    @property
+    def error_type(self) -> str:
+        """The class of a failed job's error, by which it is found; empty in every other state."""
+        failure = unpack_failure(self.failure) if self.state == FAILED else None
+        return "" if failure is None else failure.type
+
     def is_past_ttl(self, now_ms: int) -> bool:
         return 0 < self.expires_at <= now_ms
 

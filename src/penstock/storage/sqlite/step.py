@@ -375,5 +375,5 @@ def _values(r: Record) -> tuple[Any, ...]:
         r.runs, r.failures, r.stalls, r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.claimed_at, r.finished_at,
         r.kept_until, r.token, r.settled_as, r.worker, r.lease_until, r.cancelling, r.failure, r.result, r.progress,
         r.rerun, r.packed_annex, r.binds, r.wake_at,
-        r.held_until,
+        r.held_until, r.error_type,
     )  # fmt: skip

@@ -112,9 +112,10 @@ class Operating:
         """As ``Storage.release``."""
         return [_RELEASED[letter] for letter in await self._calls.call(queue, "release", consumer, *ids)]
 
-    async def _held_parts(self, queue: str) -> list[str]:
-        key = self._calls.keys.part(queue, "holders")
-        return [f"held:{name.decode()}" for name in await self._calls.plain(key, "HKEYS", key)]
+    async def _parts(self, queue: str, names: str, prefix: str) -> list[str]:
+        """Indexes of which there is one for each name."""
+        key = self._calls.keys.part(queue, names)
+        return [f"{prefix}{name.decode()}" for name in await self._calls.plain(key, "HKEYS", key)]
 
     async def _each(self, queue: str, verb: str, ids: Sequence[str], answers: Mapping[int, _A]) -> list[_A]:
         return [answers[letter] for letter in await self._calls.call(queue, verb, *ids)]
@@ -230,7 +231,8 @@ class Operating:
         """As ``Storage.check``. In steps of some hundred entries, each atomic: jobs may move in between."""
         records = 0
         problems: Counter[str] = Counter()
-        for part in (*_CHECKED, *await self._held_parts(queue)):
+        named = (*await self._parts(queue, "holders", "held:"), *await self._parts(queue, "errors", "error:"))
+        for part in (*_CHECKED, *named):
             cursor = b"0"
             while True:
                 cursor, count, *found = await self._calls.call(queue, "check", part, cursor, int(repair))

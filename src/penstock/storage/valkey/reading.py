@@ -13,13 +13,22 @@ from penstock.core.event import Event
 from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound
-from penstock.storage.minutes import latest
+from penstock.storage.minutes import Minute, latest
+from penstock.storage.search import Found, Query
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.codec import decode_news
 from penstock.storage.valkey.connection import ConnectionLost
 from penstock.storage.valkey.jobs import decode_job
 from penstock.storage.valkey.options import UnknownOptions
-from penstock.storage.values import Consumer, Counts, EventPage, Finished, Gap, JobPage, Minute, WorkerRecord
+from penstock.storage.values import (
+    Consumer,
+    Counts,
+    EventPage,
+    Finished,
+    Gap,
+    JobPage,
+    WorkerRecord,
+)
 
 __all__ = ["Reading"]
 
@@ -88,6 +97,26 @@ class Reading:
         return Counts(
             scheduled, waiting, blocked, active, completed, failed, cancelled, paused == 1, oldest_ms
         )
+
+    async def search(
+        self, queue: str, query: Query, *, cursor: str = "", limit: int = 100, scan: int = 10_000
+    ) -> Found:
+        """As ``Storage.search``."""
+        score, _, member = cursor.partition(":")
+        ids, scanned, last_score, last, now_ms = await self._calls.call(
+            queue, "search", f"error:{query.error_type}" if query.error_type else query.state.value, limit, scan,
+            score, bytes.fromhex(member), query.task, query.enqueued_from_ms, query.enqueued_to_ms,
+            query.finished_from_ms, query.finished_to_ms,
+        )  # fmt: skip
+        jobs = await self.get(queue, [id.decode() for id in ids])
+        further = f"{last_score.decode()}:{last.hex()}" if last_score else ""
+        return Found([job for job in jobs if job], scanned, further, now_ms)
+
+    async def errors(self, queue: str) -> dict[str, int]:
+        """As ``Storage.errors``."""
+        rows = await self._calls.call(queue, "errors")
+        pairs = zip(rows[::2], rows[1::2], strict=True)
+        return dict(sorted((name.decode(), count) for name, count in pairs))
 
     async def metrics(self, queue: str, *, last_ms: int = DAY_MS) -> list[Minute]:
         """As ``Storage.metrics``."""

@@ -22,7 +22,8 @@ UPDATE jobs SET
     incarnation = ?, state = ?, priority = ?, place = ?, options = ?, ttl_ms = ?, run_id = ?, write_id = ?,
     blocked_by = ?, runs = ?, failures = ?, stalls = ?, ready_at = ?, run_at = ?, enqueued_at = ?, expires_at = ?,
     claimed_at = ?, finished_at = ?, kept_until = ?, token = ?, settled_as = ?, worker = ?, lease_until = ?,
-    cancelling = ?, failure = ?, result = ?, progress = ?, rerun = ?, annex = ?, binds = ?, wake_at = ?, held_until = ?
+    cancelling = ?, failure = ?, result = ?, progress = ?, rerun = ?, annex = ?, binds = ?, wake_at = ?, held_until = ?,
+    error_type = ?
 WHERE key = ?
 
 -- name: insert_payload

@@ -52,8 +52,20 @@ local function check_records(ids, repair, problems)
       count_in(problems, 'not_in_suspended')
       if repair then zadd('suspended', job.annex.su, job.id) end
     end
+    if job and job.was_error and not call('ZSCORE', K['error:' .. job.was_error], job.id) then
+      count_in(problems, 'not_in_errors')
+      if repair then changed(job) end
+    end
     if job and ENDED[job.state] and Holds.ms(job) > 0 then check_holds(job, repair, problems) end
   end
+end
+
+-- Whether a job belongs into an index other than that of its state.
+local function is_rightly_in(part, job)
+  if part == 'expiring' then return job.was_expiring end
+  if part == 'suspended' then return job.was_suspended end
+  if sub(part, 1, 6) == 'error:' then return job.was_error == sub(part, 7) end
+  return sub(part, 1, 4) == 'held' and is_rightly_held(part, job)
 end
 
 local function check_index(part, members, repair, problems)
@@ -62,7 +74,7 @@ local function check_index(part, members, repair, problems)
   load(ids)
   for i = 1, #members do
     local job = found(ids[i])
-    local is_right = job and (sub(part, 1, 4) == 'held' and is_rightly_held(part, job) or part == 'expiring' and job.was_expiring or part == 'suspended' and job.was_suspended
+    local is_right = job and (is_rightly_in(part, job)
       or STATES[job.was] == part and job.was_member == members[i] and not job.was_in_line)
     if not is_right then
       count_in(problems, 'stray_in_' .. part)

@@ -77,7 +77,7 @@ local function drop_outcome(job)
   if job.big_result then hdel('results', job.id) end
   if job.has_failure then hdel('failures', job.id) end
   job.big_result, job.has_failure, job.result, job.failure = false, false, nil, nil
-  job.save_result, job.save_failure = false, false
+  job.save_result, job.save_failure, job.error_type = false, false, nil
 end
 
 -- What hangs on a record beside its two strings goes: with the record, or when its id is queued afresh.
@@ -146,9 +146,20 @@ local function leave(job)
   end
 end
 
+-- Failed jobs are found by the class of their error.
+local function save_error(job)
+  local was, now = job.was_error, job.state == 'f' and not job.gone and job.error_type or nil
+  if was and was ~= now then zrem('error:' .. was, job.id) end
+  if now then
+    zadd('error:' .. now, job.finished, job.id)
+    hset('errors', now, '1')
+  end
+end
+
 local function save_gone(job)
   if job.was then
     leave(job)
+    if job.was_error then save_error(job) end
     if job.was_suspended then zrem('suspended', job.id) end
     if job.was_expiring then zrem('expiring', job.id) end
     hdel('jobs', job.id)
@@ -173,6 +184,7 @@ local function save_places(job)
   elseif job.was_suspended and not (job.state == 'b' and job.by == 'i') then
     zrem('suspended', job.id)
   end
+  if job.was_error or job.state == 'f' then save_error(job) end
   if job.binds then Holds.save(job) end
   if job.state == 'w' then Q.wake = true end
   if job.state == 's' then Q.due = min(Q.due or job.run_at, job.run_at) end
@@ -239,8 +251,11 @@ local function schedule(job, run_at)
   changed(job)
 end
 
+-- Returns class, message and traceback of the packed failure.
 local function set_failure(job, failure)
-  job.failure, job.has_failure, job.save_failure = failure, true, true
+  local said = decode(failure)
+  job.failure, job.has_failure, job.save_failure, job.error_type = failure, true, true, said[1]
+  return said
 end
 
 local function set_result(job, result)

@@ -6,7 +6,7 @@
 local PARTS = {
   'jobs', 'state', 'line', 'waiting', 'scheduled', 'blocked', 'active', 'completed', 'failed', 'cancelled', 'expiring',
   'results', 'failures', 'progress', 'logged', 'rerun', 'waiters', 'wake', 'options', 'annex', 'suspended', 'received',
-  'signalled', 'dedup', 'dedup_times', 'holders', 'held_completed', 'held_failed', 'held_cancelled',
+  'signalled', 'errors', 'dedup', 'dedup_times', 'holders', 'held_completed', 'held_failed', 'held_cancelled',
 }
 
 -- Ids with waiters are open ones: those of ended jobs are forgotten. The waiters of slots are told with them.
@@ -33,6 +33,7 @@ register('obliterate', function(keys, args)
   for _, id in ipairs(call('SMEMBERS', K.logged)) do call('UNLINK', Q.prefix .. ':log:' .. id) end
   for _, id in ipairs(call('SMEMBERS', K.signalled)) do call('UNLINK', Q.prefix .. ':signals:' .. id) end
   for _, consumer in ipairs(call('HKEYS', K.holders)) do call('UNLINK', K['held:' .. consumer]) end
+  for _, class in ipairs(call('HKEYS', K.errors)) do call('UNLINK', K['error:' .. class]) end
   for _, part in ipairs(PARTS) do call('UNLINK', K[part]) end
   Q.waiters, Q.stale, Q.listening_changed = 0, 0, {}
   Schedulers.forget_jobs()

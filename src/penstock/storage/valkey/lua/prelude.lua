@@ -25,6 +25,7 @@
 --   signalled  set     ids with signals that came early;  signals:<id>  list  those signals (steps.lua)
 --   held:<consumer>    zset    finished_at -> id, of finished jobs that are held for it;  holders  hash  their names
 --   held_completed, held_failed, held_cancelled   zset   when the longest hold has passed -> id, of finished jobs
+--   error:<class>   zset   finished_at -> id, of failed jobs;  errors  hash  the classes there may be
 --   metrics    hash    number of a minute modulo 1440 -> what happened in it (metrics.lua)
 --   dedup      hash    dedup key -> the job that stands for it (dedup.lua);  dedup_times  zset  until -> dedup key
 --   schedulers hash    name -> when, and a spec (schedulers.lua);  slots  zset  next slot -> name

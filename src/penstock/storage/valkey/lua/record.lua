@@ -10,7 +10,7 @@
 -- state record    state:1 settled_as:1 finished_at:6 token:6 inc:6 enqueued_at:6 claimed_at:6 runs:4
 --                 number:6 run_at:6 ready_at:6 expires_at:6 failures:4 stalls:4
 --                 flags:1 priority:6 worker_length:1 header_length:2 run_id_length:2
---                 worker header run_id [result]
+--                 worker header run_id [result, or class of the error]
 --   state         a letter of STATES; C is completed with the result in the results hash; g h i are blocked by its group,
 --                 by children, until a signal
 --   0 stands for   inc in number, enqueued_at in run_at and ready_at: as it was enqueued
@@ -137,6 +137,8 @@ local function state_of(job)
     if job.big_result then letter = 'C' else inline = job.result or '' end
   elseif letter == 'b' then
     letter = job.by
+  elseif letter == 'f' then
+    inline = job.error_type or ''
   end
   return pack(STATE_FORMAT, letter, job.settled, job.finished, job.token, job.inc, job.enq, job.claimed,
     job.runs, job.number, job.run_at, job.ready_at, job.expires, job.failures, job.stalls, flags,
@@ -164,6 +166,7 @@ local function read_state(job, record)
   job.worker = letter == 'a' and sub(record, WORKER_AT, header_at - 1) or ''
   job.header, job.run_id = sub(record, header_at, run_id_at - 1), sub(record, run_id_at, rest_at - 1)
   if letter == 'c' then job.result = sub(record, rest_at) end
+  if letter == 'f' then job.error_type = sub(record, rest_at) end
   return job
 end
 
@@ -189,6 +192,7 @@ local function note_place(job)
   job.was_member = job.state == 'w' and member_of(job) or job.id
   job.was_expiring = expiring(job)
   job.was_suspended = job.by == 'i'
+  job.was_error = job.state == 'f' and job.error_type or nil
 end
 
 -- The job of the two strings (state nil: pristine; static nil: not read), or nil if there is neither.

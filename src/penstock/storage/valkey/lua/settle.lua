@@ -103,7 +103,7 @@ local function fail(job, outcome)
   local final, retry_in_ms = unpack('>BI6', outcome, 8)
   local has_ttl = sub(outcome, 7, 7) == 'G'
   local failure = sub(outcome, has_ttl and 21 or 15)
-  set_failure(job, failure)
+  local said = set_failure(job, failure)
   job.failures = job.failures + 1
   local group, row
   if final == 1 or job.failures >= options_of(job.header).attempts then
@@ -113,7 +113,6 @@ local function fail(job, outcome)
     group, row = put_back(job, 'retrying', retry_in_ms)
   end
   if not (group.columns.et and group.columns.et[row]) then
-    local said = decode(failure)
     put(group, row, 'et', said[1])
     put(group, row, 'em', said[2])
   end

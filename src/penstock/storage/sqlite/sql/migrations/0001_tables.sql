@@ -48,7 +48,7 @@ CREATE TABLE options (
 
 -- What changes about a job. place is its number among the waiting, negated if it is LIFO. annex is what few jobs have
 -- (core/annex.py); binds: its transitions concern others. wake_at: the timeout of a suspended job.
--- held_until: when the longest hold on a finished job has passed.
+-- held_until: when the longest hold on a finished job has passed. error_type: the class of a failed job's error.
 CREATE TABLE jobs (
     key INTEGER PRIMARY KEY,
     queue INTEGER NOT NULL,
@@ -84,7 +84,8 @@ CREATE TABLE jobs (
     annex BLOB,
     binds INTEGER NOT NULL DEFAULT 0,
     wake_at INTEGER NOT NULL DEFAULT 0,
-    held_until INTEGER NOT NULL DEFAULT 0
+    held_until INTEGER NOT NULL DEFAULT 0,
+    error_type TEXT NOT NULL DEFAULT ''
 ) STRICT;
 
 -- Each state's order is an index of its own, so no verb ever walks past jobs of another state. The id, which breaks
@@ -95,6 +96,7 @@ CREATE INDEX jobs_scheduled ON jobs (queue, run_at, id) WHERE state = 'scheduled
 CREATE INDEX jobs_blocked ON jobs (queue, place) WHERE state = 'blocked';
 CREATE INDEX jobs_suspended ON jobs (queue, wake_at) WHERE wake_at > 0;
 CREATE INDEX jobs_held ON jobs (queue, held_until) WHERE held_until > 0;
+CREATE INDEX jobs_errors ON jobs (queue, error_type, finished_at, id) WHERE state = 'failed';
 CREATE INDEX jobs_active ON jobs (queue, lease_until) WHERE state = 'active';
 CREATE INDEX jobs_finished ON jobs (queue, state, kept_until) WHERE kept_until > 0;
 CREATE INDEX jobs_expiring ON jobs (queue, expires_at)
