@@ -53,6 +53,7 @@ from penstock.intake import EnqueueCall
 from penstock.leased import Signal
 from penstock.queue import Queue
 from penstock.scheduler import SchedulerInfo
+from penstock.searching import SearchPage
 from penstock.serde import Serde, register_serde
 from penstock.task import Dispatch, JobSpec, Task
 
@@ -102,6 +103,7 @@ __all__ = [
     "SandboxCrashed",
     "SandboxError",
     "SchedulerInfo",
+    "SearchPage",
     "Serde",
     "SerializationError",
     "Signal",

@@ -19,16 +19,15 @@ from penstock.events import After, EventTypes, Filter, check_after, queue_events
 from penstock.info import JobInfo, WorkerInfo
 from penstock.leases import EndLeaseAnswer, end_leases
 from penstock.options import refuse_unknown, whole_number
+from penstock.searching import Searching, as_state, to_the_end
 from penstock.spending import BudgetInfo, UsageReport, budget_info, budget_of, usage_report
 from penstock.storage.values import Change
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.source import Source
-    from penstock.storage.base import Storage
     from penstock.storage.minutes import Minute
     from penstock.storage.values import (
-        Bulk,
         CancelAnswer,
         ChangeAnswer,
         Checked,
@@ -63,7 +62,7 @@ class Settings(TypedDict, total=False):
     events_hard_cap: int
 
 
-class QueueAdmin:
+class QueueAdmin(Searching):
     """See the module. Every method raises ``StorageError`` if the store does not answer."""
 
     _source: Source
@@ -92,7 +91,7 @@ class QueueAdmin:
         self, state: State | str, *, limit: int | None = None, reverse: bool = False
     ) -> AsyncGenerator[JobInfo, None]:
         """Jobs of a state, in the order they will run, come due, or be forgotten: ``async for job in ...``."""
-        storage, wanted, cursor, left = await self._storage(), _state(state), "", limit
+        storage, wanted, cursor, left = await self._storage(), as_state(state), "", limit
         while left is None or left > 0:
             at_once = 100 if left is None else min(left, 100)
             page = await storage.list_jobs(self.name, wanted, cursor=cursor, limit=at_once, reverse=reverse)
@@ -262,33 +261,25 @@ class QueueAdmin:
         """The end of a pause."""
         await (await self._storage()).resume(self.name)
 
-    async def retry_all(self, *, limit: int | None = None) -> int:
-        """Have failed jobs run again, all or at most ``limit``; how many there were."""
-        storage = await self._storage()
-        return await _to_the_end(
-            lambda cursor, at_once: storage.retry_all(self.name, limit=at_once, cursor=cursor), limit
-        )
-
     async def drain(self, *, scheduled: bool = False) -> int:
         """Remove all waiting jobs, and the scheduled ones if asked; how many there were."""
         storage = await self._storage()
-        return await _to_the_end(
-            lambda cursor, at_once: storage.drain(
-                self.name, scheduled=scheduled, limit=at_once, cursor=cursor
-            )
+        return await to_the_end(
+            lambda cursor, most: storage.drain(self.name, scheduled=scheduled, limit=most, cursor=cursor)
         )
 
     async def clean(self, state: State | str, *, older_than: Duration = 0, limit: int | None = None) -> int:
-        """Remove jobs of a terminal state that ended at least so long ago, at most ``limit``; how many there were."""
-        storage, wanted = await self._storage(), _state(state)
+        """Remove jobs of a terminal state that ended at least so long ago, at most ``limit``, but none that is held;
+        how many there were."""
+        storage, wanted = await self._storage(), as_state(state)
         older_than_ms = milliseconds(older_than, what="older_than")
         if wanted not in TERMINAL:
             raise InvalidOption(f"state={state!r} is no end of a job. Give {', '.join(sorted(TERMINAL))}.")
-        return await _to_the_end(
-            lambda cursor, at_once: storage.clean(
-                self.name, wanted, older_than_ms=older_than_ms, limit=at_once, cursor=cursor
+        return await to_the_end(
+            lambda cursor, most: storage.clean(
+                self.name, wanted, older_than_ms=older_than_ms, limit=most, cursor=cursor
             ),
-            limit,
+            limit=limit,
         )
 
     async def obliterate(self, *, force: bool = False) -> int:
@@ -353,9 +344,6 @@ class QueueAdmin:
         """The readers that events are kept for."""
         return await (await self._storage()).consumers(self.name)
 
-    async def _storage(self) -> Storage:
-        return await self._source.app.connect()
-
 
 async def _by_id(
     ids: Sequence[str], verb: Callable[[str, Sequence[str]], Awaitable[Sequence[A]]], queue: str
@@ -366,20 +354,3 @@ async def _by_id(
         some = ids[start : start + _AT_ONCE]
         answers.update(zip(some, await verb(queue, some), strict=True))
     return answers
-
-
-async def _to_the_end(step: Callable[[str, int], Awaitable[Bulk]], limit: int | None = None) -> int:
-    most = _FURTHEST if limit is None else whole_number("limit", limit, least=1)
-    bulk = await step("", min(most, _AT_ONCE))
-    done = bulk.done
-    while bulk.cursor and done < most:
-        bulk = await step(bulk.cursor, min(most - done, _AT_ONCE))
-        done += bulk.done
-    return done
-
-
-def _state(state: State | str) -> State:
-    try:
-        return State(state)
-    except ValueError:
-        raise InvalidOption(f"state={state!r} is not known. Give {', '.join(State)}.") from None

@@ -206,6 +206,19 @@ class WorkerInfo:
         return described
 
     @property
+    def host(self) -> str:
+        return str(self.info.get("host", ""))
+
+    @property
+    def pid(self) -> int:
+        return int(self.info.get("pid", 0))
+
+    @property
+    def jobs(self) -> list[tuple[str, str]]:
+        """The jobs it runs, as queue and id; of more than a hundred, the first hundred."""
+        return [(job["queue"], job["id"]) for job in self.info.get("running", ())]
+
+    @property
     def seen_at(self) -> datetime:
         return datetime.fromtimestamp(self.raw.seen_at_ms / 1000, UTC)
 

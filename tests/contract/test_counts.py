@@ -50,6 +50,22 @@ async def test_a_promoted_job_has_been_ready_since_its_promotion(bench: Bench) -
     assert (await bench.storage.counts(bench.queue)).oldest_waiting_ms // MINUTE_MS == 2
 
 
+async def test_jobs_whose_time_has_come_count_as_due_even_if_nobody_has_looked(bench: Bench) -> None:
+    await bench.put("soon", delay_ms=MINUTE_MS)
+    await bench.put("sooner", delay_ms=MINUTE_MS // 2)
+    await bench.put("later", delay_ms=60 * MINUTE_MS)
+    assert (await bench.storage.counts(bench.queue)).due == 0
+    await bench.shift(5 * MINUTE_MS)
+
+    counts = await bench.storage.counts(bench.queue)
+
+    assert (counts.scheduled, counts.waiting, counts.due) == (3, 0, 2)
+    assert counts.oldest_waiting_ms // (MINUTE_MS // 2) == 9
+    await bench.claim()
+    counts = await bench.storage.counts(bench.queue)
+    assert (counts.scheduled, counts.waiting, counts.due) == (1, 1, 0)
+
+
 async def test_queues_that_were_ever_enqueued_to_are_listed_in_order(bench: Bench) -> None:
     names = [f"{bench.queue}-{letter}" for letter in "cab"]
     for name in names:

@@ -204,7 +204,8 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """How many jobs there are by state. ``oldest_waiting_ms``: how long the next in line has been ready."""
+    """How many jobs there are by state. ``due``: how many of the scheduled ones a claim would take, because their
+    time has come. ``oldest_waiting_ms``: how long the next in line has been ready, or due if that is longer."""
 
     scheduled: int = 0
     waiting: int = 0
@@ -215,6 +216,7 @@ class Counts(msgspec.Struct, frozen=True):
     cancelled: int = 0
     paused: bool = False
     oldest_waiting_ms: int = 0
+    due: int = 0
 
     @property
     def open(self) -> int:

@@ -108,7 +108,10 @@ def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
     row = find_queue(sql, namespace, queue)
     if row is None:
         return Counts()
-    oldest = sql.execute(_sql["next_ready_at"], (row.key,)).fetchone()
+    now_ms = row.clock()
+    ready = sql.execute(_sql["next_ready_at"], (row.key,)).fetchone()
+    due, due_at = sql.execute(_sql["overdue"], (row.key, now_ms)).fetchone() if row.scheduled else (0, None)
+    oldest_ms = max(0 if ready is None else now_ms - ready[0], 0 if due_at is None else now_ms - due_at)
     return Counts(
         row.scheduled,
         row.waiting,
@@ -118,7 +121,8 @@ def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
         row.failed,
         row.cancelled,
         bool(row.paused),
-        0 if oldest is None else row.clock() - oldest[0],
+        oldest_ms,
+        due,
     )
 
 

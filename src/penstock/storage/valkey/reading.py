@@ -93,9 +93,9 @@ class Reading:
     async def counts(self, queue: str) -> Counts:
         """As ``Storage.counts``."""
         numbers: list[int] = await self._calls.call(queue, "counts")
-        scheduled, waiting, blocked, active, completed, failed, cancelled, paused, oldest_ms = numbers
+        scheduled, waiting, blocked, active, completed, failed, cancelled, paused, oldest_ms, due = numbers
         return Counts(
-            scheduled, waiting, blocked, active, completed, failed, cancelled, paused == 1, oldest_ms
+            scheduled, waiting, blocked, active, completed, failed, cancelled, paused == 1, oldest_ms, due
         )
 
     async def search(

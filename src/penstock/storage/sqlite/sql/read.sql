@@ -37,6 +37,9 @@ ORDER BY j.kept_until {direction}, j.id {direction} LIMIT :limit
 -- name: next_ready_at
 SELECT ready_at FROM jobs WHERE queue = ? AND state = 'waiting' ORDER BY priority, place LIMIT 1
 
+-- name: overdue
+SELECT count(*), min(run_at) FROM jobs WHERE queue = ? AND state = 'scheduled' AND run_at <= ?
+
 -- name: workers
 SELECT id, info, seen_at FROM workers WHERE queue = ? ORDER BY id
 

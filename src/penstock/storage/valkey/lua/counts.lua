@@ -1,6 +1,6 @@
 -- counts: how many jobs there are by state.
 -- arguments: none
--- returns:   {scheduled, waiting, blocked, active, completed, failed, cancelled, paused, oldest_waiting_ms}
+-- returns:   {scheduled, waiting, blocked, active, completed, failed, cancelled, paused, oldest_waiting_ms, due}
 -- leases_of: the leases a worker holds.
 -- arguments: worker
 -- returns:   {id, token, id, token ...}
@@ -20,7 +20,9 @@ register('counts', function(keys)
     load({ id })
     if found(id) then oldest = max(0, Q.now - J[id].ready_at) end
   end
-  reply[8], reply[9] = Q.paused and 1 or 0, oldest
+  local due = call('ZCOUNT', K.scheduled, '-inf', digits(Q.now))
+  if due > 0 then oldest = max(oldest, Q.now - tonumber(call('ZRANGE', K.scheduled, 0, 0, 'WITHSCORES')[2])) end
+  reply[8], reply[9], reply[10] = Q.paused and 1 or 0, oldest, due
   return reply
 end, READS)
 
