@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
@@ -336,6 +337,12 @@ class Machine(RuleBasedStateMachine):
         for consumer in draw.CONSUMERS:
             page = self.do(self.storage.held(self.queue, consumer))
             assert [job.id for job in page.jobs] == self.model.held(consumer)
+
+    @invariant()
+    def the_same_errors_are_counted(self) -> None:
+        failures = [record.failure for record in self.model.in_state(State.FAILED)]
+        expected = Counter(failure.type for failure in failures if failure)
+        assert self.do(self.storage.errors(self.queue)) == expected
 
     @invariant()
     def the_news_are_the_same(self) -> None:
