@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from penstock import App, Snooze
+from penstock import App, JobContext, Snooze, Suspend
 from penstock.observe.tracing import instrument
 from tests.worker.conftest import until, working
 
@@ -140,6 +140,23 @@ async def test_a_snooze_is_no_error(memory_app: App, telemetry: Telemetry) -> No
         await until(lambda: len(telemetry.spans("run")) == 2)
     first = telemetry.spans("run")[0]
     assert (first.status.status_code, first.events) == (StatusCode.UNSET, ())
+
+
+async def test_a_suspended_run_is_no_error(memory_app: App, telemetry: Telemetry) -> None:
+    @memory_app.task
+    async def ask(context: JobContext) -> None:
+        if context.signal is None:
+            raise Suspend("answer")
+
+    async with working(memory_app):
+        job = await ask.enqueue()
+        await job.signal("answer")
+        await job.result(timeout="10s")
+        await until(lambda: len(telemetry.spans("run")) == 2)
+    first = telemetry.spans("run")[0]
+    assert first.status.status_code is StatusCode.UNSET
+    assert first.attributes
+    assert first.attributes["penstock.outcome"] == "suspended"
 
 
 async def test_many_jobs_of_one_call_share_its_span(memory_app: App, telemetry: Telemetry) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from penstock import App, Dedup, EnqueueCall, Execution, JobContext, JobFailed
+from penstock import App, Dedup, EnqueueCall, Execution, JobContext, JobFailed, Suspend
 from penstock.storage.values import Report
 from penstock.testing import Harness, harness
 
@@ -170,3 +171,22 @@ async def test_a_budget_that_renews_lets_the_next_run_when_time_has_passed(app: 
     await ask.enqueue_many([(), (), (), ()])
     stuck = await h.run_all()
     assert stuck.left["llm"].waiting > 0
+
+
+async def test_a_suspended_job_waits_for_its_signal_and_time_brings_its_timeout(app: App, h: Harness) -> None:
+    @app.task
+    async def ask(context: JobContext, timeout: str | None) -> object:
+        if context.step == "":
+            raise Suspend("answer", timeout=timeout, step="asked")
+        return context.signal.data if context.signal else "nobody answered"
+
+    answered, unanswered = await ask.enqueue(None), await ask.enqueue("30d")
+    await h.drain()
+    assert await answered.signal("answer", 42) == "resumed"
+    drained = await h.drain()
+
+    assert [run.result for run in drained.runs] == [42]
+    began = h.clock.now()
+    await h.run_all()
+    assert await unanswered.result(timeout="5s") == "nobody answered"
+    assert timedelta(days=29) < h.clock.now() - began < timedelta(days=31)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
 import time
 
 from penstock import App, JobContext, State
@@ -90,6 +92,7 @@ async def test_a_worker_describes_itself_in_every_queue(app: App) -> None:
         assert described["concurrency"] == 7
         assert described["consuming"] is True
         assert [running["id"] for running in described["running"]] == [job.id]
+        assert (record.host, record.pid, record.jobs) == (platform.node(), os.getpid(), [("a", job.id)])
         assert [other.id for other in await storage.workers("b")] == ["me"]
     assert await storage.workers("a") == []
     assert await storage.workers("b") == []

@@ -23,7 +23,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 
 from penstock.core.annex import EMPTY_ANNEX
-from penstock.errors import Snooze
+from penstock.errors import Snooze, Suspend
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -148,10 +148,11 @@ def _of_run(context: JobContext) -> dict[str, Any]:
 
 
 def _tell(span: Span, error: BaseException) -> str:
-    """A snooze is no error of the run; all else is."""
-    if isinstance(error, Snooze):
-        span.set_attribute("penstock.outcome", "snoozed")
-        return "snoozed"
+    """To go on later is no error of the run; all else is."""
+    if isinstance(error, Snooze | Suspend):
+        outcome = "snoozed" if isinstance(error, Snooze) else "suspended"
+        span.set_attribute("penstock.outcome", outcome)
+        return outcome
     span.record_exception(error)
     span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
     return "raised"

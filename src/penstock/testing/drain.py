@@ -27,6 +27,8 @@ __all__ = ["Drain"]
 
 # So many jumps without an effect, and time alone will not do.
 _MOST_FRUITLESS: Final = 1_000
+# A moment may have come since the last sweep looked.
+_JUST_NOW_MS: Final = 1_000
 # Parts of a sweep's answer that do not say that a job may have become ready.
 _HOUSEKEEPING: Final = frozenset({"pruned", "trimmed", "more", "wait_ms", "slot_wait_ms", "awaiting"})
 
@@ -177,11 +179,12 @@ class Drain:
             now_ms = round(self._clock.now().timestamp() * 1000)
             for state in (State.WAITING, State.BLOCKED, State.ACTIVE):
                 page = await self._storage.list_jobs(queue, state, limit=1000)
-                waits += [at_ms - now_ms for job in page.jobs for at_ms in _moments(job) if at_ms > now_ms]
+                moments = [at_ms for job in page.jobs for at_ms in _moments(job)]
+                waits += [max(at_ms - now_ms, 0) for at_ms in moments if at_ms > now_ms - _JUST_NOW_MS]
         return min(waits, default=None)
 
 
 def _moments(job: Job) -> tuple[int, ...]:
     """When time would move an open job that is not scheduled: its ttl, a timeout it waits for, its lease."""
-    due_ms = job.run_at_ms if job.state is State.BLOCKED else 0
-    return (job.expires_at_ms, due_ms, job.lease_until_ms)
+    until_ms = job.annex.awaits_until_ms if job.annex and job.state is State.BLOCKED else 0
+    return (job.expires_at_ms, until_ms, job.lease_until_ms)
