@@ -49,11 +49,11 @@ function Metrics.add(groups)
   if sums then Q.minute = pack(MINUTE_FORMAT, spread(sums, 1, 10)) end
 end
 
--- The same for one job that is put in.
+-- The same for one job that is put in: only its count changes.
 function Metrics.add_one()
-  local sums = begin()
-  sums[2] = sums[2] + 1
-  Q.minute = pack(MINUTE_FORMAT, spread(sums, 1, 10))
+  local number, minute = pack('>I4', floor(Q.now / MINUTE)), Q.minute
+  if sub(minute, 1, 4) ~= number then minute = pack(MINUTE_FORMAT, spread(begin(), 1, 10)) end
+  Q.minute = number .. pack('>I4', unpack('>I4', minute, 5) + 1) .. sub(minute, 9)
 end
 
 end
