@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.annex import Annex
 from penstock.core.job import NewJob
 from penstock.errors import InvalidOption, StorageReadOnly, StorageUnavailable, StorageVersion
 from penstock.storage.sqlite.engine import SqliteStorage
@@ -170,3 +171,19 @@ async def test_check_finds_and_mends_what_does_not_fit(storage: SqliteStorage) -
     assert found.repaired
     assert not (await storage.check("q")).problems
     assert (await storage.counts("q")).waiting == 3
+
+
+async def test_check_mends_holds_and_signals_without_a_job(storage: SqliteStorage) -> None:
+    await storage.enqueue("q", [NewJob("a", annex=Annex(holds={"ledger": 60_000}))])
+    await storage.cancel("q", ["a"])
+    session = storage._session
+    assert session is not None
+    sql = session._database.writer.sql
+    sql.execute("INSERT INTO holds VALUES (1, 'ledger', 1, 'ghost', 999)")
+    sql.execute("INSERT INTO signals VALUES (999, 1, 'go', x'00')")
+
+    found = await storage.check("q", repair=True)
+
+    assert dict(found.problems) == {"holds_without_job": 1, "signals_without_job": 1}
+    assert not (await storage.check("q")).problems
+    assert [job.id for job in (await storage.held("q", "ledger")).jobs] == ["a"]

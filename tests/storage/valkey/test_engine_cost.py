@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.core.annex import Annex
 from penstock.core.job import NewJob, Options
 from penstock.core.lifecycle import State
-from penstock.core.outcome import Complete, Fail, Failure
+from penstock.core.outcome import Complete, Fail, Failure, Suspend
 from penstock.storage.valkey.engine import ValkeyStorage
 from penstock.storage.values import Change, Report, Settlement, Take
 from tests.servers import ValkeyServer
@@ -154,6 +155,39 @@ async def test_a_full_check_puts_records_back_that_no_index_points_to(
     assert (await storage.check(QUEUE)).problems == {}
     after = await storage.counts(QUEUE)
     assert (after.open, after.completed) == (before.open, before.completed)
+    await storage.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        ("suspended", "not_in_suspended"),
+        ("error:Boom", "not_in_errors"),
+        ("held:ledger", "not_in_held"),
+        ("held_failed", "not_in_held"),
+    ],
+)
+async def test_a_full_check_mends_the_indexes_of_features(
+    storage: ValkeyStorage, part: str, problem: str
+) -> None:
+    held = Annex(holds={"ledger": 60_000})
+    await storage.enqueue(QUEUE, [NewJob("asks"), NewJob("fails", annex=held)])
+    asks, fails = (await storage.claim(QUEUE, Take("worker", 2, 60_000))).leases
+    outcomes = [
+        Settlement("asks", asks.token, Suspend("go", 60_000)),
+        Settlement("fails", fails.token, Fail(Failure("Boom", ""), final=True)),
+    ]
+    await storage.settle(QUEUE, outcomes)
+    key = storage._calls.keys.part(QUEUE, part)
+    score = await storage._calls.plain(key, "ZRANGE", key, 0, -1, "WITHSCORES")
+    await storage._calls.plain(key, "DEL", key)
+    await storage._calls.plain(key, "ZADD", key, 1, "ghost")
+
+    checked = await storage.check(QUEUE, repair=True)
+
+    assert checked.problems == {problem: 1, f"stray_in_{part}": 1}
+    assert (await storage.check(QUEUE)).problems == {}
+    assert await storage._calls.plain(key, "ZRANGE", key, 0, -1, "WITHSCORES") == score
     await storage.close()
 
 

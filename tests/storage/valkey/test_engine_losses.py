@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.core.annex import Annex
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import State
-from penstock.core.outcome import Complete
+from penstock.core.outcome import Complete, Suspend
 from penstock.errors import StorageFull
 from penstock.storage.valkey.command import Again
 from penstock.storage.valkey.engine import ValkeyStorage
@@ -66,6 +67,16 @@ async def test_a_claim_whose_reply_was_lost_gets_the_same_leases(deaf: ValkeySto
     assert [lease.id for lease in claimed.leases] == [f"{i}" for i in range(0, 20, 2)]
     assert {lease.run for lease in claimed.leases} == {1}
     assert (await deaf.counts(QUEUE)).active == 10
+
+
+async def test_a_signal_whose_reply_was_lost_comes_once(deaf: ValkeyStorage) -> None:
+    await deaf.enqueue(QUEUE, [NewJob("a")])
+    assert await deaf.signal(QUEUE, "a", "early", b"1") == "kept"
+    [lease] = (await deaf.claim(QUEUE, TAKE)).leases
+    await deaf.settle(QUEUE, [Settlement("a", lease.token, Suspend("go"))])
+    assert await deaf.signal(QUEUE, "a", "go", b"2") == "resumed"
+    [lease] = (await deaf.claim(QUEUE, TAKE)).leases
+    assert lease.annex == Annex(received="go", kept=1)
 
 
 async def test_a_settle_whose_reply_was_lost_gets_the_same_answers_and_leases(deaf: ValkeyStorage) -> None:
