@@ -126,8 +126,12 @@ class JobInfo:
     @property
     def awaits(self) -> str:
         """The signal that a suspended job waits for; empty if it is not suspended."""
-        is_suspended = self.raw.blocked_by == "signal" and self.raw.annex is not None
-        return self.raw.annex.awaits if is_suspended and self.raw.annex else ""
+        return self.raw.annex.awaits if self.raw.annex and self.raw.blocked_by == "signal" else ""
+
+    @property
+    def awaits_until(self) -> datetime | None:
+        """When it goes on without the signal; ``None``: never, or it is not suspended."""
+        return _instant(self.raw.annex.awaits_until_ms) if self.awaits and self.raw.annex else None
 
     @property
     def holds(self) -> Mapping[str, timedelta]:

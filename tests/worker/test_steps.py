@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from penstock import App, InvalidName, JobContext, JobFailed, Snooze, State, Suspend
@@ -47,6 +49,8 @@ async def test_a_suspended_job_holds_no_slot_and_goes_on_with_the_signal(app: Ap
             "approved",
             "ship",
         )
+        assert info.awaits_until
+        assert info.awaits_until - datetime.now(UTC) > timedelta(hours=23)
         assert await job.signal("approved", {"by": "ada"}) == "resumed"
         assert await job.result(timeout="10s") == ["ship", "approved", {"by": "ada"}, False]
         assert await job.signal("approved") == "ended"
