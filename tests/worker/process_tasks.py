@@ -22,6 +22,25 @@ def die(code: int) -> None:
 
 
 @app.task(queue="cpu", runner="process", attempts=1)
+def die_and_leave_another(code: int) -> None:
+    """The other has our end of the pipe, and keeps it open."""
+    other = os.fork()
+    if other == 0:
+        time.sleep(60)
+        os._exit(0)
+    current_job().log(str(other))
+    os._exit(code)
+
+
+@app.task(queue="cpu", runner="process")
+def wait_for(path: str) -> str:
+    current_job().log("waiting")
+    while not os.path.exists(path):
+        time.sleep(0.005)
+    return "there"
+
+
+@app.task(queue="cpu", runner="process", attempts=1)
 def fail() -> None:
     raise ZeroDivisionError("in another process")
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from penstock import JobCancelled, JobFailed
 from penstock.core.job import NewJob
 from penstock.errors import InvalidOption
+from penstock.worker.run import Abort, Run
+from penstock.worker.runners import process
+from penstock.worker.runners.messages import Done, Raised
+from penstock.worker.runners.parent import ChildProcess
 from tests.worker import process_tasks as tasks
 from tests.worker.conftest import until, working
 
@@ -40,6 +47,46 @@ async def test_a_process_that_dies_fails_its_job_and_is_replaced() -> None:
             await tasks.die.call(7)
         assert caught.value.error_type == "ProcessDied"
         assert await tasks.square.call(3) == 9
+
+
+async def test_a_death_is_noticed_though_another_process_holds_the_pipe_open() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        job = await tasks.die_and_leave_another.enqueue(7)
+        try:
+            with pytest.raises(JobFailed, match="exit code 7"):
+                await job.result(timeout="20s")
+        finally:
+            [other] = await job.logs()
+            os.kill(int(other), signal.SIGKILL)
+        assert await tasks.square.call(3) == 9
+
+
+async def test_a_kill_that_comes_late_does_not_hit_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop decides to kill a run's process while the run's thread reads its answer."""
+    last_message = process._last_message
+    late: list[Callable[[], None]] = []
+
+    def answer_after_abort(child: ChildProcess, run: Run) -> Done | Raised:
+        last = last_message(child, run)
+        if not late:
+            assert run.kill is not None
+            late.append(run.kill)
+            run.abort = Abort.CANCEL
+        return last
+
+    monkeypatch.setattr(process, "_last_message", answer_after_abort)
+    async with tasks.app, working(tasks.app, child_processes=1):
+        assert await tasks.square.call(2) == 4
+        job = await tasks.wait_for.enqueue(str(tmp_path / "flag"))
+        await until(job.logs)  # it runs
+        late[0]()
+        (tmp_path / "flag").touch()
+        assert await job.result(timeout="20s") == "there"
+        info = await job.get()
+        assert info is not None
+        assert info.failures == 0
 
 
 async def test_a_timeout_kills_the_process_and_no_other() -> None:

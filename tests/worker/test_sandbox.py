@@ -8,13 +8,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock import App, InvalidOption, JobCancelled, JobContext, JobFailed, MemoryLimitExceeded, Task
 from penstock.worker.middleware import CallNext
+from penstock.worker.run import Run
 from penstock.worker.runners import sandbox
 from tests.worker import sandbox_tasks as tasks
 from tests.worker.conftest import until, working
@@ -255,10 +258,33 @@ async def test_runs_end_where_the_system_has_no_pidfd(
 async def test_a_spare_process_that_died_is_passed_over() -> None:
     async with tasks.app, working(tasks.app, child_processes=1):
         await tasks.square.call(1)
-        await until(_children)
-        for pid in _children():
+        spares = await until(_children)
+        for pid in spares:
             os.kill(pid, signal.SIGKILL)
+        await until(lambda: not any(map(runs, spares)))
         assert await tasks.square.call(2) == 4
+
+
+async def test_a_spare_process_that_dies_as_it_is_taken_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hear = sandbox._Sandbox._hear
+    killed: list[int] = []
+
+    def hear_when_dead(box: sandbox._Sandbox, *args: Any) -> object:
+        if not killed:
+            assert box.process.pid is not None
+            killed.append(box.process.pid)
+            os.kill(box.process.pid, signal.SIGKILL)
+            box.process.join(20)
+        return hear(box, *args)
+
+    async with tasks.app, working(tasks.app, child_processes=1):
+        await tasks.square.call(1)
+        [spare] = await until(_children)
+        monkeypatch.setattr(sandbox._Sandbox, "_hear", hear_when_dead)
+        assert await tasks.square.call(2) == 4
+    assert killed == [spare]
 
 
 async def test_a_module_that_cannot_be_imported_fails_the_run_with_the_reason(
@@ -297,6 +323,31 @@ async def test_output_is_kept_in_order_whoever_printed_it() -> None:
         log = await job.logs()
     assert log[:4] == ["out 1", "err 2", "raw 3", "child 4"]
     assert log[4:] == ["nicht lateinisch: żółw \\udcff\0", "no end of line"]
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+async def test_an_answer_is_read_though_its_process_is_gone(
+    pidfd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the run prints first keeps the worker busy until the run has answered and its process has left."""
+    read = sandbox._Sandbox._log_some
+    found_dead: list[bool] = []
+
+    def read_late(box: sandbox._Sandbox, run: Run) -> None:
+        deadline = time.monotonic() + 20
+        while not found_dead and time.monotonic() < deadline and box.alive:
+            time.sleep(0.005)
+        found_dead.append(True)
+        read(box, run)
+
+    monkeypatch.setattr(sandbox._Sandbox, "_log_some", read_late)
+    if not pidfd:
+        monkeypatch.setattr(sandbox, "_pidfd", lambda pid: None)
+    async with tasks.app, working(tasks.app, child_processes=1):
+        job = await tasks.talk.enqueue()
+        await job.result(timeout="40s")
+        log = await job.logs()
+    assert log[:4] == ["out 1", "err 2", "raw 3", "child 4"]
 
 
 async def test_output_before_an_exit_is_kept() -> None:

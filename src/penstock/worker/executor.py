@@ -91,8 +91,9 @@ class Executor:
                 # Not at once: a task cancelled before its first step would end without a word.
                 self._loop.call_soon(run.aio_task.cancel)
             case "process" | "sandbox":
-                if run.kill is not None:
-                    run.kill()
+                # Read once: the run's thread takes it back when the process has answered.
+                if (kill := run.kill) is not None:
+                    kill()
             case "thread":
                 # Told by context.cancelled. A cancel can wait for it to look; whatever else there is cannot.
                 if reason is not Abort.CANCEL:

@@ -18,17 +18,20 @@ from penstock.worker.runners.messages import (
     Raised,
     Ready,
     Request,
+    decode_message,
     encode,
 )
+from penstock.worker.words import Words
 
 if TYPE_CHECKING:
     from penstock.task import Task
-from penstock.worker.words import Words
 
-__all__ = ["SPAWN", "ChildProcess", "IdleChildren", "address_of", "answered", "hear"]
+__all__ = ["LOOK_EVERY_S", "SPAWN", "ChildProcess", "IdleChildren", "address_of", "answered", "hear"]
 
 # Not fork: a worker has threads, and a forked child would hold copies of their locks and connections.
 SPAWN: Final = multiprocessing.get_context("spawn")
+# How often it is asked after whose silence may be its death.
+LOOK_EVERY_S: Final = 0.25
 # How long a process that is done may take to leave.
 _LEAVING_S: Final = 1.0
 
@@ -50,10 +53,27 @@ class ChildProcess:
 
     @property
     def alive(self) -> bool:
-        return self.process.is_alive()
+        with self._lock:
+            return self.process.is_alive()
+
+    @property
+    def may_speak(self) -> bool:
+        """Whether a message may still come. False does not wait for the pipe to close: a process that it forked may
+        hold that open.
+        """
+        # In this order: it may answer and exit between a look at the pipe and one at the process.
+        return self.alive or self.pipe.poll()
 
     def send(self, request: Request) -> None:
         self.pipe.send_bytes(encode(request))
+
+    def receive(self) -> Message:
+        """Its next message; ``EOFError`` when it is gone and has said no more."""
+        while not self.pipe.poll(LOOK_EVERY_S):
+            if not self.may_speak:
+                raise EOFError
+        message: Message = decode_message(self.pipe.recv_bytes())
+        return message
 
     def kill(self) -> None:
         """End it now; too late is no error."""

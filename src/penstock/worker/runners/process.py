@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.worker.run import Call, EncodedResult, Run
 from penstock.worker.runners.child import serve
-from penstock.worker.runners.messages import Done, Raised, Request, decode_message
+from penstock.worker.runners.messages import Done, Raised, Request
 from penstock.worker.runners.parent import ChildProcess, IdleChildren, address_of, answered, hear
 from penstock.worker.runners.thread import ThreadRunner
 
@@ -54,12 +54,16 @@ class ProcessRunner:
             run.kill = None
             raise ProcessDied(f"the process that ran the job ended with exit code {child.close()}") from error
         run.kill = None
-        self._idle.put(child)
+        if run.abort is None:
+            self._idle.put(child)
+        else:
+            # Whoever aborted the run may be about to kill its process, which must not be another run's by then.
+            child.close()
         return answered(last)
 
 
 def _last_message(child: ChildProcess, run: Run) -> Done | Raised:
     while True:
-        last = hear(decode_message(child.pipe.recv_bytes()), run)
+        last = hear(child.receive(), run)
         if last is not None:
             return last

@@ -23,6 +23,7 @@ from penstock.worker.run import Call, EncodedResult, Run
 from penstock.worker.runners.messages import Done, Raised, Ready, Request, decode_message
 from penstock.worker.runners.output import Output
 from penstock.worker.runners.parent import (
+    LOOK_EVERY_S,
     SPAWN,
     ChildProcess,
     IdleChildren,
@@ -41,7 +42,6 @@ logger = logging.getLogger("penstock.worker")
 
 _GRACE_S: Final = 2.0
 _STARTING_S: Final = 60.0
-_LOOK_EVERY_S: Final = 0.25
 _CHUNK: Final = 64 * 1024
 # What is in a pipe when its writers are dead; more comes from a process that has left the group.
 _LAST_CHUNKS: Final = 16
@@ -139,15 +139,14 @@ class _Sandbox(ChildProcess):
         """
         try:
             while True:
-                ready = wait(self._sources(), _LOOK_EVERY_S)
+                ready = wait(self._sources(), LOOK_EVERY_S)
                 if self._output in ready:
                     self._log_some(run)
                 if self.pipe in ready:
                     last = self._hear(run, request, began)
                     if last is not None:
                         return last
-                # A process it forked may hold the pipe open: that it is silent does not say that it lives.
-                elif not self.alive:
+                elif not self.may_speak:
                     return None
                 if time.monotonic() > min(self._starts_by, self._stops_by):
                     self.kill()
@@ -186,10 +185,11 @@ class _Sandbox(ChildProcess):
     def _hear(self, run: Run, request: Request, began: Callable[[], None]) -> Done | Raised | None:
         message = decode_message(self.pipe.recv_bytes())
         if isinstance(message, Ready):
+            # First: one that died when it was ready has begun nothing.
+            self.send(request)
             self.began = True
             self._starts_by = float("inf")
             run.started_at = time.monotonic()
-            self.send(request)
             began()
         return hear(message, run)
 
