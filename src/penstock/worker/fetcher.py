@@ -210,8 +210,7 @@ class Fetcher:
 
     async def _call(self, lane: Lane, runs: list[Run], count: int) -> None:
         sent_at = time.monotonic()
-        if lane.in_flight == 1:
-            lane.sent_at = sent_at
+        lane.asked.append(sent_at)
         take = Take(self._worker_id, count, self._lease_ms) if count else None
         try:
             if runs:
@@ -221,12 +220,12 @@ class Fetcher:
                 assert take is not None
                 batch = SettledBatch([], await self._storage.claim(lane.name, take))
         except BaseException as error:
-            self._end_call(lane, count)
+            self._end_call(lane, count, sent_at)
             self._lost_call(lane, runs, error)
             if not isinstance(error, Exception):
                 raise
             return
-        self._end_call(lane, count)
+        self._end_call(lane, count, sent_at)
         held = lane.held
         for run in runs:
             held.pop(run.lease.token, None)
@@ -237,9 +236,9 @@ class Fetcher:
         self._settled(runs, batch.answers)
         self._pump()
 
-    def _end_call(self, lane: Lane, count: int) -> None:
+    def _end_call(self, lane: Lane, count: int, sent_at: float) -> None:
         lane.in_flight -= 1
-        lane.sent_at = time.monotonic()
+        lane.asked.remove(sent_at)
         self._reserve(lane, -count)
         self._make_sure_soon(lane)
 
@@ -250,7 +249,7 @@ class Fetcher:
         lane.progress += max(len(leases), 1) / lane.weight
         if leases:
             if self.hand_back_new or now - sent_at > 0.8 * self._lease_ms / 1000:
-                self._hand_back(lane, [Held(lease.id, lease.token) for lease in leases])
+                self._hand_back(lane, [Held(lease.id, lease.token) for lease in leases], sent_at)
             else:
                 self._start(lane, leases, now)
         dry = len(leases) < count
@@ -310,15 +309,15 @@ class Fetcher:
 
     async def _wait(self, lane: Lane, count: int) -> None:
         """Sleep until there may be something; with slots to spare, come back with it."""
-        began_at = time.monotonic()
         try:
-            if count:
-                take = Take(self._worker_id, count, self._lease_ms)
-                # Well within a lease: when the claim was made is not known, only when the wait for it began.
-                wait_ms = min(self.longest_wait_ms, 2 * self._lease_ms // 5)
-                claimed = await self._storage.claim(lane.name, take, wait_ms=wait_ms)
-            else:
-                await self._storage.wait(lane.name, timeout_ms=self.longest_wait_ms)
+            with lane.asking() as began_at:
+                if count:
+                    take = Take(self._worker_id, count, self._lease_ms)
+                    # Well within a lease: when the claim was made is not known, only when the wait for it began.
+                    wait_ms = min(self.longest_wait_ms, 2 * self._lease_ms // 5)
+                    claimed = await self._storage.claim(lane.name, take, wait_ms=wait_ms)
+                else:
+                    await self._storage.wait(lane.name, timeout_ms=self.longest_wait_ms)
         except Exception as error:
             self._end_wait(lane)
             self._lost_call(lane, [], error)
@@ -355,7 +354,8 @@ class Fetcher:
 
     async def _make_sure(self, lane: Lane) -> None:
         try:
-            await recovery.hand_back_unknown(self._storage, lane, worker_id=self._worker_id)
+            with lane.asking():
+                await recovery.hand_back_unknown(self._storage, lane, worker_id=self._worker_id)
         except StorageError as error:
             self._lost_call(lane, [], error)
         finally:
@@ -380,17 +380,18 @@ class Fetcher:
         self._recovered(lane)
         self.pump_soon()
 
-    def _hand_back(self, lane: Lane, leases: Sequence[Held]) -> None:
+    def _hand_back(self, lane: Lane, leases: Sequence[Held], sent_at: float) -> None:
         """We are stopping, or the answer came so late that these may be somebody else's: let the store decide."""
         lane.in_flight += 1
-        self._spawn(self._release(lane, leases))
+        lane.asked.append(sent_at)
+        self._spawn(self._release(lane, leases, sent_at))
 
-    async def _release(self, lane: Lane, leases: Sequence[Held]) -> None:
+    async def _release(self, lane: Lane, leases: Sequence[Held], sent_at: float) -> None:
         try:
             await self._storage.settle(lane.name, recovery.releases(leases))
         except Exception as error:
             # Not repeated here: recovery hands back what nobody knows of, or it expires.
             self._lost_call(lane, [], error)
         finally:
-            self._end_call(lane, 0)
+            self._end_call(lane, 0, sent_at)
         self._settled([], [])

@@ -77,7 +77,7 @@ class Heartbeat:
         young = now - self._interval_s / 10
         runs = [run for run in list(lane.held.values()) if run.claimed_at <= young]
         held = [Held(run.lease.id, run.lease.token) for run in runs]
-        if lane.in_flight and now - lane.sent_at > self._interval_s:
+        if lane.unsure or now - min(lane.asked.copy(), default=now) > self._interval_s / 2:
             held += await self._unread_leases(lane)
         answers = await self._storage.extend(
             lane.name, held, worker=self._worker_id, lease_ms=self._lease_ms, info=info
@@ -89,7 +89,7 @@ class Heartbeat:
             self._notify(notices)
 
     async def _unread_leases(self, lane: Lane) -> list[Held]:
-        """The loop is too busy to read the answer to its claim: those leases are ours as well."""
+        """The loop is too busy to read the answers to its claims, or gave one up: those leases are ours as well."""
         held = await self._storage.leases_of(lane.name, self._worker_id)
         return [lease for lease in held if lease.token not in lane.held]
 

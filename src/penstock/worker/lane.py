@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Run
@@ -15,12 +17,13 @@ __all__ = ["Lane", "apportion"]
 class Lane:
     """``held`` are all leases not yet settled, by token; ``outcomes`` those of them that are ready to be.
 
-    Changed on the worker's loop only; the heartbeat thread reads ``held`` and the times.
+    Changed on the worker's loop only; the heartbeat thread reads ``held``, ``asked`` and ``unsure``.
     """
 
     __slots__ = (
         "alarm",
         "alarm_at",
+        "asked",
         "claims",
         "dried_at",
         "dry",
@@ -32,7 +35,6 @@ class Lane:
         "progress",
         "recovering",
         "reporter",
-        "sent_at",
         "spare",
         "trickling",
         "unsure",
@@ -47,7 +49,8 @@ class Lane:
         self.outcomes: list[Run] = []
         self.in_flight = 0
         self.claims = 0
-        self.sent_at = 0.0
+        # When the calls began whose answers have not been read: they may have brought leases that are not held yet.
+        self.asked: list[float] = []
         # A dry lane had less than was asked for: it is asked again when its waiter wakes.
         self.dry = False
         # The last claim was answered in full: there is likely to be more than one call can bring.
@@ -66,6 +69,16 @@ class Lane:
         self.progress = 0.0
         self.reporter: Reporter | None = None
         self.recovering: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def asking(self) -> Iterator[float]:
+        """Around a call that may bring leases, for ``asked``; when it began."""
+        began_at = time.monotonic()
+        self.asked.append(began_at)
+        try:
+            yield began_at
+        finally:
+            self.asked.remove(began_at)
 
     def set_alarm(
         self, now: float, due: float, wake: Callable[[Lane], None], context: contextvars.Context
