@@ -96,19 +96,21 @@ async def _workers(app: App, count: int) -> bool:
 
 
 SCRIPT = """
+import asyncio
+import os
 import sys
 from penstock import App
 
 app = App(sys.argv[1])
 
 @app.task(queue="pool")
-async def slow(seconds: float) -> str:
-    import asyncio
-    await asyncio.sleep(seconds)
+async def wait_for(path: str) -> str:
+    while not os.path.exists(path):
+        await asyncio.sleep(0.01)
     return "done"
 
 if __name__ == "__main__":
-    app.worker(processes=2, concurrency=1, lease="1s", grace="20s").run_sync()
+    app.worker(processes=2, concurrency=1, heartbeat="100ms", grace="60s").run_sync()
 """
 
 
@@ -118,13 +120,15 @@ async def test_ctrl_c_lets_the_jobs_of_all_processes_finish(tmp_path: Path) -> N
     script = tmp_path / "crew.py"
     script.write_text(SCRIPT)
     async with App(url) as app:
-        queue = app.queue("pool")
-        jobs = [await queue.enqueue({"seconds": 1}, task="slow") for _ in range(2)]
+        flag = tmp_path / "flag"
+        jobs = await app.queue("pool").enqueue_many([{"path": str(flag)}] * 2, task="wait_for")
         with subprocess.Popen([sys.executable, str(script), url], start_new_session=True) as process:
-            await until(lambda: _active(app, 2), seconds=30)
+            await until(lambda: _active(app, 2), seconds=60)
             os.killpg(process.pid, signal.SIGINT)
-            assert await asyncio.to_thread(process.wait, 30) == 0
-        assert [await job.result(timeout="1s") for job in jobs] == ["done", "done"]
+            await until(lambda: _stopping(app, 2), seconds=60)
+            flag.touch()
+            assert await asyncio.to_thread(process.wait, 60) == 0
+        assert [await job.result(timeout="20s") for job in jobs] == ["done", "done"]
         assert [info.failures + info.stalls for job in jobs if (info := await job.get())] == [0, 0]
 
 
@@ -138,6 +142,11 @@ async def test_the_processes_end_when_their_supervisor_is_killed(tmp_path: Path)
             process.kill()
         await until(lambda: _workers(app, 0), seconds=30)
         assert await app.queue("pool").workers() == []
+
+
+async def _stopping(app: App, count: int) -> bool:
+    records = await app.queue("pool").workers()
+    return len([record for record in records if not record.info["consuming"]]) == count
 
 
 async def _active(app: App, count: int) -> bool:
