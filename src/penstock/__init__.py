@@ -14,8 +14,11 @@ from penstock.core.event import Event
 from penstock.core.ids import content_id, uuid7
 from penstock.core.job import Conflict
 from penstock.core.lifecycle import EventType, State
+from penstock.core.limits import Bucket, GroupState, Limit
+from penstock.core.rate import Rate
 from penstock.core.retry import Custom, Exponential, Fixed
 from penstock.errors import (
+    CostTooHigh,
     CpuLimitExceeded,
     EventsLost,
     InvalidInput,
@@ -30,6 +33,7 @@ from penstock.errors import (
     MemoryLimitExceeded,
     PayloadTooLarge,
     PenstockError,
+    RateLimited,
     ResultTimeout,
     Retry,
     SandboxCrashed,
@@ -67,9 +71,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "App",
+    "Bucket",
     "Claim",
     "ClaimedJob",
     "Conflict",
+    "CostTooHigh",
     "CpuLimitExceeded",
     "Custom",
     "Dedup",
@@ -81,6 +87,7 @@ __all__ = [
     "Execution",
     "Exponential",
     "Fixed",
+    "GroupState",
     "InvalidInput",
     "InvalidName",
     "InvalidOption",
@@ -94,10 +101,13 @@ __all__ = [
     "JobNotFound",
     "JobSpec",
     "LeaseLost",
+    "Limit",
     "MemoryLimitExceeded",
     "PayloadTooLarge",
     "PenstockError",
     "Queue",
+    "Rate",
+    "RateLimited",
     "ResultTimeout",
     "Retry",
     "SandboxCrashed",

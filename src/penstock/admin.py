@@ -18,6 +18,7 @@ from penstock.errors import InvalidOption
 from penstock.events import After, EventTypes, Filter, check_after, queue_events
 from penstock.info import JobInfo, WorkerInfo
 from penstock.leases import EndLeaseAnswer, end_leases
+from penstock.limiting import QueueLimits
 from penstock.options import refuse_unknown, whole_number
 from penstock.searching import Searching, as_state, to_the_end
 from penstock.spending import BudgetInfo, UsageReport, budget_info, budget_of, usage_report
@@ -25,7 +26,6 @@ from penstock.storage.values import Change
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
-    from penstock.source import Source
     from penstock.storage.minutes import Minute
     from penstock.storage.values import (
         CancelAnswer,
@@ -62,10 +62,8 @@ class Settings(TypedDict, total=False):
     events_hard_cap: int
 
 
-class QueueAdmin(Searching):
+class QueueAdmin(Searching, QueueLimits):
     """See the module. Every method raises ``StorageError`` if the store does not answer."""
-
-    _source: Source
 
     @property
     def name(self) -> str:
@@ -252,14 +250,6 @@ class QueueAdmin(Searching):
             left = None if left is None else left - len(page.jobs)
 
     # Operate on the queue
-
-    async def pause(self) -> None:
-        """Claims get nothing from now on, everywhere. Jobs that run go on."""
-        await (await self._storage()).pause(self.name)
-
-    async def resume(self) -> None:
-        """The end of a pause."""
-        await (await self._storage()).resume(self.name)
 
     async def drain(self, *, scheduled: bool = False) -> int:
         """Remove all waiting jobs, and the scheduled ones if asked; how many there were."""

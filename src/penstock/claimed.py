@@ -19,9 +19,17 @@ import msgspec
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.job import Lease
 from penstock.core.names import check_step
-from penstock.core.outcome import Complete, Fail, Outcome, Release, Snooze
+from penstock.core.outcome import Complete, Fail, Limited, Outcome, Release, Snooze
 from penstock.core.usage import amounts as in_millionths
-from penstock.errors import InvalidInput, LeaseLost, SerializationError, StorageError, Suspend, Verdict
+from penstock.errors import (
+    InvalidInput,
+    LeaseLost,
+    RateLimited,
+    SerializationError,
+    StorageError,
+    Suspend,
+    Verdict,
+)
 from penstock.leased import LeasedJob
 from penstock.storage.values import Held, Report, Settlement
 
@@ -40,8 +48,8 @@ J = TypeVar("J", "ClaimedJob", "ClaimedJob | None")
 
 
 class ClaimedJob(LeasedJob):
-    """A job under a lease of ours. Settle it once, by ``complete``, ``fail``, ``release``, ``snooze``
-    or ``suspend``.
+    """A job under a lease of ours. Settle it once, by ``complete``, ``fail``, ``release``, ``snooze``,
+    ``suspend`` or ``rate_limited``.
 
     Each of these says whether it counted: false means that the lease was lost, or that this job was settled here
     before; nothing changed then. ``complete`` is true for exactly one of all callers who ever held the job.
@@ -117,6 +125,11 @@ class ClaimedJob(LeasedJob):
     async def release(self) -> bool:
         """Hand the job back unfinished: the next in line, counted in no limit."""
         return await self._settle(Release())
+
+    async def rate_limited(self, retry_in: Duration, *, scope: Literal["group", "queue"] = "group") -> bool:
+        """Hand the job back as ``release`` does; nothing of its group, or of the queue, starts before ``retry_in``."""
+        error = RateLimited(retry_in, scope=scope)
+        return await self._settle(Limited(milliseconds(error.retry_in, what="retry_in"), error.scope))
 
     async def snooze(self, delay: Duration, *, step: str | None = None) -> bool:
         """Run it again after ``delay``, at that ``step`` (where it is unless given); counted in no limit."""
@@ -200,7 +213,7 @@ class Claim(Generic[J]):
     | how the block is left | what becomes of the job |
     |---|---|
     | normally | completed with ``job.result``; ``LeaseLost`` is raised if that did not count |
-    | ``Retry``, ``Snooze``, ``Suspend``, ``Unrecoverable`` raised | what they say; the exception ends here |
+    | ``Retry``, ``Snooze``, ``Suspend``, ``RateLimited``, ``Unrecoverable`` raised | what they say; it ends here |
     | another exception | failed, to be retried as its options say; the exception goes on |
     | cancelled, interrupted | handed back |
     | settled inside the block | that counts |

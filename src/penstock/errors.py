@@ -6,6 +6,7 @@
     ├── InvalidInput (ValueError)         refused at the door; nothing was written
     │   ├── InvalidName                   an id, queue, task or namespace that is not allowed
     │   ├── InvalidOption                 an option that is unknown, or has a value it cannot have
+    │   ├── CostTooHigh                   a job that costs more than the bucket of its group can hold
     │   ├── PayloadTooLarge               a payload or result over the limit
     │   └── SerializationError            a value that cannot be encoded, or bytes that cannot be decoded
     ├── UnknownTask (LookupError)         no task of that name is registered here
@@ -31,14 +32,17 @@
         ├── Unrecoverable                 fail now, whatever attempts are left
         ├── Retry                         count a failure, and run again at a time of one's own
         ├── Snooze                        run again later; counts in no limit
-        └── Suspend                       run again when a signal comes; counts in no limit
+        ├── Suspend                       run again when a signal comes; counts in no limit
+        └── RateLimited                   hand the job back, and hold up its group or queue for a while
 """
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Literal
 
 __all__ = [
+    "CostTooHigh",
     "CpuLimitExceeded",
     "EventsLost",
     "InvalidInput",
@@ -53,6 +57,7 @@ __all__ = [
     "MemoryLimitExceeded",
     "PayloadTooLarge",
     "PenstockError",
+    "RateLimited",
     "ResultTimeout",
     "Retry",
     "SandboxCrashed",
@@ -86,6 +91,10 @@ class InvalidName(InvalidInput):
 
 class InvalidOption(InvalidInput):
     """An option nobody knows, or a value outside its range."""
+
+
+class CostTooHigh(InvalidInput):
+    """A job costs more than the bucket of its group can hold, so it could never start."""
 
 
 class PayloadTooLarge(InvalidInput):
@@ -243,6 +252,20 @@ class Suspend(Verdict):
         self.signal = signal
         self.timeout = timeout
         self.step = step
+
+
+class RateLimited(Verdict):
+    """Something out there takes no more for ``retry_in``. The job is handed back, counted in no limit, and until then
+    nothing of its group is started; with ``scope="queue"``, or if it has no group, nothing of its queue."""
+
+    def __init__(
+        self, retry_in: timedelta | str | float, *, scope: Literal["group", "queue"] = "group"
+    ) -> None:
+        if scope not in ("group", "queue"):
+            raise InvalidOption(f"scope={scope!r} is not usable. Give 'group' or 'queue'.")
+        super().__init__("the handler met a rate limit")
+        self.retry_in = retry_in
+        self.scope = scope
 
 
 def _with_zone(at: datetime | None) -> datetime | None:

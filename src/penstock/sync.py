@@ -22,6 +22,7 @@ from penstock.events import After, EventTypes, Offsets
 from penstock.handle import JobHandle
 from penstock.info import JobInfo
 from penstock.leased import Signal
+from penstock.limiting import QueueLimits
 from penstock.loopthread import run
 from penstock.options import JobOptions
 from penstock.queue import Queue
@@ -32,6 +33,7 @@ from penstock.task import Dispatch, JobSpec, Task
 if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.core.job import EnqueueStatus
+    from penstock.core.limits import GroupState
     from penstock.subscription import SubscriptionOptions
 
 __all__ = [
@@ -223,6 +225,10 @@ class SyncQueue(_Face[Queue]):
         """See ``Queue.held``."""
         return _iterate(self._target.held(consumer, limit=limit))
 
+    def groups(self) -> Generator[GroupState, None, None]:
+        """See ``Queue.groups``."""
+        return _iterate(self._target.groups())
+
     def events(
         self, *, after: After = 0, follow: bool = True, types: EventTypes = None, id: str | None = None
     ) -> Generator[Event, None, None]:
@@ -254,8 +260,11 @@ class SyncQueue(_Face[Queue]):
     clear_dedup = as_sync(QueueAdmin.clear_dedup)
     hold = as_sync(QueueAdmin.hold)
     release = as_sync(QueueAdmin.release)
-    pause = as_sync(QueueAdmin.pause)
-    resume = as_sync(QueueAdmin.resume)
+    limit = as_sync(QueueLimits.limit)
+    unlimit = as_sync(QueueLimits.unlimit)
+    limits = as_sync(QueueLimits.limits)
+    pause = as_sync(QueueLimits.pause)
+    resume = as_sync(QueueLimits.resume)
     search = as_sync(QueueAdmin.search)
     errors = as_sync(QueueAdmin.errors)
     retry_all = as_sync(QueueAdmin.retry_all)
@@ -346,6 +355,7 @@ class SyncClaimedJob(_Face[ClaimedJob]):
     complete = as_sync(ClaimedJob.complete)
     fail = as_sync(ClaimedJob.fail)
     release = as_sync(ClaimedJob.release)
+    rate_limited = as_sync(ClaimedJob.rate_limited)
     snooze = as_sync(ClaimedJob.snooze)
     suspend = as_sync(ClaimedJob.suspend)
     extend = as_sync(ClaimedJob.extend)

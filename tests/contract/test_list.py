@@ -15,6 +15,10 @@ IDS = [f"{i:02}" for i in range(25)]
 
 async def fill(bench: Bench, state: State) -> None:
     """25 jobs in that state, whose order is that of their ids."""
+    if state is S.BLOCKED:
+        for id in IDS:
+            await bench.bring(state, id)
+        return
     new = [bench.new(id, delay_ms=MINUTE_MS if state is S.SCHEDULED else 0) for id in IDS]
     await bench.put_all(new)
     if state is S.CANCELLED:

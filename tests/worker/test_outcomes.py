@@ -13,6 +13,7 @@ from penstock import (
     InvalidOption,
     JobContext,
     JobFailed,
+    RateLimited,
     Retry,
     Snooze,
     State,
@@ -355,3 +356,45 @@ async def test_an_error_that_says_when_to_come_back_is_believed(memory_app: App)
 def test_a_time_without_a_zone_is_refused_where_it_is_raised(verdict: type[Retry] | type[Snooze]) -> None:
     with pytest.raises(InvalidOption, match="no time zone"):
         verdict(at=datetime(2030, 1, 1))
+
+
+async def test_a_rate_limit_met_by_a_handler_holds_up_its_group_and_uses_no_attempt(app: App) -> None:
+    seen: list[str] = []
+
+    @app.task(attempts=1)
+    async def fetch(page: str) -> str:
+        seen.append(page)
+        if seen.count("a1") == 1 and page == "a1":
+            raise RateLimited("200ms")
+        return page
+
+    async with working(app, concurrency=1) as worker:
+        limited = recorded(worker, "limited")
+        jobs = [await fetch.options(group=page[0]).enqueue(page) for page in ("a1", "a2", "b1")]
+        assert [await job.result(timeout="10s") for job in jobs] == ["a1", "a2", "b1"]
+
+    assert [event.id for event in limited] == [jobs[0].id]
+    assert seen[0] == "a1"
+    assert seen.index("b1") < seen.index("a2"), "another group goes on meanwhile"
+    info = await jobs[0].get()
+    assert info
+    assert (info.failures, info.runs) == (0, 2)
+
+
+async def test_a_limited_queue_is_worked_off_by_workers_that_wait_for_room(app: App) -> None:
+    most = running = 0
+
+    @app.task(queue="narrow")
+    async def work() -> None:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    await app.queue("narrow").limit(concurrency=2)
+    jobs = await work.enqueue_many([{}] * 20)
+    async with working(app, concurrency=8, queues=["narrow"]), working(app, concurrency=8, queues=["narrow"]):
+        await asyncio.gather(*(job.result(timeout="20s") for job in jobs))
+
+    assert most == 2

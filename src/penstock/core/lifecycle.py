@@ -41,9 +41,11 @@ class EventType(StrEnum):
     SIGNALLED = "signalled"
     UNBLOCKED = "unblocked"
     RELEASED = "released"
+    LIMITED = "limited"
     STALLED = "stalled"
     EXPIRED = "expired"
     PROMOTED = "promoted"
+    BLOCKED = "blocked"
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
     RETRIED = "retried"
@@ -61,7 +63,8 @@ class Transition(NamedTuple):
     """``verb`` may take a job from ``source`` to ``target``; ``event`` is what the log says of it.
 
     ``None`` as a source is an id without a record, as a target the end of the record. What only forgets a
-    finished job (retention) is no event; ``obliterate`` is one event of the queue.
+    finished job (retention) is no event; ``obliterate`` is one event of the queue. The verb ``fill`` is what every verb
+    does to the groups it made room in.
     """
 
     verb: str
@@ -77,26 +80,30 @@ def _table() -> tuple[Transition, ...]:
     rows = [
         *(t("enqueue", source, s.WAITING, e.ENQUEUED) for source in (None, *finished)),
         *(t("enqueue", source, s.SCHEDULED, e.ENQUEUED) for source in (None, *finished)),
+        *(t("enqueue", source, s.BLOCKED, e.ENQUEUED) for source in (None, *finished)),
         t("enqueue", s.WAITING, s.SCHEDULED, e.CHANGED),
         t("enqueue", s.SCHEDULED, s.WAITING, e.CHANGED),
         *(t("enqueue", source, s.CANCELLED, e.CANCELLED) for source in pending),
+        t("enqueue", s.SCHEDULED, s.BLOCKED, e.CHANGED),
         t("claim", s.SCHEDULED, s.WAITING, e.PROMOTED),
+        t("claim", s.SCHEDULED, s.BLOCKED, e.PROMOTED),
+        t("claim", s.WAITING, s.BLOCKED, e.BLOCKED),
         t("claim", s.WAITING, s.ACTIVE, e.CLAIMED),
         t("claim", s.WAITING, s.FAILED, e.EXPIRED),
         t("settle", s.ACTIVE, s.COMPLETED, e.COMPLETED),
         t("settle", s.ACTIVE, s.FAILED, e.FAILED),
         t("settle", s.ACTIVE, s.FAILED, e.EXPIRED),
         t("settle", s.ACTIVE, s.SCHEDULED, e.RETRYING),
-        t("settle", s.ACTIVE, s.WAITING, e.RETRYING),
         t("settle", s.ACTIVE, s.SCHEDULED, e.SNOOZED),
-        t("settle", s.ACTIVE, s.WAITING, e.SNOOZED),
-        t("settle", s.ACTIVE, s.BLOCKED, e.SUSPENDED),
-        t("settle", s.ACTIVE, s.WAITING, e.SUSPENDED),
-        t("settle", s.ACTIVE, s.WAITING, e.RELEASED),
+        *(
+            t("settle", s.ACTIVE, target, event)
+            for target in (s.WAITING, s.BLOCKED)
+            for event in (e.RETRYING, e.SNOOZED, e.SUSPENDED, e.RELEASED, e.LIMITED)
+        ),
         t("settle", s.ACTIVE, s.CANCELLED, e.CANCELLED),
-        t("sweep", s.SCHEDULED, s.WAITING, e.PROMOTED),
-        t("sweep", s.BLOCKED, s.WAITING, e.UNBLOCKED),
-        t("sweep", s.ACTIVE, s.WAITING, e.STALLED),
+        *(t("sweep", s.SCHEDULED, target, e.PROMOTED) for target in (s.WAITING, s.BLOCKED)),
+        *(t("sweep", s.BLOCKED, target, e.UNBLOCKED) for target in (s.WAITING, s.BLOCKED)),
+        *(t("sweep", s.ACTIVE, target, e.STALLED) for target in (s.WAITING, s.BLOCKED)),
         t("sweep", s.ACTIVE, s.FAILED, e.FAILED),
         t("sweep", s.ACTIVE, s.FAILED, e.EXPIRED),
         t("sweep", s.ACTIVE, s.CANCELLED, e.CANCELLED),
@@ -104,17 +111,22 @@ def _table() -> tuple[Transition, ...]:
         *(t("sweep", source, None, None) for source in finished),
         *(t("cancel", source, s.CANCELLED, e.CANCELLED) for source in pending),
         t("cancel", s.ACTIVE, s.ACTIVE, e.CANCELLING),
-        *(t("retry", source, s.WAITING, e.RETRIED) for source in (s.FAILED, s.CANCELLED)),
-        t("promote", s.SCHEDULED, s.WAITING, e.PROMOTED),
+        *(
+            t("retry", source, target, e.RETRIED)
+            for source in (s.FAILED, s.CANCELLED)
+            for target in (s.WAITING, s.BLOCKED)
+        ),
+        *(t("promote", s.SCHEDULED, target, e.PROMOTED) for target in (s.WAITING, s.BLOCKED)),
         t("signal", s.BLOCKED, s.WAITING, e.SIGNALLED),
         *(t("signal", source, source, e.SIGNALLED) for source in (*pending, s.ACTIVE)),
         t("change", s.WAITING, s.SCHEDULED, e.CHANGED),
-        t("change", s.SCHEDULED, s.WAITING, e.CHANGED),
+        *(t("change", s.SCHEDULED, target, e.CHANGED) for target in (s.WAITING, s.BLOCKED)),
         *(t("change", source, source, e.CHANGED) for source in State),
         *(t("remove", source, None, e.REMOVED) for source in (*pending, *finished)),
         *(t("drain", source, None, e.REMOVED) for source in (s.WAITING, s.SCHEDULED)),
         *(t("clean", source, None, e.REMOVED) for source in finished),
         *(t("obliterate", source, None, None) for source in State),
+        t("fill", s.BLOCKED, s.WAITING, e.UNBLOCKED),
     ]
     return tuple(rows)
 

@@ -5,7 +5,8 @@
 | id | 1 to 200 printable characters of any script; spaces inside, not at the ends |
 | queue, namespace | 1 to 100 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or a digit |
 | task | 1 to 200 of ``A-Z a-z 0-9 _ . : -`` |
-| group, dedup key | as an id |
+| group | as an id, but not ``*`` |
+| dedup key | as an id |
 | scheduler | as an id, but at most 150: its jobs' ids begin with it |
 | worker, consumer | 1 to 200 of ``A-Z a-z 0-9 _ . : @ -`` |
 
@@ -64,7 +65,12 @@ def check_id(value: str) -> str:
 
 def check_group(value: str) -> str:
     """``value`` if it can be the key of a group."""
-    return _text("group", value)
+    plain = _text("group", value)
+    if plain == "*":
+        raise InvalidName(
+            "group='*' stands for every group without a limit of its own, so none can be called that."
+        )
+    return plain
 
 
 def check_dedup_key(value: str) -> str:

@@ -5,9 +5,11 @@ Times are delays, never instants: the store's clock decides.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-__all__ = ["Cancel", "Complete", "Fail", "Failure", "Outcome", "Release", "Snooze", "Suspend"]
+__all__ = ["Cancel", "Complete", "Fail", "Failure", "Limited", "Outcome", "Release", "Snooze", "Suspend"]
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -63,10 +65,21 @@ class Release(msgspec.Struct, frozen=True):
     """Handed back unfinished: waiting again under the number it had, counted in no limit."""
 
 
+class Limited(msgspec.Struct, frozen=True):
+    """Handed back as by ``Release``, because something out there takes no more for ``delay_ms``.
+
+    Until then nothing of the job's group is started; with the scope ``queue``, or without a group, nothing of the
+    queue.
+    """
+
+    delay_ms: int
+    scope: Literal["group", "queue"] = "group"
+
+
 class Cancel(msgspec.Struct, frozen=True):
     """The handler stopped because it was asked to."""
 
     reason: str = ""
 
 
-Outcome = Complete | Fail | Snooze | Suspend | Release | Cancel
+Outcome = Complete | Fail | Snooze | Suspend | Release | Limited | Cancel

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from penstock.core.job import DAY_MS, Enqueued, Job, NewJob
 from penstock.core.lifecycle import State
+from penstock.core.limits import Limit, LimitsOfQueue
 from penstock.storage.minutes import Minute
 from penstock.storage.search import Found, Query
 from penstock.storage.values import (
@@ -35,6 +36,7 @@ from penstock.storage.values import (
     Extended,
     Finished,
     Fired,
+    GroupPage,
     Held,
     HoldAnswer,
     JobPage,
@@ -84,7 +86,10 @@ class Storage(Protocol):
     async def enqueue(
         self, queue: str, jobs: Sequence[NewJob], *, ticket: Ticket | None = None
     ) -> list[Enqueued]:
-        """Put jobs in; each gets an answer of its own, in order. All are written, or none."""
+        """Put jobs in; each gets an answer of its own, in order. All are written, or none.
+
+        Raises ``CostTooHigh`` if one costs more than the bucket of its group can hold.
+        """
         ...
 
     async def claim(
@@ -245,11 +250,24 @@ class Storage(Protocol):
 
     # Operating on queues
 
-    async def pause(self, queue: str) -> None:
-        """Claims get nothing from now on, everywhere."""
+    async def pause(self, queue: str, *, group: str = "") -> None:
+        """Claims get nothing from now on, everywhere; with ``group``, nothing of that group."""
         ...
 
-    async def resume(self, queue: str) -> None: ...
+    async def resume(self, queue: str, *, group: str = "") -> None: ...
+
+    async def limit(self, queue: str, group: str, limit: Limit | None) -> None:
+        """Set the limit of the queue itself (group ``""``), of every group without its own (``"*"``), or of one group;
+        ``None`` removes it. Holds from the next claim on."""
+        ...
+
+    async def limits(self, queue: str) -> LimitsOfQueue:
+        """The limits that were set."""
+        ...
+
+    async def groups(self, queue: str, *, cursor: str = "", limit: int = 100) -> GroupPage:
+        """The groups that have members, are paused, or have starts that still count, by key."""
+        ...
 
     async def drain(
         self, queue: str, *, scheduled: bool = False, limit: int = 1000, cursor: str = ""

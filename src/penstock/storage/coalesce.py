@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
+from penstock.errors import InvalidInput
+
 __all__ = ["MAX_BYTES", "MAX_COUNT", "Coalescer"]
 
 MAX_COUNT: Final = 1000
@@ -84,6 +86,18 @@ class Coalescer(Generic[Item, Answer]):
             self._pending.popleft()
         return batch
 
+    async def _carry_each(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
+        """One of them was refused, and with it all: nobody else's call may fail because of it."""
+        for item, future in batch:
+            try:
+                [answer] = await self._send([item])
+            except Exception as error:
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(answer)
+
     async def _carry(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
         try:
             answers = await self._send([item for item, _ in batch])
@@ -95,6 +109,9 @@ class Coalescer(Generic[Item, Answer]):
                 future.cancel()
             raise
         except Exception as error:
+            if isinstance(error, InvalidInput) and len(batch) > 1:
+                await self._carry_each(batch)
+                return
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)

@@ -10,6 +10,7 @@ import msgspec
 from penstock.core.event import Event
 from penstock.core.job import Enqueued, Job, Lease
 from penstock.core.lifecycle import State
+from penstock.core.limits import GroupState
 from penstock.core.outcome import Failure, Outcome
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Finished",
     "Fired",
     "Gap",
+    "GroupPage",
     "Held",
     "HoldAnswer",
     "JobPage",
@@ -82,13 +84,15 @@ class Take(msgspec.Struct, frozen=True):
 class Claimed(msgspec.Struct, frozen=True):
     """What a claim got. ``wait_ms``: come again after that long (``None``: nothing is due at any known time).
 
-    ``paused`` and ``over_budget`` are why there may be nothing although jobs wait.
+    ``paused``, ``over_budget`` and ``limited`` (by a limit of the queue) are why there may be less than was asked for
+    although jobs wait.
     """
 
     leases: list[Lease]
     wait_ms: int | None = None
     paused: bool = False
     over_budget: bool = False
+    limited: bool = False
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -228,6 +232,13 @@ class JobPage(msgspec.Struct, frozen=True):
     """Some jobs, and the cursor for the next page (empty: that was all)."""
 
     jobs: list[Job]
+    cursor: str = ""
+
+
+class GroupPage(msgspec.Struct, frozen=True):
+    """Some groups, and the cursor for the next page (empty: that was all)."""
+
+    groups: list[GroupState]
     cursor: str = ""
 
 

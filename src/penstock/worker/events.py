@@ -24,6 +24,7 @@ EventName = Literal[
     "snoozed",
     "suspended",
     "released",
+    "limited",
     "cancelled",
     "stalled",
     "stuck",

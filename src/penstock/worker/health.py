@@ -61,6 +61,7 @@ class WorkerStats(msgspec.Struct):
     snoozed: int = 0
     suspended: int = 0
     released: int = 0
+    limited: int = 0
     cancelled: int = 0
     stalled: int = 0
     errors: int = 0

@@ -27,6 +27,7 @@ _LOWEST = -(2**63)
 _OBLITERATED = EventType.OBLITERATED.value
 
 _sql = statements("bulk")
+_groups_sql = statements("groups")
 _slots = msgspec.msgpack.Decoder(Slot)
 
 
@@ -144,8 +145,17 @@ def obliterate(step: Step, *, force: bool) -> int:
         setattr(queue, state.value, 0)
     forget_jobs(step)
     queue.held_completed = queue.held_failed = 0
+    _empty_groups(step)
     step.notes.add_queue(_OBLITERATED, step.now_ms, size=removed)
     return removed
+
+
+def _empty_groups(step: Step) -> None:
+    """What was paused stays paused, what was parked stays parked."""
+    for table in ("lines", "starts"):
+        step.sql.execute(_groups_sql[f"obliterate_{table}"], (step.queue.key,))
+    step.sql.execute(_groups_sql["obliterate_groups"], (step.queue.key, step.now_ms))
+    step.sql.execute(_groups_sql["empty_groups"], (step.queue.key,))
 
 
 def _tell_open(step: Step) -> None:

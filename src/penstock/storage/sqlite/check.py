@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Final
 
 from penstock.core.job import DEFAULT_OPTIONS
 from penstock.core.lifecycle import State
-from penstock.storage.sqlite.records import COMPLETED, FAILED
+from penstock.storage.sqlite import admission
+from penstock.storage.sqlite.records import COMPLETED, FAILED, Record
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.values import Checked
@@ -43,6 +44,7 @@ def check(step: Step, *, repair: bool) -> Checked:
             step.sql.execute(_sql[f"repair_{kind}"], arguments)
     problems["jobs_without_options"] = _check_options(step, repair=repair)
     problems["wrong_counts"] = _check_counts(step, repair=repair)
+    problems["wrong_groups"] = _check_groups(step, repair=repair)
     problems["damaged_pages"] = _check_pages(step, repair=repair)
     return Checked(_one(step, "records", step.queue.key), dict(+problems), repair)
 
@@ -70,6 +72,17 @@ def _check_counts(step: Step, *, repair: bool) -> int:
         for name, count in wrong.items():
             setattr(step.queue, name, count)
     return len(wrong)
+
+
+def _check_groups(step: Step, *, repair: bool) -> int:
+    """Counts of groups, and their blocked members, held against the jobs."""
+    members: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in step.adopt(step.sql.execute(_sql["members"], (step.queue.key,)).fetchall()):
+        if record.part:
+            members[record.annex.group].append(record)
+    for (key,) in step.sql.execute(_sql["group_keys"], (step.queue.key,)).fetchall():
+        members[key]  # Groups without members are looked at, too.
+    return sum(not admission.recount(step, key, found, repair=repair) for key, found in members.items())
 
 
 def _check_pages(step: Step, *, repair: bool) -> int:

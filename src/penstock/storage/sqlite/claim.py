@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.core.job import Lease
 from penstock.core.lifecycle import EventType
+from penstock.storage.sqlite import admission, groups
 from penstock.storage.sqlite.budgets import look
 from penstock.storage.sqlite.records import ACTIVE, WAITING, Record, as_annex, as_lease, unpack_options
 from penstock.storage.sqlite.statements import statements
@@ -23,6 +24,7 @@ __all__ = ["claim", "extend", "promote_due", "read_back"]
 _PROMOTED = EventType.PROMOTED.value
 _CLAIMED = EventType.CLAIMED.value
 _PROMOTED_PER_CLAIM = 1000
+_GROUPS_PER_CLAIM = 100
 
 _sql = statements("claim")
 _json = msgspec.json.Encoder()
@@ -37,15 +39,39 @@ def claim(step: Step, take: Take) -> Claimed:
         if spent.over:
             return Claimed([], spent.wait_ms, over_budget=True)
     promote_due(step, limit=_PROMOTED_PER_CLAIM)
+    admission.look_again(step, limit=_GROUPS_PER_CLAIM)
+    allowed, _ = admission.allowance(step, take.count)
+    leases = _take(step, take, allowed)
+    if step.queue.uses & groups.USES_LIMITS and leases:
+        groups.group_of(step, "").charge(len(leases), cost=0, now_ms=step.now_ms)
+    if step.groups:
+        admission.settle(step)
+        step.save(())
+    return _answer(step, take, leases)
+
+
+def _take(step: Step, take: Take, count: int) -> list[Lease]:
     leases: list[Lease] = []
-    while len(leases) < take.count:
-        head = _head(step, take.count - len(leases))
+    while len(leases) < count:
+        head = _head(step, count - len(leases))
         if not head:
             break
         leases += _take_from(step, take, head)
-    if step.queue.waiting:
+    return leases
+
+
+def _answer(step: Step, take: Take, leases: list[Lease]) -> Claimed:
+    """With when to come again. Whom a limit of the queue keeps from more wakes nobody else for nothing."""
+    waiting = step.queue.waiting > 0
+    room, wait_ms = admission.allowance(step, 1)
+    if waiting and room:
         step.wakes.add("w")
-    return Claimed(leases, 0 if len(leases) == take.count else _next_due_in(step))
+    elif waiting:
+        step.wakes.discard("w")
+    is_all = len(leases) == take.count
+    if waiting and not room and not is_all:
+        return Claimed(leases, wait_ms, limited=True)
+    return Claimed(leases, 0 if is_all or waiting else _next_due_in(step))
 
 
 def promote_due(step: Step, *, limit: int) -> int:
@@ -90,7 +116,7 @@ def _head(step: Step, count: int) -> list[_Ready]:
 
 
 def _take_from(step: Step, take: Take, head: list[_Ready]) -> list[Lease]:
-    """Lease these in order; those whose ttl has passed end instead."""
+    """Lease these in order; those whose ttl has passed end instead, those whose group is full go back to it."""
     leases: list[Lease] = []
     for past_ttl, jobs in groupby(head, key=lambda job: 0 < job.expires_at <= step.now_ms):
         if past_ttl:
@@ -98,12 +124,30 @@ def _take_from(step: Step, take: Take, head: list[_Ready]) -> list[Lease]:
             for record in ended.values():
                 expire(step, record)
             step.save(ended.values())
-        else:
-            leases += _lease(step, take, list(jobs))
+            continue
+        for binds, some in groupby(jobs, key=lambda job: job.binds):
+            leases += (_lease_members if binds else _lease)(step, take, list(some))
     return leases
 
 
-def _lease(step: Step, take: Take, jobs: list[_Ready]) -> list[Lease]:
+def _lease_members(step: Step, take: Take, jobs: list[_Ready]) -> list[Lease]:
+    """The same for jobs that may be members of groups."""
+    leases: list[Lease] = []
+    allowed: list[_Ready] = []
+    for job in jobs:
+        annex = as_annex(job.packed_annex)
+        if annex is None or not annex.group or groups.start(step, annex.group, annex.cost):
+            allowed.append(job)
+            continue
+        leases += _lease(step, take, allowed, grouped=True)  # First: the log has the order of the line.
+        allowed = []
+        record = step.find([job.id])[job.id]
+        groups.send_back(step, record)
+        step.save([record])
+    return leases + _lease(step, take, allowed, grouped=True)
+
+
+def _lease(step: Step, take: Take, jobs: list[_Ready], *, grouped: bool = False) -> list[Lease]:
     now_ms, worker = step.now_ms, take.worker
     leases = [
         Lease(
@@ -130,12 +174,13 @@ def _lease(step: Step, take: Take, jobs: list[_Ready]) -> list[Lease]:
     rows = [(lease.token, now_ms, until_ms, worker, job.key) for lease, job in zip(leases, jobs, strict=True)]
     step.sql.executemany(_sql["lease"], rows)
     step.queue.move(WAITING, ACTIVE, len(jobs))
-    _note_claims(step, leases, [now_ms - job.ready_at for job in jobs], worker)
+    if leases:
+        _note_claims(step, leases, [now_ms - job.ready_at for job in jobs], worker, grouped=grouped)
     return leases
 
 
-def _note_claims(step: Step, leases: list[Lease], waits_ms: list[int], worker: str) -> None:
-    rows = [
+def _note_claims(step: Step, leases: list[Lease], waits_ms: list[int], worker: str, *, grouped: bool) -> None:
+    rows: list[tuple[Any, ...]] = [
         (
             step.now_ms,
             lease.id,
@@ -153,14 +198,21 @@ def _note_claims(step: Step, leases: list[Lease], waits_ms: list[int], worker: s
         )
         for lease, wait_ms in zip(leases, waits_ms, strict=True)
     ]
-    step.notes.add_rows(_CLAIMED, ("run", "tok", "w", "wait", "pri"), rows)
+    columns: tuple[str, ...] = ("run", "tok", "w", "wait", "pri")
+    if grouped:
+        columns = (*columns, "grp")
+        rows = [
+            (*row, lease.annex.group if lease.annex else "") for row, lease in zip(rows, leases, strict=True)
+        ]
+    step.notes.add_rows(_CLAIMED, columns, rows)
 
 
 def _next_due_in(step: Step) -> int | None:
-    if not step.queue.scheduled:
-        return None
-    due = step.next_due()
-    return max(0, due - step.now_ms)
+    times = [step.next_due()] if step.queue.scheduled else []
+    look_at = admission.next_look(step)
+    if look_at is not None:
+        times.append(look_at)
+    return max(0, min(times) - step.now_ms) if times else None
 
 
 def read_back(step: Step, held: Sequence[Held]) -> list[Lease]:

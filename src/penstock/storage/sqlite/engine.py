@@ -12,6 +12,7 @@ from typing import Self
 
 from penstock.core.job import Enqueued, NewJob
 from penstock.core.lifecycle import State
+from penstock.core.limits import Limit, LimitsOfQueue
 from penstock.errors import StorageError
 from penstock.storage.sqlite import (
     budgets,
@@ -22,6 +23,7 @@ from penstock.storage.sqlite import (
     eventlog,
     govern,
     holds,
+    limits,
     memo,
     news,
     operate,
@@ -51,6 +53,7 @@ from penstock.storage.values import (
     Extended,
     Finished,
     Fired,
+    GroupPage,
     Held,
     HoldAnswer,
     NewScheduler,
@@ -278,11 +281,22 @@ class SqliteStorage(Looking):
 
     # Operating on queues
 
-    async def pause(self, queue: str) -> None:
-        await self._opened.write(queue, govern.pause)
+    async def pause(self, queue: str, *, group: str = "") -> None:
+        await self._opened.write(queue, lambda step: govern.pause(step, group))
 
-    async def resume(self, queue: str) -> None:
-        await self._opened.write(queue, govern.resume)
+    async def resume(self, queue: str, *, group: str = "") -> None:
+        await self._opened.write(queue, lambda step: govern.resume(step, group))
+
+    async def limit(self, queue: str, group: str, limit: Limit | None) -> None:
+        await self._opened.write(queue, lambda step: limits.set_limit(step, group, limit))
+
+    async def limits(self, queue: str) -> LimitsOfQueue:
+        return await self._opened.read(lambda sql: limits.limits(sql, self._namespace, queue))
+
+    async def groups(self, queue: str, *, cursor: str = "", limit: int = 100) -> GroupPage:
+        return await self._opened.write(
+            queue, lambda step: limits.list_groups(step, cursor=cursor, limit=limit), weight=limit
+        )
 
     async def drain(
         self, queue: str, *, scheduled: bool = False, limit: int = 1000, cursor: str = ""

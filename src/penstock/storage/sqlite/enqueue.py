@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from penstock.core.job import Enqueued, EnqueueStatus, NewJob
 from penstock.core.lifecycle import EventType
 from penstock.storage.sqlite import dedup
+from penstock.storage.sqlite.limits import check_costs
 from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, STATES, Record
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import keep_slot, new_record, queue_afresh, update
@@ -19,6 +20,7 @@ _FINISHED = (COMPLETED, FAILED, CANCELLED)
 
 def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
     """Answer each job as if those before it were in already."""
+    check_costs(step, jobs)
     step.queue.used = 1
     known = step.find(job.id for job in jobs)
     touched: dict[str, Record] = {}

@@ -27,6 +27,7 @@ class _ClaimMemo(msgspec.Struct, array_like=True):
     held: list[Held]
     wait_ms: int | None
     paused: bool
+    limited: bool
 
 
 class _SettleMemo(msgspec.Struct, array_like=True):
@@ -73,11 +74,11 @@ def settled_once(step: Step, ticket: Ticket | None, work: Callable[[], SettledBa
 
 def _claim_memo(claimed: Claimed) -> _ClaimMemo:
     held = [Held(lease.id, lease.token) for lease in claimed.leases]
-    return _ClaimMemo(held, claimed.wait_ms, claimed.paused)
+    return _ClaimMemo(held, claimed.wait_ms, claimed.paused, claimed.limited)
 
 
 def _restored(step: Step, memo: _ClaimMemo) -> Claimed:
-    return Claimed(read_back(step, memo.held), memo.wait_ms, memo.paused)
+    return Claimed(read_back(step, memo.held), memo.wait_ms, memo.paused, limited=memo.limited)
 
 
 def _recall(step: Step, ticket: Ticket | None) -> bytes | None:

@@ -166,6 +166,8 @@ def _change(step: Step, record: Record, wanted: Change) -> None:
         record.payload = wanted.payload
     if wanted.priority is not None:
         record.priority = wanted.priority
+        if record.part:
+            step.ties.reordered(step, record)
     if wanted.result_ttl_ms is not None or wanted.failure_ttl_ms is not None:
         _change_ttls(step, record, wanted)
     if wanted.delay_ms:

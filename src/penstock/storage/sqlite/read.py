@@ -10,12 +10,13 @@ import msgspec
 
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
+from penstock.core.limits import Limit
 from penstock.errors import InvalidOption
 from penstock.storage.minutes import Minute
 from penstock.storage.sqlite.metrics import told
 from penstock.storage.sqlite.records import Record, as_job
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import find_queue
+from penstock.storage.sqlite.step import QueueRow, find_queue
 from penstock.storage.values import Counts, Held, JobPage, QueueSettings, WorkerRecord
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
 _sql = statements("read")
 _json = msgspec.json.Encoder()
 _cursors = msgspec.json.Decoder(tuple[int, int | str])
+_limits = msgspec.json.Decoder(Limit)
 
 # What orders the jobs of a state: the columns, and the fields of a record they were read into.
 ORDERS: Final[dict[State, tuple[str, str, str]]] = {
@@ -137,11 +139,25 @@ def metrics(sql: sqlite3.Connection, namespace: str, queue: str, *, last_ms: int
 def has_work(sql: sqlite3.Connection, namespace: str, queue: str) -> bool:
     """Whether a claim would get something."""
     row = find_queue(sql, namespace, queue)
-    if row is None or row.paused:
+    if row is None or row.paused or (row.uses & 1 and _is_limited(sql, row)):
         return False
     if row.waiting or not row.scheduled:
         return bool(row.waiting)
     return sql.execute(_sql["due"], (row.key, row.clock())).fetchone() is not None
+
+
+def _is_limited(sql: sqlite3.Connection, row: QueueRow) -> bool:
+    """Whether a limit of the queue keeps everybody from claiming: then only an end, or time, brings anything."""
+    found = sql.execute(_sql["queue_limit"], (row.key,)).fetchone()
+    limit = Limit() if found is None else _limits.decode(found[0])
+    if limit.concurrency is not None and row.active >= limit.concurrency:
+        return True
+    now_ms = row.clock()
+    parked = sql.execute(_sql["queue_parked"], (row.key, now_ms)).fetchone() is not None
+    if parked or limit.rate is None:
+        return parked
+    starts = sql.execute(_sql["queue_starts"], (row.key, now_ms - limit.rate.per_ms)).fetchone()[0]
+    return int(starts) >= limit.rate.count
 
 
 def queues(sql: sqlite3.Connection, namespace: str) -> list[str]:

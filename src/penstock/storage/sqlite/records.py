@@ -84,7 +84,9 @@ class Record(msgspec.Struct, gc=False):
 
     Verbs change it in memory; ``Step.save`` writes it. ``key`` 0 is a job that has no row yet, the state
     ``REMOVED`` one that is to lose it; ``was`` is the state it was read in. ``payload`` is set if it is to be
-    written.
+    written. ``part`` is as what its group counts it: ``w`` waiting, ``a`` active, ``b`` blocked, ``h`` holding a slot,
+    ``k`` both, or nothing; ``line`` is its place among the blocked. ``grip`` is what it keeps of a slot while it is
+    blocked or scheduled: 1 stands at the front of its group, 2 holds the slot.
     """
 
     key: int
@@ -121,8 +123,11 @@ class Record(msgspec.Struct, gc=False):
     packed_annex: bytes | None = None
     binds: int = 0
     held_until: int = 0
+    grip: int = 0
     was: str = ""
     payload: bytes | None = None
+    part: str = ""
+    line: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def options(self) -> Options:
@@ -166,6 +171,16 @@ class Record(msgspec.Struct, gc=False):
         """The class of a failed job's error, by which it is found; empty in every other state."""
         failure = unpack_failure(self.failure) if self.state == FAILED else None
         return "" if failure is None else failure.type
+
+    def note_part(self) -> None:
+        """Right after it was read: as what its group counts it, if it has one."""
+        in_line = self.state == BLOCKED and self.blocked_by == "group"
+        if self.grip == 2:
+            self.part = "k" if in_line else "h"
+        elif self.annex.group:
+            self.part = "b" if in_line else {WAITING: "w", ACTIVE: "a"}.get(self.state, "")
+        if in_line:
+            self.line = (0, 0, abs(self.place)) if self.grip else (1, self.priority, self.place)
 
     def is_past_ttl(self, now_ms: int) -> bool:
         return 0 < self.expires_at <= now_ms

@@ -8,7 +8,8 @@ from typing import Any, assert_never
 import msgspec
 
 from penstock.core.lifecycle import EventType
-from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze, Suspend
+from penstock.core.outcome import Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
+from penstock.storage.sqlite import admission, groups
 from penstock.storage.sqlite.claim import claim
 from penstock.storage.sqlite.complete import complete_all
 from penstock.storage.sqlite.records import (
@@ -44,6 +45,7 @@ _RETRYING = EventType.RETRYING.value
 _SNOOZED = EventType.SNOOZED.value
 _SUSPENDED = EventType.SUSPENDED.value
 _RELEASED = EventType.RELEASED.value
+_LIMITED = EventType.LIMITED.value
 _CANCELLED = EventType.CANCELLED.value
 _PROGRESSED = EventType.PROGRESSED.value
 _LOG_LINES_KEPT = 1000
@@ -56,6 +58,10 @@ def settle(step: Step, settlements: Sequence[Settlement], *, take: Take | None) 
     answers = complete_all(step, settlements)
     if answers is None:
         answers = _settle_each(step, settlements)
+        admission.settle(step)
+        step.save(())
+    if take is None and step.queue.uses & groups.USES_LIMITS and step.queue.waiting:
+        step.wakes.add("w")  # A slot of the queue may have become free.
     return SettledBatch(answers, None if take is None else claim(step, take))
 
 
@@ -114,7 +120,9 @@ def _apply(step: Step, record: Record, outcome: Outcome) -> None:
                 suspend(step, record, outcome.signal, timeout_ms=outcome.timeout_ms)
                 _noted(step, record, _SUSPENDED, run | named(outcome.signal))
         case Release():
-            _release(step, record, run)
+            _release(step, record, _RELEASED, run)
+        case Limited():
+            _limit(step, record, outcome, run)
         case Cancel():
             record.settled_as = CANCELLED
             finish(step, record, CANCELLED, _CANCELLED, **run)
@@ -157,19 +165,24 @@ def _may_go_on(step: Step, record: Record, run: dict[str, Any]) -> bool:
 
 def _run_again(step: Step, record: Record, delay_ms: int) -> None:
     if delay_ms > 0:
-        schedule(record, step.now_ms + delay_ms)
+        schedule(step, record, step.now_ms + delay_ms)
     else:
         enter_waiting(step, record)
 
 
-def _release(step: Step, record: Record, run: dict[str, Any]) -> None:
+def _limit(step: Step, record: Record, outcome: Limited, run: dict[str, Any]) -> None:
+    groups.park(step, record, queue=outcome.scope == "queue", until_ms=step.now_ms + outcome.delay_ms)
+    _release(step, record, _LIMITED, run | {"grp": record.annex.group})
+
+
+def _release(step: Step, record: Record, kind: str, run: dict[str, Any]) -> None:
     if record.cancelling:
         record.settled_as = CANCELLED
         finish(step, record, CANCELLED, _CANCELLED, **run)
         return
     end_lease(record)
     return_to_waiting(step, record)
-    _noted(step, record, _RELEASED, run)
+    _noted(step, record, kind, run)
 
 
 def _noted(step: Step, record: Record, kind: str, run: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ RECORD_COLUMNS: Final = (
     "j.key, j.id, j.incarnation, j.state, j.priority, j.place, j.options, o.value, j.ttl_ms, j.run_id,"
     " j.write_id, j.blocked_by, j.runs, j.failures, j.stalls, j.ready_at, j.run_at, j.enqueued_at, j.expires_at,"
     " j.claimed_at, j.finished_at, j.kept_until, j.token, j.settled_as, j.worker, j.lease_until, j.cancelling,"
-    " j.failure, j.result, j.progress, j.rerun, j.annex, j.binds, j.held_until, j.state"
+    " j.failure, j.result, j.progress, j.rerun, j.annex, j.binds, j.held_until, j.grip, j.state"
 )
 """What ``records.Record`` is built from, in its order. ``{record}`` in a statement stands for it."""
 

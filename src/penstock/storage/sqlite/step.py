@@ -16,7 +16,9 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.core.job import Options
+from penstock.core.limits import Limit
 from penstock.storage.sqlite.eventnotes import EventNotes
+from penstock.storage.sqlite.group import Group
 from penstock.storage.sqlite.metrics import count_events
 from penstock.storage.sqlite.records import (
     REMOVED,
@@ -49,7 +51,10 @@ def clock_ms() -> int:
 
 
 class QueueRow(msgspec.Struct):
-    """A queue's own row: its two counters, clock, flags, and how many jobs it has in each state."""
+    """A queue's own row: its two counters, clock, flags, and how many jobs it has in each state.
+
+    ``uses``: a bit for each feature that costs a look; what is not in use is not looked for.
+    """
 
     key: int
     name: str
@@ -62,6 +67,8 @@ class QueueRow(msgspec.Struct):
     used: int
     has_budgets: int
     settings_json: str
+    uses: int
+    regroup: str
     scheduled: int
     waiting: int
     blocked: int
@@ -98,7 +105,7 @@ def find_queue(sql: sqlite3.Connection, namespace: str, name: str) -> QueueRow |
 class Ties(Protocol):
     """What a job whose annex binds has to do with others. Given from above: it stands on the transitions."""
 
-    def hold_back(self, step: Step, record: Record) -> bool:
+    def hold_back(self, step: Step, record: Record, *, keeps_number: bool) -> bool:
         """A job is to enter waiting. True if it is blocked instead; then it has its state."""
         ...
 
@@ -108,6 +115,18 @@ class Ties(Protocol):
 
     def saving(self, step: Step, record: Record) -> None:
         """A record is about to be written: what finds it by its ties is to agree. ``was`` is its state before."""
+        ...
+
+    def scheduled(self, step: Step, record: Record) -> None:
+        """A member of a group waits for a time to come, or for a signal."""
+        ...
+
+    def reordered(self, step: Step, record: Record) -> None:
+        """The priority of a member of a group has changed."""
+        ...
+
+    def settle(self, step: Step) -> None:
+        """The verb has done all else."""
         ...
 
 
@@ -144,6 +163,9 @@ class Transaction:
 
     def accept(self, step: Step) -> None:
         """Take over what a successful call did."""
+        if step.groups:
+            step.ties.settle(step)
+            step.save(())
         place = (step.namespace, step.queue.name)
         before = self._rows[place]
         step.queue.events += step.notes.count
@@ -182,6 +204,9 @@ class Step:
         self.notes = EventNotes()
         self.wakes: set[str] = set()
         self.ties = transaction.ties
+        self.groups: dict[str, Group] = {}
+        self.limits: dict[str, Limit] = {}
+        self.touched_groups: list[Group] = []
         self._transaction = transaction
         self._known: dict[str, Record] = {}
         self._touched: dict[str, Record] = {}
@@ -243,7 +268,13 @@ class Step:
 
     def adopt(self, rows: Iterable[Sequence[Any]]) -> list[Record]:
         """The records of rows that were read. One that is known already stays what it has become meanwhile."""
-        return [self._known.setdefault(row[1], Record(*row)) for row in rows]
+        return [self._known.get(row[1]) or self._adopt(Record(*row)) for row in rows]
+
+    def _adopt(self, record: Record) -> Record:
+        self._known[record.id] = record
+        if record.binds:
+            record.note_part()
+        return record
 
     def meet(self, record: Record) -> None:
         """A new record, not to be read again before it is saved."""
@@ -365,7 +396,7 @@ class Step:
 def _new_values(r: Record, queue: int) -> tuple[Any, ...]:
     return (
         r.key, queue, r.id, r.incarnation, r.state, r.priority, r.place, r.options_key, r.ttl_ms, r.run_id, r.write_id,
-        r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.blocked_by, r.packed_annex, r.binds,
+        r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.blocked_by, r.packed_annex, r.binds, r.grip,
     )  # fmt: skip
 
 
@@ -375,5 +406,5 @@ def _values(r: Record) -> tuple[Any, ...]:
         r.runs, r.failures, r.stalls, r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.claimed_at, r.finished_at,
         r.kept_until, r.token, r.settled_as, r.worker, r.lease_until, r.cancelling, r.failure, r.result, r.progress,
         r.rerun, r.packed_annex, r.binds, r.wake_at,
-        r.held_until, r.error_type,
+        r.held_until, r.error_type, r.grip,
     )  # fmt: skip

@@ -51,6 +51,8 @@ def suspend(step: Step, record: Record, name: str, *, timeout_ms: int) -> None:
     record.annex = replace(annex, awaits=name, awaits_until_ms=until_ms)
     record.state = BLOCKED
     record.blocked_by = SIGNAL
+    if record.part:
+        step.ties.scheduled(step, record)
 
 
 def signal(step: Step, id_: str, name: str, data: bytes) -> SignalAnswer:

@@ -6,8 +6,10 @@ from penstock.core.job import HOUR_MS
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
 from penstock.storage.sqlite import dedup, schedulers
+from penstock.storage.sqlite.admission import sweep_groups
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.eventlog import trim
+from penstock.storage.sqlite.groups import USES_LIMITS
 from penstock.storage.sqlite.holds import lapse
 from penstock.storage.sqlite.memo import MEMO_KEPT_MS
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, REMOVED, Record, pack_failure
@@ -38,11 +40,17 @@ def sweep(step: Step, *, limit: int) -> Swept:
     unblocked = _time_out(step, limit)
     rescued = _rescue(step, limit)
     expired = _expire(step, limit)
+    regrouped = sweep_groups(step, limit=limit)
+    if rescued and step.queue.uses & USES_LIMITS and step.queue.waiting:
+        step.wakes.add("w")
     pruned = _prune(step, settings, limit)
     trimmed = trim(step, settings, limit=limit)
     _forget(step)
     forgotten = dedup.forget(step, limit=limit)
-    more = limit in (promoted, unblocked, rescued, expired, forgotten) or pruned >= limit or trimmed >= limit
+    more = (
+        limit in (promoted, unblocked, rescued, expired, forgotten)
+        or max(pruned, trimmed, regrouped) >= limit
+    )
     slot_wait_ms = schedulers.slot_wait_ms(step)
     return Swept(
         promoted=promoted,

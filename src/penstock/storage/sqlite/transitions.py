@@ -55,30 +55,37 @@ def instant(step: Step, job: NewJob) -> int:
 def enter_waiting(step: Step, record: Record) -> None:
     """Stand at the end of the line."""
     record.renumber(step.draw(), lifo=record.lifo)
-    return_to_waiting(step, record)
+    _wait(step, record, keeps_number=False)
 
 
 def return_to_waiting(step: Step, record: Record) -> None:
-    """Stand where its number has its place, unless something holds it back."""
-    if record.binds and step.ties.hold_back(step, record):
+    """Stand where its number has its place: it was handed back."""
+    _wait(step, record, keeps_number=True)
+
+
+def _wait(step: Step, record: Record, *, keeps_number: bool) -> None:
+    """Be ready, unless something holds it back."""
+    if record.binds and step.ties.hold_back(step, record, keeps_number=keeps_number):
         return
     record.state = WAITING
     record.ready_at = step.now_ms
 
 
-def schedule(record: Record, run_at: int) -> None:
+def schedule(step: Step, record: Record, run_at: int) -> None:
     """Wait for a time to come."""
     record.state = SCHEDULED
     record.run_at = run_at
+    if record.part:
+        step.ties.scheduled(step, record)
 
 
 def due_at(step: Step, record: Record, run_at: int) -> None:
     """A new time for a pending job: scheduled if it is still to come, else waiting."""
-    was_scheduled = record.state == SCHEDULED
-    record.run_at = run_at
     if run_at > step.now_ms:
-        record.state = SCHEDULED
-    elif was_scheduled:
+        schedule(step, record, run_at)
+        return
+    record.run_at = run_at
+    if record.state == SCHEDULED:
         enter_waiting(step, record)
 
 
@@ -92,6 +99,7 @@ def finish(step: Step, record: Record, state: str, kind: str, **extra: Any) -> N
     """End the job: log it, tell who waits, keep it as long as its options say; then its rerun, if one was asked for."""
     end_lease(record)
     record.state = state
+    record.blocked_by = ""
     record.finished_at = step.now_ms
     record.keep()
     step.note(kind, record, **extra)
@@ -140,6 +148,8 @@ def new_record(step: Step, job: NewJob) -> Record:
 
 def queue_afresh(step: Step, record: Record, job: NewJob) -> None:
     """A new life for a known id; nothing of the old one is left."""
+    if record.part:  # The promise that the id is new was broken, and the job was open.
+        step.ties.ended(step, record)
     take_options(step, record, job)
     record.ttl_ms, record.run_id, record.write_id = job.ttl_ms, job.run_id, job.write_id
     record.payload = job.payload
@@ -161,6 +171,7 @@ def take_options(step: Step, record: Record, job: NewJob | Slot) -> None:
 
 def _clear(step: Step, record: Record) -> None:
     record.blocked_by = ""
+    record.grip = 0
     record.runs = record.failures = record.stalls = 0
     record.claimed_at = record.finished_at = record.kept_until = 0
     record.cancelling = 0
@@ -180,7 +191,8 @@ def _queue(step: Step, record: Record, *, run_at: int, lifo: bool) -> None:
         record.state = SCHEDULED
     else:
         return_to_waiting(step, record)
-    step.note(_ENQUEUED, record, pri=record.priority, size=step.payload_size(record))
+    grouped = {"grp": record.annex.group} if record.binds else {}
+    step.note(_ENQUEUED, record, pri=record.priority, size=step.payload_size(record), **grouped)
 
 
 def update(step: Step, record: Record, job: NewJob) -> None:
@@ -199,6 +211,8 @@ def _replace_options(step: Step, record: Record, job: NewJob | Slot) -> None:
     take_options(step, record, job)
     record.renumber(abs(record.place), lifo=job.lifo)
     record.expires_at = step.now_ms + job.ttl_ms if job.ttl_ms else 0
+    if record.part:
+        step.ties.reordered(step, record)
 
 
 def _update_rest(step: Step, record: Record, *, run_at: int, mode: str, reset_counts: bool) -> None:

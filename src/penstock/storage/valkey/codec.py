@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.core.annex import pack_annex, unpack_annex
 from penstock.core.job import DEFAULT_CONFLICT, Lease, NewJob, Options
-from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze, Suspend
+from penstock.core.outcome import Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
 from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.jobs import decode_failure, read_static, signed, state_of
 from penstock.storage.valkey.options import decode_options, stored_options
@@ -123,6 +123,8 @@ def encode_outcome(token: int, outcome: Outcome) -> bytes:
             return b"%bP%b%c%b%b" % (head, timeout_ms.to_bytes(6, "big"), len(name), name, _step(step))
         case Release():
             return head + b"R"
+        case Limited(delay_ms, scope):
+            return b"%bL%b%b" % (head, delay_ms.to_bytes(6, "big"), b"q" if scope == "queue" else b"g")
         case Cancel():
             return head + b"X"
         case _:

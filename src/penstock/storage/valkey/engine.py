@@ -11,6 +11,7 @@ from penstock.core.names import check_namespace
 from penstock.storage.valkey.calls import Calls, prepare
 from penstock.storage.valkey.endpoint import Endpoint
 from penstock.storage.valkey.keys import DEFAULT_NAMESPACE, Keys
+from penstock.storage.valkey.limiting import Limiting
 from penstock.storage.valkey.operating import Operating
 from penstock.storage.valkey.reading import Reading
 from penstock.storage.valkey.router import ClientRouter, Router, router_for
@@ -20,7 +21,7 @@ from penstock.storage.valkey.scheduling import Scheduling
 __all__ = ["ValkeyStorage"]
 
 
-class ValkeyStorage(Scheduling, Operating, Reading):
+class ValkeyStorage(Scheduling, Operating, Limiting, Reading):
     """``Storage`` on Valkey, or Redis 7.0 and newer: standalone, Sentinel, Cluster.
 
     Made by ``from_url``, or with ``client``: an asyncio client of redis-py or valkey-py, which stays the

@@ -24,11 +24,16 @@ STATES: Final = {
     "f": State.FAILED,
     "x": State.CANCELLED,
 }
-_BLOCKED_BY: Final = {ord("g"): "group", ord("h"): "children", ord("i"): "signal"}
+_BLOCKED_BY: Final = {
+    **dict.fromkeys(b"gjk", "group"),
+    **dict.fromkeys(b"hm", "children"),
+    **dict.fromkeys(b"il", "signal"),
+}
 _BY_BYTE: Final = {
     **{ord(letter): state for letter, state in STATES.items()},
     **dict.fromkeys(_BLOCKED_BY, State.BLOCKED),
     ord("C"): State.COMPLETED,
+    ord("t"): State.SCHEDULED,
 }
 
 _LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _INLINE, _ANNEX = 1, 2, 4, 8, 16, 32, 64

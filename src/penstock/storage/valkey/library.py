@@ -20,7 +20,7 @@ from penstock.storage.valkey.replies import ReplyError
 __all__ = ["Library", "assemble", "library"]
 
 SHARED: Final = (
-    "prelude", "record", "metrics", "events", "waiters", "job", "usage", "slot", "steps", "holds", "dedup",
+    "prelude", "record", "metrics", "events", "waiters", "job", "groups", "usage", "slot", "steps", "holds", "dedup",
     "schedulers", "ties", "settings", "memo", "line", "take", "walk",
 )  # fmt: skip
 

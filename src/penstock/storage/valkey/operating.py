@@ -69,7 +69,7 @@ _CHANGED: Final[Mapping[bytes, ChangeAnswer]] = {b"c": "changed", b"w": "wrong_s
 _CHECKED: Final = (
     "jobs", "state", "waiting", "scheduled", "blocked", "active", "completed", "failed", "cancelled",
     "expiring", "results", "failures", "progress", "rerun", "waiters", "annex", "dedup", "dedup_times", "schedulers",
-    "slots", "suspended", "received", "held_completed", "held_failed", "held_cancelled",
+    "slots", "suspended", "received", "held_completed", "held_failed", "held_cancelled", "groups",
 )  # fmt: skip
 _FIRST_STEP: Final = ("", "", "", "", "")
 
@@ -175,13 +175,13 @@ class Operating:
         texts = [text.decode() for text in rest]
         return Bulk(done, ":".join([*texts, last.hex()]) if texts[2] else "")
 
-    async def pause(self, queue: str) -> None:
+    async def pause(self, queue: str, *, group: str = "") -> None:
         """As ``Storage.pause``."""
-        await self._calls.call(queue, "pause")
+        await self._calls.call(queue, "pause", group)
 
-    async def resume(self, queue: str) -> None:
+    async def resume(self, queue: str, *, group: str = "") -> None:
         """As ``Storage.resume``."""
-        await self._calls.call(queue, "resume")
+        await self._calls.call(queue, "resume", group)
 
     async def obliterate(self, queue: str, *, force: bool = False) -> int:
         """As ``Storage.obliterate``."""

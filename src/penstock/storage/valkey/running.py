@@ -10,7 +10,8 @@ import msgspec
 from penstock.core.job import Enqueued, EnqueueStatus, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
-from penstock.storage.valkey.calls import Calls
+from penstock.errors import CostTooHigh
+from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.codec import decode_leases, encode_jobs, encode_outcome
 from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.jobs import STATES
@@ -71,7 +72,14 @@ class Running:
         if queue not in self._registered:
             await self._register(queue)
         seen = self._seen_seq.get(queue, 0)
-        reply = await self._calls.call_once(queue, "enqueue", encode_jobs(jobs), ticket=ticket)
+        try:
+            reply = await self._calls.call_once(queue, "enqueue", encode_jobs(jobs), ticket=ticket)
+        except Refused as error:
+            if error.code != "COST":
+                raise
+            raise CostTooHigh(
+                f"{error.text}. Nothing was enqueued: give it a lower cost, or the group a larger bucket."
+            ) from None
         if reply[0] <= seen and ticket is None:
             await self._went_back(queue, seen)
         return self._answers(queue, jobs, reply)
@@ -166,7 +174,9 @@ class Running:
             if reply[3] <= seen:
                 await self._went_back(queue, seen)
             self._seen_seq[queue] = max(self._seen_seq.get(queue, 0), leases[-1].token)
-        return Claimed(leases, None if reply[1] < 0 else reply[1], reply[0] == 1, reply[0] == 2)
+        return Claimed(
+            leases, None if reply[1] < 0 else reply[1], reply[0] == 1, reply[0] == 2, reply[0] == 3
+        )
 
     async def _went_back(self, queue: str, seq: int) -> None:
         """A counter is behind what it was: the store was restored, or failed over with a loss."""

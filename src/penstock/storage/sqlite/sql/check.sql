@@ -86,3 +86,12 @@ SELECT count(*) FROM jobs WHERE queue = ? AND state IN ('completed', 'failed', '
 -- name: repair_finished_without_expiry
 UPDATE jobs SET kept_until = max(finished_at, 1)
 WHERE queue = ? AND state IN ('completed', 'failed', 'cancelled') AND kept_until <= 0
+
+-- name: members
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ? AND j.binds = 1 AND j.kept_until = 0
+
+-- name: group_keys
+SELECT key FROM job_groups WHERE queue = ?1 AND key > ''
+UNION SELECT key FROM group_lines WHERE queue = ?1

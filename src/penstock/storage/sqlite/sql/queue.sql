@@ -1,5 +1,5 @@
 -- name: load
-SELECT key, name, seq, events, event_bytes, now_ms, shift_ms, paused, used, has_budgets, settings,
+SELECT key, name, seq, events, event_bytes, now_ms, shift_ms, paused, used, has_budgets, settings, uses, regroup,
     scheduled, waiting, blocked, active, completed, failed, cancelled, held_completed, held_failed, minute
 FROM queues WHERE namespace = ? AND name = ?
 
@@ -8,7 +8,7 @@ INSERT INTO queues (namespace, name) VALUES (?, ?)
 
 -- name: save
 UPDATE queues SET seq = ?, events = ?, event_bytes = ?, now_ms = ?, shift_ms = ?, paused = ?, used = ?, has_budgets = ?,
-    settings = ?,
+    settings = ?, uses = ?, regroup = ?,
     scheduled = ?, waiting = ?, blocked = ?, active = ?, completed = ?, failed = ?, cancelled = ?,
     held_completed = ?, held_failed = ?, minute = ?
 WHERE key = ?

@@ -52,3 +52,12 @@ WHERE j.queue = ? AND j.id = ? ORDER BY l.number LIMIT ? OFFSET ?
 
 -- name: due
 SELECT 1 FROM jobs WHERE queue = ? AND state = 'scheduled' AND run_at <= ? LIMIT 1
+
+-- name: queue_limit
+SELECT value FROM limits WHERE queue = ? AND key = ''
+
+-- name: queue_parked
+SELECT 1 FROM job_groups WHERE queue = ? AND key = '' AND parked_until > ?
+
+-- name: queue_starts
+SELECT coalesce(sum(count), 0) FROM starts WHERE queue = ? AND key = '' AND at_ms > ?

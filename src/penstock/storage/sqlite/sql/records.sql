@@ -14,8 +14,8 @@ SELECT min(run_at) FROM jobs WHERE queue = ? AND state = 'scheduled'
 INSERT INTO jobs (
     key, queue, id, incarnation, state, priority, place, options, ttl_ms, run_id, write_id, ready_at, run_at,
     enqueued_at, expires_at, blocked_by, runs, failures, stalls, claimed_at, finished_at, kept_until, token,
-    settled_as, worker, lease_until, cancelling, annex, binds
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, 0, '', '', 0, 0, ?, ?)
+    settled_as, worker, lease_until, cancelling, annex, binds, grip
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, 0, '', '', 0, 0, ?, ?, ?)
 
 -- name: update
 UPDATE jobs SET
@@ -23,7 +23,7 @@ UPDATE jobs SET
     blocked_by = ?, runs = ?, failures = ?, stalls = ?, ready_at = ?, run_at = ?, enqueued_at = ?, expires_at = ?,
     claimed_at = ?, finished_at = ?, kept_until = ?, token = ?, settled_as = ?, worker = ?, lease_until = ?,
     cancelling = ?, failure = ?, result = ?, progress = ?, rerun = ?, annex = ?, binds = ?, wake_at = ?, held_until = ?,
-    error_type = ?
+    error_type = ?, grip = ?
 WHERE key = ?
 
 -- name: insert_payload

@@ -48,4 +48,6 @@ SELECT min(at) FROM (
     UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = ?1 AND state = 'completed' AND kept_until > 0
     UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = ?1 AND state = 'failed' AND kept_until > 0
     UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = ?1 AND state = 'cancelled' AND kept_until > 0
+    UNION ALL SELECT min(look_at) FROM job_groups WHERE queue = ?1 AND look_at > 0
+    UNION ALL SELECT min(over_at) FROM job_groups WHERE queue = ?1 AND over_at > 0
 )

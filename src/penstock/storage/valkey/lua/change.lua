@@ -14,7 +14,10 @@ local function apply(job, given, args)
     job.payload = args[3]
     rewritten(job)
   end
-  if given.y then job.priority = tonumber(args[4]) end
+  if given.y then
+    job.priority = tonumber(args[4])
+    if job.part then Groups.line_up_again(job) end
+  end
   if given.d then
     local delay_ms = tonumber(args[5])
     if delay_ms > 0 then

@@ -1,9 +1,10 @@
 -- check: compares records with indexes, a step at a time; each step is atomic.
--- arguments: part ('jobs', 'state', an index, or a hash of extras), cursor, repair
+-- arguments: part ('jobs', 'state', an index, 'groups', or a hash of extras), cursor, repair
 -- returns:   {cursor ('0': done), looked at, problem, count, problem, count ...}
 -- events:    none
 
 local AT_ONCE = 500
+local COUNTED_AT_MOST = 100000
 local EXTRAS = { results = true, failures = true, progress = true, rerun = true, waiters = true, annex = true,
   received = true }
 
@@ -136,6 +137,74 @@ local function check_slots(names, repair, problems)
   end
 end
 
+local function count_members(part, counted)
+  local members = call('ZRANGE', K[part], 0, -1)
+  for first = 1, #members, CHUNK do
+    local ids = {}
+    for i = first, min(first + CHUNK - 1, #members) do ids[#ids + 1] = id_of(part, members[i]) end
+    load(ids)
+    for i = 1, #ids do
+      local job = found(ids[i])
+      if job and job.part and Groups.key_of(job) then
+        local list = list_in(counted, job.group_key)
+        list[#list + 1] = job
+      end
+    end
+  end
+end
+
+-- A group as its members have it, to be compared with its record.
+local function recounted(key, jobs)
+  local group, line = Groups.new(key), {}
+  for i = 1, #jobs do
+    local job, part = jobs[i], jobs[i].part
+    if part == 'w' then group.w, group.cost = group.w + 1, group.cost + Groups.cost_of(job) end
+    if part == 'a' then group.a = group.a + 1 end
+    if part == 'h' or part == 'k' then group.h = group.h + 1 end
+    if part == 'b' or part == 'k' then
+      group.b = group.b + 1
+      line[job.group_member] = job
+    end
+  end
+  return group, line
+end
+
+local function is_right(group, line, stored)
+  for _, name in ipairs({ 'w', 'a', 'h', 'b', 'cost' }) do
+    if group[name] ~= stored[name] then return false end
+  end
+  local members = call('ZRANGE', Groups.set_of(group), 0, -1)
+  for i = 1, #members do
+    if not line[members[i]] then return false end
+  end
+  return #members == group.b
+end
+
+-- Counts of groups, and their blocked members. In one step, because members move: not done for very many jobs.
+local function check_groups(repair, problems)
+  local counted, total = {}, 0
+  local parts = { 'waiting', 'active', 'scheduled', 'blocked' }
+  for _, part in ipairs(parts) do total = total + call('ZCARD', K[part]) end
+  if total > COUNTED_AT_MOST then return end
+  for _, part in ipairs(parts) do count_members(part, counted) end
+  for _, key in ipairs(call('HKEYS', K.groups)) do
+    if key ~= '' then list_in(counted, key) end
+  end
+  for key, jobs in pairs(counted) do
+    local group, line = recounted(key, jobs)
+    local stored = Groups.of(key)
+    if not is_right(group, line, stored) then
+      count_in(problems, 'wrong_in_groups')
+      if repair then
+        for _, name in ipairs({ 'w', 'a', 'h', 'b', 'cost' }) do stored[name] = group[name] end
+        call('UNLINK', Groups.set_of(stored))
+        for _, job in pairs(line) do Groups.line_up(job, stored) end
+        Groups.touch(stored)
+      end
+    end
+  end
+end
+
 local function check_part(part, names, repair, problems)
   if part == 'jobs' then
     check_records(names, repair, problems)
@@ -155,6 +224,13 @@ end
 register('check', function(keys, args)
   open(keys)
   local part, repair = args[1], args[3] == '1'
+  if part == 'groups' then
+    local problems = {}
+    if bit_of(Q.uses, 2) then check_groups(repair, problems) end
+    if repair then close() end
+    if not problems.wrong_in_groups then return { '0', 0 } end
+    return { '0', 0, 'wrong_in_groups', problems.wrong_in_groups }
+  end
   local is_hash = part == 'jobs' or part == 'state' or part == 'dedup' or part == 'schedulers' or EXTRAS[part]
   local answer = call(is_hash and 'HSCAN' or 'ZSCAN', K[part], args[2], 'COUNT', AT_ONCE)
   local names, problems = {}, {}

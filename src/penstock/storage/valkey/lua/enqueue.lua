@@ -7,7 +7,8 @@
 -- returns:   {first incarnation, exceptions}: a job was queued as waiting, with the next incarnation, unless the
 --   exceptions say otherwise: place, status letter and state letter, incarnation, result ('' if none), and so on. A
 --   duplicate by its dedup key has the letter e, the state letter - if that job is gone, and {id, result} as its result
--- events:    enqueued, changed, cancelled
+-- refuses:   COST, if a job costs more than its group's bucket holds
+-- events:    enqueued, changed, cancelled, unblocked
 -- fire:      puts in the job of a scheduler's slot, and moves on to the next.
 -- arguments: scheduler, slot, next (0: none), then as enqueue from specials on, with one job
 -- returns:   {} if that slot is not the scheduler's next any more, or not due; else as enqueue
@@ -57,6 +58,7 @@ local function put_in(id, said, run_at)
   elseif job.binds then
     Holds.drop(job)
   end
+  if job.part then Groups.leave(job) end -- replaced while it was open: the promise that the id is new was broken
   job.header, job.priority, job.lifo, job.ttl = said.header, said.priority, said.lifo, said.ttl
   job.run_id, job.write_id, job.payload = said.run_id, said.write_id, payload_of(said)
   job.packed_annex, job.binds = said.packed_annex, said.binds
@@ -212,6 +214,19 @@ local function read_dedup(specials)
   if keys[1] then Dedup.read_all(keys) end
 end
 
+-- Refuses a job that costs more than the bucket of its group can hold: it could never start.
+local function check_costs(ids, hard, args, first_at)
+  for place in pairs(hard) do
+    local body = args[first_at + 2 * place]
+    local packed = byte(body, 1) >= 128 and read_body({}, body).packed_annex
+    local annex = packed and decode(packed)
+    local capacity = annex and annex.g and annex.c and Groups.limit_of(annex.g).capacity or 0
+    if capacity > 0 and annex.c > capacity then
+      refuse('COST', format('job %s costs %d; the bucket of its group %s holds %d', ids[place], annex.c, annex.g, capacity))
+    end
+  end
+end
+
 -- One job of an id without a record, to be run now: the same as enqueue_new and close() do, without lists of one.
 -- False if it is not one.
 local function enqueue_alone(reference, header, id, body, notify)
@@ -250,6 +265,7 @@ register('enqueue', function(keys, args)
     ids[n] = args[at]
   end
   local hard = hard_places(ids, specials, args, first_at)
+  check_costs(ids, hard, args, first_at)
   store_headers(args, headers)
   read_dedup(specials)
   local exceptions, first, intake = {}, Q.seq + 1, new_intake()

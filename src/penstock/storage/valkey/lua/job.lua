@@ -223,13 +223,15 @@ local function wake_one()
   if call('LLEN', K.wake) < MOST_TOKENS then call('RPUSH', K.wake, '1') end
 end
 
--- Whether a job was scheduled to be due before all others: who waits knows of the first due time there was.
+-- Whether a job or a group will be due before all others: who waits knows of the first due time there was.
 local function is_due_sooner()
-  return Q.due and Q.due <= tonumber(call('ZRANGE', K.scheduled, 0, 0, 'WITHSCORES')[2] or Q.due)
+  if not Q.due or Q.due > tonumber(call('ZRANGE', K.scheduled, 0, 0, 'WITHSCORES')[2] or Q.due) then return false end
+  return not bit_of(Q.uses, 2) or Q.due <= tonumber(call('ZRANGE', K.parked, 0, 0, 'WITHSCORES')[2] or Q.due)
 end
 
 -- Ends every writing verb.
 local function close()
+  if next(Q.grouped) then Groups.settle() end
   write_waiters()
   flush()
   Q.wake = Q.wake or is_due_sooner()
@@ -241,13 +243,14 @@ end
 
 local function enter_waiting(job, keeps_number)
   if not keeps_number then job.number = draw() end
-  if job.binds and hold_back(job) then return end
+  if job.binds and hold_back(job, keeps_number) then return end
   job.state, job.ready_at = 'w', Q.now
   changed(job)
 end
 
 local function schedule(job, run_at)
   job.state, job.run_at = 's', run_at
+  if job.part then Groups.scheduled(job) end
   changed(job)
 end
 

@@ -9,6 +9,21 @@ local PARTS = {
   'signalled', 'errors', 'dedup', 'dedup_times', 'holders', 'held_completed', 'held_failed', 'held_cancelled',
 }
 
+-- Without members, starts and charges. What was paused stays paused, what was parked stays parked.
+local function obliterate_groups()
+  local stored = call('HGETALL', K.groups)
+  for _, part in ipairs({ 'groups', 'group_keys', 'parked', 'fading' }) do call('UNLINK', K[part]) end
+  for i = 1, #stored, 2 do
+    local key, group = stored[i], Groups.new(stored[i])
+    call('UNLINK', Q.prefix .. ':group:' .. key, Q.prefix .. ':starts:' .. key)
+    local _, _, _, _, _, parked, paused = unpack(Groups.FORMAT, stored[i + 1])
+    group.parked, group.paused, group.limit = parked, paused == 1, Groups.limit_of(key)
+    Q.grouped[key] = group
+    Groups.refill(group)
+    if paused == 1 or parked > Q.now then Groups.touch(group) end
+  end
+end
+
 -- Ids with waiters are open ones: those of ended jobs are forgotten. The waiters of slots are told with them.
 local function tell_all()
   local ids, slots = call('HKEYS', K.waiters), call('HGETALL', K.rerun)
@@ -35,6 +50,7 @@ register('obliterate', function(keys, args)
   for _, consumer in ipairs(call('HKEYS', K.holders)) do call('UNLINK', K['held:' .. consumer]) end
   for _, class in ipairs(call('HKEYS', K.errors)) do call('UNLINK', K['error:' .. class]) end
   for _, part in ipairs(PARTS) do call('UNLINK', K[part]) end
+  obliterate_groups()
   Q.waiters, Q.stale, Q.listening_changed = 0, 0, {}
   Schedulers.forget_jobs()
   emit_queue('obliterated', 'size', count)

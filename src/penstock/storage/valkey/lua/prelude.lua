@@ -2,7 +2,7 @@
 --
 -- Keys of a queue, all under one hash tag, so in one slot: penstock:{<namespace>/<queue>/0}:<part>
 --
---   meta       hash    counters (COUNTERS below), epoch, settings, trimmed; m:<lane>, the last call of a lane and its
+--   meta       hash    counters (COUNTERS below), epoch, settings, trimmed, regroup (groups.lua); m:<lane>, the last call of a lane and its
 --                      answer, kept for a minute (memo.lua)
 --   jobs       hash    id -> static record (record.lua): written once, rewritten only by change and re-dispatch
 --   options    hash    reference -> header: options of jobs, each stored once (record.lua)
@@ -34,6 +34,11 @@
 --   waiters    hash    id -> listeners to be told of its end; the counter waiters is their number
 --   news:<listener>    list    ends of jobs (waiters.lua), kept for a minute
 --   wake       list    tokens, a few at most: something may be claimed. Gone when nothing waits
+--   limits     hash    group -> its limit;  groups  hash  group -> its counts (groups.lua). The empty group is the queue
+--   group_keys zset    0 -> the groups that have a record, for walks in order
+--   group:<group>      zset    its blocked members;  starts:<group>  list  the starts in its window
+--   parked     zset    time -> group with blocked members that may have room then;  fading  the same, for groups that are
+--                      over then
 --   workers    hash    worker -> seen_at .. info
 --   consumers  hash    name -> offset .. expires_at
 --   spent      zset    last time -> scope;  usage:<scope>  hash  name -> millionths (usage.lua)
@@ -134,6 +139,7 @@ local function open(keys)
   Q.wake, Q.due, Q.memo, Q.answer, Q.dedup = false, false, false, false, false
   Q.groups, Q.news = emptied(Q.groups), emptied(Q.news)
   Q.listening, Q.listening_changed = emptied(Q.listening), emptied(Q.listening_changed)
+  Q.grouped, Q.limits, Q.touched = emptied(Q.grouped), emptied(Q.limits), false
   forget_buffers()
 end
 

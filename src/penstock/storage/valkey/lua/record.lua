@@ -12,7 +12,8 @@
 --                 flags:1 priority:6 worker_length:1 header_length:2 run_id_length:2
 --                 worker header run_id [result, or class of the error]
 --   state         a letter of STATES; C is completed with the result in the results hash; g h i are blocked by its group,
---                 by children, until a signal
+--                 by children, until a signal; j is g at the front of the group; k m l t are g h i s that hold a slot
+--                 of the group (groups.lua)
 --   0 stands for   inc in number, enqueued_at in run_at and ready_at: as it was enqueued
 --   flags         1 lifo, 2 cancelling, 4 rerun slot, 8 failure, 16 progress, 32 log lines, 64 binds, 128 the annex hash
 --                 has its annex
@@ -25,6 +26,8 @@ local STATES = {
 }
 local ENDED = { c = true, f = true, x = true }
 local BLOCKED_BY = { g = 'group', h = 'children', i = 'signal' }
+local Groups = {} -- groups.lua
+Groups.HOLDING = { g = 'k', h = 'm', i = 'l', s = 't', k = 'g', m = 'h', l = 'i', t = 's' }
 local STATE_FORMAT = '>c1c1I6I6I6I6I6I4I6I6I6I6I4I4Bi6BHH'
 local FLAGS_AT, WORKER_AT = 69, 81
 local LIFO_TOP = 2 ^ 48 - 1
@@ -140,6 +143,7 @@ local function state_of(job)
   elseif letter == 'f' then
     inline = job.error_type or ''
   end
+  if job.grip then letter = job.grip == 2 and Groups.HOLDING[letter] or letter == 'g' and 'j' or letter end
   return pack(STATE_FORMAT, letter, job.settled, job.finished, job.token, job.inc, job.enq, job.claimed,
     job.runs, job.number, job.run_at, job.ready_at, job.expires, job.failures, job.stalls, flags,
     job.priority, #job.worker, #job.header, #job.run_id) .. job.worker .. job.header .. job.run_id .. inline
@@ -152,6 +156,12 @@ local function read_state(job, record)
   local run_id_at = header_at + header_length
   local rest_at = run_id_at + run_id_length
   job.big_result = letter == 'C'
+  job.grip = nil
+  if letter == 'j' then
+    letter, job.grip = 'g', 1
+  elseif letter == 'k' or letter == 't' or letter == 'l' or letter == 'm' then
+    letter, job.grip = Groups.HOLDING[letter], 2
+  end
   job.state, job.by = job.big_result and 'c' or letter, nil
   if BLOCKED_BY[letter] then job.state, job.by = 'b', letter end
   job.settled, job.finished, job.token, job.inc, job.enq = settled, finished, token, inc, enq
@@ -185,6 +195,16 @@ local function expiring(job)
   return job.expires > 0 and (job.state == 'w' or job.state == 's' or job.state == 'b')
 end
 
+-- As what its group counts the job, if it has one, and where the group has it (groups.lua).
+function Groups.note_part(job)
+  local state = job.state
+  job.part = (state == 'w' or state == 'a') and state or job.by == 'g' and 'b' or nil
+  if job.grip == 2 then job.part = job.by == 'g' and 'k' or 'h' end
+  if job.by == 'g' then
+    job.group_member = job.grip and '\0' .. pack('>I6', job.number) .. '1' .. job.id or member_of(job)
+  end
+end
+
 -- Where the indexes have the job now: what save() has to take back.
 local function note_place(job)
   job.was = job.state
@@ -193,6 +213,7 @@ local function note_place(job)
   job.was_expiring = expiring(job)
   job.was_suspended = job.by == 'i'
   job.was_error = job.state == 'f' and job.error_type or nil
+  if job.binds then Groups.note_part(job) end
 end
 
 -- The job of the two strings (state nil: pristine; static nil: not read), or nil if there is neither.

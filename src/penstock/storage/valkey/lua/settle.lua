@@ -1,12 +1,14 @@
 -- settle: applies outcomes of leased jobs, then claims the next ones.
 -- arguments: lane, number, repeated, worker, count (0: no claim), lease_ms, then id and outcome of each job
 --   outcome: token:6 kind:1 rest
---   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 step | P timeout_ms:6 name_length:1 name step | R | X
+--   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 step | P timeout_ms:6 name_length:1 name step | R
+--   | L delay_ms:6 scope:1 (q: the queue) | X
 --   with a ttl of their own: K ttl:6 result | G final:1 retry_in_ms:6 ttl:6 failure
 --   step: nothing (it stays where it is), or = and its name
 -- returns:   {letters, claim reply or nothing}: per job the state as a letter, in upper case if the outcome was not
 --   applied ('-': no record)
--- events:    completed, failed, retrying, snoozed, suspended, released, cancelled, expired, enqueued; and those of claim
+-- events:    completed, failed, retrying, snoozed, suspended, released, limited, cancelled, expired, enqueued, unblocked; and
+--   those of claim
 
 local HEAD = 6
 local RESULT_TTL, FAILURE_TTL = 5, 6 -- their places in core.job.Options
@@ -72,12 +74,13 @@ end
 -- delay_ms is the timeout if there is a signal to wait for.
 local function put_back(job, kind, delay_ms, step, signal)
   if job.cancelling then return finish(job, 'x', 'cancelled', true) end
-  if is_expired(job) and kind ~= 'released' then return expire(job, true) end
+  local is_handed_back = kind == 'released' or kind == 'limited'
+  if is_expired(job) and not is_handed_back then return expire(job, true) end
   job.worker = ''
   if step then Steps.go_to(job, step) end
   if signal then
     Steps.suspend(job, signal, delay_ms)
-  elseif kind == 'released' then
+  elseif is_handed_back then
     enter_waiting(job, true)
   elseif delay_ms > 0 then
     schedule(job, Q.now + delay_ms)
@@ -127,6 +130,13 @@ local function suspend(job, outcome)
   return group, row
 end
 
+local function limited(job, outcome)
+  Groups.park(job, sub(outcome, 14, 14) == 'q', Q.now + unpack('>I6', outcome, 8))
+  local group, row = put_back(job, 'limited', 0)
+  if job.group_key then put(group, row, 'grp', job.group_key) end
+  return group, row
+end
+
 local function apply(job, outcome)
   local kind = sub(outcome, 7, 7)
   if kind == 'C' or kind == 'K' then
@@ -141,6 +151,7 @@ local function apply(job, outcome)
   if kind == 'S' then return put_back(job, 'snoozed', (unpack('>I6', outcome, 8)), sub(outcome, 14)) end
   if kind == 'P' then return suspend(job, outcome) end
   if kind == 'R' then return put_back(job, 'released', 0) end
+  if kind == 'L' then return limited(job, outcome) end
   return finish(job, 'x', 'cancelled', true)
 end
 
@@ -165,8 +176,20 @@ local function settled_before(record, outcome)
   return sub(record, 9, 14) == sub(outcome, 1, 6) and 'c' or 'C'
 end
 
+-- Reads jobs that may be members of groups with their static records, which name the groups, and those.
+local function read_members(ids, records)
+  local members, jobs = {}, {}
+  for i = 1, #ids do
+    if records[i] and bit_of(byte(records[i], FLAGS_AT), 64) then members[#members + 1] = ids[i] end
+  end
+  load(members, true)
+  for i = 1, #members do jobs[i] = found(members[i]) end
+  Groups.read_for(jobs)
+end
+
 local function settle_all(ids, outcomes)
   local records = read_many('HMGET', K.state, ids)
+  if bit_of(Q.uses, 2) then read_members(ids, records) end
   local letters, done = {}, new_completion()
   local is_done = done.is_done
   read_waiters(ids)
@@ -197,11 +220,13 @@ register('settle', function(keys, args)
     ids[i], outcomes[i] = args[HEAD + 2 * i - 1], args[HEAD + 2 * i]
   end
   local letters, claimed = settle_all(ids, outcomes), nil
+  if next(Q.grouped) then Groups.settle() end
   if count > 0 then
     write_waiters()
     flush()
     claimed = take(args[4], count, tonumber(args[6]))
   end
+  if count == 0 and bit_of(Q.uses, 1) then Q.wake = Q.wake or waiting_count() > 0 end
   remember(args[1], args[2], letters .. (claimed and memo_of(claimed) or ''))
   close()
   return { letters, claimed }

@@ -7,7 +7,7 @@
 -- The id begins a new life. job.body or the parts it is made of have been set by the caller.
 local function queue_afresh(job, run_at, size)
   drop_extras(job)
-  job.inc, job.enq, job.gone, job.annex = draw(), Q.now, false, nil
+  job.inc, job.enq, job.gone, job.annex, job.group_key, job.grip = draw(), Q.now, false, nil, nil, nil
   pristine(job)
   job.is_afresh = true
   Holds.notice(job)
@@ -22,6 +22,7 @@ local function queue_afresh(job, run_at, size)
   local group, row = emit('enqueued', job)
   put(group, row, 'pri', job.priority)
   put(group, row, 'size', size)
+  if job.binds and Groups.key_of(job) then put(group, row, 'grp', job.group_key) end
 end
 
 local function update(job, dispatch)
@@ -36,6 +37,7 @@ local function update(job, dispatch)
     job.header, job.priority, job.lifo, job.ttl = dispatch.header, dispatch.priority, dispatch.lifo, dispatch.ttl
     job.expires = job.ttl > 0 and now + job.ttl or 0
     rewritten(job)
+    if job.part then Groups.line_up_again(job) end
   end
   if dispatch.reset then job.failures, job.stalls = 0, 0 end
   local rule, new, old = dispatch.rule, dispatch.run_at, job.run_at
@@ -43,7 +45,7 @@ local function update(job, dispatch)
   if is_taken and job.state ~= 'b' then
     job.run_at = new
     if new > now then
-      job.state = 's'
+      schedule(job, new)
     elseif job.state == 's' then
       enter_waiting(job)
     end

@@ -65,6 +65,7 @@ function Steps.suspend(job, name, timeout_ms)
   annex.sw = name
   if timeout_ms > 0 then annex.su = Q.now + timeout_ms end
   job.state, job.by, job.suspended_until = 'b', 'i', annex.su
+  if job.part then Groups.scheduled(job) end
   keep_annex(job)
 end
 

@@ -151,7 +151,8 @@ end
 
 local function next_thing(slot_wait)
   local wait = slot_wait >= 0 and slot_wait or nil
-  for _, part in ipairs({ 'scheduled', 'suspended', 'active', 'expiring', 'completed', 'failed', 'cancelled' }) do
+  for _, part in ipairs({ 'scheduled', 'suspended', 'active', 'expiring', 'completed', 'failed', 'cancelled', 'parked',
+    'fading' }) do
     local one = until_next(K[part], nil)
     if one and (not wait or one < wait) then wait = one end
   end
@@ -171,6 +172,11 @@ register('sweep', function(keys, args)
   local unblocked = bit_of(Q.uses, 16) and each_due('suspended', limit, Steps.time_out) or 0
   local rescued = each_due('active', limit, rescue)
   local expired = each_due('expiring', limit, expire)
+  local regrouped = bit_of(Q.uses, 2) and Groups.sweep(limit) or 0
+  if bit_of(Q.uses, 1) then
+    Groups.sweep_queue()
+    Q.wake = Q.wake or rescued > 0 and waiting_count() > 0
+  end
   local pruned = prune_all(limit, settings)
   local trimmed = trim(settings)
   local forgotten = Dedup.forget(limit)
@@ -180,7 +186,7 @@ register('sweep', function(keys, args)
   forget_memos()
   close()
   local more = promoted >= limit or unblocked >= limit or rescued >= limit or expired >= limit or pruned >= limit
-    or forgotten >= limit
+    or forgotten >= limit or regrouped >= limit
   local slot_wait, awaiting = Schedulers.wait()
   return {
     promoted, unblocked, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing(slot_wait), slot_wait,

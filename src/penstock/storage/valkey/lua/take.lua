@@ -1,6 +1,7 @@
 -- Taking jobs: what claim, and settle after it has settled, do.
 --
--- Returns the reply {1: paused, 2: over budget, wait_ms (-1: none), now, first token, ids, static records, extras}. Leases have
+-- Returns the reply {why (1: paused, 2: over budget, 3: a limit of the queue), wait_ms (-1: none), now, first token, ids,
+-- static records, extras}. Leases have
 -- consecutive tokens and are as they were enqueued, on their first run, unless the extras say otherwise: place,
 -- token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 flags:1 [length:4 annex [signal]], and so on.
 -- flags: 1 cancelling, 2 there is the data of a signal. The annex is there if it differs from that in the static record.
@@ -88,14 +89,14 @@ local function lease_pristine(leases, id, static)
   end
 end
 
-local function lease_any(leases, id, state, static)
-  local job = job_of(id, state, static)
+local function lease_any(leases, id, job, static)
   job.is_popped = true
   J[id] = job
   if is_expired(job) then
     expire(job)
     return false
   end
+  if job.binds and not Groups.start(job) then return false end
   local wait = Q.now - job.ready_at
   job.state, job.token, job.runs, job.claimed = 'a', draw(), job.runs + 1, Q.now
   job.settled, job.worker, job.lease_until = '-', leases.worker, leases.lease_until
@@ -109,15 +110,29 @@ local function lease_any(leases, id, state, static)
   put(group, row, 'w', job.worker)
   put(group, row, 'wait', wait)
   put(group, row, 'pri', job.priority)
+  if job.group_key then put(group, row, 'grp', job.group_key) end
   return true
 end
 
--- Leases up to count jobs from the head of the line. Returns how many were popped, and how many of them had expired.
+-- Those of the jobs that may be members of groups, whose groups are read at once.
+local function members_of(ids, states, statics)
+  if not bit_of(Q.uses, 2) then return nil end
+  local jobs = {}
+  for i = 1, #ids do
+    if states[i] and statics[i] and byte(statics[i], 13) >= 128 then jobs[i] = job_of(ids[i], states[i], statics[i]) end
+  end
+  Groups.read_for(jobs)
+  return jobs
+end
+
+-- Leases up to count jobs from the head of the line. Returns how many were popped, and how many of them had expired or
+-- went back to their groups.
 local function take_head(leases, count)
   local ids, is_line, numbers = pop_waiting(count)
   local statics, states = read_many('HMGET', K.jobs, ids), {}
   if not is_line or Q.stale > 0 then states = read_many('HMGET', K.state, ids) end
   local expired, has_stale = 0, Q.stale > 0
+  local jobs = not is_line and members_of(ids, states, statics)
   leases.states, leases.deadlines = list_in(set_fields, 'state'), list_in(added_members, 'active')
   for i = 1, #ids do
     local static, state = statics[i], states[i]
@@ -125,7 +140,7 @@ local function take_head(leases, count)
       Q.stale = Q.stale - 1
     elseif static and not state and byte(static, 13) == 0 then
       lease_pristine(leases, ids[i], static)
-    elseif static and not lease_any(leases, ids[i], state, static) then
+    elseif static and not lease_any(leases, ids[i], jobs and jobs[i] or job_of(ids[i], state, static), static) then
       expired = expired + 1
     end
   end
@@ -133,8 +148,38 @@ local function take_head(leases, count)
   return #ids, expired
 end
 
-local function reply_of(leases, wait_ms)
-  return { 0, wait_ms, Q.now, leases.first_token, leases.ids, leases.statics, leases.extras }
+local function reply_of(leases, wait_ms, why)
+  return { why or 0, wait_ms, Q.now, leases.first_token, leases.ids, leases.statics, leases.extras }
+end
+
+local function take_up_to(leases, count)
+  local expired = 0
+  while leases.n < count and expired < EXPIRED_PER_CLAIM do
+    local popped, ended_count = take_head(leases, min(count - leases.n, CHUNK))
+    expired = expired + ended_count
+    if popped == 0 then break end
+  end
+end
+
+local function until_due()
+  local wait_ms = until_next(K.scheduled, -1)
+  local look_ms = bit_of(Q.uses, 2) and until_next(K.parked, -1) or -1
+  if wait_ms < 0 or look_ms < 0 then return max(wait_ms, look_ms) end
+  return min(wait_ms, look_ms)
+end
+
+-- The same where the queue has limits of its own: whoever it keeps from more is told when to come again, and wakes nobody.
+function Groups.take(leases, count)
+  local allowed = Groups.allowance(count)
+  take_up_to(leases, allowed)
+  if leases.n > 0 then Groups.charge(Groups.of(''), leases.n, 0) end
+  Groups.settle()
+  flush()
+  local waiting, room, wait_ms = waiting_count(), Groups.allowance(1)
+  Q.wake = waiting > 0 and room > 0
+  if not Q.wake then call('DEL', K.wake) end
+  if waiting > 0 and room == 0 and leases.n < count then return reply_of(leases, wait_ms, 3) end
+  return reply_of(leases, (leases.n == count or waiting > 0) and 0 or until_due())
 end
 
 local function take(worker, count, lease_ms)
@@ -144,17 +189,19 @@ local function take(worker, count, lease_ms)
     if over then return { 2, wait, Q.now, 0, {}, {}, {} } end
   end
   promote_due(PROMOTED_PER_CLAIM)
-  local leases, expired = new_leases(worker, lease_ms), 0
-  while leases.n < count and expired < EXPIRED_PER_CLAIM do
-    local popped, ended = take_head(leases, min(count - leases.n, CHUNK))
-    expired = expired + ended
-    if popped == 0 then break end
+  if bit_of(Q.uses, 2) then Groups.look_again(Groups.PER_CLAIM) end
+  local leases = new_leases(worker, lease_ms)
+  if bit_of(Q.uses, 1) then return Groups.take(leases, count) end
+  take_up_to(leases, count)
+  if next(Q.grouped) then
+    Groups.settle()
+    flush()
   end
   local waiting = waiting_count()
   Q.wake = waiting > 0
   if waiting == 0 then call('DEL', K.wake) end
   if leases.n == count or waiting > 0 then return reply_of(leases, 0) end
-  return reply_of(leases, until_next(K.scheduled, -1))
+  return reply_of(leases, until_due())
 end
 
 -- What a repeated claim is answered with: leases of those tokens that are still held, found among the active.

@@ -6,6 +6,8 @@ CREATE TABLE meta (
 ) STRICT, WITHOUT ROWID;
 
 -- One row per queue, read and written once per transaction: its counters, its clock, how many jobs it has by state.
+-- uses has a bit for each feature that costs a look: 1 limits of the queue, 2 groups. regroup: the last of the groups
+-- that a changed default has reached.
 CREATE TABLE queues (
     key INTEGER PRIMARY KEY,
     namespace TEXT NOT NULL,
@@ -19,6 +21,8 @@ CREATE TABLE queues (
     used INTEGER NOT NULL DEFAULT 0,
     has_budgets INTEGER NOT NULL DEFAULT 0,
     settings TEXT NOT NULL DEFAULT '{}',
+    uses INTEGER NOT NULL DEFAULT 0,
+    regroup TEXT NOT NULL DEFAULT '',
     scheduled INTEGER NOT NULL DEFAULT 0,
     waiting INTEGER NOT NULL DEFAULT 0,
     blocked INTEGER NOT NULL DEFAULT 0,
@@ -47,8 +51,9 @@ CREATE TABLE options (
 ) STRICT;
 
 -- What changes about a job. place is its number among the waiting, negated if it is LIFO. annex is what few jobs have
--- (core/annex.py); binds: its transitions concern others. wake_at: the timeout of a suspended job.
--- held_until: when the longest hold on a finished job has passed. error_type: the class of a failed job's error.
+-- (core/annex.py); binds: its transitions concern others; grip: what it keeps of a slot of its group. wake_at: the timeout
+-- of a suspended job. held_until: when the longest hold on a finished job has passed. error_type: the class of a failed
+-- job's error.
 CREATE TABLE jobs (
     key INTEGER PRIMARY KEY,
     queue INTEGER NOT NULL,
@@ -85,7 +90,8 @@ CREATE TABLE jobs (
     binds INTEGER NOT NULL DEFAULT 0,
     wake_at INTEGER NOT NULL DEFAULT 0,
     held_until INTEGER NOT NULL DEFAULT 0,
-    error_type TEXT NOT NULL DEFAULT ''
+    error_type TEXT NOT NULL DEFAULT '',
+    grip INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- Each state's order is an index of its own, so no verb ever walks past jobs of another state. The id, which breaks
@@ -107,6 +113,57 @@ CREATE TABLE payloads (
     job INTEGER PRIMARY KEY,
     payload BLOB NOT NULL
 ) STRICT;
+
+-- Limits by group: the empty key is the queue itself, * every group without a limit of its own.
+CREATE TABLE limits (
+    queue INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (queue, key)
+) STRICT, WITHOUT ROWID;
+
+-- The groups that have members, or starts that still count (group.py says what the columns are).
+CREATE TABLE job_groups (
+    queue INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    waiting INTEGER NOT NULL,
+    active INTEGER NOT NULL,
+    held INTEGER NOT NULL,
+    blocked INTEGER NOT NULL,
+    cost INTEGER NOT NULL,
+    parked_until INTEGER NOT NULL,
+    paused INTEGER NOT NULL,
+    starts INTEGER NOT NULL,
+    level INTEGER NOT NULL,
+    level_at INTEGER NOT NULL,
+    level_per INTEGER NOT NULL,
+    look_at INTEGER NOT NULL,
+    over_at INTEGER NOT NULL,
+    PRIMARY KEY (queue, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX job_groups_parked ON job_groups (queue, look_at, key) WHERE look_at > 0;
+CREATE INDEX job_groups_fading ON job_groups (queue, over_at, key) WHERE over_at > 0;
+
+-- The members a group blocks, in its order. Apart from the jobs: a verb reads it after it has written to it.
+CREATE TABLE group_lines (
+    queue INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    rank INTEGER NOT NULL,
+    priority INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    PRIMARY KEY (queue, key, rank, priority, place, id)
+) STRICT, WITHOUT ROWID;
+
+-- The starts in a group's window, or in the queue's.
+CREATE TABLE starts (
+    queue INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    at_ms INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    PRIMARY KEY (queue, key, at_ms)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE logs (
     job INTEGER NOT NULL,

@@ -1,0 +1,123 @@
+"""Limits of a queue and of the groups in it. ``Queue`` has all of this; docs/limits.md shows what it is for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from penstock.core.limits import EVERY_GROUP, Bucket, Limit
+from penstock.core.names import check_group
+from penstock.core.rate import RateLike, parse_rate
+from penstock.errors import InvalidOption
+from penstock.options import whole_number
+
+if TYPE_CHECKING:
+    from penstock.core.limits import GroupState, LimitsOfQueue
+    from penstock.source import Source
+    from penstock.storage.base import Storage
+
+__all__ = ["BucketLike", "QueueLimits"]
+
+_MOST: Final = 1_000_000
+_LARGEST_BUCKET: Final = 2**46
+"""Tokens times milliseconds: engines count in parts of a token, in whole numbers."""
+
+BucketLike: TypeAlias = tuple[int, RateLike] | Bucket
+"""How many tokens it holds, and how fast they come in: ``(100, "10/s")``."""
+
+
+class QueueLimits:
+    """See the module. Every method raises ``StorageError`` if the store does not answer."""
+
+    _source: Source
+
+    async def limit(
+        self,
+        *,
+        group: str | None = None,
+        concurrency: int | None = None,
+        rate: RateLike | None = None,
+        bucket: BucketLike | None = None,
+    ) -> Limit:
+        """Limit the queue as a whole; with ``group``, the jobs of that group (``"*"``: of every group without its own).
+
+        ``concurrency``: so many at a time; a group of 1 runs strictly in order. ``rate``: so many starts in any stretch
+        of time. ``bucket``, of groups only: jobs take their ``cost`` from it. What is not given is not limited; what
+        was set before is replaced as a whole. Holds from the next claim on, for all workers.
+        """
+        limit = Limit(
+            None if concurrency is None else whole_number("concurrency", concurrency, least=1, most=_MOST),
+            None if rate is None else parse_rate(rate),
+            None if bucket is None else _parse_bucket(bucket),
+        )
+        if group is None:
+            _check_for_queue(limit)
+        await (await self._storage()).limit(self._source.queue, _key(group), limit)
+        return limit
+
+    async def unlimit(self, *, group: str | None = None) -> None:
+        """Remove a limit that was set. A group without its own has that of ``"*"``, if there is one."""
+        await (await self._storage()).limit(self._source.queue, _key(group), None)
+
+    async def limits(self) -> LimitsOfQueue:
+        """The limits that were set: under ``""`` the queue's, under ``"*"`` that of every group without its own."""
+        return await (await self._storage()).limits(self._source.queue)
+
+    async def groups(self) -> AsyncGenerator[GroupState, None]:
+        """The groups that have jobs, are paused, or have starts that still count: ``async for group in ...``."""
+        storage, cursor = await self._storage(), ""
+        while True:
+            page = await storage.groups(self._source.queue, cursor=cursor)
+            for group in page.groups:
+                yield group
+            cursor = page.cursor
+            if not cursor:
+                return
+
+    async def pause(self, *, group: str | None = None) -> None:
+        """Claims get nothing from now on, everywhere; with ``group``, nothing of it. Jobs that run go on."""
+        await (await self._storage()).pause(self._source.queue, group=_one_group(group))
+
+    async def resume(self, *, group: str | None = None) -> None:
+        """The end of a pause."""
+        await (await self._storage()).resume(self._source.queue, group=_one_group(group))
+
+    async def _storage(self) -> Storage:
+        return await self._source.app.connect()
+
+
+def _one_group(group: str | None) -> str:
+    return "" if group is None else check_group(group)
+
+
+def _key(group: str | None) -> str:
+    return EVERY_GROUP if group == EVERY_GROUP else _one_group(group)
+
+
+def _check_for_queue(limit: Limit) -> None:
+    if limit.bucket is not None:
+        raise InvalidOption(
+            "bucket is for groups: a queue has concurrency and rate. Give a group, or '*' for every one."
+        )
+    if limit == Limit():
+        raise InvalidOption(
+            "nothing is limited. Give concurrency or rate, or use unlimit() to remove a limit."
+        )
+
+
+def _parse_bucket(value: Any) -> Bucket:
+    match value:
+        case Bucket(capacity=capacity, refill=refill, per_ms=per_ms):
+            rate = parse_rate((refill, per_ms / 1000), what="bucket")
+        case (capacity, refill):
+            rate = parse_rate(refill, what="bucket")
+        case _:
+            raise InvalidOption(
+                f"bucket={value!r:.60} is not usable. Give its capacity and how fast it refills: (100, '10/s')."
+            )
+    whole_number("capacity of the bucket", capacity, least=1, most=_MOST)
+    if capacity * rate.per_ms > _LARGEST_BUCKET:
+        raise InvalidOption(
+            f"bucket={value!r:.60} refills too slowly to be counted exactly. Give the same speed over a shorter time."
+        )
+    return Bucket(capacity, rate.count, rate.per_ms)

@@ -1,0 +1,97 @@
+"""``limit``: set limits, read them back, and see what they hold up."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.core.job import NewJob
+from penstock.core.lifecycle import EventType
+from penstock.core.limits import EVERY_GROUP, GroupState, Limit, LimitsOfQueue, Reason
+from penstock.errors import CostTooHigh
+from penstock.storage.sqlite import admission, groups
+from penstock.storage.sqlite.group import Group
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import Step, find_queue
+from penstock.storage.values import GroupPage
+
+__all__ = ["check_costs", "limits", "list_groups", "set_limit"]
+
+_CONFIGURED = EventType.CONFIGURED.value
+
+_sql = statements("groups")
+_decoder: Final = msgspec.json.Decoder(Limit)
+
+
+def set_limit(step: Step, key: str, limit: Limit | None) -> None:
+    """Set or remove a limit, and admit whom it lets in."""
+    if key != EVERY_GROUP and not groups.group_of(step, key).is_stored:
+        del step.groups[
+            key
+        ]  # A window and a bucket it had are those of the old limit; these begin with the new one.
+    if limit is None:
+        step.sql.execute(_sql["remove_limit"], (step.queue.key, key))
+    else:
+        step.sql.execute(_sql["set_limit"], (step.queue.key, key, msgspec.json.encode(limit).decode()))
+    data = msgspec.json.encode({"limit": limit}).decode()
+    step.notes.add_queue(_CONFIGURED, step.now_ms, grp=key, data=data)
+    step.queue.uses |= groups.USES_GROUPS if key else groups.USES_LIMITS
+    _reach(step, key)
+
+
+def _reach(step: Step, key: str) -> None:
+    if key == EVERY_GROUP:
+        step.limits.clear()
+        admission.fill_from(step, "", limit=admission.AT_ONCE)
+    else:
+        groups.touch(step, groups.reread(step, key))
+    if not key:
+        step.wakes.add("w")
+
+
+def limits(sql: sqlite3.Connection, namespace: str, queue: str) -> LimitsOfQueue:
+    """The limits that were set, by group."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return {}
+    return {key: _decoder.decode(value) for key, value in sql.execute(_sql["limits"], (row.key,))}
+
+
+def list_groups(step: Step, *, cursor: str, limit: int) -> GroupPage:
+    """A page of the groups that have a record; the cursor is the last key shown."""
+    keys = [key for (key,) in step.sql.execute(_sql["keys_after"], (step.queue.key, cursor, limit + 1))]
+    shown = [_state(step, groups.group_of(step, key)) for key in keys[:limit]]
+    return GroupPage(shown, keys[limit - 1] if len(keys) > limit else "")
+
+
+def _state(step: Step, group: Group) -> GroupState:
+    why: Reason = "paused" if group.paused else ""
+    at = 0
+    head = admission.head_of(step, group) if group.blocked else None
+    if head is not None:
+        why, at = group.why_full(step.now_ms, cost=head.annex.cost, grip=head.grip)
+    return GroupState(
+        group.key,
+        group.waiting,
+        group.active,
+        group.held,
+        group.blocked,
+        bool(group.paused),
+        why,
+        max(0, at - step.now_ms) if at else None,
+    )
+
+
+def check_costs(step: Step, jobs: Sequence[NewJob]) -> None:
+    """Refuse a job that costs more than the bucket of its group can hold."""
+    for job in jobs:
+        if job.annex is not None and job.annex.group:
+            bucket = groups.limit_of(step, job.annex.group).bucket
+            if bucket is not None and job.annex.cost > bucket.capacity:
+                raise CostTooHigh(
+                    f"job {job.id} costs {job.annex.cost}; the bucket of its group {job.annex.group} holds "
+                    f"{bucket.capacity}. Nothing was enqueued: give it a lower cost, or the group a larger bucket."
+                )

@@ -1,0 +1,127 @@
+"""Limits as users set them: what is accepted, what is refused at the door, and that the sync face has them too."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from penstock import App, Bucket, CostTooHigh, InvalidName, InvalidOption, Limit, Rate, RateLimited
+
+
+async def test_limits_are_set_read_and_removed(app: App) -> None:
+    queue = app.queue("mail")
+
+    assert await queue.limit(concurrency=3, rate="100/s") == Limit(3, Rate(100, 1000))
+    await queue.limit(group="*", rate=(5, "2m"), bucket=(10, "1/s"))
+    await queue.limit(group="tenant 7")
+    assert await queue.limits() == {
+        "": Limit(3, Rate(100, 1000)),
+        "*": Limit(None, Rate(5, 120_000), Bucket(10, 1, 1000)),
+        "tenant 7": Limit(),
+    }
+
+    await queue.unlimit()
+    await queue.unlimit(group="*")
+    await queue.unlimit(group="tenant 7")
+    assert await queue.limits() == {}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"concurrency": 0},
+        {"concurrency": True},
+        {"concurrency": "3"},
+        {"rate": "100"},
+        {"rate": "0/s"},
+        {"bucket": (10, "1/s")},
+        {"group": "x", "bucket": 10},
+        {"group": "x", "bucket": (0, "1/s")},
+        {"group": "x", "bucket": (10, "fast")},
+        {"group": "x", "bucket": (1_000_000, "1/1000d")},
+    ],
+)
+async def test_a_limit_that_cannot_be_is_refused_and_nothing_is_set(
+    memory_app: App, options: dict[str, Any]
+) -> None:
+    queue = memory_app.queue("mail")
+
+    with pytest.raises(InvalidOption):
+        await queue.limit(**options)
+
+    assert await queue.limits() == {}
+
+
+async def test_the_name_for_every_group_is_no_group(memory_app: App) -> None:
+    queue = memory_app.queue("mail")
+
+    with pytest.raises(InvalidName, match="every group"):
+        await queue.enqueue(1, group="*")
+    with pytest.raises(InvalidName, match="every group"):
+        await queue.pause(group="*")
+
+
+async def test_a_job_that_costs_too_much_fails_no_other_call(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.limit(group="dear", bucket=(10, "1/s"))
+
+    answers = await asyncio.gather(
+        *(queue.enqueue(n, group="dear", cost=11 if n == 3 else 1) for n in range(8)), return_exceptions=True
+    )
+
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, CostTooHigh)] == [3]
+    assert await queue.open() == 7
+
+
+async def test_groups_are_listed_with_what_they_wait_for(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.limit(group="*", concurrency=1)
+    await queue.enqueue_many([1, 2], group="a")
+    await queue.enqueue_many([3], group="b")
+    await queue.pause(group="b")
+    job = await queue.claim_one(wait=0)
+    assert job
+    assert (job.payload, job.group) == (1, "a")
+
+    found = {group.key: group async for group in queue.groups()}
+
+    assert (found["a"].active, found["a"].blocked, found["a"].why) == (1, 1, "concurrency")
+    assert (found["b"].paused, found["b"].why) == (True, "paused")
+    [blocked] = [info async for info in queue.list_jobs("blocked")]
+    assert blocked.blocked_by == "group"
+
+
+def test_synchronous_code_has_limits_and_groups() -> None:
+    with App("memory://").sync as app:
+        queue = app.queue("mail")
+        queue.limit(group="a", concurrency=1)
+        queue.enqueue_many([1, 2], group="a")
+        job = queue.claim_one(wait=0)
+
+        assert job
+        assert [(group.key, group.blocked) for group in queue.groups()] == [("a", 1)]
+        assert job.rate_limited("1h")
+        assert queue.claim_one(wait=0) is None
+        assert [group.why for group in queue.groups()] == ["asked"]
+        queue.unlimit(group="a")
+        assert queue.limits() == {}
+
+
+async def test_a_loop_of_ones_own_may_raise_what_a_handler_may(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.enqueue(1)
+
+    async with queue.claim(wait="5s") as job:
+        assert job
+        raise RateLimited("1h", scope="queue")
+
+    assert await queue.claim_one(wait=0) is None
+    assert await queue.waiting() == 1
+
+
+def test_a_scope_that_is_unknown_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="scope"):
+        RateLimited("1s", scope="planet")  # type: ignore[arg-type]
