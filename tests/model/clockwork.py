@@ -77,6 +77,7 @@ class Clockwork(Running):
                 clock.go_on(self.now)
         if clock.new.limit and clock.fired >= clock.new.limit:
             clock.next = clock.awaits = 0
+        self._settle_groups()
         return Fired(True, answer)
 
     def all_schedulers(self) -> Schedulers:

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.core.annex import Annex
 from penstock.core.job import Job, Lease, NewJob
 from penstock.core.lifecycle import State
+from penstock.core.limits import Limit
 from penstock.errors import JobNotFound, StorageError
 from penstock.storage.base import Storage
 from penstock.storage.values import (
@@ -34,7 +35,7 @@ from penstock.storage.values import (
 from tests.model import strategies as draw
 from tests.model.model import Model
 from tests.model.sight import Sight
-from tests.model.strategies import CLOCKS, IDS, KEYS, UNIT
+from tests.model.strategies import CLOCKS, GROUPS, IDS, KEYS, UNIT
 
 __all__ = ["Machine"]
 
@@ -289,6 +290,19 @@ class Machine(RuleBasedStateMachine):
             case _:
                 self.obliterate(force=data.draw(st.booleans()))
 
+    @rule(key=st.sampled_from([*GROUPS, *GROUPS, "*"]), limit=draw.limits)
+    def limit_groups(self, key: str, limit: Limit | None) -> None:
+        self.same(self.storage.limit(self.queue, key, limit), lambda: self.model.limit(key, limit))
+
+    @rule(limit=draw.queue_limits)
+    def limit_the_queue(self, limit: Limit | None) -> None:
+        self.same(self.storage.limit(self.queue, "", limit), lambda: self.model.limit("", limit))
+
+    @rule(key=st.sampled_from(GROUPS), paused=st.booleans())
+    def pause_a_group(self, key: str, paused: bool) -> None:
+        verb = self.storage.pause if paused else self.storage.resume
+        self.same(verb(self.queue, group=key), lambda: self.model.pause_group(key, paused))
+
     def obliterate(self, force: bool) -> None:
         self.repeatable = None
         self.same(
@@ -324,6 +338,10 @@ class Machine(RuleBasedStateMachine):
             assert seen == wanted, f"the engine has {seen}, the model {wanted}"
         for job in self.do(self.storage.get(self.queue, IDS)):
             assert job is None or job in listed, f"got {job}, listed {listed}"
+
+    @invariant()
+    def the_groups_are_the_same(self) -> None:
+        self.same(self.storage.groups(self.queue), self.model.list_groups)
 
     @invariant()
     def the_schedulers_are_the_same(self) -> None:

@@ -52,16 +52,16 @@ class Model(Clockwork):
     # Operating on jobs
 
     def cancel(self, ids: Sequence[str]) -> list[CancelAnswer]:
-        return [self._cancel(self.records.get(id)) for id in ids]
+        return self._then_fill([self._cancel(self.records.get(id)) for id in ids])
 
     def retry(self, ids: Sequence[str]) -> list[RetryAnswer]:
-        return [self._retry(self.records.get(id)) for id in ids]
+        return self._then_fill([self._retry(self.records.get(id)) for id in ids])
 
     def retry_all(self) -> int:
         return self.retry([r.id for r in self.in_state(S.FAILED)]).count("retried")
 
     def promote(self, ids: Sequence[str]) -> list[PromoteAnswer]:
-        return [self._promote(self.records.get(id)) for id in ids]
+        return self._then_fill([self._promote(self.records.get(id)) for id in ids])
 
     def change(self, id: str, change: Change) -> ChangeAnswer:
         record = self.records.get(id)
@@ -73,10 +73,10 @@ class Model(Clockwork):
             return "wrong_state"
         self._change(record, change)
         self._append(E.CHANGED, record)
-        return "changed"
+        return self._then_fill("changed")
 
     def remove(self, ids: Sequence[str]) -> list[RemoveAnswer]:
-        return [self._remove(self.records.get(id)) for id in ids]
+        return self._then_fill([self._remove(self.records.get(id)) for id in ids])
 
     # Operating on queues
 
@@ -109,6 +109,8 @@ class Model(Clockwork):
         for clock in self.clocks.values():
             if clock.awaits:
                 clock.go_on(self.now)
+        self._touched = []
+        self._forget_groups()
         self._append(E.OBLITERATED)
         return count
 
@@ -161,8 +163,10 @@ class Model(Clockwork):
             record.payload = change.payload
         if change.priority is not None:
             record.priority = change.priority
+            if self._part(record) in ("b", "k"):
+                self._touch(record.group)
         if change.delay_ms:
-            record.state, record.run_at = S.SCHEDULED, self.now + change.delay_ms
+            self._schedule(record, self.now + change.delay_ms)
         elif change.delay_ms == 0 and record.state is S.SCHEDULED:
             self._enter_waiting(record)
         for name in ("result_ttl_ms", "failure_ttl_ms"):
@@ -176,6 +180,6 @@ class Model(Clockwork):
             return "not_found"
         if record.state is S.ACTIVE:
             return "active"
-        self._delete(record)
         self._append(E.REMOVED, record, state="")
+        self._delete(record)
         return "removed"

@@ -12,7 +12,7 @@ from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
 from penstock.storage.values import Finished
 
-__all__ = ["ORDER", "Happened", "Record", "Slot", "by_time", "lease_of", "news_of", "replaces"]
+__all__ = ["ORDER", "Happened", "Record", "Slot", "by_time", "in_line", "lease_of", "news_of", "replaces"]
 
 
 @dataclass
@@ -67,10 +67,19 @@ class Record:
     blocked_by: str = ""
     signal: bytes | None = None
     early: list[tuple[str, bytes]] = field(default_factory=list)
+    grip: int = 0
 
     @property
     def holds(self) -> dict[str, int]:
         return (self.annex and self.annex.holds) or {}
+
+    @property
+    def group(self) -> str:
+        return self.annex.group if self.annex else ""
+
+    @property
+    def cost(self) -> int:
+        return self.annex.cost if self.annex else 1
 
 
 class Happened(NamedTuple):
@@ -99,7 +108,7 @@ def by_time(name: str) -> Callable[[Record], tuple[int, bytes]]:
     return lambda record: (getattr(record, name), record.id.encode())
 
 
-def _in_line(record: Record) -> tuple[int, int, int]:
+def in_line(record: Record) -> tuple[int, int, int]:
     if record.lifo:
         return (record.priority, 0, -record.number)
     return (record.priority, 1, record.number)
@@ -107,7 +116,7 @@ def _in_line(record: Record) -> tuple[int, int, int]:
 
 ORDER: dict[State, Callable[[Record], Any]] = {
     State.SCHEDULED: by_time("run_at"),
-    State.WAITING: _in_line,
+    State.WAITING: in_line,
     State.BLOCKED: lambda record: (-record.number if record.lifo else record.number, record.id.encode()),
     State.ACTIVE: by_time("lease_until"),
     State.COMPLETED: by_time("kept_until"),

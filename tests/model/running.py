@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.core.job import Enqueued, EnqueueStatus, Lease, NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
-from penstock.core.outcome import Cancel, Complete, Fail, Outcome, Release, Snooze, Suspend
+from penstock.core.outcome import Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
 from penstock.storage.values import (
     Claimed,
     DueScheduler,
@@ -41,7 +41,7 @@ class Running(Keys, Holding):
     # The way of a job
 
     def enqueue(self, jobs: Sequence[NewJob], ticket: Ticket | None = None) -> list[Enqueued]:
-        return self._once(ticket, lambda: [self._enqueue(job) for job in jobs])
+        return self._once(ticket, lambda: self._then_fill([self._enqueue(job) for job in jobs]))
 
     def claim(self, take: Take, ticket: Ticket | None = None) -> Claimed:
         return self._still_held(self._once(ticket, lambda: self._claim(take)))
@@ -51,6 +51,7 @@ class Running(Keys, Holding):
     ) -> SettledBatch:
         def call() -> SettledBatch:
             answers = [self._settle(item) for item in settlements]
+            self._settle_groups()
             return SettledBatch(answers, self._claim(take) if take else None)
 
         batch = self._once(ticket, call)
@@ -72,6 +73,7 @@ class Running(Keys, Holding):
         expired = sorted((r for r in self._pending() if self._is_expired(r)), key=by_time("expires_at"))
         for record in expired:
             self._expire(record)
+        self._sweep_groups()
         pruned = self._prune()
         slots = [clock.next - self.now for clock in self.clocks.values() if not clock.paused]
         later = [wait_ms for wait_ms in slots if wait_ms > 0]
@@ -155,17 +157,26 @@ class Running(Keys, Holding):
         if self.paused:
             return Claimed([], None, paused=True)
         self._promote_due()
+        self._look_again()
+        allowed, _ = self._allowance(take.count)
         leases: list[Lease] = []
         for record in self.in_state(S.WAITING):
-            if len(leases) == take.count:
+            if len(leases) == allowed:
                 break
             if self._is_expired(record):
                 self._expire(record)
-            else:
+            elif self._started(record):
                 leases.append(self._lease(record, take))
-        scheduled = self.in_state(S.SCHEDULED)
-        later = scheduled[0].run_at - self.now if scheduled else None
-        return Claimed(leases, 0 if len(leases) == take.count else later)
+        if self._limit_of("").rate:
+            self._group("").starts += [self.now] * len(leases)
+        self._settle_groups()
+        waiting, (room, later) = self.in_state(S.WAITING), self._allowance(1)
+        if waiting and not room and len(leases) < take.count:
+            return Claimed(leases, later, limited=True)
+        times = [r.run_at for r in self.in_state(S.SCHEDULED)]
+        times += [group.look for group in self.groups.values() if group.look]
+        later = max(0, min(times) - self.now) if times else None
+        return Claimed(leases, 0 if len(leases) == take.count or waiting else later)
 
     def _lease(self, record: Record, take: Take) -> Lease:
         record.state, record.token, record.settled_as = S.ACTIVE, self._draw(), None
@@ -208,6 +219,9 @@ class Running(Keys, Holding):
                 return self._put_off(record, outcome)
             case Release():
                 return self._put_back(record, E.RELEASED, None)
+            case Limited(delay_ms, scope):
+                self._park(record, self.now + delay_ms, queue=scope == "queue")
+                return self._put_back(record, E.LIMITED, None)
             case Cancel():
                 return self._finish(record, S.CANCELLED, E.CANCELLED, token=record.token)
 
@@ -225,11 +239,11 @@ class Running(Keys, Holding):
         if delay_ms is not None and self._is_expired(record):
             return self._expire(record, token=record.token)
         if delay_ms is None:
-            record.state, record.ready_at = S.WAITING, self.now
+            self._return_to_waiting(record)
         elif signal:
             self._suspend(record, signal, delay_ms)
         elif delay_ms > 0:
-            record.state, record.run_at = S.SCHEDULED, self.now + delay_ms
+            self._schedule(record, self.now + delay_ms)
         else:
             self._enter_waiting(record)
         self._absorb(record)
@@ -276,7 +290,7 @@ class Running(Keys, Holding):
             record.failure = STALLED
             self._finish(record, S.FAILED, E.FAILED)
         else:
-            record.state, record.ready_at = S.WAITING, self.now
+            self._return_to_waiting(record)
             self._absorb(record)
             self._append(E.STALLED, record)
 
@@ -290,7 +304,12 @@ class Running(Keys, Holding):
         times += [r.lease_until for r in self.in_state(S.ACTIVE)]
         times += [r.expires_at for r in self._pending() if r.expires_at]
         times += [r.kept_until for state in TERMINAL for r in self.in_state(state)]
+        times += [at for group in self.groups.values() for at in (group.look, group.over) if at]
         return [max(0, at - self.now) for at in times]
+
+    def _then_fill(self, answer: A) -> A:
+        self._settle_groups()
+        return answer
 
     # Repeated calls
 

@@ -18,6 +18,7 @@ from penstock.core.outcome import Failure
 from penstock.storage.values import (
     Claimed,
     Finished,
+    GroupPage,
     NewScheduler,
     Scheduler,
     Schedulers,
@@ -79,6 +80,7 @@ class Sight:
 _PLAIN = (
     *("id", "incarnation", "state", "payload", "options", "priority", "lifo", "run_id", "write_id"),
     *("runs", "failures", "stalls", "token", "worker", "cancelling", "result", "progress"),
+    *("blocked_by", "annex"),
 )
 _TIMES = ("enqueued_at", "run_at", "claimed_at", "finished_at", "expires_at", "kept_until", "lease_until")
 
@@ -115,6 +117,10 @@ def _seen(value: Any, start_ms: int) -> Any:
         case Scheduler():
             changed = {name: _unit(getattr(value, name), start_ms) for name in ("next_ms", "end_ms")}
             return msgspec.structs.replace(value, **changed)
+        case GroupPage(groups):
+            return GroupPage(
+                [msgspec.structs.replace(group, wait_ms=_wait(group.wait_ms)) for group in groups]
+            )
         case Finished():
             return msgspec.structs.replace(value, failure=_failure(value.failure))
         case _:

@@ -9,6 +9,7 @@ from penstock.core.job import NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.outcome import Failure
 from penstock.storage.values import Finished, PromoteAnswer, QueueSettings
+from tests.model.grouping import Grouping
 from tests.model.record import ORDER, Happened, Record, Slot, news_of, replaces
 
 __all__ = ["EXPIRED", "STALLED", "Steps"]
@@ -17,10 +18,11 @@ S, E = State, EventType
 EXPIRED, STALLED = Failure("Expired", ""), Failure("Stalled", "")
 
 
-class Steps:
+class Steps(Grouping):
     """One queue: its jobs, its log, its counters."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now = 0
         self.seq = 0
         self.paused = False
@@ -38,6 +40,9 @@ class Steps:
 
     def _queue_afresh(self, job: NewJob) -> Record:
         incarnation, run_at = self._draw(), self._due(job)
+        replaced = self.records.get(job.id)
+        if replaced is not None:
+            self._left(replaced, self._part(replaced))
         record = Record(
             id=job.id,
             incarnation=incarnation,
@@ -57,6 +62,8 @@ class Steps:
             annex=job.stored_annex,
         )
         self.records[job.id] = record
+        if record.state is S.WAITING:
+            self._held_back(record, keeps_number=True, part="")
         self._append(E.ENQUEUED, record)
         return record
 
@@ -69,13 +76,16 @@ class Steps:
         if slot.terms is not None:
             record.options, record.priority, record.lifo, record.ttl_ms = slot.terms
             record.expires_at = self.now + record.ttl_ms if record.ttl_ms else 0
+            if self._part(record) in ("b", "k"):
+                self._touch(record.group)
         if slot.reset_counts:
             record.failures = record.stalls = 0
         if record.state is not S.BLOCKED and replaces(slot.when, slot.run_at, record.run_at):
-            record.run_at = slot.run_at
             if slot.run_at > self.now:
-                record.state = S.SCHEDULED
-            elif record.state is S.SCHEDULED:
+                self._schedule(record, slot.run_at)
+                return
+            record.run_at = slot.run_at
+            if record.state is S.SCHEDULED:
                 self._enter_waiting(record)
 
     def _absorb(self, record: Record) -> None:
@@ -89,7 +99,9 @@ class Steps:
             waiters = record.waiters | (record.slot.waiters if record.slot else set())
             self._tell(waiters, Finished(record.id, record.incarnation, S.CANCELLED))
             self._ended(record)
+        part = self._part(record)
         del self.records[record.id]
+        self._left(record, part)
 
     def _ended(self, record: Record) -> None:
         """What the end of a job means to others."""
@@ -119,7 +131,12 @@ class Steps:
         return 0 < record.expires_at <= self.now
 
     def _enter_waiting(self, record: Record) -> None:
-        record.number, record.ready_at, record.state = self._draw(), self.now, S.WAITING
+        record.number = self._draw()
+        self._return_to_waiting(record, keeps_number=False)
+
+    def _return_to_waiting(self, record: Record, *, keeps_number: bool = True) -> None:
+        if not self._held_back(record, keeps_number=keeps_number, part=self._part(record)):
+            record.ready_at, record.state, record.blocked_by = self.now, S.WAITING, ""
 
     def _promote(self, record: Record | None) -> PromoteAnswer:
         if record is None:
@@ -135,6 +152,7 @@ class Steps:
         return self._finish(record, S.FAILED, E.EXPIRED, token=token)
 
     def _finish(self, record: Record, state: State, event: EventType, *, token: int = 0) -> State:
+        part = self._part(record)
         record.state, record.finished_at = state, self.now
         self._keep(record)
         self._append(event, record, token=token)
@@ -144,7 +162,9 @@ class Steps:
             slot = None
         self._tell(record.waiters, news_of(record))
         record.waiters = set()
+        self._left(record, part)
         self._ended(record)
+        record.blocked_by = ""
         if record.kept_until <= self.now:
             del self.records[record.id]
         if slot:

@@ -17,23 +17,28 @@ from penstock.core.annex import Annex
 from penstock.core.dedup import Dedup
 from penstock.core.job import Conflict, NewJob, Options
 from penstock.core.lifecycle import TERMINAL
-from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome, Release, Snooze, Suspend
+from penstock.core.limits import Bucket, Limit
+from penstock.core.outcome import Cancel, Complete, Fail, Failure, Limited, Outcome, Release, Snooze, Suspend
+from penstock.core.rate import Rate
 from penstock.storage.values import Change, NewScheduler, QueueSettings, Take
 
 __all__ = [
     "CLOCKS",
     "CONSUMERS",
+    "GROUPS",
     "IDS",
     "KEYS",
     "UNIT",
     "changes",
     "instants",
+    "limits",
     "lines",
     "listeners",
     "new_jobs",
     "new_payloads",
     "outcomes",
     "progress",
+    "queue_limits",
     "redispatches",
     "schedulers",
     "settings",
@@ -89,12 +94,24 @@ dedups = st.one_of(
     st.builds(Dedup, st.sampled_from(KEYS), st.just("debounce"), units(0, 1)),
 )
 
+GROUPS: Final = ("g", "ĝ")
+grouped = [Annex(group=key, cost=cost) for key in GROUPS for cost in (1, 1, 2)]
 annexes = st.sampled_from(
     [
         *(None, None, None, Annex(headers={"a": "b"})),
         Annex(holds={"ledger": 3 * UNIT}),
-        Annex(holds={"ledger": UNIT, "audit": 6 * UNIT}),
+        Annex(holds={"ledger": UNIT, "audit": 6 * UNIT}, group=GROUPS[0]),
+        *grouped,
     ]
+)
+limits = st.none() | st.builds(
+    Limit,
+    st.sampled_from([None, 1, 1, 2]),
+    st.sampled_from([None, None, Rate(1, UNIT), Rate(2, 2 * UNIT)]),
+    st.sampled_from([None, None, Bucket(2, 1, UNIT), Bucket(3, 2, 2 * UNIT)]),
+)
+queue_limits = st.none() | st.builds(
+    Limit, st.sampled_from([None, 1, 2]), st.sampled_from([None, None, Rate(1, UNIT), Rate(3, 2 * UNIT)])
 )
 
 
@@ -163,6 +180,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Snooze, units(0, 1), st.sampled_from([None, "", "next"])),
     st.builds(Suspend, signals, units(0, 1, 2), st.sampled_from([None, "later"])),
     st.just(Release()),
+    st.builds(Limited, units(0, 1), st.sampled_from(["group", "group", "queue"])),
     st.just(Cancel("asked")),
 )
 

@@ -37,6 +37,7 @@ class Suspending(Steps):
             _say(record, kept=len(record.early))
             answer = "kept"
         self._append(E.SIGNALLED, record)
+        self._settle_groups()
         return answer
 
     def _go_to(self, record: Record, step: str | None) -> None:
@@ -53,7 +54,9 @@ class Suspending(Steps):
             self._receive(record, *early)
             return
         _say(record, awaits=name, awaits_until_ms=self.now + timeout_ms if timeout_ms else 0)
+        part = self._part(record)
         record.state, record.blocked_by = S.BLOCKED, "signal"
+        self._set_aside(record, part)
 
     def _time_out(self) -> int:
         due = [r for r in self._suspended() if _annex(r).awaits_until_ms <= self.now]
