@@ -16,14 +16,15 @@ from penstock.core.lifecycle import OPEN, TRANSITIONS, EventType, State
 from penstock.storage.base import Storage
 
 ROOT = Path(__file__).parents[2]
-ROLE = "tests.slow.fleet"
+ROLES = "tests.slow.fleet"
 
 
 class Crew:
-    """Named processes of the roles in ``tests.slow.fleet``. All are dead when the block ends."""
+    """Named processes of the roles in a module such as ``tests.slow.fleet``. All are dead when the block ends."""
 
-    def __init__(self, url: str, directory: Path, *, seed: int) -> None:
+    def __init__(self, url: str, directory: Path, *, seed: int, roles: str = ROLES) -> None:
         self.directory = directory
+        self._roles = roles
         self.chance = random.Random(seed)
         self.kills = 0
         self._environment = os.environ | {"PENSTOCK_URL": url, "CRASH_DIR": str(directory)}
@@ -43,7 +44,7 @@ class Crew:
 
     def hire(self, role: str, name: str, count: int = 0) -> None:
         """Start a process; ``name`` is how it is called from now on."""
-        self._commands[name] = [sys.executable, "-m", ROLE, role, name, str(count)]
+        self._commands[name] = [sys.executable, "-m", self._roles, role, name, str(count)]
         self._start(name)
 
     def _start(self, name: str) -> None:
