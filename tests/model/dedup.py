@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.core.job import Enqueued, NewJob
@@ -25,11 +26,13 @@ class Keys(Steps):
         self.keys.pop(key, None)
         return standing is not None
 
-    def _admit(self, job: NewJob) -> Enqueued | Record:
+    def _admit(self, job: NewJob, own: Sequence[str] = ()) -> Enqueued | Record:
         """The new record, or the answer to a duplicate by its key."""
         dedup = job.dedup
         if dedup is None:
-            return self._queue_afresh(job)
+            record = self._queue_afresh(job, own)
+            self.conclude(record)
+            return record
         standing = self._standing(dedup.key)
         earlier = self._kept(standing.id) if standing else None
         if standing and earlier and earlier.incarnation != standing.incarnation:
@@ -42,9 +45,10 @@ class Keys(Steps):
             if earlier.state is not State.ACTIVE:
                 earlier.failure = Failure("Replaced", f"by job {job.id}")
                 self._finish(earlier, State.CANCELLED, EventType.CANCELLED)
-        record = self._queue_afresh(job)
+        record = self._queue_afresh(job, own)
         until = self.now + dedup.ttl_ms if dedup.ttl_ms and dedup.mode != "debounce" else 0
         self.keys[dedup.key] = Standing(record.id, record.incarnation, until)
+        self.conclude(record)
         return record
 
     def _standing(self, key: str) -> Standing | None:

@@ -199,6 +199,14 @@ class Grouping:
         record.state, record.run_at = S.SCHEDULED, run_at
         self._set_aside(record, part)
 
+    def _wait_elsewhere(self, record: Record, part: str) -> None:
+        """It waits for jobs it depends on: as for a time, and not in its group's line."""
+        if part in ("b", "k"):
+            record.grip = 2 if part == "k" else 0
+            self._touch(record.group)
+        else:
+            self._set_aside(record, part)
+
     def _set_aside(self, record: Record, part: str) -> None:
         """It waits for a time or a signal: with it, in a strict group, the others."""
         if part in ("a", "w"):

@@ -61,7 +61,7 @@ class Holding(Suspending):
     def _prune(self) -> int:
         old = [r for state in TERMINAL for r in self.in_state(state) if r.kept_until <= self.now]
         for record in old:
-            del self.records[record.id]
+            self.forget(record)
         for record in self.records.values():
             if record.state in TERMINAL and record.holds and not self._is_held(record):
                 self._set_holds(record, {})
@@ -77,5 +77,5 @@ class Holding(Suspending):
             return 0
         surplus = [record for record in kept if not self._is_held(record)][: len(kept) - keep]
         for record in surplus:
-            del self.records[record.id]
+            self.forget(record)
         return len(surplus)

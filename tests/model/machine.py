@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.core.annex import Annex
-from penstock.core.job import Job, Lease, NewJob
+from penstock.core.flow import Node, woven
+from penstock.core.job import Conflict, Dependency, Job, Lease, NewJob, Policy
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.errors import JobNotFound, StorageError
@@ -61,6 +62,7 @@ class Machine(RuleBasedStateMachine):
         self.leases: list[Held] = []
         self.repeatable: tuple[Callable[[], Awaitable[Any]], Callable[[], Any]] | None = None
         self.tickets = 0
+        self.flows = 0
         self.read = 0
         self.do(self.storage.configure(self.queue, QueueSettings()))
         self.model.configure(QueueSettings())
@@ -165,6 +167,107 @@ class Machine(RuleBasedStateMachine):
             self.storage.resume_scheduler(self.queue, name, next_ms=ours or None),
             lambda: self.model.resume_scheduler(name, theirs or None),
         )
+
+    @rule(data=st.data(), jobs=st.lists(draw.new_jobs(), min_size=1, max_size=3), repeat=repeats)
+    def enqueue_behind_others(self, data: st.DataObject, jobs: list[NewJob], repeat: str) -> None:
+        """Some of the jobs wait for others, which are there, or come first in the same call, or are not there."""
+        tied = [self.behind(job, data.draw(draw.after)) for job in jobs]
+        ours = [self.sight.placed(self.here(job)) for job in tied]
+        theirs = [self.model_sight.placed(job) for job in tied]
+        self.ticketed(
+            lambda ticket: _none_if(JobNotFound, self.storage.enqueue(self.queue, ours, ticket=ticket)),
+            lambda ticket: self.model.enqueue(theirs, ticket),
+            repeat,
+        )
+
+    @rule(data=st.data(), size=st.integers(2, 4))
+    def enqueue_a_flow(self, data: st.DataObject, size: int) -> None:
+        """Each node waits for some of those behind it, and perhaps for a job that is there."""
+        jobs = data.draw(
+            st.lists(draw.new_jobs(), min_size=size, max_size=size, unique_by=lambda job: job.id)
+        )
+        flow, nodes = self.new_flow(), []
+        for n, job in enumerate(jobs):
+            later = [other.id for other in jobs[n + 1 :]]
+            ids = data.draw(st.lists(st.sampled_from([*later, *IDS]), max_size=2)) if later else []
+            earlier = {other.id for other in jobs[: n + 1]}
+            after = tuple(Dependency("", id, "fail") for id in ids if id not in earlier)
+            nodes.append(Node("", msgspec.structs.replace(job, after=after, dedup=None)))
+        tied = [node.job for node in woven(nodes, flow=flow)]
+        ours = [self.sight.placed(self.here(job)) for job in tied]
+        theirs = [self.model_sight.placed(job) for job in tied]
+        flows = [[Node(self.queue, job) for job in ours]]
+        self.same(
+            _none_if(JobNotFound, self.storage.enqueue_flows(self.queue, flows)),
+            lambda: self.model.enqueue_flow(theirs),
+        )
+
+    @rule(data=st.data(), after=draw.after, new=st.none() | draw.new_jobs())
+    def attach(self, data: st.DataObject, after: list[Dependency], new: NewJob | None) -> None:
+        id, flow = data.draw(self.known_ids()), self.new_flow()
+        nodes = [msgspec.structs.replace(new, dedup=None)] if new is not None and new.id != id else []
+        after = [one for one in after if one.id != id] + [Dependency("", job.id) for job in nodes]
+        ours = [Node(self.queue, self.sight.placed(job)) for job in nodes]
+        theirs = [self.model_sight.placed(job) for job in nodes]
+        there = [one._replace(queue=self.queue) for one in after]
+        self.same(
+            _none_if(JobNotFound, self.storage.attach(self.queue, id, there, nodes=ours, flow=flow)),
+            lambda: self.model.attach(id, after, theirs, flow),
+        )
+
+    @rule(
+        data=st.data(),
+        policy=st.sampled_from(["fail", "ignore", "wait"]),
+        jobs=st.lists(draw.new_jobs(), min_size=2, max_size=3, unique_by=lambda job: job.id),
+        between=st.sampled_from(["", "attach", "time", "operate"]),
+    )
+    def run_a_flow(self, data: st.DataObject, policy: Policy, jobs: list[NewJob], between: str) -> None:
+        """Several verbs in a sensible order: parents that have a chance to be unblocked."""
+        self.same(self.storage.resume(self.queue), self.model.resume)
+        *children, parent = [msgspec.structs.replace(job, conflict=Conflict(), write_id="") for job in jobs]
+        self.enqueue([msgspec.structs.replace(job, delay_ms=0, run_at_ms=None) for job in children], "")
+        tied = self.behind(parent, [Dependency("", job.id, policy) for job in children])
+        self.same(
+            _none_if(JobNotFound, self.storage.enqueue(self.queue, [self.sight.placed(self.here(tied))])),
+            lambda: self.model.enqueue([self.model_sight.placed(tied)]),
+        )
+        for _ in range(2):
+            self.claim(Take("ada", 10, 3 * UNIT), "")
+            match between:
+                case "attach":
+                    self.attach(data, data.draw(draw.after), None)
+                case "time":
+                    self.let_time_pass(1, "sweep")
+                case "operate":
+                    self.operate(data, data.draw(st.sampled_from(OPERATING)))
+                case _:
+                    pass
+            self.settle_all(data)
+
+    def settle_all(self, data: st.DataObject) -> None:
+        held = [Held(record.id, record.token) for record in self.model.in_state(State.ACTIVE)]
+        items = [Settlement(*one, data.draw(draw.outcomes_of_flows)) for one in held]
+        if items:
+            self.same(self.storage.settle(self.queue, items), lambda: self.model.settle(items))
+
+    def new_flow(self) -> str:
+        self.flows += 1
+        return f"flow-{self.flows}"
+
+    def behind(self, job: NewJob, after: list[Dependency]) -> NewJob:
+        others = tuple(one for one in after if one.id != job.id)
+        annex = Annex(flow=self.new_flow(), has_dependencies=True) if others else None
+        return msgspec.structs.replace(job, after=others, annex=annex)
+
+    def here(self, job: NewJob) -> NewJob:
+        """The job as the engine gets it: with the queue's name where the model needs none."""
+        annex = job.annex
+        if annex is not None and annex.dependents:
+            annex = msgspec.structs.replace(
+                annex, dependents=[one._replace(queue=self.queue) for one in annex.dependents]
+            )
+        after = tuple(one._replace(queue=self.queue) for one in job.after)
+        return msgspec.structs.replace(job, after=after, annex=annex)
 
     @rule(take=draw.takes, repeat=repeats)
     def claim(self, take: Take, repeat: str) -> None:
@@ -329,13 +432,14 @@ class Machine(RuleBasedStateMachine):
             if not getattr(counts, state) and not self.model.in_state(state):
                 continue
             jobs = self.do(self.storage.list_jobs(self.queue, state)).jobs
-            assert [job.id for job in jobs] == [record.id for record in self.model.in_state(state)]
+            seen, wanted = [job.id for job in jobs], [record.id for record in self.model.in_state(state)]
+            assert seen == wanted, f"{state}: the engine has {seen}, the model {wanted}"
             assert getattr(counts, state) == len(jobs)
             listed += jobs
         assert len({job.id for job in listed}) == len(listed), "an id in two states"
         for job in listed:
-            seen, wanted = self.sight.job(job), self.model_sight.record(self.model.records[job.id])
-            assert seen == wanted, f"the engine has {seen}, the model {wanted}"
+            ours, theirs = self.sight.job(job), self.model_sight.record(self.model.records[job.id])
+            assert ours == theirs, f"the engine has {ours}, the model {theirs}"
         for job in self.do(self.storage.get(self.queue, IDS)):
             assert job is None or job in listed, f"got {job}, listed {listed}"
 
@@ -361,6 +465,14 @@ class Machine(RuleBasedStateMachine):
         failures = [record.failure for record in self.model.in_state(State.FAILED)]
         expected = Counter(failure.type for failure in failures if failure)
         assert self.do(self.storage.errors(self.queue)) == expected
+
+    @invariant()
+    def who_waits_knows_the_same(self) -> None:
+        for record in self.model.records.values():
+            if record.entries:
+                edges = self.sight.edges(self.do(self.storage.dependencies(self.queue, record.id)))
+                entries = self.model_sight.entries(record)
+                assert edges == entries, f"{record.id}: the engine has {edges}, the model {entries}"
 
     @invariant()
     def the_news_are_the_same(self) -> None:

@@ -154,8 +154,10 @@ class Model(Clockwork):
         record.failure = record.result = record.settled_as = None
         record.cancelling = False
         record.expires_at = self.now + record.ttl_ms if record.ttl_ms else 0
+        self.look_again(record)
         self._enter_waiting(record)
         self._append(E.RETRIED, record)
+        self.conclude(record)
         return "retried"
 
     def _change(self, record: Record, change: Change) -> None:
@@ -181,5 +183,7 @@ class Model(Clockwork):
         if record.state is S.ACTIVE:
             return "active"
         self._append(E.REMOVED, record, state="")
+        if record.state is not S.COMPLETED:
+            self.tell_dependents(record, "removed")
         self._delete(record)
         return "removed"

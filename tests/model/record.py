@@ -12,7 +12,18 @@ from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
 from penstock.storage.values import Finished
 
-__all__ = ["ORDER", "Happened", "Record", "Slot", "by_time", "in_line", "lease_of", "news_of", "replaces"]
+__all__ = [
+    "ORDER",
+    "Entry",
+    "Happened",
+    "Record",
+    "Slot",
+    "by_time",
+    "in_line",
+    "lease_of",
+    "news_of",
+    "replaces",
+]
 
 
 @dataclass
@@ -27,6 +38,22 @@ class Slot:
     run_id: str
     write_id: str
     waiters: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Entry:
+    """What a job knows of one it depends on."""
+
+    policy: str
+    state: str = "pending"
+    result: bytes | None = None
+    failure: Failure | None = None
+
+    @property
+    def counts(self) -> bool:
+        if self.policy == "wait":
+            return self.state in ("completed", "removed")
+        return self.state != "pending"
 
 
 @dataclass
@@ -64,6 +91,10 @@ class Record:
     slot: Slot | None = None
     waiters: set[str] = field(default_factory=set)
     annex: Annex | None = None
+    flow: str = ""
+    dependents: list[tuple[str, str]] = field(default_factory=list)
+    entries: dict[str, Entry] = field(default_factory=dict)
+    failed_by: str = ""
     blocked_by: str = ""
     signal: bytes | None = None
     early: list[tuple[str, bytes]] = field(default_factory=list)
@@ -80,6 +111,11 @@ class Record:
     @property
     def cost(self) -> int:
         return self.annex.cost if self.annex else 1
+
+    @property
+    def awaits(self) -> bool:
+        """Whether some of the jobs it depends on do not count yet."""
+        return not all(entry.counts for entry in self.entries.values())
 
 
 class Happened(NamedTuple):

@@ -7,9 +7,11 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.core.job import Enqueued, EnqueueStatus, Lease, NewJob
+from penstock.core.annex import Dependent
+from penstock.core.flow import Node, woven
+from penstock.core.job import Dependency, Enqueued, EnqueueStatus, Lease, NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
-from penstock.core.outcome import Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
+from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
 from penstock.storage.values import (
     Claimed,
     DueScheduler,
@@ -27,6 +29,7 @@ from tests.model.dedup import Keys
 from tests.model.holding import Holding
 from tests.model.record import Record, Slot, by_time, lease_of, replaces
 from tests.model.steps import STALLED
+from tests.model.ties import BY_DEPENDENCY
 
 __all__ = ["Running"]
 
@@ -40,8 +43,51 @@ class Running(Keys, Holding):
 
     # The way of a job
 
-    def enqueue(self, jobs: Sequence[NewJob], ticket: Ticket | None = None) -> list[Enqueued]:
+    def enqueue(self, jobs: Sequence[NewJob], ticket: Ticket | None = None) -> list[Enqueued] | None:
+        """``None`` stands for ``JobNotFound``."""
+        before: set[str] = set()
+        for job in jobs:
+            if not self.are_there(job.after, before) and not self._is_repeated(ticket):
+                return None
+            before.add(job.id)
         return self._once(ticket, lambda: self._then_fill([self._enqueue(job) for job in jobs]))
+
+    def enqueue_flow(self, nodes: Sequence[NewJob]) -> list[Enqueued] | None:
+        own = {job.id for job in nodes}
+        if not all(self.are_there(job.after, own) for job in nodes):
+            return None
+        answer = self._enqueue(nodes[0], tuple(own))
+        if answer.status == "queued":
+            for job in nodes[1:]:
+                self._enqueue(job, tuple(own))
+        return self._then_fill([answer])
+
+    def attach(self, id: str, after: Sequence[Dependency], nodes: Sequence[NewJob], flow: str) -> str | None:
+        record = self._kept(id)
+        if record is None:
+            return "not_found"
+        if record.state in TERMINAL:
+            return "ended"
+        own = {job.id for job in nodes}
+        if not self.are_there(after, own) or not all(self.are_there(job.after, own) for job in nodes):
+            return None
+        record.flow = record.flow or flow
+        self.depend(id, record.flow, record.entries, after, tuple(own))
+        is_movable = record.state in (S.SCHEDULED, S.WAITING) or record.blocked_by == "group"
+        if record.awaits and is_movable:
+            part = self._part(record)
+            record.state, record.blocked_by = S.BLOCKED, "children"
+            self._wait_elsewhere(record, part)
+        self._append(E.CHANGED, record)
+        self.conclude(record)
+        for node in woven(
+            [Node("", job) for job in nodes],
+            flow=record.flow,
+            into=Dependent("", id, record.flow),
+            after=after,
+        ):
+            self._enqueue(node.job, tuple(own))
+        return self._then_fill("attached")
 
     def claim(self, take: Take, ticket: Ticket | None = None) -> Claimed:
         return self._still_held(self._once(ticket, lambda: self._claim(take)))
@@ -72,7 +118,8 @@ class Running(Keys, Holding):
             self._rescue(record)
         expired = sorted((r for r in self._pending() if self._is_expired(r)), key=by_time("expires_at"))
         for record in expired:
-            self._expire(record)
+            if record.state in OPEN:
+                self._expire(record)
         self._sweep_groups()
         pruned = self._prune()
         slots = [clock.next - self.now for clock in self.clocks.values() if not clock.paused]
@@ -91,10 +138,16 @@ class Running(Keys, Holding):
 
     # enqueue
 
-    def _enqueue(self, job: NewJob) -> Enqueued:
+    def _enqueue(self, job: NewJob, own: Sequence[str] = ()) -> Enqueued:
+        answer = self._enqueue_one(job, own)
+        if answer.status != "queued" and job.annex and job.annex.dependents:
+            self.link(self.records[job.id], [(one.id, one.flow) for one in job.annex.dependents])
+        return answer
+
+    def _enqueue_one(self, job: NewJob, own: Sequence[str]) -> Enqueued:
         record = None if job.unchecked else self._kept(job.id)
         if record is None:
-            return self._let_in(job)
+            return self._let_in(job, own)
         finished = record.state in TERMINAL
         if job.write_id and job.write_id == record.write_id:
             return self._answer("duplicate", record, job)
@@ -111,10 +164,10 @@ class Running(Keys, Holding):
                 self._update(record, self._slot_of(job))
                 self._append(E.CHANGED, record)
                 return self._answer("updated", record, job)
-        return self._let_in(job)
+        return self._let_in(job, own)
 
-    def _let_in(self, job: NewJob) -> Enqueued:
-        admitted = self._admit(job)
+    def _let_in(self, job: NewJob, own: Sequence[str]) -> Enqueued:
+        admitted = self._admit(job, own)
         return admitted if isinstance(admitted, Enqueued) else self._answer("queued", admitted, job)
 
     def _answer(self, status: EnqueueStatus, record: Record, job: NewJob) -> Enqueued:
@@ -160,13 +213,16 @@ class Running(Keys, Holding):
         self._look_again()
         allowed, _ = self._allowance(take.count)
         leases: list[Lease] = []
-        for record in self.in_state(S.WAITING):
-            if len(leases) == allowed:
+        while len(leases) < allowed:
+            # In rounds: an expiry may unblock a job that is to be claimed before those behind this round.
+            head = self.in_state(S.WAITING)[: allowed - len(leases)]
+            for record in head:
+                if self._is_expired(record):
+                    self._expire(record)
+                elif self._started(record):
+                    leases.append(self._lease(record, take))
+            if not head:
                 break
-            if self._is_expired(record):
-                self._expire(record)
-            elif self._started(record):
-                leases.append(self._lease(record, take))
         if self._limit_of("").rate:
             self._group("").starts += [self.now] * len(leases)
         self._settle_groups()
@@ -222,11 +278,13 @@ class Running(Keys, Holding):
             case Limited(delay_ms, scope):
                 self._park(record, self.now + delay_ms, queue=scope == "queue")
                 return self._put_back(record, E.LIMITED, None)
+            case Await():
+                return self._put_back(record, E.SUSPENDED, 0)
             case Cancel():
                 return self._finish(record, S.CANCELLED, E.CANCELLED, token=record.token)
 
     def _put_off(self, record: Record, outcome: Snooze | Suspend) -> State:
-        if not record.cancelling and not self._is_expired(record):
+        if not record.cancelling and not self._is_expired(record) and not self.is_failed(record):
             self._go_to(record, outcome.step)
         if isinstance(outcome, Snooze):
             return self._put_back(record, E.SNOOZED, outcome.delay_ms)
@@ -238,6 +296,9 @@ class Running(Keys, Holding):
             return self._finish(record, S.CANCELLED, E.CANCELLED, token=record.token)
         if delay_ms is not None and self._is_expired(record):
             return self._expire(record, token=record.token)
+        if self.is_failed(record):
+            record.failure = BY_DEPENDENCY
+            return self._finish(record, S.FAILED, E.FAILED, token=record.token)
         if delay_ms is None:
             self._return_to_waiting(record)
         elif signal:
@@ -286,6 +347,9 @@ class Running(Keys, Holding):
             self._finish(record, S.CANCELLED, E.CANCELLED)
         elif self._is_expired(record):
             self._expire(record)
+        elif self.is_failed(record):
+            record.failure = BY_DEPENDENCY
+            self._finish(record, S.FAILED, E.FAILED)
         elif record.stalls > record.options.max_stalls:
             record.failure = STALLED
             self._finish(record, S.FAILED, E.FAILED)
@@ -321,6 +385,9 @@ class Running(Keys, Holding):
             answer = call()
             self._last_calls[ticket.lane] = (ticket.number, answer)
         return answer  # type: ignore[no-any-return]
+
+    def _is_repeated(self, ticket: Ticket | None) -> bool:
+        return ticket is not None and self._last_calls.get(ticket.lane, (0, None))[0] == ticket.number
 
     def _still_held(self, claimed: Claimed) -> Claimed:
         held = [self._held(lease.id, lease.token) for lease in claimed.leases]

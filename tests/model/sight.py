@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.annex import Annex
+from penstock.core.annex import EMPTY_ANNEX, Annex
 from penstock.core.event import Event
+from penstock.core.flow import DependencyRecord
 from penstock.core.job import Job, Lease, NewJob
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.outcome import Failure
@@ -69,6 +70,15 @@ class Sight:
         times = {name: _unit(getattr(job, f"{name}_ms"), self.start_ms) for name in _TIMES}
         seen["annex"] = _annex(job.annex, self.start_ms)
         return _relevant({**seen, **times, "failure": _failure(job.failure), "slot": job.has_rerun})
+
+    def edges(self, records: list[DependencyRecord]) -> list[tuple[Any, ...]]:
+        return [(one.id, one.policy, one.state, one.result, _failure(one.failure)) for one in records]
+
+    def entries(self, record: Record) -> list[tuple[Any, ...]]:
+        return [
+            (id, one.policy, one.state, one.result, _failure(one.failure))
+            for id, one in record.entries.items()
+        ]
 
     def record(self, record: Record) -> dict[str, Any]:
         seen = {name: getattr(record, name) for name in _PLAIN}
@@ -132,7 +142,10 @@ def _annex(annex: Annex | None, start_ms: int) -> Annex | None:
         return None
     holds = annex.holds and {name: ms // UNIT for name, ms in annex.holds.items()}
     until = _unit(annex.awaits_until_ms, start_ms) or 0
-    return msgspec.structs.replace(annex, awaits_until_ms=until, holds=holds)
+    # What ties a job to others is compared by what it does, and by what who waits knows.
+    flows = {"flow": "", "dependents": None, "has_later_dependents": False, "has_dependencies": False}
+    plain = msgspec.structs.replace(annex, awaits_until_ms=until, holds=holds, **flows)
+    return None if plain == EMPTY_ANNEX else plain
 
 
 def _unit(time_ms: int, start_ms: int) -> int | None:
@@ -143,7 +156,10 @@ def _wait(wait_ms: int | None) -> int | None:
     return None if wait_ms is None else -(-wait_ms // UNIT)
 
 
+_STORE_MADE = ("Expired", "Stalled", "DependencyFailed", "DependencyNotFound")
+
+
 def _failure(failure: Failure | None) -> Failure | None:
-    if failure is not None and failure.type in ("Expired", "Stalled"):
+    if failure is not None and failure.type in _STORE_MADE:
         return Failure(failure.type, "")
     return failure

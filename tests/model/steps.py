@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.core.annex import EMPTY_ANNEX, Annex
@@ -10,7 +11,8 @@ from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.outcome import Failure
 from penstock.storage.values import Finished, PromoteAnswer, QueueSettings
 from tests.model.grouping import Grouping
-from tests.model.record import ORDER, Happened, Record, Slot, news_of, replaces
+from tests.model.record import ORDER, Entry, Happened, Record, Slot, news_of, replaces
+from tests.model.ties import Ties
 
 __all__ = ["EXPIRED", "STALLED", "Steps"]
 
@@ -18,7 +20,7 @@ S, E = State, EventType
 EXPIRED, STALLED = Failure("Expired", ""), Failure("Stalled", "")
 
 
-class Steps(Grouping):
+class Steps(Ties, Grouping):
     """One queue: its jobs, its log, its counters."""
 
     def __init__(self) -> None:
@@ -38,7 +40,13 @@ class Steps(Grouping):
         """The jobs of a state in the contract's order."""
         return sorted((r for r in self.records.values() if r.state is state), key=ORDER[state])
 
-    def _queue_afresh(self, job: NewJob) -> Record:
+    def _queue_afresh(self, job: NewJob, own: Sequence[str] = ()) -> Record:
+        old = self.records.get(job.id)
+        if old is not None and old.state in (S.FAILED, S.CANCELLED):
+            self.tell_dependents(old, "removed")
+        flow = job.annex.flow if job.annex else ""
+        entries: dict[str, Entry] = {}
+        self.depend(job.id, flow, entries, job.after, own)
         incarnation, run_at = self._draw(), self._due(job)
         replaced = self.records.get(job.id)
         if replaced is not None:
@@ -61,6 +69,10 @@ class Steps(Grouping):
             expires_at=self.now + job.ttl_ms if job.ttl_ms else 0,
             annex=job.stored_annex,
         )
+        record.flow, record.entries = flow, entries
+        if record.awaits:
+            record.state, record.blocked_by = S.BLOCKED, "children"
+        record.dependents = [(one.id, one.flow) for one in (job.annex and job.annex.dependents) or ()]
         self.records[job.id] = record
         if record.state is S.WAITING:
             self._held_back(record, keeps_number=True, part="")
@@ -80,8 +92,9 @@ class Steps(Grouping):
                 self._touch(record.group)
         if slot.reset_counts:
             record.failures = record.stalls = 0
-        if record.state is not S.BLOCKED and replaces(slot.when, slot.run_at, record.run_at):
-            if slot.run_at > self.now:
+        held = record.state is S.BLOCKED and record.blocked_by != "children"
+        if not held and replaces(slot.when, slot.run_at, record.run_at):
+            if record.state is not S.BLOCKED and slot.run_at > self.now:
                 self._schedule(record, slot.run_at)
                 return
             record.run_at = slot.run_at
@@ -112,6 +125,11 @@ class Steps(Grouping):
         if clock and clock.awaits == record.incarnation:
             clock.go_on(self.now)
 
+    def _go_back(self, record: Record) -> None:
+        """Waiting, under the number it has, unless it waits for others."""
+        record.ready_at, record.state = self.now, S.BLOCKED if record.awaits else S.WAITING
+        record.blocked_by = "children" if record.awaits else ""
+
     def _draw(self) -> int:
         self.seq += 1
         return self.seq
@@ -135,7 +153,11 @@ class Steps(Grouping):
         self._return_to_waiting(record, keeps_number=False)
 
     def _return_to_waiting(self, record: Record, *, keeps_number: bool = True) -> None:
-        if not self._held_back(record, keeps_number=keeps_number, part=self._part(record)):
+        part = self._part(record)
+        if record.awaits:
+            record.state, record.blocked_by = S.BLOCKED, "children"
+            self._wait_elsewhere(record, part)
+        elif not self._held_back(record, keeps_number=keeps_number, part=part):
             record.ready_at, record.state, record.blocked_by = self.now, S.WAITING, ""
 
     def _promote(self, record: Record | None) -> PromoteAnswer:
@@ -163,18 +185,25 @@ class Steps(Grouping):
         self._tell(record.waiters, news_of(record))
         record.waiters = set()
         self._left(record, part)
+        self.tell_dependents(record)
         self._ended(record)
         record.blocked_by = ""
-        if record.kept_until <= self.now:
-            del self.records[record.id]
         if slot:
             self._queue_slot(record, slot)
+        elif record.kept_until <= self.now:
+            self.forget(record)
         return state
 
     def _keep(self, record: Record) -> None:
         options = record.options
         ttl_ms = options.failure_ttl_ms if record.state is S.FAILED else options.result_ttl_ms
         record.kept_until = record.finished_at + max(ttl_ms, *record.holds.values(), 0)
+
+    def forget(self, record: Record) -> None:
+        """Without an event."""
+        if record.state is not S.COMPLETED:
+            self.tell_dependents(record, "removed")
+        del self.records[record.id]
 
     def _queue_slot(self, old: Record, slot: Slot) -> None:
         options, priority, lifo, ttl_ms = slot.terms or (old.options, old.priority, old.lifo, old.ttl_ms)

@@ -15,10 +15,21 @@ from hypothesis import strategies as st
 
 from penstock.core.annex import Annex
 from penstock.core.dedup import Dedup
-from penstock.core.job import Conflict, NewJob, Options
+from penstock.core.job import Conflict, Dependency, NewJob, Options
 from penstock.core.lifecycle import TERMINAL
 from penstock.core.limits import Bucket, Limit
-from penstock.core.outcome import Cancel, Complete, Fail, Failure, Limited, Outcome, Release, Snooze, Suspend
+from penstock.core.outcome import (
+    Await,
+    Cancel,
+    Complete,
+    Fail,
+    Failure,
+    Limited,
+    Outcome,
+    Release,
+    Snooze,
+    Suspend,
+)
 from penstock.core.rate import Rate
 from penstock.storage.values import Change, NewScheduler, QueueSettings, Take
 
@@ -29,6 +40,7 @@ __all__ = [
     "IDS",
     "KEYS",
     "UNIT",
+    "after",
     "changes",
     "instants",
     "limits",
@@ -37,6 +49,7 @@ __all__ = [
     "new_jobs",
     "new_payloads",
     "outcomes",
+    "outcomes_of_flows",
     "progress",
     "queue_limits",
     "redispatches",
@@ -142,6 +155,15 @@ def new_jobs(draw: Callable) -> NewJob:
     )
 
 
+after = st.lists(
+    st.builds(
+        Dependency, st.just(""), st.sampled_from(IDS), st.sampled_from(["fail", "fail", "ignore", "wait"])
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
 @st.composite
 def redispatches(draw: Callable, ids: list[str]) -> NewJob:
     """A job that is there, dispatched once more."""
@@ -181,7 +203,16 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Suspend, signals, units(0, 1, 2), st.sampled_from([None, "later"])),
     st.just(Release()),
     st.builds(Limited, units(0, 1), st.sampled_from(["group", "group", "queue"])),
+    st.just(Await()),
     st.just(Cancel("asked")),
+)
+
+outcomes_of_flows: st.SearchStrategy[Outcome] = st.one_of(
+    st.builds(Complete, payloads),
+    st.builds(Complete, payloads),
+    st.builds(Fail, st.just(Failure("Boom", "it went", "off")), units(0, 1), final=st.booleans()),
+    st.just(Await()),
+    st.just(Release()),
 )
 
 terminal_states = st.sampled_from(sorted(TERMINAL))

@@ -6,11 +6,19 @@ stored as a MessagePack map under short names, which the Lua of the Valkey engin
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-__all__ = ["EMPTY_ANNEX", "Annex", "pack_annex", "unpack_annex"]
+__all__ = ["EMPTY_ANNEX", "Annex", "Dependent", "pack_annex", "unpack_annex"]
+
+
+class Dependent(NamedTuple):
+    """A job that is to be told of another's end, in the life that began with ``flow``."""
+
+    queue: str
+    id: str
+    flow: str
 
 
 class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={
@@ -29,6 +37,11 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     "timed_out": "so",
     "kept": "sk",
     "holds": "hd",
+    "flow": "fl",
+    "dependents": "dn",
+    "has_later_dependents": "dl",
+    "has_dependencies": "dp",
+    "passes": "pr",
 }):  # fmt: skip
     """See the module. What is no **tie**: ``headers``, which are the user's and pass through untouched; ``usage``, what
     the job has reported (``core.usage``); ``scheduler`` and ``slot_ms``, where it comes from; ``step``, where it goes
@@ -36,6 +49,10 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     many signals came early) are of its suspensions. All else is a tie: ``dedup`` is the key whose record goes when
     the job ends; ``repeats``: its scheduler waits for that end; ``holds`` are consumers that keep a finished job, and
     for how many milliseconds after its end.
+
+    ``flow`` names the flow a job came with. ``dependents`` are told of its end, with those in a list beside the
+    annex if it ``has_later_dependents``. ``passes`` is for whoever runs the job: how results of its dependencies
+    become arguments.
 
     The short names are a storage format: add, never reuse. No field may be an empty list or map once it is
     set: in Lua the two are the same.
@@ -56,6 +73,11 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     timed_out: bool = False
     kept: int = 0
     holds: dict[str, int] | None = None
+    flow: str = ""
+    dependents: list[Dependent] | None = None
+    has_later_dependents: bool = False
+    has_dependencies: bool = False
+    passes: str = ""
 
     @property
     def binds(self) -> bool:

@@ -5,7 +5,7 @@ All are plain values. Sizes and names are checked before they get here (``core.n
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -18,18 +18,30 @@ from penstock.core.retry import Backoff, Exponential
 __all__ = [
     "DAY_MS",
     "Conflict",
+    "Dependency",
     "EnqueueStatus",
     "Enqueued",
     "Job",
     "Lease",
     "NewJob",
     "Options",
+    "Policy",
 ]
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
 EnqueueStatus = Literal["queued", "duplicate", "completed", "updated", "rerun"]
+Policy = Literal["fail", "ignore", "wait"]
+"""What the failure of a dependency does to its dependent."""
+
+
+class Dependency(NamedTuple):
+    """A job that another waits for."""
+
+    queue: str
+    id: str
+    policy: Policy = "fail"
 
 
 class Options(msgspec.Struct, frozen=True, array_like=True):
@@ -73,7 +85,8 @@ class NewJob(msgspec.Struct, frozen=True):
 
     ``delay_ms`` counts from the store's now; ``run_at_ms`` (epoch) is an instant the user named; at most one
     of the two is given. ``ttl_ms`` counts from the enqueue. ``unchecked`` promises that the id is new.
-    ``annex`` is what few jobs have (``core.annex``). ``dedup`` applies if the id would be queued afresh.
+    ``annex`` is what few jobs have (``core.annex``). ``dedup`` applies if the id would be queued afresh. The job waits
+    for those in ``after``; then its annex has a ``flow`` and says ``has_dependencies``.
     ``notify`` is the name of a listener (see ``Storage.listen``) to tell of the job's end; one that finds a
     duplicate waits for that one's end.
     """
@@ -92,6 +105,7 @@ class NewJob(msgspec.Struct, frozen=True):
     write_id: str = ""
     notify: str = ""
     annex: Annex | None = None
+    after: tuple[Dependency, ...] = ()
     dedup: Dedup | None = None
 
     @property

@@ -62,6 +62,7 @@ class EventType(StrEnum):
 class Transition(NamedTuple):
     """``verb`` may take a job from ``source`` to ``target``; ``event`` is what the log says of it.
 
+    ``deliver`` stands for what the end of a dependency does to a dependent, whichever verb brought that end about.
     ``None`` as a source is an id without a record, as a target the end of the record. What only forgets a
     finished job (retention) is no event; ``obliterate`` is one event of the queue. The verb ``fill`` is what every verb
     does to the groups it made room in.
@@ -116,9 +117,16 @@ def _table() -> tuple[Transition, ...]:
             for source in (s.FAILED, s.CANCELLED)
             for target in (s.WAITING, s.BLOCKED)
         ),
+        *(t("attach", source, source, e.CHANGED) for source in (*pending, s.ACTIVE)),
+        *(t("attach", source, s.BLOCKED, e.CHANGED) for source in (s.SCHEDULED, s.WAITING)),
+        *(t("deliver", s.BLOCKED, target, e.UNBLOCKED) for target in (s.WAITING, s.SCHEDULED, s.BLOCKED)),
+        *(t("deliver", source, s.FAILED, e.FAILED) for source in pending),
         *(t("promote", s.SCHEDULED, target, e.PROMOTED) for target in (s.WAITING, s.BLOCKED)),
         t("signal", s.BLOCKED, s.WAITING, e.SIGNALLED),
         *(t("signal", source, source, e.SIGNALLED) for source in (*pending, s.ACTIVE)),
+        *(t(verb, s.SCHEDULED, s.BLOCKED, e.PROMOTED) for verb in ("claim", "sweep", "promote")),
+        t("change", s.SCHEDULED, s.BLOCKED, e.CHANGED),
+        t("enqueue", s.SCHEDULED, s.BLOCKED, e.CHANGED),
         t("change", s.WAITING, s.SCHEDULED, e.CHANGED),
         *(t("change", s.SCHEDULED, target, e.CHANGED) for target in (s.WAITING, s.BLOCKED)),
         *(t("change", source, source, e.CHANGED) for source in State),

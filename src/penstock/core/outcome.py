@@ -9,7 +9,18 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Cancel", "Complete", "Fail", "Failure", "Limited", "Outcome", "Release", "Snooze", "Suspend"]
+__all__ = [
+    "Await",
+    "Cancel",
+    "Complete",
+    "Fail",
+    "Failure",
+    "Limited",
+    "Outcome",
+    "Release",
+    "Snooze",
+    "Suspend",
+]
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -76,10 +87,14 @@ class Limited(msgspec.Struct, frozen=True):
     scope: Literal["group", "queue"] = "group"
 
 
+class Await(msgspec.Struct, frozen=True):
+    """Run again when all children have ended, at once if they have; counted in no limit."""
+
+
 class Cancel(msgspec.Struct, frozen=True):
     """The handler stopped because it was asked to."""
 
     reason: str = ""
 
 
-Outcome = Complete | Fail | Snooze | Suspend | Release | Limited | Cancel
+Outcome = Complete | Fail | Snooze | Suspend | Release | Limited | Await | Cancel

@@ -17,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.core.job import DAY_MS, Enqueued, Job, NewJob
+from penstock.core.flow import DependencyRecord, Node
+from penstock.core.job import DAY_MS, Dependency, Enqueued, Job, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit, LimitsOfQueue
 from penstock.storage.minutes import Minute
 from penstock.storage.search import Found, Query
 from penstock.storage.values import (
+    AttachAnswer,
     Budget,
     Bulk,
     CancelAnswer,
@@ -136,7 +138,8 @@ class Storage(Protocol):
     async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
         """Do what time brings, at most about ``limit`` things of each kind: promote due jobs, end suspensions that
         timed out, rescue jobs of expired leases, expire, prune finished jobs, trim the log, forget old consumers and
-        workers. Names the schedulers that are due: the caller fires them."""
+        workers. Names the schedulers that are due: the caller fires them. Then deliver what this queue has to say to
+        others, and they to that, to the end; raises if a queue cannot be reached."""
         ...
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
@@ -171,6 +174,34 @@ class Storage(Protocol):
 
     async def depart(self, queue: str, worker: str) -> None:
         """Forget the worker's record. Its leases are not touched."""
+        ...
+
+    # Flows
+
+    async def enqueue_flows(
+        self, queue: str, flows: Sequence[Sequence[Node]], *, ticket: Ticket | None = None
+    ) -> list[Enqueued]:
+        """Put whole flows in; each gets the answer of its root. All are written, or none.
+
+        A flow is a list of nodes that ``core.flow.woven`` has tied: dependents before dependencies, the root,
+        a job of this queue, first. If the root was not queued afresh, nothing else of its flow is put in. Jobs of
+        other queues are there once they are delivered (``sweep``). Raises ``JobNotFound`` for a job that one of
+        this queue is to wait for and that is neither here nor in the flow.
+        """
+        ...
+
+    async def attach(
+        self, queue: str, id: str, after: Sequence[Dependency], *, nodes: Sequence[Node] = (), flow: str
+    ) -> AttachAnswer:
+        """Have an open job wait for further ones: jobs that are there, and ``nodes`` that are put in with this
+        call, not tied yet, in the order of a flow. ``flow`` is used if the job is in none. Raises as
+        ``enqueue_flows``."""
+        ...
+
+    async def dependencies(
+        self, queue: str, id: str, *, start: int = 0, limit: int = 1000
+    ) -> list[DependencyRecord]:
+        """What a job knows of those it waits for, in the order they were given, without the first ``start``."""
         ...
 
     # Waiting

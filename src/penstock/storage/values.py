@@ -14,6 +14,7 @@ from penstock.core.limits import GroupState
 from penstock.core.outcome import Failure, Outcome
 
 __all__ = [
+    "AttachAnswer",
     "Budget",
     "Bulk",
     "CancelAnswer",
@@ -58,6 +59,7 @@ CancelAnswer = Literal["cancelled", "requested", "completed", "failed", "already
 RetryAnswer = Literal["retried", "not_failed", "not_found"]
 PromoteAnswer = Literal["promoted", "not_scheduled", "not_found"]
 ChangeAnswer = Literal["changed", "wrong_state", "not_found"]
+AttachAnswer = Literal["attached", "ended", "not_found"]
 RemoveAnswer = Literal["removed", "active", "not_found"]
 SchedulerAnswer = Literal["created", "updated", "unchanged"]
 SignalAnswer = Literal["resumed", "kept", "full", "ended", "not_found"]
@@ -181,7 +183,7 @@ class Swept(msgspec.Struct, frozen=True):
     """What one sweep did. ``more``: it stopped at its bound. ``wait_ms``: when time brings the next thing.
 
     ``due``: schedulers to fire now. ``slot_wait_ms``: when the next slot of another comes. ``awaiting``: one has its
-    next slot when a job has ended, which nobody knows before.
+    next slot when a job has ended, which nobody knows before. ``delivered``: messages to other queues.
     """
 
     promoted: int = 0
@@ -189,6 +191,7 @@ class Swept(msgspec.Struct, frozen=True):
     expired: int = 0
     pruned: int = 0
     trimmed: int = 0
+    delivered: int = 0
     more: bool = False
     wait_ms: int | None = None
     unblocked: int = 0
@@ -284,7 +287,8 @@ class QueueSettings(msgspec.Struct, frozen=True):
     """What is kept, and how much. ``None`` means no bound.
 
     ``keep_completed``/``keep_failed``: at most so many, whatever their ttl. ``events_*``: how much of the log is
-    kept; named consumers hold it back up to ``events_hard_cap`` entries.
+    kept; named consumers hold it back up to ``events_hard_cap`` entries. ``dead_letter``: the queue that jobs which
+    failed for good are put into as well, for the task ``dead_letter_task`` (empty: for a handler of that queue).
     """
 
     keep_completed: int | None = None
@@ -293,6 +297,8 @@ class QueueSettings(msgspec.Struct, frozen=True):
     events_age_ms: int | None = None
     events_bytes: int | None = None
     events_hard_cap: int = 10_000_000
+    dead_letter: str | None = None
+    dead_letter_task: str = ""
 
 
 class NewScheduler(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from penstock.core.lifecycle import State
-from penstock.core.outcome import Cancel, Complete, Fail, Limited, Release, Snooze, Suspend
+from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Release, Snooze, Suspend
 from penstock.storage.values import Settled
 from penstock.worker.events import EventName, Listeners, WorkerEvent
 from penstock.worker.health import WorkerStats
@@ -104,7 +104,7 @@ def event_name(run: Run, state: State | None) -> EventName:
             return "failed" if state in (State.FAILED, None) else "retrying"
         case Snooze():
             return "failed" if state is State.FAILED else "snoozed"
-        case Suspend():
+        case Suspend() | Await():
             return "failed" if state is State.FAILED else "suspended"
         case Release():
             return "released"

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.core.lifecycle import EventType, State
 from penstock.errors import InvalidOption, StorageError
+from penstock.storage.sqlite import flows
 from penstock.storage.sqlite.operate import retry_record
 from penstock.storage.sqlite.records import CANCELLED, FAILED, Record, Slot
 from penstock.storage.sqlite.schedulers import forget_jobs
@@ -137,6 +138,7 @@ def obliterate(step: Step, *, force: bool) -> int:
             " first, or use force: their leases are then lost."
         )
     _tell_open(step)
+    flows.obliterated(step)
     for table in ("waiters", "logs", "signals", "holds", "payloads"):
         step.sql.execute(_sql[f"obliterate_{table}"], (queue.key,))
     step.sql.execute(statements("dedup")["obliterate"], (queue.key,))

@@ -29,6 +29,9 @@ _RECORDS: Final = (
     "finished_without_expiry",
     "dedup_without_job",
     "schedulers_without_job",
+    "parents_without_job",
+    "dependencies_without_job",
+    "dependents_without_job",
 )
 
 _sql = statements("check")

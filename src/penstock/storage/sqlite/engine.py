@@ -10,17 +10,20 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Self
 
-from penstock.core.job import Enqueued, NewJob
+from penstock.core.flow import DependencyRecord, Node
+from penstock.core.job import Dependency, Enqueued, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit, LimitsOfQueue
 from penstock.errors import StorageError
 from penstock.storage.sqlite import (
+    attach,
     budgets,
     bulk,
     claim,
     dedup,
     enqueue,
     eventlog,
+    flows,
     govern,
     holds,
     limits,
@@ -41,6 +44,7 @@ from penstock.storage.sqlite.looking import Looking
 from penstock.storage.sqlite.session import Session
 from penstock.storage.sqlite.wake import CAN_SIGNAL
 from penstock.storage.values import (
+    AttachAnswer,
     Budget,
     Bulk,
     CancelAnswer,
@@ -205,6 +209,33 @@ class SqliteStorage(Looking):
 
     async def depart(self, queue: str, worker: str) -> None:
         await self._opened.write(queue, lambda step: govern.depart(step, worker))
+
+    # Flows
+
+    async def enqueue_flows(
+        self, queue: str, flows: Sequence[Sequence[Node]], *, ticket: Ticket | None = None
+    ) -> list[Enqueued]:
+        return await self._opened.write(
+            queue,
+            lambda step: memo.enqueued_once(step, ticket, lambda: enqueue.enqueue_flows(step, flows)),
+            weight=sum(map(len, flows)),
+        )
+
+    async def attach(
+        self, queue: str, id: str, after: Sequence[Dependency], *, nodes: Sequence[Node] = (), flow: str
+    ) -> AttachAnswer:
+        return await self._opened.write(
+            queue,
+            lambda step: attach.attach(step, id, after, nodes=nodes, flow=flow),
+            weight=len(after) + len(nodes),
+        )
+
+    async def dependencies(
+        self, queue: str, id: str, *, start: int = 0, limit: int = 1000
+    ) -> list[DependencyRecord]:
+        return await self._opened.read(
+            lambda sql: flows.dependencies(sql, self._namespace, queue, id, start=start, limit=limit)
+        )
 
     # Waiting
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+import msgspec
+
+from penstock.core.flow import Node
 from penstock.core.job import Enqueued, EnqueueStatus, NewJob
-from penstock.core.lifecycle import EventType
-from penstock.storage.sqlite import dedup
-from penstock.storage.sqlite.limits import check_costs
-from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, STATES, Record
+from penstock.core.lifecycle import EventType, State
+from penstock.core.outcome import Failure
+from penstock.errors import CostTooHigh
+from penstock.storage.sqlite import dedup, flows
+from penstock.storage.sqlite.limits import check_costs, cost_refused
+from penstock.storage.sqlite.messages import Put
+from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, REMOVED, STATES, Record
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import keep_slot, new_record, queue_afresh, update
 
-__all__ = ["enqueue"]
+__all__ = ["enqueue", "enqueue_flows", "put", "put_nodes", "put_or_tell"]
 
 _CHANGED = EventType.CHANGED.value
 _FINISHED = (COMPLETED, FAILED, CANCELLED)
@@ -23,30 +29,122 @@ def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
     check_costs(step, jobs)
     step.queue.used = 1
     known = step.find(job.id for job in jobs)
+    if any(job.after for job in jobs):
+        _refuse_unknown(step, jobs)
     touched: dict[str, Record] = {}
     answers: list[Enqueued] = []
     for job in jobs:
-        record = known.get(job.id)
-        status: EnqueueStatus = "queued" if record is None else _decide(step, record, job)
+        earlier_life = known.get(job.id)
+        status = _status(step, earlier_life, job)
         if status == "queued" and job.dedup is not None:
             earlier = dedup.meet(step, job.dedup, id_=job.id)
             if earlier is not None:
                 answers.append(_duplicate_of(step, earlier, job))
                 continue
-        if record is None:
-            record = known[job.id] = new_record(step, job)
-            step.meet(record)
-        else:
-            _dispatch(step, record, job, status)
-        if status == "queued" and job.dedup is not None:
-            dedup.note(step, job.dedup, record)
+        record = known[job.id] = _enqueue(step, earlier_life, job, status)
         if status in ("queued", "updated", "rerun"):
             touched[job.id] = record
-        if job.notify and record.state not in _FINISHED and status != "rerun":
-            step.listen(record, job.notify)
         answers.append(_answer(record, status))
     step.save(touched.values())
     return answers
+
+
+def _refuse_unknown(step: Step, jobs: Sequence[NewJob]) -> None:
+    before: set[str] = set()
+    for job in jobs:
+        flows.refuse_unknown(step, job.after, before)
+        before.add(job.id)
+
+
+def enqueue_flows(step: Step, flows_: Sequence[Sequence[Node]]) -> list[Enqueued]:
+    """Put in each root and, if it is new, all that comes with it."""
+    for nodes in flows_:
+        own = {job.id for queue, job in nodes if queue == step.queue.name}
+        for queue, job in nodes:
+            if queue == step.queue.name:
+                flows.refuse_unknown(step, job.after, own)
+                check_costs(step, [job])
+    return [_enqueue_flow(step, nodes) for nodes in flows_]
+
+
+def _enqueue_flow(step: Step, nodes: Sequence[Node]) -> Enqueued:
+    to_come = frozenset((queue, job.id) for queue, job in nodes)
+    answer = put(step, nodes[0].job, to_come)
+    if answer.status == "queued":
+        put_nodes(step, nodes[1:], to_come)
+    return answer
+
+
+def put_nodes(step: Step, nodes: Sequence[Node], to_come: frozenset[tuple[str, str]]) -> None:
+    """Put in the nodes of this queue, and have the others put into theirs."""
+    for queue, job in nodes:
+        if queue == step.queue.name:
+            put(step, job, to_come)
+        else:
+            step.outbox.append((queue, Put(job, to_come)))
+
+
+def put_or_tell(step: Step, job: NewJob, to_come: frozenset[tuple[str, str]]) -> None:
+    """Put in a job of a flow that was written in another queue. If it is refused, its dependents are told."""
+    if (why := cost_refused(step, job)) is None:
+        put(step, job, to_come)
+    else:
+        flows.refused(step, job, Failure(CostTooHigh.__name__, why))
+
+
+def put(step: Step, job: NewJob, to_come: frozenset[tuple[str, str]] = frozenset()) -> Enqueued:
+    """Enqueue a job whose dependencies need not be there: then it is told so. Dedup keys are not for flows."""
+    step.queue.used = 1
+    known = step.find([job.id]).get(job.id)
+    status = _status(step, known, job)
+    record = _enqueue(step, known, msgspec.structs.replace(job, dedup=None), status, to_come)
+    step.save([record] if status in ("queued", "updated", "rerun") else [])
+    return _answer(record, status)
+
+
+def _status(step: Step, record: Record | None, job: NewJob) -> EnqueueStatus:
+    return "queued" if record is None else _decide(step, record, job)
+
+
+def _enqueue(
+    step: Step,
+    record: Record | None,
+    job: NewJob,
+    status: EnqueueStatus,
+    to_come: Collection[tuple[str, str]] = (),
+) -> Record:
+    if record is not None and record.binds and status == "queued":
+        _replaced(step, record)
+    if job.after and status == "queued":
+        assert job.annex is not None
+        flows.depend(step, job.id, job.annex.flow, job.after, to_come=to_come)
+    if record is None:
+        record = new_record(step, job)
+        step.meet(record)
+    else:
+        _dispatch(step, record, job, status)
+    if status == "queued" and job.dedup is not None:
+        dedup.note(step, job.dedup, record)
+    if job.annex is not None:
+        _tie(step, record, job, status)
+    if job.notify and record.state not in (*_FINISHED, REMOVED) and status != "rerun":
+        step.listen(record, job.notify)
+    return record
+
+
+def _replaced(step: Step, record: Record) -> None:
+    """An earlier life of the id is over for good."""
+    if record.state in (FAILED, CANCELLED):
+        step.ties.removed(step, record)
+    step.ties.forget(step, [record.id])
+
+
+def _tie(step: Step, record: Record, job: NewJob, status: EnqueueStatus) -> None:
+    assert job.annex is not None
+    if status == "queued" and job.after:
+        flows.conclude(step, record)
+    elif status != "queued" and job.annex.dependents:
+        flows.link_to(step, record, job.annex.dependents)
 
 
 def _dispatch(step: Step, record: Record, job: NewJob, status: EnqueueStatus) -> None:
@@ -88,4 +186,6 @@ def _duplicate_of(step: Step, earlier: dedup.Earlier, job: NewJob) -> Enqueued:
 
 def _answer(record: Record, status: EnqueueStatus) -> Enqueued:
     result = record.result if record.state == COMPLETED else None
-    return Enqueued(record.id, status, STATES[record.state], record.incarnation, result)
+    # A job that failed at once by one it was to wait for, and is kept for no time, has no record any more.
+    state = State.FAILED if record.state == REMOVED else STATES[record.state]
+    return Enqueued(record.id, status, state, record.incarnation, result)

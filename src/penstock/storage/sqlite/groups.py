@@ -34,6 +34,7 @@ __all__ = [
     "send_back",
     "start",
     "touch",
+    "wait_elsewhere",
 ]
 
 USES_LIMITS: Final = 1
@@ -201,6 +202,17 @@ def scheduled(step: Step, record: Record) -> None:
         move(step, record, "h")
     elif record.part in ("a", "w"):
         move(step, record, "")
+
+
+def wait_elsewhere(step: Step, record: Record) -> None:
+    """A member waits for jobs it depends on: as for a time to come, and not in its group's line."""
+    match record.part:
+        case "k":
+            move(step, record, "h")
+        case "b":
+            leave(step, record)
+        case _:
+            scheduled(step, record)
 
 
 def line_up_again(step: Step, record: Record) -> None:

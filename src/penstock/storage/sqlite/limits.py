@@ -18,7 +18,7 @@ from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step, find_queue
 from penstock.storage.values import GroupPage
 
-__all__ = ["check_costs", "limits", "list_groups", "set_limit"]
+__all__ = ["check_costs", "cost_refused", "limits", "list_groups", "set_limit"]
 
 _CONFIGURED = EventType.CONFIGURED.value
 
@@ -88,10 +88,17 @@ def _state(step: Step, group: Group) -> GroupState:
 def check_costs(step: Step, jobs: Sequence[NewJob]) -> None:
     """Refuse a job that costs more than the bucket of its group can hold."""
     for job in jobs:
-        if job.annex is not None and job.annex.group:
-            bucket = groups.limit_of(step, job.annex.group).bucket
-            if bucket is not None and job.annex.cost > bucket.capacity:
-                raise CostTooHigh(
-                    f"job {job.id} costs {job.annex.cost}; the bucket of its group {job.annex.group} holds "
-                    f"{bucket.capacity}. Nothing was enqueued: give it a lower cost, or the group a larger bucket."
-                )
+        if (why := cost_refused(step, job)) is not None:
+            raise CostTooHigh(
+                f"{why}. Nothing was enqueued: give it a lower cost, or the group a larger bucket."
+            )
+
+
+def cost_refused(step: Step, job: NewJob) -> str | None:
+    """Why this job can never start, if it costs too much."""
+    if job.annex is None or not job.annex.group:
+        return None
+    bucket = groups.limit_of(step, job.annex.group).bucket
+    if bucket is None or job.annex.cost <= bucket.capacity:
+        return None
+    return f"job {job.id} costs {job.annex.cost}; the bucket of its group {job.annex.group} holds {bucket.capacity}"

@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.core.lifecycle import EventType
+from penstock.storage.sqlite import flows
 from penstock.storage.sqlite.records import (
     ACTIVE,
     CANCELLED,
@@ -112,8 +113,13 @@ def retry_record(step: Step, record: Record) -> None:
     record.token = record.cancelling = 0
     record.settled_as = ""
     record.expires_at = step.now_ms + record.ttl_ms if record.ttl_ms else 0
+    is_parent = flows.is_parent(record)
+    if is_parent:
+        flows.look_again(step, record)
     enter_waiting(step, record)
     step.note(_RETRIED, record, run=record.runs)
+    if is_parent:
+        flows.conclude(step, record)
 
 
 def promote(step: Step, ids: Sequence[str]) -> list[PromoteAnswer]:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from penstock.storage.sqlite.connection import connect
 from penstock.storage.sqlite.database import Database
+from penstock.storage.sqlite.deliver import deliver
 from penstock.storage.sqlite.failures import translate
 from penstock.storage.sqlite.step import Step, Transaction
 from penstock.storage.sqlite.wake import POLL_S, Bell
@@ -51,6 +52,8 @@ class Session:
         def work(transaction: Transaction) -> Answer:
             step = transaction.step(self._namespace, queue)
             answer = verb(step)
+            if step.outbox:
+                deliver(transaction, step)
             transaction.accept(step)
             return answer
 

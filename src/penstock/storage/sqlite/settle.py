@@ -8,8 +8,19 @@ from typing import Any, assert_never
 import msgspec
 
 from penstock.core.lifecycle import EventType
-from penstock.core.outcome import Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
-from penstock.storage.sqlite import admission, groups
+from penstock.core.outcome import (
+    Await,
+    Cancel,
+    Complete,
+    Fail,
+    Failure,
+    Limited,
+    Outcome,
+    Release,
+    Snooze,
+    Suspend,
+)
+from penstock.storage.sqlite import admission, flows, groups
 from penstock.storage.sqlite.claim import claim
 from penstock.storage.sqlite.complete import complete_all
 from penstock.storage.sqlite.records import (
@@ -109,16 +120,9 @@ def _apply(step: Step, record: Record, outcome: Outcome) -> None:
             finish(step, record, COMPLETED, _COMPLETED, **run, size=len(outcome.result))
         case Fail():
             _fail(step, record, outcome, run)
-        case Snooze():
+        case Snooze() | Suspend() | Await():
             if _may_go_on(step, record, run):
-                go_to(record, outcome.step)
-                _run_again(step, record, outcome.delay_ms)
-                _noted(step, record, _SNOOZED, run)
-        case Suspend():
-            if _may_go_on(step, record, run):
-                go_to(record, outcome.step)
-                suspend(step, record, outcome.signal, timeout_ms=outcome.timeout_ms)
-                _noted(step, record, _SUSPENDED, run | named(outcome.signal))
+                _put_off(step, record, outcome, run)
         case Release():
             _release(step, record, _RELEASED, run)
         case Limited():
@@ -126,6 +130,23 @@ def _apply(step: Step, record: Record, outcome: Outcome) -> None:
         case Cancel():
             record.settled_as = CANCELLED
             finish(step, record, CANCELLED, _CANCELLED, **run)
+        case _:
+            assert_never(outcome)
+
+
+def _put_off(step: Step, record: Record, outcome: Snooze | Suspend | Await, run: dict[str, Any]) -> None:
+    match outcome:
+        case Snooze():
+            go_to(record, outcome.step)
+            _run_again(step, record, outcome.delay_ms)
+            _noted(step, record, _SNOOZED, run)
+        case Suspend():
+            go_to(record, outcome.step)
+            suspend(step, record, outcome.signal, timeout_ms=outcome.timeout_ms)
+            _noted(step, record, _SUSPENDED, run | named(outcome.signal))
+        case Await():
+            enter_waiting(step, record)
+            _noted(step, record, _SUSPENDED, run)
         case _:
             assert_never(outcome)
 
@@ -150,7 +171,7 @@ def _keep_for(step: Step, record: Record, **ttl: int) -> None:
 
 
 def _may_go_on(step: Step, record: Record, run: dict[str, Any]) -> bool:
-    """End its lease. False if it ends with it: it is to be cancelled, or its time is over."""
+    """End its lease. False if it ends with it: it is to be cancelled, its time is over, or a dependency failed it."""
     if record.cancelling:
         record.settled_as = CANCELLED
         finish(step, record, CANCELLED, _CANCELLED, **run)
@@ -158,6 +179,9 @@ def _may_go_on(step: Step, record: Record, run: dict[str, Any]) -> bool:
     if record.is_past_ttl(step.now_ms):
         record.settled_as = FAILED
         expire(step, record, **run)
+        return False
+    if (cause := flows.fail_if_told(step, record)) is not None:
+        _end_by(step, record, cause, run)
         return False
     end_lease(record)
     return True
@@ -180,9 +204,19 @@ def _release(step: Step, record: Record, kind: str, run: dict[str, Any]) -> None
         record.settled_as = CANCELLED
         finish(step, record, CANCELLED, _CANCELLED, **run)
         return
+    if (cause := flows.fail_if_told(step, record)) is not None:
+        _end_by(step, record, cause, run)
+        return
     end_lease(record)
     return_to_waiting(step, record)
     _noted(step, record, kind, run)
+
+
+def _end_by(step: Step, record: Record, cause: Failure, run: dict[str, Any]) -> None:
+    """A dependency failed it while it ran."""
+    record.failure = pack_failure(cause)
+    record.settled_as = FAILED
+    finish(step, record, FAILED, _FAILED, **run, et=cause.type, em=cause.message)
 
 
 def _noted(step: Step, record: Record, kind: str, run: dict[str, Any]) -> None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Any, Protocol
 
 import msgspec
 
+from penstock.core.annex import Dependent
 from penstock.core.job import Options
 from penstock.core.limits import Limit
 from penstock.storage.sqlite.eventnotes import EventNotes
 from penstock.storage.sqlite.group import Group
+from penstock.storage.sqlite.messages import End, Message
 from penstock.storage.sqlite.metrics import count_events
 from penstock.storage.sqlite.records import (
     REMOVED,
@@ -129,6 +131,22 @@ class Ties(Protocol):
         """The verb has done all else."""
         ...
 
+    def failed(self, step: Step, record: Record) -> None:
+        """A job, of whatever kind, has failed for good."""
+        ...
+
+    def removed(self, step: Step, record: Record) -> None:
+        """The record of a job that failed or was cancelled goes."""
+        ...
+
+    def forget(self, step: Step, ids: Sequence[str]) -> None:
+        """The records of these ids go, and with them what hangs on them."""
+        ...
+
+    def awaits_children(self, step: Step, record: Record) -> bool:
+        """A job is queued. True if it is blocked, whatever its time."""
+        ...
+
 
 class Transaction:
     """What the calls of one group share: each queue's row is read once and written once, its events are one entry."""
@@ -207,6 +225,11 @@ class Step:
         self.groups: dict[str, Group] = {}
         self.limits: dict[str, Limit] = {}
         self.touched_groups: list[Group] = []
+        self.outbox: list[tuple[str, Message]] = []
+        """What is to be said to other queues, before the call is over."""
+        self.ends: deque[tuple[Dependent, End]] = deque()
+        self.works_off = False
+        self.giving = ""
         self._transaction = transaction
         self._known: dict[str, Record] = {}
         self._touched: dict[str, Record] = {}
@@ -319,6 +342,8 @@ class Step:
                 self.wakes.add("w")
         self._tell_waiters()
         self._delete([record.key for record in removed if record.key])
+        if tied := [record.id for record in removed if record.binds]:
+            self.ties.forget(self, tied)
         self._insert(new)
         for record in (*removed, *changed, *new):
             if record.binds or record.held_until:

@@ -5,14 +5,24 @@ from __future__ import annotations
 from penstock.core.job import HOUR_MS
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
-from penstock.storage.sqlite import dedup, schedulers
+from penstock.storage.sqlite import dedup, flows, schedulers
 from penstock.storage.sqlite.admission import sweep_groups
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.groups import USES_LIMITS
 from penstock.storage.sqlite.holds import lapse
 from penstock.storage.sqlite.memo import MEMO_KEPT_MS
-from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, REMOVED, Record, pack_failure
+from penstock.storage.sqlite.records import (
+    BLOCKED,
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    REMOVED,
+    SCHEDULED,
+    WAITING,
+    Record,
+    pack_failure,
+)
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step, clock_ms
 from penstock.storage.sqlite.steps import time_out
@@ -97,10 +107,11 @@ def _rescue_one(step: Step, record: Record) -> None:
         finish(step, record, CANCELLED, _CANCELLED, run=record.runs)
     elif record.is_past_ttl(step.now_ms):
         expire(step, record)
+    elif (cause := flows.fail_if_told(step, record)) is not None:
+        _fail(step, record, cause)
     elif record.stalls > record.options.max_stalls:
         message = f"the lease ran out {record.stalls} times, last in the hands of worker {worker}"
-        record.failure = pack_failure(Failure("Stalled", message))
-        finish(step, record, FAILED, _FAILED, run=record.runs, et="Stalled", em=message)
+        _fail(step, record, Failure("Stalled", message))
     else:
         end_lease(record)
         return_to_waiting(step, record)
@@ -108,10 +119,17 @@ def _rescue_one(step: Step, record: Record) -> None:
         step.note(_STALLED, record, run=record.runs)
 
 
+def _fail(step: Step, record: Record, failure: Failure) -> None:
+    record.failure = pack_failure(failure)
+    finish(step, record, FAILED, _FAILED, run=record.runs, et=failure.type, em=failure.message)
+
+
 def _expire(step: Step, limit: int) -> int:
     past = _records(step, "past_ttl", step.now_ms, limit)
     for record in past:
-        expire(step, record)
+        # One before it may have taken it along: it depended on that one.
+        if record.state in (SCHEDULED, WAITING, BLOCKED):
+            expire(step, record)
     step.save(past)
     return len(past)
 
@@ -134,6 +152,8 @@ def _prune(step: Step, settings: QueueSettings, limit: int) -> int:
 
 def _drop(step: Step, records: list[Record]) -> int:
     for record in records:
+        if record.binds and record.state != COMPLETED:
+            step.ties.removed(step, record)
         record.state = REMOVED
     step.save(records)
     return len(records)

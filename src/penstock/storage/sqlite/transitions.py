@@ -65,6 +65,7 @@ def return_to_waiting(step: Step, record: Record) -> None:
 
 def _wait(step: Step, record: Record, *, keeps_number: bool) -> None:
     """Be ready, unless something holds it back."""
+    record.blocked_by = ""
     if record.binds and step.ties.hold_back(step, record, keeps_number=keeps_number):
         return
     record.state = WAITING
@@ -104,6 +105,8 @@ def finish(step: Step, record: Record, state: str, kind: str, **extra: Any) -> N
     record.keep()
     step.note(kind, record, **extra)
     slot = record.slot
+    if state == FAILED:
+        step.ties.failed(step, record)
     if record.binds:
         step.ties.ended(step, record)
     if slot is not None and state != CANCELLED:
@@ -113,6 +116,8 @@ def finish(step: Step, record: Record, state: str, kind: str, **extra: Any) -> N
     step.tell(record, state=state, also=slot.listeners if slot else ())
     record.rerun = None
     if record.kept_until <= step.now_ms:
+        if record.binds and state != COMPLETED:
+            step.ties.removed(step, record)
         record.state = REMOVED
 
 
@@ -125,12 +130,16 @@ def expire(step: Step, record: Record, **extra: Any) -> None:
 
 def remove(step: Step, record: Record) -> None:
     """Delete the record. Who waits for a job that had not ended is told that it was cancelled."""
-    if record.was not in (COMPLETED, FAILED, CANCELLED):
+    state = record.state
+    is_open = state not in (COMPLETED, FAILED, CANCELLED)
+    if is_open:
         step.tell(record, state=CANCELLED)
-        if record.binds:
-            step.ties.ended(step, record)
     record.state = REMOVED
     step.note(_REMOVED, record, run=record.runs)
+    if record.binds and is_open:
+        step.ties.ended(step, record)
+    elif record.binds and state != COMPLETED:
+        step.ties.removed(step, record)
 
 
 def new_record(step: Step, job: NewJob) -> Record:
@@ -187,7 +196,9 @@ def _queue(step: Step, record: Record, *, run_at: int, lifo: bool) -> None:
     record.expires_at = step.now_ms + record.ttl_ms if record.ttl_ms else 0
     record.run_at = run_at
     record.ready_at = 0
-    if run_at > step.now_ms:
+    if record.binds and step.ties.awaits_children(step, record):
+        pass
+    elif run_at > step.now_ms:
         record.state = SCHEDULED
     else:
         return_to_waiting(step, record)
@@ -218,8 +229,12 @@ def _replace_options(step: Step, record: Record, job: NewJob | Slot) -> None:
 def _update_rest(step: Step, record: Record, *, run_at: int, mode: str, reset_counts: bool) -> None:
     if reset_counts:
         record.failures = record.stalls = 0
-    if record.state != BLOCKED and replaces(run_at, record.run_at, mode):
+    if not replaces(run_at, record.run_at, mode):
+        return
+    if record.state != BLOCKED:
         due_at(step, record, run_at)
+    elif record.blocked_by == "children":
+        record.run_at = run_at  # It does not move; its time counts when they have ended.
 
 
 def replaces(new: int, old: int, mode: str) -> bool:
@@ -288,6 +303,10 @@ def _rerun(step: Step, record: Record, slot: Slot) -> None:
         lifo = slot.lifo
     record.run_id, record.write_id = slot.run_id, slot.write_id
     step.clear_signals(record)
+    if record.binds:
+        if record.state == FAILED:
+            step.ties.removed(step, record)
+        step.ties.forget(step, [record.id])
     record.annex = record.annex.shed()
     _clear(step, record)
     _queue(step, record, run_at=slot.run_at, lifo=lifo)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
 
 from penstock.core.annex import pack_annex, unpack_annex
-from penstock.core.job import DEFAULT_CONFLICT, Lease, NewJob, Options
-from penstock.core.outcome import Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
+from penstock.core.job import DEFAULT_CONFLICT, Dependency, Lease, NewJob, Options
+from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
 from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.jobs import decode_failure, read_static, signed, state_of
 from penstock.storage.valkey.options import decode_options, stored_options
 from penstock.storage.values import Finished
 
-__all__ = ["News", "decode_leases", "decode_news", "encode_jobs", "encode_outcome"]
+__all__ = [
+    "News",
+    "decode_leases",
+    "decode_news",
+    "encode_after",
+    "encode_jobs",
+    "encode_outcome",
+    "encode_put",
+]
 
 _LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _ANNEX, _BINDS = 1, 2, 4, 8, 16, 64, 128
 _NEWS_HEAD: Final = 18
@@ -29,8 +37,13 @@ _HAS_SIGNAL: Final = 2
 _unpack_news = struct.Struct(">BcHIHII").unpack_from
 
 
-def encode_jobs(jobs: Sequence[NewJob]) -> list[Arg]:
-    """Specials, headers, then id and body of each job (lua/enqueue.lua)."""
+def encode_jobs(
+    jobs: Sequence[NewJob], *, to_come: Sequence[Collection[tuple[str, str]]] | None = None
+) -> list[Arg]:
+    """Specials, headers, then id and body of each job (lua/enqueue.lua).
+
+    ``to_come``: for each job, those that will tell it of their ends by themselves.
+    """
     args: list[Arg] = []
     append = args.append
     specials: dict[int, list[Any] | str] = {}
@@ -53,19 +66,41 @@ def encode_jobs(jobs: Sequence[NewJob]) -> list[Arg]:
             job.delay_ms
             or job.run_at_ms is not None
             or job.unchecked
+            or job.after
             or job.conflict is not DEFAULT_CONFLICT
             or job.dedup
         ):
-            specials[len(args) >> 1] = _special(job)
+            place = len(args) >> 1
+            specials[place] = _special(job, to_come[place - 1] if to_come else ())
         elif job.notify:
             specials[len(args) >> 1] = job.notify
     flat = [part for pair in headers.items() for part in pair]
     return [_pack(specials) if specials else b"", len(headers), *flat, *args]
 
 
-def _special(job: NewJob) -> list[Any]:
+def encode_put(job: NewJob) -> bytes:
+    """A job as a message of the outbox has it (lua/outbox.lua)."""
+    stored = stored_options(job.options)
+    named = (
+        (_text(stored.reference), _text(stored.header)) if stored.reference else (_pack(False), _pack(False))
+    )
+    parts = (_text(job.id.encode()), _text(_body(job)), _pack(_special(job, ())), *named)
+    return b"\x95" + b"".join(parts)
+
+
+def _text(data: bytes) -> bytes:
+    """Any bytes as MessagePack's text: the servers' Lua knows no other kind of bytes."""
+    return b"\xdb" + len(data).to_bytes(4, "big") + data
+
+
+def encode_after(after: Sequence[Dependency], to_come: Collection[tuple[str, str]]) -> list[Any]:
+    """Dependencies as ``Flows.depend`` takes them (lua/flows.lua)."""
+    return [(queue, id, policy[0], (queue, id) in to_come) for queue, id, policy in after]
+
+
+def _special(job: NewJob, to_come: Collection[tuple[str, str]]) -> list[Any]:
     conflict, dedup = job.conflict, job.dedup
-    return [
+    special = [
         job.delay_ms,
         -1 if job.run_at_ms is None else job.run_at_ms,
         job.unchecked,
@@ -77,6 +112,9 @@ def _special(job: NewJob) -> list[Any]:
         conflict.reset_counts,
         *((dedup.key, dedup.mode, dedup.ttl_ms) if dedup else ()),
     ]
+    if not job.after:
+        return special
+    return [*special, *(() if dedup else (False, "", 0)), encode_after(job.after, to_come)]
 
 
 def _body(job: NewJob) -> bytes:
@@ -125,6 +163,8 @@ def encode_outcome(token: int, outcome: Outcome) -> bytes:
             return head + b"R"
         case Limited(delay_ms, scope):
             return b"%bL%b%b" % (head, delay_ms.to_bytes(6, "big"), b"q" if scope == "queue" else b"g")
+        case Await():
+            return head + b"W"
         case Cancel():
             return head + b"X"
         case _:

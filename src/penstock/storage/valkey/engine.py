@@ -9,7 +9,9 @@ from typing import Any, Self
 
 from penstock.core.names import check_namespace
 from penstock.storage.valkey.calls import Calls, prepare
+from penstock.storage.valkey.courier import Courier
 from penstock.storage.valkey.endpoint import Endpoint
+from penstock.storage.valkey.flowing import Flowing
 from penstock.storage.valkey.keys import DEFAULT_NAMESPACE, Keys
 from penstock.storage.valkey.limiting import Limiting
 from penstock.storage.valkey.operating import Operating
@@ -21,7 +23,7 @@ from penstock.storage.valkey.scheduling import Scheduling
 __all__ = ["ValkeyStorage"]
 
 
-class ValkeyStorage(Scheduling, Operating, Limiting, Reading):
+class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
     """``Storage`` on Valkey, or Redis 7.0 and newer: standalone, Sentinel, Cluster.
 
     Made by ``from_url``, or with ``client``: an asyncio client of redis-py or valkey-py, which stays the
@@ -44,6 +46,7 @@ class ValkeyStorage(Scheduling, Operating, Limiting, Reading):
         self.namespace = check_namespace(namespace)
         self._router = router or ClientRouter(client, on_connect=prepare)
         self._calls = Calls(self._router, Keys(self.namespace))
+        self._courier = Courier(self._calls, meet=self._register)
 
     @classmethod
     def from_url(cls, url: str, *, namespace: str | None = None, retry_for: float = 30.0) -> Self:
@@ -64,6 +67,7 @@ class ValkeyStorage(Scheduling, Operating, Limiting, Reading):
 
     async def close(self) -> None:
         """Close the connections. Calls under way raise StorageError; a client passed in stays open."""
+        await self._courier.close()
         await self._router.close()
 
     async def shift_clock(self, queue: str, ms: int) -> None:

@@ -20,8 +20,8 @@ from penstock.storage.valkey.replies import ReplyError
 __all__ = ["Library", "assemble", "library"]
 
 SHARED: Final = (
-    "prelude", "record", "metrics", "events", "waiters", "job", "groups", "usage", "slot", "steps", "holds", "dedup",
-    "schedulers", "ties", "settings", "memo", "line", "take", "walk",
+    "prelude", "record", "metrics", "events", "settings", "outbox", "waiters", "job", "groups", "usage", "slot",
+    "flows", "steps", "holds", "dedup", "schedulers", "ties", "memo", "line", "take", "walk",
 )  # fmt: skip
 
 _HEADER: Final = """#!lua name={name}

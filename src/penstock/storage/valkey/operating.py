@@ -13,6 +13,7 @@ from penstock.errors import StorageError
 from penstock.storage.scopes import KeptBudget, flow_scope, read_usage
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.command import Arg
+from penstock.storage.valkey.courier import Courier
 from penstock.storage.valkey.options import parse_header, stored_options
 from penstock.storage.values import (
     Budget,
@@ -69,7 +70,7 @@ _CHANGED: Final[Mapping[bytes, ChangeAnswer]] = {b"c": "changed", b"w": "wrong_s
 _CHECKED: Final = (
     "jobs", "state", "waiting", "scheduled", "blocked", "active", "completed", "failed", "cancelled",
     "expiring", "results", "failures", "progress", "rerun", "waiters", "annex", "dedup", "dedup_times", "schedulers",
-    "slots", "suspended", "received", "held_completed", "held_failed", "held_cancelled", "groups",
+    "slots", "suspended", "received", "held_completed", "held_failed", "held_cancelled", "groups", "parents", "linked",
 )  # fmt: skip
 _FIRST_STEP: Final = ("", "", "", "", "")
 
@@ -82,6 +83,7 @@ class Operating:
     """Mixed into the engine. Each verb is one call of its function; bulk verbs and ``check`` are one per step."""
 
     _calls: Calls
+    _courier: Courier
 
     async def cancel(self, queue: str, ids: Sequence[str]) -> list[CancelAnswer]:
         """As ``Storage.cancel``."""
@@ -118,7 +120,11 @@ class Operating:
         return [f"{prefix}{name.decode()}" for name in await self._calls.plain(key, "HKEYS", key)]
 
     async def _each(self, queue: str, verb: str, ids: Sequence[str], answers: Mapping[int, _A]) -> list[_A]:
-        return [answers[letter] for letter in await self._calls.call(queue, verb, *ids)]
+        letters = await self._calls.call(queue, verb, *ids)
+        if isinstance(letters, list):  # there is something to tell other queues
+            [letters] = letters
+            self._courier.send_soon(queue)
+        return [answers[letter] for letter in letters]
 
     async def dedup_of(self, queue: str, key: str) -> str | None:
         """As ``Storage.dedup_of``."""

@@ -10,10 +10,11 @@ import msgspec
 from penstock.core.job import Enqueued, EnqueueStatus, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
-from penstock.errors import CostTooHigh
+from penstock.errors import CostTooHigh, JobNotFound
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.codec import decode_leases, encode_jobs, encode_outcome
 from penstock.storage.valkey.command import Arg
+from penstock.storage.valkey.courier import Courier
 from penstock.storage.valkey.jobs import STATES
 from penstock.storage.valkey.options import UnknownOptions
 from penstock.storage.values import (
@@ -30,9 +31,9 @@ from penstock.storage.values import (
     Ticket,
 )
 
-__all__ = ["Running"]
+__all__ = ["ENQUEUED", "STATE_OF", "Running", "refusal"]
 
-_STATUSES: Final[dict[int, EnqueueStatus]] = {
+ENQUEUED: Final[dict[int, EnqueueStatus]] = {
     ord("q"): "queued",
     ord("d"): "duplicate",
     ord("e"): "duplicate",
@@ -41,7 +42,7 @@ _STATUSES: Final[dict[int, EnqueueStatus]] = {
     ord("r"): "rerun",
 }
 _encode_json: Final = msgspec.json.Encoder().encode
-_STATES: Final = {ord(letter): state for letter, state in STATES.items()}
+STATE_OF: Final = {ord(letter): state for letter, state in STATES.items()}
 _SETTLED: Final = {
     **{ord(letter): Settled(True, state) for letter, state in STATES.items()},
     **{ord(letter.upper()): Settled(False, state) for letter, state in STATES.items()},
@@ -59,6 +60,7 @@ class Running:
     """Mixed into the engine. Each verb is one call of its function."""
 
     _calls: Calls
+    _courier: Courier
 
     def __init__(self) -> None:
         self._met: set[str] = set()
@@ -75,21 +77,19 @@ class Running:
         try:
             reply = await self._calls.call_once(queue, "enqueue", encode_jobs(jobs), ticket=ticket)
         except Refused as error:
-            if error.code != "COST":
-                raise
-            raise CostTooHigh(
-                f"{error.text}. Nothing was enqueued: give it a lower cost, or the group a larger bucket."
-            ) from None
+            raise refusal(queue, error) from None
+        if len(reply) > 2:
+            self._courier.send_soon(queue)
         if reply[0] <= seen and ticket is None:
             await self._went_back(queue, seen)
         return self._answers(queue, jobs, reply)
 
     async def _register(self, queue: str) -> None:
-        """Before the first jobs: whoever sweeps all queues is to know of this one."""
-        await self._meet(queue)
-        registry = self._calls.keys.registry
-        await self._calls.plain(registry, "SADD", registry, queue)
-        self._registered.add(queue)
+        """Before the first job: the queue is to be found by whoever asks for all of them."""
+        if queue not in self._registered:
+            await self._meet(queue)
+            await self._calls.plain(self._calls.keys.registry, "SADD", self._calls.keys.registry, queue)
+            self._registered.add(queue)
 
     async def _meet(self, queue: str) -> None:
         """Before the first verb that writes: a right that is missing halfway through would leave half of it."""
@@ -98,7 +98,7 @@ class Running:
             self._met.add(queue)
 
     def _answers(self, queue: str, jobs: Sequence[NewJob], reply: list[Any]) -> list[Enqueued]:
-        incarnation, exceptions = reply
+        incarnation, exceptions = reply[:2]
         answers: list[Enqueued] = []
         at = 0
         waiting = State.WAITING
@@ -107,7 +107,7 @@ class Running:
             for job in jobs[at : number - 1]:
                 answers.append(Enqueued(job.id, "queued", waiting, incarnation))
                 incarnation += 1
-            status, state = _STATUSES[letters[0]], _STATES.get(letters[1])
+            status, state = ENQUEUED[letters[0]], STATE_OF.get(letters[1])
             id = jobs[number - 1].id
             if type(result) is list:
                 id, result = result[0].decode(), result[1]
@@ -158,6 +158,8 @@ class Running:
                 args.append(encode_outcome(item.token, outcome))
         letters, *rest = await self._calls.call_once(queue, "settle", args, ticket=ticket)
         answers = [_SETTLED[letter] for letter in letters]
+        if len(rest) > 1:
+            self._courier.send_soon(queue)
         if take is None:
             return SettledBatch(answers)
         if not rest:
@@ -202,7 +204,7 @@ class Running:
         """As ``Storage.sweep``."""
         reply: list[Any] = await self._calls.call(queue, "sweep", limit)
         promoted, unblocked, rescued, expired, pruned, trimmed, more, *rest = reply
-        wait_ms, slot_wait_ms, awaiting, now_ms, rows = rest
+        wait_ms, slot_wait_ms, awaiting, now_ms, rows, is_full = rest
         due = tuple(
             DueScheduler(name.decode(), slot_ms, now_ms, spec)
             for name, slot_ms, spec in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
@@ -219,6 +221,7 @@ class Running:
             due=due,
             slot_wait_ms=None if slot_wait_ms < 0 else slot_wait_ms,
             awaiting=awaiting == 1,
+            delivered=await self._courier.deliver(queue) if is_full else 0,
         )
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
@@ -245,3 +248,18 @@ class Running:
         """As ``Storage.depart``."""
         key = self._calls.keys.part(queue, "workers")
         await self._calls.plain(key, "HDEL", key, worker)
+
+
+def refusal(queue: str, error: Refused) -> Exception:
+    """What it means that jobs were not put in."""
+    if error.code == "COST":
+        return CostTooHigh(
+            f"{error.text}. Nothing was enqueued: give it a lower cost, or the group a larger bucket."
+        )
+    if error.code != "NOTFOUND":
+        return error
+    return JobNotFound(
+        f"job {error.text!r} of queue {queue!r} is not known, so no job can wait for it. "
+        "Nothing was written. Enqueue it first, or put both in one flow.",
+        job_id=error.text,
+    )

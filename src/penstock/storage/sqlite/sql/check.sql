@@ -95,3 +95,21 @@ WHERE j.queue = ? AND j.binds = 1 AND j.kept_until = 0
 -- name: group_keys
 SELECT key FROM job_groups WHERE queue = ?1 AND key > ''
 UNION SELECT key FROM group_lines WHERE queue = ?1
+
+-- name: parents_without_job
+SELECT count(*) FROM parents WHERE queue = ?1 AND id NOT IN (SELECT id FROM jobs WHERE queue = ?1)
+
+-- name: repair_parents_without_job
+DELETE FROM parents WHERE queue = ?1 AND id NOT IN (SELECT id FROM jobs WHERE queue = ?1)
+
+-- name: dependencies_without_job
+SELECT count(*) FROM dependencies WHERE queue = ?1 AND parent NOT IN (SELECT id FROM jobs WHERE queue = ?1)
+
+-- name: repair_dependencies_without_job
+DELETE FROM dependencies WHERE queue = ?1 AND parent NOT IN (SELECT id FROM jobs WHERE queue = ?1)
+
+-- name: dependents_without_job
+SELECT count(*) FROM later_dependents WHERE queue = ?1 AND id NOT IN (SELECT id FROM jobs WHERE queue = ?1)
+
+-- name: repair_dependents_without_job
+DELETE FROM later_dependents WHERE queue = ?1 AND id NOT IN (SELECT id FROM jobs WHERE queue = ?1)

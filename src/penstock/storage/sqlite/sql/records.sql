@@ -52,3 +52,6 @@ DELETE FROM waiters WHERE job IN (SELECT value FROM json_each(?))
 
 -- name: options_key
 INSERT INTO options (value) VALUES (?) ON CONFLICT DO UPDATE SET value = value RETURNING key
+
+-- name: payload
+SELECT payload FROM payloads WHERE job = ?

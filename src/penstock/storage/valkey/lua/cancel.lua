@@ -1,6 +1,7 @@
 -- cancel: ends pending jobs, asks active ones to stop.
 -- arguments: ids
--- returns:   a letter per id: x cancelled, r requested, c completed, f failed, a already cancelled, - not found
+-- returns:   a letter per id: x cancelled, r requested, c completed, f failed, a already cancelled, - not found; as a list of one
+--   if the outbox is not empty
 -- events:    cancelled, cancelling
 
 local ANSWERS = { c = 'c', f = 'f', x = 'a' }
@@ -27,5 +28,5 @@ register('cancel', function(keys, ids)
   local letters = {}
   for i = 1, #ids do letters[i] = cancel(found(ids[i])) end
   close()
-  return table.concat(letters)
+  return Outbox.told(table.concat(letters))
 end)

@@ -1,5 +1,5 @@
 -- check: compares records with indexes, a step at a time; each step is atomic.
--- arguments: part ('jobs', 'state', an index, 'groups', or a hash of extras), cursor, repair
+-- arguments: part ('jobs', 'state', an index, 'groups', a hash of extras, or a set of ids), cursor, repair
 -- returns:   {cursor ('0': done), looked at, problem, count, problem, count ...}
 -- events:    none
 
@@ -7,6 +7,8 @@ local AT_ONCE = 500
 local COUNTED_AT_MOST = 100000
 local EXTRAS = { results = true, failures = true, progress = true, rerun = true, waiters = true, annex = true,
   received = true }
+
+local KEYS_OF = { parents = ':deps:', linked = ':dependents:' }
 
 local function count_in(problems, kind)
   problems[kind] = (problems[kind] or 0) + 1
@@ -205,8 +207,24 @@ local function check_groups(repair, problems)
   end
 end
 
+-- Ids that have a key of their own, but no record.
+local function check_sets(part, ids, repair, problems)
+  local statics = read_many('HMGET', K.jobs, ids)
+  for i = 1, #ids do
+    if not statics[i] then
+      count_in(problems, 'stray_in_' .. part)
+      if repair then
+        call('UNLINK', Q.prefix .. KEYS_OF[part] .. ids[i])
+        call('SREM', K[part], ids[i])
+      end
+    end
+  end
+end
+
 local function check_part(part, names, repair, problems)
-  if part == 'jobs' then
+  if KEYS_OF[part] then
+    check_sets(part, names, repair, problems)
+  elseif part == 'jobs' then
     check_records(names, repair, problems)
   elseif part == 'state' or EXTRAS[part] then
     check_fields(part, names, repair, problems)
@@ -232,9 +250,10 @@ register('check', function(keys, args)
     return { '0', 0, 'wrong_in_groups', problems.wrong_in_groups }
   end
   local is_hash = part == 'jobs' or part == 'state' or part == 'dedup' or part == 'schedulers' or EXTRAS[part]
-  local answer = call(is_hash and 'HSCAN' or 'ZSCAN', K[part], args[2], 'COUNT', AT_ONCE)
+  local answer = KEYS_OF[part] and call('SSCAN', K[part], args[2], 'COUNT', AT_ONCE)
+    or call(is_hash and 'HSCAN' or 'ZSCAN', K[part], args[2], 'COUNT', AT_ONCE)
   local names, problems = {}, {}
-  for i = 1, #answer[2], 2 do names[#names + 1] = answer[2][i] end
+  for i = 1, #answer[2], KEYS_OF[part] and 1 or 2 do names[#names + 1] = answer[2][i] end
   check_part(part, names, repair, problems)
   if repair then close() end
   local reply = { answer[1], #names }

@@ -17,6 +17,18 @@ function Dedup.forget_time(key, record)
   end
 end
 
+-- Takes back what this call was to write of a key: the buffers send removals first.
+function Dedup.without(list, key)
+  local rest = {}
+  for i = 1, #(list or rest), 2 do
+    if list[i] ~= key then
+      local n = #rest
+      rest[n + 1], rest[n + 2] = list[i], list[i + 1]
+    end
+  end
+  return rest
+end
+
 function Dedup.put(key, record)
   local old = Q.dedup[key]
   if old and old.until_ms > 0 then Dedup.forget_time(key, old) end
@@ -26,6 +38,7 @@ function Dedup.put(key, record)
     hset('dedup', key, pack('>I6I6', record.inc, record.until_ms) .. record.id)
     if record.until_ms > 0 then zadd('dedup_times', record.until_ms, key) end
   else
+    if old and old.is_new then set_fields.dedup = Dedup.without(set_fields.dedup, key) end
     hdel('dedup', key)
   end
   Q.dedup[key] = record

@@ -2,13 +2,15 @@
 -- arguments: lane, number, repeated, specials, number of headers, reference and header of each, then id and body
 --   (record.lua) of each job
 --   specials: '' or MessagePack of a map: place -> {delay_ms, run_at_ms (-1: none), unchecked, notify, mode,
---   keep payload, rule of run_at, keep options, reset_counts, dedup key (nil: none), its mode, its ttl_ms}; or notify
---   alone, if that is all
+--   keep payload, rule of run_at, keep options, reset_counts, dedup key (false: none), its mode, its ttl_ms, after
+--   (flows.lua; nil: none)}; or notify alone, if that is all
 -- returns:   {first incarnation, exceptions}: a job was queued as waiting, with the next incarnation, unless the
 --   exceptions say otherwise: place, status letter and state letter, incarnation, result ('' if none), and so on. A
---   duplicate by its dedup key has the letter e, the state letter - if that job is gone, and {id, result} as its result
--- refuses:   COST, if a job costs more than its group's bucket holds
--- events:    enqueued, changed, cancelled, unblocked
+--   duplicate by its dedup key has the letter e, the state letter - if that job is gone, and {id, result} as its result.
+--   A third value is 1 if the outbox is not empty
+-- refuses:   COST, if a job costs more than its group's bucket holds; NOTFOUND with the id, if a job of this queue that
+--   one is to wait for is not there; nothing is written then
+-- events:    enqueued, changed, cancelled, failed, unblocked
 -- fire:      puts in the job of a scheduler's slot, and moves on to the next.
 -- arguments: scheduler, slot, next (0: none), then as enqueue from specials on, with one job
 -- returns:   {} if that slot is not the scheduler's next any more, or not due; else as enqueue
@@ -50,15 +52,23 @@ local function dispatch_of(said, special, run_at)
   return dispatch
 end
 
-local function put_in(id, said, run_at)
+-- What an earlier life of the id had to do with others is over.
+local function replace(job)
+  if job.state == 'f' or job.state == 'x' then Flows.tell(job, 'r') end
+  Flows.untie(job)
+end
+
+local function put_in(id, said, run_at, after)
   local job = J[id]
   if not job then
     job = { id = id }
     J[id] = job
   elseif job.binds then
     Holds.drop(job)
+    replace(job)
   end
   if job.part then Groups.leave(job) end -- replaced while it was open: the promise that the id is new was broken
+  if after then Flows.depend(id, decode(said.packed_annex).fl, after) end
   job.header, job.priority, job.lifo, job.ttl = said.header, said.priority, said.lifo, said.ttl
   job.run_id, job.write_id, job.payload = said.run_id, said.write_id, payload_of(said)
   job.packed_annex, job.binds = said.packed_annex, said.binds
@@ -81,13 +91,20 @@ end
 
 -- Queues the job afresh unless its dedup key says that it is another's duplicate.
 local function admit(id, said, special, run_at)
-  local key, mode = special[10], special[11]
-  if not key then return 'q', put_in(id, said, run_at) end
-  local record, earlier = Dedup.meet(id, key, mode)
+  local key, mode, after = special[10], special[11], special[13]
+  local record, earlier
+  if key then record, earlier = Dedup.meet(id, key, mode) end
   if record then return 'e', earlier, record end
-  local job = put_in(id, said, run_at)
-  Dedup.note(job, key, mode, special[12])
+  local job = put_in(id, said, run_at, after)
+  if key then Dedup.note(job, key, mode, special[12]) end
+  if after then Flows.conclude(job) end
   return 'q', job
+end
+
+-- The job of a dispatch that ties it to others was not put in: the one that is there is tied.
+local function tie(job, said)
+  local annex = said.packed_annex and decode(said.packed_annex)
+  if annex and annex.dn then Flows.link_to(job, annex.dn) end
 end
 
 -- One job with all the rules (verbs.md). Returns the status letter: queued, duplicate, completed, updated, rerun; or
@@ -101,7 +118,8 @@ local function enqueue_one(id, said, special)
   elseif (said.write_id ~= '' and said.write_id == job.write_id) or mode == 'absent' then
     status = 'd'
   elseif mode == 'redispatch' and not ENDED[job.state] then
-    return redispatch(job, said, special, run_at), job
+    status = redispatch(job, said, special, run_at)
+    notify = ''
   elseif mode == 'default' and not ENDED[job.state] then
     status = 'd'
   elseif mode == 'default' and job.state == 'c' then
@@ -109,8 +127,22 @@ local function enqueue_one(id, said, special)
   else
     status, job, record = admit(id, said, special, run_at)
   end
+  if status ~= 'q' and job and said.binds then tie(job, said) end
   if notify ~= '' and job and not ENDED[job.state] then add_waiter(job.id, notify) end
   return status, job, record
+end
+
+-- For flows: enqueues a job of this queue. Returns as enqueue_one(), or nothing if it was refused: then its dependents
+-- are told. Dedup keys are not for flows.
+function Flows.put(id, body, special)
+  load({ id }, true)
+  local said = read_body({}, body)
+  if said.binds then Flows.note_ties(said) end
+  local refusal = said.binds and Groups.cost_refused(id, said.packed_annex)
+  if refusal then return Flows.tell_refused(id, decode(said.packed_annex), refusal) end
+  special = in_full(special)
+  special[10] = false
+  return enqueue_one(id, said, special)
 end
 
 -- What new jobs with this header share in their events.
@@ -185,13 +217,27 @@ local function store_headers(args, count)
   if missing[1] then send('HSET', K.options, missing) end
 end
 
+-- Whether some jobs are to wait for others; refuses the call if those are not there.
+local function has_flows(ids, specials)
+  local before, has_any = {}, false
+  for place = 1, #ids do
+    local special = specials[place]
+    if type(special) == 'table' and special[13] then
+      Flows.refuse_unknown(special[13], before)
+      has_any = true
+    end
+    before[ids[place]] = true
+  end
+  return has_any
+end
+
 -- The places of ids that need all the rules: known ones, those given twice, those with something special, those whose
--- annex binds.
-local function hard_places(ids, specials, args, first_at)
+-- annex binds; all of them, if some may wait for others.
+local function hard_places(ids, specials, args, first_at, all)
   local known, hard, hard_ids, seen = read_many('HMGET', K.jobs, ids), {}, {}, {}
   for place = 1, #ids do
     local id = ids[place]
-    if known[place] or type(specials[place]) == 'table' or seen[id] or byte(args[first_at + 2 * place], 1) >= 128 then
+    if all or known[place] or type(specials[place]) == 'table' or seen[id] or byte(args[first_at + 2 * place], 1) >= 128 then
       hard[place] = true
       hard_ids[#hard_ids + 1] = id
       if seen[id] and seen[id] ~= true then
@@ -219,11 +265,8 @@ local function check_costs(ids, hard, args, first_at)
   for place in pairs(hard) do
     local body = args[first_at + 2 * place]
     local packed = byte(body, 1) >= 128 and read_body({}, body).packed_annex
-    local annex = packed and decode(packed)
-    local capacity = annex and annex.g and annex.c and Groups.limit_of(annex.g).capacity or 0
-    if capacity > 0 and annex.c > capacity then
-      refuse('COST', format('job %s costs %d; the bucket of its group %s holds %d', ids[place], annex.c, annex.g, capacity))
-    end
+    local refusal = packed and Groups.cost_refused(ids[place], packed)
+    if refusal then refuse('COST', refusal) end
   end
 end
 
@@ -264,7 +307,7 @@ register('enqueue', function(keys, args)
     n = n + 1
     ids[n] = args[at]
   end
-  local hard = hard_places(ids, specials, args, first_at)
+  local hard = hard_places(ids, specials, args, first_at, args[4] ~= '' and has_flows(ids, specials))
   check_costs(ids, hard, args, first_at)
   store_headers(args, headers)
   read_dedup(specials)
@@ -288,6 +331,7 @@ register('enqueue', function(keys, args)
   local reply = { first, exceptions }
   remember(args[1], args[2], encode(reply))
   close()
+  if Outbox.is_full() then reply[3] = 1 end
   return reply
 end, REFUSED_WHEN_FULL)
 

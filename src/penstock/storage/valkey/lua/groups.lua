@@ -163,6 +163,14 @@ function Groups.cost_of(job)
   return annex_of(job).c or 1
 end
 
+-- Why a job of this annex can never start, if it costs more than the bucket of its group can hold.
+function Groups.cost_refused(id, packed_annex)
+  local annex = packed_annex and decode(packed_annex)
+  local capacity = annex and annex.g and annex.c and Groups.limit_of(annex.g).capacity or 0
+  if capacity == 0 or annex.c <= capacity then return nil end
+  return format('job %s costs %d; the bucket of its group %s holds %d', id, annex.c, annex.g, capacity)
+end
+
 function Groups.set_of(group)
   return Q.prefix .. ':group:' .. group.key
 end
@@ -302,6 +310,17 @@ function Groups.scheduled(job)
     Groups.move(job, 'h')
   elseif job.part == 'a' or job.part == 'w' then
     Groups.move(job, nil)
+  end
+end
+
+-- A member waits for jobs it depends on: as for a time to come, and not in its group's line.
+function Groups.wait_elsewhere(job)
+  if job.part == 'k' then
+    Groups.move(job, 'h')
+  elseif job.part == 'b' then
+    Groups.leave(job)
+  else
+    Groups.scheduled(job)
   end
 end
 

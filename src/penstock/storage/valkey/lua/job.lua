@@ -165,7 +165,10 @@ local function save_gone(job)
     hdel('jobs', job.id)
     hdel('state', job.id)
   end
-  if job.binds then Holds.drop(job) end
+  if job.binds then
+    Holds.drop(job)
+    Flows.untie(job)
+  end
   drop_extras(job)
 end
 
@@ -238,6 +241,7 @@ local function close()
   send_news()
   write_events()
   if Q.wake then wake_one() end
+  if Q.outbox then Outbox.write() end
   write_meta()
 end
 

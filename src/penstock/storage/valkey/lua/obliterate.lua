@@ -7,8 +7,10 @@ local PARTS = {
   'jobs', 'state', 'line', 'waiting', 'scheduled', 'blocked', 'active', 'completed', 'failed', 'cancelled', 'expiring',
   'results', 'failures', 'progress', 'logged', 'rerun', 'waiters', 'wake', 'options', 'annex', 'suspended', 'received',
   'signalled', 'errors', 'dedup', 'dedup_times', 'holders', 'held_completed', 'held_failed', 'held_cancelled',
+  'parents', 'linked',
 }
 
+local AT_ONCE = 1000
 -- Without members, starts and charges. What was paused stays paused, what was parked stays parked.
 local function obliterate_groups()
   local stored = call('HGETALL', K.groups)
@@ -37,6 +39,23 @@ local function tell_all()
   end
 end
 
+-- Dependents in other queues are told; those in this one go as well.
+local function tell_dependents()
+  if not call('HGET', K.meta, 'tied') then return end
+  local ids, here = call('HKEYS', K.jobs), Outbox.here()
+  for first = 1, #ids, AT_ONCE do
+    local some = {}
+    for i = first, min(first + AT_ONCE - 1, #ids) do some[#some + 1] = ids[i] end
+    load(some)
+    for i = 1, #some do
+      local job = found(some[i])
+      if job and job.binds and job.state ~= 'c' then Flows.tell(job, 'r', here) end
+    end
+    forget_buffers()
+  end
+  call('HDEL', K.meta, 'tied')
+end
+
 register('obliterate', function(keys, args)
   open(keys)
   if args[1] ~= '1' and call('ZCARD', K.active) > 0 then
@@ -44,11 +63,14 @@ register('obliterate', function(keys, args)
   end
   local count = call('HLEN', K.jobs)
   tell_all()
+  tell_dependents()
   send_news()
   for _, id in ipairs(call('SMEMBERS', K.logged)) do call('UNLINK', Q.prefix .. ':log:' .. id) end
   for _, id in ipairs(call('SMEMBERS', K.signalled)) do call('UNLINK', Q.prefix .. ':signals:' .. id) end
   for _, consumer in ipairs(call('HKEYS', K.holders)) do call('UNLINK', K['held:' .. consumer]) end
   for _, class in ipairs(call('HKEYS', K.errors)) do call('UNLINK', K['error:' .. class]) end
+  for _, id in ipairs(call('SMEMBERS', K.parents)) do call('UNLINK', Q.prefix .. ':deps:' .. id) end
+  for _, id in ipairs(call('SMEMBERS', K.linked)) do call('UNLINK', Q.prefix .. ':dependents:' .. id) end
   for _, part in ipairs(PARTS) do call('UNLINK', K[part]) end
   obliterate_groups()
   Q.waiters, Q.stale, Q.listening_changed = 0, 0, {}

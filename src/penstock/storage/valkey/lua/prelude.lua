@@ -2,7 +2,8 @@
 --
 -- Keys of a queue, all under one hash tag, so in one slot: penstock:{<namespace>/<queue>/0}:<part>
 --
---   meta       hash    counters (COUNTERS below), epoch, settings, trimmed, regroup (groups.lua); m:<lane>, the last call of a lane and its
+--   meta       hash    counters (COUNTERS below), epoch, settings, trimmed, regroup (groups.lua), outbox (the last
+--                      sequence), tied (jobs here have had dependents elsewhere); m:<lane>, the last call of a lane and its
 --                      answer, kept for a minute (memo.lua)
 --   jobs       hash    id -> static record (record.lua): written once, rewritten only by change and re-dispatch
 --   options    hash    reference -> header: options of jobs, each stored once (record.lua)
@@ -32,6 +33,10 @@
 --   logged     set     ids that have log lines;  log:<id>  list  the lines
 --   rerun      hash    id -> the dispatch that waits for the end of an active job (slot.lua)
 --   waiters    hash    id -> listeners to be told of its end; the counter waiters is their number
+--   parents    set     ids that have dependencies;  deps:<id>  hash  what they know of them (flows.lua)
+--   linked     set     ids that have later dependents;  dependents:<id>  list  whom to tell of their end (flows.lua)
+--   outbox     list    messages to other queues, in the order of their sequence (outbox.lua)
+--   inbox      hash    queue -> sequence of the last message of its outbox that was applied here
 --   news:<listener>    list    ends of jobs (waiters.lua), kept for a minute
 --   wake       list    tokens, a few at most: something may be claimed. Gone when nothing waits
 --   limits     hash    group -> its limit;  groups  hash  group -> its counts (groups.lua). The empty group is the queue
@@ -71,7 +76,7 @@ end
 
 local FORMAT = 1
 -- format paused seq events now shift waiters stale uses: one field, because every call reads and writes all of it.
--- uses: a bit for each feature that costs a look; what is not in use is not looked for.
+-- uses: a bit for each feature (128: a dead_letter queue) that costs a look; what is not in use is not looked for.
 -- Behind it stands the present minute (metrics.lua).
 local COUNTERS = '>BBI6I6I6i6I6I6B'
 local MINUTE_AT = 40
@@ -137,6 +142,7 @@ local function open(keys)
   Q.seq, Q.events, Q.shift, Q.paused, Q.waiters, Q.stale = seq, events, shift, paused == 1, waiters, stale
   Q.uses = uses
   Q.wake, Q.due, Q.memo, Q.answer, Q.dedup = false, false, false, false, false
+  Q.outbox, Q.ends, Q.works_off, Q.giving, Q.tied, Q.dead_letter = false, false, false, false, false, false
   Q.groups, Q.news = emptied(Q.groups), emptied(Q.news)
   Q.listening, Q.listening_changed = emptied(Q.listening), emptied(Q.listening_changed)
   Q.grouped, Q.limits, Q.touched = emptied(Q.grouped), emptied(Q.limits), false

@@ -1,6 +1,6 @@
 -- remove: deletes records of jobs that are not active.
 -- arguments: ids
--- returns:   a letter per id: r removed, a active, - not found
+-- returns:   a letter per id: r removed, a active, - not found; as a list of one if the outbox is not empty
 -- drain:     the same for waiting jobs, then for scheduled ones if asked, a step at a time.
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first), then with scheduled
 -- clean:     the same for ended jobs.
@@ -22,7 +22,7 @@ register('remove', function(keys, ids)
     end
   end
   close()
-  return table.concat(letters)
+  return Outbox.told(table.concat(letters))
 end)
 
 local function delete_those(jobs, is_meant)

@@ -1,6 +1,6 @@
 -- retry: failed and cancelled jobs wait again.
 -- arguments: ids
--- returns:   a letter per id: r retried, n not failed, - not found
+-- returns:   a letter per id: r retried, n not failed, - not found; as a list of one if the outbox is not empty
 -- retry_all: the same for failed jobs, a step at a time.
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first)
 -- returns:   {done, seq, now, part, score, member}: part is '' at the end
@@ -12,8 +12,11 @@ local function retry(job)
   job.failures, job.stalls, job.finished, job.token, job.settled = 0, 0, 0, 0, '-'
   job.cancelling = false
   job.expires = job.ttl > 0 and Q.now + job.ttl or 0
+  local is_parent = Flows.is_parent(job)
+  if is_parent then Flows.look_again(job) end
   enter_waiting(job)
   emit('retried', job)
+  if is_parent then Flows.conclude(job) end
 end
 
 register('retry', function(keys, ids)
@@ -32,7 +35,7 @@ register('retry', function(keys, ids)
     end
   end
   close()
-  return table.concat(letters)
+  return Outbox.told(table.concat(letters))
 end)
 
 register('retry_all', function(keys, args)

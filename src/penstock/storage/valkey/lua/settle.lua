@@ -1,11 +1,12 @@
 -- settle: applies outcomes of leased jobs, then claims the next ones.
 -- arguments: lane, number, repeated, worker, count (0: no claim), lease_ms, then id and outcome of each job
 --   outcome: token:6 kind:1 rest
---   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 step | P timeout_ms:6 name_length:1 name step | R
+--   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 step | P timeout_ms:6 name_length:1 name step | R | W
 --   | L delay_ms:6 scope:1 (q: the queue) | X
 --   with a ttl of their own: K ttl:6 result | G final:1 retry_in_ms:6 ttl:6 failure
 --   step: nothing (it stays where it is), or = and its name
--- returns:   {letters, claim reply or nothing}: per job the state as a letter, in upper case if the outcome was not
+-- returns:   {letters, claim reply or nothing, 1 if the outbox is not empty}: per job the state as a letter, in upper
+--   case if the outcome was not
 --   applied ('-': no record)
 -- events:    completed, failed, retrying, snoozed, suspended, released, limited, cancelled, expired, enqueued, unblocked; and
 --   those of claim
@@ -76,6 +77,8 @@ local function put_back(job, kind, delay_ms, step, signal)
   if job.cancelling then return finish(job, 'x', 'cancelled', true) end
   local is_handed_back = kind == 'released' or kind == 'limited'
   if is_expired(job) and not is_handed_back then return expire(job, true) end
+  local cause = Flows.is_parent(job) and Flows.cause(job)
+  if cause then return Flows.fail(job, cause, true) end
   job.worker = ''
   if step then Steps.go_to(job, step) end
   if signal then
@@ -152,6 +155,7 @@ local function apply(job, outcome)
   if kind == 'P' then return suspend(job, outcome) end
   if kind == 'R' then return put_back(job, 'released', 0) end
   if kind == 'L' then return limited(job, outcome) end
+  if kind == 'W' then return put_back(job, 'suspended', 0) end
   return finish(job, 'x', 'cancelled', true)
 end
 
@@ -187,9 +191,23 @@ local function read_members(ids, records)
   Groups.read_for(jobs)
 end
 
+-- The static records of jobs whose annex binds, from a place on: what they are tied to stands in there.
+local function bound_statics(ids, records, first)
+  local bound, statics = {}, {}
+  for i = first, #ids do
+    if records[i] and bit_of(byte(records[i], FLAGS_AT), 64) then bound[#bound + 1] = ids[i] end
+  end
+  local found_statics = read_many('HMGET', K.jobs, bound)
+  for i = 1, #bound do statics[bound[i]] = found_statics[i] or nil end
+  return statics
+end
+
 local function settle_all(ids, outcomes)
-  local records = read_many('HMGET', K.state, ids)
-  if bit_of(Q.uses, 2) then read_members(ids, records) end
+  local records, statics = read_many('HMGET', K.state, ids), nil
+  if bit_of(Q.uses, 2) then
+    read_members(ids, records)
+    statics = {}
+  end
   local letters, done = {}, new_completion()
   local is_done = done.is_done
   read_waiters(ids)
@@ -201,7 +219,8 @@ local function settle_all(ids, outcomes)
       and sub(record, 9, 14) == sub(outcome, 1, 6) and complete(done, id, record, outcome) then
       letters[i] = 'c'
     else
-      if record and not J[id] then J[id] = job_of(id, record) end
+      statics = statics or bound_statics(ids, records, i)
+      if record and not J[id] then J[id] = job_of(id, record, statics[id]) end
       if not record then load({ id }) end
       letters[i] = settle_one(id, outcome)
     end
@@ -229,5 +248,6 @@ register('settle', function(keys, args)
   if count == 0 and bit_of(Q.uses, 1) then Q.wake = Q.wake or waiting_count() > 0 end
   remember(args[1], args[2], letters .. (claimed and memo_of(claimed) or ''))
   close()
+  if Outbox.is_full() then return { letters, claimed or 0, 1 } end
   return { letters, claimed }
 end)

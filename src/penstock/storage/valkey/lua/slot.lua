@@ -14,10 +14,12 @@ local function queue_afresh(job, run_at, size)
   rewritten(job)
   changed(job) -- with a state record, so in the zset: the line is for jobs that come in order
   job.run_at = run_at
-  if run_at > Q.now then
-    job.state = 's'
-  elseif job.binds then
-    hold_back(job)
+  if not (job.binds and Flows.hold_back(job)) then
+    if run_at > Q.now then
+      job.state = 's'
+    elseif job.binds then
+      hold_back(job)
+    end
   end
   local group, row = emit('enqueued', job)
   put(group, row, 'pri', job.priority)
@@ -42,9 +44,11 @@ local function update(job, dispatch)
   if dispatch.reset then job.failures, job.stalls = 0, 0 end
   local rule, new, old = dispatch.rule, dispatch.run_at, job.run_at
   local is_taken = rule == 'always' or (rule == 'if_earlier' and new < old) or (rule == 'if_later' and new > old)
-  if is_taken and job.state ~= 'b' then
+  if is_taken and (job.state ~= 'b' or job.by == 'h') then
     job.run_at = new
-    if new > now then
+    if job.state == 'b' then
+      -- It does not move; its time counts when its children have ended.
+    elseif new > now then
       schedule(job, new)
     elseif job.state == 's' then
       enter_waiting(job)
@@ -123,11 +127,21 @@ local function requeue(job, slot)
     job.header, job.priority, job.lifo, job.ttl = slot.header, slot.priority, slot.lifo, slot.ttl
   end
   job.run_id, job.write_id = slot.run_id, slot.write_id
+  if job.binds then
+    if job.state == 'f' then Flows.tell(job, 'r') end
+    Flows.untie(job)
+  end
   shed_annex(job)
   local token, settled = job.token, job.settled
   queue_afresh(job, slot.run_at, #job.payload)
   job.token, job.settled = token, settled
   add_waiters(job, slot.listeners)
+end
+
+-- The record goes. Nobody need wait for the retry of a job that did not complete.
+local function forget(job)
+  if job.binds and job.state ~= 'c' then Flows.tell(job, 'r') end
+  gone(job)
 end
 
 -- The job ends as state ('c', 'f' or 'x'). The event is emitted here, before that of a requeue. settling: under its
@@ -139,13 +153,14 @@ local function finish(job, state, kind, settling)
   changed(job)
   if state == 'x' then give_up_slot(job) end
   tell(job, state)
+  if state == 'f' and Q.uses >= 128 then Outbox.bury(job) end
   if job.binds then ended(job) end
   local slot = slot_of(job)
   if slot then
     drop_slot(job)
     requeue(job, slot)
   elseif kept_until(job) <= Q.now then
-    gone(job)
+    forget(job)
   end
   return group, row
 end
@@ -161,6 +176,7 @@ end
 local function delete(job)
   if not ENDED[job.state] then tell(job, 'x') end
   emit('removed', job, '')
-  if job.binds and not ENDED[job.state] then ended(job) end
+  if ENDED[job.state] then return forget(job) end
+  if job.binds then ended(job, 'r') end
   gone(job)
 end

@@ -1,7 +1,7 @@
 -- sweep: what time brings, up to limit of each kind.
 -- arguments: limit
 -- returns:   {promoted, unblocked, rescued, expired, pruned, trimmed, more, wait_ms (-1: none), slot_wait_ms (-1: none),
---   awaiting, now, due schedulers: name, slot, spec, and so on}
+--   awaiting, now, due schedulers: name, slot, spec, and so on, 1 if the outbox is not empty}
 -- events:    promoted, unblocked, stalled, failed, expired, cancelled, enqueued
 
 local HOUR = 3600000
@@ -15,6 +15,8 @@ local function rescue(job)
   changed(job)
   if job.cancelling then return finish(job, 'x', 'cancelled') end
   if is_expired(job) then return expire(job) end
+  local cause = Flows.is_parent(job) and Flows.cause(job)
+  if cause then return Flows.fail(job, cause) end
   if job.stalls > options_of(job.header).max_stalls then
     set_failure(job, failure_of('Stalled', STALLED))
     local group, row = finish(job, 'f', 'failed')
@@ -39,6 +41,11 @@ local function each_due(part, limit, each)
   return #ids
 end
 
+-- A job before it may have taken it along: it depended on that one.
+local function expire_pending(job)
+  if expiring(job) then expire(job) end
+end
+
 -- The first count ids of an index that nobody holds, as far as they are found among its first entries.
 local function first_unheld(part, count)
   local held = 'held_' .. part
@@ -61,7 +68,7 @@ local function prune_surplus(part, keep, limit)
   local ids = first_unheld(part, min(surplus, limit))
   load(ids)
   for i = 1, #ids do
-    if found(ids[i]) then gone(J[ids[i]]) end
+    if found(ids[i]) then forget(J[ids[i]]) end
   end
   flush()
   return #ids
@@ -70,7 +77,7 @@ end
 local function prune_all(limit, settings)
   local pruned = 0
   for _, part in ipairs({ 'completed', 'failed', 'cancelled' }) do
-    pruned = pruned + each_due(part, limit, gone)
+    pruned = pruned + each_due(part, limit, forget)
   end
   if bit_of(Q.uses, 64) then
     for _, part in ipairs(HELD) do each_due(part, limit, Holds.lapse) end
@@ -171,7 +178,7 @@ register('sweep', function(keys, args)
   local promoted = promote_due(limit)
   local unblocked = bit_of(Q.uses, 16) and each_due('suspended', limit, Steps.time_out) or 0
   local rescued = each_due('active', limit, rescue)
-  local expired = each_due('expiring', limit, expire)
+  local expired = each_due('expiring', limit, expire_pending)
   local regrouped = bit_of(Q.uses, 2) and Groups.sweep(limit) or 0
   if bit_of(Q.uses, 1) then
     Groups.sweep_queue()
@@ -190,6 +197,6 @@ register('sweep', function(keys, args)
   local slot_wait, awaiting = Schedulers.wait()
   return {
     promoted, unblocked, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing(slot_wait), slot_wait,
-    awaiting, Q.now, Schedulers.due(limit),
+    awaiting, Q.now, Schedulers.due(limit), Outbox.is_full() and 1 or 0,
   }
 end)

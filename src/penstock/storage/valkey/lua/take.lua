@@ -6,11 +6,16 @@
 -- token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 flags:1 [length:4 annex [signal]], and so on.
 -- flags: 1 cancelling, 2 there is the data of a signal. The annex is there if it differs from that in the static record.
 
+-- A block, because the library has at most 200 names at its top; these are all that others need of it.
+local promote_due, until_next, take, memo_of, reply_of_memo
+
+do
+
 local PROMOTED_PER_CLAIM = 1000
 local EXPIRED_PER_CLAIM = 10000
 
 -- Up to limit due jobs enter waiting. Written when it returns.
-local function promote_due(limit)
+function promote_due(limit)
   local ids = call('ZRANGEBYSCORE', K.scheduled, '-inf', digits(Q.now), 'LIMIT', 0, limit)
   if not ids[1] then return 0 end
   load(ids)
@@ -41,7 +46,7 @@ local function extra_of(job)
     job.priority, flags + (job.cancelling and 1 or 0)) .. annex
 end
 
-local function until_next(key, otherwise)
+function until_next(key, otherwise)
   local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
   return first[1] and max(0, tonumber(first[2]) - Q.now) or otherwise
 end
@@ -182,7 +187,7 @@ function Groups.take(leases, count)
   return reply_of(leases, (leases.n == count or waiting > 0) and 0 or until_due())
 end
 
-local function take(worker, count, lease_ms)
+function take(worker, count, lease_ms)
   if Q.paused then return { 1, -1, Q.now, 0, {}, {}, {} } end
   if bit_of(Q.uses, Usage.BIT) then
     local over, wait = Usage.is_over('')
@@ -222,11 +227,13 @@ local function retaken(first_token, count, wait_ms, paused)
   return { paused, wait_ms, Q.now, first_token, leases.ids, leases.statics, leases.extras }
 end
 
-local function memo_of(reply)
+function memo_of(reply)
   return pack('>BI6I6I4', reply[1], reply[2] + 1, reply[4], #reply[5])
 end
 
-local function reply_of_memo(memo)
+function reply_of_memo(memo)
   local paused, wait_ms, first_token, count = unpack('>BI6I6I4', memo)
   return retaken(first_token, count, wait_ms - 1, paused)
+end
+
 end

@@ -304,3 +304,43 @@ CREATE TABLE consumers (
     expires_at INTEGER NOT NULL,
     PRIMARY KEY (queue, name)
 ) STRICT, WITHOUT ROWID;
+
+-- Flows. A job that depends on others has a row in parents: how many dependencies it was given, how many do not count
+-- yet, and the number of the first that fails it. Rows go by the id, because a job has no key before it is written.
+CREATE TABLE parents (
+    queue INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    flow TEXT NOT NULL,
+    given INTEGER NOT NULL,
+    pending INTEGER NOT NULL,
+    failed INTEGER NOT NULL,
+    PRIMARY KEY (queue, id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE dependencies (
+    key INTEGER PRIMARY KEY,
+    queue INTEGER NOT NULL,
+    parent TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    on_queue TEXT NOT NULL,
+    on_id TEXT NOT NULL,
+    policy TEXT NOT NULL,
+    state TEXT NOT NULL,
+    result BLOB,
+    failure BLOB
+) STRICT;
+
+CREATE UNIQUE INDEX dependencies_by_job ON dependencies (queue, parent, on_queue, on_id);
+CREATE UNIQUE INDEX dependencies_in_order ON dependencies (queue, parent, number);
+
+-- Whom a job has to tell of its end besides those in its annex.
+CREATE TABLE later_dependents (
+    key INTEGER PRIMARY KEY,
+    queue INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    to_queue TEXT NOT NULL,
+    to_id TEXT NOT NULL,
+    flow TEXT NOT NULL
+) STRICT;
+
+CREATE INDEX later_dependents_by_job ON later_dependents (queue, id);

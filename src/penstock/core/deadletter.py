@@ -1,0 +1,78 @@
+"""Dead letters: what is put into a queue's ``dead_letter`` queue when one of its jobs has failed for good."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from penstock.core.job import Conflict, NewJob, Options
+from penstock.core.outcome import Failure
+
+__all__ = ["DeadLetter", "dead_letter_job"]
+
+_LONGEST_ID: Final = 200
+_AGAIN: Final = Conflict(mode="redispatch")
+_encode = msgspec.json.Encoder().encode
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that failed for good, as the handler of its dead letter gets it.
+
+    ``payload`` is what its JSON says; one that is not JSON is its bytes in base64. ``error`` has ``type`` and
+    ``message``. ``failed_at`` is the store's time, epoch milliseconds.
+    """
+
+    queue: str
+    id: str
+    task: str
+    payload: Any
+    error: dict[str, str]
+    failures: int
+    failed_at: int
+
+
+def dead_letter_job(
+    *,
+    queue: str,
+    id: str,
+    incarnation: int,
+    task: str,
+    payload: bytes,
+    failure: Failure | None,
+    failures: int,
+    failed_at_ms: int,
+    handled_by: str,
+) -> NewJob:
+    """The job that carries the news to the task ``handled_by``.
+
+    Its id is made of the job's, so that one life of a job has one letter; a job that was retried and failed again
+    renews it.
+    """
+    cause = failure or Failure("", "")
+    letter = DeadLetter(
+        queue=queue,
+        id=id,
+        task=task,
+        payload=_readable(payload),
+        error={"type": cause.type, "message": cause.message},
+        failures=failures,
+        failed_at=failed_at_ms,
+    )
+    options = Options(task=handled_by)
+    return NewJob(_letter_id(queue, id, incarnation), _encode(letter), options, conflict=_AGAIN)
+
+
+def _readable(payload: bytes) -> Any:
+    try:
+        msgspec.json.decode(payload)
+        return msgspec.Raw(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return base64.b64encode(payload).decode()
+
+
+def _letter_id(queue: str, id: str, incarnation: int) -> str:
+    plain = f"{queue}:{id}:{incarnation}"
+    return plain if len(plain) <= _LONGEST_ID else f"{queue}:{hashlib.sha256(plain.encode()).hexdigest()}"

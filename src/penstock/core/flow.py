@@ -1,0 +1,93 @@
+"""Flows: jobs that depend on others. The values that describe them; what they mean is told in docs/verbs.md."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from penstock.core.annex import EMPTY_ANNEX, Dependent
+from penstock.core.job import Dependency, NewJob, Policy
+from penstock.core.outcome import Failure
+
+__all__ = [
+    "POLICIES",
+    "Dependency",
+    "DependencyRecord",
+    "DependencyState",
+    "Node",
+    "Policy",
+    "blame",
+    "not_found",
+    "woven",
+]
+
+DependencyState = Literal["pending", "completed", "failed", "cancelled", "removed"]
+POLICIES: Final[tuple[Policy, ...]] = ("fail", "ignore", "wait")
+
+
+class Node(NamedTuple):
+    """One job of a flow, and the queue it goes to."""
+
+    queue: str
+    job: NewJob
+
+
+class DependencyRecord(msgspec.Struct, frozen=True):
+    """What a dependent knows of one of its dependencies."""
+
+    queue: str
+    id: str
+    policy: Policy
+    state: DependencyState
+    result: bytes | None = None
+    failure: Failure | None = None
+
+
+def woven(
+    nodes: Sequence[Node], *, flow: str, into: Dependent | None = None, after: Sequence[Dependency] = ()
+) -> list[Node]:
+    """The nodes with annexes that say whom each has to tell of its end, from what each says it comes ``after``.
+
+    ``into`` is a job outside that depends on ``after``: the parent that nodes are attached to.
+    """
+    dependents: defaultdict[tuple[str, str], list[Dependent]] = defaultdict(list)
+    for dependency in after:
+        if into is not None:
+            dependents[dependency.queue, dependency.id].append(into)
+    for queue, job in nodes:
+        for dependency in job.after:
+            dependents[dependency.queue, dependency.id].append(Dependent(queue, job.id, flow))
+    return [Node(queue, _tied(job, flow, dependents.get((queue, job.id)))) for queue, job in nodes]
+
+
+def _tied(job: NewJob, flow: str, dependents: list[Dependent] | None) -> NewJob:
+    annex = msgspec.structs.replace(
+        job.annex or EMPTY_ANNEX, flow=flow, dependents=dependents, has_dependencies=bool(job.after)
+    )
+    return msgspec.structs.replace(job, annex=annex)
+
+
+def blame(queue: str, id: str, state: DependencyState, failure: Failure | None) -> Failure:
+    """The failure of a job whose dependency ended like this. The first cause stays, however many it passes through."""
+    if failure is not None and failure.type == "DependencyFailed":
+        return failure
+    match state:
+        case "failed" if failure is not None:
+            said = f"failed: {failure.type}: {failure.message}"
+        case "removed" if failure is not None and failure.type == "DependencyNotFound":
+            said = "is not known"
+        case "removed" if failure is not None:
+            said = f"was refused: {failure.message}"
+        case "failed" | "cancelled" | "removed":
+            said = {"failed": "failed", "cancelled": "was cancelled", "removed": "was removed"}[state]
+        case _:
+            raise AssertionError(state)
+    return Failure("DependencyFailed", f"dependency {queue}/{id} {said}")
+
+
+def not_found(queue: str, id: str) -> Failure:
+    """What is said of a dependency that has no record."""
+    return Failure("DependencyNotFound", f"job {queue}/{id} is not known: it never was, or is no longer kept")

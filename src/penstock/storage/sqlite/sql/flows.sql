@@ -1,0 +1,80 @@
+-- name: add_parent
+INSERT INTO parents (queue, id, flow, given, pending, failed) VALUES (?, ?, ?, 0, 0, 0)
+ON CONFLICT DO NOTHING
+
+-- name: parent
+SELECT flow, given, pending, failed FROM parents WHERE queue = ? AND id = ?
+
+-- name: give
+UPDATE parents SET given = given + ?3, pending = pending + ?4 WHERE queue = ?1 AND id = ?2
+
+-- name: add_dependency
+INSERT INTO dependencies (queue, parent, number, on_queue, on_id, policy, state)
+VALUES (?, ?, ?, ?, ?, ?, 'pending')
+
+-- name: known_dependencies
+SELECT d.on_queue, d.on_id FROM json_each(?3) e
+JOIN dependencies d ON d.queue = ?1 AND d.parent = ?2 AND d.on_queue = e.value ->> 0 AND d.on_id = e.value ->> 1
+
+-- name: edge
+SELECT p.flow, d.key, d.number, d.policy, d.state
+FROM parents p JOIN dependencies d ON d.queue = p.queue AND d.parent = p.id
+WHERE p.queue = ? AND p.id = ? AND d.on_queue = ? AND d.on_id = ?
+
+-- name: set_end
+UPDATE dependencies SET state = ?, result = ?, failure = ? WHERE key = ?
+
+-- name: count_one
+UPDATE parents SET pending = pending - 1 WHERE queue = ? AND id = ? RETURNING pending
+
+-- name: mark_failed
+UPDATE parents SET failed = ?3 WHERE queue = ?1 AND id = ?2 AND failed = 0
+
+-- name: clear_failed
+UPDATE parents SET failed = 0 WHERE queue = ? AND id = ?
+
+-- name: by_number
+SELECT on_queue, on_id, policy, state, result, failure FROM dependencies
+WHERE queue = ? AND parent = ? AND number = ?
+
+-- name: unfinished
+SELECT key, on_queue, on_id, policy FROM dependencies
+WHERE queue = ? AND parent = ? AND (
+    (policy = 'fail' AND state IN ('failed', 'cancelled', 'removed')) OR (policy = 'wait' AND state = 'removed')
+)
+ORDER BY number
+
+-- name: page
+SELECT d.on_queue, d.on_id, d.policy, d.state, d.result, d.failure
+FROM queues q JOIN dependencies d ON d.queue = q.key
+WHERE q.namespace = ? AND q.name = ? AND d.parent = ? AND d.number > ?
+ORDER BY d.number LIMIT ?
+
+-- name: add_dependent
+INSERT INTO later_dependents (queue, id, to_queue, to_id, flow) VALUES (?, ?, ?, ?, ?)
+
+-- name: later_dependents
+SELECT to_queue, to_id, flow FROM later_dependents WHERE queue = ? AND id = ? ORDER BY key
+
+-- name: forget_parents
+DELETE FROM parents WHERE queue = ?1 AND id IN (SELECT value FROM json_each(?2))
+
+-- name: forget_dependencies
+DELETE FROM dependencies WHERE queue = ?1 AND parent IN (SELECT value FROM json_each(?2))
+
+-- name: forget_dependents
+DELETE FROM later_dependents WHERE queue = ?1 AND id IN (SELECT value FROM json_each(?2))
+
+-- name: tied
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ? AND j.binds AND j.state <> 'completed'
+
+-- name: obliterate_parents
+DELETE FROM parents WHERE queue = ?
+
+-- name: obliterate_dependencies
+DELETE FROM dependencies WHERE queue = ?
+
+-- name: obliterate_dependents
+DELETE FROM later_dependents WHERE queue = ?

@@ -1,0 +1,128 @@
+"""Delivers what queues have to say to each other: messages go from the outbox of one to the other, in their order.
+
+Any number of couriers may be at it: a target passes over what it has applied before (lua/deliver.lua). Every
+message of a queue is applied before the next one is sent, whatever their targets, because a job must be there
+before anybody tells it of an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from penstock.core.deadletter import dead_letter_job
+from penstock.errors import StorageError
+from penstock.storage.valkey.calls import Calls
+from penstock.storage.valkey.codec import encode_put
+from penstock.storage.valkey.jobs import decode_failure
+
+__all__ = ["Courier"]
+
+_log = logging.getLogger("penstock.storage")
+
+_AT_ONCE: Final = 500
+_SEQUENCE: Final = 16
+_NEW: Final = (b"p", b"x")
+_DEAD: Final = struct.Struct(">xHIHIIHHHI")
+
+
+class _Letter(NamedTuple):
+    sequence: int
+    target: str
+    message: bytes
+
+
+class Courier:
+    """One client's. ``meet`` is awaited before the first message to a queue: it may be new."""
+
+    def __init__(self, calls: Calls, *, meet: Callable[[str], Awaitable[None]]) -> None:
+        self._calls = calls
+        self._meet = meet
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
+
+    def send_soon(self, queue: str) -> None:
+        """Deliver the queue's outbox in the background. What fails is left to the next sweep."""
+        if queue in self._under_way:
+            self._again.add(queue)
+            return
+        task = asyncio.get_running_loop().create_task(self._insist(queue))
+        self._under_way[queue] = task
+        task.add_done_callback(lambda _: self._under_way.pop(queue, None))
+
+    async def _insist(self, queue: str) -> None:
+        self._again.add(queue)
+        while queue in self._again:
+            self._again.discard(queue)
+            try:
+                await self.deliver(queue)
+            except StorageError as error:
+                _log.warning("queue %s: messages to other queues wait for the next sweep: %s", queue, error)
+                return
+
+    async def deliver(self, queue: str) -> int:
+        """Deliver the queue's outbox, and those that fill up by that, to the end; how many messages there were."""
+        count = 0
+        todo = [queue]
+        while todo:
+            source = todo.pop()
+            while letters := await self._read(source):
+                for target, some in groupby(letters, key=lambda letter: letter.target):
+                    if await self._hand_over(source, target, list(some)) and target not in todo:
+                        todo.append(target)
+                count += len(letters)
+                await self._calls.call(source, "delivered", letters[-1].sequence)
+        return count
+
+    async def _read(self, source: str) -> list[_Letter]:
+        key = self._calls.keys.part(source, "outbox")
+        return [_opened(entry) for entry in await self._calls.plain(key, "LRANGE", key, 0, _AT_ONCE - 1)]
+
+    async def _hand_over(self, source: str, target: str, letters: list[_Letter]) -> bool:
+        """Whether the target has something to say to that."""
+        await self._meet(target)
+        is_new = any(letter.message.startswith(_NEW) for letter in letters)
+        args = [part for letter in letters for part in (letter.sequence, _written(letter.message, source))]
+        reply = await self._calls.call(target, "deliver_new" if is_new else "deliver", source, *args)
+        return bool(reply)
+
+    async def close(self) -> None:
+        """Stop; what is not delivered stays where it is."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _written(message: bytes, source: str) -> bytes:
+    """The message as its target takes it: a dead letter becomes a job here, where there is JSON."""
+    if not message.startswith(b"x"):
+        return message
+    i1, i2, t1, t2, failures, *lengths = _DEAD.unpack_from(message)
+    parts: list[bytes] = []
+    at = _DEAD.size
+    for length in lengths:
+        parts.append(message[at : at + length])
+        at += length
+    id, handled_by, task, failure = parts
+    job = dead_letter_job(
+        queue=source,
+        id=id.decode(),
+        incarnation=i1 << 32 | i2,
+        task=task.decode(),
+        payload=message[at:],
+        failure=decode_failure(failure) if failure else None,
+        failures=failures,
+        failed_at_ms=t1 << 32 | t2,
+        handled_by=handled_by.decode(),
+    )
+    return b"p" + encode_put(job)
+
+
+def _opened(entry: bytes) -> _Letter:
+    target, _, message = entry[_SEQUENCE:].partition(b"\0")
+    return _Letter(int(entry[:_SEQUENCE]), target.decode(), message)

@@ -1,0 +1,91 @@
+-- enqueue_flows: puts whole flows in.
+-- arguments: lane, number, repeated, layout, then as enqueue, for all nodes of all flows
+--   layout: MessagePack of a list with a list of queues per flow, one for each of its nodes; the first is the root's
+-- returns:   {answers, 1 if the outbox is not empty}: of each root status letter and state letter, incarnation, result
+--   ('' if none)
+-- refuses:   NOTFOUND, COST, as enqueue
+-- events:    as enqueue
+
+-- Reads nodes: the arguments of enqueue from specials on, at a place. Returns ids, bodies, specials, headers by reference.
+function Flows.read_nodes(args, at)
+  local specials, headers, nodes = args[at] ~= '' and decode(args[at]) or {}, {}, {}
+  local count = tonumber(args[at + 1])
+  for i = 1, count do headers[args[at + 2 * i]] = args[at + 1 + 2 * i] end
+  local first = at + 2 + 2 * count
+  for i = first, #args, 2 do
+    local n = #nodes + 1
+    nodes[n] = { id = args[i], body = args[i + 1], special = specials[n] or false }
+  end
+  return nodes, headers
+end
+
+-- Refuses the call if a node of this queue is to wait for a job of this queue that is not there, or costs too much.
+function Flows.check_nodes(nodes, queues, first)
+  local own = {}
+  for i = 1, #queues do
+    if queues[i] == Outbox.here() then own[nodes[first + i - 1].id] = true end
+  end
+  for i = 1, #queues do
+    local node = nodes[first + i - 1]
+    if queues[i] == Outbox.here() then
+      if node.special and node.special[13] then Flows.refuse_unknown(node.special[13], own) end
+      local refusal = Groups.cost_refused(node.id, read_body({}, node.body).packed_annex)
+      if refusal then refuse('COST', refusal) end
+    end
+  end
+end
+
+-- Reads what is there of the nodes of this queue, and stores the headers they refer to: once for all of them.
+function Flows.prepare(nodes, queues, headers)
+  local ids, here = {}, Outbox.here()
+  for i = 1, #nodes do
+    if queues[i] == here then ids[#ids + 1] = nodes[i].id end
+  end
+  load(ids, true)
+  for reference, header in pairs(headers) do call('HSETNX', K.options, reference, header) end
+end
+
+-- Puts a node into its queue, which may be another one.
+function Flows.put_node(node, queue, headers)
+  local reference = sub(node.body, 2, 7)
+  local header = byte(reference, 1) == 0 and headers[reference] or false
+  if queue == Outbox.here() then
+    return Flows.put(node.id, node.body, node.special)
+  end
+  Outbox.send(queue, 'p' .. encode({ node.id, node.body, node.special, reference, header }))
+end
+
+local function put_flow(nodes, queues, first, headers, answers)
+  local status, job = Flows.put_node(nodes[first], queues[1], headers)
+  need_result(job)
+  local at = #answers
+  answers[at + 1], answers[at + 2] = status .. job.state, job.inc
+  answers[at + 3] = job.state == 'c' and (job.result or '') or ''
+  if status ~= 'q' then return end
+  for i = 2, #queues do Flows.put_node(nodes[first + i - 1], queues[i], headers) end
+end
+
+register('enqueue_flows', function(keys, args)
+  open(keys)
+  local memo = remembered(args[1], args[2], args[3])
+  if memo then return decode(memo) end
+  local layout, nodes, headers = decode(args[4]), Flows.read_nodes(args, 5)
+  local first = 1
+  for i = 1, #layout do
+    Flows.check_nodes(nodes, layout[i], first)
+    first = first + #layout[i]
+  end
+  local answers, queues = {}, {}
+  for i = 1, #layout do
+    for j = 1, #layout[i] do queues[#queues + 1] = layout[i][j] end
+  end
+  Flows.prepare(nodes, queues, headers)
+  first = 1
+  for i = 1, #layout do
+    put_flow(nodes, layout[i], first, headers, answers)
+    first = first + #layout[i]
+  end
+  remember(args[1], args[2], encode({ answers, 1 }))
+  close()
+  return { answers, Outbox.is_full() and 1 or 0 }
+end, REFUSED_WHEN_FULL)
