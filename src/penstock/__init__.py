@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.app import App
+from penstock.children import Child
 from penstock.claimed import Claim, ClaimedJob
+from penstock.core.deadletter import DeadLetter
 from penstock.core.dedup import Dedup
 from penstock.core.event import Event
 from penstock.core.ids import content_id, uuid7
@@ -50,7 +52,9 @@ from penstock.errors import (
     UnknownTask,
     Unrecoverable,
     Verdict,
+    WaitForChildren,
 )
+from penstock.flow import Dag, Flow, FlowHandle, FlowNode, chain, chord, group
 from penstock.handle import JobHandle
 from penstock.info import JobInfo, WorkerInfo
 from penstock.intake import EnqueueCall
@@ -72,12 +76,15 @@ __version__ = "0.1.0"
 __all__ = [
     "App",
     "Bucket",
+    "Child",
     "Claim",
     "ClaimedJob",
     "Conflict",
     "CostTooHigh",
     "CpuLimitExceeded",
     "Custom",
+    "Dag",
+    "DeadLetter",
     "Dedup",
     "Dispatch",
     "EnqueueCall",
@@ -87,6 +94,9 @@ __all__ = [
     "Execution",
     "Exponential",
     "Fixed",
+    "Flow",
+    "FlowHandle",
+    "FlowNode",
     "GroupState",
     "InvalidInput",
     "InvalidName",
@@ -131,11 +141,15 @@ __all__ = [
     "UnknownTask",
     "Unrecoverable",
     "Verdict",
+    "WaitForChildren",
     "Worker",
     "WorkerInfo",
     "__version__",
+    "chain",
+    "chord",
     "content_id",
     "current_job",
+    "group",
     "register_serde",
     "uuid7",
 ]

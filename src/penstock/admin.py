@@ -6,14 +6,21 @@ bounded steps: other clients get their turn in between.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 
 from msgspec.structs import replace
 
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.lifecycle import TERMINAL, State
-from penstock.core.names import check_consumer, check_dedup_key, check_id, check_signal
+from penstock.core.names import (
+    check_consumer,
+    check_dedup_key,
+    check_id,
+    check_queue,
+    check_signal,
+    check_task,
+)
 from penstock.errors import InvalidOption
 from penstock.events import After, EventTypes, Filter, check_after, queue_events
 from penstock.info import JobInfo, WorkerInfo
@@ -60,6 +67,8 @@ class Settings(TypedDict, total=False):
     events_age: Duration | None
     events_bytes: int | None
     events_hard_cap: int
+    dead_letter: str | None
+    dead_letter_task: str
 
 
 class QueueAdmin(Searching, QueueLimits):
@@ -287,7 +296,10 @@ class QueueAdmin(Searching, QueueLimits):
         if "events_age" in fields:
             age = fields.pop("events_age")
             fields["events_age_ms"] = None if age is None else milliseconds(age, what="events_age")
+        _check_dead_letter(self.name, fields)
         for name, value in fields.items():
+            if name in ("dead_letter", "dead_letter_task"):
+                continue
             if value is not None or name == "events_hard_cap":
                 whole_number(name, value, least=0, most=_FURTHEST)
         storage = await self._storage()
@@ -333,6 +345,16 @@ class QueueAdmin(Searching, QueueLimits):
     async def consumers(self) -> list[Consumer]:
         """The readers that events are kept for."""
         return await (await self._storage()).consumers(self.name)
+
+
+def _check_dead_letter(queue: str, fields: Mapping[str, Any]) -> None:
+    if fields.get("dead_letter") is not None and check_queue(fields["dead_letter"]) == queue:
+        raise InvalidOption(
+            f"dead_letter={queue!r} is the queue itself: a letter that failed would write another, without end. "
+            "Give another queue."
+        )
+    if fields.get("dead_letter_task"):
+        check_task(fields["dead_letter_task"])
 
 
 async def _by_id(

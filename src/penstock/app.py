@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, overload
 from urllib.parse import urlsplit
@@ -42,6 +42,9 @@ from penstock.task import Task, resolve_limits, resolve_runner
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
+    from penstock.deadletter import DeadLetter
+    from penstock.flow.handle import FlowHandle
+    from penstock.flow.parts import Part
     from penstock.handle import JobHandle
     from penstock.session import Session
     from penstock.storage.base import Storage
@@ -154,6 +157,21 @@ class App(AppSchedulers):
         decorator = kind(self, name, check_queue(queue), options)
         return decorator if func is None else decorator(func)
 
+    def dead_letter(
+        self, of: str, /, *, queue: str | None = None, **options: Unpack[TaskOptions]
+    ) -> Callable[[Callable[[DeadLetter], Any]], Task[..., Any]]:
+        """Make a function the handler of jobs of a queue that have failed for good: ``@app.dead_letter("mail")``.
+
+        It gets a ``DeadLetter``, as a job of its own (with retries and all) in ``queue``, which is the queue's name
+        with ``.dead`` behind it unless given. The failed job itself stays where it is. Workers of the app set this up
+        as they start; ``queue.configure(dead_letter=...)`` does so without one.
+        """
+        from penstock.deadletter import handle_dead_letters
+
+        into = check_queue(queue if queue is not None else f"{check_queue(of)}.dead")
+        refuse_unknown(options, TASK, where="a dead letter")
+        return lambda func: handle_dead_letters(self, of, func, into=into, options=options)
+
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:
         """The tasks by name."""
@@ -197,6 +215,32 @@ class App(AppSchedulers):
     def job(self, queue: str, id: str) -> JobHandle[Any]:
         """A handle for a known id. Nothing is asked of the store yet."""
         return self.queue(queue).job(id)
+
+    def flow(self, queue: str, id: str) -> FlowHandle:
+        """A handle for the flow that leads to a known job. Nothing is asked of the store yet."""
+        from penstock.flow.handle import FlowHandle
+
+        return FlowHandle(self, [self.job(queue, id)])
+
+    async def enqueue_flow(self, flow: Part) -> FlowHandle:
+        """Put a flow in: ``Flow``, ``chain``, ``group``, ``chord``, ``Dag``, or a single ``task.job(...)``.
+
+        The whole of it is written in one step, in the queue of its root, or nothing. Jobs of other queues are
+        delivered from there, at once and surely. If the root's id is known, nothing is put in; the handle's
+        ``status`` says so.
+
+        Raises:
+            InvalidInput: a cycle, which is named; arguments or options that cannot be.
+            JobNotFound: a job of the root's queue that is waited for is not known.
+        """
+        [handle] = await self.enqueue_flows([flow])
+        return handle
+
+    async def enqueue_flows(self, flows: Iterable[Part]) -> list[FlowHandle]:
+        """Put many flows in, hundreds per round trip. All are checked before the first is written."""
+        from penstock.flow.enqueue import enqueue_flows
+
+        return await enqueue_flows(self, flows)
 
     def worker(self, **options: Any) -> Worker:
         """A worker for this app's tasks; see ``penstock.worker.worker.Worker`` for the options."""

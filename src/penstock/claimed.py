@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
+from penstock.children import Child, add_children, read_children
 from penstock.core.duration import Duration, milliseconds
-from penstock.core.job import Lease
+from penstock.core.job import Lease, Policy
 from penstock.core.names import check_step
-from penstock.core.outcome import Complete, Fail, Limited, Outcome, Release, Snooze
+from penstock.core.outcome import Await, Complete, Fail, Limited, Outcome, Release, Snooze
 from penstock.core.usage import amounts as in_millionths
 from penstock.errors import (
     InvalidInput,
@@ -35,6 +37,8 @@ from penstock.storage.values import Held, Report, Settlement
 
 if TYPE_CHECKING:
     from penstock.claiming import Claiming
+    from penstock.flow.parts import Part
+    from penstock.handle import JobHandle
     from penstock.session import Session
     from penstock.source import Source
 
@@ -140,6 +144,20 @@ class ClaimedJob(LeasedJob):
         from penstock.worker.verdict import suspension
 
         return await self._settle(suspension(Suspend(signal, timeout=timeout, step=step)))
+
+    async def wait_for_children(self) -> bool:
+        """Leave it until its children have ended; counted in no limit. Then it is claimed again."""
+        return await self._settle(Await())
+
+    async def add_children(
+        self, children: Iterable[Part], *, on_failure: Policy = "fail"
+    ) -> list[JobHandle[Any]]:
+        """Have the job wait for further ones, once it is left by ``wait_for_children``."""
+        return await add_children(self._source, self.id, children, on_failure=on_failure)
+
+    async def children(self) -> list[Child]:
+        """The jobs it waited for, in the order they were given."""
+        return await read_children(self._source, self.id)
 
     async def extend(self, lease: Duration | None = None) -> Literal["extended", "cancel", "expired"]:
         """Push the lease's deadline to ``lease`` from now (as long as at the claim unless given).

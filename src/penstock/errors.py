@@ -33,7 +33,8 @@
         ├── Retry                         count a failure, and run again at a time of one's own
         ├── Snooze                        run again later; counts in no limit
         ├── Suspend                       run again when a signal comes; counts in no limit
-        └── RateLimited                   hand the job back, and hold up its group or queue for a while
+        ├── RateLimited                   hand the job back, and hold up its group or queue for a while
+        └── WaitForChildren               run again when its children have ended; counts in no limit
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ __all__ = [
     "UnknownTask",
     "Unrecoverable",
     "Verdict",
+    "WaitForChildren",
 ]
 
 
@@ -266,6 +268,13 @@ class RateLimited(Verdict):
         super().__init__("the handler met a rate limit")
         self.retry_in = retry_in
         self.scope = scope
+
+
+class WaitForChildren(Verdict):
+    """Run again when all children of the job have ended, at once if they have. Not a failure: counts in no limit."""
+
+    def __init__(self) -> None:
+        super().__init__("the handler waits for its children")
 
 
 def _with_zone(at: datetime | None) -> datetime | None:

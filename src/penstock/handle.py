@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from msgspec.structs import replace
 
+from penstock.children import Child, add_children, read_children
 from penstock.core.duration import Duration, describe, milliseconds
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_signal
@@ -19,7 +20,8 @@ from penstock.storage.values import Change, Finished
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
-    from penstock.core.job import Enqueued, EnqueueStatus, NewJob
+    from penstock.core.job import Enqueued, EnqueueStatus, NewJob, Policy
+    from penstock.flow.parts import Part
     from penstock.source import Source
     from penstock.storage.values import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer, SignalAnswer
 
@@ -49,6 +51,11 @@ class JobHandle(Generic[R]):
     @property
     def queue(self) -> str:
         return self._source.queue
+
+    @property
+    def source(self) -> Source:
+        """Where the job comes from: for the parts of Penstock."""
+        return self._source
 
     @property
     def status(self) -> EnqueueStatus | None:
@@ -126,6 +133,19 @@ class JobHandle(Generic[R]):
         """Send the job a signal, with anything JSON can say; see ``Queue.signal``."""
         storage = await self._source.app.connect()
         return await storage.signal(self.queue, self.id, check_signal(name), self._source.encode_signal(data))
+
+    async def add_children(
+        self, children: Iterable[Part], *, on_failure: Policy = "fail"
+    ) -> list[JobHandle[Any]]:
+        """Have the job, which must be open, wait for further jobs: ``task.job(...)``, handles, whole flows.
+
+        Raises ``JobNotFound``, ``JobError`` if it has ended, or ``InvalidInput``.
+        """
+        return await add_children(self._source, self.id, children, on_failure=on_failure)
+
+    async def children(self) -> list[Child]:
+        """The jobs it waits, or waited, for, in the order they were given."""
+        return await read_children(self._source, self.id)
 
     async def keep_result(self, ttl: Duration) -> bool:
         """Keep the result for ``ttl`` from the job's end; false if the job is not known."""

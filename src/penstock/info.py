@@ -156,6 +156,22 @@ class JobInfo:
         return _instant(self.raw.annex.slot_ms) if self.raw.annex else None
 
     @property
+    def flow(self) -> str:
+        """The flow it came with; empty if it came alone."""
+        return self.raw.annex.flow if self.raw.annex else ""
+
+    @property
+    def has_children(self) -> bool:
+        """Whether it waits, or waited, for other jobs: ``handle.children()`` has them."""
+        return bool(self.raw.annex and self.raw.annex.has_dependencies)
+
+    @property
+    def dependents(self) -> list[tuple[str, str]]:
+        """Queue and id of the jobs that came with it and wait for it."""
+        annex = self.raw.annex
+        return [(one.queue, one.id) for one in (annex and annex.dependents) or ()]
+
+    @property
     def cancelling(self) -> bool:
         """Asked to stop, not stopped yet."""
         return self.raw.cancelling

@@ -18,8 +18,9 @@ import msgspec
 from penstock.core.annex import EMPTY_ANNEX, Annex
 from penstock.core.dedup import Dedup
 from penstock.core.duration import MAX_MS, Duration, milliseconds
-from penstock.core.job import Conflict, Options
-from penstock.core.names import check_consumer, check_group, check_id
+from penstock.core.ids import uuid7
+from penstock.core.job import Conflict, Dependency, Options, Policy
+from penstock.core.names import check_consumer, check_group, check_id, check_queue
 from penstock.core.retry import Backoff, BackoffFunction, parse_backoff
 from penstock.core.size import Size
 from penstock.errors import InvalidOption
@@ -91,6 +92,8 @@ class Placement(TypedDict, total=False):
     - ``headers``: names and values that travel with the job, for middleware and handlers.
     - ``hold``: consumers that keep the finished job until they release it, each with the longest time after its end:
       ``{"ledger": "7d"}``.
+    - ``after``: jobs it waits for: handles, ``job()``s that are in by then, or pairs of queue and id.
+      ``after_failure``: what the failure of one of them does: ``"fail"`` (default), ``"ignore"`` or ``"wait"``.
     - ``run_id``, ``write_id``: the table run, and the save, the job belongs to.
     """
 
@@ -107,6 +110,8 @@ class Placement(TypedDict, total=False):
     cost: int
     headers: Mapping[str, str]
     hold: Mapping[str, Duration]
+    after: Iterable[Any]
+    after_failure: Policy
     run_id: str
     write_id: str
 
@@ -204,6 +209,17 @@ def placement(given: Mapping[str, Any]) -> dict[str, Any]:
     annex = {name: fields.pop(name) for name in _ANNEX if name in fields}
     if annex:
         fields["annex"] = Annex(**annex)
+    policy = fields.pop("after_failure", "fail")
+    if "after" in fields:
+        fields["after"] = tuple(Dependency(queue, id, policy) for queue, id in fields["after"])
+    return _tied(fields)
+
+
+def _tied(fields: dict[str, Any]) -> dict[str, Any]:
+    """A job that waits for others has a flow to be told by."""
+    if fields.get("after"):
+        annex = fields.get("annex", EMPTY_ANNEX)
+        fields["annex"] = msgspec.structs.replace(annex, flow=uuid7(), has_dependencies=True)
     return fields
 
 
@@ -216,7 +232,7 @@ def placed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     if "annex" in base and fields["annex"] is not base["annex"]:
         said = {name: value for name in _ANNEX if (value := getattr(fields["annex"], name)) != _UNSAID[name]}
         fields["annex"] = msgspec.structs.replace(base["annex"], **said)
-    return fields
+    return _tied(fields)
 
 
 def whole_number(name: str, value: Any, *, least: int, most: int = _INT32) -> int:
@@ -304,6 +320,28 @@ def _hold_ms(name: str, ttl: Any) -> int:
     return max(milliseconds(ttl, what=name), 1)
 
 
+def _places(name: str, value: Any) -> list[tuple[str, str]]:
+    """Queue and id of each job: of a handle, a ``job()``, or a pair."""
+    places: list[tuple[str, str]] = []
+    for one in [value] if hasattr(value, "id") else value:
+        pair = one if isinstance(one, tuple) and len(one) == 2 else None
+        queue, id = pair or (getattr(one, "queue", None), getattr(one, "id", None))
+        if not isinstance(queue, str) or not isinstance(id, str):
+            raise InvalidOption(
+                f"{name}: {one!r:.80} is no job. Give handles, task.job(...)s, or pairs of queue and id."
+            )
+        places.append((check_queue(queue), check_id(id)))
+    return places
+
+
+def _policy(name: str, value: Any) -> Policy:
+    match value:
+        case "fail" | "ignore" | "wait":
+            return value  # type: ignore[no-any-return]
+        case _:
+            raise InvalidOption(f"{name}={value!r} is not usable. Give 'fail', 'ignore' or 'wait'.")
+
+
 def _conflict(name: str, value: Any) -> Conflict:
     if isinstance(value, Conflict):
         return value
@@ -337,11 +375,13 @@ _PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
     "cost": ("cost", _count(0)),
     "headers": ("headers", _headers),
     "hold": ("holds", _holds),
+    "after": ("after", _places),
+    "after_failure": ("after_failure", _policy),
     "run_id": ("run_id", _text),
     "write_id": ("write_id", _text),
 }
 # What people pass on from an optional argument of their own: None is as good as not given.
-_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers", "hold", "dedup"})
+_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers", "hold", "dedup", "after"})
 _TIMES: Final = ("delay_ms", "run_at_ms")
 _ANNEX: Final = ("group", "cost", "headers", "holds")
 _UNSAID: Final = {name: getattr(EMPTY_ANNEX, name) for name in _ANNEX}

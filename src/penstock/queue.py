@@ -29,6 +29,7 @@ from penstock.options import (
 from penstock.scheduler import SchedulerInfo, When
 from penstock.schedulers import QueueSchedulers
 from penstock.source import Source
+from penstock.task import JobSpec
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -123,6 +124,11 @@ class Queue(QueueAdmin, QueueSchedulers):
     ) -> SchedulerInfo:
         """Have jobs with this payload come again: ``app.schedule`` for payloads, with the options of ``enqueue``."""
         return await self._put_scheduler(name, self._build(payload, task, options or {}), when)
+
+    def prepare(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> JobSpec:
+        """One payload that is not in yet, for flows; takes what ``enqueue`` takes."""
+        job = self._build(payload, task, options)
+        return JobSpec(self._source, lambda _: job)
 
     def job(self, id: str) -> JobHandle[Any]:
         """A handle for a known id. Nothing is asked of the store yet."""

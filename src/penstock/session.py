@@ -53,7 +53,12 @@ class Session:
         self._sweeps_due: dict[str, float] = {}
 
     def enqueue(self, queue: str, job: NewJob) -> Awaitable[Enqueued]:
-        """Put one job in, together with all that other callers are putting in just now."""
+        """Put one job in, together with all that other callers are putting in just now.
+
+        One that waits for others goes alone: it may be refused, and would be refused for all.
+        """
+        if job.after:
+            return self._enqueue_alone(queue, job)
         call = self._enqueues.get(queue)
         if call is None:
             call = self._enqueues[queue] = self._enqueues_to(queue).call
@@ -66,6 +71,10 @@ class Session:
             return [await call(job) for job in jobs]
 
         [answer] = await self.intake.enqueue(queue, [job], send)
+        return answer
+
+    async def _enqueue_alone(self, queue: str, job: NewJob) -> Enqueued:
+        [answer] = await self.storage.enqueue(queue, [job])
         return answer
 
     def _enqueues_to(self, queue: str) -> Coalescer[NewJob, Enqueued]:

@@ -48,6 +48,8 @@ class Signature:
     """The names in a payload, in the order of the function's parameters; the context is not among them."""
     context_parameter: str | None
     """The parameter that gets the job's context, if there is one."""
+    takes_first: bool
+    """Whether a result can be passed as the first argument: there is one, and it has a name of its own."""
     result_type: Any
     """The return annotation, ``Any`` without one."""
 
@@ -81,6 +83,7 @@ class Signature:
             name=name,
             parameters=tuple(p.name for p in payload),
             context_parameter=context,
+            takes_first=bool(payload) and payload[0].kind in (*_ORDINARY, Parameter.POSITIONAL_ONLY),
             result_type=result_type,
             _shown=f"{name}{bindable}",
             _pack=packed if ordinary else _binder(bindable, packed),

@@ -32,17 +32,21 @@ from penstock.task import Dispatch, JobSpec, Task
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
-    from penstock.core.job import EnqueueStatus
+    from penstock.core.job import EnqueueStatus, Policy
     from penstock.core.limits import GroupState
+    from penstock.flow.parts import Part
+    from penstock.flow.sync import SyncFlowHandle
     from penstock.subscription import SubscriptionOptions
 
 __all__ = [
+    "Face",
     "SyncApp",
     "SyncClaimedJob",
     "SyncDispatch",
     "SyncJobHandle",
     "SyncQueue",
     "SyncTask",
+    "as_sync",
 ]
 
 A = TypeVar("A")
@@ -55,7 +59,7 @@ T_co = TypeVar("T_co", covariant=True)
 _END: Final = object()
 
 
-class _Face(Generic[T_co]):
+class Face(Generic[T_co]):
     """The sync face of ``_target``."""
 
     __slots__ = ("_target",)
@@ -69,16 +73,16 @@ class _Face(Generic[T_co]):
 
 def as_sync(
     method: Callable[Concatenate[A, Q], Coroutine[Any, Any, B]],
-) -> Callable[Concatenate[_Face[A], Q], B]:
+) -> Callable[Concatenate[Face[A], Q], B]:
     """``method`` for the face of its object: the same arguments, the same answer, without ``await``."""
 
-    def call(face: _Face[A], /, *args: Q.args, **kwargs: Q.kwargs) -> B:
+    def call(face: Face[A], /, *args: Q.args, **kwargs: Q.kwargs) -> B:
         return run(method(face._target, *args, **kwargs))
 
     return update_wrapper(call, method)
 
 
-class SyncJobHandle(_Face[JobHandle[R]], Generic[R]):
+class SyncJobHandle(Face[JobHandle[R]], Generic[R]):
     """See ``JobHandle``."""
 
     __slots__ = ()
@@ -111,6 +115,15 @@ class SyncJobHandle(_Face[JobHandle[R]], Generic[R]):
     remove = as_sync(JobHandle.remove)
     signal = as_sync(JobHandle.signal)
     keep_result = as_sync(JobHandle.keep_result)
+    children = as_sync(JobHandle.children)
+
+    def add_children(
+        self, children: Iterable[Part], *, on_failure: Policy = "fail"
+    ) -> list[SyncJobHandle[Any]]:
+        """See ``JobHandle.add_children``."""
+        added = run(self._target.add_children(children, on_failure=on_failure))
+        return [SyncJobHandle(handle) for handle in added]
+
     logs = as_sync(JobHandle.logs)
 
     def events(self, *, follow: bool = True, types: EventTypes = None) -> Generator[Event, None, None]:
@@ -118,7 +131,7 @@ class SyncJobHandle(_Face[JobHandle[R]], Generic[R]):
         return _iterate(self._target.events(follow=follow, types=types))
 
 
-class SyncDispatch(_Face[Dispatch[P, R]], Generic[P, R]):
+class SyncDispatch(Face[Dispatch[P, R]], Generic[P, R]):
     """See ``Dispatch``."""
 
     __slots__ = ()
@@ -138,7 +151,7 @@ class SyncDispatch(_Face[Dispatch[P, R]], Generic[P, R]):
         return run(self._target.call(*args, **kwargs))
 
 
-class SyncTask(_Face[Task[P, R]], Generic[P, R]):
+class SyncTask(Face[Task[P, R]], Generic[P, R]):
     """See ``Task``."""
 
     __slots__ = ()
@@ -162,7 +175,7 @@ class SyncTask(_Face[Task[P, R]], Generic[P, R]):
         return run(self._target.call(*args, **kwargs))
 
 
-class SyncQueue(_Face[Queue]):
+class SyncQueue(Face[Queue]):
     """See ``Queue`` and ``QueueAdmin``."""
 
     __slots__ = ()
@@ -188,6 +201,10 @@ class SyncQueue(_Face[Queue]):
         return [SyncJobHandle(handle) for handle in handles]
 
     call = as_sync(Queue.call)
+
+    def prepare(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> JobSpec:
+        """See ``Queue.prepare``."""
+        return self._target.prepare(payload, task=task, **options)
 
     def job(self, id: str) -> SyncJobHandle[Any]:
         """See ``Queue.job``."""
@@ -291,7 +308,7 @@ class SyncQueue(_Face[Queue]):
     consumers = as_sync(QueueAdmin.consumers)
 
 
-class SyncClaimedJob(_Face[ClaimedJob]):
+class SyncClaimedJob(Face[ClaimedJob]):
     """See ``ClaimedJob``."""
 
     __slots__ = ()
@@ -358,6 +375,16 @@ class SyncClaimedJob(_Face[ClaimedJob]):
     rate_limited = as_sync(ClaimedJob.rate_limited)
     snooze = as_sync(ClaimedJob.snooze)
     suspend = as_sync(ClaimedJob.suspend)
+    wait_for_children = as_sync(ClaimedJob.wait_for_children)
+    children = as_sync(ClaimedJob.children)
+
+    def add_children(
+        self, children: Iterable[Part], *, on_failure: Policy = "fail"
+    ) -> list[SyncJobHandle[Any]]:
+        """See ``ClaimedJob.add_children``."""
+        added = run(self._target.add_children(children, on_failure=on_failure))
+        return [SyncJobHandle(handle) for handle in added]
+
     extend = as_sync(ClaimedJob.extend)
     progress = as_sync(ClaimedJob.progress)
     log = as_sync(ClaimedJob.log)
@@ -365,7 +392,7 @@ class SyncClaimedJob(_Face[ClaimedJob]):
     update_payload = as_sync(ClaimedJob.update_payload)
 
 
-class SyncClaim(_Face[Claim[Any]]):
+class SyncClaim(Face[Claim[Any]]):
     """See ``Claim``: ``with queue.sync.claim() as job``."""
 
     __slots__ = ()
@@ -380,7 +407,7 @@ class SyncClaim(_Face[Claim[Any]]):
         return run(self._target.__aexit__(kind, error, trace))
 
 
-class SyncApp(_Face[App]):
+class SyncApp(Face[App]):
     """See ``App``."""
 
     __slots__ = ()
@@ -419,6 +446,23 @@ class SyncApp(_Face[App]):
 
     schedule = as_sync(App.schedule)
     schedulers = as_sync(App.schedulers)
+
+    def flow(self, queue: str, id: str) -> SyncFlowHandle:
+        """See ``App.flow``."""
+        from penstock.flow.sync import SyncFlowHandle
+
+        return SyncFlowHandle(self._target.flow(queue, id))
+
+    def enqueue_flow(self, flow: Part) -> SyncFlowHandle:
+        """See ``App.enqueue_flow``."""
+        return self.enqueue_flows([flow])[0]
+
+    def enqueue_flows(self, flows: Iterable[Part]) -> list[SyncFlowHandle]:
+        """See ``App.enqueue_flows``."""
+        from penstock.flow.sync import SyncFlowHandle
+
+        return [SyncFlowHandle(handle) for handle in run(self._target.enqueue_flows(flows))]
+
     close = as_sync(App.close)
     queues = as_sync(App.queues)
 

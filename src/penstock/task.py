@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
 
+import msgspec
+from msgspec.structs import replace
+
 from penstock.batching import Batching
 from penstock.bulk import enqueue_many
 from penstock.core.duration import Duration
@@ -17,6 +20,7 @@ from penstock.core.sandbox import SandboxLimits, sandbox_limits
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.handle import JobHandle, call
 from penstock.options import PLACEMENT, TREATMENT, JobOptions, placed, refuse_unknown
+from penstock.serde import Raw
 from penstock.signature import Signature
 from penstock.source import Source, too_large
 
@@ -38,18 +42,50 @@ _DISPATCH: Final = TREATMENT | PLACEMENT | {"queue"}
 class JobSpec:
     """One job that is not in a queue yet: its arguments are checked and encoded, and it has its id.
 
-    Made by ``task.job(...)`` for ``enqueue_many``. To put the same one in twice is to put in a duplicate.
+    Made by ``task.job(...)`` for ``enqueue_many`` and for flows. To put the same one in twice is to put in a
+    duplicate. One whose first argument is missing is for flows alone: a result can take its place.
     """
 
-    __slots__ = ("job", "queue")
+    __slots__ = ("_build", "_error", "_job", "id", "queue", "source", "takes_result")
 
-    def __init__(self, job: NewJob, queue: str) -> None:
-        self.job = job
-        self.queue = queue
+    def __init__(
+        self, source: Source, build: Callable[[bool], NewJob], *, takes_result: bool = False
+    ) -> None:
+        self.queue = source.queue
+        self.source = source
+        self.takes_result = takes_result
+        """Whether a result can be passed to it."""
+        self._build = build
+        self._job: NewJob | None = None
+        self._error: InvalidInput | None = None
+        try:
+            self._job = job = build(False)
+        except InvalidInput as error:
+            if not takes_result:
+                raise
+            job, self._error = self._without_first(error), error
+        self.id = job.id
+
+    def __repr__(self) -> str:
+        return f"<JobSpec {self.queue}/{self.id}>"
 
     @property
-    def id(self) -> str:
-        return self.job.id
+    def job(self) -> NewJob:
+        """Raises ``InvalidInput`` if its first argument is missing."""
+        if self._job is None:
+            assert self._error is not None
+            raise self._error
+        return self._job
+
+    def passing(self) -> NewJob:
+        """The job without its first argument, for a result to be that; the arguments given come after it."""
+        return replace(self._build(True), id=self.id)
+
+    def _without_first(self, error: InvalidInput) -> NewJob:
+        try:
+            return self._build(True)
+        except InvalidInput:
+            raise error from None
 
 
 class Dispatch(Generic[P, R]):
@@ -92,9 +128,16 @@ class Dispatch(Generic[P, R]):
         """Put many calls in, all with these options. See ``Task.enqueue_many``."""
         return await enqueue_many(self._source, _new_jobs(jobs, self._build, self._source))
 
-    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
-        """One call, for ``enqueue_many``."""
-        return JobSpec(self._build(args, kwargs), self._source.queue)
+    def job(self, *args: Any, **kwargs: Any) -> JobSpec:
+        """One call, for ``enqueue_many`` and flows. The first argument may be missing if a result is to be it."""
+        return self._spec(lambda first: self._build((*first, *args), kwargs))
+
+    def _spec(self, build: Callable[[tuple[Any, ...]], NewJob]) -> JobSpec:
+        return JobSpec(
+            self._source,
+            lambda passing: build((msgspec.UNSET,) if passing else ()),
+            takes_result=self.task.signature.takes_first and not isinstance(self.task.serde, Raw),
+        )
 
     @property
     def sync(self) -> SyncDispatch[P, R]:
@@ -209,8 +252,9 @@ class Task(Generic[P, R]):
         return await self._plain._call(self._build(args, kwargs), timeout)
 
     def job(self, *args: Any, **kwargs: Any) -> JobSpec:
-        """One job for ``enqueue_many``; takes what ``enqueue`` takes."""
-        return JobSpec(self._build(args, kwargs), self.queue)
+        """One job for ``enqueue_many`` and flows; takes what ``enqueue`` takes. The first argument may be missing if
+        a result is to be it."""
+        return self._plain._spec(lambda first: self._build((*first, *args), dict(kwargs)))
 
     async def enqueue_many(
         self, jobs: Iterable[tuple[Any, ...] | Mapping[str, Any] | JobSpec]

@@ -62,6 +62,7 @@ def server() -> Iterator[ValkeyServer]:
         "workers.md",
         "steps.md",
         "operate.md",
+        "flows.md",
         "own-loop.md",
         "schedulers.md",
         "stores.md",

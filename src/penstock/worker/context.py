@@ -6,18 +6,27 @@ in threads and in process runners too.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from penstock.core.job import Lease
+from penstock.children import Child, add_children, read_children
+from penstock.core.job import Lease, Policy
 from penstock.core.usage import amounts as in_millionths
 from penstock.errors import SerializationError
 from penstock.leased import LeasedJob
 from penstock.worker.reporter import Receipt
 from penstock.worker.run import Run
 from penstock.worker.words import Words
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.flow.parts import Part
+    from penstock.handle import JobHandle
+    from penstock.source import Source
+    from penstock.worker.synccontext import SyncJobContext
 
 __all__ = ["ContextLink", "JobContext", "RunLink", "context_of", "current_job", "current_run", "use_context"]
 
@@ -29,6 +38,9 @@ _encode_progress: Final = msgspec.json.Encoder().encode
 
 class ContextLink(Protocol):
     """Where a context's words go: the run in this process, or a pipe to the process that has it."""
+
+    @property
+    def app(self) -> App: ...
 
     @property
     def cancelled(self) -> bool: ...
@@ -47,6 +59,12 @@ class RunLink:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+
+    @property
+    def app(self) -> App:
+        app = self._run.lane.app
+        assert app is not None, "lanes of a running worker have one"
+        return app
 
     @property
     def cancelled(self) -> bool:
@@ -128,6 +146,31 @@ class JobContext(LeasedJob):
         ``InvalidOption`` for what is not a number of at least 0.
         """
         return self._link.report(Words(usage=in_millionths(amounts)))
+
+    async def add_children(
+        self, children: Iterable[Part], *, on_failure: Policy = "fail"
+    ) -> list[JobHandle[Any]]:
+        """Put further jobs in (``task.job(...)``, whole flows), or name some that are there, for this job to wait for.
+
+        Then raise ``WaitForChildren``: the job runs again when they have ended, and ``children()`` has their
+        results. A job that returns instead does not wait. A repeated run adds them again, so give them ids.
+        """
+        return await add_children(self._source, self.id, children, on_failure=on_failure)
+
+    async def children(self) -> list[Child]:
+        """The jobs this one waited for, in the order they were given: state, result or failure of each."""
+        return await read_children(self._source, self.id)
+
+    @property
+    def sync(self) -> SyncJobContext:
+        """``add_children`` and ``children`` for handlers in threads and processes."""
+        from penstock.worker.synccontext import SyncJobContext
+
+        return SyncJobContext(self)
+
+    @property
+    def _source(self) -> Source:
+        return self._link.app.job(self.queue, self.id).source
 
     def pass_on(self, words: Words) -> None:
         """Report what the handler said in another process. For the process runner."""

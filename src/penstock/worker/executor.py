@@ -17,7 +17,7 @@ from penstock.worker.deadlines import Deadlines
 from penstock.worker.lane import Lane
 from penstock.worker.plans import Plans
 from penstock.worker.reporter import Reporter
-from penstock.worker.run import Abort, EncodedResult, Run
+from penstock.worker.run import Abort, EncodedResult, Run, Undecodable
 from penstock.worker.verdict import aborted, failed, final_failure
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ class Executor:
             if run.lease.cancelling:
                 outcome = Cancel("cancelled before it ran")
             else:
+                if run.lease.annex is not None and run.lease.annex.passes:
+                    await self._pass_results(run)
                 result = await run.plan.call(run)
                 if self._after is None:
                     outcome = self._returned(run, result)
@@ -147,6 +149,18 @@ class Executor:
         else:
             self.stuck.discard(run)
             self._freed()
+
+    async def _pass_results(self, run: Run) -> None:
+        """The results of the jobs it waited for become its first argument."""
+        from penstock.worker.passing import with_results
+
+        task, app = self._tasks.get(run.lease.options.task), run.lane.app
+        if task is None or app is None:
+            return
+        try:
+            run.lease = await with_results(await app.connect(), run.lane.name, run.lease, task)
+        except SerializationError as error:
+            raise Undecodable from error
 
     def _returned(self, run: Run, result: Any) -> Outcome | None:
         if run.abort is not None and (run.saw_abort or run.abort is Abort.LOST):

@@ -7,9 +7,13 @@ import contextvars
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Run
+
+if TYPE_CHECKING:
+    from penstock.app import App
 
 __all__ = ["Lane", "apportion"]
 
@@ -23,6 +27,7 @@ class Lane:
     __slots__ = (
         "alarm",
         "alarm_at",
+        "app",
         "asked",
         "claims",
         "dried_at",
@@ -68,6 +73,7 @@ class Lane:
         # Jobs received per weight: the lane with the least progress is served first.
         self.progress = 0.0
         self.reporter: Reporter | None = None
+        self.app: App | None = None
         self.recovering: asyncio.Task[None] | None = None
 
     @contextmanager

@@ -91,7 +91,7 @@ class Shift:
     def _make_executor(self) -> Executor:
         reporter = Reporter(self.storage, self._loop)
         for lane in self._lanes:
-            lane.reporter = reporter
+            lane.reporter, lane.app = reporter, self.worker.app
         return make_executor(
             self.worker,
             self.plans,

@@ -12,9 +12,9 @@ from typing import Final, assert_never
 from penstock.core.duration import MAX_MS, Duration, milliseconds
 from penstock.core.job import Lease
 from penstock.core.names import check_signal, check_step
-from penstock.core.outcome import Cancel, Fail, Failure, Limited, Outcome, Release, Snooze, Suspend
+from penstock.core.outcome import Await, Cancel, Fail, Failure, Limited, Outcome, Release, Snooze, Suspend
 from penstock.core.retry import BackoffFunction, delay_ms
-from penstock.errors import InvalidInput, RateLimited, Retry, Unrecoverable
+from penstock.errors import InvalidInput, RateLimited, Retry, Unrecoverable, WaitForChildren
 from penstock.errors import Snooze as SnoozeVerdict
 from penstock.errors import Suspend as SuspendVerdict
 from penstock.worker.run import Abort, Undecodable
@@ -52,6 +52,8 @@ def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Bac
                 return _put_off(error)
             case RateLimited():
                 return Limited(milliseconds(error.retry_in, what="retry_in"), error.scope)
+            case WaitForChildren():
+                return Await()
             case Unrecoverable() | Undecodable():
                 return Fail(failure_of(error), final=True)
             case Retry():

@@ -79,6 +79,11 @@ class WorkerLink:
         self._lock = threading.Lock()
         self._task: Task[..., Any] | None = None
 
+    @property
+    def app(self) -> App:
+        assert self._task is not None, "a context is asked by the task that runs"
+        return self._task.app
+
     def send(self, message: Message) -> None:
         data = encode(message)
         with self._lock:

@@ -70,6 +70,8 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
                 return errors.Unrecoverable(self.message)
             case "Retry":
                 return errors.Retry(self.message, delay=self.delay_s, at=self.at)
+            case "WaitForChildren":
+                return errors.WaitForChildren()
             case "Snooze":
                 return errors.Snooze(self.delay_s, at=self.at, step=self.step)
             case "Suspend":

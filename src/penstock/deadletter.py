@@ -1,0 +1,58 @@
+"""``@app.dead_letter``: a function for the jobs of a queue that have failed for good."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.deadletter import DeadLetter
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.task import Task
+
+__all__ = ["DeadLetter", "handle_dead_letters"]
+
+
+def handle_dead_letters(
+    app: App, queue: str, func: Callable[[DeadLetter], Any], *, into: str, options: Mapping[str, Any]
+) -> Task[..., Any]:
+    """Make ``func`` the task for dead letters of ``queue``, which go ``into`` another one.
+
+    Workers of the app see to the queue's settings when they start.
+    """
+    task = app.add_task(_by_parts(func), f"{queue}.dead_letter", into, options)
+
+    async def set_up() -> None:
+        named = app.queue(queue)
+        settings = await named.settings()
+        if (settings.dead_letter, settings.dead_letter_task) != (into, task.name):
+            await named.configure(dead_letter=into, dead_letter_task=task.name)
+
+    app.on_start(set_up)
+    return task
+
+
+def _by_parts(func: Callable[[DeadLetter], Any]) -> Callable[..., Any]:
+    """A task's payload is an object by parameter name; the function takes it as a whole."""
+
+    # Keyword-only, because a task's arguments are known by their names.
+    async def handle(
+        *, queue: str, id: str, task: str, payload: Any, error: dict[str, str], failures: int, failed_at: int
+    ) -> Any:
+        return await func(_letter(locals()))
+
+    def handle_in_thread(
+        *, queue: str, id: str, task: str, payload: Any, error: dict[str, str], failures: int, failed_at: int
+    ) -> Any:
+        return func(_letter(locals()))
+
+    handler = handle if inspect.iscoroutinefunction(func) else handle_in_thread
+    name = getattr(func, "__name__", "dead_letter")
+    handler.__name__ = handler.__qualname__ = name
+    return handler
+
+
+def _letter(parts: dict[str, Any]) -> DeadLetter:
+    return DeadLetter(**{name: parts[name] for name in DeadLetter.__struct_fields__})

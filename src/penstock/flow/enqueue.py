@@ -1,0 +1,139 @@
+"""Putting flows in: one call per queue of their roots, however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.core.ids import uuid7
+from penstock.core.job import Dependency, Enqueued, Policy
+from penstock.errors import InvalidInput, JobError, JobNotFound
+from penstock.flow.graph import Graph, Key, Weave
+from penstock.flow.handle import FlowHandle
+from penstock.flow.parts import Chain, Chord, Dag, Flow, Group, Part, check_policy
+from penstock.handle import JobHandle
+from penstock.storage.coalesce import MAX_BYTES, MAX_COUNT
+from penstock.task import JobSpec
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.source import Source
+    from penstock.storage.base import Storage
+
+__all__ = ["add_children", "app_of", "enqueue_flows"]
+
+
+class _Drawn(NamedTuple):
+    graph: Graph
+    ends: list[Key]
+    weaves: list[Weave]
+    is_group: bool
+
+
+async def enqueue_flows(app: App, parts: Iterable[Part]) -> list[FlowHandle]:
+    """What ``App.enqueue_flows`` does: all of them are checked before the first is written."""
+    drawn = [_draw(part) for part in parts]
+    by_queue: dict[str, list[Weave]] = {}
+    for one in drawn:
+        for weave in one.weaves:
+            by_queue.setdefault(weave.nodes[0].queue, []).append(weave)
+    storage = await app.connect()
+    answers: dict[Key, Enqueued] = {}
+    for queue, weaves in by_queue.items():
+        for some in _chunks(weaves):
+            for weave, answer in zip(some, await _put(storage, queue, some), strict=True):
+                answers[queue, weave.nodes[0].job.id] = answer
+    return [_handle(app, one, answers) for one in drawn]
+
+
+def _draw(part: Part) -> _Drawn:
+    graph = Graph()
+    ends = graph.add(part)
+    return _Drawn(graph, ends, graph.weaves(), isinstance(part, Group))
+
+
+async def _put(storage: Storage, queue: str, weaves: Sequence[Weave]) -> list[Enqueued]:
+    if all(len(weave.nodes) == 1 for weave in weaves):
+        return await storage.enqueue(queue, [weave.nodes[0].job for weave in weaves])
+    return await storage.enqueue_flows(queue, [weave.nodes for weave in weaves])
+
+
+def _chunks(weaves: Sequence[Weave]) -> Iterator[list[Weave]]:
+    """Bounded calls; a flow is never split."""
+    some: list[Weave] = []
+    count = size = 0
+    for weave in weaves:
+        length = len(weave.nodes)
+        weight = sum(len(node.job.payload) for node in weave.nodes)
+        if some and (count + length > MAX_COUNT or size + weight > MAX_BYTES):
+            yield some
+            some, count, size = [], 0, 0
+        some.append(weave)
+        count, size = count + length, size + weight
+    if some:
+        yield some
+
+
+def _handle(app: App, drawn: _Drawn, answers: dict[Key, Enqueued]) -> FlowHandle:
+    graph = drawn.graph
+    jobs = {
+        key: JobHandle[Any](draft.source, key[1], answers.get(key)) for key, draft in graph.drafts.items()
+    }
+    names = {draft.name: jobs[key] for key, draft in graph.drafts.items() if draft.name}
+    ends = [jobs[key] for key in drawn.ends if key in jobs]
+    return FlowHandle(app, ends, jobs=list(jobs.values()), names=names, is_group=drawn.is_group)
+
+
+async def add_children(
+    source: Source, id: str, parts: Iterable[Part], *, on_failure: Policy
+) -> list[JobHandle[Any]]:
+    """Have an open job wait for further ones.
+
+    Raises:
+        JobNotFound: the job is not known.
+        JobError: it has ended.
+        InvalidInput: a cycle, or nothing to add.
+    """
+    graph = Graph()
+    ends = list(dict.fromkeys(key for part in parts for key in graph.add(part)))
+    if not ends:
+        raise InvalidInput("there are no children to add. Give at least one task.job(...).")
+    if (source.queue, id) in ends:
+        raise InvalidInput(f"job {source.queue}/{id} cannot be its own child.")
+    policy = check_policy(on_failure)
+    storage = await source.app.connect()
+    answer = await storage.attach(
+        source.queue,
+        id,
+        [Dependency(*key, policy) for key in ends],
+        nodes=graph.ordered_nodes(),
+        flow=uuid7(),
+    )
+    if answer == "not_found":
+        raise JobNotFound(
+            f"job {id!r} of queue {source.queue!r} is not known, so it has no children.", job_id=id
+        )
+    if answer == "ended":
+        raise JobError(
+            f"job {id!r} of queue {source.queue!r} has ended, so it cannot wait for children. Nothing was written.",
+            job_id=id,
+        )
+    drafts = graph.drafts
+    return [JobHandle(drafts[key].source, key[1]) for key in ends if key in drafts]
+
+
+def app_of(part: Any) -> App:
+    """The app of the first job in ``part``."""
+    match part:
+        case JobSpec() | JobHandle():
+            return part.source.app
+        case Flow():
+            return part.parent.source.app
+        case Chain() | Group():
+            return app_of(part.parts[0])
+        case Chord():
+            return part.body.source.app
+        case Dag():
+            return next(iter(part.names.values()))[0].source.app
+        case _:
+            raise InvalidInput(f"{part!r:.80} is no flow.")

@@ -1,0 +1,190 @@
+"""A flow that is in: its result, its tree, and operating on all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.core.duration import Duration
+from penstock.core.lifecycle import State
+from penstock.info import JobInfo
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.core.flow import DependencyRecord, Policy
+    from penstock.core.job import EnqueueStatus
+    from penstock.handle import JobHandle
+    from penstock.storage.base import Storage
+    from penstock.storage.values import CancelAnswer, RetryAnswer
+
+__all__ = ["FlowHandle", "FlowNode", "read_dependencies"]
+
+_PAGE: Final = 1000
+
+
+class FlowNode:
+    """A job of a flow as it is now. ``children`` are those it waits for, in the order they were given.
+
+    ``info`` is ``None`` if the job is not known: not delivered yet, or no longer kept. ``policy`` is what its failure
+    does to the job above it. A job that several wait for is the same node under each.
+    """
+
+    __slots__ = ("children", "id", "info", "policy", "queue")
+
+    def __init__(self, queue: str, id: str, policy: Policy | None) -> None:
+        self.queue = queue
+        self.id = id
+        self.policy = policy
+        self.info: JobInfo | None = None
+        self.children: list[FlowNode] = []
+
+    def __repr__(self) -> str:
+        return f"<FlowNode {self.queue}/{self.id} {self.state or 'unknown'}, {len(self.children)} children>"
+
+    @property
+    def state(self) -> State | None:
+        return self.info.state if self.info else None
+
+    def walk(self) -> Iterator[FlowNode]:
+        """This node and all below it, each once, from the top down."""
+        seen = {(self.queue, self.id)}
+        level = [self]
+        while level:
+            yield from level
+            below: list[FlowNode] = []
+            for child in (child for node in level for child in node.children):
+                if (child.queue, child.id) not in seen:
+                    seen.add((child.queue, child.id))
+                    below.append(child)
+            level = below
+
+    def describe(self, indent: str = "") -> str:
+        """The tree as text, a line for each job."""
+        lines = [f"{indent}{self.queue}/{self.id} {self.state or 'unknown'}"]
+        lines += [child.describe(indent + "  ") for child in self.children]
+        return "\n".join(lines)
+
+
+class FlowHandle:
+    """Given by ``app.enqueue_flow``, or ``app.flow(queue, id)`` for a root that is known.
+
+    ``root`` is the job that everything leads to, ``ends`` are all such, ``jobs`` all that were put in (in the order
+    they were drawn), and ``names`` those of a ``Dag`` by name.
+    """
+
+    __slots__ = ("_app", "_is_group", "ends", "jobs", "names")
+
+    def __init__(
+        self,
+        app: App,
+        ends: Sequence[JobHandle[Any]],
+        *,
+        jobs: Sequence[JobHandle[Any]] = (),
+        names: Mapping[str, JobHandle[Any]] | None = None,
+        is_group: bool = False,
+    ) -> None:
+        self._app = app
+        self._is_group = is_group
+        self.ends = list(ends)
+        self.jobs = list(jobs) or self.ends
+        self.names = dict(names or {})
+
+    def __repr__(self) -> str:
+        return f"<FlowHandle {self.root.queue}/{self.root.id}, {len(self.jobs)} jobs>"
+
+    @property
+    def root(self) -> JobHandle[Any]:
+        return self.ends[0]
+
+    @property
+    def status(self) -> EnqueueStatus | None:
+        """What the root's enqueue answered: unless it is ``queued``, nothing of the flow was put in."""
+        return self.root.status
+
+    async def result(self, timeout: Duration | None = None) -> Any:
+        """What the root returned; of a group, the list of what its jobs returned. Raises as ``JobHandle.result``."""
+        if not self._is_group:
+            return await self.root.result(timeout)
+        return list(await asyncio.gather(*(end.result(timeout) for end in self.ends)))
+
+    async def tree(self) -> FlowNode:
+        """The flow as it is now, from the root down."""
+        [root] = await self._trees([self.root])
+        return root
+
+    async def cancel(self) -> dict[tuple[str, str], CancelAnswer]:
+        """Cancel all jobs of the flow, the root first; the answers by queue and id. May be repeated."""
+        storage = await self._app.connect()
+        answers: dict[tuple[str, str], CancelAnswer] = {}
+        for queue, ids in _by_queue(await self._nodes()):
+            answers.update(zip(((queue, id) for id in ids), await storage.cancel(queue, ids), strict=True))
+        return answers
+
+    async def retry(self) -> dict[tuple[str, str], RetryAnswer]:
+        """Retry all jobs of the flow that failed or were cancelled, the leaves first. May be repeated."""
+        storage = await self._app.connect()
+        answers: dict[tuple[str, str], RetryAnswer] = {}
+        for queue, ids in _by_queue(reversed(await self._nodes())):
+            answers.update(zip(((queue, id) for id in ids), await storage.retry(queue, ids), strict=True))
+        return answers
+
+    async def _nodes(self) -> list[FlowNode]:
+        nodes = [node for tree in await self._trees(self.ends) for node in tree.walk()]
+        return list({(node.queue, node.id): node for node in nodes}.values())
+
+    async def _trees(self, roots: Sequence[JobHandle[Any]]) -> list[FlowNode]:
+        storage = await self._app.connect()
+        found: dict[tuple[str, str], FlowNode] = {}
+        tops = [FlowNode(root.queue, root.id, None) for root in roots]
+        level = tops
+        while level:
+            found.update({(node.queue, node.id): node for node in level})
+            await self._look_at(storage, level)
+            level = [child for node in level for child in await self._below(storage, node, found)]
+        return tops
+
+    async def _look_at(self, storage: Storage, nodes: Sequence[FlowNode]) -> None:
+        for queue, ids in _by_queue(nodes):
+            jobs = {job.id: job for job in await storage.get(queue, ids) if job is not None}
+            for node in nodes:
+                if node.queue == queue and node.id in jobs:
+                    node.info = JobInfo(self._app.job(queue, node.id).source, jobs[node.id])
+
+    async def _below(
+        self, storage: Storage, node: FlowNode, found: dict[tuple[str, str], FlowNode]
+    ) -> list[FlowNode]:
+        """The children of a node that were not met before."""
+        new: list[FlowNode] = []
+        if node.info is None or not node.info.has_children:
+            return new
+        for record in await read_dependencies(storage, node.queue, node.id):
+            key = (record.queue, record.id)
+            if key not in found:
+                found[key] = FlowNode(*key, record.policy)
+                new.append(found[key])
+            node.children.append(found[key])
+        return new
+
+
+async def read_dependencies(storage: Storage, queue: str, id: str) -> list[DependencyRecord]:
+    """All of them, page by page."""
+    records: list[DependencyRecord] = []
+    while page := await storage.dependencies(queue, id, start=len(records), limit=_PAGE):
+        records += page
+        if len(page) < _PAGE:
+            break
+    return records
+
+
+def _by_queue(nodes: Iterator[FlowNode] | Sequence[FlowNode]) -> Iterator[tuple[str, list[str]]]:
+    """Neighbours of one queue together, in the order they come."""
+    queue, ids = "", list[str]()
+    for node in nodes:
+        if node.queue != queue or len(ids) == _PAGE:
+            if ids:
+                yield queue, ids
+            queue, ids = node.queue, []
+        ids.append(node.id)
+    if ids:
+        yield queue, ids

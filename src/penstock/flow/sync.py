@@ -1,0 +1,47 @@
+"""The sync face of flows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.core.duration import Duration
+from penstock.core.job import EnqueueStatus
+from penstock.flow.handle import FlowHandle
+from penstock.loopthread import run
+from penstock.sync import Face, SyncJobHandle, as_sync
+
+__all__ = ["SyncFlowHandle"]
+
+
+class SyncFlowHandle(Face[FlowHandle]):
+    """See ``FlowHandle``."""
+
+    __slots__ = ()
+
+    @property
+    def root(self) -> SyncJobHandle[Any]:
+        return SyncJobHandle(self._target.root)
+
+    @property
+    def ends(self) -> list[SyncJobHandle[Any]]:
+        return [SyncJobHandle(end) for end in self._target.ends]
+
+    @property
+    def jobs(self) -> list[SyncJobHandle[Any]]:
+        return [SyncJobHandle(job) for job in self._target.jobs]
+
+    @property
+    def names(self) -> dict[str, SyncJobHandle[Any]]:
+        return {name: SyncJobHandle(job) for name, job in self._target.names.items()}
+
+    @property
+    def status(self) -> EnqueueStatus | None:
+        return self._target.status
+
+    def result(self, timeout: Duration | None = None) -> Any:
+        """See ``FlowHandle.result``."""
+        return run(self._target.result(timeout))
+
+    tree = as_sync(FlowHandle.tree)
+    cancel = as_sync(FlowHandle.cancel)
+    retry = as_sync(FlowHandle.retry)

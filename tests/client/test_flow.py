@@ -1,0 +1,364 @@
+"""Flows from the user's side: what is drawn, what runs, what comes out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import (
+    App,
+    Dag,
+    Flow,
+    InvalidInput,
+    InvalidOption,
+    JobCancelled,
+    JobContext,
+    JobError,
+    JobFailed,
+    JobNotFound,
+    State,
+    Unrecoverable,
+    WaitForChildren,
+    chain,
+    chord,
+    group,
+)
+
+
+class Shop:
+    """An app with a few tasks in several queues."""
+
+    def __init__(self, url: str) -> None:
+        self.app = app = App(url)
+        self.ran: list[str] = []
+        self.broken = True
+
+        @app.task(queue="numbers")
+        async def add(x: int, y: int = 1) -> int:
+            self.ran.append("add")
+            return x + y
+
+        @app.task(queue="sums")
+        async def total(numbers: list[int | None], *, label: str = "") -> str:
+            return f"{label}{sum(number or 0 for number in numbers)}"
+
+        @app.task(queue="numbers", serde="msgpack")
+        def packed(text: str) -> bytes:
+            return text.encode()
+
+        @app.task(queue="sums", serde="msgpack")
+        async def unpacked(data: bytes) -> str:
+            return data.decode()
+
+        @app.task(queue="sums")
+        async def report(context: JobContext) -> list[Any]:
+            return [
+                child.result if child.state == "completed" else child.state
+                for child in await context.children()
+            ]
+
+        @app.task(queue="numbers")
+        async def breaks(*, only_once: bool = False) -> str:
+            if self.broken or not only_once:
+                raise Unrecoverable("it broke")
+            return "mended"
+
+        @app.task(queue="sums")
+        async def nothing() -> str:
+            return "nothing was needed"
+
+        @app.task(queue="sums", attempts=1)
+        async def spawn(context: JobContext, count: int) -> int:
+            children = await context.children()
+            if not children:
+                await context.add_children([add.job(n, id=f"child-{n}") for n in range(count)])
+                raise WaitForChildren
+            return sum(child.result for child in children)
+
+        @app.task(queue="sums")
+        def spawn_in_a_thread(context: JobContext, count: int) -> int:
+            children = context.sync.children()
+            if not children:
+                context.sync.add_children([add.job(n) for n in range(count)])
+                raise WaitForChildren
+            return sum(child.result for child in children)
+
+        self.add, self.total, self.packed, self.unpacked, self.report = add, total, packed, unpacked, report
+        self.breaks, self.nothing, self.spawn, self.spawn_in_a_thread = (
+            breaks,
+            nothing,
+            spawn,
+            spawn_in_a_thread,
+        )
+
+    async def work(self) -> None:
+        await self.app.worker(burst=True, queues=["numbers", "sums"]).run()
+
+
+@pytest.fixture(params=["memory", "valkey"])
+async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
+    url = "memory://"
+    if request.param == "valkey":
+        url = f"{request.getfixturevalue('valkey_url')}?namespace=flow-{id(request)}"
+    shop = Shop(url)
+    yield shop
+    await shop.app.close()
+
+
+async def test_a_chain_passes_results_on_as_first_arguments(shop: Shop) -> None:
+    handle = await chain(shop.add.job(1), shop.add.job(10), shop.add.job()).enqueue()
+    assert handle.status == "queued"
+    await shop.work()
+    assert await handle.result(timeout="5s") == 13
+
+
+async def test_a_chain_may_pass_nothing(shop: Shop) -> None:
+    handle = await shop.app.enqueue_flow(chain(shop.add.job(1), shop.add.job(10), pass_result=False))
+    await shop.work()
+    assert await handle.result(timeout="5s") == 11
+
+
+async def test_a_task_without_parameters_may_stand_in_a_chain(shop: Shop) -> None:
+    handle = await shop.app.enqueue_flow(chain(shop.add.job(1), shop.nothing.job()))
+    await shop.work()
+    assert await handle.result(timeout="5s") == "nothing was needed"
+
+
+async def test_results_are_passed_between_serdes(shop: Shop) -> None:
+    handle = await shop.app.enqueue_flow(chain(shop.packed.job("żółw"), shop.unpacked.job()))
+    await shop.work()
+    assert await handle.result(timeout="5s") == "żółw"
+
+
+async def test_a_chord_gets_the_results_of_its_group_in_order(shop: Shop) -> None:
+    handle = await shop.app.enqueue_flow(
+        chord(group([shop.add.job(n) for n in range(3)]), shop.total.job(label="sum "))
+    )
+    await shop.work()
+    assert await handle.result(timeout="5s") == "sum 6"
+
+
+async def test_a_chord_that_ignores_failures_gets_none_in_their_place(shop: Shop) -> None:
+    handle = await shop.app.enqueue_flow(
+        chord([shop.add.job(4), shop.breaks.job()], shop.total.job(), on_failure="ignore")
+    )
+    await shop.work()
+    assert await handle.result(timeout="5s") == "5"
+
+
+async def test_a_group_in_the_middle_of_a_chain_fans_out_and_in(shop: Shop) -> None:
+    handle = await shop.app.enqueue_flow(
+        chain(shop.add.job(1), group([shop.add.job(1), shop.add.job(2)]), shop.total.job())
+    )
+    await shop.work()
+    assert await handle.result(timeout="5s") == "7"
+
+
+async def test_a_group_by_itself_gives_all_results(shop: Shop) -> None:
+    handle = await shop.app.enqueue_flow(group([shop.add.job(1), shop.nothing.job(), shop.add.job(2)]))
+    await shop.work()
+    assert await handle.result(timeout="5s") == [2, "nothing was needed", 3]
+
+
+async def test_a_parent_sees_its_children_and_the_tree_shows_all(shop: Shop) -> None:
+    inner = Flow(shop.report.job(id="inner"), [shop.add.job(1, id="leaf")])
+    handle = await shop.app.enqueue_flow(
+        Flow(shop.report.job(id="root"), [shop.add.job(5, id="five"), inner])
+    )
+    await shop.work()
+    assert await handle.result(timeout="5s") == [6, [2]]
+    tree = await shop.app.flow("sums", "root").tree()
+    assert tree.describe().splitlines() == [
+        "sums/root completed",
+        "  numbers/five completed",
+        "  sums/inner completed",
+        "    numbers/leaf completed",
+    ]
+    assert [(node.id, node.policy) for node in tree.walk()][:2] == [("root", None), ("five", "fail")]
+    info = await shop.app.job("numbers", "leaf").get()
+    assert info is not None
+    assert info.dependents == [("sums", "inner")]
+    assert info.flow
+
+
+async def test_a_job_that_two_wait_for_runs_once(shop: Shop) -> None:
+    shared = shop.add.job(1)
+    left, right = Flow(shop.report.job(), [shared]), Flow(shop.report.job(), [shared])
+    handle = await shop.app.enqueue_flow(Flow(shop.report.job(), [left, right]))
+    await shop.work()
+    assert await handle.result(timeout="5s") == [[2], [2]]
+    assert shop.ran == ["add"]
+
+
+async def test_a_graph_by_names_runs_in_its_order(shop: Shop) -> None:
+    dag = Dag()
+    dag.add("join", shop.total.job(), after=["left", "right"], pass_results=True)
+    dag.add("left", shop.add.job(1), after=["load"])
+    dag.add("right", shop.add.job(2), after=["load"])
+    dag.add("load", shop.nothing.job())
+    handle = await dag.enqueue()
+    assert handle.root.id == handle.names["join"].id
+    await shop.work()
+    assert await handle.result(timeout="5s") == "5"
+    assert await handle.names["load"].result() == "nothing was needed"
+
+
+async def test_a_cycle_is_named_and_nothing_is_written(shop: Shop) -> None:
+    dag = Dag()
+    for name, before in (("a", "c"), ("b", "a"), ("c", "b")):
+        dag.add(name, shop.add.job(1), after=[before])
+    with pytest.raises(InvalidInput, match="a -> c -> b -> a"):
+        await shop.app.enqueue_flow(dag)
+    assert await shop.app.queues() == []
+
+
+async def test_what_a_flow_cannot_be_is_refused_at_the_door(shop: Shop) -> None:
+    with pytest.raises(InvalidInput, match="comes after 'nobody'"):
+        await shop.app.enqueue_flow(Dag().add("a", shop.add.job(1), after=["nobody"]))
+    with pytest.raises(InvalidInput, match="already"):
+        Dag().add("a", shop.add.job(1)).add("a", shop.add.job(2))
+    with pytest.raises(InvalidInput, match="without jobs"):
+        group([])
+    with pytest.raises(InvalidInput, match="cannot be part"):
+        group([3])  # type: ignore[list-item]
+    with pytest.raises(InvalidOption, match="on_failure='retry'"):
+        Flow(shop.report.job(), [shop.add.job(1)], on_failure="retry")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="issing"):
+        await shop.app.enqueue_flow(shop.add.job())
+    with pytest.raises(InvalidInput, match="option"):
+        shop.add.job(z=3)
+    assert await shop.app.queues() == []
+
+
+async def test_many_flows_go_in_together(shop: Shop) -> None:
+    handles = await shop.app.enqueue_flows(chain(shop.add.job(n), shop.add.job()) for n in range(300))
+    await shop.work()
+    assert [await handle.result(timeout="5s") for handle in handles] == [n + 2 for n in range(300)]
+
+
+async def test_a_flow_put_in_twice_is_one(shop: Shop) -> None:
+    def flow() -> Flow:
+        return Flow(shop.report.job(id="root"), [shop.add.job(1, id="child")])
+
+    first = await shop.app.enqueue_flow(flow())
+    again = await shop.app.enqueue_flow(flow())
+    assert (first.status, again.status) == ("queued", "duplicate")
+    await shop.work()
+    assert await again.result(timeout="5s") == [2]
+    assert (await shop.app.enqueue_flow(flow())).status == "completed"
+    assert shop.ran == ["add"]
+
+
+async def test_after_waits_for_handles_and_goes_by_its_policy(shop: Shop) -> None:
+    first = await shop.add.enqueue(1)
+    broken = await shop.breaks.enqueue()
+    after = await shop.report.enqueue(after=[first, broken], after_failure="ignore")
+    strict = await shop.nothing.enqueue(after=[broken])
+    pair = await shop.nothing.enqueue(after=[("numbers", first.id)])
+    await shop.work()
+    assert await after.result(timeout="5s") == [2, "failed"]
+    assert await pair.result(timeout="5s") == "nothing was needed"
+    with pytest.raises(JobFailed, match=f"numbers/{broken.id} failed: Unrecoverable: it broke"):
+        await strict.result(timeout="5s")
+
+
+async def test_after_refuses_what_is_no_job(shop: Shop) -> None:
+    with pytest.raises(InvalidOption, match="is no job"):
+        await shop.nothing.enqueue(after=["some id"])
+    with pytest.raises(InvalidOption, match="after_failure"):
+        await shop.nothing.enqueue(after=[("numbers", "a")], after_failure="maybe")
+    with pytest.raises(JobNotFound):
+        await shop.nothing.enqueue(after=[("sums", "nobody")])
+
+
+async def test_a_flow_is_cancelled_as_a_whole(shop: Shop) -> None:
+    handle = await shop.app.enqueue_flow(Flow(shop.report.job(), [shop.add.job(1), shop.add.job(2)]))
+    await asyncio.wait_for(_delivered(shop, handle), 5)
+    answers = await handle.cancel()
+    assert list(answers.values()) == ["cancelled"] * 3
+    assert set((await handle.cancel()).values()) == {"already_cancelled"}
+    with pytest.raises(JobCancelled):
+        await handle.result(timeout="5s")
+
+
+async def _delivered(shop: Shop, handle: Any) -> None:
+    while any(node.state is None for node in (await handle.tree()).walk()):
+        await asyncio.sleep(0.01)
+
+
+async def test_a_failed_flow_is_retried_as_a_whole(shop: Shop) -> None:
+    inner = Flow(shop.report.job(), [shop.breaks.job(only_once=True), shop.add.job(1)])
+    handle = await shop.app.enqueue_flow(Flow(shop.report.job(), [inner]))
+    await shop.work()
+    with pytest.raises(JobFailed, match="it broke"):
+        await handle.result(timeout="5s")
+    shop.broken = False
+    answers = await handle.retry()
+    assert sorted(answers.values()) == ["not_failed", "retried", "retried", "retried"]
+    await shop.work()
+    assert await handle.result(timeout="5s") == [["mended", 2]]
+    assert shop.ran == ["add"]
+
+
+@pytest.mark.parametrize("task", ["spawn", "spawn_in_a_thread"])
+async def test_a_running_job_adds_children_and_waits_for_them(shop: Shop, task: str) -> None:
+    handle = await getattr(shop, task).enqueue(3)
+    await shop.work()
+    assert await handle.result(timeout="5s") == 6
+    info = await handle.get()
+    assert info is not None
+    assert (info.runs, info.failures) == (2, 0)
+    assert [child.state for child in await handle.children()] == ["completed"] * 3
+
+
+async def test_children_are_added_to_a_job_from_outside(shop: Shop) -> None:
+    parent = await shop.report.enqueue()
+    existing = await shop.add.enqueue(1)
+    [added] = await parent.add_children([shop.add.job(2)])
+    await parent.add_children([existing], on_failure="ignore")
+    assert await parent.refresh() is State.BLOCKED
+    await shop.work()
+    assert await parent.result(timeout="5s") == [3, 2]
+    assert await added.result(timeout="5s") == 3
+    with pytest.raises(JobError, match="has ended"):
+        await parent.add_children([shop.add.job(2)])
+    with pytest.raises(JobNotFound):
+        await shop.app.job("sums", "nobody").add_children([shop.add.job(2)])
+    with pytest.raises(InvalidInput, match="its own child"):
+        await parent.add_children([parent])
+
+
+async def test_payloads_without_a_task_make_flows_too(shop: Shop) -> None:
+    app = shop.app
+    parent = app.queue("sums").prepare({"n": 1}, id="parent")
+    handle = await app.enqueue_flow(Flow(parent, [app.queue("numbers").prepare([1, 2])]))
+    async with app.queue("numbers").claim(wait="5s") as child:
+        assert child is not None
+        child.result = sum(child.payload)
+    async with app.queue("sums").claim(wait="5s") as job:
+        assert job is not None
+        assert [one.result for one in await job.children()] == [3]
+        await job.add_children([app.queue("numbers").prepare([4])])
+        assert await job.wait_for_children()
+    assert await handle.root.refresh() is State.BLOCKED
+
+
+def test_flows_have_a_sync_face(tmp_path: Path) -> None:
+    shop = Shop(f"sqlite:///{tmp_path}/jobs.db")
+    with shop.app.sync as app:
+        handle = app.enqueue_flow(chain(shop.add.job(1), shop.add.job()))
+        asyncio.run(shop.work())
+        assert handle.result(timeout="5s") == 3
+        assert handle.tree().state is State.COMPLETED
+        [other] = app.enqueue_flows([group([shop.add.job(1)])])
+        assert list(other.cancel().values()) == ["cancelled"]
+        assert list(other.retry().values()) == ["retried"]
+        [child] = other.root.add_children([shop.add.job(2)])
+        assert child.queue == "numbers"
+        assert [one.state for one in other.root.children()] == ["pending"]
+        assert chain(shop.add.job(1)).enqueue_sync().status == "queued"
+        assert app.flow("numbers", other.root.id).root.id == other.root.id
