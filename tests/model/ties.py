@@ -135,6 +135,7 @@ class Ties:
             self._unblock(record)
 
     def _unblock(self, record: Record) -> None:
+        record.blocked_by = ""
         if record.run_at > self.now:
             record.state = S.SCHEDULED
         else:
