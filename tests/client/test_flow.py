@@ -362,3 +362,32 @@ def test_flows_have_a_sync_face(tmp_path: Path) -> None:
         assert [one.state for one in other.root.children()] == ["pending"]
         assert chain(shop.add.job(1)).enqueue_sync().status == "queued"
         assert app.flow("numbers", other.root.id).root.id == other.root.id
+
+
+async def test_a_flow_stops_when_its_budget_is_spent() -> None:
+    async with App("memory://") as app:
+
+        @app.task(queue="llm", attempts=1)
+        async def ask(*, context: JobContext) -> None:
+            await context.use(usd=2)
+
+        flow = await app.enqueue_flow(chain(*(ask.job() for _ in range(3)), pass_result=False))
+        await flow.set_budget("usd", 3)
+        await app.worker(burst=True, concurrency=1).run()
+        with pytest.raises(JobFailed, match="BudgetExceeded"):
+            await flow.result(timeout="5s")
+        assert await flow.usage() == {"usd": 4}
+
+
+async def test_a_flow_over_several_queues_takes_no_budget() -> None:
+    async with App("memory://") as app:
+
+        @app.task(queue="one")
+        async def one() -> None: ...
+
+        @app.task(queue="two")
+        async def two() -> None: ...
+
+        flow = await app.enqueue_flow(Flow(one.job(), [two.job()]))
+        with pytest.raises(InvalidOption, match="one, two"):
+            await flow.set_budget("usd", 3)

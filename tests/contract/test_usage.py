@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.annex import Annex
-from penstock.core.lifecycle import EventType
+from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Snooze
 from penstock.storage.values import Budget, Claimed, Report, Take, Usage
 from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench
@@ -128,6 +128,27 @@ async def test_what_was_used_before_counts_unless_there_is_a_period(bench: Bench
     await bench.storage.set_budget(bench.queue, Budget("tokens", 10, per_ms=MINUTE_MS))
     spent = {budget.name: budget.spent for budget in await bench.storage.budgets(bench.queue)}
     assert spent == {"usd": 7, "tokens": 0}
+
+
+async def test_a_flow_that_has_spent_its_budget_begins_no_further_jobs(bench: Bench) -> None:
+    for id in ("a", "b"):
+        await bench.put(id, annex=Annex(flow="flow-1"))
+    await bench.put("other", annex=Annex(flow="flow-2"))
+    await bench.storage.set_budget(bench.queue, Budget("usd", 5, flow="flow-1"))
+    lease = await bench.claim()
+    await use(bench, "a", lease.token, usd=5)
+    assert Usage("flow", "flow-1", "usd", 5) in await bench.storage.usage(bench.queue)
+    await bench.events()
+    assert [lease.id for lease in (await take(bench)).leases] == ["other"]
+    job = await bench.job("b")
+    assert job.failure is not None
+    assert (job.state, job.failure.type) == (State.FAILED, "BudgetExceeded")
+    assert [(event.type, event.id) for event in await bench.events()] == [
+        (EventType.FAILED, "b"),
+        (EventType.CLAIMED, "other"),
+    ]
+    await bench.settle(lease, Complete(b""))
+    assert await bench.state("a") is State.COMPLETED
 
 
 async def test_resetting_usage_and_removing_a_budget_let_jobs_through(bench: Bench) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.duration import Duration
 from penstock.core.lifecycle import State
+from penstock.errors import InvalidOption, JobNotFound
 from penstock.info import JobInfo
+from penstock.spending import budget_of, in_units
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -101,6 +104,40 @@ class FlowHandle:
     def status(self) -> EnqueueStatus | None:
         """What the root's enqueue answered: unless it is ``queued``, nothing of the flow was put in."""
         return self.root.status
+
+    async def usage(self) -> dict[str, float]:
+        """What the jobs of the flow said they used, in all queues this handle knows of."""
+        sums: Counter[str] = Counter()
+        flow, storage = await self._flow_id(), await self._app.connect()
+        for queue in sorted({job.queue for job in self.jobs}):
+            for one in await storage.usage(queue):
+                if (one.kind, one.key) == ("flow", flow):
+                    sums[one.name] += one.micros
+        return in_units(sums)
+
+    async def set_budget(self, name: str, amount: float) -> None:
+        """Once ``amount`` of ``name`` is used, no further job of the flow begins: it fails as ``BudgetExceeded``.
+
+        Jobs that are active go on, so the overshoot is at most what they use. Raises ``InvalidOption`` for a flow
+        over several queues: no store could stop them all at once.
+        """
+        queues = sorted({job.queue for job in self.jobs})
+        if len(queues) > 1:
+            raise InvalidOption(
+                f"the flow has jobs in the queues {', '.join(queues)}, and a budget is kept by one queue. "
+                "Put its jobs into one queue, or set budgets on the queues."
+            )
+        budget = budget_of(name, amount, per=None, flow=await self._flow_id())
+        await (await self._app.connect()).set_budget(queues[0], budget)
+
+    async def _flow_id(self) -> str:
+        info = await self.root.get()
+        if info is None:
+            raise JobNotFound(
+                f"job {self.root.id!r} of queue {self.root.queue!r} is not known, so its flow is not either.",
+                job_id=self.root.id,
+            )
+        return info.raw.annex.flow if info.raw.annex else ""
 
     async def result(self, timeout: Duration | None = None) -> Any:
         """What the root returned; of a group, the list of what its jobs returned. Raises as ``JobHandle.result``."""

@@ -42,6 +42,8 @@ class SyncFlowHandle(Face[FlowHandle]):
         """See ``FlowHandle.result``."""
         return run(self._target.result(timeout))
 
+    usage = as_sync(FlowHandle.usage)
+    set_budget = as_sync(FlowHandle.set_budget)
     tree = as_sync(FlowHandle.tree)
     cancel = as_sync(FlowHandle.cancel)
     retry = as_sync(FlowHandle.retry)

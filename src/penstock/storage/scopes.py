@@ -61,6 +61,8 @@ def scopes_of(task: str, annex: Annex) -> list[str]:
         scopes.append(f"t:{task}")
     if annex.group:
         scopes.append(f"g:{annex.group}")
+    if annex.flow:
+        scopes.append(f"f:{annex.flow}")
     return scopes
 
 

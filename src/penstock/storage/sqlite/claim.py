@@ -8,15 +8,27 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.core.annex import EMPTY_ANNEX
 from penstock.core.job import Lease
 from penstock.core.lifecycle import EventType
+from penstock.core.outcome import Failure
+from penstock.storage.scopes import flow_scope
 from penstock.storage.sqlite import admission, groups
 from penstock.storage.sqlite.budgets import look
-from penstock.storage.sqlite.records import ACTIVE, WAITING, Record, as_annex, as_lease, unpack_options
+from penstock.storage.sqlite.records import (
+    ACTIVE,
+    FAILED,
+    WAITING,
+    Record,
+    as_annex,
+    as_lease,
+    pack_failure,
+    unpack_options,
+)
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.steps import received_data
-from penstock.storage.sqlite.transitions import enter_waiting, expire
+from penstock.storage.sqlite.transitions import enter_waiting, expire, finish
 from penstock.storage.values import Claimed, Extended, Held, Take
 
 __all__ = ["claim", "extend", "promote_due", "read_back"]
@@ -28,6 +40,8 @@ _GROUPS_PER_CLAIM = 100
 
 _sql = statements("claim")
 _json = msgspec.json.Encoder()
+_FAILED = EventType.FAILED.value
+_SPENT = Failure("BudgetExceeded", "the budget of its flow was spent before it began")
 
 
 def claim(step: Step, take: Take) -> Claimed:
@@ -131,18 +145,23 @@ def _take_from(step: Step, take: Take, head: list[_Ready]) -> list[Lease]:
 
 
 def _lease_members(step: Step, take: Take, jobs: list[_Ready]) -> list[Lease]:
-    """The same for jobs that may be members of groups."""
+    """The same for jobs that may be members of groups, or of flows that have spent their budget."""
     leases: list[Lease] = []
     allowed: list[_Ready] = []
     for job in jobs:
-        annex = as_annex(job.packed_annex)
-        if annex is None or not annex.group or groups.start(step, annex.group, annex.cost):
+        annex = as_annex(job.packed_annex) or EMPTY_ANNEX
+        is_over = bool(step.queue.has_budgets and annex.flow and look(step, flow_scope(annex.flow)).over)
+        if not is_over and (not annex.group or groups.start(step, annex.group, annex.cost)):
             allowed.append(job)
             continue
         leases += _lease(step, take, allowed, grouped=True)  # First: the log has the order of the line.
         allowed = []
         record = step.find([job.id])[job.id]
-        groups.send_back(step, record)
+        if is_over:
+            record.failure = pack_failure(_SPENT)
+            finish(step, record, FAILED, _FAILED, run=record.runs, et=_SPENT.type, em=_SPENT.message)
+        else:
+            groups.send_back(step, record)
         step.save([record])
     return leases + _lease(step, take, allowed, grouped=True)
 

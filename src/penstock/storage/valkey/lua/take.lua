@@ -101,6 +101,11 @@ local function lease_any(leases, id, job, static)
     expire(job)
     return false
   end
+  local refusal = job.binds and bit_of(Q.uses, Usage.BIT) and Usage.refusal(job)
+  if refusal then
+    Flows.fail(job, refusal)
+    return false
+  end
   if job.binds and not Groups.start(job) then return false end
   local wait = Q.now - job.ready_at
   job.state, job.token, job.runs, job.claimed = 'a', draw(), job.runs + 1, Q.now

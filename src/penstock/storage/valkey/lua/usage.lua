@@ -13,6 +13,7 @@ function Usage.scopes(job)
   local scopes, annex, task = { '' }, annex_of(job), options_of(job.header).task
   if task ~= '' then scopes[#scopes + 1] = 't:' .. task end
   if annex.g then scopes[#scopes + 1] = 'g:' .. annex.g end
+  if annex.fl then scopes[#scopes + 1] = 'f:' .. annex.fl end
   return scopes
 end
 
@@ -50,6 +51,13 @@ function Usage.is_over(scope)
     end
   end
   return over, wait
+end
+
+-- A job of a flow that has spent its budget does not begin: the failure it ends with, packed.
+function Usage.refusal(job)
+  local flow = annex_of(job).fl
+  if not flow or not Usage.is_over('f:' .. flow) then return nil end
+  return failure_of('BudgetExceeded', 'the budget of its flow was spent before it began')
 end
 
 -- Begins the periods anew that have ended. Before something is added to the sums.
