@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import sqlite3
+from typing import Any
 
 import pytest
 
@@ -27,6 +30,29 @@ def allow_pages(storage: SqliteStorage, more: int) -> None:
     sql = writer_of(storage).sql
     (count,) = sql.execute("PRAGMA page_count").fetchone()
     sql.execute(f"PRAGMA max_page_count = {count + more}")
+
+
+class Failing:
+    """A connection on which some statements raise, once each, without being executed."""
+
+    def __init__(self, sql: sqlite3.Connection, errors: dict[str, BaseException]) -> None:
+        self._sql = sql
+        self._errors = errors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sql, name)
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        error = self._errors.pop(statement, None)
+        if error is not None:
+            raise error
+        return self._sql.execute(statement, *values)
+
+
+def fail_once(storage: SqliteStorage, **errors: BaseException) -> None:
+    """Have the writer's next ``COMMIT`` or ``ROLLBACK`` raise this."""
+    writer = writer_of(storage)
+    setattr(writer, "sql", Failing(writer.sql, dict(errors)))  # noqa: B010 (mypy knows what it is not)
 
 
 async def test_calls_that_are_pending_together_are_committed_once(storage: SqliteStorage) -> None:
@@ -164,3 +190,59 @@ async def test_a_call_cancelled_before_its_turn_is_not_made(storage: SqliteStora
 
     assert call.cancelled()
     assert (await storage.counts("q")).active == 0
+
+
+@pytest.mark.parametrize("other", ["memory://", None])
+async def test_a_call_is_refused_though_neither_its_commit_nor_its_rollback_works(
+    opened: Opener, other: str | None
+) -> None:
+    storage = await opened(other)
+    await storage.enqueue("q", [NewJob("before")])
+    failure = sqlite3.OperationalError("disk I/O error")
+    fail_once(storage, COMMIT=failure, ROLLBACK=failure)
+
+    with pytest.raises(StorageError, match="disk I/O error"):
+        await storage.enqueue("q", [NewJob("a")])
+
+    # The transaction is still open: no other call may slip into it, and one of the next ends it.
+    for i in range(3):
+        await asyncio.gather(storage.enqueue("q", [NewJob(f"after-{i}")]), return_exceptions=True)
+    jobs = await storage.get("q", ["before", "a", "after-2"])
+    assert [job is not None for job in jobs] == [True, False, True]
+    assert not (await storage.check("q")).problems
+
+
+def test_an_interrupted_commit_answers_nobody_as_if_it_were_done() -> None:
+    calls: list[asyncio.Future[str]] = []
+
+    async def interrupted() -> None:
+        storage = SqliteStorage.from_url("memory://")
+        await storage.open()
+        fail_once(storage, COMMIT=KeyboardInterrupt())
+        assert storage._session is not None
+        calls.append(storage._session.write("q", lambda step: "done"))
+        await calls[0]
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(interrupted())
+
+    assert isinstance(calls[0].exception(), StorageUnavailable)
+
+
+async def test_calls_are_answered_though_no_file_descriptor_is_left_to_signal_with(
+    storage: SqliteStorage, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    folder = writer_of(storage)._on_commit.__self__.folder  # type: ignore[attr-defined]
+    (folder / "999999-other.1.w").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.storage.sqlite.wake.socket.socket", none_left)
+        async with asyncio.timeout(10):
+            await storage.enqueue("q", [NewJob("a")])
+            await storage.enqueue("q", [NewJob("b")])
+            assert await storage.wait("q", timeout_ms=0)
+    (folder / "999999-other.1.w").unlink()
+
+    assert (await storage.counts("q")).waiting == 2

@@ -132,10 +132,10 @@ class Exchange:
 
     def _send(self, paths: Iterable[str], datagram: bytes) -> None:
         for path in paths:
-            if self._sender is None:
-                self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-                self._sender.setblocking(False)
             try:
+                if self._sender is None:
+                    self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                    self._sender.setblocking(False)
                 self._sender.sendto(datagram, path)
             except BlockingIOError:
                 continue  # It has unread ones: it wakes anyway.
@@ -214,7 +214,10 @@ class Bell:
 
     def _bind(self, kind: str, folder: Path) -> None:
         path = str(folder / f"{_process()}{next(_numbers)}.{kind}")
-        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        except OSError:
+            return  # No file descriptor is left. A datagram is a hint only.
         receiver.setblocking(False)
         try:
             folder.mkdir(mode=0o700, exist_ok=True)  # The last to leave may have taken it away.

@@ -146,19 +146,22 @@ class Writer:
         """Run the calls here and now, unless another process has the lock; the thread then does what is left."""
         try:
             self.sql.execute("BEGIN IMMEDIATE")
+            self._run_calls(group)
         except sqlite3.Error:
             return
-        try:
-            self._run_calls(group)
         except BaseException as interrupt:
+            group.refuse(self._interrupted(interrupt))
             self._roll_back()
-            group.refuse(StorageUnavailable(f"{self._path}: the call was interrupted by {interrupt!r}."))
             group.deliver()
             self._release()
             raise
 
     def _complete(self, group: _Group, *, deliver: Callable[[], None]) -> None:
-        """Bring a group to its end, whatever that is, then let the next have the connection."""
+        """Bring a group to its end, whatever that is, then let the next have the connection.
+
+        Calls have their answers since they ran. What keeps those of a group that was not committed from being
+        delivered is that it is refused first, before anything else can go wrong.
+        """
         signals: set[Signal] = set()
         try:
             if group.transaction is None and not group.apart:
@@ -166,8 +169,12 @@ class Writer:
                 self._run_calls(group)
             signals = self._run_apart(group) if group.apart else self._commit(group.transaction)
         except Exception as error:
-            self._roll_back()
             group.refuse(translate(error, self._path))
+            self._roll_back()
+        except BaseException as interrupt:
+            group.refuse(self._interrupted(interrupt))
+            self._roll_back()
+            raise
         finally:
             deliver()
             self._release()
@@ -213,8 +220,8 @@ class Writer:
                 transaction.flush()
                 signals |= self._commit(transaction)
             except Exception as error:
-                self._roll_back()
                 call.error = translate(error, self._path)
+                self._roll_back()
         return signals
 
     def _commit(self, transaction: Transaction | None) -> set[Signal]:
@@ -226,7 +233,15 @@ class Writer:
     def _roll_back(self) -> None:
         self._option_keys.clear()
         if self.sql.in_transaction:
-            self.sql.execute("ROLLBACK")
+            try:
+                self.sql.execute("ROLLBACK")
+            except sqlite3.Error:
+                pass  # Nobody can begin another before this is done, and whoever tries does it again.
+
+    def _interrupted(self, interrupt: BaseException) -> StorageUnavailable:
+        return StorageUnavailable(
+            f"{self._path}: the call was interrupted by {interrupt!r}. Look whether it took effect, then repeat it."
+        )
 
     def _release(self) -> None:
         self._free.release()
