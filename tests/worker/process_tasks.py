@@ -119,3 +119,8 @@ def ask(context: JobContext) -> object:
 @app.task(queue="usage", runner="process", attempts=1)
 def use_tokens(n: int) -> None:
     current_job().use(tokens=n)
+
+
+def leave_with_seven(_: object) -> None:
+    """What a child serves that leaves at once."""
+    os._exit(7)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +89,20 @@ async def test_a_kill_that_comes_late_does_not_hit_the_next_run(
         info = await job.get()
         assert info is not None
         assert info.failures == 0
+
+
+def test_a_process_that_another_thread_is_reaping_is_closed_with_its_code() -> None:
+    child = ChildProcess(tasks.leave_with_seven)
+    popen: Any = child.process._popen  # type: ignore[attr-defined]
+    os.waitpid(popen.pid, 0)
+
+    def note() -> None:
+        popen.returncode = 7
+
+    noting = threading.Timer(0.2, note)
+    noting.start()
+    assert child.close() == 7
+    noting.join()
 
 
 async def test_a_timeout_kills_the_process_and_no_other() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, assert_never
@@ -34,6 +35,7 @@ SPAWN: Final = multiprocessing.get_context("spawn")
 LOOK_EVERY_S: Final = 0.25
 # How long a process that is done may take to leave.
 _LEAVING_S: Final = 1.0
+_REAPING_S: Final = 5.0
 
 
 class ChildProcess:
@@ -90,8 +92,20 @@ class ChildProcess:
             self._kill()
             self._gone = True
         self.process.join()
-        code = self.process.exitcode
-        self.process.close()
+        code = self._exit_code()
+        if code is not None:
+            self.process.close()
+        return code
+
+    def _exit_code(self) -> int | None:
+        """How it ended, ``None`` if nobody knows.
+
+        Whoever starts a process reaps those that have ended, in any thread, and takes note of their codes a moment
+        later: until then this one is gone, and its code unknown.
+        """
+        deadline = time.monotonic() + _REAPING_S
+        while (code := self.process.exitcode) is None and time.monotonic() < deadline:
+            time.sleep(0.001)
         return code
 
     def _wait(self, seconds: float) -> None:
