@@ -49,7 +49,7 @@ def test_every_engine_does_what_the_model_does_on_long_walks(engine: str, store_
     """Always the same walks, so that a red run says something of the change; new ones with PENSTOCK_NEW_WALKS=1."""
     walk(
         store_url,
-        examples=10 * EXAMPLES.get(engine, 15),
+        examples=3 * EXAMPLES.get(engine, 15),
         steps=60,
         derandomize=not os.environ.get("PENSTOCK_NEW_WALKS"),
     )
