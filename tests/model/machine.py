@@ -130,6 +130,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(new=draw.schedulers)
     def put_scheduler(self, new: NewScheduler) -> None:
+        clock = self.model.clocks.get(new.name)
+        if clock is not None and clock.new.repeat_ms != new.repeat_ms:
+            # Who keeps the next slot keeps the rule it comes from.
+            new = msgspec.structs.replace(new, keep_next=False)
         ours, theirs = self.sight.put(new), self.model_sight.put(new)
         self.same(self.storage.put_scheduler(self.queue, ours), lambda: self.model.put_scheduler(theirs))
 
