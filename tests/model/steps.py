@@ -125,11 +125,6 @@ class Steps(Ties, Grouping):
         if clock and clock.awaits == record.incarnation:
             clock.go_on(self.now)
 
-    def _go_back(self, record: Record) -> None:
-        """Waiting, under the number it has, unless it waits for others."""
-        record.ready_at, record.state = self.now, S.BLOCKED if record.awaits else S.WAITING
-        record.blocked_by = "children" if record.awaits else ""
-
     def _draw(self) -> int:
         self.seq += 1
         return self.seq

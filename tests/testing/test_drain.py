@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -24,18 +23,6 @@ from penstock import (
     current_job,
 )
 from penstock.testing import Harness, harness
-
-
-@pytest.fixture
-def app() -> App:
-    # Never opened: a harness that let a call through would make this folder, or fail.
-    return App("sqlite:////nowhere/at/all/penstock.db")
-
-
-@pytest.fixture
-async def h(app: App) -> AsyncIterator[Harness]:
-    async with harness(app) as h:
-        yield h
 
 
 async def test_nothing_runs_until_it_is_told_to(app: App, h: Harness) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,17 +10,6 @@ import pytest
 from penstock import App, Dedup, EnqueueCall, Execution, JobContext, JobFailed, Suspend
 from penstock.storage.values import Report
 from penstock.testing import Harness, harness
-
-
-@pytest.fixture
-def app() -> App:
-    return App("sqlite:////nowhere/at/all/penstock.db")
-
-
-@pytest.fixture
-async def h(app: App) -> AsyncIterator[Harness]:
-    async with harness(app) as h:
-        yield h
 
 
 async def test_a_batch_is_what_is_due_up_to_its_size(app: App, h: Harness) -> None:

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
 from penstock import App, Dedup, JobContext
 from penstock.testing import Harness, harness
-
-
-@pytest.fixture
-def app() -> App:
-    return App("sqlite:////nowhere/at/all/penstock.db")
-
-
-@pytest.fixture
-async def h(app: App) -> AsyncIterator[Harness]:
-    async with harness(app) as h:
-        yield h
 
 
 async def test_every_slot_of_the_time_that_passes_is_run(app: App, h: Harness) -> None:
