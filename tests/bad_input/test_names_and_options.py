@@ -150,8 +150,8 @@ def test_a_bad_name_of_a_task_or_worker_is_refused(name: str) -> None:
     app = App("memory://")
     with pytest.raises(InvalidName, match=r"not allowed as task name.*Use 1 to 200 letters"):
         app.task(name=name)(print)
-    with pytest.raises(InvalidName, match=r"not allowed as worker id.*Use 1 to 200 letters"):
-        app.worker(id=name)
+    with pytest.raises(InvalidName, match=r"not allowed as worker name.*Use 1 to 200 letters"):
+        app.worker(name=name)
 
 
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///{}/jobs.db", "valkey://localhost"])

@@ -65,7 +65,7 @@ async def sweep() -> None:
 
 async def serve(name: str, queue: str) -> None:
     """A worker, until killed or told to stop."""
-    await app.worker(queues=[queue], id=name, concurrency=20, lease="1s", heartbeat="200ms").run()
+    await app.worker(queues=[queue], name=name, concurrency=20, lease="1s", heartbeat="200ms").run()
 
 
 def main() -> None:

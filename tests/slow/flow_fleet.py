@@ -68,7 +68,7 @@ def flow(n: int) -> Flow:
 
 async def serve(name: str) -> None:
     """A worker, until killed."""
-    await app.worker(queues=list(QUEUES), id=name, concurrency=30, lease="1s", heartbeat="200ms").run()
+    await app.worker(queues=list(QUEUES), name=name, concurrency=30, lease="1s", heartbeat="200ms").run()
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ async def sweep() -> None:
 
 async def serve(name: str) -> None:
     """A worker, until killed."""
-    await app.worker(queues=[QUEUE], id=name, concurrency=20, lease="1s", heartbeat="200ms").run()
+    await app.worker(queues=[QUEUE], name=name, concurrency=20, lease="1s", heartbeat="200ms").run()
 
 
 def main() -> None:

@@ -32,10 +32,6 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"{url}?namespace=flows-{random.randrange(10**9)}"
 
 
-@pytest.mark.xfail(
-    reason="since flows and groups share an engine, a leaf may stay leased on Valkey: to be found",
-    strict=False,
-)
 async def test_every_parent_is_released_once_and_ends_as_its_policy_says(
     store_url: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ async def test_an_apps_hooks_and_middleware_are_those_of_its_workers() -> None:
 
     @app.on_start
     async def start(worker: Worker) -> None:
-        happened.append(f"start {worker.id}")
+        happened.append(f"start {worker.name}")
 
     @app.on_stop
     def stop() -> None:
@@ -36,7 +36,7 @@ async def test_an_apps_hooks_and_middleware_are_those_of_its_workers() -> None:
         happened.append("work")
 
     await work.enqueue()
-    await app.worker(queues=["hooks"], id="one", middleware=[inner], burst=True).run()
+    await app.worker(queues=["hooks"], name="one", middleware=[inner], burst=True).run()
     await app.close()
 
     assert happened == ["start one", "outer", "inner", "work", "stop"]

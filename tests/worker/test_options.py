@@ -37,10 +37,12 @@ def test_a_heartbeat_is_a_third_of_the_lease_and_at_most_five_seconds(app: App) 
     assert app.worker(lease="10m").options.heartbeat_ms == 5000
 
 
-def test_an_id_names_host_and_process_unless_given(app: App) -> None:
+def test_an_id_begins_with_the_name_or_host_and_process_and_is_never_shared(app: App) -> None:
     assert f"-{os.getpid()}-" in app.worker().id
     assert app.worker().id != app.worker().id
-    assert app.worker(id="mine").id == "mine"
+    assert app.worker(name="mine").id.startswith("mine-")
+    assert app.worker(name="mine").id != app.worker(name="mine").id
+    assert len(app.worker(name="m" * 200).id) <= 200
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_a_bad_option_is_refused_with_its_name(app: App, options: dict[str, Any]
         app.worker(**options)
 
 
-@pytest.mark.parametrize("options", [{"id": "a b"}, {"queues": ["a/b"]}])
+@pytest.mark.parametrize("options", [{"name": "a b"}, {"queues": ["a/b"]}])
 def test_a_bad_name_is_refused(app: App, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidName):
         app.worker(**options)

@@ -134,7 +134,7 @@ def check_consumer(value: str) -> str:
 
 def check_worker(value: str) -> str:
     """``value`` if it can name a worker."""
-    return _checked("worker id", value, _worker, _WORKER_RULE)
+    return _checked("worker name", value, _worker, _WORKER_RULE)
 
 
 def _checked(what: str, value: object, allowed: _Rule, rule: str) -> str:

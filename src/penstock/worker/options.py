@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from penstock.worker.after import AfterExecution
     from penstock.worker.middleware import Middleware
 
-__all__ = ["WorkerKeywords", "WorkerOptions", "default_worker_id", "read_options"]
+__all__ = ["WorkerKeywords", "WorkerOptions", "read_options"]
 
 Queues = Sequence[str] | Mapping[str, float]
 
 _LONGEST_HEARTBEAT_MS: Final = 5_000
 _SHORTEST_LEASE_MS: Final = 100
+# So that the id has room for the rest.
+_LONGEST_NAME: Final = 190
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options with their units settled. ``queues`` are weights by name."""
 
+    name: str
     id: str
     queues: dict[str, float]
     concurrency: int
@@ -57,7 +60,7 @@ class WorkerKeywords(TypedDict, total=False):
     queues: Queues | None
     concurrency: int
     processes: int
-    id: str | None
+    name: str | None
     lease: Duration
     heartbeat: Duration | None
     grace: Duration
@@ -93,9 +96,11 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
         )
     concurrency = _count("concurrency", given.get("concurrency", 100))
     queues, limit = _weights(app, given.get("queues")), given.get("limit")
-    threads, children, id = given.get("threads"), given.get("child_processes"), given.get("id")
+    threads, children, name = given.get("threads"), given.get("child_processes"), given.get("name")
+    name = _default_name() if name is None else check_worker(name)
     return WorkerOptions(
-        id=default_worker_id() if id is None else check_worker(id),
+        name=name,
+        id=_id_of(name),
         queues=queues,
         concurrency=concurrency,
         processes=_count("processes", given.get("processes", 1)),
@@ -119,10 +124,16 @@ def _probe(given: str | None, token: str | None) -> ProbeAddress | None:
     return None if given is None else read_address(str(given), token=token)
 
 
-def default_worker_id() -> str:
-    """Host, process and chance: two workers never share one, even in one process."""
+def _default_name() -> str:
     host = re.sub(r"[^A-Za-z0-9_.\-]", "-", platform.node())[:100] or "host"
-    return f"{host}-{os.getpid()}-{uuid7()[-6:]}"
+    return f"{host}-{os.getpid()}"
+
+
+def _id_of(name: str) -> str:
+    """Name and chance. No two workers may share an id, not even one and the successor it has after its death:
+    a worker keeps alive, or hands back, every lease that the store has under its id.
+    """
+    return f"{name[:_LONGEST_NAME]}-{uuid7()[-6:]}"
 
 
 def _weights(app: App, queues: Queues | None) -> dict[str, float]:

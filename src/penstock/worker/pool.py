@@ -105,7 +105,7 @@ class Supervisor:
 def _own(worker: Worker, number: int) -> dict[str, Any]:
     """What the workers do not share: their names, and the ports of their probes."""
     address = worker.options.probe
-    own: dict[str, Any] = {"id": f"{worker.options.id}-{number}"}
+    own: dict[str, Any] = {"name": f"{worker.options.name}-{number}"}
     if address is not None:
         host, port, token = address.moved(number - 1)
         own |= {"probe": f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "probe_token": token}

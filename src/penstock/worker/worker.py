@@ -46,7 +46,8 @@ class Worker:
     ``queues`` are names, or weights by name; without them the queues of all tasks. ``concurrency`` jobs run at
     a time, sync handlers in up to ``threads`` threads, those with ``runner="process"`` in up to
     ``child_processes`` processes, those with ``runner="sandbox"`` in as many again. ``processes`` > 1 runs so
-    many workers like this one, and restarts those that die. ``lease`` is how long the jobs of a dead worker
+    many workers like this one, and restarts those that die. Its ``name`` is what its ``id`` begins with; by
+    default host and process. ``lease`` is how long the jobs of a dead worker
     stay with it, ``heartbeat`` how often it says that it lives, and so how soon a cancel reaches a running job.
     ``grace`` is how long a stopping worker lets its jobs finish before it hands them back. ``limit``
     (``"100/s"``), and ``limits`` by queue, say how many jobs it starts in any stretch of that long, each of its
@@ -80,6 +81,10 @@ class Worker:
     @property
     def id(self) -> str:
         return self.options.id
+
+    @property
+    def name(self) -> str:
+        return self.options.name
 
     @property
     def state(self) -> WorkerState:
