@@ -34,6 +34,7 @@ from penstock.storage.values import (
     Claimed,
     Consumer,
     Counts,
+    EntryPage,
     EventPage,
     Extended,
     Finished,
@@ -392,6 +393,10 @@ class Storage(Protocol):
 
     async def read_events(self, queue: str, *, after: int, limit: int = 10_000) -> EventPage:
         """Events with a sequence number above ``after``, in order. About ``limit``: entries are not split."""
+        ...
+
+    async def read_entries(self, queue: str, *, after: int, limit: int = 10_000) -> EntryPage:
+        """The same as they are stored, for readers of columns (``core.eventcolumns``)."""
         ...
 
     async def tail(self, queue: str, *, after: int, timeout_ms: int) -> EventPage:

@@ -53,6 +53,7 @@ from penstock.storage.values import (
     Checked,
     Claimed,
     Consumer,
+    EntryPage,
     EventPage,
     Extended,
     Finished,
@@ -387,10 +388,14 @@ class SqliteStorage(Looking):
 
     # The event log
 
-    async def read_events(self, queue: str, *, after: int, limit: int = 10_000) -> EventPage:
+    async def read_entries(self, queue: str, *, after: int, limit: int = 10_000) -> EntryPage:
         return await self._opened.read(
-            lambda sql: eventlog.read_events(sql, self._namespace, queue, after=after, limit=limit)
+            lambda sql: eventlog.read_entries(sql, self._namespace, queue, after=after, limit=limit)
         )
+
+    async def read_events(self, queue: str, *, after: int, limit: int = 10_000) -> EventPage:
+        page = await self.read_entries(queue, after=after, limit=limit)
+        return page.events(queue, after=after)
 
     async def tail(self, queue: str, *, after: int, timeout_ms: int) -> EventPage:
         session = self._opened

@@ -4,37 +4,34 @@ from __future__ import annotations
 
 import sqlite3
 
-from penstock.core.event import Event, unpack
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step, find_queue
-from penstock.storage.values import Consumer, EventPage, Gap, QueueSettings
+from penstock.storage.values import Consumer, EntryPage, Gap, QueueSettings
 
-__all__ = ["consumers", "hold_events", "read_events", "release_events", "trim"]
+__all__ = ["consumers", "hold_events", "read_entries", "release_events", "trim"]
 
 _sql = statements("events")
 
 
-def read_events(sql: sqlite3.Connection, namespace: str, queue: str, *, after: int, limit: int) -> EventPage:
+def read_entries(sql: sqlite3.Connection, namespace: str, queue: str, *, after: int, limit: int) -> EntryPage:
     """Whole entries until ``limit`` events are read; a gap if the first ones are no longer kept."""
     epoch = str(sql.execute(_sql["epoch"]).fetchone()[0])
     row = find_queue(sql, namespace, queue)
     last = row.events if row else 0
     if row is None or after >= last:
-        return EventPage([], after, last, epoch)
-    events: list[Event] = []
-    first_kept: int | None = None
+        return EntryPage([], after, last, epoch)
+    entries: list[tuple[int, bytes]] = []
+    before: int | None = None
     cursor = sql.execute(_sql["after"], (row.key, after))
     for last_seq, first_seq, entry in cursor:
-        first_kept = first_seq if first_kept is None else first_kept
-        events += unpack(entry, last_seq=last_seq, queue=queue)
-        if len(events) >= limit:
+        before = first_seq - 1 if before is None else before
+        entries.append((last_seq, entry))
+        if last_seq - max(before, after) >= limit:
             break
     cursor.close()
-    if first_kept is None:
-        return EventPage([], last, last, epoch, Gap(after + 1, last))
-    gap = Gap(after + 1, first_kept - 1) if first_kept > after + 1 else None
-    wanted = [event for event in events if event.seq > after]
-    return EventPage(wanted, wanted[-1].seq, last, epoch, gap)
+    if before is None:
+        return EntryPage([], last, last, epoch, Gap(after + 1, last))
+    return EntryPage(entries, entries[-1][0], last, epoch, Gap(after + 1, before) if before > after else None)
 
 
 def trim(step: Step, settings: QueueSettings, *, limit: int) -> int:

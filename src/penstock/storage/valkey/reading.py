@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.core import event as event_log
-from penstock.core.event import Event
 from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound
@@ -23,6 +21,7 @@ from penstock.storage.valkey.options import UnknownOptions
 from penstock.storage.values import (
     Consumer,
     Counts,
+    EntryPage,
     EventPage,
     Finished,
     Gap,
@@ -195,20 +194,22 @@ class Reading:
 
     # The event log
 
-    async def read_events(self, queue: str, *, after: int, limit: int = 10_000) -> EventPage:
-        """As ``Storage.read_events``."""
+    async def read_entries(self, queue: str, *, after: int, limit: int = 10_000) -> EntryPage:
+        """As ``Storage.read_entries``."""
         seen = self._seen_events.get(queue, 0)
         last, epoch, trimmed, *rows = await self._calls.call(queue, "read_events", after, limit)
         if not epoch or last < seen:
             epoch = await self._calls.call(queue, "renew_epoch", 0, seen)
         self._seen_events[queue] = last
-        events: list[Event] = []
-        for last_seq, entry in zip(rows[::2], rows[1::2], strict=True):
-            events += event_log.unpack(entry, last_seq=last_seq, queue=queue)
-        first = next((index for index, event in enumerate(events) if event.seq > after), len(events))
+        entries = list(zip(rows[::2], rows[1::2], strict=True))
         gap = Gap(after + 1, min(trimmed, last)) if after < trimmed else None
-        reached = events[-1].seq if events else max(after, trimmed) if gap else after
-        return EventPage(events[first:], reached, last, epoch.decode(), gap)
+        reached = entries[-1][0] if entries else max(after, trimmed) if gap else after
+        return EntryPage(entries, reached, last, epoch.decode(), gap)
+
+    async def read_events(self, queue: str, *, after: int, limit: int = 10_000) -> EventPage:
+        """As ``Storage.read_events``."""
+        page = await self.read_entries(queue, after=after, limit=limit)
+        return page.events(queue, after=after)
 
     async def tail(self, queue: str, *, after: int, timeout_ms: int) -> EventPage:
         """As ``Storage.tail``."""
