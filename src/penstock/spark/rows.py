@@ -1,0 +1,109 @@
+"""From rows of a table to jobs: Arrow batches in, ``NewJob``s out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.core.job import DEFAULT_OPTIONS, NewJob, Options
+from penstock.errors import InvalidInput, InvalidOption, PayloadTooLarge
+from penstock.options import placed
+from penstock.spark.keys import row_id_maker
+
+__all__ = ["BadRow", "Layout", "Refused", "new_jobs"]
+
+_MAX_PAYLOAD: Final = 1 << 20
+_encode = msgspec.json.Encoder().encode
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """Which columns are what. ``placement`` says from which column an option of a job is taken: ``{"group": "user"}``.
+
+    ``fields`` are those that all the jobs share, as ``penstock.options.placement`` makes them.
+    """
+
+    namespace: str
+    task: str
+    key: tuple[str, ...]
+    payload: tuple[str, ...]
+    placement: dict[str, str] = {}
+    options: Options = DEFAULT_OPTIONS
+    fields: dict[str, Any] = {}
+    max_payload: int = _MAX_PAYLOAD
+
+    def check(self, columns: Sequence[str]) -> None:
+        """Raises ``InvalidOption`` for a column that the table does not have."""
+        for name in (*self.key, *self.payload, *self.placement.values()):
+            if name not in columns:
+                raise InvalidOption(f"the table has no column {name!r}. It has: {', '.join(columns)}.")
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A row that cannot be a job: its key, as far as it can be shown, and why."""
+
+    key: str
+    why: str
+
+
+class BadRow(InvalidInput):
+    """A row that cannot be a job."""
+
+
+def new_jobs(batch: pa.RecordBatch, layout: Layout) -> Iterator[NewJob | Refused]:
+    """A job for every row, in order, or what is wrong with the row."""
+    id_of = row_id_maker(layout.namespace, layout.task)
+    not_json = _not_json(batch, layout.payload)
+    rows = zip(
+        _rows(batch, layout.key),
+        _rows(batch, layout.payload),
+        _rows(batch, tuple(layout.placement.values())),
+        strict=True,
+    )
+    names, options = layout.payload, tuple(layout.placement)
+    for number, (key, values, places) in enumerate(rows):
+        try:
+            if number in not_json:
+                raise BadRow(not_json[number])
+            payload = _encode(dict(zip(names, values, strict=True)))
+            if len(payload) > layout.max_payload:
+                raise PayloadTooLarge(
+                    f"its payload has {len(payload)} bytes; at most {layout.max_payload} are allowed."
+                )
+            fields = placed(layout.fields, _given(options, places)) if options else layout.fields
+            yield NewJob(id=id_of(key), payload=payload, options=layout.options, **fields)
+        except (InvalidInput, TypeError, ValueError, OverflowError) as error:
+            yield Refused(_shown(layout.key, key), str(error))
+
+
+def _rows(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    if not names:
+        return iter([()] * batch.num_rows)
+    return zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+
+
+def _given(options: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """Null leaves an option at its default."""
+    return {name: value for name, value in zip(options, values, strict=True) if value is not None}
+
+
+def _not_json(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[int, str]:
+    """Rows with a number that JSON has no word for; it would arrive as null."""
+    found: dict[int, str] = {}
+    for name in names:
+        column = batch.column(name)
+        if not pa.types.is_floating(column.type):
+            continue
+        finite = pc.fill_null(pc.is_finite(column), True)
+        for number in pc.indices_nonzero(pc.invert(finite)).to_pylist():
+            found[number] = (
+                f"column {name!r} is {column[number].as_py()}, which JSON cannot say. Replace it, by null for example."
+            )
+    return found
+
+
+def _shown(names: Sequence[str], key: Sequence[Any]) -> str:
+    return ", ".join(f"{name}={value!r:.60}" for name, value in zip(names, key, strict=True))

@@ -1,0 +1,54 @@
+"""The format ``penstock`` of Spark: where a read, a write or a stream begins. Registered by ``pyspark_penstock``."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from penstock.spark.options import read_options, write_options
+from penstock.spark.schemas import schema_of
+
+__all__ = ["PenstockSource"]
+
+
+class PenstockSource(DataSource):
+    """Made anew for each read or write, on the driver; what it makes is sent to the executors.
+
+    What a reader or a writer needs is imported when it is asked for: Spark imports this module at every start.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> StructType:
+        options = read_options(self.options)
+        return schema_of(options.kind, options.payload_format)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from penstock.spark.reader import reader_of
+
+        return reader_of(read_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from penstock.spark.stream import EventStream
+
+        return EventStream(read_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from penstock.spark.sink import PenstockWriter
+        from penstock.spark.target import target_of
+
+        return PenstockWriter(target_of(write_options(self.options), schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from penstock.spark.streamsink import StreamWriter
+        from penstock.spark.target import target_of
+
+        return StreamWriter(target_of(write_options(self.options), schema, overwrite=overwrite))

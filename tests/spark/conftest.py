@@ -1,0 +1,27 @@
+"""One Spark session for all tests of this folder, and a store for each test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.spark import session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    made = session("tests", cores=2, memory="1g")
+    yield made
+    made.stop()
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/spark.db"
+    server: str = request.getfixturevalue("valkey_url")
+    return f"{server}?namespace=spark-{uuid.uuid4().hex[:8]}"
