@@ -364,6 +364,15 @@ class Storage(Protocol):
         """Jobs of a state, in the order they will run, come due, or expire from the store."""
         ...
 
+    async def scan_jobs(
+        self, queue: str, *, states: frozenset[State] | None = None, part: int = 0, parts: int = 1,
+        cursor: str = "", limit: int = 1000, light: bool = False,
+    ) -> JobPage:  # fmt: skip
+        """Every job of one of ``parts``, by its identity: no job is missed because it changes its state meanwhile.
+        An id is always of the same part, and may come more than once. About ``limit``; a page may be empty and not be
+        the last. ``light``: without payload and result."""
+        ...
+
     async def counts(self, queue: str) -> Counts: ...
 
     async def search(

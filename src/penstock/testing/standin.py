@@ -25,7 +25,18 @@ _QUIET: Final = frozenset(
     {
         *("claim", "settle", "extend", "sweep", "report", "leases_of", "depart", "wait", "listen", "watch"),
         *("remove", "pause", "drain", "clean", "obliterate", "configure", "settings", "check"),
-        *("get", "list_jobs", "counts", "queues", "workers", "logs", "read_entries", "read_events", "tail"),
+        *(
+            "get",
+            "list_jobs",
+            "scan_jobs",
+            "counts",
+            "queues",
+            "workers",
+            "logs",
+            "read_entries",
+            "read_events",
+            "tail",
+        ),
         *("schedulers", "pause_scheduler", "remove_scheduler", "dedup_of", "clear_dedup"),
         *("hold_events", "release_events", "consumers", "open", "close", "shift_clock"),
     }

@@ -8,7 +8,7 @@ from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
 from penstock.storage.minutes import Minute
 from penstock.storage.search import Found, Query
-from penstock.storage.sqlite import holds, read, search
+from penstock.storage.sqlite import holds, read, scan, search
 from penstock.storage.sqlite.session import Session
 from penstock.storage.values import Counts, JobPage, WorkerRecord
 
@@ -35,6 +35,17 @@ class Looking:
                 sql, self._namespace, queue, state, cursor=cursor, limit=limit, reverse=reverse
             )
         )
+
+    async def scan_jobs(
+        self, queue: str, *, states: frozenset[State] | None = None, part: int = 0, parts: int = 1,
+        cursor: str = "", limit: int = 1000, light: bool = False,
+    ) -> JobPage:  # fmt: skip
+        return await self._opened.read(
+            lambda sql: scan.scan_jobs(
+                sql, self._namespace, queue, states=states, part=part, parts=parts, cursor=cursor, limit=limit,
+                light=light,
+            )
+        )  # fmt: skip
 
     async def counts(self, queue: str) -> Counts:
         return await self._opened.read(lambda sql: read.counts(sql, self._namespace, queue))

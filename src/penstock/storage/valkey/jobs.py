@@ -13,7 +13,16 @@ from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure
 from penstock.storage.valkey.options import decode_options
 
-__all__ = ["STATES", "Static", "decode_failure", "decode_job", "read_static", "signed", "state_of"]
+__all__ = [
+    "STATES",
+    "Static",
+    "decode_failure",
+    "decode_job",
+    "read_static",
+    "signed",
+    "state_of",
+    "without_result",
+]
 
 STATES: Final = {
     "s": State.SCHEDULED,
@@ -129,6 +138,11 @@ def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
         **_read_state(state, result),
         kept_until_ms=_kept_until(state, said.options, common["annex"]),
     )
+
+
+def without_result(job: Job) -> Job:
+    """The same job as a reader sees it who did not ask for its result."""
+    return job if job.result is None else msgspec.structs.replace(job, result=None)
 
 
 def _kept_until(state: bytes, options: Options, annex: Annex | None) -> int:

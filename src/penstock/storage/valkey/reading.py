@@ -16,7 +16,7 @@ from penstock.storage.search import Found, Query
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.codec import decode_news
 from penstock.storage.valkey.connection import ConnectionLost
-from penstock.storage.valkey.jobs import decode_job
+from penstock.storage.valkey.jobs import STATES, decode_job, without_result
 from penstock.storage.valkey.options import UnknownOptions
 from penstock.storage.values import (
     Consumer,
@@ -77,6 +77,20 @@ class Reading:
         return JobPage(
             [job for job in jobs if job], f"{last_score.decode()}:{last.hex()}" if last_score else ""
         )
+
+    async def scan_jobs(
+        self, queue: str, *, states: frozenset[State] | None = None, part: int = 0, parts: int = 1,
+        cursor: str = "", limit: int = 1000, light: bool = False,
+    ) -> JobPage:  # fmt: skip
+        """As ``Storage.scan_jobs``. A cursor is the server's."""
+        if states is not None and not states:
+            return JobPage([])
+        letters = "".join(letter for letter, state in STATES.items() if states and state in states)
+        args = (cursor or "0", limit, part, parts, letters, int(light))
+        further, ids, rows = await self._calls.call(queue, "scan", *args)
+        jobs = await self._decoded(queue, [id.decode() for id in ids], rows)
+        found = [without_result(job) if light else job for job in jobs if job]
+        return JobPage(found, "" if further == b"0" else further.decode())
 
     async def held(self, queue: str, consumer: str, *, cursor: str = "", limit: int = 100) -> JobPage:
         """As ``Storage.held``."""
