@@ -21,7 +21,7 @@ from types import UnionType
 from typing import Any, Final, Optional, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec.structs import asdict, astuple
+from msgspec.structs import FieldInfo, asdict, astuple
 
 from penstock.errors import InvalidInput, InvalidOption, SerializationError
 from penstock.serde import Json, MessagePack, Raw, Serde, decodable
@@ -90,6 +90,11 @@ class Signature:
             _unpacked=_unpacking_struct(name, payload, hints),
             _arrange=_arranger(list(signature.parameters.values()), context),
         )
+
+    @property
+    def fields(self) -> dict[str, FieldInfo]:
+        """What a payload has under each name: its type, and whether it must be there."""
+        return {field.encode_name: field for field in msgspec.structs.fields(self._unpacked)}
 
     def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The payload of a call, as a struct that the serdes of msgspec encode.

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.spark.keys import BadKey, row_id_maker
+from penstock.spark.errors import BadKey
+from penstock.spark.keys import row_id_maker
 
 id_of = row_id_maker("shop", "score")
 
@@ -42,7 +43,7 @@ def test_equal_values_have_equal_ids(one: Any, other: Any) -> None:
 
 def test_values_of_different_kinds_have_different_ids() -> None:
     values = [1, "1", 1.0, True, Decimal(1), b"1", [1], {"a": 1}, date(1970, 1, 2)]
-    values += [datetime(1970, 1, 2), datetime(1970, 1, 2, tzinfo=UTC)]  # noqa: DTZ001
+    values += [datetime(1970, 1, 2), datetime(1970, 1, 2, tzinfo=UTC)]
     assert len({id_of((value,)) for value in values}) == len(values)
 
 

@@ -85,7 +85,10 @@ def test_columns_say_priority_delay_group_and_cost(spark: SparkSession, url: str
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("SELECT CAST(NULL AS long) AS user_id", r"the row with user_id=None cannot be a job: the key is null"),
+        (
+            "SELECT CAST(NULL AS long) AS user_id",
+            r"the row with user_id=None cannot be a job: the key is null",
+        ),
         ("SELECT 7L AS user_id, double('NaN') AS score", r"the row with user_id=7 .* column 'score' is nan"),
     ],
 )
@@ -130,4 +133,6 @@ def test_bad_options_are_refused_before_anything_is_written(
 
 def test_overwrite_is_refused(spark: SparkSession, url: str) -> None:
     with pytest.raises(PySparkException, match="would empty a queue"):
-        users(spark).write.format("penstock").mode("overwrite").options(url=url, queue=QUEUE, keyColumns="name").save()
+        users(spark).write.format("penstock").mode("overwrite").options(
+            url=url, queue=QUEUE, keyColumns="name"
+        ).save()

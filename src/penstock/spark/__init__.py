@@ -8,13 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.spark.report import WriteReport, write_report
     from penstock.spark.local import session
+    from penstock.spark.report import WriteReport, write_report
+    from penstock.spark.tables.entry import Processed, process
+    from penstock.spark.tables.ledger import latest
 
-__all__ = ["WriteReport", "session", "write_report"]
+__all__ = ["Processed", "WriteReport", "latest", "process", "session", "write_report"]
 
 _HOMES = {
+    "Processed": "penstock.spark.tables.entry",
     "WriteReport": "penstock.spark.report",
+    "latest": "penstock.spark.tables.ledger",
+    "process": "penstock.spark.tables.entry",
     "session": "penstock.spark.local",
     "write_report": "penstock.spark.report",
 }

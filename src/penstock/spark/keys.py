@@ -11,18 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.errors import InvalidInput
+from penstock.spark.errors import BadKey
 
-__all__ = ["BadKey", "job_ids", "row_id_maker"]
+__all__ = ["job_ids", "row_id_maker"]
 
 _DIGEST: Final = 16
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class BadKey(InvalidInput):
-    """A key that cannot name a job: it is null, or of a type without a canonical form."""
 
 
 def row_id_maker(namespace: str, task: str) -> Callable[[tuple[Any, ...]], str]:

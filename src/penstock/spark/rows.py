@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from penstock.core.job import DEFAULT_OPTIONS, NewJob, Options
 from penstock.errors import InvalidInput, InvalidOption, PayloadTooLarge
 from penstock.options import placed
+from penstock.spark.errors import BadRow
 from penstock.spark.keys import row_id_maker
 
-__all__ = ["BadRow", "Layout", "Refused", "new_jobs"]
+__all__ = ["Layout", "Refused", "new_jobs"]
 
 _MAX_PAYLOAD: Final = 1 << 20
 _encode = msgspec.json.Encoder().encode
@@ -23,13 +24,15 @@ _encode = msgspec.json.Encoder().encode
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Which columns are what. ``placement`` says from which column an option of a job is taken: ``{"group": "user"}``.
 
-    ``fields`` are those that all the jobs share, as ``penstock.options.placement`` makes them.
+    ``whole``: the payload has the columns as an object under that name. ``fields`` are those that all the jobs share,
+    as ``penstock.options.placement`` makes them.
     """
 
     namespace: str
     task: str
     key: tuple[str, ...]
     payload: tuple[str, ...]
+    whole: str = ""
     placement: dict[str, str] = {}
     options: Options = DEFAULT_OPTIONS
     fields: dict[str, Any] = {}
@@ -43,14 +46,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A row that cannot be a job: its key, as far as it can be shown, and why."""
+    """A row that cannot be a job: its key, as far as it can be shown, and why. Without an ``id``
+    it is the key that is no good."""
 
     key: str
     why: str
-
-
-class BadRow(InvalidInput):
-    """A row that cannot be a job."""
+    id: str = ""
 
 
 def new_jobs(batch: pa.RecordBatch, layout: Layout) -> Iterator[NewJob | Refused]:
@@ -65,18 +66,21 @@ def new_jobs(batch: pa.RecordBatch, layout: Layout) -> Iterator[NewJob | Refused
     )
     names, options = layout.payload, tuple(layout.placement)
     for number, (key, values, places) in enumerate(rows):
+        id = ""
         try:
+            id = id_of(key)
             if number in not_json:
                 raise BadRow(not_json[number])
-            payload = _encode(dict(zip(names, values, strict=True)))
+            row = dict(zip(names, values, strict=True))
+            payload = _encode({layout.whole: row} if layout.whole else row)
             if len(payload) > layout.max_payload:
                 raise PayloadTooLarge(
                     f"its payload has {len(payload)} bytes; at most {layout.max_payload} are allowed."
                 )
             fields = placed(layout.fields, _given(options, places)) if options else layout.fields
-            yield NewJob(id=id_of(key), payload=payload, options=layout.options, **fields)
+            yield NewJob(id=id, payload=payload, options=layout.options, **fields)
         except (InvalidInput, TypeError, ValueError, OverflowError) as error:
-            yield Refused(_shown(layout.key, key), str(error))
+            yield Refused(_shown(layout.key, key), str(error), id)
 
 
 def _rows(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:

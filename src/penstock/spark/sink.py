@@ -16,8 +16,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from penstock.core.job import NewJob
+from penstock.spark.errors import BadRow
 from penstock.spark.report import WriteReport, keep_report
-from penstock.spark.rows import BadRow, Layout, Refused, new_jobs
+from penstock.spark.rows import Layout, Refused, new_jobs
 from penstock.spark.store import Store
 
 __all__ = ["PenstockWriter", "Target", "Written"]

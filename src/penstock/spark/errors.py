@@ -1,0 +1,31 @@
+"""What goes wrong with tables. All are ``PenstockError``s."""
+
+from __future__ import annotations
+
+from penstock.errors import InvalidInput, PenstockError
+
+__all__ = ["BadKey", "BadRow", "NothingClaims", "OutputBusy", "OutputLost", "TooManyFailures"]
+
+
+class BadKey(InvalidInput):
+    """A key that cannot name a job: it is null, or of a type without a canonical form."""
+
+
+class BadRow(InvalidInput):
+    """A row that cannot be a job."""
+
+
+class OutputBusy(PenstockError):
+    """Another run is writing to the output."""
+
+
+class OutputLost(PenstockError):
+    """The run no longer has the right to write to its output: it was away for too long, and another took over."""
+
+
+class TooManyFailures(PenstockError):
+    """More rows have failed than ``max_failures`` allows. What was done is in the output."""
+
+
+class NothingClaims(PenstockError):
+    """No worker has claimed anything for longer than ``patience``."""

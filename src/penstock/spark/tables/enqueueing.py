@@ -1,0 +1,128 @@
+"""Putting the rows of a run in, from the executors: and taking back those that are not to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import LongType, StructField, StructType
+
+from penstock.core.annex import Annex
+from penstock.core.job import Conflict, NewJob, Options
+from penstock.core.lifecycle import OPEN, State
+from penstock.options import placed
+from penstock.spark.store import Store
+from penstock.spark.tables.collect import KEY_HEADER
+
+__all__ = ["Batch", "cancel_rows", "enqueue_rows"]
+
+_HOLD_MS: Final = 30 * 86_400_000
+_CHUNK: Final = 1000
+_COUNT: Final = StructType([StructField("count", LongType())])
+_ARROW: Final = pa.schema([("count", pa.int64())])
+# A row that has changed takes the place of the one that waits, and runs again after the one that runs.
+_CONFLICT: Final = Conflict(mode="redispatch", reset_counts=True)
+
+_Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """How the jobs of a run are made. ``consumer`` holds their ends; ``flow`` is what a budget is set on, if there is
+    one; ``again`` makes another job of a row whose fingerprint was done before."""
+
+    url: str
+    queue: str
+    options: Options
+    run_id: str
+    consumer: str
+    flow: str = ""
+    again: str = ""
+
+
+def enqueue_rows(rows: DataFrame, batch: Batch) -> int:
+    """Put in the jobs of a snapshot's rows; how many were not there yet.
+
+    The fingerprint is the ``write_id``: a row that is known with the same one is a duplicate, whatever has become of
+    its job. So this can be repeated, by Spark and by a run that was killed.
+    """
+    return _sum(
+        rows.select("job_id", "fingerprint", "payload", "placement", "key_json").mapInArrow(
+            _putter(batch), _COUNT
+        )
+    )
+
+
+def cancel_rows(rows: DataFrame, batch: Batch) -> int:
+    """Cancel the jobs of these rows that have not begun; how many there were."""
+    return _sum(rows.select("job_id").mapInArrow(_canceller(batch), _COUNT))
+
+
+def _sum(counts: DataFrame) -> int:
+    return sum(row["count"] for row in counts.collect())
+
+
+def _putter(batch: Batch) -> _Mapper:
+    def put(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        accepted = 0
+        with Store(batch.url) as store:
+            for chunk in _chunks(batches):
+                jobs = [_job(batch, row) for row in chunk.to_pylist()]
+                accepted += store.run(_put(store, batch, jobs))
+        yield pa.RecordBatch.from_pydict({"count": [accepted]}, schema=_ARROW)
+
+    return put
+
+
+async def _put(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
+    answers = await store.storage.enqueue(batch.queue, jobs)
+    known = [answer.id for answer in answers if answer.status in ("duplicate", "completed")]
+    if known:
+        await store.storage.hold(batch.queue, batch.consumer, known, ttl_ms=_HOLD_MS)
+    return len(answers) - len(known)
+
+
+def _job(batch: Batch, row: dict[str, Any]) -> NewJob:
+    annex = Annex(headers={KEY_HEADER: row["key_json"]}, holds={batch.consumer: _HOLD_MS}, flow=batch.flow)
+    fields: dict[str, Any] = {"annex": annex}
+    if row["placement"] is not None:
+        given = msgspec.json.decode(row["placement"])
+        fields = placed(fields, {name: value for name, value in given.items() if value is not None})
+    return NewJob(
+        row["job_id"],
+        row["payload"],
+        batch.options,
+        run_id=batch.run_id,
+        write_id=f"{row['fingerprint']}{batch.again}",
+        conflict=_CONFLICT,
+        **fields,
+    )
+
+
+def _canceller(batch: Batch) -> _Mapper:
+    def cancel(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        cancelled = 0
+        with Store(batch.url) as store:
+            for chunk in _chunks(batches):
+                cancelled += store.run(_cancel_pending(store, batch, chunk.column("job_id").to_pylist()))
+        yield pa.RecordBatch.from_pydict({"count": [cancelled]}, schema=_ARROW)
+
+    return cancel
+
+
+async def _cancel_pending(store: Store, batch: Batch, ids: list[str]) -> int:
+    """What runs is paid for already: it is let finish."""
+    jobs = await store.storage.get(batch.queue, ids)
+    pending = [
+        job.id for job in jobs if job is not None and job.state in OPEN and job.state is not State.ACTIVE
+    ]
+    answers = await store.storage.cancel(batch.queue, pending) if pending else []
+    return sum(answer == "cancelled" for answer in answers)
+
+
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, _CHUNK):
+            yield batch.slice(start, _CHUNK)

@@ -1,0 +1,246 @@
+"""``process``: what a user calls. See ``running`` for how it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from penstock.app import App
+from penstock.core.ids import uuid7
+from penstock.errors import InvalidInput, InvalidOption
+from penstock.spark.options import namespace_of
+from penstock.spark.rows import Layout
+from penstock.spark.store import Store
+from penstock.spark.tables.crew import Crew
+from penstock.spark.tables.enqueueing import Batch
+from penstock.spark.tables.gathering import Gathering
+from penstock.spark.tables.hints import fit, value_type
+from penstock.spark.tables.ledger import Ledger
+from penstock.spark.tables.outputlease import OutputLease, output_name
+from penstock.spark.tables.plan import OnChange, Plan, planned
+from penstock.spark.tables.progress import ProgressStyle, Tally, open_progress
+from penstock.spark.tables.running import Limits, Run
+from penstock.spark.tables.scratch import Scratch
+from penstock.spark.tables.snapshot import snapshot
+from penstock.spark.target import find_task
+from penstock.task import Task
+
+__all__ = ["Processed", "process"]
+
+_ON_CHANGE: Final = ("rerun", "keep", "error")
+
+
+class Processed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has done. ``stopped`` says why it ended before its rows did: ``max_cost``, ``cancelled`` or none."""
+
+    run_id: str
+    output: str
+    plan: Plan
+    completed: int = 0
+    failed: int = 0
+    cost: float = 0.0
+    seconds: float = 0.0
+    stopped: str = ""
+
+
+def process(
+    df: DataFrame,
+    task: Task[..., Any] | str,
+    *,
+    key: str | Sequence[str],
+    output: str | PurePath,
+    payload: Sequence[str] | None = None,
+    priority: str = "",
+    delay: str = "",
+    group: str = "",
+    cost: str = "",
+    on_change: OnChange = "rerun",
+    retry_failed: bool = False,
+    limit: int | None = None,
+    dry_run: bool = False,
+    max_cost: float | None = None,
+    cost_name: str = "usd",
+    max_failures: int | None = None,
+    workers: int = 0,
+    concurrency: int = 100,
+    progress: ProgressStyle = "auto",
+    format: str = "parquet",
+    scratch: str | None = None,
+) -> Processed:
+    """Run ``task`` on every row of ``df``; the results are rows of ``output``.
+
+    A row is named by its ``key`` columns. Its columns that are parameters of the task (or ``payload``) are the
+    arguments; ``priority``, ``delay``, ``group`` and ``cost`` are columns with those options of its job. Rows that
+    are in the output with the same arguments and task version are not run again; ``on_change`` says what happens to
+    those that have changed, ``retry_failed`` to those that failed. ``output`` is a path or a table of the catalog: an
+    append-only ledger, of which ``latest`` gives what holds.
+
+    ``max_cost`` bounds what the jobs of this run may use of ``cost_name`` (``context.use(usd=...)``), up to what is
+    under way when it is reached; ``max_failures`` how many rows may fail. ``limit`` does only so many rows.
+    ``dry_run`` only says what there is to do. Jobs are done by whatever workers there are on the task's queue, and by
+    ``workers`` processes started for it here.
+
+    Raises:
+        InvalidInput: keys that are missing, null or not unique, a table that does not fit the task, an output that
+            holds something else. Nothing was enqueued.
+        OutputBusy: another run is writing to the output.
+        TooManyFailures: see ``max_failures``; what was done is in the output.
+        StorageError: the store does not answer.
+    """
+    chosen = find_task(task) if isinstance(task, str) else task
+    names = (key,) if isinstance(key, str) else tuple(key)
+    placement = {"priority": priority, "delay": delay, "group": group, "cost": cost}
+    if on_change not in _ON_CHANGE:
+        raise InvalidOption(f"on_change={on_change!r} is not known. Give rerun, keep or error.")
+    if limit is not None and limit < 1:
+        raise InvalidOption(f"limit={limit}: give at least 1, or None for all rows.")
+    url = _shared_url(chosen.app)
+    layout = _layout(df.schema, chosen, url=url, key=names, payload=payload, placement=placement)
+    ledger = Ledger(
+        df.sparkSession,
+        output,
+        key=StructType([df.schema[name] for name in names]),
+        value=value_type(chosen.signature.result_type),
+        format=format,
+    )
+    ledger.check()
+    call = _Call(
+        url=url,
+        run_id=uuid7(),
+        task=chosen,
+        layout=layout,
+        limits=Limits(max_cost=max_cost, max_failures=max_failures, cost_name=cost_name),
+        on_change=on_change,
+        retry_failed=retry_failed,
+        limit=limit,
+        progress=progress,
+    )
+    crew = Crew(chosen.app, chosen.queue, workers, concurrency=concurrency)
+    with Scratch(df.sparkSession, ledger, call.run_id, scratch) as place:
+        return call.only_plan(df, ledger, place) if dry_run else call.run(df, ledger, place, crew)
+
+
+class _Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call of ``process`` asks for."""
+
+    url: str
+    run_id: str
+    task: Any
+    layout: Layout
+    limits: Limits
+    on_change: OnChange
+    retry_failed: bool
+    limit: int | None
+    progress: ProgressStyle
+
+    def only_plan(self, df: DataFrame, ledger: Ledger, place: Scratch) -> Processed:
+        with Store(self.url):
+            plan, _ = self._plan(self._taken(df, place), ledger)
+        return Processed(run_id=self.run_id, output=ledger.output, plan=plan)
+
+    def run(self, df: DataFrame, ledger: Ledger, place: Scratch, crew: Crew) -> Processed:
+        began_at = time.monotonic()
+        with Store(self.url) as store, OutputLease(self.url, ledger.output, self.run_id) as lease:
+            place.clear()
+            batch = self._batch(ledger)
+            gathering = Gathering(store, ledger, lease, batch, cost_name=self.limits.cost_name)
+            # What a run that was killed has paid for, and had no time to write down.
+            while gathering.take(is_first=True):
+                pass
+            rows = self._taken(df, place)
+            plan, chosen = self._plan(rows, ledger)
+            gathering.reject(rows)
+            gathering.tally = tally = Tally(plan.todo)
+            progress = open_progress(self.progress, self.task.name)
+            run = Run(store, ledger, lease, batch, limits=self.limits, progress=progress, gathering=gathering)
+            try:
+                if plan.todo:
+                    with crew:
+                        run.run(_written(chosen, f"{place.path}/todo"), plan.todo)
+            finally:
+                progress.close(tally)
+        return Processed(
+            run_id=self.run_id,
+            output=ledger.output,
+            plan=plan,
+            completed=tally.completed,
+            failed=tally.failed,
+            cost=tally.cost,
+            seconds=time.monotonic() - began_at,
+            stopped=run.stopped,
+        )
+
+    def _taken(self, df: DataFrame, place: Scratch) -> DataFrame:
+        return _written(snapshot(df, self.layout), f"{place.path}/input")
+
+    def _plan(self, rows: DataFrame, ledger: Ledger) -> tuple[Plan, DataFrame]:
+        return planned(
+            rows, ledger, on_change=self.on_change, retry_failed=self.retry_failed, limit=self.limit
+        )
+
+    def _batch(self, ledger: Ledger) -> Batch:
+        name = f"output-{output_name(ledger.output)}"
+        return Batch(
+            url=self.url,
+            queue=self.task.queue,
+            options=self.task.defaults,
+            run_id=self.run_id,
+            consumer=name,
+            flow=name if self.limits.max_cost is not None else "",
+            again=f"-{self.run_id}" if self.retry_failed else "",
+        )
+
+
+def _written(rows: DataFrame, path: str) -> DataFrame:
+    """The same rows, from a file: whatever they come from, they stay what they are."""
+    rows.write.mode("overwrite").parquet(path)
+    return rows.sparkSession.read.schema(rows.schema).parquet(path)
+
+
+def _layout(
+    schema: StructType,
+    task: Task[..., Any],
+    *,
+    url: str,
+    key: tuple[str, ...],
+    payload: Sequence[str] | None,
+    placement: Mapping[str, str],
+) -> Layout:
+    if not key:
+        raise InvalidInput("key is empty. Name the columns whose values name a row.")
+    placed = {name: column for name, column in placement.items() if column}
+    for name in (*key, *(payload or ()), *placed.values()):
+        if name not in schema.fieldNames():
+            raise InvalidInput(f"the table has no column {name!r}. It has: {', '.join(schema.fieldNames())}.")
+    fitting = fit(task, schema, payload)
+    return Layout(
+        namespace=namespace_of(url),
+        task=task.name,
+        key=key,
+        payload=fitting.columns,
+        whole=fitting.whole,
+        placement=placed,
+        options=task.defaults,
+        max_payload=task.app.max_payload,
+    )
+
+
+def _shared_url(app: App) -> str:
+    """The URL of the app's store, as executors are to open it. Raises ``InvalidOption`` for one they cannot reach."""
+    if app.url.startswith("memory:"):
+        raise InvalidOption(
+            "the app's store is in the memory of this process, where Spark's workers cannot reach it. Use "
+            "sqlite:///penstock.db, or a Valkey server."
+        )
+    if app.namespace is None:
+        return app.url
+    parts = urlsplit(app.url)
+    query = [(name, value) for name, value in parse_qsl(parts.query) if name != "namespace"]
+    return parts._replace(query=urlencode([*query, ("namespace", app.namespace)])).geturl()

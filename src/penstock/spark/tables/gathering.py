@@ -1,0 +1,113 @@
+"""Taking the ends of a run's jobs from the store into the ledger, while they come."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import DataFrame
+
+from penstock.core.annex import EMPTY_ANNEX
+from penstock.core.job import Job
+from penstock.core.lifecycle import State
+from penstock.core.usage import MILLION
+from penstock.spark.errors import OutputLost
+from penstock.spark.store import Store
+from penstock.spark.tables.collect import rows_of
+from penstock.spark.tables.enqueueing import Batch
+from penstock.spark.tables.ledger import Ledger
+from penstock.spark.tables.outputlease import OutputLease
+from penstock.spark.tables.progress import Tally
+from penstock.storage.values import JobPage
+
+__all__ = ["Gathering"]
+
+_PAGE: Final = 1000
+_MOST: Final = 50_000
+
+
+class Gathering:
+    """Reads what is held for the batch's consumer, writes it down, then lets the store have it back: in that order, so
+    that nothing is lost. What was written and not let go of, because the run was killed in between, is known by its
+    job's id and incarnation."""
+
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        lease: OutputLease,
+        batch: Batch,
+        *,
+        cost_name: str,
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._lease = lease
+        self._batch = batch
+        self._cost_name = cost_name
+        self.tally = Tally(0)
+        self._commit = ledger.last_commit()
+        # Jobs that were cancelled because the run stops have no outcome worth a row.
+        self.is_stopping = False
+
+    def look(self) -> int:
+        """How many ends are waiting to be taken, as far as one page tells."""
+        return len(self._page("").jobs)
+
+    def take(self, *, is_first: bool = False) -> int:
+        """Write down all that is held now; how many there were. ``is_first``: some may have been written before."""
+        jobs: list[Job] = []
+        cursor = ""
+        while len(jobs) < _MOST:
+            page = self._page(cursor)
+            jobs += page.jobs
+            if not (cursor := page.cursor):
+                break
+        if jobs:
+            self._write(jobs, is_first=is_first)
+            for start in range(0, len(jobs), _PAGE):
+                ids = [job.id for job in jobs[start : start + _PAGE]]
+                self._store.run(self._store.storage.release(self._batch.queue, self._batch.consumer, ids))
+            self._count(jobs)
+        return len(jobs)
+
+    def reject(self, rows: DataFrame) -> None:
+        """Write down the rows of a snapshot that cannot be jobs, unless the ledger says so of them already."""
+        self._commit += 1
+        self._ledger.append_rejected(
+            rows.where("refused IS NOT NULL"),
+            task=self._batch.options.task,
+            version=self._batch.options.version,
+            run_id=self._batch.run_id,
+            commit=self._commit,
+        )
+
+    def _page(self, cursor: str) -> JobPage:
+        held = self._store.storage.held(self._batch.queue, self._batch.consumer, cursor=cursor, limit=_PAGE)
+        return self._store.run(held)
+
+    def _write(self, jobs: list[Job], *, is_first: bool) -> None:
+        if self._lease.is_lost:
+            raise OutputLost(
+                f"another run has taken over {self._ledger.output}: this one was away for longer than its lease. What "
+                "it had not written is held in the store, and the other run takes it."
+            )
+        kept = [job for job in jobs if not (self.is_stopping and job.state is State.CANCELLED)]
+        self._commit += 1
+        rows = rows_of(kept, commit=self._commit, cost_name=self._cost_name)
+        if is_first:
+            rows = self._ledger.without_known(rows)
+        if rows.num_rows:
+            self._ledger.append(rows)
+
+    def _count(self, jobs: list[Job]) -> None:
+        tally = self.tally
+        for job in jobs:
+            match job.state:
+                case State.COMPLETED:
+                    tally.completed += 1
+                case State.FAILED:
+                    tally.failed += 1
+                case _:
+                    tally.cancelled += 1
+            used = (job.annex or EMPTY_ANNEX).usage or {}
+            tally.cost += used.get(self._cost_name, 0) / MILLION

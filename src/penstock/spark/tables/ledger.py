@@ -1,0 +1,225 @@
+"""The output of ``process``: an append-only ledger of what became of each row. It is the memory; the store is not.
+
+A row of it is one end of one job. The newest row of a key is what holds (``latest``).
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Final
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.errors import InvalidInput
+
+__all__ = ["COLUMNS", "Ledger", "latest"]
+
+_TEXT, _LONG, _INT, _TIME = StringType(), LongType(), IntegerType(), TimestampType()
+
+COLUMNS: Final = StructType(
+    [
+        StructField("state", _TEXT),
+        StructField("result", _TEXT),
+        StructField("error_type", _TEXT),
+        StructField("error", _TEXT),
+        StructField("runs", _INT),
+        StructField("failures", _INT),
+        StructField("cost", DoubleType()),
+        StructField("usage", MapType(_TEXT, DoubleType())),
+        StructField("run_ms", _LONG),
+        StructField("enqueued_at", _TIME),
+        StructField("finished_at", _TIME),
+        StructField("task", _TEXT),
+        StructField("task_version", _TEXT),
+        StructField("run_id", _TEXT),
+        StructField("job_id", _TEXT),
+        StructField("incarnation", _LONG),
+        StructField("fingerprint", _TEXT),
+        StructField("commit", _LONG),
+    ]
+)
+VALUE: Final = "value"
+_KEY: Final = "key_json"
+_NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA", "TABLE_OR_VIEW_NOT_FOUND")
+
+
+class Ledger:
+    """The ledger at a path, or in a table of the catalog. ``key`` are the columns that name a row, with their types;
+    ``value`` is the type that results have as a column, if the task's hints say so."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        output: str | PurePath,
+        *,
+        key: StructType,
+        value: DataType | None,
+        format: str,
+    ) -> None:
+        self._spark = spark
+        self.output = str(output)
+        self.is_path = isinstance(output, PurePath) or "/" in self.output or "\\" in self.output
+        self._key = key
+        self._value = value
+        self._format = format
+        taken = sorted({*COLUMNS.fieldNames(), VALUE} & set(key.fieldNames()))
+        if taken:
+            raise InvalidInput(
+                f"the key column {taken[0]!r} has the name of a column of the output. Rename it "
+                f"(df.withColumnRenamed({taken[0]!r}, ...))."
+            )
+
+    def read(self) -> DataFrame | None:
+        """All rows; ``None`` if there is no output yet."""
+        try:
+            if not self.is_path:
+                return self._spark.table(self.output)
+            return self._spark.read.format(self._format).option("mergeSchema", "true").load(self.output)
+        except AnalysisException as error:
+            if error.getCondition() is not None and str(error.getCondition()).startswith(_NOT_THERE):
+                return None
+            raise
+
+    def check(self) -> None:
+        """Whether what is there can be gone on with.
+
+        Raises:
+            InvalidInput: the output holds something else, rows by another key, or results of another type.
+        """
+        found = self.read()
+        if found is None:
+            return
+        missing = [field.name for field in COLUMNS if field.name not in found.columns]
+        if missing:
+            raise InvalidInput(
+                f"{self.output} holds something else than results of process: it has no column {missing[0]!r}. Its "
+                f"columns are: {', '.join(found.columns)}. Give another output."
+            )
+        _check_key(self.output, self._key, found)
+        if self._value is not None and VALUE in found.columns:
+            _check_value(self.output, found.schema[VALUE].dataType, self._value)
+
+    def append(self, rows: pa.Table) -> None:
+        """Write rows as one file: it is there as a whole, or not. ``rows`` have ``COLUMNS`` and the key as JSON."""
+        self._append(self._spark.createDataFrame(rows))
+
+    def _append(self, made: DataFrame) -> None:
+        key = F.from_json(F.col(_KEY), self._key.simpleString()).alias("key")
+        columns = [F.col(field.name).cast(field.dataType).alias(field.name) for field in COLUMNS]
+        table = made.select(key, *columns, *self._values()).select(
+            "key.*", *COLUMNS.fieldNames(), *self._value_name()
+        )
+        writer = table.coalesce(1).write.mode("append").format(self._format)
+        if self.is_path:
+            writer.save(self.output)
+        else:
+            writer.saveAsTable(self.output)
+
+    def append_rejected(self, rows: DataFrame, *, task: str, version: str, run_id: str, commit: int) -> None:
+        """Write down rows of a snapshot that cannot be jobs, but for those of which the newest row says the same."""
+        known = self.read()
+        if known is not None:
+            told = latest(known).where("state = 'rejected'").select("job_id", F.col("error").alias("refused"))
+            rows = rows.join(told, ["job_id", "refused"], "left_anti")
+        if rows.isEmpty():
+            return
+        now = F.current_timestamp()
+        said = {
+            "state": F.lit("rejected"),
+            "error_type": F.lit("BadRow"),
+            "error": F.col("refused"),
+            "enqueued_at": now,
+            "finished_at": now,
+            "task": F.lit(task),
+            "task_version": F.lit(version),
+            "run_id": F.lit(run_id),
+            "job_id": F.col("job_id"),
+            "fingerprint": F.lit(""),
+            "commit": F.lit(commit),
+        }
+        columns = [
+            said.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in COLUMNS
+        ]
+        self._append(rows.select(_KEY, *columns))
+
+    def without_known(self, rows: pa.Table) -> pa.Table:
+        """The rows whose job, in that life, is not in the ledger yet."""
+        found = self.read()
+        if found is None or not rows.num_rows:
+            return rows
+        ids = self._spark.createDataFrame(rows.select(["job_id", "incarnation"]))
+        known = found.join(F.broadcast(ids), ["job_id", "incarnation"], "left_semi")
+        pairs = {
+            (row["job_id"], row["incarnation"]) for row in known.select("job_id", "incarnation").collect()
+        }
+        fresh = [
+            pair not in pairs
+            for pair in zip(rows["job_id"].to_pylist(), rows["incarnation"].to_pylist(), strict=True)
+        ]
+        return rows.filter(pa.array(fresh, pa.bool_()))
+
+    def last_commit(self) -> int:
+        """The number of the newest commit; 0 if there is none."""
+        found = self.read()
+        row = None if found is None else found.agg(F.max("commit")).first()
+        return 0 if row is None or row[0] is None else int(row[0])
+
+    def _values(self) -> list[Column]:
+        """The result as a column: parsed as a member of an object, since a bare number is no JSON for Spark."""
+        if self._value is None:
+            return []
+        wrapped = F.concat(F.lit('{"value":'), F.col("result"), F.lit("}"))
+        schema = StructType([StructField(VALUE, self._value)])
+        return [F.from_json(wrapped, schema)[VALUE].alias(VALUE)]
+
+    def _value_name(self) -> list[str]:
+        return [] if self._value is None else [VALUE]
+
+
+def latest(rows: DataFrame) -> DataFrame:
+    """The newest row of each key: what holds."""
+    newest = F.max_by(F.struct("*"), F.struct("commit", "finished_at")).alias("row")
+    return rows.groupBy("job_id").agg(newest).select("row.*")
+
+
+def _check_key(output: str, key: StructType, found: DataFrame) -> None:
+    for field in key:
+        if field.name not in found.columns:
+            raise InvalidInput(
+                f"{output} holds results by another key: it has no column {field.name!r}. Use the key it was made "
+                "with, or give another output."
+            )
+        was = found.schema[field.name].dataType
+        if was != field.dataType:
+            raise InvalidInput(
+                f"{output} has the key {field.name!r} as {was.simpleString()}, and the table as "
+                f"{field.dataType.simpleString()}. Cast the column, or give another output."
+            )
+
+
+def _check_value(output: str, was: DataType, now: DataType, path: str = VALUE) -> None:
+    """New members are welcome; what is there keeps its type."""
+    if isinstance(was, StructType) and isinstance(now, StructType):
+        for field in was:
+            if field.name in now.fieldNames():
+                _check_value(output, field.dataType, now[field.name].dataType, f"{path}.{field.name}")
+        return
+    if was != now:
+        raise InvalidInput(
+            f"{output} has {path} as {was.simpleString()}, and the task's hints now say {now.simpleString()}. Only new "
+            "members can be added: give another output, or the task its former hint."
+        )

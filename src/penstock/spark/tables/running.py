@@ -1,0 +1,212 @@
+"""``process``: every row of a table a job, every result a row of the output.
+
+Killed anywhere and started again, it pays only for what is missing: the ledger knows what was done, the store what is
+under way, and what has ended is held there until the ledger has it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from penstock.core.usage import MILLION
+from penstock.spark.errors import TooManyFailures
+from penstock.spark.store import Store
+from penstock.spark.tables.enqueueing import Batch, cancel_rows, enqueue_rows
+from penstock.spark.tables.gathering import Gathering
+from penstock.spark.tables.ledger import Ledger, latest
+from penstock.spark.tables.outputlease import OutputLease
+from penstock.spark.tables.progress import Progress
+from penstock.storage.values import Budget
+
+__all__ = ["Limits", "Run"]
+
+_COMMIT_S: Final = 2.0
+_POLL_S: Final = 0.1
+_IDLE_S: Final = 30.0
+_NOBODY_S: Final = 5.0
+_ALIVE_MS: Final = 15_000
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """When a run ends before its rows do. ``None``: never."""
+
+    max_cost: float | None = None
+    max_failures: int | None = None
+    cost_name: str = "usd"
+
+
+class Run:
+    """One run over rows that are written down (``todo``), by the holder of the output's lease."""
+
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        lease: OutputLease,
+        batch: Batch,
+        *,
+        limits: Limits,
+        progress: Progress,
+        gathering: Gathering,
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._lease = lease
+        self._batch = batch
+        self._limits = limits
+        self._progress = progress
+        self._tally = gathering.tally
+        self._gathering = gathering
+        self._said_at = time.monotonic()
+        self.stopped = ""
+
+    def run(self, todo: DataFrame, count: int) -> None:
+        """Put the rows in and take their ends, until all of them are in the ledger or the run is to stop.
+
+        Raises:
+            TooManyFailures: more than ``max_failures``.
+        """
+        self._set_budget()
+        try:
+            while count:
+                self._round(todo, count)
+                if self.stopped:
+                    break
+                todo = self._missing(todo)
+                count = todo.count()
+        finally:
+            self._remove_budget()
+        if self.stopped == "max_failures":
+            raise TooManyFailures(
+                f"{self._tally.failed} rows have failed, more than max_failures={self._limits.max_failures}. What was "
+                f"done is in {self._ledger.output}; look at its rows with state = 'failed'."
+            )
+
+    def _round(self, todo: DataFrame, count: int) -> None:
+        """Put rows in and wait for as many ends, or until none has come for long: some may be gone from the store."""
+        putting = _Putting(todo, self._batch)
+        expected = self._tally.ended + count
+        last_at = seen_at = time.monotonic()
+        while self._tally.ended < expected:
+            waiting = self._gathering.look()
+            now = time.monotonic()
+            if not waiting:
+                seen_at = now
+            enough = waiting + self._tally.ended >= expected or now - seen_at > _COMMIT_S
+            if waiting and enough:
+                self._gathering.take()
+                last_at = seen_at = time.monotonic()
+            self._progress.show(self._tally)
+            self._lease.report(
+                {"total": self._tally.total, "ended": self._tally.ended, "failed": self._tally.failed}
+            )
+            putting.check()
+            self._stop_if_due(todo)
+            self._warn_if_idle(now - last_at)
+            if now - last_at > _IDLE_S and putting.is_done:
+                return
+            time.sleep(_POLL_S)
+        putting.join()
+
+    def _stop_if_due(self, todo: DataFrame) -> None:
+        if self.stopped:
+            return
+        if self._lease.is_cancelled:
+            self.stopped = "cancelled"
+        elif self._limits.max_failures is not None and self._tally.failed > self._limits.max_failures:
+            self.stopped = "max_failures"
+        elif self._is_over_budget():
+            self.stopped = "max_cost"
+        if self.stopped:
+            self._gathering.is_stopping = True
+            self._progress.say(f"stopping: {self.stopped}; what is under way is let finish")
+            cancel_rows(self._missing(todo), self._batch)
+
+    def _missing(self, todo: DataFrame) -> DataFrame:
+        """The rows whose result is not in the ledger."""
+        known = self._ledger.read()
+        if known is None:
+            return todo
+        done = (
+            latest(known).where(F.col("run_id") == self._batch.run_id) if self._batch.again else latest(known)
+        )
+        return todo.join(done.select("job_id", "fingerprint"), ["job_id", "fingerprint"], "left_anti")
+
+    def _warn_if_idle(self, idle_s: float) -> None:
+        now = time.monotonic()
+        if idle_s < _NOBODY_S or now - self._said_at < _NOBODY_S:
+            return
+        self._said_at = now + _IDLE_S
+        queue = self._batch.queue
+        workers = self._store.run(self._store.storage.workers(queue))
+        counts = self._store.run(self._store.storage.counts(queue))
+        if counts.paused:
+            self._progress.say(f"queue {queue!r} is paused: queue.resume() lets its workers go on")
+        elif not any(worker.age_ms < _ALIVE_MS for worker in workers):
+            self._progress.say(
+                f"nobody is claiming from queue {queue!r}: {counts.waiting:,} jobs wait. Start a worker on it, or give "
+                "workers=4."
+            )
+
+    # The budget is set on a flow that all jobs of the output belong to, so that the store itself stops further jobs.
+
+    def _set_budget(self) -> None:
+        if self._limits.max_cost is None:
+            return
+        micros = self._spent() + round(self._limits.max_cost * MILLION)
+        budget = Budget(self._limits.cost_name, micros, flow=self._batch.flow)
+        self._store.run(self._store.storage.set_budget(self._batch.queue, budget))
+
+    def _spent(self) -> int:
+        used = self._store.run(self._store.storage.usage(self._batch.queue))
+        name, flow = self._limits.cost_name, self._batch.flow
+        return sum(use.micros for use in used if (use.kind, use.key, use.name) == ("flow", flow, name))
+
+    def _is_over_budget(self) -> bool:
+        if self._limits.max_cost is None:
+            return False
+        budgets = self._store.run(self._store.storage.budgets(self._batch.queue))
+        return any(budget.spent >= budget.micros for budget in budgets if budget.flow == self._batch.flow)
+
+    def _remove_budget(self) -> None:
+        if self._limits.max_cost is not None:
+            removed = self._store.storage.remove_budget(
+                self._batch.queue, self._limits.cost_name, flow=self._batch.flow
+            )
+            self._store.run(removed)
+
+
+class _Putting:
+    """Puts rows in beside everything else."""
+
+    def __init__(self, todo: DataFrame, batch: Batch) -> None:
+        self._todo = todo
+        self._batch = batch
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock-enqueue", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raises what putting in has raised."""
+        if self._error is not None:
+            raise self._error
+
+    def join(self) -> None:
+        self._thread.join()
+        self.check()
+
+    def _run(self) -> None:
+        try:
+            enqueue_rows(self._todo, self._batch)
+        except BaseException as error:
+            self._error = error

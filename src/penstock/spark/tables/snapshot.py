@@ -1,0 +1,88 @@
+"""The input of a run, read once: every row with its job's id, its payload and its fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
+
+from penstock.core.job import NewJob
+from penstock.spark.rows import Layout, Refused, new_jobs
+
+__all__ = ["SNAPSHOT", "fingerprint", "snapshot"]
+
+_TEXT: Final = StringType()
+SNAPSHOT: Final = StructType(
+    [
+        StructField("job_id", _TEXT),
+        StructField("fingerprint", _TEXT),
+        StructField("payload", BinaryType()),
+        StructField("placement", _TEXT),
+        StructField("key_json", _TEXT),
+        StructField("refused", _TEXT),
+        StructField("bad_key", BooleanType()),
+    ]
+)
+_ARROW: Final = pa.schema(
+    [
+        ("job_id", pa.string()),
+        ("fingerprint", pa.string()),
+        ("payload", pa.binary()),
+        ("placement", pa.string()),
+        ("key_json", pa.string()),
+        ("refused", pa.string()),
+        ("bad_key", pa.bool_()),
+    ]
+)
+_encode = msgspec.json.Encoder().encode
+
+
+def fingerprint(payload: bytes, version: str) -> str:
+    """What a row's result is a result of: its payload, and the version of the task."""
+    return blake2b(
+        payload, digest_size=16, person=blake2b(version.encode(), digest_size=16).digest()
+    ).hexdigest()
+
+
+def snapshot(df: DataFrame, layout: Layout) -> DataFrame:
+    """The rows of ``df`` as ``SNAPSHOT``. To be written down before it is used: ``df`` may differ when read again."""
+    needed = dict.fromkeys((*layout.key, *layout.payload, *layout.placement.values()))
+    return df.select(*(f"`{name}`" for name in needed)).mapInArrow(_taker(layout), SNAPSHOT)
+
+
+def _taker(layout: Layout) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            keys = _texts(batch, layout.key)
+            places = _texts(batch, tuple(layout.placement.values()), tuple(layout.placement))
+            rows = zip(new_jobs(batch, layout), keys, places, strict=True)
+            columns = list(zip(*(_row(layout, *row) for row in rows), strict=True))
+            arrays = [
+                pa.array(values, type=field.type) for values, field in zip(columns, _ARROW, strict=True)
+            ]
+            if arrays:
+                yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
+
+    return take
+
+
+def _texts(
+    batch: pa.RecordBatch, columns: tuple[str, ...], names: tuple[str, ...] = ()
+) -> Iterator[str | None]:
+    """The columns of each row as a JSON object, under ``names`` if they are given."""
+    if not columns:
+        return iter([None] * batch.num_rows)
+    values = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+    under = names or columns
+    return (_encode(dict(zip(under, row, strict=True))).decode() for row in values)
+
+
+def _row(layout: Layout, job: NewJob | Refused, key: str | None, placement: str | None) -> tuple[Any, ...]:
+    if isinstance(job, Refused):
+        return job.id or None, "", None, None, key, f"{job.key}: {job.why}", not job.id
+    return job.id, fingerprint(job.payload, layout.options.version), job.payload, placement, key, None, False
