@@ -6,19 +6,23 @@ It prints one line per thing done, at once, so that a test knows what had been a
 from __future__ import annotations
 
 import asyncio
+import os
+import sqlite3
 import sys
 import time
 
 from penstock.core.job import NewJob
 from penstock.core.outcome import Complete
 from penstock.storage import Storage, open_storage
+from penstock.storage.sqlite import checkpoint, connection
 from penstock.storage.values import Settlement, Take
 
 QUEUE = "shared"
 
 
-def say(*words: object) -> None:
-    print(*words, flush=True)
+def say(word: object) -> None:
+    """Write a line, whole even if two threads have something to say."""
+    os.write(sys.stdout.fileno(), f"{word}\n".encode())
 
 
 async def enqueue_forever(storage: Storage, name: str) -> None:
@@ -29,6 +33,34 @@ async def enqueue_forever(storage: Storage, name: str) -> None:
         )
         for (answer,) in answers:
             say(answer.id)
+
+
+async def fill(storage: Storage, name: str, due_frames: str) -> None:
+    """Enqueue 400 times, some pages each, with checkpoints that often; look between, from another connection."""
+    vars(checkpoint).update(_DUE_FRAMES=int(due_frames), _LOOK_COMMITS=4)
+    for number in range(400):
+        await storage.enqueue(QUEUE, [NewJob(f"{name}-{number}", bytes(2000))])
+        await storage.counts(QUEUE)
+        say(f"{name}-{number}")
+
+
+async def checkpoint_forever(storage: Storage, name: str) -> None:
+    """Enqueue until killed, with a checkpoint after every few; say each id, and each checkpoint as it begins."""
+
+    def tell(statement: str) -> None:
+        if "wal_checkpoint" in statement:
+            say("checkpoint")
+
+    def connect(path: str) -> sqlite3.Connection:
+        sql = connection.connect(path)
+        sql.set_trace_callback(tell)
+        return sql
+
+    vars(checkpoint).update(_DUE_FRAMES=60, _LOOK_COMMITS=2, connect=connect)
+    for number in range(1_000_000):
+        await storage.enqueue(QUEUE, [NewJob(f"{name}-{number}-{i}", bytes(3000)) for i in range(10)])
+        for i in range(10):
+            say(f"{name}-{number}-{i}")
 
 
 async def enqueue_once(storage: Storage, id_: str) -> None:
@@ -58,6 +90,10 @@ async def main(what: str, url: str, *arguments: str) -> None:
         match what:
             case "enqueue-forever":
                 await enqueue_forever(storage, *arguments)
+            case "fill":
+                await fill(storage, *arguments)
+            case "checkpoint-forever":
+                await checkpoint_forever(storage, *arguments)
             case "enqueue-once":
                 await enqueue_once(storage, *arguments)
             case "work-off":

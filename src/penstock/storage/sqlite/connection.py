@@ -18,7 +18,9 @@ __all__ = ["MEMORY", "begin", "connect", "file_identity", "prepare"]
 MEMORY: Final = ":memory:"
 _OLDEST_SQLITE: Final = (3, 37, 0)
 _CACHE_KIB: Final = 65_536
-_CHECKPOINT_PAGES: Final = 4_000
+_LOG_BYTES: Final = 64 * 1024 * 1024
+"""What the write-ahead log may keep of the disk when it starts over. As a rule it is never that long."""
+
 _APPLICATION_ID: Final = 0x50454E53
 """``PENS``: what tells our file from somebody else's database."""
 
@@ -26,7 +28,7 @@ _sql = statements("database")
 
 
 def connect(path: str, *, timeout_s: float = 0) -> sqlite3.Connection:
-    """A connection that leaves transactions to us, and waits no longer than that for a lock by itself.
+    """A connection that leaves transactions and checkpoints to us, and waits no longer than that for a lock by itself.
 
     Raises ``StorageReadOnly`` for a file that may not be written, ``StorageVersion`` for one that is no database.
     """
@@ -41,6 +43,7 @@ def connect(path: str, *, timeout_s: float = 0) -> sqlite3.Connection:
         sql.execute("PRAGMA temp_store = MEMORY")
         sql.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         sql.execute("PRAGMA synchronous = FULL")
+        sql.execute("PRAGMA wal_autocheckpoint = 0")  # See checkpoint.py.
     except sqlite3.Error as error:
         raise translate(error, path) from error
     return sql
@@ -112,7 +115,7 @@ def _use_wal(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> None:
         raise StorageError(
             f"{path}: SQLite cannot use its write-ahead log there (journal mode {mode}). Put the file on a local disk."
         )
-    sql.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    sql.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
 
 
 def _migrate(sql: sqlite3.Connection, path: str) -> None:

@@ -10,6 +10,7 @@ import os
 import threading
 from pathlib import Path
 
+from penstock.storage.sqlite.checkpoint import Checkpoints
 from penstock.storage.sqlite.connection import MEMORY, connect, file_identity, prepare
 from penstock.storage.sqlite.wake import Exchange, signal_directory
 from penstock.storage.sqlite.writer import Writer
@@ -31,12 +32,15 @@ class Database:
         sql = connect(path)
         try:
             prepare(sql, path, timeout_s=timeout_s)
+            checkpoints = None if path == MEMORY else Checkpoints(sql, path)
         except BaseException:
             sql.close()
             raise
         folder = None if path == MEMORY else signal_directory(file_identity(path))
         self.exchange = Exchange(folder, alone=path == MEMORY)
-        self.writer = Writer(sql, path, timeout_s=timeout_s, on_commit=self.exchange.publish)
+        self.writer = Writer(
+            sql, path, timeout_s=timeout_s, on_commit=self.exchange.publish, checkpoints=checkpoints
+        )
 
     @property
     def in_memory(self) -> bool:

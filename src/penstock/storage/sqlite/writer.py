@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from penstock.errors import StorageUnavailable
+from penstock.storage.sqlite.checkpoint import Checkpoints
 from penstock.storage.sqlite.connection import MEMORY, begin
 from penstock.storage.sqlite.failures import translate
 from penstock.storage.sqlite.step import Signal, Transaction
@@ -94,12 +95,14 @@ class Writer:
         *,
         timeout_s: float,
         on_commit: Callable[[set[Signal]], None],
+        checkpoints: Checkpoints | None,
     ) -> None:
         self.commits = 0
         self.sql = sql
         self._path = path
         self._timeout_s = timeout_s
         self._on_commit = on_commit
+        self._checkpoints = checkpoints
         self._option_keys: dict[bytes, int] = {}
         self._free = threading.Lock()
         self._lined_up: deque[Calls] = deque()
@@ -136,6 +139,8 @@ class Writer:
         if self._thread is not None:
             self._inbox.put(None)
             self._thread.join()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         self.sql.close()
 
     def _work(self) -> None:
@@ -163,11 +168,13 @@ class Writer:
         delivered is that it is refused first, before anything else can go wrong.
         """
         signals: set[Signal] = set()
+        checkpoints, is_due = self._checkpoints, False
         try:
             if group.transaction is None and not group.apart:
                 begin(self.sql, timeout_s=self._timeout_s)
                 self._run_calls(group)
             signals = self._run_apart(group) if group.apart else self._commit(group.transaction)
+            is_due = checkpoints is not None and checkpoints.is_due()
         except Exception as error:
             group.refuse(translate(error, self._path))
             self._roll_back()
@@ -177,6 +184,8 @@ class Writer:
             raise
         finally:
             deliver()
+            if checkpoints is not None and is_due:
+                checkpoints.run()
             self._release()
         if signals:
             self._on_commit(signals)
