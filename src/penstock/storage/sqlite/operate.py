@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import msgspec
-
 from penstock.core.lifecycle import EventType
 from penstock.storage.sqlite import flows
 from penstock.storage.sqlite.records import (
@@ -20,7 +18,7 @@ from penstock.storage.sqlite.records import (
     Record,
 )
 from penstock.storage.sqlite.step import Step
-from penstock.storage.sqlite.transitions import drop_slot, due_at, enter_waiting, finish
+from penstock.storage.sqlite.transitions import change_ttls, drop_slot, due_at, enter_waiting, finish
 from penstock.storage.sqlite.transitions import remove as remove_record
 from penstock.storage.values import (
     CancelAnswer,
@@ -174,20 +172,8 @@ def _change(step: Step, record: Record, wanted: Change) -> None:
         record.priority = wanted.priority
         if record.part:
             step.ties.reordered(step, record)
-    if wanted.result_ttl_ms is not None or wanted.failure_ttl_ms is not None:
-        _change_ttls(step, record, wanted)
+    change_ttls(step, record, result_ms=wanted.result_ttl_ms, failure_ms=wanted.failure_ttl_ms)
     if wanted.delay_ms:
         due_at(step, record, step.now_ms + wanted.delay_ms)
     elif wanted.delay_ms == 0 and record.state == SCHEDULED:
         enter_waiting(step, record)
-
-
-def _change_ttls(step: Step, record: Record, wanted: Change) -> None:
-    options = record.options
-    if wanted.result_ttl_ms is not None:
-        options = msgspec.structs.replace(options, result_ttl_ms=wanted.result_ttl_ms)
-    if wanted.failure_ttl_ms is not None:
-        options = msgspec.structs.replace(options, failure_ttl_ms=wanted.failure_ttl_ms)
-    record.options_key, record.packed_options = step.intern(options)
-    if record.state in (COMPLETED, FAILED, CANCELLED):
-        record.keep()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, assert_never
 
-import msgspec
-
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import (
     Await,
@@ -38,6 +36,7 @@ from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.steps import go_to, named, suspend
 from penstock.storage.sqlite.transitions import (
     absorb_slot,
+    change_ttls,
     end_lease,
     enter_waiting,
     expire,
@@ -115,8 +114,7 @@ def _apply(step: Step, record: Record, outcome: Outcome) -> None:
         case Complete():
             record.result = outcome.result
             record.settled_as = COMPLETED
-            if outcome.ttl_ms is not None:
-                _keep_for(step, record, result_ttl_ms=outcome.ttl_ms)
+            change_ttls(step, record, result_ms=outcome.ttl_ms)
             finish(step, record, COMPLETED, _COMPLETED, **run, size=len(outcome.result))
         case Fail():
             _fail(step, record, outcome, run)
@@ -157,17 +155,11 @@ def _fail(step: Step, record: Record, outcome: Fail, run: dict[str, Any]) -> Non
     error = {"et": outcome.failure.type, "em": outcome.failure.message}
     if outcome.final or record.failures >= record.options.attempts:
         record.settled_as = FAILED
-        if outcome.ttl_ms is not None:
-            _keep_for(step, record, failure_ttl_ms=outcome.ttl_ms)
+        change_ttls(step, record, failure_ms=outcome.ttl_ms)
         finish(step, record, FAILED, _FAILED, **run, **error)
     elif _may_go_on(step, record, run):
         _run_again(step, record, outcome.retry_in_ms)
         _noted(step, record, _RETRYING, run | error)
-
-
-def _keep_for(step: Step, record: Record, **ttl: int) -> None:
-    changed = msgspec.structs.replace(record.options, **ttl)
-    record.options_key, record.packed_options = step.intern(changed)
 
 
 def _may_go_on(step: Step, record: Record, run: dict[str, Any]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
@@ -23,6 +25,7 @@ from penstock.storage.sqlite.step import Step
 
 __all__ = [
     "absorb_slot",
+    "change_ttls",
     "drop_slot",
     "due_at",
     "end_lease",
@@ -119,6 +122,23 @@ def finish(step: Step, record: Record, state: str, kind: str, **extra: Any) -> N
         if record.binds and state != COMPLETED:
             step.ties.removed(step, record)
         record.state = REMOVED
+
+
+def change_ttls(
+    step: Step, record: Record, *, result_ms: int | None = None, failure_ms: int | None = None
+) -> None:
+    """For how long to keep it once it has ended, or since it has; ``None`` leaves that as it is."""
+    if result_ms is None and failure_ms is None:
+        return
+    options = record.options
+    changed = msgspec.structs.replace(
+        options,
+        result_ttl_ms=options.result_ttl_ms if result_ms is None else result_ms,
+        failure_ttl_ms=options.failure_ttl_ms if failure_ms is None else failure_ms,
+    )
+    record.options_key, record.packed_options = step.intern(changed)
+    if record.state in (COMPLETED, FAILED, CANCELLED):
+        record.keep()
 
 
 def expire(step: Step, record: Record, **extra: Any) -> None:
