@@ -8,9 +8,10 @@ from typing import NamedTuple
 from penstock.core.dedup import Dedup
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
+from penstock.storage.sqlite.queuerow import find_queue
 from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, Record, pack_failure
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step, find_queue
+from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import finish
 
 __all__ = ["Earlier", "clear_dedup", "dedup_of", "ended", "forget", "meet", "note"]

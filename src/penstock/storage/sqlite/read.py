@@ -14,9 +14,9 @@ from penstock.core.limits import Limit
 from penstock.errors import InvalidOption
 from penstock.storage.minutes import Minute
 from penstock.storage.sqlite.metrics import told
+from penstock.storage.sqlite.queuerow import QueueRow, find_queue
 from penstock.storage.sqlite.records import Record, as_job
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import QueueRow, find_queue
 from penstock.storage.values import Counts, Held, JobPage, QueueSettings, WorkerRecord
 
 __all__ = [

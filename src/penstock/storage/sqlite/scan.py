@@ -11,9 +11,9 @@ import msgspec
 
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
+from penstock.storage.sqlite.queuerow import find_queue
 from penstock.storage.sqlite.records import Record, as_job
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import find_queue
 from penstock.storage.values import JobPage
 
 __all__ = ["scan_jobs"]

@@ -9,9 +9,10 @@ import msgspec
 
 from penstock.core.job import NewJob
 from penstock.storage.sqlite.enqueue import enqueue
+from penstock.storage.sqlite.queuerow import clock_ms, find_queue
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step, clock_ms, find_queue
+from penstock.storage.sqlite.step import Step
 from penstock.storage.values import (
     DueScheduler,
     Fired,

@@ -9,10 +9,10 @@ import msgspec
 
 from penstock.core.lifecycle import TERMINAL
 from penstock.storage.search import Found, Query
+from penstock.storage.sqlite.queuerow import find_queue
 from penstock.storage.sqlite.read import ORDERS, after_place, get, place_of
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import find_queue
 
 __all__ = ["errors", "search"]
 

@@ -12,7 +12,8 @@ from penstock.storage.sqlite.connection import connect
 from penstock.storage.sqlite.database import Database
 from penstock.storage.sqlite.deliver import deliver
 from penstock.storage.sqlite.failures import translate
-from penstock.storage.sqlite.step import Step, Transaction
+from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.transaction import Transaction
 from penstock.storage.sqlite.wake import POLL_S, Bell
 from penstock.storage.sqlite.writer import Calls
 

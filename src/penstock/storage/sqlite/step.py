@@ -1,4 +1,4 @@
-"""A verb's call on one queue inside a transaction, and the transaction that holds several of them.
+"""A verb's call on one queue, inside a transaction that may hold several of them.
 
 Verbs read records, change them in memory and note what happened; ``Step.save`` writes all of it with a few
 statements. So a transition is plain Python, and SQL only stores.
@@ -7,10 +7,8 @@ statements. So a transition is plain Python, and SQL only stores.
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from copy import copy
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +19,7 @@ from penstock.core.limits import Limit
 from penstock.storage.sqlite.eventnotes import EventNotes
 from penstock.storage.sqlite.group import Group
 from penstock.storage.sqlite.messages import End, Message
-from penstock.storage.sqlite.metrics import count_events
+from penstock.storage.sqlite.queuerow import QueueRow, clock_ms
 from penstock.storage.sqlite.records import (
     REMOVED,
     SCHEDULED,
@@ -32,76 +30,14 @@ from penstock.storage.sqlite.records import (
     shown_failure,
 )
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.values import Finished, QueueSettings
+from penstock.storage.values import Finished
 
-__all__ = ["QueueRow", "Signal", "Step", "Ties", "Transaction", "clock_ms", "find_queue"]
-
-Signal = tuple[str, str]
-"""What a commit tells those who wait: a kind (``w`` work, ``n`` news, ``e`` events) and ``namespace/queue``."""
+__all__ = ["Step", "Ties"]
 
 _sql = statements("records")
-_queue_sql = statements("queue")
 _news_sql = statements("news")
 _json = msgspec.json.Encoder()
 _pack_news = msgspec.msgpack.Encoder().encode
-_settings = msgspec.json.Decoder(QueueSettings)
-
-
-def clock_ms() -> int:
-    """The store's clock."""
-    return time.time_ns() // 1_000_000
-
-
-class QueueRow(msgspec.Struct):
-    """A queue's own row: its two counters, clock, flags, and how many jobs it has in each state.
-
-    ``uses``: a bit for each feature that costs a look; what is not in use is not looked for.
-    """
-
-    key: int
-    name: str
-    seq: int
-    events: int
-    event_bytes: int
-    now_ms: int
-    shift_ms: int
-    paused: int
-    used: int
-    has_budgets: int
-    settings_json: str
-    uses: int
-    regroup: str
-    scheduled: int
-    waiting: int
-    blocked: int
-    active: int
-    completed: int
-    failed: int
-    cancelled: int
-    held_completed: int
-    held_failed: int
-    minute: bytes | None
-
-    def clock(self) -> int:
-        """The queue's now: never earlier than any it has had."""
-        return max(clock_ms() + self.shift_ms, self.now_ms)
-
-    @property
-    def settings(self) -> QueueSettings:
-        return _settings.decode(self.settings_json)
-
-    def move(self, was: str, state: str, count: int) -> None:
-        """Count jobs over from one state to another; the empty state is none."""
-        if was:
-            setattr(self, was, getattr(self, was) - count)
-        if state:
-            setattr(self, state, getattr(self, state) + count)
-
-
-def find_queue(sql: sqlite3.Connection, namespace: str, name: str) -> QueueRow | None:
-    """The queue's row; ``None`` if nobody has used it yet."""
-    row = sql.execute(_queue_sql["load"], (namespace, name)).fetchone()
-    return None if row is None else QueueRow(*row)
 
 
 class Ties(Protocol):
@@ -148,80 +84,25 @@ class Ties(Protocol):
         ...
 
 
-class Transaction:
-    """What the calls of one group share: each queue's row is read once and written once, its events are one entry."""
-
-    def __init__(self, sql: sqlite3.Connection, option_keys: dict[bytes, int], ties: Ties) -> None:
-        self.sql = sql
-        self.option_keys = option_keys
-        self.ties = ties
-        self.signals: set[Signal] = set()
-        self._rows: dict[tuple[str, str], QueueRow] = {}
-        self._changed: dict[tuple[str, str], EventNotes] = {}
-
-    def step(self, namespace: str, queue: str) -> Step:
-        """Begin a call. It works on a copy of the queue's row, so a call that fails leaves no trace."""
-        row = self._rows.get((namespace, queue))
-        if row is None:
-            row = find_queue(self.sql, namespace, queue) or self._create(namespace, queue)
-            self._rows[namespace, queue] = row
-        return Step(self, namespace, copy(row))
-
-    def _create(self, namespace: str, queue: str) -> QueueRow:
-        self.sql.execute(_queue_sql["create"], (namespace, queue))
-        row = find_queue(self.sql, namespace, queue)
-        assert row is not None
-        return row
-
-    def forget(self) -> None:
-        """A call was rolled back, and with it whatever it may have created first."""
-        self.option_keys.clear()
-        for place in self._rows.keys() - self._changed.keys():
-            del self._rows[place]
-
-    def accept(self, step: Step) -> None:
-        """Take over what a successful call did."""
-        if step.groups:
-            step.ties.settle(step)
-            step.save(())
-        place = (step.namespace, step.queue.name)
-        before = self._rows[place]
-        step.queue.events += step.notes.count
-        if step.queue != before:
-            step.queue.now_ms = step.now_ms
-            self._rows[place] = step.queue
-            self._changed.setdefault(place, EventNotes()).extend(step.notes)
-        address = f"{step.namespace}/{step.queue.name}"
-        self.signals.update((kind, address) for kind in step.wakes)
-        if step.notes.count:
-            self.signals.add(("e", address))
-
-    def flush(self) -> None:
-        """Write the queues' rows and events. To be called once, before the commit."""
-        for place, notes in self._changed.items():
-            row = self._rows[place]
-            if notes.count:
-                entry = notes.pack()
-                first = row.events - notes.count + 1
-                row.event_bytes += len(entry)
-                values = (row.key, row.events, first, row.now_ms, len(entry), entry)
-                self.sql.execute(_queue_sql["append_events"], values)
-                row.minute = count_events(self.sql, row.key, row.minute, notes, now_ms=row.now_ms)
-            key, _, *rest = msgspec.structs.astuple(row)
-            self.sql.execute(_queue_sql["save"], (*rest, key))
-
-
 class Step:
     """One call of one verb on one queue. All of it is written by ``save``, or nothing."""
 
-    def __init__(self, transaction: Transaction, namespace: str, queue: QueueRow) -> None:
-        self.sql = transaction.sql
+    def __init__(
+        self,
+        sql: sqlite3.Connection,
+        namespace: str,
+        queue: QueueRow,
+        *,
+        option_keys: dict[bytes, int],
+        ties: Ties,
+    ) -> None:
+        self.sql = sql
         self.namespace = namespace
         self.queue = queue
         self.now_ms = queue.clock()
         self.notes = EventNotes()
         self.wakes: set[str] = set()
-        self.ties = transaction.ties
+        self.ties = ties
         self.groups: dict[str, Group] = {}
         self.limits: dict[str, Limit] = {}
         self.touched_groups: list[Group] = []
@@ -230,7 +111,7 @@ class Step:
         self.ends: deque[tuple[Dependent, End]] = deque()
         self.works_off = False
         self.giving = ""
-        self._transaction = transaction
+        self._option_keys = option_keys
         self._known: dict[str, Record] = {}
         self._touched: dict[str, Record] = {}
         self._interned: tuple[Options | None, tuple[int, bytes]] = (None, (0, b""))
@@ -318,7 +199,7 @@ class Step:
         if options is self._interned[0]:  # Hashing them takes longer than all the rest of an enqueue.
             return self._interned[1]
         packed = pack_options(options)
-        keys = self._transaction.option_keys
+        keys = self._option_keys
         key = keys.get(packed)
         if key is None:
             key = keys[packed] = int(self.sql.execute(_sql["options_key"], (packed,)).fetchone()[0])

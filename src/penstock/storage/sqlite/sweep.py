@@ -12,6 +12,7 @@ from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.groups import USES_LIMITS
 from penstock.storage.sqlite.holds import lapse
 from penstock.storage.sqlite.memo import MEMO_KEPT_MS
+from penstock.storage.sqlite.queuerow import clock_ms
 from penstock.storage.sqlite.records import (
     BLOCKED,
     CANCELLED,
@@ -24,7 +25,7 @@ from penstock.storage.sqlite.records import (
     pack_failure,
 )
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step, clock_ms
+from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.steps import time_out
 from penstock.storage.sqlite.transitions import absorb_slot, end_lease, expire, finish, return_to_waiting
 from penstock.storage.sqlite.usage import forget_usage

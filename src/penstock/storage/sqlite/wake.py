@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from penstock.storage.sqlite.step import Signal
+from penstock.storage.sqlite.transaction import Signal
 
 __all__ = ["CAN_SIGNAL", "Bell", "Exchange", "signal_directory"]
 

@@ -24,8 +24,8 @@ from penstock.errors import StorageUnavailable
 from penstock.storage.sqlite.checkpoint import Checkpoints
 from penstock.storage.sqlite.connection import MEMORY, begin
 from penstock.storage.sqlite.failures import translate
-from penstock.storage.sqlite.step import Signal, Transaction
 from penstock.storage.sqlite.ties import TIES
+from penstock.storage.sqlite.transaction import Signal, Transaction
 
 __all__ = ["Calls", "Writer"]
 

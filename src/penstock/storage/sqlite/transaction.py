@@ -1,0 +1,84 @@
+"""The transaction that the calls of a group share, one step after the other."""
+
+from __future__ import annotations
+
+import sqlite3
+from copy import copy
+
+import msgspec
+
+from penstock.storage.sqlite.eventnotes import EventNotes
+from penstock.storage.sqlite.metrics import count_events
+from penstock.storage.sqlite.queuerow import QueueRow, find_queue
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import Step, Ties
+
+__all__ = ["Signal", "Transaction"]
+
+Signal = tuple[str, str]
+"""What a commit tells those who wait: a kind (``w`` work, ``n`` news, ``e`` events) and ``namespace/queue``."""
+
+_sql = statements("queue")
+
+
+class Transaction:
+    """What the calls of one group share: each queue's row is read once and written once, its events are one entry."""
+
+    def __init__(self, sql: sqlite3.Connection, option_keys: dict[bytes, int], ties: Ties) -> None:
+        self.sql = sql
+        self.option_keys = option_keys
+        self.ties = ties
+        self.signals: set[Signal] = set()
+        self._rows: dict[tuple[str, str], QueueRow] = {}
+        self._changed: dict[tuple[str, str], EventNotes] = {}
+
+    def step(self, namespace: str, queue: str) -> Step:
+        """Begin a call. It works on a copy of the queue's row, so a call that fails leaves no trace."""
+        row = self._rows.get((namespace, queue))
+        if row is None:
+            row = find_queue(self.sql, namespace, queue) or self._create(namespace, queue)
+            self._rows[namespace, queue] = row
+        return Step(self.sql, namespace, copy(row), option_keys=self.option_keys, ties=self.ties)
+
+    def _create(self, namespace: str, queue: str) -> QueueRow:
+        self.sql.execute(_sql["create"], (namespace, queue))
+        row = find_queue(self.sql, namespace, queue)
+        assert row is not None
+        return row
+
+    def forget(self) -> None:
+        """A call was rolled back, and with it whatever it may have created first."""
+        self.option_keys.clear()
+        for place in self._rows.keys() - self._changed.keys():
+            del self._rows[place]
+
+    def accept(self, step: Step) -> None:
+        """Take over what a successful call did."""
+        if step.groups:
+            step.ties.settle(step)
+            step.save(())
+        place = (step.namespace, step.queue.name)
+        before = self._rows[place]
+        step.queue.events += step.notes.count
+        if step.queue != before:
+            step.queue.now_ms = step.now_ms
+            self._rows[place] = step.queue
+            self._changed.setdefault(place, EventNotes()).extend(step.notes)
+        address = f"{step.namespace}/{step.queue.name}"
+        self.signals.update((kind, address) for kind in step.wakes)
+        if step.notes.count:
+            self.signals.add(("e", address))
+
+    def flush(self) -> None:
+        """Write the queues' rows and events. To be called once, before the commit."""
+        for place, notes in self._changed.items():
+            row = self._rows[place]
+            if notes.count:
+                entry = notes.pack()
+                first = row.events - notes.count + 1
+                row.event_bytes += len(entry)
+                values = (row.key, row.events, first, row.now_ms, len(entry), entry)
+                self.sql.execute(_sql["append_events"], values)
+                row.minute = count_events(self.sql, row.key, row.minute, notes, now_ms=row.now_ms)
+            key, _, *rest = msgspec.structs.astuple(row)
+            self.sql.execute(_sql["save"], (*rest, key))
