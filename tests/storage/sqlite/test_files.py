@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,20 @@ async def test_a_lock_held_for_too_long_is_an_error_and_the_call_can_be_repeated
     holder.execute("ROLLBACK")
     holder.close()
 
+    (answer,) = await storage.enqueue("q", [NewJob("a")])
+    assert answer.status == "queued"
+
+
+async def test_a_file_that_another_process_is_about_to_make_is_waited_for(opened: Opener, path: Path) -> None:
+    maker = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    maker.execute("BEGIN EXCLUSIVE")
+    done = threading.Timer(0.2, maker.execute, ["ROLLBACK"])
+    done.start()
+
+    storage = await opened()
+
+    done.join()
+    maker.close()
     (answer,) = await storage.enqueue("q", [NewJob("a")])
     assert answer.status == "queued"
 

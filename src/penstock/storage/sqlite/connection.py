@@ -18,6 +18,9 @@ __all__ = ["MEMORY", "begin", "connect", "file_identity", "prepare"]
 MEMORY: Final = ":memory:"
 _OLDEST_SQLITE: Final = (3, 37, 0)
 _CACHE_KIB: Final = 65_536
+_OPENING_S: Final = 5
+"""Even reading waits while another process makes the file, or is the last to close it."""
+
 _LOG_BYTES: Final = 64 * 1024 * 1024
 """What the write-ahead log may keep of the disk when it starts over. As a rule it is never that long."""
 
@@ -28,7 +31,7 @@ _sql = statements("database")
 
 
 def connect(path: str, *, timeout_s: float = 0) -> sqlite3.Connection:
-    """A connection that leaves transactions and checkpoints to us, and waits no longer than that for a lock by itself.
+    """A connection that leaves transactions and checkpoints to us; once open, it waits no longer than that for a lock.
 
     Raises ``StorageReadOnly`` for a file that may not be written, ``StorageVersion`` for one that is no database.
     """
@@ -39,11 +42,14 @@ def connect(path: str, *, timeout_s: float = 0) -> sqlite3.Connection:
         )
     _require_writable(path)
     try:
-        sql = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        sql = sqlite3.connect(
+            path, timeout=max(timeout_s, _OPENING_S), isolation_level=None, check_same_thread=False
+        )
         sql.execute("PRAGMA temp_store = MEMORY")
         sql.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         sql.execute("PRAGMA synchronous = FULL")
         sql.execute("PRAGMA wal_autocheckpoint = 0")  # See checkpoint.py.
+        sql.execute(f"PRAGMA busy_timeout = {int(timeout_s * 1000)}")
     except sqlite3.Error as error:
         raise translate(error, path) from error
     return sql
