@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -309,6 +310,81 @@ async def test_retry_all_brings_a_whole_flow_back(bench: Bench) -> None:
     assert (await bench.storage.retry_all(bench.queue)).done == 2
     await ends(bench, "a")
     await ends(bench, "parent")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_retry_all_brings_a_flow_back_though_the_dependents_come_first(
+    bench: Bench, limit: int
+) -> None:
+    await bench.put("d")
+    await bench.put("c", **after(bench, "d"))
+    await bench.put("b", **after(bench, "d"))
+    await bench.put("a", **after(bench, "b", "c"))
+    await ends(bench, "d", fail=True)
+    assert await bench.ids(S.FAILED) == ["a", "b", "c", "d"]
+    await bench.events()
+    done, cursor = 0, ""
+    while not done or cursor:
+        bulk = await bench.storage.retry_all(bench.queue, limit=limit, cursor=cursor)
+        done, cursor = done + bulk.done, bulk.cursor
+    assert done == 4
+    assert await bench.seen() == [
+        Seen(E.RETRIED, "d", "waiting"),
+        Seen(E.RETRIED, "b", "blocked"),
+        Seen(E.RETRIED, "c", "blocked"),
+        Seen(E.RETRIED, "a", "blocked"),
+    ]
+    for id in "dcba":
+        await ends(bench, id)
+
+
+async def test_retry_all_leaves_alone_what_was_cancelled_so_its_dependents_fail_again_once(
+    bench: Bench,
+) -> None:
+    await bench.put("b")
+    await bench.put("a", **after(bench, "b"))
+    await bench.storage.cancel(bench.queue, ["b"])
+    await bench.events()
+    done, cursor, calls = 0, "", 0
+    while calls == 0 or cursor:
+        bulk = await bench.storage.retry_all(bench.queue, limit=1, cursor=cursor)
+        done, cursor, calls = done + bulk.done, bulk.cursor, calls + 1
+        assert calls < 9, "retry_all does not end"
+    assert done == 1
+    assert await bench.seen() == [Seen(E.RETRIED, "a", "waiting"), Seen(E.FAILED, "a", "failed")]
+
+
+async def test_retry_of_a_dependent_before_its_dependency_is_retry_of_both(bench: Bench) -> None:
+    await bench.put("c")
+    await bench.put("b", **after(bench, "c"))
+    await bench.put("a", **after(bench, "b"))
+    await bench.storage.cancel(bench.queue, ["c"])
+    await bench.events()
+    answers = await bench.storage.retry(bench.queue, ["a", "nobody", "b", "c", "c"])
+    assert answers == ["retried", "not_found", "retried", "retried", "not_failed"]
+    assert await bench.seen() == [
+        Seen(E.RETRIED, "c", "waiting"),
+        Seen(E.RETRIED, "b", "blocked"),
+        Seen(E.RETRIED, "a", "blocked"),
+    ]
+
+
+async def test_retry_does_not_go_on_to_what_it_does_not_name(bench: Bench) -> None:
+    await bench.put("c")
+    await bench.put("b", **after(bench, "c"))
+    await bench.put("a", **after(bench, "b"))
+    await bench.storage.cancel(bench.queue, ["c"])
+    assert await bench.storage.retry(bench.queue, ["a", "c"]) == ["retried", "retried"]
+    assert await bench.counts() == {S.FAILED: 2, S.WAITING: 1}
+
+
+async def test_a_long_chain_is_retried_whole(bench: Bench) -> None:
+    ids = [f"{n:04}" for n in range(1200, 0, -1)]
+    await bench.put(ids[0])
+    await bench.put_all([bench.new(id, **after(bench, before)) for before, id in pairwise(ids)])
+    await ends(bench, ids[0], fail=True)
+    assert (await bench.storage.retry_all(bench.queue, limit=10)).done == 1200
+    assert await bench.counts() == {S.BLOCKED: 1199, S.WAITING: 1}
 
 
 async def test_a_rerun_of_a_child_tells_nobody_a_second_time(bench: Bench) -> None:

@@ -55,7 +55,8 @@ class Model(Clockwork):
         return self._then_fill([self._cancel(self.records.get(id)) for id in ids])
 
     def retry(self, ids: Sequence[str]) -> list[RetryAnswer]:
-        return self._then_fill([self._retry(self.records.get(id)) for id in ids])
+        to_come, ahead = set(ids), set[str]()
+        return self._then_fill([self._retry(self.records.get(id), to_come, ahead) for id in ids])
 
     def retry_all(self) -> int:
         return self.retry([r.id for r in self.in_state(S.FAILED)]).count("retried")
@@ -145,11 +146,25 @@ class Model(Clockwork):
             record.cancelling = True
             self._append(E.CANCELLING, record)
 
-    def _retry(self, record: Record | None) -> RetryAnswer:
+    def _retry(self, record: Record | None, to_come: set[str], ahead: set[str]) -> RetryAnswer:
         if record is None:
             return "not_found"
+        if record.id in ahead:
+            ahead.discard(record.id)
+            return "retried"
         if record.state not in (S.FAILED, S.CANCELLED):
             return "not_failed"
+        self._retry_in_order(record, to_come, ahead)
+        ahead.discard(record.id)
+        return "retried"
+
+    def _retry_in_order(self, record: Record, to_come: set[str], ahead: set[str]) -> None:
+        to_come.discard(record.id)
+        for id in self.to_look_at_again(record):
+            one = self.records.get(id)
+            if one is not None and id in to_come and one.state in (S.FAILED, S.CANCELLED):
+                self._retry_in_order(one, to_come, ahead)
+        ahead.add(record.id)
         record.failures = record.stalls = record.finished_at = record.kept_until = record.token = 0
         record.failure = record.result = record.settled_as = None
         record.cancelling = False
@@ -158,7 +173,6 @@ class Model(Clockwork):
         self._enter_waiting(record)
         self._append(E.RETRIED, record)
         self.conclude(record)
-        return "retried"
 
     def _change(self, record: Record, change: Change) -> None:
         if change.payload is not None:

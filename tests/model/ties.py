@@ -89,12 +89,15 @@ class Ties:
             for entry in record.entries.values()
         )
 
-    def look_again(self, record: Record) -> None:
-        again = [
+    def to_look_at_again(self, record: Record) -> list[str]:
+        return [
             id
             for id, entry in record.entries.items()
             if entry.counts and entry.state != "completed" and entry.policy != "ignore"
         ]
+
+    def look_again(self, record: Record) -> None:
+        again = self.to_look_at_again(record)
         for id in again:
             record.entries[id] = Entry(record.entries[id].policy)
         self.look_at(record.id, record.flow, record.entries, again)

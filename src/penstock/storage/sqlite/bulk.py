@@ -14,7 +14,7 @@ import msgspec
 from penstock.core.lifecycle import EventType, State
 from penstock.errors import InvalidOption, StorageError
 from penstock.storage.sqlite import flows
-from penstock.storage.sqlite.operate import retry_record
+from penstock.storage.sqlite.operate import retry_in_order
 from penstock.storage.sqlite.records import CANCELLED, FAILED, Record, Slot
 from penstock.storage.sqlite.schedulers import forget_jobs
 from penstock.storage.sqlite.statements import statements
@@ -92,9 +92,20 @@ def _progress(at: _Cursor, *, done: int, more: bool) -> Bulk:
 def retry_all(step: Step, *, limit: int, cursor: str) -> Bulk:
     """Retry failed jobs; one that fails again meanwhile has a later number, and is passed over."""
     at = _resume(step, cursor, "finished")
-    seen, done = _walk(
-        step, at, FAILED, limit=limit, wanted=lambda record: abs(record.place) <= at.seq, act=retry_record
-    )
+    done = 0
+
+    def wanted(record: Record) -> bool:
+        number = abs(record.place)
+        return (
+            record.state == FAILED and max(number, record.token) <= at.seq and record.finished_at <= at.now_ms
+        )
+
+    def act(step: Step, record: Record) -> None:
+        nonlocal done
+        if wanted(record):
+            done += len(retry_in_order(step, record, wanted))
+
+    seen, _ = _walk(step, at, FAILED, limit=limit, wanted=wanted, act=act)
     return _progress(at, done=done, more=seen == limit)
 
 

@@ -50,6 +50,7 @@ __all__ = [
     "refuse_unknown",
     "refused",
     "removed",
+    "to_look_at_again",
 ]
 
 _FAILED: Final = EventType.FAILED.value
@@ -124,6 +125,12 @@ def look_again(step: Step, record: Record) -> None:
         step.sql.execute(_sql["set_end"], ("pending", None, None, key))
     after = [Dependency(queue, id_, policy) for _, queue, id_, policy in rows]
     _look_at(step, after, Dependent(step.queue.name, record.id, _parent(step, record.id)[0]))
+
+
+def to_look_at_again(step: Step, record: Record) -> list[str]:
+    """Those of this queue that a retry of the job waits for once more, in the order they were given."""
+    rows = step.sql.execute(_sql["unfinished"], (step.queue.key, record.id))
+    return [id_ for _, queue, id_, _ in rows if queue == step.queue.name]
 
 
 def is_parent(record: Record) -> bool:

@@ -29,7 +29,7 @@ from penstock.storage.values import (
     RetryAnswer,
 )
 
-__all__ = ["cancel", "change", "promote", "remove", "retry", "retry_record"]
+__all__ = ["cancel", "change", "promote", "remove", "retry", "retry_in_order"]
 
 _CANCELLED = EventType.CANCELLED.value
 _CANCELLING = EventType.CANCELLING.value
@@ -93,17 +93,50 @@ def _ask_to_stop(step: Step, record: Record) -> None:
 
 def retry(step: Step, ids: Sequence[str]) -> list[RetryAnswer]:
     """Let failed and cancelled jobs run again."""
-    return _each(step, ids, _retry, "not_found", changed=("retried",))
+    to_come = set(ids)
+    ahead: set[str] = set()
+
+    def act(step: Step, record: Record) -> RetryAnswer:
+        if record.id in ahead:
+            ahead.discard(record.id)
+            return "retried"
+        if record.state not in (FAILED, CANCELLED):
+            return "not_failed"
+        to_come.add(record.id)
+        retried = retry_in_order(
+            step, record, lambda one: one.id in to_come and one.state in (FAILED, CANCELLED)
+        )
+        to_come.difference_update(retried)
+        ahead.update(retried)
+        ahead.discard(record.id)
+        return "retried"
+
+    return _each(step, ids, act, "not_found", changed=("retried",))
 
 
-def _retry(step: Step, record: Record) -> RetryAnswer:
-    if record.state not in (FAILED, CANCELLED):
-        return "not_failed"
-    retry_record(step, record)
-    return "retried"
+def retry_in_order(step: Step, record: Record, wanted: Callable[[Record], bool]) -> dict[str, Record]:
+    """Retry the job, and before it those of this queue that it waits for again, as far as they are ``wanted``:
+    retried after it, they would have failed it by then. Returns who was retried.
+    """
+    stack, opened, retried = [record], set[str](), dict[str, Record]()
+    while stack:
+        top = stack[-1]
+        if top.id in opened or not flows.is_parent(top):
+            stack.pop()
+            if top.id not in retried and wanted(top):
+                _retry(step, top)
+                step.touch(top)
+                retried[top.id] = top
+            continue
+        opened.add(top.id)
+        found = step.find(flows.to_look_at_again(step, top)).values()
+        stack += [
+            one for one in reversed(found) if one.id not in opened and one.id not in retried and wanted(one)
+        ]
+    return retried
 
 
-def retry_record(step: Step, record: Record) -> None:
+def _retry(step: Step, record: Record) -> None:
     """Back in line with counts and ttl from zero, in the same incarnation."""
     record.failures = record.stalls = 0
     record.failure = record.result = None

@@ -208,25 +208,43 @@ local function entries_of(key)
   return names, read_many('HMGET', key, names)
 end
 
--- At a retry: dependencies whose end counted, but was no success, are waited for once more.
-function Flows.look_again(job)
-  local key = deps_of(job.id)
+-- Dependencies whose end counted, but was no success: a retry waits for them once more. Names and entries.
+local function unfinished(key)
   local names, entries = entries_of(key)
-  local again, fields, values = {}, {}, {}
+  local some, theirs = {}, {}
   for i = 1, #names do
     local entry = decode(entries[i])
     if counts(entry[2], entry[3]) and entry[3] ~= 'c' and entry[2] ~= 'i' then
-      again[#again + 1], values[#values + 1] = names[i], '\1' .. names[i]
-      fields[#fields + 1] = names[i]
-      fields[#fields + 1] = encode({ entry[1], entry[2], '' })
+      some[#some + 1], theirs[#theirs + 1] = names[i], entry
     end
   end
+  return some, theirs
+end
+
+-- The ids of those of this queue.
+function Flows.to_look_at_again(job)
+  local ids, names = {}, unfinished(deps_of(job.id))
+  for i = 1, #names do
+    local queue, id = string.match(names[i], '^(.-)%z(.*)$')
+    if queue == Outbox.here() then ids[#ids + 1] = id end
+  end
+  return ids
+end
+
+function Flows.look_again(job)
+  local key = deps_of(job.id)
+  local names, entries = unfinished(key)
+  local fields, values = {}, {}
+  for i = 1, #names do
+    values[i] = '\1' .. names[i]
+    fields[2 * i - 1], fields[2 * i] = names[i], encode({ entries[i][1], entries[i][2], '' })
+  end
   call('HDEL', key, FAILED)
-  if again[1] then
+  if names[1] then
     send('HSET', key, fields)
     send('HDEL', key, values)
-    call('HINCRBY', key, PENDING, #again)
-    look_at(job.id, call('HGET', key, FLOW), again)
+    call('HINCRBY', key, PENDING, #names)
+    look_at(job.id, call('HGET', key, FLOW), names)
   end
 end
 

@@ -19,17 +19,50 @@ local function retry(job)
   if is_parent then Flows.conclude(job) end
 end
 
+-- Retries the job, and before it those of this queue that it waits for again, as far as they are wanted: retried after
+-- it, they would have failed it by then. Returns the ids. The stack is a table: a chain may be long.
+local function retry_in_order(job, is_wanted)
+  local stack, opened, retried, ids = { job }, {}, {}, {}
+  while stack[1] do
+    local top = stack[#stack]
+    if opened[top.id] or not Flows.is_parent(top) then
+      stack[#stack] = nil
+      if not retried[top.id] and is_wanted(top) then
+        retry(top)
+        retried[top.id], ids[#ids + 1] = true, top.id
+      end
+    else
+      opened[top.id] = true
+      local dependencies = Flows.to_look_at_again(top)
+      load(dependencies, true)
+      for i = #dependencies, 1, -1 do
+        local one = found(dependencies[i])
+        if one and not opened[one.id] and not retried[one.id] and is_wanted(one) then stack[#stack + 1] = one end
+      end
+    end
+  end
+  return ids
+end
+
 register('retry', function(keys, ids)
   open(keys)
   load(ids, true)
-  local letters = {}
+  local letters, to_come, ahead = {}, {}, {}
+  for i = 1, #ids do to_come[ids[i]] = true end
+  local function is_wanted(job)
+    return to_come[job.id] and (job.state == 'f' or job.state == 'x')
+  end
   for i = 1, #ids do
     local job = found(ids[i])
     if not job then
       letters[i] = '-'
+    elseif ahead[job.id] then
+      letters[i], ahead[job.id] = 'r', nil
     elseif job.state == 'f' or job.state == 'x' then
-      retry(job)
-      letters[i] = 'r'
+      to_come[job.id] = true
+      local retried = retry_in_order(job, is_wanted)
+      for j = 1, #retried do to_come[retried[j]], ahead[retried[j]] = nil, true end
+      letters[i], ahead[job.id] = 'r', nil
     else
       letters[i] = 'n'
     end
@@ -42,13 +75,12 @@ register('retry_all', function(keys, args)
   open(keys)
   local seq, now = bound_of(args[2], args[3])
   local jobs, place = step('failed', args[5], args[6], tonumber(args[1]), true)
+  local function is_wanted(job)
+    return job.state == 'f' and job.number <= seq and job.token <= seq and job.finished <= now
+  end
   local done = 0
   for i = 1, #jobs do
-    local job = jobs[i]
-    if job.token <= seq and job.inc <= seq and job.finished <= now then
-      retry(job)
-      done = done + 1
-    end
+    if is_wanted(jobs[i]) then done = done + #retry_in_order(jobs[i], is_wanted) end
   end
   close()
   return bulk_reply(done, seq, now, place[1] and 'failed' or '', place)
