@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 
@@ -14,6 +15,11 @@ app = App("memory://", backoff="1ms")
 @app.task(queue="cpu", runner="process")
 def square(n: int) -> int:
     return n * n
+
+
+@app.task(queue="cpu", runner="process")
+def repeat(n: int) -> str:
+    return "é" * n
 
 
 @app.task(queue="cpu", runner="process", attempts=1)
@@ -30,6 +36,26 @@ def die_and_leave_another(code: int) -> None:
         os._exit(0)
     current_job().log(str(other))
     os._exit(code)
+
+
+@app.task(queue="cpu", runner="process", attempts=1)
+def die_amid_the_result(*, leave_another: bool) -> str:
+    """Killed while a large result is on its way, with or without another that has our end of the pipe."""
+    if leave_another:
+        other = os.fork()
+        if other == 0:
+            time.sleep(60)
+            os._exit(0)
+        current_job().log(str(other))
+    sending = current_job()._link._lock  # type: ignore[attr-defined]
+
+    def kill() -> None:
+        while not sending.locked():
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
+    return "x" * 64_000_000
 
 
 @app.task(queue="cpu", runner="process")

@@ -8,6 +8,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -218,3 +219,12 @@ def close_streams() -> str:
     sys.stdout.close()
     os.close(2)
     return "closed"
+
+
+@app.task(queue="box", runner="sandbox", timeout="300ms")
+def hang_amid_a_message() -> None:
+    """Deaf to the signal that asks it to stop, and its worker waits for the rest of the message."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(current_job()._link._pipe.fileno(), struct.pack("!i", 1000) + b"half of it")  # type: ignore[attr-defined]
+    while True:
+        time.sleep(60)

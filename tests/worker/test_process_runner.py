@@ -63,6 +63,25 @@ async def test_a_death_is_noticed_though_another_process_holds_the_pipe_open() -
         assert await tasks.square.call(3) == 9
 
 
+@pytest.mark.parametrize("leave_another", [False, True])
+async def test_a_death_amid_a_message_is_noticed(leave_another: bool) -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        job = await tasks.die_amid_the_result.enqueue(leave_another=leave_another)
+        try:
+            with pytest.raises(JobFailed, match="exit code -9"):
+                await job.result(timeout="20s")
+        finally:
+            for other in await job.logs():
+                os.kill(int(other), signal.SIGKILL)
+        assert await tasks.square.call(3) == 9
+
+
+async def test_a_result_of_any_size_arrives_whole() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        for size in (0, 1, 65_536, 500_000):
+            assert await tasks.repeat.call(size) == "é" * size
+
+
 async def test_a_kill_that_comes_late_does_not_hit_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,14 @@ def test_limits_without_a_sandbox_are_refused(options: dict) -> None:
 # Being stopped
 
 
+async def test_a_run_that_hangs_in_the_middle_of_a_message_is_killed() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        job = await tasks.hang_amid_a_message.enqueue()
+        with pytest.raises(JobFailed):
+            await job.result(timeout="30s")
+        assert await tasks.square.call(3, timeout="30s") == 9
+
+
 async def test_a_timeout_ends_the_run_and_the_log_says_where_it_hung() -> None:
     async with tasks.app, working(tasks.app, child_processes=1):
         job = await tasks.hang_with_timeout.enqueue()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +39,10 @@ LOOK_EVERY_S: Final = 0.25
 # How long a process that is done may take to leave.
 _LEAVING_S: Final = 1.0
 _REAPING_S: Final = 5.0
+# How a connection of multiprocessing announces a message: -1 in the first stands for the second.
+_SIZE: Final = struct.Struct("!i")
+_LARGE_SIZE: Final = struct.Struct("!Q")
+_CHUNK: Final = 1 << 20
 
 
 class ChildProcess:
@@ -70,12 +77,38 @@ class ChildProcess:
         self.pipe.send_bytes(encode(request))
 
     def receive(self) -> Message:
-        """Its next message; ``EOFError`` when it is gone and has said no more."""
-        while not self.pipe.poll(LOOK_EVERY_S):
-            if not self.may_speak:
-                raise EOFError
-        message: Message = decode_message(self.pipe.recv_bytes())
+        """Its next message; ``EOFError`` when it is gone and has said no more, be it in the middle of a message."""
+        message: Message = decode_message(self._frame())
         return message
+
+    def _frame(self) -> bytes | bytearray:
+        """What ``pipe.recv_bytes`` gives, which has no end if who began the message died, and the pipe is held open."""
+        if sys.platform == "win32":  # pipes of messages: there is no half of one
+            self._await_pipe()
+            return self.pipe.recv_bytes()
+        [size] = _SIZE.unpack(self._read(_SIZE.size))
+        if size < 0:
+            [size] = _LARGE_SIZE.unpack(self._read(_LARGE_SIZE.size))
+        return self._read(size)
+
+    def _read(self, size: int) -> bytearray:
+        data = bytearray()
+        while len(data) < size:
+            self._await_pipe()
+            chunk = os.read(self.pipe.fileno(), min(size - len(data), _CHUNK))
+            if not chunk:
+                raise EOFError
+            data += chunk
+        return data
+
+    def _await_pipe(self) -> None:
+        while not self.pipe.poll(LOOK_EVERY_S):
+            self._look_after()
+
+    def _look_after(self) -> None:
+        """It has been silent for a while: ``EOFError`` if it always will be."""
+        if not self.may_speak:
+            raise EOFError
 
     def kill(self) -> None:
         """End it now; too late is no error."""

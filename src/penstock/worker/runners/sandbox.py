@@ -20,7 +20,7 @@ from penstock.core.duration import describe
 from penstock.errors import CpuLimitExceeded, InvalidOption, SandboxCrashed, SandboxError
 from penstock.worker.context import context_of
 from penstock.worker.run import Call, EncodedResult, Run
-from penstock.worker.runners.messages import Done, Raised, Ready, Request, decode_message
+from penstock.worker.runners.messages import Done, Raised, Ready, Request
 from penstock.worker.runners.output import Output
 from penstock.worker.runners.parent import (
     LOOK_EVERY_S,
@@ -148,8 +148,7 @@ class _Sandbox(ChildProcess):
                         return last
                 elif not self.may_speak:
                     return None
-                if time.monotonic() > min(self._starts_by, self._stops_by):
-                    self.kill()
+                self._kill_if_late()
         except (EOFError, OSError):
             return None
 
@@ -183,7 +182,7 @@ class _Sandbox(ChildProcess):
         return sources
 
     def _hear(self, run: Run, request: Request, began: Callable[[], None]) -> Done | Raised | None:
-        message = decode_message(self.pipe.recv_bytes())
+        message = self.receive()
         if isinstance(message, Ready):
             # First: one that died when it was ready has begun nothing.
             self.send(request)
@@ -192,6 +191,15 @@ class _Sandbox(ChildProcess):
             run.started_at = time.monotonic()
             began()
         return hear(message, run)
+
+    def _look_after(self) -> None:
+        # It may have stopped in the middle of a message, which is for no one else to notice.
+        self._kill_if_late()
+        super()._look_after()
+
+    def _kill_if_late(self) -> None:
+        if time.monotonic() > min(self._starts_by, self._stops_by):
+            self.kill()
 
     def _log_some(self, run: Run) -> None:
         try:
