@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from penstock.core.annex import Annex
 from penstock.core.lifecycle import State
+from penstock.core.limits import Limit
+from penstock.core.outcome import Suspend
+from penstock.core.rate import Rate
 from penstock.storage.values import Counts
 from tests.contract.factories import LEASE_MS, MINUTE_MS, STATES, Bench
 
@@ -63,6 +67,28 @@ async def test_jobs_whose_time_has_come_count_as_due_even_if_nobody_has_looked(b
     await bench.claim()
     counts = await bench.storage.counts(bench.queue)
     assert (counts.scheduled, counts.waiting, counts.due) == (1, 1, 0)
+
+
+async def test_the_time_until_time_moves_a_job_is_known(bench: Bench) -> None:
+    async def next_minutes() -> int | None:
+        ms = (await bench.storage.counts(bench.queue)).next_ms
+        return None if ms is None else round(ms / MINUTE_MS)
+
+    await bench.put("waiting")
+    assert await next_minutes() is None
+    await bench.put("later", delay_ms=60 * MINUTE_MS)
+    assert await next_minutes() == 60
+    lease = await bench.claim()
+    await bench.settle(lease, Suspend("signal", 30 * MINUTE_MS))
+    assert await next_minutes() == 30
+    await bench.storage.limit(bench.queue, "g", Limit(rate=Rate(1, 20 * MINUTE_MS)))
+    await bench.put_all([bench.new(id, annex=Annex(group="g")) for id in ("one", "two")])
+    await bench.claim()
+    assert await next_minutes() == 20
+    await bench.storage.pause(bench.queue, group="g")
+    assert await next_minutes() == 30
+    await bench.shift(40 * MINUTE_MS)
+    assert await next_minutes() == 0
 
 
 async def test_queues_that_were_ever_enqueued_to_are_listed_in_order(bench: Bench) -> None:

@@ -274,9 +274,9 @@ async def test_an_app_with_one_open_storage_beats_on_the_workers_loop(tmp_path: 
             await asyncio.sleep(1)
             return "kept"
 
-        async with working(app, lease="300ms", id="me"):
+        async with working(app, lease="300ms") as worker:
             assert await slow.call() == "kept"
-            assert [record.id for record in await storage.workers("default")] == ["me"]
+            assert [record.id for record in await storage.workers("default")] == [worker.id]
             assert [job.stalls for job in (await storage.list_jobs("default", State.COMPLETED)).jobs] == [0]
         await app.close()
     finally:

@@ -59,7 +59,7 @@ class Shift:
             storage,
             self._lanes,
             drained=lambda queue: worker.tally.tell("drained", queue=queue),
-            ended=self._ended,
+            ended=worker.end_burst if self.options.burst else None,
         )
 
     # Wiring
@@ -157,10 +157,6 @@ class Shift:
     def _dried(self, lane: Lane) -> None:
         if self.options.burst or "drained" in self.worker.listeners:
             self._drain.dried(lane)
-
-    def _ended(self, message: str) -> None:
-        if self.options.burst:
-            self.worker.end_burst(message)
 
     def _failed(self, lane: Lane, error: BaseException) -> None:
         if lane.name not in self.failing:

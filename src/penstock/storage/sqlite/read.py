@@ -13,6 +13,7 @@ from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.errors import InvalidOption
 from penstock.storage.minutes import Minute
+from penstock.storage.scopes import KeptBudget
 from penstock.storage.sqlite.metrics import told
 from penstock.storage.sqlite.queuerow import QueueRow, find_queue
 from penstock.storage.sqlite.records import Record, as_job
@@ -114,6 +115,7 @@ def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
     ready = sql.execute(_sql["next_ready_at"], (row.key,)).fetchone()
     due, due_at = sql.execute(_sql["overdue"], (row.key, now_ms)).fetchone() if row.scheduled else (0, None)
     oldest_ms = max(0 if ready is None else now_ms - ready[0], 0 if due_at is None else now_ms - due_at)
+    [next_at] = sql.execute(_sql["next_moved"], (row.key,)).fetchone()
     return Counts(
         row.scheduled,
         row.waiting,
@@ -125,6 +127,7 @@ def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
         bool(row.paused),
         oldest_ms,
         due,
+        None if next_at is None else max(0, next_at - now_ms),
     )
 
 
@@ -140,6 +143,8 @@ def has_work(sql: sqlite3.Connection, namespace: str, queue: str) -> bool:
     """Whether a claim would get something."""
     row = find_queue(sql, namespace, queue)
     if row is None or row.paused or (row.uses & 1 and _is_limited(sql, row)):
+        return False
+    if row.has_budgets and _is_over_budget(sql, row):
         return False
     if row.waiting or not row.scheduled:
         return bool(row.waiting)
@@ -158,6 +163,12 @@ def _is_limited(sql: sqlite3.Connection, row: QueueRow) -> bool:
         return parked
     starts = sql.execute(_sql["queue_starts"], (row.key, now_ms - limit.rate.per_ms)).fetchone()[0]
     return int(starts) >= limit.rate.count
+
+
+def _is_over_budget(sql: sqlite3.Connection, row: QueueRow) -> bool:
+    now_ms = row.clock()
+    kept = [KeptBudget(*values) for values in sql.execute(statements("usage")["budgets"], (row.key,))]
+    return any(not budget.scope and budget.is_over(now_ms) for budget in kept)
 
 
 def queues(sql: sqlite3.Connection, namespace: str) -> list[str]:

@@ -106,9 +106,20 @@ class Reading:
     async def counts(self, queue: str) -> Counts:
         """As ``Storage.counts``."""
         numbers: list[int] = await self._calls.call(queue, "counts")
-        scheduled, waiting, blocked, active, completed, failed, cancelled, paused, oldest_ms, due = numbers
+        scheduled, waiting, blocked, active, completed, failed, cancelled, paused, *times = numbers
+        oldest_ms, due, next_ms = times
         return Counts(
-            scheduled, waiting, blocked, active, completed, failed, cancelled, paused == 1, oldest_ms, due
+            scheduled,
+            waiting,
+            blocked,
+            active,
+            completed,
+            failed,
+            cancelled,
+            paused=paused == 1,
+            oldest_waiting_ms=oldest_ms,
+            due=due,
+            next_ms=None if next_ms < 0 else next_ms,
         )
 
     async def search(

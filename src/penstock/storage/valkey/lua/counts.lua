@@ -1,12 +1,22 @@
 -- counts: how many jobs there are by state.
 -- arguments: none
--- returns:   {scheduled, waiting, blocked, active, completed, failed, cancelled, paused, oldest_waiting_ms, due}
+-- returns:   {scheduled, waiting, blocked, active, completed, failed, cancelled, paused, oldest_waiting_ms, due,
+--   next_ms (-1: none)}
 -- leases_of: the leases a worker holds.
 -- arguments: worker
 -- returns:   {id, token, id, token ...}
 -- workers:   {now, worker, seen_at .. info ...}
 -- metrics:   {now, the present minute, minutes before it (metrics.lua) ...}
 -- now:       the queue's clock
+
+local function next_ms()
+  local first
+  for _, part in ipairs({ 'scheduled', 'parked', 'suspended' }) do
+    local at = tonumber(call('ZRANGE', K[part], 0, 0, 'WITHSCORES')[2])
+    if at and (not first or at < first) then first = at end
+  end
+  return first and max(0, first - Q.now) or -1
+end
 
 register('counts', function(keys)
   open(keys)
@@ -22,7 +32,7 @@ register('counts', function(keys)
   end
   local due = call('ZCOUNT', K.scheduled, '-inf', digits(Q.now))
   if due > 0 then oldest = max(oldest, Q.now - tonumber(call('ZRANGE', K.scheduled, 0, 0, 'WITHSCORES')[2])) end
-  reply[8], reply[9], reply[10] = Q.paused and 1 or 0, oldest, due
+  reply[8], reply[9], reply[10], reply[11] = Q.paused and 1 or 0, oldest, due, next_ms()
   return reply
 end, READS)
 
