@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from penstock.core.duration import Duration, milliseconds
 from penstock.core.limits import EVERY_GROUP, Bucket, Limit
 from penstock.core.names import check_group
 from penstock.core.rate import RateLike, parse_rate
@@ -74,12 +75,24 @@ class QueueLimits:
             if not cursor:
                 return
 
-    async def pause(self, *, group: str | None = None) -> None:
-        """Claims get nothing from now on, everywhere; with ``group``, nothing of it. Jobs that run go on."""
-        await (await self._storage()).pause(self._source.queue, group=_one_group(group))
+    async def pause(self, duration: Duration | None = None, *, group: str | None = None) -> None:
+        """Claims get nothing from now on, everywhere; with ``group``, nothing of it. Jobs that run go on.
+
+        With a ``duration`` that ends by itself, as after a job that raised ``RateLimited``; a longer such time that is
+        running stays. Without one, ``resume`` ends it.
+        """
+        duration_ms = 0
+        if duration is not None:
+            duration_ms = milliseconds(duration, what="duration")
+            if duration_ms < 1:
+                raise InvalidOption(
+                    f"duration={duration!r} is over at once. Leave it out to pause until resume()."
+                )
+        storage = await self._storage()
+        await storage.pause(self._source.queue, group=_one_group(group), duration_ms=duration_ms)
 
     async def resume(self, *, group: str | None = None) -> None:
-        """The end of a pause."""
+        """The end of a pause, and of a time that ``RateLimited`` set."""
         await (await self._storage()).resume(self._source.queue, group=_one_group(group))
 
     async def _storage(self) -> Storage:

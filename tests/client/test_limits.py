@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -125,3 +126,28 @@ async def test_a_loop_of_ones_own_may_raise_what_a_handler_may(app: App) -> None
 def test_a_scope_that_is_unknown_is_refused() -> None:
     with pytest.raises(InvalidOption, match="scope"):
         RateLimited("1s", scope="planet")  # type: ignore[arg-type]
+
+
+async def test_a_queue_and_a_group_are_paused_for_a_time(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.enqueue("job", group="ada")
+    await queue.pause("1h", group="ada")
+    [group] = [group async for group in queue.groups()]
+    assert (group.paused, group.why, group.blocked) == (False, "", 0)
+    assert await queue.claim_one(wait=0) is None
+    [group] = [group async for group in queue.groups()]
+    assert (group.why, group.blocked) == ("asked", 1)
+    await queue.resume(group="ada")
+    await queue.pause(timedelta(hours=1))
+    assert await queue.claim_one(wait=0) is None
+    assert not (await queue.counts()).paused
+    await queue.resume()
+    job = await queue.claim_one(wait=0)
+    assert job is not None
+
+
+async def test_a_pause_of_no_time_is_refused(app: App) -> None:
+    queue = app.queue("mail")
+    for duration in (0, "0s", -1, "soon"):
+        with pytest.raises(InvalidOption):
+            await queue.pause(duration)

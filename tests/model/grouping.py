@@ -70,9 +70,20 @@ class Grouping:
 
     def pause_group(self, key: str, paused: bool) -> None:
         group = self._group(key)
-        if group.paused != paused:
+        was_parked = not paused and group.parked_until > self.now
+        if was_parked:
+            group.parked_until = 0
+        if group.paused != paused or was_parked:
             group.paused = paused
             self._append(E.PAUSED if paused else E.RESUMED)
+            self._touch(key)
+        self._settle_groups()
+
+    def pause_for(self, key: str, duration_ms: int) -> None:
+        group = self._group(key)
+        if group.parked_until < self.now + duration_ms:
+            group.parked_until = self.now + duration_ms
+            self._append(E.PAUSED)
             self._touch(key)
         self._settle_groups()
 

@@ -410,6 +410,11 @@ class Machine(RuleBasedStateMachine):
         verb = self.storage.pause if paused else self.storage.resume
         self.same(verb(self.queue, group=key), lambda: self.model.pause_group(key, paused))
 
+    @rule(key=st.sampled_from(("", *GROUPS)), duration_ms=st.sampled_from([UNIT, 2 * UNIT, 4 * UNIT]))
+    def pause_for_a_time(self, key: str, duration_ms: int) -> None:
+        call = self.storage.pause(self.queue, group=key, duration_ms=duration_ms)
+        self.same(call, lambda: self.model.pause_for(key, duration_ms))
+
     def obliterate(self, force: bool) -> None:
         self.repeatable = None
         self.same(

@@ -87,8 +87,10 @@ class Model(Clockwork):
             self._append(E.PAUSED)
 
     def resume(self) -> None:
-        if self.paused:
+        queue = self._group("")
+        if self.paused or queue.parked_until > self.now:
             self.paused = False
+            queue.parked_until = min(queue.parked_until, self.now)
             self._append(E.RESUMED)
 
     def drain(self, *, scheduled: bool) -> int:

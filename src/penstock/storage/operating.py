@@ -86,11 +86,14 @@ class Operating(Protocol):
 
     # Queues
 
-    async def pause(self, queue: str, *, group: str = "") -> None:
-        """Claims get nothing from now on, everywhere; with ``group``, nothing of that group."""
+    async def pause(self, queue: str, *, group: str = "", duration_ms: int = 0) -> None:
+        """Claims get nothing from now on, everywhere; with ``group``, nothing of that group; with a duration, for that
+        long, as a job that settles as ``Limited`` has it."""
         ...
 
-    async def resume(self, queue: str, *, group: str = "") -> None: ...
+    async def resume(self, queue: str, *, group: str = "") -> None:
+        """The end of a pause, for a time or not."""
+        ...
 
     async def limit(self, queue: str, group: str, limit: Limit | None) -> None:
         """Set the limit of the queue itself (group ``""``), of every group without its own (``"*"``), or of one group;

@@ -17,33 +17,45 @@ _RESUMED = EventType.RESUMED.value
 _CONFIGURED = EventType.CONFIGURED.value
 
 
-def pause(step: Step, group: str = "") -> None:
-    """Claims get nothing from now on, or nothing of this group."""
-    if group:
-        _pause_group(step, group, paused=1)
-    elif not step.queue.paused:
-        step.queue.paused = 1
-        step.notes.add_queue(_PAUSED, step.now_ms)
+def pause(step: Step, group: str, duration_ms: int) -> None:
+    """Claims get nothing from now on, or nothing of this group; with a duration, for that long."""
+    if duration_ms:
+        _pause_for(step, group, duration_ms)
+    elif _set_paused(step, group, paused=1):
+        step.notes.add_queue(_PAUSED, step.now_ms, grp=group)
 
 
-def resume(step: Step, group: str = "") -> None:
+def resume(step: Step, group: str) -> None:
     """Claims get jobs again; those who wait are woken."""
-    if group:
-        _pause_group(step, group, paused=0)
-        return
-    if step.queue.paused:
-        step.queue.paused = 0
-        step.notes.add_queue(_RESUMED, step.now_ms)
-    step.wakes.add("w")
+    was_paused = _set_paused(step, group, paused=0)
+    was_parked = bool(step.queue.uses) and groups.group_of(step, group).parked_until > step.now_ms
+    if was_parked:
+        groups.park(step, group, until_ms=0)
+    if was_paused or was_parked:
+        step.notes.add_queue(_RESUMED, step.now_ms, grp=group)
+    if not group:
+        step.wakes.add("w")
 
 
-def _pause_group(step: Step, key: str, *, paused: int) -> None:
+def _pause_for(step: Step, group: str, duration_ms: int) -> None:
+    until_ms = step.now_ms + duration_ms
+    if groups.group_of(step, group).parked_until < until_ms:
+        groups.park(step, group, until_ms=until_ms)
+        step.notes.add_queue(_PAUSED, step.now_ms, grp=group, data=f'{{"for_ms":{duration_ms}}}')
+
+
+def _set_paused(step: Step, key: str, *, paused: int) -> bool:
+    """Whether that changed the flag."""
+    if not key:
+        was, step.queue.paused = step.queue.paused, paused
+        return was != paused
     group = groups.group_of(step, key)
-    if group.paused != paused:
-        group.paused = paused
-        step.queue.uses |= groups.USES_GROUPS
-        step.notes.add_queue(_PAUSED if paused else _RESUMED, step.now_ms, grp=key)
-        groups.touch(step, group)
+    if group.paused == paused:
+        return False
+    group.paused = paused
+    step.queue.uses |= groups.USES_GROUPS
+    groups.touch(step, group)
+    return True
 
 
 def configure(step: Step, settings: QueueSettings) -> None:

@@ -230,10 +230,16 @@ def leave(step: Step, record: Record) -> None:
     record.grip = 0
 
 
-def park(step: Step, record: Record, *, queue: bool, until_ms: int) -> None:
-    """Nothing is started before that: in the job's group, or in the queue."""
-    key = "" if queue else record.annex.group
+def park(step: Step, key: str, *, until_ms: int) -> None:
+    """Nothing is started before that: in the group, or, if the key is empty, in the queue. A time that has passed (0)
+    lets it go on."""
     group = group_of(step, key)
-    group.parked_until = max(group.parked_until, until_ms)
+    group.parked_until = until_ms
     step.queue.uses |= USES_GROUPS if key else USES_LIMITS
     touch(step, group)
+
+
+def park_of(step: Step, record: Record, *, queue: bool, until_ms: int) -> None:
+    """The same for the group of a job, or its queue. What is parked for longer stays so."""
+    key = "" if queue else record.annex.group
+    park(step, key, until_ms=max(group_of(step, key).parked_until, until_ms))

@@ -92,8 +92,8 @@ class Operating(Verbs):
 
     # Queues
 
-    async def pause(self, queue: str, *, group: str = "") -> None:
-        await self._opened.write(queue, lambda step: govern.pause(step, group))
+    async def pause(self, queue: str, *, group: str = "", duration_ms: int = 0) -> None:
+        await self._opened.write(queue, lambda step: govern.pause(step, group, duration_ms))
 
     async def resume(self, queue: str, *, group: str = "") -> None:
         await self._opened.write(queue, lambda step: govern.resume(step, group))

@@ -181,9 +181,9 @@ class Operating:
         texts = [text.decode() for text in rest]
         return Bulk(done, ":".join([*texts, last.hex()]) if texts[2] else "")
 
-    async def pause(self, queue: str, *, group: str = "") -> None:
+    async def pause(self, queue: str, *, group: str = "", duration_ms: int = 0) -> None:
         """As ``Storage.pause``."""
-        await self._calls.call(queue, "pause", group)
+        await self._calls.call(queue, "pause", group, duration_ms)
 
     async def resume(self, queue: str, *, group: str = "") -> None:
         """As ``Storage.resume``."""

@@ -558,11 +558,17 @@ function Groups.allowance(count)
   return count
 end
 
--- Nothing is started before that: in the job's group, or in the queue.
-function Groups.park(job, is_queue, until_ms)
-  local key = not is_queue and job.binds and Groups.key_of(job) or ''
+-- Nothing is started before that: in the group, or, if the key is empty, in the queue. A time that has passed (0) lets
+-- it go on.
+function Groups.park(key, until_ms)
   local group = Groups.of(key)
-  group.parked = max(group.parked, until_ms)
+  group.parked = until_ms
   Groups.use(key == '' and 1 or 2)
   if key == '' then group.is_changed = true else Groups.touch(group) end
+end
+
+-- The same for the group of a job, or its queue. What is parked for longer stays so.
+function Groups.park_of(job, is_queue, until_ms)
+  local key = not is_queue and job.binds and Groups.key_of(job) or ''
+  Groups.park(key, max(Groups.of(key).parked, until_ms))
 end

@@ -134,7 +134,7 @@ local function suspend(job, outcome)
 end
 
 local function limited(job, outcome)
-  Groups.park(job, sub(outcome, 14, 14) == 'q', Q.now + unpack('>I6', outcome, 8))
+  Groups.park_of(job, sub(outcome, 14, 14) == 'q', Q.now + unpack('>I6', outcome, 8))
   local group, row = put_back(job, 'limited', 0)
   if job.group_key then put(group, row, 'grp', job.group_key) end
   return group, row
