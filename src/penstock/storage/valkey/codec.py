@@ -177,7 +177,7 @@ def _step(step: str | None) -> bytes:
 
 def decode_leases(reply: list[Any]) -> list[Lease]:
     """The leases of a claim's reply (lua/take.lua). Raises UnknownOptions."""
-    _, _, now_ms, token, ids, statics, extras = reply
+    now_ms, token, ids, statics, extras = reply[2:7]
     leases: list[Lease] = []
     append, unpack = leases.append, _unpack_static
     last = b""

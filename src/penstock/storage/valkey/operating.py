@@ -177,7 +177,9 @@ class Operating:
         seq, now, part, score, member = cursor.split(":") if cursor else _FIRST_STEP
         place = (score, bytes.fromhex(member))
         reply = await self._calls.call(queue, verb, limit, seq, now, part, *place, *args)
-        done, *rest, last = reply
+        is_full, done, *rest, last = reply
+        if is_full:
+            self._courier.send_soon(queue)
         texts = [text.decode() for text in rest]
         return Bulk(done, ":".join([*texts, last.hex()]) if texts[2] else "")
 
@@ -192,10 +194,13 @@ class Operating:
     async def obliterate(self, queue: str, *, force: bool = False) -> int:
         """As ``Storage.obliterate``."""
         try:
-            count: int = await self._calls.call(queue, "obliterate", int(force))
+            reply: int | list[int] = await self._calls.call(queue, "obliterate", int(force))
         except Refused as error:
             raise StorageError(f"queue {queue!r} was not obliterated: {error.text}") from None
-        return count
+        if isinstance(reply, int):
+            return reply
+        self._courier.send_soon(queue)
+        return reply[0]
 
     async def configure(self, queue: str, settings: QueueSettings) -> None:
         """As ``Storage.configure``."""

@@ -136,6 +136,8 @@ class Running:
             seen = 0
         else:
             reply = await self._calls.call_once(queue, "claim", args, ticket=ticket)
+        if len(reply) > 7:
+            self._courier.send_soon(queue)
         return await self._claimed(queue, reply, seen=0 if ticket else seen)
 
     async def settle(

@@ -56,6 +56,8 @@ class Scheduling(Running):
         """As ``Storage.fire``."""
         await self._meet(queue)
         reply: list[Any] = await self._calls.call(queue, "fire", name, slot_ms, next_ms, *encode_jobs([job]))
+        if len(reply) > 2:
+            self._courier.send_soon(queue)
         return Fired(True, self._answers(queue, [job], reply)[0]) if reply else Fired(False)
 
 

@@ -1,14 +1,17 @@
 -- claim: promotes what is due, then leases the first jobs in line.
 -- arguments: lane, number, repeated, worker, count, lease_ms
--- returns:   the reply of take()
+-- returns:   the reply of take(), with 1 behind it if the outbox is not empty
 -- events:    promoted, expired, claimed
 
 register('claim', function(keys, args)
   open(keys)
   local memo = remembered(args[1], args[2], args[3])
-  if memo then return reply_of_memo(memo) end
-  local reply = take(args[4], tonumber(args[5]), tonumber(args[6]))
-  remember(args[1], args[2], memo_of(reply))
-  close()
+  local reply = memo and reply_of_memo(memo)
+  if not reply then
+    reply = take(args[4], tonumber(args[5]), tonumber(args[6]))
+    remember(args[1], args[2], memo_of(reply))
+    close()
+  end
+  if Outbox.is_full() then reply[8] = 1 end
   return reply
 end)

@@ -353,5 +353,5 @@ register('fire', function(keys, args)
   end
   Schedulers.move_on(s, tonumber(args[3]), record and record.id or id, exceptions[3], status == 'q')
   close()
-  return { first, exceptions }
+  return { first, exceptions, Outbox.is_full() and 1 or nil }
 end, REFUSED_WHEN_FULL)

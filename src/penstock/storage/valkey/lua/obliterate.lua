@@ -1,6 +1,6 @@
 -- obliterate: deletes all jobs. Counters, log, epoch, pause flag and settings stay.
 -- arguments: force
--- returns:   how many there were
+-- returns:   how many there were; as a list of one if the outbox is not empty
 -- events:    obliterated
 
 local PARTS = {
@@ -77,5 +77,5 @@ register('obliterate', function(keys, args)
   Schedulers.forget_jobs()
   emit_queue('obliterated', 'size', count)
   close()
-  return count
+  return Outbox.told(count)
 end)

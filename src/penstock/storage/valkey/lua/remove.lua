@@ -5,7 +5,7 @@
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first), then with scheduled
 -- clean:     the same for ended jobs.
 -- arguments: limit, then seq, now, part (always given), score, member, then older_than_ms
--- returns:   {done, seq, now, part, score, member}: part is '' at the end
+-- returns:   {1 if the outbox is not empty, done, seq, now, part, score, member}: part is '' at the end
 -- events:    removed
 
 register('remove', function(keys, ids)

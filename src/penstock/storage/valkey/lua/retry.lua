@@ -3,7 +3,7 @@
 -- returns:   a letter per id: r retried, n not failed, - not found; as a list of one if the outbox is not empty
 -- retry_all: the same for failed jobs, a step at a time.
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first)
--- returns:   {done, seq, now, part, score, member}: part is '' at the end
+-- returns:   {1 if the outbox is not empty, done, seq, now, part, score, member}: part is '' at the end
 -- events:    retried
 
 local function retry(job)

@@ -233,7 +233,7 @@ register('settle', function(keys, args)
   local count = tonumber(args[5])
   local memo = remembered(args[1], args[2], args[3])
   local n = (#args - HEAD) / 2
-  if memo then return { sub(memo, 1, n), count > 0 and reply_of_memo(sub(memo, n + 1)) or nil } end
+  if memo then return { sub(memo, 1, n), count > 0 and reply_of_memo(sub(memo, n + 1)) or 0, 1 } end
   local ids, outcomes = {}, {}
   for i = 1, n do
     ids[i], outcomes[i] = args[HEAD + 2 * i - 1], args[HEAD + 2 * i]

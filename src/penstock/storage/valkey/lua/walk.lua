@@ -71,5 +71,5 @@ local function bound_of(seq, now)
 end
 
 local function bulk_reply(done, seq, now, part, place)
-  return { done, digits(seq), digits(now), part, place[1] or '', place[2] or '' }
+  return { Outbox.is_full() and 1 or 0, done, digits(seq), digits(now), part, place[1] or '', place[2] or '' }
 end
