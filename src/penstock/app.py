@@ -102,12 +102,13 @@ class App(AppSchedulers):
         self.stop_hooks: list[Hook] = []
         self.middlewares: list[Middleware] = []
         self.after_hooks: list[AfterExecution] = []
-        self._intake = Intake(max_payload=self.max_payload)
+        self.intake = Intake(max_payload=self.max_payload)
+        """What jobs go through on their way in: for the parts of Penstock, not for its users."""
         self._defaults = self.treatment(Options(), defaults)
         self._fields = placement(defaults)
         self._tasks: dict[str, Task[..., Any]] = {}
         AppSchedulers.__init__(self)
-        self._sessions = Sessions(self._open, intake=self._intake, close_storage=self._storage is None)
+        self._sessions = Sessions(self._open, intake=self.intake, close_storage=self._storage is None)
         self.session: Callable[[], Coroutine[Any, Any, Session]] = self._sessions.get
         """The running loop's ``Session``: for the parts of Penstock, not for its users."""
 
@@ -272,7 +273,7 @@ class App(AppSchedulers):
 
         The first registered is the outermost. See ``penstock.intake``.
         """
-        self._intake.add(layer)
+        self.intake.add(layer)
         return layer
 
     def after_execution(self, hook: AfterExecution) -> AfterExecution:

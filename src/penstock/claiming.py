@@ -56,11 +56,11 @@ class Claiming:
         loop, storage, queue = asyncio.get_running_loop(), session.storage, self.source.queue
         deadline = None if self.wait_ms is None else loop.time() + self.wait_ms / 1000
         if session.sweep_is_due(queue, self.lease_ms):
-            await sweep(storage, queue, limit=_SWEEP_AT_ONCE)
+            await sweep(storage, queue, limit=_SWEEP_AT_ONCE, intake=session.intake)
         claimed = await _take(storage, queue, take)
         if claimed.leases:
             return claimed
-        await sweep(storage, queue, limit=_SWEEP_AT_ONCE)
+        await sweep(storage, queue, limit=_SWEEP_AT_ONCE, intake=session.intake)
         while not (claimed := await _take(storage, queue, take)).leases:
             due_ms = _LONGEST_WAIT_MS if claimed.wait_ms is None else max(claimed.wait_ms, 1)
             wait_ms = min(_LONGEST_WAIT_MS, self.lease_ms, due_ms)
@@ -70,7 +70,7 @@ class Claiming:
                     break
             await storage.wait(queue, timeout_ms=wait_ms)
             if session.sweep_is_due(queue, min(self.lease_ms, _LONGEST_WAIT_MS)):
-                await sweep(storage, queue, limit=_SWEEP_AT_ONCE)
+                await sweep(storage, queue, limit=_SWEEP_AT_ONCE, intake=session.intake)
         return claimed
 
 

@@ -1,31 +1,39 @@
-"""Firing: the slots that a sweep names become jobs. Whoever sweeps may do it; of many the store lets
-one through.
+"""Firing: the slots that a sweep names become jobs. Whoever sweeps may do it; of many the store lets one through.
+
+An app that fires has its enqueue middleware around that. A sweeper on its own has no app, and no middleware.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from penstock.core.annex import EMPTY_ANNEX
+from penstock.core.job import Enqueued
 from penstock.core.schedule import AfterCompletion, Plan, unpack_plan
-from penstock.errors import StorageFull
+from penstock.errors import StorageError, StorageFull
+from penstock.storage.values import DueScheduler, Fired
 
 if TYPE_CHECKING:
     from penstock.core.job import NewJob
+    from penstock.intake import Intake
     from penstock.storage.base import Storage
-    from penstock.storage.values import DueScheduler, Swept
+    from penstock.storage.values import Swept
 
-__all__ = ["CAUGHT_UP_AT_ONCE", "job_of_slot", "sweep"]
+__all__ = ["CAUGHT_UP_AT_ONCE", "Fire", "fire_due", "job_of_slot", "sweep"]
 
 logger = logging.getLogger("penstock.scheduler")
 
 CAUGHT_UP_AT_ONCE: Final = 100
 """Missed slots of one scheduler that a sweep makes up for; the next one goes on."""
+
+Fire: TypeAlias = Callable[[str, DueScheduler], Awaitable[int | None]]
+"""Fires what of a scheduler of this queue is due: ``fire_due`` of some store and app."""
 
 
 def job_of_slot(plan: Plan, name: str, slot_ms: int, *, repeats: bool = False) -> NewJob:
@@ -39,15 +47,24 @@ def _shown(slot_ms: int) -> str:
     return f"{slot}.{slot_ms % 1000:03}Z" if slot_ms % 1000 else f"{slot}Z"
 
 
-async def sweep(storage: Storage, queue: str, *, limit: int = 1000) -> Swept:
-    """Sweep a queue once and fire what is due. The answer is as if the sweep had come after that."""
+async def sweep(
+    storage: Storage,
+    queue: str,
+    *,
+    limit: int = 1000,
+    intake: Intake | None = None,
+    fire: Fire | None = None,
+) -> Swept:
+    """Sweep a queue once and fire what is due, through ``intake``, or by ``fire``. The answer is as if the sweep had
+    come after that.
+    """
     swept = await storage.sweep(queue, limit=limit)
     if not swept.due:
         return swept
     waits = [] if swept.slot_wait_ms is None else [swept.slot_wait_ms]
     more, awaiting = swept.more or len(swept.due) >= limit, swept.awaiting
     for due in swept.due:
-        next_ms = await _fire_one(storage, queue, due)
+        next_ms = await (fire(queue, due) if fire else fire_due(storage, queue, due, intake))
         if next_ms is None:  # It was somebody else, or a job's end says when: look again soon.
             awaiting = True
         else:
@@ -60,29 +77,68 @@ async def sweep(storage: Storage, queue: str, *, limit: int = 1000) -> Swept:
     return replace(swept, more=more, wait_ms=wait_ms, slot_wait_ms=slot_wait_ms, awaiting=awaiting)
 
 
-async def _fire_one(storage: Storage, queue: str, due: DueScheduler) -> int | None:
-    """Fire what of one scheduler is due; the slot that comes next, if it is known."""
+async def fire_due(
+    storage: Storage, queue: str, due: DueScheduler, intake: Intake | None = None
+) -> int | None:
+    """Fire what of one scheduler is due; the slot that comes next, if it is known.
+
+    What the layers of ``intake`` raise leaves the slot due, for the next sweep to try again.
+    """
     try:
         plan = unpack_plan(due.spec)
-        return await _fire(storage, queue, due, plan)
+        return await _fire(storage, queue, due, plan, intake)
     except msgspec.MsgspecError as error:
         logger.warning("queue %s: scheduler %r cannot be read and is left out: %s", queue, due.name, error)
     except StorageFull as error:
         logger.warning("queue %s: the slot of scheduler %r will be late: %s", queue, due.name, error)
+    except StorageError:
+        raise
+    except Exception as error:
+        if intake is None:
+            raise
+        logger.warning("queue %s: enqueue middleware holds up scheduler %r: %r", queue, due.name, error)
     return None
 
 
-async def _fire(storage: Storage, queue: str, due: DueScheduler, plan: Plan) -> int | None:
+async def _fire(
+    storage: Storage, queue: str, due: DueScheduler, plan: Plan, intake: Intake | None
+) -> int | None:
     schedule, slot_ms, now_ms = plan.schedule, due.slot_ms, due.now_ms
     repeats = isinstance(schedule.timing, AfterCompletion)
     for _ in range(1 if schedule.missed == "skip" else CAUGHT_UP_AT_ONCE):
         shown_ms = schedule.newest_due(slot_ms, now_ms) if schedule.missed == "skip" else slot_ms
         next_ms = schedule.next_after(shown_ms)
         job = job_of_slot(plan, due.name, shown_ms, repeats=repeats)
-        answer = await storage.fire(queue, due.name, slot_ms=slot_ms, next_ms=next_ms or 0, job=job)
+
+        async def send(job: NewJob, slot_ms: int = slot_ms, next_ms: int = next_ms or 0) -> Fired:
+            return await storage.fire(queue, due.name, slot_ms=slot_ms, next_ms=next_ms, job=job)
+
+        answer = await (_through(intake, queue, job, send) if intake and intake.layers else send(job))
         if not answer.fired or next_ms is None:
             return None
         if next_ms > now_ms:
             return next_ms
         slot_ms = next_ms
     return slot_ms
+
+
+async def _through(
+    intake: Intake, queue: str, job: NewJob, send: Callable[[NewJob], Awaitable[Fired]]
+) -> Fired:
+    """Whatever the layers make of the job, it stays that of its slot."""
+    assert job.annex is not None
+    own = job.annex
+    fired = Fired(False)
+
+    async def put(jobs: Sequence[NewJob]) -> list[Enqueued]:
+        nonlocal fired
+        [changed] = jobs
+        annex = replace(
+            changed.annex or EMPTY_ANNEX, scheduler=own.scheduler, slot_ms=own.slot_ms, repeats=own.repeats
+        )
+        fired = await send(replace(changed, annex=annex))
+        # Not fired: somebody else was first, and the job of the slot is in.
+        return [fired.enqueued or Enqueued(job.id, "duplicate", None, 0)]
+
+    await intake.enqueue(queue, [job], put)
+    return fired

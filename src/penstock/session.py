@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.ids import uuid7
@@ -57,10 +58,10 @@ class Session:
 
         One that waits for others goes alone: it may be refused, and would be refused for all.
         """
+        call: Callable[[NewJob], Awaitable[Enqueued]] | None
         if job.after:
-            return self._enqueue_alone(queue, job)
-        call = self._enqueues.get(queue)
-        if call is None:
+            call = partial(self._enqueue_alone, queue)
+        elif (call := self._enqueues.get(queue)) is None:
             call = self._enqueues[queue] = self._enqueues_to(queue).call
         return self._enqueue_through(queue, job, call) if self.intake.layers else call(job)
 

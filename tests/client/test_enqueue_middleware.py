@@ -51,6 +51,18 @@ async def test_a_layer_changes_what_is_stored(app: App) -> None:
     assert [(info.priority, info.payload) for info in infos if info] == [(-5, "changed")] * 2
 
 
+async def test_a_job_that_waits_for_others_goes_through_the_layers(app: App) -> None:
+    @app.enqueue_middleware
+    async def urgent(call: EnqueueCall, call_next: Any) -> Any:
+        return await call_next(call.changed(priority=-5))
+
+    queue = app.queue("mail")
+    first = await queue.enqueue("first")
+    info = await (await queue.enqueue("second", after=[first])).get()
+    assert info is not None
+    assert (info.priority, info.blocked_by) == (-5, "children")
+
+
 async def test_a_call_goes_through_the_layers_and_gets_its_result(app: App) -> None:
     @app.enqueue_middleware
     async def greeting(call: EnqueueCall, call_next: Any) -> Any:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from penstock import App, JobContext, current_job
+from penstock import App, EnqueueCall, JobContext, current_job
+from penstock.core.annex import Annex
 from penstock.core.schedule import Every, Plan, Schedule, pack_plan
 from penstock.errors import StorageFull
-from penstock.firing import sweep
+from penstock.firing import fire_due, sweep
 from penstock.storage.values import Fired, NewScheduler, Swept
 from penstock.worker.sweeper import Sweeper
 from tests.worker.conftest import until, working
@@ -79,6 +80,89 @@ async def test_a_loop_of_ones_own_fires_what_is_due(app: App) -> None:
     job = await queue.claim_one(wait="10s")
     assert job is not None
     assert job.payload == "payload"
+
+
+async def test_a_slots_job_goes_through_the_enqueue_middleware_of_the_app_that_fires_it(app: App) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    @app.enqueue_middleware
+    async def marked(call: EnqueueCall, call_next: Any) -> Any:
+        loops.append(asyncio.get_running_loop())
+        answers = await call_next(call.changed(priority=-7, annex=Annex(headers={"by": "us"})))
+        assert [answer.status for answer in answers] == ["queued"]
+        return answers
+
+    @app.task
+    async def tick() -> None: ...
+
+    await app.schedule("ticker", tick.job(), every="1h")
+    storage = await app.connect()
+    await storage.shift_clock("default", 3_600_000)
+    async with working(app):
+        await until(lambda: _completed(app, 1))
+    assert loops == [asyncio.get_running_loop()]
+    info = await app.queue("default").scheduler("ticker")
+    assert info is not None
+    [job] = await storage.get("default", [info.last_job or ""])
+    assert job is not None
+    assert (job.priority, job.annex and job.annex.headers) == (-7, {"by": "us"})
+    assert job.annex is not None
+    assert job.annex.scheduler == "ticker"
+
+
+async def test_a_loop_of_ones_own_fires_through_the_middleware_too(app: App) -> None:
+    @app.enqueue_middleware
+    async def marked(call: EnqueueCall, call_next: Any) -> Any:
+        return await call_next(call.changed(payload=b'"changed"'))
+
+    queue = app.queue("quiet")
+    await queue.schedule("ticker", "payload", every="1h")
+    await (await app.connect()).shift_clock("quiet", 3_600_000)
+    job = await queue.claim_one(wait="10s")
+    assert job is not None
+    assert job.payload == "changed"
+
+
+async def test_a_layer_that_raises_leaves_the_slot_due_and_other_slots_alone(
+    memory_app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusing = True
+
+    @memory_app.enqueue_middleware
+    async def refuse(call: EnqueueCall, call_next: Any) -> Any:
+        if refusing and call.jobs[0].payload == b'"bad"':
+            raise ValueError("not now")
+        return await call_next(call)
+
+    storage, queue = await memory_app.connect(), memory_app.queue("q")
+    await queue.schedule("a", "bad", every="1h")
+    await queue.schedule("b", "good", every="1h")
+    await storage.shift_clock("q", 3_600_000)
+    await sweep(storage, "q", intake=memory_app.intake)
+    assert await queue.waiting() == 1
+    assert "holds up scheduler 'a'" in caplog.text
+    refusing = False
+    await sweep(storage, "q", intake=memory_app.intake)
+    assert await queue.waiting() == 2
+
+
+async def test_a_slot_that_somebody_else_fired_is_a_duplicate_to_the_middleware(memory_app: App) -> None:
+    seen: list[str] = []
+
+    @memory_app.enqueue_middleware
+    async def note(call: EnqueueCall, call_next: Any) -> Any:
+        answers = await call_next(call)
+        seen.extend(answer.status for answer in answers)
+        return answers
+
+    storage = await memory_app.connect()
+    await memory_app.queue("q").schedule("a", "payload", every="1h")
+    await storage.shift_clock("q", 3_600_000)
+    [due] = (await storage.sweep("q")).due
+    for _ in range(2):
+        await fire_due(storage, "q", due, memory_app.intake)
+    assert seen == ["queued", "duplicate"]
+    assert await memory_app.queue("q").waiting() == 1
 
 
 async def test_a_scheduler_that_cannot_be_read_does_not_keep_others_from_their_slots(

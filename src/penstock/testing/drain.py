@@ -57,6 +57,7 @@ class Drain:
         self._bench = bench
         self._clock = clock
         self._recorder = recorder
+        self._intake = worker.app.intake
         self._take = Take(worker.options.id, 1, worker.options.lease_ms)
         self._only = tuple(queues)
         self._raise_failures = raise_failures
@@ -146,7 +147,7 @@ class Drain:
     async def _sweep(self, queue: str) -> bool:
         before, more = self._happened, True
         while more:
-            swept = await sweep(self._storage, queue)
+            swept = await sweep(self._storage, queue, intake=self._intake)
             more = swept.more
             self._happened += any(count for name, count in asdict(swept).items() if name not in _HOUSEKEEPING)
             self._sweep_waits[queue] = swept.wait_ms

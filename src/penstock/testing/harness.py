@@ -84,7 +84,7 @@ class Harness(Assertions):
         self._recorder = Recorder(app)
         self._stubs: dict[str, Stub] = {}
         self._benches: dict[asyncio.AbstractEventLoop, tuple[Bench, Storage]] = {}
-        self._sessions = Sessions(self._open, intake=app._intake, close_storage=True, session=StandInSession)
+        self._sessions = Sessions(self._open, intake=app.intake, close_storage=True, session=StandInSession)
         self._before: Sessions | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._started = False

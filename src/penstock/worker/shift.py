@@ -9,8 +9,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import StorageError
+from penstock.firing import Fire, fire_due
 from penstock.storage.base import Storage
-from penstock.storage.values import Settled
+from penstock.storage.values import DueScheduler, Settled
 from penstock.worker.deadlines import PATIENCE_S
 from penstock.worker.drain import DrainWatch
 from penstock.worker.equipment import make_executor, make_plans
@@ -33,6 +34,7 @@ logger = logging.getLogger("penstock.worker")
 
 _BURST_WAIT_MS: Final = 250
 _LOOK_AGAIN_S: Final = 0.1
+_FIRING_S: Final = 5.0
 
 
 class Shift:
@@ -112,7 +114,23 @@ class Shift:
         )
         if not self.options.sweep:
             return [self.heartbeat.run()]
-        return [self.heartbeat.run(), Sweeper(storage, list(self.options.queues)).run()]
+        sweeper = Sweeper(storage, list(self.options.queues), fire=self._fires(storage))
+        return [self.heartbeat.run(), sweeper.run()]
+
+    def _fires(self, storage: Storage) -> Fire:
+        """Enqueue middleware is the user's code: that runs on the worker's loop, where no heartbeat waits for it."""
+        intake = self.worker.app.intake
+
+        async def fire(queue: str, due: DueScheduler) -> int | None:
+            if not intake.layers:
+                return await fire_due(storage, queue, due)
+            call = asyncio.run_coroutine_threadsafe(fire_due(self.storage, queue, due, intake), self._loop)
+            try:
+                return await asyncio.wait_for(asyncio.wrap_future(call), _FIRING_S)
+            except TimeoutError:
+                return None  # the next sweep tries again; a slot is fired once, whoever comes late
+
+        return fire
 
     async def _connect_apart(self) -> Storage | None:
         """A connection for the heartbeat's loop; none if the app has only the one it was given."""

@@ -19,7 +19,7 @@ from typing import Final
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.names import check_queue
 from penstock.errors import StorageError
-from penstock.firing import sweep
+from penstock.firing import Fire, sweep
 from penstock.storage.base import Storage
 from penstock.storage.values import Swept
 
@@ -37,10 +37,16 @@ class Sweeper:
     """Sweeps ``queues``, or all there are, at least every ``interval`` and when something is about to fall due."""
 
     def __init__(
-        self, storage: Storage, queues: Sequence[str] | None = None, *, interval: Duration = "5s"
+        self,
+        storage: Storage,
+        queues: Sequence[str] | None = None,
+        *,
+        interval: Duration = "5s",
+        fire: Fire | None = None,
     ) -> None:
         self._storage = storage
         self._queues = None if queues is None else tuple(check_queue(queue) for queue in queues)
+        self._fire = fire
         self._interval_s = milliseconds(interval, what="interval") / 1000
 
     async def run_once(self) -> dict[str, Swept]:
@@ -61,11 +67,11 @@ class Sweeper:
             await asyncio.sleep(rest_s)
 
     async def _sweep(self, queue: str) -> Swept:
-        swept = await sweep(self._storage, queue)
+        swept = await sweep(self._storage, queue, fire=self._fire)
         for _ in range(_MOST_ROUNDS):
             if not swept.more:
                 break
-            swept = await sweep(self._storage, queue)
+            swept = await sweep(self._storage, queue, fire=self._fire)
         return swept
 
     def _sleep_s(self, swept: dict[str, Swept]) -> float:
