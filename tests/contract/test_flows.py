@@ -278,6 +278,13 @@ async def test_one_job_may_have_many_dependents(bench: Bench) -> None:
     assert await bench.ids(S.WAITING) == [f"{n:03}" for n in range(200)]
 
 
+async def test_a_dependency_that_is_named_twice_stands_where_it_was_named_first(bench: Bench) -> None:
+    for id in "ab":
+        await bench.put(id)
+    await bench.put("parent", **after(bench, "a", "b", "a"))
+    assert [edge.id for edge in await edges(bench)] == ["a", "b"]
+
+
 async def test_retry_waits_again_for_what_did_not_complete(bench: Bench) -> None:
     for id in "abc":
         await bench.put(id)

@@ -51,11 +51,11 @@ class Ties:
         own: Sequence[str] = (),
     ) -> None:
         """Adds to the entries of a job that may not be there yet."""
-        new = [one for one in {one.id: one for one in reversed(after)}.values() if one.id not in entries][
-            ::-1
-        ]
-        for one in new:
-            entries[one.id] = Entry(one.policy)
+        new: list[Dependency] = []
+        for one in after:
+            if one.id not in entries:
+                entries[one.id] = Entry(one.policy)
+                new.append(one)
         self.look_at(id, flow, entries, [one.id for one in new if one.id not in own])
 
     def look_at(self, id: str, flow: str, entries: dict[str, Entry], ids: Sequence[str]) -> None:

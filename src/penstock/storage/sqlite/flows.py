@@ -97,11 +97,13 @@ def depend(
 
 
 def _without_known(step: Step, id_: str, after: Sequence[Dependency]) -> list[Dependency]:
-    unique = {(dependency.queue, dependency.id): dependency for dependency in reversed(after)}
+    unique: dict[tuple[str, str], Dependency] = {}
+    for dependency in after:
+        unique.setdefault((dependency.queue, dependency.id), dependency)
     pairs = _json.encode(list(unique)).decode()
     for pair in step.sql.execute(_sql["known_dependencies"], (step.queue.key, id_, pairs)).fetchall():
         del unique[pair]
-    return list(reversed(unique.values()))
+    return list(unique.values())
 
 
 def _look_at(step: Step, after: Iterable[Dependency], dependent: Dependent) -> None:
