@@ -14,8 +14,8 @@ from penstock.core.limits import Bucket, GroupState, Limit
 from penstock.core.outcome import Complete, Fail, Limited, Release, Snooze, Suspend
 from penstock.core.rate import Rate
 from penstock.errors import CostTooHigh
-from penstock.storage.values import Change, Settlement, Take
-from tests.contract.factories import BOOM, MINUTE_MS, Bench, redispatch
+from penstock.storage.values import Change, Report, Settlement, Take
+from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, redispatch
 
 S, E = State, EventType
 STRICT = Limit(concurrency=1)
@@ -51,6 +51,44 @@ async def sound(bench: Bench) -> bool:
 
 
 # A cap
+
+
+async def test_every_event_of_a_member_names_its_group(bench: Bench) -> None:
+    retried, failing, other = (bench.new(id, annex=Annex(group="g"), attempts=2) for id in ("a", "b", "c"))
+    await bench.put_all([retried, failing, other, bench.new("alone")])
+    first, second, third, alone = [await bench.claim() for _ in range(4)]
+    await bench.settle(first, Snooze(0))
+    await bench.settle(second, Fail(BOOM))
+    await bench.settle(third, Release())
+    await bench.settle(alone, Complete())
+    await bench.settle(await bench.claim(), Complete())
+    await bench.settle(await bench.claim(), Fail(BOOM, final=True))
+    await bench.storage.cancel(bench.queue, ["a", "b", "c"])
+    await bench.storage.retry(bench.queue, ["a", "b", "c"])
+    await bench.storage.change(bench.queue, "b", Change(priority=3))
+    lease = await bench.claim()
+    await bench.storage.report(bench.queue, [Report(lease.id, lease.token, progress=b"1")])
+    await bench.storage.cancel(bench.queue, [lease.id])
+    await bench.shift(LEASE_MS)
+    await bench.storage.sweep(bench.queue)
+    await bench.storage.remove(bench.queue, ["a", "b", "c"])
+    events = await bench.events()
+    assert {event.group for event in events if event.id != "alone"} == {"g"}
+    assert {event.group for event in events if event.id == "alone"} == {""}
+    assert {event.type for event in events} >= {
+        *(
+            E.ENQUEUED,
+            E.CLAIMED,
+            E.SNOOZED,
+            E.RETRYING,
+            E.RELEASED,
+            E.COMPLETED,
+            E.FAILED,
+            E.CANCELLED,
+            E.RETRIED,
+        ),
+        *(E.CHANGED, E.PROGRESSED, E.CANCELLING, E.REMOVED),
+    }
 
 
 async def test_without_a_limit_a_group_is_a_label(bench: Bench) -> None:

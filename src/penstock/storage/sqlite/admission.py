@@ -58,7 +58,7 @@ def _admit(step: Step, record: Record) -> None:
         record.renumber(step.draw(), lifo=record.lifo)
     move(step, record, "w")
     record.state, record.blocked_by, record.grip, record.ready_at = WAITING, "", 0, step.now_ms
-    step.note(_UNBLOCKED, record, run=record.runs, grp=record.annex.group)
+    step.note(_UNBLOCKED, record, run=record.runs)
     step.touch(record)
 
 

@@ -192,7 +192,7 @@ def start(step: Step, key: str, cost: int) -> bool:
 def send_back(step: Step, record: Record) -> None:
     """A waiting member that may not start stands at the front of its group."""
     block(step, record, grip=_AT_THE_FRONT)
-    step.note(_BLOCKED, record, run=record.runs, grp=record.annex.group)
+    step.note(_BLOCKED, record, run=record.runs)
 
 
 def scheduled(step: Step, record: Record) -> None:

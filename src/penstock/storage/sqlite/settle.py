@@ -188,7 +188,7 @@ def _run_again(step: Step, record: Record, delay_ms: int) -> None:
 
 def _limit(step: Step, record: Record, outcome: Limited, run: dict[str, Any]) -> None:
     groups.park_of(step, record, queue=outcome.scope == "queue", until_ms=step.now_ms + outcome.delay_ms)
-    _release(step, record, _LIMITED, run | {"grp": record.annex.group})
+    _release(step, record, _LIMITED, run)
 
 
 def _release(step: Step, record: Record, kind: str, run: dict[str, Any]) -> None:

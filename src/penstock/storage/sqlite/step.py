@@ -127,7 +127,9 @@ class Step:
         return self.queue.seq
 
     def note(self, kind: str, record: Record, **extra: Any) -> None:
-        """Log what happened to a job, with its state as it is now."""
+        """Log what happened to a job, with its state as it is now, and its group if it has one."""
+        if record.binds and (group := record.annex.group):
+            extra["grp"] = group
         self.notes.add(kind, self.now_ms, record, **extra)
 
     def tell(self, record: Record, *, state: str, also: Sequence[str] = ()) -> None:

@@ -222,8 +222,7 @@ def _queue(step: Step, record: Record, *, run_at: int, lifo: bool) -> None:
         record.state = SCHEDULED
     else:
         return_to_waiting(step, record)
-    grouped = {"grp": record.annex.group} if record.binds else {}
-    step.note(_ENQUEUED, record, pri=record.priority, size=step.payload_size(record), **grouped)
+    step.note(_ENQUEUED, record, pri=record.priority, size=step.payload_size(record))
 
 
 def update(step: Step, record: Record, job: NewJob) -> None:

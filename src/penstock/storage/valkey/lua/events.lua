@@ -62,6 +62,7 @@ local function emit(kind, job, state)
   put(group, row, 'ver', options.version)
   put(group, row, 'st', state or STATES[job.state])
   put(group, row, 'run', job.runs)
+  if job.binds and Groups.key_of(job) then put(group, row, 'grp', job.group_key) end
   return group, row
 end
 

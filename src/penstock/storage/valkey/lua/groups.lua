@@ -175,11 +175,6 @@ function Groups.set_of(group)
   return Q.prefix .. ':group:' .. group.key
 end
 
-function Groups.emit(kind, job)
-  local group, row = emit(kind, job)
-  put(group, row, 'grp', job.group_key)
-end
-
 function Groups.line_up(job, group)
   local front = job.grip ~= nil
   job.group_member = front and '\0' .. pack('>I6', job.number) .. '1' .. job.id or member_of(job)
@@ -273,7 +268,7 @@ function Groups.start(job)
     return true
   end
   Groups.block(job, 1)
-  Groups.emit('blocked', job)
+  emit('blocked', job)
   return false
 end
 
@@ -380,7 +375,7 @@ function Groups.admit(job)
   Groups.move(job, 'w')
   job.state, job.by, job.grip, job.ready_at = 'w', nil, nil, Q.now
   changed(job)
-  Groups.emit('unblocked', job)
+  emit('unblocked', job)
 end
 
 -- Admits blocked members while there is room; says when to look again.

@@ -135,9 +135,7 @@ end
 
 local function limited(job, outcome)
   Groups.park_of(job, sub(outcome, 14, 14) == 'q', Q.now + unpack('>I6', outcome, 8))
-  local group, row = put_back(job, 'limited', 0)
-  if job.group_key then put(group, row, 'grp', job.group_key) end
-  return group, row
+  return put_back(job, 'limited', 0)
 end
 
 local function apply(job, outcome)

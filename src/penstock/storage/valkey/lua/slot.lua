@@ -24,7 +24,6 @@ local function queue_afresh(job, run_at, size)
   local group, row = emit('enqueued', job)
   put(group, row, 'pri', job.priority)
   put(group, row, 'size', size)
-  if job.binds and Groups.key_of(job) then put(group, row, 'grp', job.group_key) end
 end
 
 local function update(job, dispatch)

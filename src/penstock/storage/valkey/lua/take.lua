@@ -120,7 +120,6 @@ local function lease_any(leases, id, job, static)
   put(group, row, 'w', job.worker)
   put(group, row, 'wait', wait)
   put(group, row, 'pri', job.priority)
-  if job.group_key then put(group, row, 'grp', job.group_key) end
   return true
 end
 
