@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, overload
-from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
 from penstock.batching import batch_signature, parse_batching
-from penstock.core.ids import uuid7
 from penstock.core.job import Options
 from penstock.core.names import check_namespace, check_queue, check_task
 from penstock.core.retry import BackoffFunction, custom_name
 from penstock.core.size import Size, byte_count
 from penstock.decorators import BatchDecorator, TaskDecorator
-from penstock.errors import InvalidOption, StorageError, UnknownTask
+from penstock.errors import InvalidOption, UnknownTask
 from penstock.events import EventTypes, Filter, Offsets, app_events, offset_of
-from penstock.intake import EnqueueMiddleware, Intake
+from penstock.hooks import AppHooks
 from penstock.loops import Sessions
+from penstock.opening import Opening
 from penstock.options import (
     DEFAULTS,
     PLACEMENT,
@@ -50,9 +48,6 @@ if TYPE_CHECKING:
     from penstock.storage.base import Storage
     from penstock.subscription import Subscription, SubscriptionOptions
     from penstock.sync import SyncApp
-    from penstock.worker.after import AfterExecution
-    from penstock.worker.hooks import Hook
-    from penstock.worker.middleware import Middleware
     from penstock.worker.worker import Worker
 
 __all__ = ["DEFAULT_URL", "App"]
@@ -63,7 +58,7 @@ R = TypeVar("R")
 DEFAULT_URL: Final = "sqlite:///penstock.db"
 
 
-class App(AppSchedulers):
+class App(AppHooks, AppSchedulers):
     """Everything begins here. Light to make: it connects when it is first used.
 
     ``url`` is the store's: ``sqlite:///path``, ``memory://``, ``valkey://host`` and others; without it the
@@ -88,27 +83,21 @@ class App(AppSchedulers):
     ) -> None:
         refuse_unknown(defaults, DEFAULTS, where="an app")
         given = url if url is not None else os.environ.get("PENSTOCK_URL") or DEFAULT_URL
-        self._storage = None if isinstance(given, str) else _checked_storage(given)
-        self._storage_loop: asyncio.AbstractEventLoop | None = None
-        self.url = _shared_by_loops(given) if isinstance(given, str) else given.url
-        """Where the store is. It may hold a password: show the url of the storage instead."""
         self.namespace = check_namespace(namespace) if namespace is not None else None
+        opening = Opening(given, namespace=self.namespace)
+        self.url = opening.url
+        """Where the store is. It may hold a password: show the url of the storage instead."""
         self.max_payload = byte_count(max_payload, what="max_payload")
         self.serde = resolve_serde(serde)
         self.result_serde = self.serde if result_serde is None else resolve_serde(result_serde)
         self.backoffs: dict[str, BackoffFunction] = {}
         """Backoff functions by the name that jobs carry, for whoever settles their failures."""
-        self.start_hooks: list[Hook] = []
-        self.stop_hooks: list[Hook] = []
-        self.middlewares: list[Middleware] = []
-        self.after_hooks: list[AfterExecution] = []
-        self.intake = Intake(max_payload=self.max_payload)
-        """What jobs go through on their way in: for the parts of Penstock, not for its users."""
         self._defaults = self.treatment(Options(), defaults)
         self._fields = placement(defaults)
         self._tasks: dict[str, Task[..., Any]] = {}
+        AppHooks.__init__(self, max_payload=self.max_payload)
         AppSchedulers.__init__(self)
-        self._sessions = Sessions(self._open, intake=self.intake, close_storage=self._storage is None)
+        self._sessions = Sessions(opening.open, intake=self.intake, close_storage=opening.is_ours)
         self.session: Callable[[], Coroutine[Any, Any, Session]] = self._sessions.get
         """The running loop's ``Session``: for the parts of Penstock, not for its users."""
 
@@ -249,42 +238,6 @@ class App(AppSchedulers):
 
         return Worker(self, **options)
 
-    def on_start(self, hook: Hook) -> Hook:
-        """Call ``hook`` (with the worker, if it takes one argument) when a worker of this app starts, before its
-        first claim. What it raises keeps the worker from starting."""
-        self.start_hooks.append(hook)
-        return hook
-
-    def on_stop(self, hook: Hook) -> Hook:
-        """Call ``hook`` when a worker of this app has stopped, after its last settle; last registered, first called."""
-        self.stop_hooks.append(hook)
-        return hook
-
-    def middleware(self, layer: Middleware) -> Middleware:
-        """Put ``async def layer(context, call_next) -> result`` around every run of every worker of this app.
-
-        The first registered is the outermost; those given to a worker are inside.
-        """
-        self.middlewares.append(layer)
-        return layer
-
-    def enqueue_middleware(self, layer: EnqueueMiddleware) -> EnqueueMiddleware:
-        """Put ``async def layer(call, call_next) -> answers`` around every enqueue of this app, in async and sync code.
-
-        The first registered is the outermost. See ``penstock.intake``.
-        """
-        self.intake.add(layer)
-        return layer
-
-    def after_execution(self, hook: AfterExecution) -> AfterExecution:
-        """Call ``hook(execution)`` after every run that completed or failed, before the store has its end.
-
-        It may set ``execution.result``, ``error`` and ``ttl``; see ``penstock.worker.after``. In the order they were
-        registered; those given to a worker come last.
-        """
-        self.after_hooks.append(hook)
-        return hook
-
     # The store
 
     async def connect(self) -> Storage:
@@ -399,40 +352,3 @@ class App(AppSchedulers):
         before, self._sessions = self._sessions, sessions
         self.session = sessions.get
         return before
-
-    async def _open(self) -> Storage:
-        if self._storage is not None:
-            return self._given_storage(self._storage)
-        from penstock.storage import open_storage
-
-        options = {} if self.namespace is None else {"namespace": self.namespace}
-        storage = open_storage(self.url, **options)
-        await storage.open()
-        return storage
-
-    def _given_storage(self, storage: Storage) -> Storage:
-        loop = asyncio.get_running_loop()
-        if self._storage_loop not in (None, loop):
-            raise StorageError(
-                "the storage this app was given belongs to another event loop, where the app was used before. "
-                "Give the app a URL instead: then every loop gets a connection of its own."
-            )
-        self._storage_loop = loop
-        return storage
-
-
-def _checked_storage(given: Storage) -> Storage:
-    if not hasattr(given, "capabilities"):
-        raise InvalidOption(
-            f"url={given!r} is of type {type(given).__qualname__}, and no store. "
-            "Give a URL such as 'sqlite:///penstock.db', or an open storage."
-        )
-    return given
-
-
-def _shared_by_loops(url: str) -> str:
-    """An unnamed ``memory://`` gets a name, or every loop of the app would have a store to itself."""
-    parts = urlsplit(url)
-    if parts.scheme == "memory" and not parts.netloc and parts.path in ("", "/"):
-        return parts._replace(netloc=f"app-{uuid7()}").geturl()
-    return url
