@@ -190,5 +190,5 @@ class Bench:
         lane = self._lanes.get(queue)
         if lane is None:
             lane = self._lanes[queue] = Lane(queue)
-            lane.reporter = self._reporter
+            lane.reporter, lane.app = self._reporter, self._worker.app
         return lane
