@@ -240,6 +240,14 @@ async def test_many_flows_go_in_together(shop: Shop) -> None:
     assert [await handle.result(timeout="5s") for handle in handles] == [n + 2 for n in range(300)]
 
 
+async def test_jobs_in_other_queues_are_there_when_the_call_returns(shop: Shop) -> None:
+    flow = await shop.app.enqueue_flow(Flow(shop.nothing.job(), [shop.add.job(1), shop.add.job(2)]))
+    assert [await job.refresh() for job in flow.jobs] == ["waiting", "waiting", "blocked"]
+    [added] = await flow.root.add_children([shop.add.job(3)])
+    assert await added.refresh() == "waiting"
+    assert await added.cancel() == "cancelled"
+
+
 async def test_a_flow_put_in_twice_is_one(shop: Shop) -> None:
     def flow() -> Flow:
         return Flow(shop.report.job(id="root"), [shop.add.job(1, id="child")])

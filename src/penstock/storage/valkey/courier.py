@@ -25,6 +25,7 @@ __all__ = ["Courier"]
 _log = logging.getLogger("penstock.storage")
 
 _AT_ONCE: Final = 500
+_PATIENCE_S: Final = 5.0
 _SEQUENCE: Final = 16
 _NEW: Final = (b"p", b"x")
 _DEAD: Final = struct.Struct(">xHIHIIHHHI")
@@ -53,6 +54,11 @@ class Courier:
         task = asyncio.get_running_loop().create_task(self._insist(queue))
         self._under_way[queue] = task
         task.add_done_callback(lambda _: self._under_way.pop(queue, None))
+
+    async def send(self, queue: str) -> None:
+        """The same, and wait for it, though not for ever: the message is safe, whatever becomes of this."""
+        self.send_soon(queue)
+        await asyncio.wait([self._under_way[queue]], timeout=_PATIENCE_S)
 
     async def _insist(self, queue: str) -> None:
         self._again.add(queue)

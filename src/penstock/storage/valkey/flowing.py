@@ -56,7 +56,7 @@ class Flowing:
         except Refused as error:
             raise refusal(queue, error) from None
         if is_full:
-            self._courier.send_soon(queue)
+            await self._courier.send(queue)
         rows = zip(flows, answers[::3], answers[1::3], answers[2::3], strict=True)
         return [_enqueued(flow[0].job.id, letters, inc, result) for flow, letters, inc, result in rows]
 
@@ -80,7 +80,7 @@ class Flowing:
             except Refused as error:
                 raise refusal(queue, error) from None
             if is_full:
-                self._courier.send_soon(queue)
+                await self._courier.send(queue)
             if not answer.startswith(b"f"):
                 return _ATTACHED[answer]
             flow = answer[1:].decode()
