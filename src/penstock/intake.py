@@ -7,8 +7,9 @@
         return await call_next(call.changed(priority=-1) if tenant.get() == "big" else call)
 
 A layer sees what goes to the store in one call of the user's: one job of ``enqueue`` and ``call``, all of
-``enqueue_many``. It may pass on jobs with other payloads, priorities, delays and so on, look at the answers, or
-raise: then nothing is written. The first registered is the outermost.
+``enqueue_many``; the jobs of flows, and children that are added, once for each of their queues. It may pass on
+jobs with other payloads, priorities, delays and so on, look at the answers, or raise: then nothing is
+written. The first registered is the outermost.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from penstock.core.flow import Node
 from penstock.core.job import Enqueued, NewJob
 from penstock.core.size import describe_size
 from penstock.errors import InvalidOption, PayloadTooLarge
@@ -85,6 +87,40 @@ class Intake:
         if len(answers) != len(jobs):
             raise InvalidOption(
                 "an enqueue middleware gave other answers than there are jobs. Return what call_next returned."
+            )
+        return answers
+
+    async def enqueue_nodes(
+        self, nodes: Sequence[Node], send: Callable[[Sequence[Node]], Awaitable[Answers]]
+    ) -> Answers:
+        """The same for jobs of several queues, which are sent together: around that, the layers see each queue.
+
+        Raises ``InvalidOption`` also if a layer answers without passing them on: part of a flow is none.
+        """
+        places: dict[str, list[int]] = {}
+        for place, node in enumerate(nodes):
+            places.setdefault(node.queue, []).append(place)
+        changed, answers = list(nodes), list[Enqueued]()
+
+        async def go_through(queues: Sequence[str]) -> None:
+            if not queues:
+                answers[:] = await send(changed)
+                return
+            queue, *others = queues
+
+            async def go_on(jobs: Sequence[NewJob]) -> Answers:
+                for place, job in zip(places[queue], jobs, strict=True):
+                    changed[place] = Node(queue, job)
+                await go_through(others)
+                return [answers[place] for place in places[queue]]
+
+            await self.enqueue(queue, [nodes[place].job for place in places[queue]], go_on)
+
+        await go_through(list(places))
+        if not answers:
+            raise InvalidOption(
+                "an enqueue middleware answered for jobs of a flow without passing them on. Nothing was written. "
+                "Return what call_next returns, or raise."
             )
         return answers
 

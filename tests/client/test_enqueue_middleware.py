@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock import App, EnqueueCall, InvalidInput, InvalidOption, PayloadTooLarge
-from penstock.core.job import NewJob
+from penstock import App, EnqueueCall, InvalidInput, InvalidOption, PayloadTooLarge, chain, chord
+from penstock.core.job import Enqueued, NewJob
 from tests.client.conftest import working
 from tests.client.spy import Spy
 
@@ -183,3 +183,90 @@ def test_sync_code_goes_through_the_layers_too(tmp_path: Any) -> None:
 def test_a_layer_has_to_be_callable() -> None:
     with pytest.raises(InvalidOption, match="cannot be called"):
         App("memory://").enqueue_middleware("layer")  # type: ignore[arg-type]
+
+
+async def test_the_layers_see_the_jobs_of_flows_queue_by_queue(app: App) -> None:
+    seen: list[tuple[str, list[str], list[str]]] = []
+
+    @app.enqueue_middleware
+    async def urgent(call: EnqueueCall, call_next: Any) -> Any:
+        answers = await call_next(call.changed(priority=-5))
+        tasks = [job.options.task for job in call.jobs]
+        seen.append((call.queue, tasks, [answer.status for answer in answers]))
+        return answers
+
+    @app.task(queue="pages")
+    async def fetch(page: str) -> str:
+        return page
+
+    @app.task(queue="sums")
+    async def count(pages: list[str]) -> int:
+        return len(pages)
+
+    flow = await chord([fetch.job("a"), fetch.job("b")], count.job(id="count")).enqueue()
+    assert sorted(seen) == [
+        ("pages", ["fetch", "fetch"], ["queued", "queued"]),
+        ("sums", ["count"], ["queued"]),
+    ]
+    infos = [await job.get() for job in flow.jobs]
+    assert [info and info.priority for info in infos] == [-5, -5, -5]
+    await app.worker(burst=True).run()
+    assert await flow.result(timeout="10s") == 2
+
+    again = await chord([fetch.job("c")], count.job(id="count")).enqueue()
+    assert again.status == "completed"
+    assert {status for _, _, statuses in seen[2:] for status in statuses} == {"completed"}
+
+
+async def test_the_layers_see_jobs_that_wait_for_others_and_children_that_are_added(app: App) -> None:
+    seen: list[str] = []
+
+    @app.enqueue_middleware
+    async def note(call: EnqueueCall, call_next: Any) -> Any:
+        seen.extend(job.id for job in call.jobs)
+        return await call_next(call)
+
+    @app.task
+    async def step(n: int) -> int:
+        return n
+
+    first = await step.enqueue(1, id="first", delay="1h")
+    second = await step.enqueue(2, id="second", after=[first])
+    [child] = await second.add_children([step.job(3, id="child")])
+    assert seen == ["first", "second", "child"]
+    assert await child.refresh() == "waiting"
+    assert [one.id for one in await second.children()] == ["first", "child"]
+
+
+async def test_a_flow_that_a_layer_refuses_is_not_written(app: App) -> None:
+    @app.enqueue_middleware
+    async def refuse(call: EnqueueCall, call_next: Any) -> Any:
+        if call.queue == "pages":
+            raise PermissionError("not these")
+        return await call_next(call)
+
+    @app.task(queue="pages")
+    async def fetch(page: str) -> str:
+        return page
+
+    @app.task(queue="sums")
+    async def count(pages: list[str]) -> int:
+        return len(pages)
+
+    with pytest.raises(PermissionError):
+        await chord([fetch.job("a")], count.job()).enqueue()
+    assert [(await app.queue(name).counts()).open for name in ("pages", "sums")] == [0, 0]
+
+
+async def test_a_layer_cannot_answer_for_a_flow_itself(app: App) -> None:
+    @app.enqueue_middleware
+    async def swallow(call: EnqueueCall, call_next: Any) -> Any:
+        return [Enqueued(job.id, "duplicate", None, 0) for job in call.jobs]
+
+    @app.task
+    async def step(n: int) -> int:
+        return n
+
+    with pytest.raises(InvalidOption, match="without passing them on"):
+        await chain(step.job(1), step.job()).enqueue()
+    assert await app.queue("default").open() == 0

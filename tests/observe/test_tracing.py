@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from penstock import App, JobContext, Snooze, Suspend
+from penstock import App, JobContext, Snooze, Suspend, chord
 from penstock.observe.tracing import instrument
 from tests.worker.conftest import until, working
 
@@ -127,6 +127,28 @@ async def test_retries_are_linked_to_the_enqueue_and_to_the_run_before(
     [exception] = first.events
     assert exception.attributes is not None
     assert exception.attributes["exception.message"] == "not yet"
+
+
+async def test_the_jobs_of_a_flow_are_in_the_trace_of_who_put_them_in(
+    memory_app: App, telemetry: Telemetry
+) -> None:
+    @memory_app.task(queue="pages")
+    def fetch(page: str) -> str:
+        return page
+
+    @memory_app.task(queue="sums")
+    def count(pages: list[str]) -> int:
+        return len(pages)
+
+    async with working(memory_app):
+        with telemetry.tracers.get_tracer("web").start_as_current_span("request"):
+            flow = await chord([fetch.job("a"), fetch.job("b")], count.job()).enqueue()
+        assert await flow.result(timeout="10s") == 2
+        await until(lambda: len(telemetry.spans("run")) == 3)
+    [request] = telemetry.spans("request")
+    traces = {context_of(span)[0] for span in telemetry.spans()}
+    assert traces == {context_of(request)[0]}
+    assert sorted(span.name for span in telemetry.spans("enqueue")) == ["enqueue pages", "enqueue sums"]
 
 
 async def test_a_snooze_is_no_error(memory_app: App, telemetry: Telemetry) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.core.flow import Node
 from penstock.core.ids import uuid7
 from penstock.core.job import Dependency, Enqueued, Policy
 from penstock.errors import InvalidInput, JobError, JobNotFound
@@ -17,8 +19,10 @@ from penstock.task import JobSpec
 
 if TYPE_CHECKING:
     from penstock.app import App
+    from penstock.session import Session
     from penstock.source import Source
     from penstock.storage.base import Storage
+    from penstock.storage.values import AttachAnswer
 
 __all__ = ["add_children", "app_of", "enqueue_flows"]
 
@@ -33,17 +37,53 @@ class _Drawn(NamedTuple):
 async def enqueue_flows(app: App, parts: Iterable[Part]) -> list[FlowHandle]:
     """What ``App.enqueue_flows`` does: all of them are checked before the first is written."""
     drawn = [_draw(part) for part in parts]
-    by_queue: dict[str, list[Weave]] = {}
-    for one in drawn:
-        for weave in one.weaves:
-            by_queue.setdefault(weave.nodes[0].queue, []).append(weave)
-    storage = await app.connect()
-    answers: dict[Key, Enqueued] = {}
-    for queue, weaves in by_queue.items():
-        for some in _chunks(weaves):
-            for weave, answer in zip(some, await _put(storage, queue, some), strict=True):
-                answers[queue, weave.nodes[0].job.id] = answer
+    weaves = [weave for one in drawn for weave in one.weaves]
+    session = await app.session()
+    if session.intake.layers and weaves:
+        answers = await _put_through(session, weaves)
+    else:
+        answers = await _put_all(session.storage, weaves)
     return [_handle(app, one, answers) for one in drawn]
+
+
+async def _put_through(session: Session, weaves: Sequence[Weave]) -> dict[Key, Enqueued]:
+    """The answers to the roots. The layers are told for each job what was said to its root."""
+    roots: dict[Key, Enqueued] = {}
+
+    async def send(nodes: Sequence[Node]) -> list[Enqueued]:
+        changed = _woven_again(weaves, nodes)
+        roots.update(await _put_all(session.storage, changed))
+        return [answer for weave in changed for answer in _said(weave, roots[_key(weave.nodes[0])])]
+
+    await session.intake.enqueue_nodes([node for weave in weaves for node in weave.nodes], send)
+    return roots
+
+
+def _woven_again(weaves: Sequence[Weave], nodes: Iterable[Node]) -> list[Weave]:
+    """The weaves with these nodes in the place of theirs."""
+    rest = iter(nodes)
+    return [Weave(weave.flow, list(islice(rest, len(weave.nodes)))) for weave in weaves]
+
+
+def _key(node: Node) -> Key:
+    return node.queue, node.job.id
+
+
+def _said(weave: Weave, root: Enqueued) -> list[Enqueued]:
+    return [root, *(Enqueued(node.job.id, root.status, None, 0) for node in weave.nodes[1:])]
+
+
+async def _put_all(storage: Storage, weaves: Sequence[Weave]) -> dict[Key, Enqueued]:
+    """The answers to the roots."""
+    by_queue: dict[str, list[Weave]] = {}
+    for weave in weaves:
+        by_queue.setdefault(weave.nodes[0].queue, []).append(weave)
+    answers: dict[Key, Enqueued] = {}
+    for queue, its_weaves in by_queue.items():
+        for some in _chunks(its_weaves):
+            for weave, answer in zip(some, await _put(storage, queue, some), strict=True):
+                answers[_key(weave.nodes[0])] = answer
+    return answers
 
 
 def _draw(part: Part) -> _Drawn:
@@ -101,25 +141,31 @@ async def add_children(
     if (source.queue, id) in ends:
         raise InvalidInput(f"job {source.queue}/{id} cannot be its own child.")
     policy = check_policy(on_failure)
-    storage = await source.app.connect()
-    answer = await storage.attach(
-        source.queue,
-        id,
-        [Dependency(*key, policy) for key in ends],
-        nodes=graph.ordered_nodes(),
-        flow=uuid7(),
-    )
-    if answer == "not_found":
-        raise JobNotFound(
-            f"job {id!r} of queue {source.queue!r} is not known, so it has no children.", job_id=id
-        )
-    if answer == "ended":
-        raise JobError(
-            f"job {id!r} of queue {source.queue!r} has ended, so it cannot wait for children. Nothing was written.",
-            job_id=id,
-        )
+    session = await source.app.session()
+
+    async def send(nodes: Sequence[Node]) -> list[Enqueued]:
+        after = [Dependency(*key, policy) for key in ends]
+        answer = await session.storage.attach(source.queue, id, after, nodes=nodes, flow=uuid7())
+        _refuse_unattached(source.queue, id, answer)
+        return [Enqueued(node.job.id, "queued", None, 0) for node in nodes]
+
+    nodes = graph.ordered_nodes()
+    if session.intake.layers and nodes:
+        await session.intake.enqueue_nodes(nodes, send)
+    else:
+        await send(nodes)
     drafts = graph.drafts
     return [JobHandle(drafts[key].source, key[1]) for key in ends if key in drafts]
+
+
+def _refuse_unattached(queue: str, id: str, answer: AttachAnswer) -> None:
+    if answer == "not_found":
+        raise JobNotFound(f"job {id!r} of queue {queue!r} is not known, so it has no children.", job_id=id)
+    if answer == "ended":
+        raise JobError(
+            f"job {id!r} of queue {queue!r} has ended, so it cannot wait for children. Nothing was written.",
+            job_id=id,
+        )
 
 
 def app_of(part: Any) -> App:
