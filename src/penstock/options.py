@@ -261,8 +261,12 @@ def _count(least: int) -> Any:
 
 
 def _limit(name: str, value: Any) -> int:
-    """A duration whose absence, and whose zero, mean "no limit"."""
-    return 0 if value is None else milliseconds(value, what=name)
+    """A duration, ``None`` for no limit, which is 0 in the store; so a limit of 0 cannot be meant."""
+    if value is None:
+        return 0
+    if (limit := milliseconds(value, what=name)) < 1:
+        raise InvalidOption(f"{name}={value!r} leaves no time at all. Give None for no limit.")
+    return limit
 
 
 def _kept(name: str, value: Any) -> int:

@@ -38,6 +38,8 @@ def make_task(app: App) -> Task:
         (lambda app: app.worker(threds=3), ("a worker has no option 'threds'", "threads")),
         (lambda app: any_task(app).options(prority=1), ("task 'pack' has no option", "'priority'?")),
         (lambda app: App(attempts=0), ("attempts=0", "from 1 to")),
+        (lambda app: App(timeout=0), ("timeout=0", "no time", "None")),
+        (lambda app: App(ttl="0s"), ("ttl='0s'", "no time", "None")),
         (lambda app: App(serde="yaml"), ("serde='yaml'", "json, msgpack, raw")),
         (lambda app: App(max_payload="much"), ("max_payload='much'", "1MiB")),
         (lambda app: AnyApp(Path("jobs.db")), ("PosixPath", "sqlite:///")),
