@@ -542,3 +542,24 @@ def test_functions_that_take_no_list_are_refused() -> None:
     for function in (nothing, two, one, star, by_context):
         with pytest.raises(InvalidOption, match="cannot take batches"):
             app.task(batch=5)(function)
+
+
+@pytest.mark.parametrize("runner", ["async", "thread"])
+async def test_a_handler_of_a_batch_that_exits_fails_its_jobs_and_not_the_worker(
+    memory_app: App, runner: str
+) -> None:
+    async def leave(numbers: list[int]) -> None:
+        raise SystemExit(3)
+
+    def leave_in_a_thread(numbers: list[int]) -> None:
+        raise SystemExit(3)
+
+    function: Any = leave if runner == "async" else leave_in_a_thread
+    task = memory_app.task(batch=2, attempts=1, name="leave")(function)
+    jobs = await task.enqueue_many([(1,), (2,)])
+    async with working(memory_app) as worker:
+        for job in jobs:
+            with pytest.raises(JobFailed) as caught:
+                await job.result(timeout="10s")
+            assert caught.value.error_type == "SystemExit"
+        assert worker.health().consuming

@@ -156,7 +156,7 @@ class Batcher:
         try:
             answer = await self._handle(batch)
             parts = _parts(batch.members, answer)
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
             raised = _overdue(batch.overdue) if batch.overdue is not None else error
