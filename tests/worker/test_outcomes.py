@@ -18,6 +18,7 @@ from penstock import (
     Snooze,
     State,
     Unrecoverable,
+    WaitForChildren,
     current_job,
 )
 from penstock.core.job import NewJob, Options
@@ -398,3 +399,18 @@ async def test_a_limited_queue_is_worked_off_by_workers_that_wait_for_room(app: 
         await asyncio.gather(*(job.result(timeout="20s") for job in jobs))
 
     assert most == 2
+
+
+async def test_a_job_that_waits_for_children_it_does_not_have_fails(app: App) -> None:
+    runs: list[int] = []
+
+    @app.task
+    async def lonely() -> None:
+        runs.append(current_job().run)
+        raise WaitForChildren
+
+    async with working(app):
+        job = await lonely.enqueue()
+        with pytest.raises(JobFailed, match="no children to wait for"):
+            await job.result(timeout="10s")
+    assert runs == [1]

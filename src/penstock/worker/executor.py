@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, assert_never, cast
 
 from penstock.core.job import Lease
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome
-from penstock.errors import PayloadTooLarge, SerializationError
+from penstock.errors import (
+    PayloadTooLarge,
+    SerializationError,
+    StorageError,
+    Unrecoverable,
+    WaitForChildren,
+)
 from penstock.worker.after import AfterHooks
 from penstock.worker.context import current_run
 from penstock.worker.deadlines import Deadlines
@@ -134,7 +140,8 @@ class Executor:
                     outcome = await self._reviewed(run, result, self._after)
         except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:
+        except BaseException as raised:
+            error = await _checked_wait(run) if isinstance(raised, WaitForChildren) else raised
             outcome = self._failed(run, error)
             if isinstance(outcome, Fail) and self._after is not None:
                 outcome = await self._after.review(run, error, outcome)
@@ -219,6 +226,21 @@ class Executor:
             self.abort(run, Abort.TIMEOUT)
         else:
             self.give_up(run)
+
+
+async def _checked_wait(run: Run) -> BaseException:
+    """``WaitForChildren``, unless there are none: the job would run again at once, for ever."""
+    app = run.lane.app
+    assert app is not None, "lanes of a running worker have one"
+    try:
+        if await (await app.connect()).dependencies(run.lane.name, run.lease.id, limit=1):
+            return WaitForChildren()
+    except (StorageError, asyncio.CancelledError):
+        return WaitForChildren()
+    return Unrecoverable(
+        "the handler raised WaitForChildren, and the job has no children to wait for. "
+        "Add some before: await context.add_children([...])."
+    )
 
 
 def _too_large(run: Run, size: int, limit: int) -> PayloadTooLarge:
