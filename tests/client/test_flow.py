@@ -164,6 +164,29 @@ async def test_a_group_by_itself_gives_all_results(shop: Shop) -> None:
     assert await handle.result(timeout="5s") == [2, "nothing was needed", 3]
 
 
+async def test_what_ends_in_a_group_gives_the_list_of_its_results(shop: Shop) -> None:
+    both = group([shop.add.job(1), shop.add.job(2)])
+    several = Dag().add("a", shop.add.job(1)).add("b", shop.add.job(2)).add("c", shop.add.job(3), after=["a"])
+    flows: list[Any] = [
+        chain(shop.add.job(1), group([shop.add.job(), shop.add.job()])),
+        chain(chain(shop.add.job(1), both), shop.total.job()),
+        chord([shop.add.job(1)], group([shop.total.job(), shop.total.job()])),
+        several,
+        chain(several, shop.total.job()),
+    ]
+    handles = [await shop.app.enqueue_flow(flow) for flow in flows]
+    await shop.work()
+    results = [await handle.result(timeout="5s") for handle in handles]
+    assert results == [[3, 3], "7", ["2", "2"], [3, 4], "7"]
+
+
+async def test_the_body_of_a_chord_may_be_a_chain(shop: Shop) -> None:
+    numbers = [shop.add.job(1), shop.add.job(2)]
+    handle = await chord(numbers, chain(shop.total.job(), shop.packed.job())).enqueue()
+    await shop.work()
+    assert await handle.result(timeout="5s") == b"5"
+
+
 async def test_a_parent_sees_its_children_and_the_tree_shows_all(shop: Shop) -> None:
     inner = Flow(shop.report.job(id="inner"), [shop.add.job(1, id="leaf")])
     handle = await shop.app.enqueue_flow(
@@ -223,6 +246,10 @@ async def test_what_a_flow_cannot_be_is_refused_at_the_door(shop: Shop) -> None:
         Dag().add("a", shop.add.job(1)).add("a", shop.add.job(2))
     with pytest.raises(InvalidInput, match="without jobs"):
         group([])
+    with pytest.raises(InvalidInput, match="without jobs"):
+        await Dag().enqueue()
+    with pytest.raises(InvalidInput, match="body of a chord"):
+        chord([shop.add.job(1)], shop.app.job("numbers", "known"))  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="cannot be part"):
         group([3])  # type: ignore[list-item]
     with pytest.raises(InvalidOption, match="on_failure='retry'"):

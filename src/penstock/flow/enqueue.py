@@ -10,7 +10,7 @@ from penstock.core.flow import Node
 from penstock.core.ids import uuid7
 from penstock.core.job import Dependency, Enqueued, Policy
 from penstock.errors import InvalidInput, JobError, JobNotFound
-from penstock.flow.graph import Graph, Key, Weave
+from penstock.flow.graph import Graph, Key, Weave, is_several
 from penstock.flow.handle import FlowHandle
 from penstock.flow.parts import Chain, Chord, Dag, Flow, Group, Part, check_policy
 from penstock.handle import JobHandle
@@ -89,7 +89,7 @@ async def _put_all(storage: Storage, weaves: Sequence[Weave]) -> dict[Key, Enque
 def _draw(part: Part) -> _Drawn:
     graph = Graph()
     ends = graph.add(part)
-    return _Drawn(graph, ends, graph.weaves(), isinstance(part, Group))
+    return _Drawn(graph, ends, graph.weaves(), is_several(part))
 
 
 async def _put(storage: Storage, queue: str, weaves: Sequence[Weave]) -> list[Enqueued]:
@@ -178,8 +178,12 @@ def app_of(part: Any) -> App:
         case Chain() | Group():
             return app_of(part.parts[0])
         case Chord():
-            return part.body.source.app
+            return app_of(part.header)
+        case Dag(names=names) if names:
+            return next(iter(names.values()))[0].source.app
         case Dag():
-            return next(iter(part.names.values()))[0].source.app
+            raise InvalidInput(
+                "a Dag without jobs is no flow. Add at least one: dag.add(name, task.job(...))."
+            )
         case _:
             raise InvalidInput(f"{part!r:.80} is no flow.")

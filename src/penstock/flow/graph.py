@@ -19,7 +19,7 @@ from penstock.task import JobSpec
 if TYPE_CHECKING:
     from penstock.source import Source
 
-__all__ = ["Before", "Draft", "Graph", "Key", "Weave"]
+__all__ = ["Before", "Draft", "Graph", "Key", "Weave", "is_several"]
 
 Key: TypeAlias = tuple[str, str]
 """Queue and id."""
@@ -46,6 +46,23 @@ class Draft:
         self.source = source
         self.name = name
         self.after: dict[Key, Policy] = {one[:2]: one.policy for one in job.after}
+
+
+def is_several(part: Part) -> bool:
+    """Whether the result of ``part`` is a list: it ends in a group, or a graph with several ends, however deep."""
+    match part:
+        case Group():
+            return True
+        case Chain(parts=parts):
+            return is_several(parts[-1])
+        case Chord(body=body):
+            return is_several(body)
+        case Dag():
+            return len(part.ends) > 1
+        case JobSpec() | JobHandle() | Flow():
+            return False
+        case _ as never:
+            assert_never(never)
 
 
 class Weave(NamedTuple):
@@ -79,7 +96,7 @@ class Graph:
             case Chord(header=header, body=body):
                 ends = self.add(header, before)
                 passing: Passing = "list" if part.pass_result else ""
-                return [self._draw(body, Before(tuple(ends), part.on_failure, passing))]
+                return self.add(body, Before(tuple(ends), part.on_failure, passing))
             case Dag():
                 return self._dag(part, before)
             case _ as never:
@@ -92,11 +109,15 @@ class Graph:
         ends: list[Key] = []
         for one in part.parts:
             ends = self.add(one, before)
-            passing: Passing = "" if not part.pass_result else "list" if isinstance(one, Group) else "one"
+            passing: Passing = "" if not part.pass_result else "list" if is_several(one) else "one"
             before = Before(tuple(ends), part.on_failure, passing)
         return ends
 
     def _dag(self, dag: Dag, before: Before) -> list[Key]:
+        if not dag.names:
+            raise InvalidInput(
+                "a Dag without jobs is no flow. Add at least one: dag.add(name, task.job(...))."
+            )
         keys = {name: (spec.queue, spec.id) for name, (spec, *_) in dag.names.items()}
         followed: set[Key] = set()
         for name, (spec, after, policy, passing) in dag.names.items():

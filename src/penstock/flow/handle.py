@@ -140,7 +140,10 @@ class FlowHandle:
         return info.raw.annex.flow if info.raw.annex else ""
 
     async def result(self, timeout: Duration | None = None) -> Any:
-        """What the root returned; of a group, the list of what its jobs returned. Raises as ``JobHandle.result``."""
+        """What the root returned; of a flow with several ends (a group), the list of what they returned.
+
+        Raises as ``JobHandle.result``.
+        """
         if not self._is_group:
             return await self.root.result(timeout)
         return list(await asyncio.gather(*(end.result(timeout) for end in self.ends)))

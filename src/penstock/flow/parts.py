@@ -18,7 +18,19 @@ if TYPE_CHECKING:
     from penstock.flow.handle import FlowHandle
     from penstock.flow.sync import SyncFlowHandle
 
-__all__ = ["Chain", "Chord", "Dag", "Flow", "Group", "Part", "chain", "check_policy", "chord", "group"]
+__all__ = [
+    "Body",
+    "Chain",
+    "Chord",
+    "Dag",
+    "Flow",
+    "Group",
+    "Part",
+    "chain",
+    "check_policy",
+    "chord",
+    "group",
+]
 
 Passing: TypeAlias = Literal["", "one", "list"]
 
@@ -82,13 +94,17 @@ class Group(_Whole):
 
 
 class Chord(_Whole):
-    """A group, and a job that gets its results; see ``chord``."""
+    """A group, and what gets its results; see ``chord``."""
 
     __slots__ = ("body", "header", "on_failure", "pass_result")
 
-    def __init__(self, header: Group, body: JobSpec, *, pass_result: bool, on_failure: Policy) -> None:
+    def __init__(self, header: Group, body: Body, *, pass_result: bool, on_failure: Policy) -> None:
+        if not isinstance(body, JobSpec | _Whole):
+            raise InvalidInput(
+                f"the body of a chord is {body!r:.80}, which is nothing to be put in. Give task.job(...), or a flow."
+            )
         self.header = header
-        self.body = _checked_job(body, "the body of a chord")
+        self.body = body
         self.pass_result = pass_result
         self.on_failure = check_policy(on_failure)
 
@@ -108,10 +124,11 @@ def group(parts: Iterable[Part]) -> Group:
 
 
 def chord(
-    header: Group | Iterable[Part], body: JobSpec, *, pass_result: bool = True, on_failure: Policy = "fail"
+    header: Group | Iterable[Part], body: Body, *, pass_result: bool = True, on_failure: Policy = "fail"
 ) -> Chord:
     """A job that runs when all of a group have ended; its first argument is the list of their results, in order.
 
+    The body may be a chain, a group or another flow: those of it that begin get the list.
     Under ``on_failure="ignore"`` the place of one that failed holds ``None``.
     """
     parts = header if isinstance(header, Group) else Group(header)
@@ -160,6 +177,14 @@ class Dag(_Whole):
         self.names[name] = (spec, tuple(after), policy, "list" if pass_results else "")
         return self
 
+    @property
+    def ends(self) -> list[str]:
+        """The names of those that nobody comes after, in the order they were added."""
+        followed = {
+            one if isinstance(one, str) else id(one) for _, after, *_ in self.names.values() for one in after
+        }
+        return [name for name, (job, *_) in self.names.items() if not followed & {name, id(job)}]
+
     @classmethod
     def of(cls, jobs: Mapping[str, JobSpec], after: Mapping[str, Sequence[str]], **options: Any) -> Dag:
         """The same from two dicts: jobs by name, and who comes after whom."""
@@ -169,7 +194,8 @@ class Dag(_Whole):
         return dag
 
 
-Part: TypeAlias = JobSpec | JobHandle[Any] | Flow | Chain | Group | Chord | Dag
+Body: TypeAlias = "JobSpec | Flow | Chain | Group | Chord | Dag"
+Part: TypeAlias = "JobHandle[Any] | Body"
 
 
 def check_policy(value: str) -> Policy:
