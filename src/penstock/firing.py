@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from penstock.core.annex import EMPTY_ANNEX
 from penstock.core.job import Enqueued
 from penstock.core.schedule import AfterCompletion, Plan, unpack_plan
-from penstock.errors import StorageError, StorageFull
+from penstock.errors import InvalidInput, JobError, StorageError, StorageFull
 from penstock.storage.values import DueScheduler, Fired
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ async def fire_due(
         return await _fire(storage, queue, due, plan, intake)
     except msgspec.MsgspecError as error:
         logger.warning("queue %s: scheduler %r cannot be read and is left out: %s", queue, due.name, error)
-    except StorageFull as error:
+    except (StorageFull, InvalidInput, JobError) as error:
+        # Not this one's sweep alone: the slots of others, and all else that time brings, must not wait for it.
         logger.warning("queue %s: the slot of scheduler %r will be late: %s", queue, due.name, error)
     except StorageError:
         raise

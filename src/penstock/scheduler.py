@@ -105,11 +105,15 @@ async def put_scheduler(
     A changed schedule begins anew from now; a changed job is that of the slots to come.
 
     Raises:
-        InvalidOption: a schedule without a slot to come, or a job that is to run at one time.
+        InvalidOption: a schedule without a slot to come, or a job that is to run at one time or after others.
     """
     if job.run_at_ms is not None:
         raise InvalidOption(
             "run_at is one instant, but the job comes again. Use start=, or a delay after the slot."
+        )
+    if job.after:
+        raise InvalidOption(
+            "after names jobs that are there now, but the job comes again. Schedule a task that puts in the flow."
         )
     plan = Plan(schedule, replace(job, id="", notify="", unchecked=False))
     found = await storage.schedulers(queue, [name])

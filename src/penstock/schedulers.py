@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from penstock.core.names import check_scheduler
 from penstock.core.schedule import AfterCompletion, Plan, unpack_plan
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidInput, InvalidOption
 from penstock.firing import job_of_slot
 from penstock.handle import JobHandle
 from penstock.scheduler import SchedulerInfo, When, put_scheduler, read_schedule
+from penstock.task import JobSpec, Task
 
 if TYPE_CHECKING:
     from penstock.core.job import NewJob
     from penstock.queue import Queue
     from penstock.source import Source
     from penstock.storage.base import Storage
-    from penstock.task import JobSpec, Task
 
 __all__ = ["AppSchedulers", "QueueSchedulers"]
 
@@ -48,6 +48,10 @@ class AppSchedulers:
         """
         schedule = read_schedule(when)
         name = check_scheduler(name)
+        if not isinstance(job, JobSpec):
+            raise InvalidInput(
+                f"{job!r:.80} cannot be scheduled. Give task.job(...); for a flow, of a task that puts it in."
+            )
         return await put_scheduler(await self.connect(), job.queue, name, schedule=schedule, job=job.job)
 
     def scheduled(self, *, name: str | None = None, **when: Unpack[When]) -> Callable[[T], T]:
@@ -58,6 +62,8 @@ class AppSchedulers:
         schedule = read_schedule(when)
 
         def declare(task: T) -> T:
+            if not isinstance(task, Task):
+                raise InvalidInput(f"{task!r:.80} is no task. Put @app.scheduled(...) above @app.task.")
             job = task.job()
             self._declared[job.queue, check_scheduler(name or task.name)] = Plan(schedule, job.job)
             return task

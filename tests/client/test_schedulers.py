@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock import App, InvalidInput, InvalidName, InvalidOption, SchedulerInfo, State
+from penstock import App, InvalidInput, InvalidName, InvalidOption, SchedulerInfo, State, chain
 from penstock.firing import sweep
 
 HOUR_MS = 3_600_000
@@ -247,6 +247,25 @@ async def test_a_template_with_an_instant_is_refused(app: App, report: Any) -> N
     job = report.job(run_at=datetime(2999, 1, 1, tzinfo=UTC))
     with pytest.raises(InvalidOption, match="run_at is one instant"):
         await app.schedule("name", job, every="1h")
+
+
+async def test_a_template_that_waits_for_others_is_refused(app: App, report: Any) -> None:
+    before = await report.enqueue("first", delay="1h")
+    with pytest.raises(InvalidOption, match="after names jobs"):
+        await app.schedule("later", report.job("sales", after=[before]), every="1m")
+    assert await app.schedulers() == []
+
+
+async def test_what_is_no_job_is_refused_with_what_to_do(app: App, report: Any) -> None:
+    mistakes: list[Any] = [report, chain(report.job("a")), print]
+    for what in mistakes:
+        with pytest.raises(InvalidInput, match=r"cannot be scheduled. Give task.job"):
+            await app.schedule("wrong", what, every="1m")
+    with pytest.raises(InvalidInput, match=r"above @app.task"):
+
+        @app.task  # type: ignore[type-var]
+        @app.scheduled(every="1m")
+        async def tick() -> None: ...
 
 
 def test_the_sync_face_has_it_too() -> None:

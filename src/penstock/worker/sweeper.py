@@ -55,7 +55,7 @@ class Sweeper:
         return {queue: await self._sweep(queue) for queue in queues}
 
     async def run(self) -> None:
-        """Sweep for ever; cancel to stop. A store that is away is tried again at the next round."""
+        """Sweep for ever; cancel to stop. What fails, be it that the store is away, is tried again the next round."""
         # Workers that were started together must not sweep together.
         await asyncio.sleep(random.random() * min(_SOONEST_S, self._interval_s))
         while True:
@@ -63,6 +63,9 @@ class Sweeper:
                 rest_s = self._sleep_s(await self.run_once())
             except StorageError as error:
                 logger.warning("the sweep failed and will be repeated: %s", error)
+                rest_s = self._interval_s
+            except Exception:  # nobody else would notice that there is no sweeper any more
+                logger.exception("the sweep failed and will be repeated")
                 rest_s = self._interval_s
             await asyncio.sleep(rest_s)
 
