@@ -187,3 +187,9 @@ async def test_a_right_that_only_the_functions_need_is_missed_before_they_write(
                 await app.queue(QUEUE).enqueue(1)
             else:
                 await app.queue(QUEUE).claim_one(wait="1s")
+
+
+async def test_a_database_that_the_server_does_not_have_is_refused(server: ValkeyServer) -> None:
+    with pytest.raises(StorageRefused) as caught:
+        await App(f"valkey://{HOST}:{server.port}/99").connect()
+    assert_says(caught.value, "DB index is out of range", "Choose a database")

@@ -201,7 +201,9 @@ class Reading:
         try:
             rows = await self._calls.call(queue, "watch", listener, *ids) if ids else []
         except Refused as error:
-            raise JobNotFound(f"job {error.text!r} is not known", job_id=error.text) from None
+            raise JobNotFound(
+                f"There is no job {error.text!r} in queue {queue!r}.", job_id=error.text
+            ) from None
         told = iter(await self._with_results(queue, [row for row in rows if row]))
         return [next(told) if row else None for row in rows]
 

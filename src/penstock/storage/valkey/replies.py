@@ -47,6 +47,11 @@ _REFUSALS: Final[tuple[tuple[str, type[StorageError], str], ...]] = (
     (r"NOPERM |ERR ACL failure in script", StorageRefused, "Give the user this right (ACL SETUSER)"),
     (r"(MOVED|ASK) ", StorageError, "It is part of a cluster: use valkey+cluster://"),
     (r"ERR .*cluster support disabled", StorageError, "It is not a cluster: use valkey://"),
+    (
+        r"ERR DB index is out of range",
+        StorageRefused,
+        "Choose a database it has, in the URL: 0 is always there",
+    ),
     (r"ERR max number of clients", StorageUnavailable, "Raise maxclients, or open fewer connections"),
     (r"ERR AUTH .*called without", StorageRefused, "Remove the password from the URL, or set one there"),
     (r"ERR unknown command", StorageVersion, "Penstock needs Valkey, or Redis 7.0 or newer"),
