@@ -217,3 +217,22 @@ async def test_health_tells_what_a_worker_is_doing(app: App) -> None:
         assert health.active[0].age_s < 10
         finish.set()
     assert worker.health().state == "stopped"
+
+
+async def test_listeners_may_be_put_in_by_a_decorator(memory_app: App) -> None:
+    seen: list[str] = []
+
+    @memory_app.task
+    async def greet(name: str) -> None: ...
+
+    worker = memory_app.worker(burst=True)
+
+    @worker.on("completed")
+    def note(event: WorkerEvent) -> None:
+        seen.append(event.task)
+
+    await greet.enqueue("ada")
+    await worker.run()
+    assert seen == ["greet"]
+    with pytest.raises(InvalidOption, match="no worker event is called 'finished'"):
+        worker.on("finished")

@@ -77,11 +77,16 @@ class Listeners:
         Raises:
             InvalidOption: there is no such event.
         """
+        self.check(name)
+        self._by_name.setdefault(name, []).append(listener)
+
+    @staticmethod
+    def check(name: str) -> None:
+        """Raises ``InvalidOption`` if there is no such event."""
         if name not in _NAMES:
             raise InvalidOption(
                 f"no worker event is called {name!r}. There are: {', '.join(sorted(_NAMES))}."
             )
-        self._by_name.setdefault(name, []).append(listener)
 
     def emit(self, event: WorkerEvent) -> None:
         for listener in self._by_name.get(event.type, ()):

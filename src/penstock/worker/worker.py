@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from penstock.batching import parse_batching
 from penstock.core.duration import Duration, milliseconds
@@ -38,6 +38,7 @@ logger = logging.getLogger("penstock.worker")
 
 H = TypeVar("H", bound=Handler | BatchHandler)
 S = TypeVar("S", bound=Hook)
+L = TypeVar("L", bound=Listener)
 
 
 class Worker:
@@ -110,9 +111,25 @@ class Worker:
         """Where the probe listens, once it does."""
         return None if self._probe is None else self._probe.url
 
-    def on(self, event: str, listener: Listener) -> None:
-        """Call ``listener(WorkerEvent)`` at every ``event`` in this process. See ``worker.events`` for the names."""
-        self.listeners.add(event, listener)
+    @overload
+    def on(self, event: str, listener: Listener) -> None: ...
+    @overload
+    def on(self, event: str) -> Callable[[L], L]: ...
+    def on(self, event: str, listener: Listener | None = None) -> Callable[[L], L] | None:
+        """Call ``listener(WorkerEvent)`` at every ``event`` in this process. See ``worker.events`` for the names.
+
+        Without a listener it is a decorator: ``@worker.on("failed")``.
+        """
+        if listener is not None:
+            self.listeners.add(event, listener)
+            return None
+        self.listeners.check(event)
+
+        def register(function: L) -> L:
+            self.listeners.add(event, function)
+            return function
+
+        return register
 
     def on_start(self, hook: S) -> S:
         """A function to call before the first claim. What it raises keeps the worker from starting."""
