@@ -41,7 +41,7 @@ Mode: TypeAlias = Literal["manual", "inline", "fake"]
 
 # What a worker's runs are made of; the rest is about how it comes by its jobs.
 _WORKER_OPTIONS: Final = frozenset(
-    {"after_execution", "child_processes", "concurrency", "id", "lease", "middleware", "threads"}
+    {"after_execution", "child_processes", "concurrency", "lease", "middleware", "name", "threads"}
 )
 # One database for all harnesses of a process, a namespace for each: a named one in memory is never given back.
 SHARED_MEMORY: Final = "memory://penstock-testing"
