@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 
 _SHORTEST_HOLD_MS: Final = 60_000
 _LONGEST_REST_S: Final = 5.0
+_LONGEST_UNKEPT_S: Final = 1.0
 
 
 class SubscriptionOptions(TypedDict, total=False):
@@ -159,7 +160,7 @@ class Subscription:
         await self._keep(storage, queue)
         try:
             while (page := await self._next(storage, queue, reader)) is not None:
-                await self._handle_all(queue, page)
+                await self._handle_all(storage, queue, page)
                 await self._keep_if_due(storage, queue)
         finally:
             await self._keep_if_due(storage, queue)
@@ -176,6 +177,13 @@ class Subscription:
             position = self.positions[queue]
             await storage.hold_events(queue, self._consumer, offset=position, ttl_ms=self._hold_ms)
             self._kept[queue] = position, asyncio.get_running_loop().time()
+
+    async def _keep_now_and_then(self, storage: Storage, queue: str) -> None:
+        """Within a page, which slow handlers may be at for long: a crash is not to bring all of it again."""
+        if self._consumer is not None:
+            _, kept_at = self._kept[queue]
+            if asyncio.get_running_loop().time() - kept_at > _LONGEST_UNKEPT_S:
+                await self._keep_if_due(storage, queue)
 
     async def _keep_if_due(self, storage: Storage, queue: str) -> None:
         kept, kept_at = self._kept.get(queue, (0, 0.0))
@@ -225,7 +233,7 @@ class Subscription:
             stopped.cancel()
             await asyncio.gather(read, stopped, return_exceptions=True)
 
-    async def _handle_all(self, queue: str, page: EventPage) -> None:
+    async def _handle_all(self, storage: Storage, queue: str, page: EventPage) -> None:
         assert self._stopping is not None
         for event in page.events:
             if self._stopping.is_set():
@@ -234,6 +242,7 @@ class Subscription:
                 if wanted.admits(event):
                     await self._handle(handler, event)
             self.positions[queue] = event.seq
+            await self._keep_now_and_then(storage, queue)
         self.positions[queue] = page.next
 
     async def _handle(self, handler: EventHandler, event: Event) -> None:

@@ -205,6 +205,25 @@ async def test_a_cancelled_run_keeps_its_place(app: App) -> None:
     assert [consumer.offset for consumer in await app.queue("mail").consumers()] == [2]
 
 
+async def test_the_place_is_kept_while_slow_handlers_are_at_a_page(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.subscription._LONGEST_UNKEPT_S", 0.0)
+    queue = app.queue("mail")
+    await queue.enqueue_many(range(5))
+    subscription = app.subscribe("mail", consumer="billing", after=0)
+    kept: list[int] = []
+
+    @subscription.on("enqueued")
+    async def slow(event: Event) -> None:
+        kept.extend(consumer.offset for consumer in await queue.consumers())
+        if event.seq == 5:
+            subscription.stop()
+
+    await subscription.run()
+    assert kept == [0, 1, 2, 3, 4]
+
+
 async def test_a_gap_ends_the_run_unless_somebody_wants_to_be_told(app: App) -> None:
     for n in range(30):
         await app.queue("mail").enqueue(n)
