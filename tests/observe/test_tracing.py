@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from penstock import App, JobContext, Snooze, Suspend, chord
+from penstock import App, JobContext, RateLimited, Snooze, Suspend, WaitForChildren, chord, current_job
 from penstock.observe.tracing import instrument
 from tests.worker.conftest import until, working
 
@@ -179,6 +181,40 @@ async def test_a_suspended_run_is_no_error(memory_app: App, telemetry: Telemetry
     assert first.status.status_code is StatusCode.UNSET
     assert first.attributes
     assert first.attributes["penstock.outcome"] == "suspended"
+
+
+async def test_to_wait_for_children_or_a_rate_limit_is_no_error(
+    memory_app: App, telemetry: Telemetry
+) -> None:
+    @memory_app.task
+    async def child() -> None:
+        if current_job().run == 1:
+            raise RateLimited("10ms")
+
+    @memory_app.task
+    async def parent(context: JobContext) -> None:
+        if not await context.children():
+            await context.add_children([child.job()])
+            raise WaitForChildren
+
+    async with working(memory_app):
+        job = await parent.enqueue()
+        await job.result(timeout="10s")
+        await until(lambda: len(telemetry.spans("run")) == 4)
+    runs = telemetry.spans("run")
+    assert {run.status.status_code for run in runs} == {StatusCode.UNSET}
+    outcomes = [run.attributes["penstock.outcome"] for run in runs[:2] if run.attributes]
+    assert outcomes == ["suspended", "limited"]
+
+
+def test_without_opentelemetry_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "try:\n    import penstock.observe.tracing\n"
+        "except ModuleNotFoundError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pip install 'penstock[otel]'" in done.stdout
 
 
 async def test_many_jobs_of_one_call_share_its_span(memory_app: App, telemetry: Telemetry) -> None:

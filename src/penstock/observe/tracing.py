@@ -18,12 +18,19 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
-from opentelemetry import metrics, propagate, trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
+
+try:
+    from opentelemetry import metrics, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"penstock.observe.tracing needs {error.name}, which is not installed: pip install 'penstock[otel]'",
+        name=error.name,
+    ) from None
 
 from penstock.core.annex import EMPTY_ANNEX
-from penstock.errors import Snooze, Suspend
+from penstock.errors import RateLimited, Snooze, Suspend, WaitForChildren
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -149,10 +156,18 @@ def _of_run(context: JobContext) -> dict[str, Any]:
 
 def _tell(span: Span, error: BaseException) -> str:
     """To go on later is no error of the run; all else is."""
-    if isinstance(error, Snooze | Suspend):
-        outcome = "snoozed" if isinstance(error, Snooze) else "suspended"
+    match error:
+        case Snooze():
+            outcome = "snoozed"
+        case Suspend() | WaitForChildren():
+            outcome = "suspended"
+        case RateLimited():
+            outcome = "limited"
+        case _:
+            outcome = "raised"
+    if outcome != "raised":
         span.set_attribute("penstock.outcome", outcome)
         return outcome
     span.record_exception(error)
     span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
-    return "raised"
+    return outcome
