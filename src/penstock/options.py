@@ -23,6 +23,7 @@ from penstock.core.job import Conflict, Dependency, Options, Policy
 from penstock.core.names import check_consumer, check_group, check_id, check_queue
 from penstock.core.retry import Backoff, BackoffFunction, parse_backoff
 from penstock.core.size import Size
+from penstock.core.staging import STAGED_FROM_MS
 from penstock.errors import InvalidOption
 from penstock.serde import Serde
 
@@ -50,6 +51,7 @@ __all__ = [
 OnConflict: TypeAlias = Literal["default", "absent", "redispatch"] | Conflict
 
 _INT32: Final = 2**31 - 1
+_LAST_YEAR: Final = 6429
 _MOST_HEADERS: Final = 16_384
 
 
@@ -256,6 +258,16 @@ def epoch_ms(name: str, value: Any) -> int:
     return max(round(value.timestamp() * 1000), 0)
 
 
+def _due_ms(name: str, value: Any) -> int:
+    """The instant a job may be due at: what lies beyond is the store's own (``core.staging``)."""
+    at_ms = epoch_ms(name, value)
+    if at_ms >= STAGED_FROM_MS:
+        raise InvalidOption(
+            f"{name}={value.isoformat()} is too far away. Give a time before the year {_LAST_YEAR}."
+        )
+    return at_ms
+
+
 def _count(least: int) -> Any:
     return lambda name, value: whole_number(name, value, least=least)
 
@@ -368,7 +380,7 @@ _TREATMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
 _PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
     "id": ("id", lambda name, value: check_id(value)),
     "delay": ("delay_ms", lambda name, value: milliseconds(value, what=name)),
-    "run_at": ("run_at_ms", epoch_ms),
+    "run_at": ("run_at_ms", _due_ms),
     "priority": ("priority", _count(-_INT32)),
     "lifo": ("lifo", _flag),
     "ttl": ("ttl_ms", _limit),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ def test_an_option_that_is_unknown_or_has_no_usable_value_is_refused_when_it_is_
         (lambda task, _: task.enqueue(delay=-1), ("delay=-1", "negative", '"30s"')),
         (lambda task, _: task.enqueue(delay="soon"), ("delay='soon'", "cannot be read", '"30s"')),
         (lambda task, _: task.enqueue(run_at=datetime(2030, 1, 1)), ("no time zone", "UTC")),
+        (lambda task, _: task.enqueue(run_at=datetime.max.replace(tzinfo=UTC)), ("too far away", "6429")),
         (
             lambda task, _: task.enqueue(delay=1, run_at=datetime.now().astimezone()),
             ("both", "Give one of them"),

@@ -122,6 +122,22 @@ class Machine(RuleBasedStateMachine):
         ours, theirs = self.sight.placed(job), self.model_sight.placed(job)
         self.same(self.storage.enqueue(self.queue, [ours]), lambda: self.model.enqueue([theirs]))
 
+    @rule(jobs=st.lists(draw.staged_jobs(), min_size=1, max_size=4), repeat=repeats)
+    def stage(self, jobs: list[NewJob], repeat: str) -> None:
+        self.ticketed(
+            lambda ticket: self.storage.enqueue(self.queue, jobs, ticket=ticket),
+            lambda ticket: self.model.enqueue(jobs, ticket),
+            repeat,
+        )
+
+    @precondition(lambda self: any(record.is_staged for record in self.model.records.values()))
+    @rule(write_id=st.sampled_from(draw.WRITES), keep=st.sampled_from([True, True, False]))
+    def unstage(self, write_id: str, keep: bool) -> None:
+        self.same(
+            _done(self.storage.unstage(self.queue, write_id, keep=keep)),
+            lambda: self.model.unstage(write_id, keep=keep),
+        )
+
     @rule(key=st.sampled_from(KEYS), clear=st.booleans())
     def ask_for_a_dedup_key(self, key: str, clear: bool) -> None:
         self.same(self.storage.dedup_of(self.queue, key), lambda: self.model.dedup_of(key))
@@ -440,10 +456,12 @@ class Machine(RuleBasedStateMachine):
         for state in State:
             if not getattr(counts, state) and not self.model.in_state(state):
                 continue
+            staged = counts.staged if state is State.SCHEDULED else 0
             jobs = self.do(self.storage.list_jobs(self.queue, state)).jobs
             seen, wanted = [job.id for job in jobs], [record.id for record in self.model.in_state(state)]
             assert seen == wanted, f"{state}: the engine has {seen}, the model {wanted}"
-            assert getattr(counts, state) == len(jobs)
+            assert getattr(counts, state) + staged == len(jobs)
+            assert staged == sum(job.is_staged for job in jobs)
             listed += jobs
         assert len({job.id for job in listed}) == len(listed), "an id in two states"
         for job in listed:

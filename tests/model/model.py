@@ -70,7 +70,7 @@ class Model(Clockwork):
             return "not_found"
         if (change.payload is not None or change.priority is not None) and record.state not in OPEN:
             return "wrong_state"
-        if change.delay_ms is not None and record.state not in (S.WAITING, S.SCHEDULED):
+        if change.delay_ms is not None and (record.state not in (S.WAITING, S.SCHEDULED) or record.is_staged):
             return "wrong_state"
         self._change(record, change)
         self._append(E.CHANGED, record)
@@ -78,6 +78,26 @@ class Model(Clockwork):
 
     def remove(self, ids: Sequence[str]) -> list[RemoveAnswer]:
         return self._then_fill([self._remove(self.records.get(id)) for id in ids])
+
+    def unstage(self, write_id: str, *, keep: bool) -> int:
+        staged = [r for r in self.in_state(S.SCHEDULED) if r.is_staged and r.write_id == write_id]
+        for record in staged:
+            if keep:
+                self._unstage(record)
+            else:
+                self._remove(record)
+        return self._then_fill(len(staged))
+
+    def _unstage(self, record: Record) -> None:
+        delay_ms = record.annex.staged_delay_ms if record.annex else 0
+        record.expires_at = self.now + record.ttl_ms if record.ttl_ms else 0
+        if delay_ms:
+            self._schedule(record, self.now + delay_ms)
+            self._append(E.CHANGED, record)
+        else:
+            record.run_at = self.now
+            self._return_to_waiting(record)
+            self._append(E.PROMOTED, record)
 
     # Operating on queues
 
@@ -137,6 +157,7 @@ class Model(Clockwork):
                 self._ask_to_stop(record)
                 return "requested"
             case S.SCHEDULED | S.WAITING | S.BLOCKED:
+                record.run_at = self.now if record.is_staged else record.run_at
                 self._finish(record, S.CANCELLED, E.CANCELLED)
                 return "cancelled"
 

@@ -10,6 +10,7 @@ from penstock.core.annex import Annex
 from penstock.core.job import Lease, Options
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
+from penstock.core.staging import STAGED_FROM_MS
 from penstock.storage.values import Finished
 
 __all__ = [
@@ -111,6 +112,10 @@ class Record:
     @property
     def cost(self) -> int:
         return self.annex.cost if self.annex else 1
+
+    @property
+    def is_staged(self) -> bool:
+        return self.state is State.SCHEDULED and self.run_at >= STAGED_FROM_MS
 
     @property
     def awaits(self) -> bool:

@@ -64,7 +64,7 @@ class Running(Keys, Holding):
 
     def attach(self, id: str, after: Sequence[Dependency], nodes: Sequence[NewJob], flow: str) -> str | None:
         record = self._kept(id)
-        if record is None:
+        if record is None or record.is_staged:
             return "not_found"
         if record.state in TERMINAL:
             return "ended"
@@ -146,7 +146,7 @@ class Running(Keys, Holding):
 
     def _enqueue_one(self, job: NewJob, own: Sequence[str]) -> Enqueued:
         record = None if job.unchecked else self._kept(job.id)
-        if record is None:
+        if record is None or (record.is_staged and job.write_id != record.write_id):
             return self._let_in(job, own)
         finished = record.state in TERMINAL
         if job.write_id and job.write_id == record.write_id:
@@ -229,7 +229,7 @@ class Running(Keys, Holding):
         waiting, (room, later) = self.in_state(S.WAITING), self._allowance(1)
         if waiting and not room and len(leases) < take.count:
             return Claimed(leases, later, limited=True)
-        times = [r.run_at for r in self.in_state(S.SCHEDULED)]
+        times = [r.run_at for r in self.in_state(S.SCHEDULED) if not r.is_staged]
         times += [group.look for group in self.groups.values() if group.look]
         later = max(0, min(times) - self.now) if times else None
         return Claimed(leases, 0 if len(leases) == take.count or waiting else later)
@@ -363,7 +363,7 @@ class Running(Keys, Holding):
         return tuple(DueScheduler(name, at, self.now, self.clocks[name].new.spec) for at, name in due)
 
     def _next_thing(self) -> list[int]:
-        times = [r.run_at for r in self.in_state(S.SCHEDULED)]
+        times = [r.run_at for r in self.in_state(S.SCHEDULED) if not r.is_staged]
         times += self._timeouts() + self._lapses()
         times += [r.lease_until for r in self.in_state(S.ACTIVE)]
         times += [r.expires_at for r in self._pending() if r.expires_at]

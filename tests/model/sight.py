@@ -16,6 +16,7 @@ from penstock.core.flow import DependencyRecord
 from penstock.core.job import Job, Lease, NewJob
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.outcome import Failure
+from penstock.core.staging import STAGED_FROM_MS
 from penstock.storage.values import (
     Claimed,
     Finished,
@@ -149,6 +150,8 @@ def _annex(annex: Annex | None, start_ms: int) -> Annex | None:
 
 
 def _unit(time_ms: int, start_ms: int) -> int | None:
+    if time_ms >= STAGED_FROM_MS:
+        return time_ms  # of no side's time
     return (time_ms - start_ms) // UNIT if time_ms else None
 
 

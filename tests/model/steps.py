@@ -9,6 +9,7 @@ from penstock.core.annex import EMPTY_ANNEX, Annex
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.outcome import Failure
+from penstock.core.staging import staged_at_ms
 from penstock.storage.values import Finished, PromoteAnswer, QueueSettings
 from tests.model.grouping import Grouping
 from tests.model.record import ORDER, Entry, Happened, Record, Slot, news_of, replaces
@@ -42,7 +43,7 @@ class Steps(Ties, Grouping):
 
     def _queue_afresh(self, job: NewJob, own: Sequence[str] = ()) -> Record:
         old = self.records.get(job.id)
-        if old is not None and old.state in (S.FAILED, S.CANCELLED):
+        if old is not None and (old.state in (S.FAILED, S.CANCELLED) or old.is_staged):
             self.tell_dependents(old, "removed")
         flow = job.annex.flow if job.annex else ""
         entries: dict[str, Entry] = {}
@@ -66,9 +67,11 @@ class Steps(Ties, Grouping):
             ready_at=self.now,
             run_at=run_at,
             enqueued_at=self.now,
-            expires_at=self.now + job.ttl_ms if job.ttl_ms else 0,
+            expires_at=self.now + job.ttl_ms if job.ttl_ms and not job.staged else 0,
             annex=job.stored_annex,
         )
+        if replaced is not None and replaced.is_staged:
+            record.waiters = replaced.waiters
         record.flow, record.entries = flow, entries
         if record.awaits:
             record.state, record.blocked_by = S.BLOCKED, "children"
@@ -80,6 +83,8 @@ class Steps(Ties, Grouping):
         return record
 
     def _due(self, job: NewJob) -> int:
+        if job.staged:
+            return staged_at_ms(job.write_id)
         return self.now + job.delay_ms if job.run_at_ms is None else job.run_at_ms
 
     def _update(self, record: Record, slot: Slot) -> None:
@@ -158,7 +163,7 @@ class Steps(Ties, Grouping):
     def _promote(self, record: Record | None) -> PromoteAnswer:
         if record is None:
             return "not_found"
-        if record.state is not S.SCHEDULED:
+        if record.state is not S.SCHEDULED or record.is_staged:
             return "not_scheduled"
         self._enter_waiting(record)
         self._append(E.PROMOTED, record)

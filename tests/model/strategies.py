@@ -40,6 +40,7 @@ __all__ = [
     "IDS",
     "KEYS",
     "UNIT",
+    "WRITES",
     "after",
     "changes",
     "instants",
@@ -56,6 +57,7 @@ __all__ = [
     "schedulers",
     "settings",
     "signals",
+    "staged_jobs",
     "takes",
     "terminal_states",
     "units",
@@ -65,6 +67,8 @@ UNIT: Final = 1_000_000
 IDS: Final = ("a", "b", "c", "ü", "🚰")
 KEYS: Final = ("key", "schlüssel")
 CLOCKS: Final = ("clock", "uhr ü")
+
+WRITES: Final = ("write", "write", "other ü")
 
 CONSUMERS: Final = ("ledger", "audit")
 
@@ -152,6 +156,19 @@ def new_jobs(draw: Callable) -> NewJob:
         notify=draw(st.sampled_from(["", "ear", "eye"])),
         annex=draw(annexes),
         dedup=draw(dedups),
+    )
+
+
+@st.composite
+def staged_jobs(draw: Callable) -> NewJob:
+    new: NewJob = draw(new_jobs())
+    return msgspec.structs.replace(
+        new,
+        staged=True,
+        write_id=draw(st.sampled_from(WRITES)),
+        run_at_ms=None,
+        dedup=None,
+        conflict=draw(st.sampled_from([Conflict(), Conflict(mode="absent")])),
     )
 
 

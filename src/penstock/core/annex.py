@@ -42,11 +42,13 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     "has_later_dependents": "dl",
     "has_dependencies": "dp",
     "passes": "pr",
+    "staged_delay_ms": "sd",
 }):  # fmt: skip
     """See the module. What is no **tie**: ``headers``, which are the user's and pass through untouched; ``usage``, what
     the job has reported (``core.usage``); ``scheduler`` and ``slot_ms``, where it comes from; ``step``, where it goes
     on. ``awaits`` (a signal, until ``awaits_until_ms``, 0: for ever), ``received``, ``timed_out`` and ``kept`` (how
-    many signals came early) are of its suspensions. All else is a tie: ``dedup`` is the key whose record goes when
+    many signals came early) are of its suspensions; ``staged_delay_ms`` counts from the release of a staged job
+    (``core.staging``). All else is a tie: ``dedup`` is the key whose record goes when
     the job ends; ``repeats``: its scheduler waits for that end; ``holds`` are consumers that keep a finished job, and
     for how many milliseconds after its end.
 
@@ -78,6 +80,7 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     has_later_dependents: bool = False
     has_dependencies: bool = False
     passes: str = ""
+    staged_delay_ms: int = 0
 
     @property
     def binds(self) -> bool:
@@ -96,7 +99,7 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
 
 _LOOSE: Final = (
     *("headers", "usage", "scheduler", "slot_ms"),
-    *("step", "awaits", "awaits_until_ms", "received", "timed_out", "kept"),
+    *("step", "awaits", "awaits_until_ms", "received", "timed_out", "kept", "staged_delay_ms"),
 )
 """What concerns nobody but the job itself."""
 

@@ -14,6 +14,7 @@ from penstock.core.dedup import Dedup
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure
 from penstock.core.retry import Backoff, Exponential
+from penstock.core.staging import STAGED_FROM_MS
 
 __all__ = [
     "DAY_MS",
@@ -86,7 +87,8 @@ class NewJob(msgspec.Struct, frozen=True):
     ``delay_ms`` counts from the store's now; ``run_at_ms`` (epoch) is an instant the user named; at most one
     of the two is given. ``ttl_ms`` counts from the enqueue. ``unchecked`` promises that the id is new.
     ``annex`` is what few jobs have (``core.annex``). ``dedup`` applies if the id would be queued afresh. The job waits
-    for those in ``after``; then its annex has a ``flow`` and says ``has_dependencies``.
+    for those in ``after``; then its annex has a ``flow`` and says ``has_dependencies``. ``staged``: it is kept back
+    until its write, which ``write_id`` names, is whole (``core.staging``); delay and ttl count from there.
     ``notify`` is the name of a listener (see ``Storage.listen``) to tell of the job's end; one that finds a
     duplicate waits for that one's end.
     """
@@ -107,10 +109,14 @@ class NewJob(msgspec.Struct, frozen=True):
     annex: Annex | None = None
     after: tuple[Dependency, ...] = ()
     dedup: Dedup | None = None
+    staged: bool = False
 
     @property
     def stored_annex(self) -> Annex | None:
-        """What an engine keeps as the annex: a record of a dedup key that is to go with the job ties it."""
+        """What an engine keeps as the annex: a record of a dedup key that is to go with the job ties it; the delay of
+        a staged job waits there for its release."""
+        if self.staged and self.delay_ms:
+            return msgspec.structs.replace(self.annex or EMPTY_ANNEX, staged_delay_ms=self.delay_ms)
         dedup = self.dedup
         if dedup is None or dedup.mode == "throttle":
             return self.annex
@@ -192,3 +198,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
     progress: bytes | None = None
     annex: Annex | None = None
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it is kept back until its write is whole."""
+        return self.state is State.SCHEDULED and self.run_at_ms >= STAGED_FROM_MS

@@ -82,6 +82,8 @@ def _table() -> tuple[Transition, ...]:
         *(t("enqueue", source, s.WAITING, e.ENQUEUED) for source in (None, *finished)),
         *(t("enqueue", source, s.SCHEDULED, e.ENQUEUED) for source in (None, *finished)),
         *(t("enqueue", source, s.BLOCKED, e.ENQUEUED) for source in (None, *finished)),
+        # A staged job gives way to one of another write.
+        *(t("enqueue", s.SCHEDULED, target, e.ENQUEUED) for target in pending),
         t("enqueue", s.WAITING, s.SCHEDULED, e.CHANGED),
         t("enqueue", s.SCHEDULED, s.WAITING, e.CHANGED),
         *(t("enqueue", source, s.CANCELLED, e.CANCELLED) for source in pending),
@@ -122,6 +124,9 @@ def _table() -> tuple[Transition, ...]:
         *(t("deliver", s.BLOCKED, target, e.UNBLOCKED) for target in (s.WAITING, s.SCHEDULED, s.BLOCKED)),
         *(t("deliver", source, s.FAILED, e.FAILED) for source in pending),
         *(t("promote", s.SCHEDULED, target, e.PROMOTED) for target in (s.WAITING, s.BLOCKED)),
+        *(t("unstage", s.SCHEDULED, target, e.PROMOTED) for target in (s.WAITING, s.BLOCKED)),
+        t("unstage", s.SCHEDULED, s.SCHEDULED, e.CHANGED),
+        t("unstage", s.SCHEDULED, None, e.REMOVED),
         t("signal", s.BLOCKED, s.WAITING, e.SIGNALLED),
         *(t("signal", source, source, e.SIGNALLED) for source in (*pending, s.ACTIVE)),
         t("change", s.WAITING, s.SCHEDULED, e.CHANGED),

@@ -68,6 +68,12 @@ class Operating(Protocol):
         """Delete records. Active jobs are left alone."""
         ...
 
+    async def unstage(
+        self, queue: str, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = ""
+    ) -> Bulk:
+        """Let go of up to ``limit`` staged jobs of a write: into the line, or to their delay (``keep``); or out."""
+        ...
+
     async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
         """Resume the job if it is suspended until that signal (``resumed``); keep it for later if it is open
         otherwise (``kept``), unless 100 are kept already (``full``)."""

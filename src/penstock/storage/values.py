@@ -212,10 +212,11 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """How many jobs there are by state. ``due``: how many of the scheduled ones a claim would take, because their
-    time has come. ``oldest_waiting_ms``: how long the next in line has been ready, or due if that is longer.
-    ``next_ms``: in how long time moves the next job, one that is scheduled, whose group has room again, or whose
-    suspension times out; ``None`` if time moves none."""
+    """How many jobs there are by state; ``staged`` are those of writes that are not whole yet, which count in no other
+    figure. ``due``: how many of the scheduled ones a claim would take, because their time has come.
+    ``oldest_waiting_ms``: how long the next in line has been ready, or due if that is longer. ``next_ms``: in how long
+    time moves the next job, one that is scheduled, whose group has room again, or whose suspension times out; ``None``
+    if time moves none."""
 
     scheduled: int = 0
     waiting: int = 0
@@ -228,6 +229,7 @@ class Counts(msgspec.Struct, frozen=True):
     oldest_waiting_ms: int = 0
     due: int = 0
     next_ms: int | None = None
+    staged: int = 0
 
     @property
     def open(self) -> int:

@@ -24,7 +24,7 @@ Answer = TypeVar("Answer")
 _QUIET: Final = frozenset(
     {
         *("claim", "settle", "extend", "sweep", "report", "leases_of", "depart", "wait", "listen", "watch"),
-        *("remove", "pause", "drain", "clean", "obliterate", "configure", "settings", "check"),
+        *("remove", "unstage", "pause", "drain", "clean", "obliterate", "configure", "settings", "check"),
         *(
             "get",
             "list_jobs",

@@ -1,4 +1,4 @@
-"""Operating on many jobs, bounded per call: ``retry_all``, ``drain``, ``clean``; and ``obliterate``.
+"""Operating on many jobs, bounded per call: ``retry_all``, ``drain``, ``clean``, ``unstage``; and ``obliterate``.
 
 A cursor carries where the verb started (``seq`` and time) and the last place it looked at. Numbers and
 incarnations are drawn from ``seq``, so what came later, or came back, is told by them.
@@ -12,19 +12,23 @@ from typing import Any
 import msgspec
 
 from penstock.core.lifecycle import EventType, State
+from penstock.core.staging import staged_at_ms
 from penstock.errors import InvalidOption, StorageError
 from penstock.storage.sqlite import flows
 from penstock.storage.sqlite.operate import retry_in_order
+from penstock.storage.sqlite.queuerow import USES_STAGED
 from penstock.storage.sqlite.records import CANCELLED, FAILED, Record, Slot
 from penstock.storage.sqlite.schedulers import forget_jobs
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
-from penstock.storage.sqlite.transitions import remove
+from penstock.storage.sqlite.transitions import remove, return_to_waiting, schedule
 from penstock.storage.values import Bulk, Finished
 
-__all__ = ["clean", "drain", "obliterate", "retry_all"]
+__all__ = ["clean", "drain", "obliterate", "retry_all", "unstage"]
 
 _LOWEST = -(2**63)
+_CHANGED = EventType.CHANGED.value
+_PROMOTED = EventType.PROMOTED.value
 _OBLITERATED = EventType.OBLITERATED.value
 
 _sql = statements("bulk")
@@ -79,7 +83,7 @@ def _place(record: Record, walk: str) -> tuple[int, int | str]:
     match walk:
         case "drain_waiting":
             return record.priority, record.place
-        case "drain_scheduled":
+        case "drain_scheduled" | "staged":
             return record.run_at, record.id
         case _:
             return record.kept_until, record.id
@@ -138,6 +142,34 @@ def clean(step: Step, state: State, *, older_than_ms: int, limit: int, cursor: s
         act=remove,
     )
     return _progress(at, done=done, more=seen == limit)
+
+
+def unstage(step: Step, write_id: str, *, keep: bool, limit: int, cursor: str) -> Bulk:
+    """Release or remove the staged jobs of a write, in the order of their ids."""
+    at = _resume(step, cursor, "staged")
+    if not cursor:
+        at.place = (staged_at_ms(write_id), "")
+
+    def is_meant(record: Record) -> bool:
+        return record.write_id == write_id and record.incarnation <= at.seq
+
+    seen, done = _walk(step, at, limit=limit, wanted=is_meant, act=_release if keep else remove)
+    if seen < limit and step.sql.execute(_sql["has_staged"], (step.queue.key,)).fetchone() is None:
+        step.queue.uses &= ~USES_STAGED
+    return _progress(at, done=done, more=seen == limit)
+
+
+def _release(step: Step, record: Record) -> None:
+    """Its time begins now."""
+    delay_ms = record.annex.staged_delay_ms
+    record.expires_at = step.now_ms + record.ttl_ms if record.ttl_ms else 0
+    if delay_ms:
+        schedule(step, record, step.now_ms + delay_ms)
+        step.note(_CHANGED, record, run=record.runs)
+    else:
+        record.run_at = step.now_ms
+        return_to_waiting(step, record)
+        step.note(_PROMOTED, record, run=record.runs)
 
 
 def obliterate(step: Step, *, force: bool) -> int:

@@ -227,10 +227,8 @@ def _note_claims(step: Step, leases: list[Lease], waits_ms: list[int], worker: s
 
 
 def _next_due_in(step: Step) -> int | None:
-    times = [step.next_due()] if step.queue.scheduled else []
-    look_at = admission.next_look(step)
-    if look_at is not None:
-        times.append(look_at)
+    first = step.next_due() if step.queue.scheduled else None
+    times = [at for at in (first, admission.next_look(step)) if at is not None]
     return max(0, min(times) - step.now_ms) if times else None
 
 

@@ -10,6 +10,7 @@ from penstock.core.flow import Node
 from penstock.core.job import Enqueued, EnqueueStatus, NewJob
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
+from penstock.core.staging import check_staged
 from penstock.errors import CostTooHigh
 from penstock.storage.sqlite import dedup, flows
 from penstock.storage.sqlite.limits import check_costs, cost_refused
@@ -27,6 +28,9 @@ _FINISHED = (COMPLETED, FAILED, CANCELLED)
 def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
     """Answer each job as if those before it were in already."""
     check_costs(step, jobs)
+    for job in jobs:
+        if job.staged:
+            check_staged(job)
     step.queue.used = 1
     known = step.find(job.id for job in jobs)
     if any(job.after for job in jobs):
@@ -94,6 +98,8 @@ def put_or_tell(step: Step, job: NewJob, to_come: frozenset[tuple[str, str]]) ->
 
 def put(step: Step, job: NewJob, to_come: frozenset[tuple[str, str]] = frozenset()) -> Enqueued:
     """Enqueue a job whose dependencies need not be there: then it is told so. Dedup keys are not for flows."""
+    if job.staged:
+        check_staged(job)
     step.queue.used = 1
     known = step.find([job.id]).get(job.id)
     status = _status(step, known, job)
@@ -134,7 +140,7 @@ def _enqueue(
 
 def _replaced(step: Step, record: Record) -> None:
     """An earlier life of the id is over for good."""
-    if record.state in (FAILED, CANCELLED):
+    if record.state in (FAILED, CANCELLED) or record.is_staged:
         step.ties.removed(step, record)
     step.ties.forget(step, [record.id])
 
@@ -164,6 +170,8 @@ def _dispatch(step: Step, record: Record, job: NewJob, status: EnqueueStatus) ->
 
 def _decide(step: Step, record: Record, job: NewJob) -> EnqueueStatus:
     if job.unchecked or record.is_forgotten(step.now_ms):
+        return "queued"
+    if record.is_staged and job.write_id != record.write_id:
         return "queued"
     if (job.write_id and job.write_id == record.write_id) or job.conflict.mode == "absent":
         return "duplicate"

@@ -80,6 +80,8 @@ def _cancel(step: Step, record: Record) -> CancelAnswer:
             _ask_to_stop(step, record)
             return "requested"
         case _:
+            if record.is_staged:
+                record.run_at = step.now_ms  # A retry must not stage it again.
             finish(step, record, CANCELLED, _CANCELLED, run=record.runs)
             return "cancelled"
 
@@ -159,7 +161,7 @@ def promote(step: Step, ids: Sequence[str]) -> list[PromoteAnswer]:
 
 
 def _promote(step: Step, record: Record) -> PromoteAnswer:
-    if record.state != SCHEDULED:
+    if record.state != SCHEDULED or record.is_staged:
         return "not_scheduled"
     enter_waiting(step, record)
     step.note(_PROMOTED, record, run=record.runs)
@@ -195,7 +197,7 @@ def _is_allowed(record: Record, wanted: Change) -> bool:
     finished = record.state in (COMPLETED, FAILED, CANCELLED)
     if finished and (wanted.payload is not None or wanted.priority is not None):
         return False
-    return wanted.delay_ms is None or record.state in (WAITING, SCHEDULED)
+    return wanted.delay_ms is None or (record.state in (WAITING, SCHEDULED) and not record.is_staged)
 
 
 def _change(step: Step, record: Record, wanted: Change) -> None:

@@ -75,6 +75,15 @@ class Operating(Verbs):
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
         return await self._opened.write(queue, lambda step: operate.remove(step, ids), weight=len(ids))
 
+    async def unstage(
+        self, queue: str, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = ""
+    ) -> Bulk:
+        return await self._opened.write(
+            queue,
+            lambda step: bulk.unstage(step, write_id, keep=keep, limit=limit, cursor=cursor),
+            weight=limit,
+        )
+
     async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
         return await self._opened.write(queue, lambda step: steps.signal(step, id, name, data))
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from typing import Final
 
 import msgspec
 
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import QueueSettings
 
-__all__ = ["QueueRow", "clock_ms", "find_queue"]
+__all__ = ["USES_STAGED", "QueueRow", "clock_ms", "find_queue"]
+
+USES_STAGED: Final = 4
+"""The bit of ``QueueRow.uses`` that says that there may be staged jobs."""
 
 _sql = statements("queue")
 _settings = msgspec.json.Decoder(QueueSettings)

@@ -15,7 +15,7 @@ from penstock.errors import InvalidOption
 from penstock.storage.minutes import Minute
 from penstock.storage.scopes import KeptBudget
 from penstock.storage.sqlite.metrics import told
-from penstock.storage.sqlite.queuerow import QueueRow, find_queue
+from penstock.storage.sqlite.queuerow import USES_STAGED, QueueRow, find_queue
 from penstock.storage.sqlite.records import Record, as_job
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import Counts, Held, JobPage, QueueSettings, WorkerRecord
@@ -116,8 +116,9 @@ def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
     due, due_at = sql.execute(_sql["overdue"], (row.key, now_ms)).fetchone() if row.scheduled else (0, None)
     oldest_ms = max(0 if ready is None else now_ms - ready[0], 0 if due_at is None else now_ms - due_at)
     [next_at] = sql.execute(_sql["next_moved"], (row.key,)).fetchone()
+    staged = sql.execute(_sql["staged"], (row.key,)).fetchone()[0] if row.uses & USES_STAGED else 0
     return Counts(
-        row.scheduled,
+        row.scheduled - staged,
         row.waiting,
         row.blocked,
         row.active,
@@ -128,6 +129,7 @@ def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
         oldest_ms,
         due,
         None if next_at is None else max(0, next_at - now_ms),
+        staged,
     )
 
 

@@ -11,6 +11,7 @@ from penstock.core.annex import EMPTY_ANNEX, Annex, pack_annex, unpack_annex
 from penstock.core.job import Job, Lease, Options
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure
+from penstock.core.staging import STAGED_FROM_MS
 
 __all__ = [
     "ACTIVE",
@@ -190,6 +191,11 @@ class Record(msgspec.Struct, gc=False):
         options = self.options
         ttl_ms = options.failure_ttl_ms if self.state == FAILED else options.result_ttl_ms
         self.kept_until = self.finished_at + max(ttl_ms, self.annex.longest_hold_ms if self.binds else 0)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it is kept back until its write is whole."""
+        return self.state == SCHEDULED and self.run_at >= STAGED_FROM_MS
 
     def is_forgotten(self, now_ms: int) -> bool:
         """Whether only the next sweep keeps it from being gone."""

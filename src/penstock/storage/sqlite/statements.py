@@ -7,6 +7,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
+from penstock.core.staging import STAGED_FROM_MS
+
 __all__ = ["RECORD_COLUMNS", "migrations", "statements"]
 
 RECORD_COLUMNS: Final = (
@@ -24,7 +26,8 @@ _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 def statements(subject: str) -> dict[str, str]:
     """The statements of ``sql/<subject>.sql`` by name."""
     text = (files(__package__) / "sql" / f"{subject}.sql").read_text(encoding="utf-8")
-    _, *parts = _NAME.split(text.replace("{record}", RECORD_COLUMNS))
+    text = text.replace("{record}", RECORD_COLUMNS).replace("{staged_from}", str(STAGED_FROM_MS))
+    _, *parts = _NAME.split(text)
     return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 

@@ -245,12 +245,14 @@ class Step:
 
     def _wake_if_sooner(self, due: list[int]) -> None:
         """Who waits knows of the first due time there was when it asked."""
-        if min(due) <= self.next_due():
+        first = self.next_due()
+        if first is not None and min(due) <= first:
             self.wakes.add("w")
 
-    def next_due(self) -> int:
-        """When the first of the scheduled jobs is due. There must be one."""
-        return int(self.sql.execute(_sql["next_due"], (self.queue.key,)).fetchone()[0])
+    def next_due(self) -> int | None:
+        """When the first of the scheduled jobs is due; staged ones never are."""
+        at: int | None = self.sql.execute(_sql["next_due"], (self.queue.key,)).fetchone()[0]
+        return at
 
     def _insert(self, records: Sequence[Record]) -> None:
         if not records:

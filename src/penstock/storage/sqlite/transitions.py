@@ -9,6 +9,8 @@ import msgspec
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
+from penstock.core.staging import STAGED_FROM_MS, staged_at_ms
+from penstock.storage.sqlite.queuerow import USES_STAGED
 from penstock.storage.sqlite.records import (
     BLOCKED,
     CANCELLED,
@@ -52,6 +54,8 @@ _PACKED_EXPIRY = pack_failure(_EXPIRY)
 
 def instant(step: Step, job: NewJob) -> int:
     """When a dispatch is due."""
+    if job.staged:
+        return staged_at_ms(job.write_id)
     return step.now_ms + job.delay_ms if job.run_at_ms is None else job.run_at_ms
 
 
@@ -169,7 +173,7 @@ def new_record(step: Step, job: NewJob) -> Record:
         0, job.id, 0, "", job.priority, 0, options_key, packed, job.ttl_ms, job.run_id, job.write_id,
         payload=job.payload,
     )  # fmt: skip
-    if job.annex is not None or job.dedup is not None:
+    if job.annex is not None or job.dedup is not None or job.staged:
         record.annex = job.stored_annex
     _queue(step, record, run_at=instant(step, job), lifo=job.lifo)
     return record
@@ -220,6 +224,9 @@ def _queue(step: Step, record: Record, *, run_at: int, lifo: bool) -> None:
         pass
     elif run_at > step.now_ms:
         record.state = SCHEDULED
+        if run_at >= STAGED_FROM_MS:
+            record.expires_at = 0
+            step.queue.uses |= USES_STAGED
     else:
         return_to_waiting(step, record)
     step.note(_ENQUEUED, record, pri=record.priority, size=step.payload_size(record))

@@ -11,6 +11,7 @@ import msgspec
 from penstock.core.annex import pack_annex, unpack_annex
 from penstock.core.job import DEFAULT_CONFLICT, Dependency, Lease, NewJob, Options
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
+from penstock.core.staging import check_staged, staged_at_ms
 from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.jobs import decode_failure, read_static, signed, state_of
 from penstock.storage.valkey.options import decode_options, stored_options
@@ -69,6 +70,7 @@ def encode_jobs(
             or job.after
             or job.conflict is not DEFAULT_CONFLICT
             or job.dedup
+            or job.staged
         ):
             place = len(args) >> 1
             specials[place] = _special(job, to_come[place - 1] if to_come else ())
@@ -99,10 +101,13 @@ def encode_after(after: Sequence[Dependency], to_come: Collection[tuple[str, str
 
 
 def _special(job: NewJob, to_come: Collection[tuple[str, str]]) -> list[Any]:
-    conflict, dedup = job.conflict, job.dedup
+    conflict, dedup, run_at_ms = job.conflict, job.dedup, job.run_at_ms
+    if job.staged:
+        check_staged(job)
+        run_at_ms = staged_at_ms(job.write_id)
     special = [
         job.delay_ms,
-        -1 if job.run_at_ms is None else job.run_at_ms,
+        -1 if run_at_ms is None else run_at_ms,
         job.unchecked,
         job.notify,
         conflict.mode,

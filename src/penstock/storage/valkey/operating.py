@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from penstock.core.lifecycle import State
+from penstock.core.staging import staged_at_ms
 from penstock.errors import StorageError
 from penstock.storage.scopes import KeptBudget, flow_scope, read_usage
 from penstock.storage.valkey.calls import Calls, Refused
@@ -100,6 +101,13 @@ class Operating:
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
         """As ``Storage.remove``."""
         return await self._each(queue, "remove", ids, _REMOVED)
+
+    async def unstage(
+        self, queue: str, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = ""
+    ) -> Bulk:
+        """As ``Storage.unstage``."""
+        args = (write_id, staged_at_ms(write_id), int(keep))
+        return await self._step(queue, "unstage", cursor, limit, *args)
 
     async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
         """As ``Storage.signal``. Repeated calls are known as such: a signal comes once."""

@@ -107,7 +107,7 @@ class Reading:
         """As ``Storage.counts``."""
         numbers: list[int] = await self._calls.call(queue, "counts")
         scheduled, waiting, blocked, active, completed, failed, cancelled, paused, *times = numbers
-        oldest_ms, due, next_ms = times
+        oldest_ms, due, next_ms, staged = times
         return Counts(
             scheduled,
             waiting,
@@ -120,6 +120,7 @@ class Reading:
             oldest_waiting_ms=oldest_ms,
             due=due,
             next_ms=None if next_ms < 0 else next_ms,
+            staged=staged,
         )
 
     async def search(

@@ -10,6 +10,15 @@ FROM jobs j JOIN options o ON o.key = j.options
 WHERE j.queue = ? AND j.state = 'scheduled' AND (j.run_at, j.id) > (?, ?)
 ORDER BY j.run_at, j.id LIMIT ?
 
+-- name: staged
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ? AND j.state = 'scheduled' AND j.run_at = ? AND j.id > ?
+ORDER BY j.id LIMIT ?
+
+-- name: has_staged
+SELECT 1 FROM jobs WHERE queue = ? AND state = 'scheduled' AND run_at >= {staged_from} LIMIT 1
+
 -- name: finished
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options

@@ -42,10 +42,13 @@ SELECT count(*), min(run_at) FROM jobs WHERE queue = ? AND state = 'scheduled' A
 
 -- name: next_moved
 SELECT min(at) FROM (
-    SELECT min(run_at) AS at FROM jobs WHERE queue = ?1 AND state = 'scheduled'
+    SELECT min(run_at) AS at FROM jobs WHERE queue = ?1 AND state = 'scheduled' AND run_at < {staged_from}
     UNION ALL SELECT min(wake_at) FROM jobs WHERE queue = ?1 AND wake_at > 0
     UNION ALL SELECT min(look_at) FROM job_groups WHERE queue = ?1 AND look_at > 0
 )
+
+-- name: staged
+SELECT count(*) FROM jobs WHERE queue = ? AND state = 'scheduled' AND run_at >= {staged_from}
 
 -- name: workers
 SELECT id, info, seen_at FROM workers WHERE queue = ? ORDER BY id

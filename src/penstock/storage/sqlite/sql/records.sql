@@ -8,7 +8,7 @@ JOIN options o ON o.key = j.options
 SELECT max(key) FROM jobs
 
 -- name: next_due
-SELECT min(run_at) FROM jobs WHERE queue = ? AND state = 'scheduled'
+SELECT min(run_at) FROM jobs WHERE queue = ? AND state = 'scheduled' AND run_at < {staged_from}
 
 -- name: insert
 INSERT INTO jobs (

@@ -39,7 +39,7 @@ DELETE FROM memo WHERE queue = ? AND at_ms <= ?
 
 -- name: next_time
 SELECT min(at) FROM (
-    SELECT min(run_at) AS at FROM jobs WHERE queue = ?1 AND state = 'scheduled'
+    SELECT min(run_at) AS at FROM jobs WHERE queue = ?1 AND state = 'scheduled' AND run_at < {staged_from}
     UNION ALL SELECT min(wake_at) FROM jobs WHERE queue = ?1 AND wake_at > 0
     UNION ALL SELECT min(held_until) FROM jobs WHERE queue = ?1 AND held_until > 0
     UNION ALL SELECT min(lease_until) FROM jobs WHERE queue = ?1 AND state = 'active'

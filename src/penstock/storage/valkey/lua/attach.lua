@@ -20,7 +20,7 @@ end
 local function answer(args)
   load({ args[4] }, true)
   local job = found(args[4])
-  if not job or is_over(job) then return '-' end
+  if not job or is_over(job) or is_staged(job) then return '-' end
   if ENDED[job.state] then return 'e' end
   local flow = annex_of(job).fl
   if flow and flow ~= args[5] then return 'f' .. flow end

@@ -10,6 +10,7 @@ local function cancel(job)
   if not job then return '-' end
   if ANSWERS[job.state] then return ANSWERS[job.state] end
   if job.state ~= 'a' then
+    if is_staged(job) then job.run_at = Q.now end -- a retry must not stage it again
     finish(job, 'x', 'cancelled')
     return 'x'
   end

@@ -5,7 +5,7 @@
 -- events:    changed
 
 local function allowed(job, given)
-  if given.d and job.state ~= 'w' and job.state ~= 's' then return false end
+  if given.d and (job.state ~= 'w' and job.state ~= 's' or is_staged(job)) then return false end
   return not ((given.p or given.y) and ENDED[job.state])
 end
 

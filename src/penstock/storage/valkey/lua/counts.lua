@@ -1,7 +1,7 @@
 -- counts: how many jobs there are by state.
 -- arguments: none
 -- returns:   {scheduled, waiting, blocked, active, completed, failed, cancelled, paused, oldest_waiting_ms, due,
---   next_ms (-1: none)}
+--   next_ms (-1: none), staged}
 -- leases_of: the leases a worker holds.
 -- arguments: worker
 -- returns:   {id, token, id, token ...}
@@ -13,7 +13,7 @@ local function next_ms()
   local first
   for _, part in ipairs({ 'scheduled', 'parked', 'suspended' }) do
     local at = tonumber(call('ZRANGE', K[part], 0, 0, 'WITHSCORES')[2])
-    if at and (not first or at < first) then first = at end
+    if at and at < STAGED_FROM and (not first or at < first) then first = at end
   end
   return first and max(0, first - Q.now) or -1
 end
@@ -32,7 +32,9 @@ register('counts', function(keys)
   end
   local due = call('ZCOUNT', K.scheduled, '-inf', digits(Q.now))
   if due > 0 then oldest = max(oldest, Q.now - tonumber(call('ZRANGE', K.scheduled, 0, 0, 'WITHSCORES')[2])) end
-  reply[8], reply[9], reply[10], reply[11] = Q.paused and 1 or 0, oldest, due, next_ms()
+  local staged = call('ZCOUNT', K.scheduled, digits(STAGED_FROM), '+inf')
+  reply[1] = reply[1] - staged
+  reply[8], reply[9], reply[10], reply[11], reply[12] = Q.paused and 1 or 0, oldest, due, next_ms(), staged
   return reply
 end, READS)
 

@@ -54,7 +54,7 @@ end
 
 -- What an earlier life of the id had to do with others is over.
 local function replace(job)
-  if job.state == 'f' or job.state == 'x' then Flows.tell(job, 'r') end
+  if job.state == 'f' or job.state == 'x' or is_staged(job) then Flows.tell(job, 'r') end
   Flows.untie(job)
 end
 
@@ -111,9 +111,10 @@ end
 -- elsewhere, with the record of the dedup key.
 local function enqueue_one(id, said, special)
   local job, mode, notify = found(id), special[5], special[4]
+  if job then need_static(job) end -- a dependency of the same call was read without it
   local run_at = special[2] >= 0 and special[2] or Q.now + special[1]
   local status, record = 'q', nil
-  if not job or is_over(job) or special[3] then
+  if not job or is_over(job) or special[3] or (is_staged(job) and said.write_id ~= job.write_id) then
     status, job, record = admit(id, said, special, run_at)
   elseif (said.write_id ~= '' and said.write_id == job.write_id) or mode == 'absent' then
     status = 'd'

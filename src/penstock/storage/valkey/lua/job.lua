@@ -190,7 +190,7 @@ local function save_places(job)
   if job.was_error or job.state == 'f' then save_error(job) end
   if job.binds then Holds.save(job) end
   if job.state == 'w' then Q.wake = true end
-  if job.state == 's' then Q.due = min(Q.due or job.run_at, job.run_at) end
+  if job.state == 's' and job.run_at < STAGED_FROM then Q.due = min(Q.due or job.run_at, job.run_at) end
 end
 
 local function save(job)

@@ -9,7 +9,7 @@ register('promote', function(keys, ids)
   local letters = {}
   for i = 1, #ids do
     local job = found(ids[i])
-    if job and job.state == 's' then
+    if job and job.state == 's' and not is_staged(job) then
       enter_waiting(job)
       emit('promoted', job)
       letters[i] = 'p'

@@ -31,6 +31,7 @@ Groups.HOLDING = { g = 'k', h = 'm', i = 'l', s = 't', k = 'g', m = 'h', l = 'i'
 local STATE_FORMAT = '>c1c1I6I6I6I6I6I4I6I6I6I6I4I4Bi6BHH'
 local FLAGS_AT, WORKER_AT = 69, 81
 local LIFO_TOP = 2 ^ 48 - 1
+local STAGED_FROM = 2 ^ 47 -- scheduled for later than that: staged (core/staging.py)
 local INLINE_RESULT = 128
 local DEFAULTS = { '', '', 3, 3, 3600000, 2592000000, 0 }
 
@@ -189,6 +190,10 @@ local function pristine(job)
   job.cancelling, job.rerun, job.has_failure, job.has_progress, job.has_log = false, false, false, false, false
   job.big_result, job.result, job.by, job.annex_moved = false, nil, nil, false
   return job
+end
+
+local function is_staged(job)
+  return job.state == 's' and job.run_at >= STAGED_FROM
 end
 
 local function expiring(job)

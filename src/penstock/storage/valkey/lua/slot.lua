@@ -17,6 +17,7 @@ local function queue_afresh(job, run_at, size)
   if not (job.binds and Flows.hold_back(job)) then
     if run_at > Q.now then
       job.state = 's'
+      if run_at >= STAGED_FROM then job.expires = 0 end
     elseif job.binds then
       hold_back(job)
     end

@@ -48,7 +48,8 @@ end
 
 function until_next(key, otherwise)
   local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
-  return first[1] and max(0, tonumber(first[2]) - Q.now) or otherwise
+  local at = tonumber(first[2])
+  return at and at < STAGED_FROM and max(0, at - Q.now) or otherwise
 end
 
 -- The leases made so far: what reply_of() answers, and what lease_*() add to.

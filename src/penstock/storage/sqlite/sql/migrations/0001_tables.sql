@@ -6,7 +6,7 @@ CREATE TABLE meta (
 ) STRICT, WITHOUT ROWID;
 
 -- One row per queue, read and written once per transaction: its counters, its clock, how many jobs it has by state.
--- uses has a bit for each feature that costs a look: 1 limits of the queue, 2 groups. regroup: the last of the groups
+-- uses has a bit for each feature that costs a look: 1 limits of the queue, 2 groups, 4 staged jobs. regroup: the last of the groups
 -- that a changed default has reached.
 CREATE TABLE queues (
     key INTEGER PRIMARY KEY,
