@@ -37,7 +37,7 @@ def test_every_open_state_leads_to_an_end(state: State) -> None:
 def test_a_finished_job_leaves_its_state_by_hand_or_by_retention_only() -> None:
     verbs = {row.verb for row in TRANSITIONS if row.source in TERMINAL and row.target is not row.source}
 
-    assert verbs == {"enqueue", "sweep", "retry", "remove", "clean", "obliterate"}
+    assert verbs == {"enqueue", "sweep", "retry", "remove", "remove_unchanged", "clean", "obliterate"}
 
 
 def test_only_a_claim_makes_a_job_active() -> None:

@@ -32,6 +32,7 @@ from penstock.storage.values import (
     Settlement,
     Take,
     Ticket,
+    Unchanged,
 )
 from tests.model import strategies as draw
 from tests.model.model import Model
@@ -121,6 +122,28 @@ class Machine(RuleBasedStateMachine):
         job = msgspec.structs.replace(job, unchecked=True)
         ours, theirs = self.sight.placed(job), self.model_sight.placed(job)
         self.same(self.storage.enqueue(self.queue, [ours]), lambda: self.model.enqueue([theirs]))
+
+    @rule(
+        data=st.data(),
+        consumer=st.sampled_from(["", *draw.CONSUMERS]),
+        is_right=st.lists(st.booleans(), min_size=3, max_size=3),
+    )
+    def remove_what_is_unchanged(self, data: st.DataObject, consumer: str, is_right: list[bool]) -> None:
+        """Of jobs as they are, and of such as are not any more."""
+        ids = data.draw(st.lists(self.known_ids(), min_size=1, max_size=3))
+        seen = {job.id: job for job in self.do(self.storage.get(self.queue, ids)) if job}
+        ours, theirs = [], []
+        for id, wrong in zip(ids, map(int, is_right), strict=False):
+            job, record = seen.get(id), self.model.records.get(id)
+            ours.append(
+                Unchanged(id, job.incarnation + wrong if job else 1, job.finished_at_ms if job else 1)
+            )
+            at = record.finished_at if record else 1
+            theirs.append(Unchanged(id, record.incarnation + wrong if record else 1, at))
+        self.same(
+            self.storage.remove_unchanged(self.queue, ours, consumer=consumer),
+            lambda: self.model.remove_unchanged(theirs, consumer),
+        )
 
     @rule(jobs=st.lists(draw.staged_jobs(), min_size=1, max_size=4), repeat=repeats)
     def stage(self, jobs: list[NewJob], repeat: str) -> None:

@@ -20,6 +20,8 @@ from penstock.storage.values import (
     QueueSettings,
     RemoveAnswer,
     RetryAnswer,
+    Unchanged,
+    UnchangedAnswer,
 )
 from tests.model.clockwork import Clockwork
 from tests.model.record import Record, news_of
@@ -78,6 +80,20 @@ class Model(Clockwork):
 
     def remove(self, ids: Sequence[str]) -> list[RemoveAnswer]:
         return self._then_fill([self._remove(self.records.get(id)) for id in ids])
+
+    def remove_unchanged(self, jobs: Sequence[Unchanged], consumer: str) -> list[UnchangedAnswer]:
+        return self._then_fill([self._remove_unchanged(job, consumer) for job in jobs])
+
+    def _remove_unchanged(self, job: Unchanged, consumer: str) -> UnchangedAnswer:
+        record = self.records.get(job.id)
+        if record is None:
+            return "not_found"
+        if record.state not in TERMINAL or (record.incarnation, record.finished_at) != job[1:]:
+            return "changed"
+        if any(record.finished_at + ms > self.now for name, ms in record.holds.items() if name != consumer):
+            return "held"
+        self._remove(record)
+        return "removed"
 
     def unstage(self, write_id: str, *, keep: bool) -> int:
         staged = [r for r in self.in_state(S.SCHEDULED) if r.is_staged and r.write_id == write_id]

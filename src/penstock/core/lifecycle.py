@@ -133,6 +133,7 @@ def _table() -> tuple[Transition, ...]:
         *(t("change", s.SCHEDULED, target, e.CHANGED) for target in (s.WAITING, s.BLOCKED)),
         *(t("change", source, source, e.CHANGED) for source in State),
         *(t("remove", source, None, e.REMOVED) for source in (*pending, *finished)),
+        *(t("remove_unchanged", source, None, e.REMOVED) for source in finished),
         *(t("drain", source, None, e.REMOVED) for source in (s.WAITING, s.SCHEDULED)),
         *(t("clean", source, None, e.REMOVED) for source in finished),
         *(t("obliterate", source, None, None) for source in State),

@@ -22,6 +22,8 @@ from penstock.storage.values import (
     RemoveAnswer,
     RetryAnswer,
     SignalAnswer,
+    Unchanged,
+    UnchangedAnswer,
     Usage,
 )
 
@@ -66,6 +68,13 @@ class Operating(Protocol):
 
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
         """Delete records. Active jobs are left alone."""
+        ...
+
+    async def remove_unchanged(
+        self, queue: str, jobs: Sequence[Unchanged], *, consumer: str = ""
+    ) -> list[UnchangedAnswer]:
+        """Delete records of jobs that are still what was read of them: the same life, ended at that time, and held
+        by no consumer but this one."""
         ...
 
     async def unstage(

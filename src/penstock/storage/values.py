@@ -52,6 +52,8 @@ __all__ = [
     "Swept",
     "Take",
     "Ticket",
+    "Unchanged",
+    "UnchangedAnswer",
     "Usage",
     "WorkerRecord",
 ]
@@ -62,6 +64,7 @@ PromoteAnswer = Literal["promoted", "not_scheduled", "not_found"]
 ChangeAnswer = Literal["changed", "wrong_state", "not_found"]
 AttachAnswer = Literal["attached", "ended", "not_found"]
 RemoveAnswer = Literal["removed", "active", "not_found"]
+UnchangedAnswer = Literal["removed", "changed", "held", "not_found"]
 SchedulerAnswer = Literal["created", "updated", "unchanged"]
 SignalAnswer = Literal["resumed", "kept", "full", "ended", "not_found"]
 HoldAnswer = Literal["held", "not_found"]
@@ -126,6 +129,14 @@ class Held(NamedTuple):
 
     id: str
     token: int
+
+
+class Unchanged(NamedTuple):
+    """A finished job as somebody has read it."""
+
+    id: str
+    incarnation: int
+    finished_at_ms: int
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -24,7 +24,18 @@ Answer = TypeVar("Answer")
 _QUIET: Final = frozenset(
     {
         *("claim", "settle", "extend", "sweep", "report", "leases_of", "depart", "wait", "listen", "watch"),
-        *("remove", "unstage", "pause", "drain", "clean", "obliterate", "configure", "settings", "check"),
+        *(
+            "remove",
+            "remove_unchanged",
+            "unstage",
+            "pause",
+            "drain",
+            "clean",
+            "obliterate",
+            "configure",
+            "settings",
+            "check",
+        ),
         *(
             "get",
             "list_jobs",

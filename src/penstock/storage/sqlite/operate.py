@@ -27,9 +27,11 @@ from penstock.storage.values import (
     PromoteAnswer,
     RemoveAnswer,
     RetryAnswer,
+    Unchanged,
+    UnchangedAnswer,
 )
 
-__all__ = ["cancel", "change", "promote", "remove", "retry", "retry_in_order"]
+__all__ = ["cancel", "change", "promote", "remove", "remove_unchanged", "retry", "retry_in_order"]
 
 _CANCELLED = EventType.CANCELLED.value
 _CANCELLING = EventType.CANCELLING.value
@@ -176,6 +178,34 @@ def remove(step: Step, ids: Sequence[str]) -> list[RemoveAnswer]:
 def _remove(step: Step, record: Record) -> RemoveAnswer:
     if record.state == ACTIVE:
         return "active"
+    remove_record(step, record)
+    return "removed"
+
+
+def remove_unchanged(step: Step, jobs: Sequence[Unchanged], *, consumer: str) -> list[UnchangedAnswer]:
+    """Delete what is still as it was read."""
+    known = step.find({job.id for job in jobs})
+    answers: list[UnchangedAnswer] = []
+    touched: dict[str, Record] = {}
+    for job in jobs:
+        record = known.get(job.id)
+        answer = _remove_unchanged(step, record, job, consumer)
+        if record is not None and answer == "removed":
+            touched[job.id] = record
+        answers.append(answer)
+    step.save(touched.values())
+    return answers
+
+
+def _remove_unchanged(step: Step, record: Record | None, job: Unchanged, consumer: str) -> UnchangedAnswer:
+    if record is None or record.state == REMOVED:
+        return "not_found"
+    is_finished = record.state in (COMPLETED, FAILED, CANCELLED)
+    if not is_finished or (record.incarnation, record.finished_at) != job[1:]:
+        return "changed"
+    holds = (record.annex.holds if record.binds else None) or {}
+    if any(record.finished_at + ms > step.now_ms for name, ms in holds.items() if name != consumer):
+        return "held"
     remove_record(step, record)
     return "removed"
 

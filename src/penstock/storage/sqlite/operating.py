@@ -35,6 +35,8 @@ from penstock.storage.values import (
     RemoveAnswer,
     RetryAnswer,
     SignalAnswer,
+    Unchanged,
+    UnchangedAnswer,
     Usage,
 )
 
@@ -74,6 +76,13 @@ class Operating(Verbs):
 
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
         return await self._opened.write(queue, lambda step: operate.remove(step, ids), weight=len(ids))
+
+    async def remove_unchanged(
+        self, queue: str, jobs: Sequence[Unchanged], *, consumer: str = ""
+    ) -> list[UnchangedAnswer]:
+        return await self._opened.write(
+            queue, lambda step: operate.remove_unchanged(step, jobs, consumer=consumer), weight=len(jobs)
+        )
 
     async def unstage(
         self, queue: str, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = ""

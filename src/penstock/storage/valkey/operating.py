@@ -30,6 +30,8 @@ from penstock.storage.values import (
     RemoveAnswer,
     RetryAnswer,
     SignalAnswer,
+    Unchanged,
+    UnchangedAnswer,
     Usage,
 )
 
@@ -54,6 +56,12 @@ _PROMOTED: Final[Mapping[int, PromoteAnswer]] = {
     ord("-"): "not_found",
 }
 _REMOVED: Final[Mapping[int, RemoveAnswer]] = {ord("r"): "removed", ord("a"): "active", ord("-"): "not_found"}
+_REMOVED_UNCHANGED: Final[Mapping[int, UnchangedAnswer]] = {
+    ord("r"): "removed",
+    ord("c"): "changed",
+    ord("h"): "held",
+    ord("-"): "not_found",
+}
 _SIGNALLED: Final[Mapping[bytes, SignalAnswer]] = {
     b"r": "resumed",
     b"k": "kept",
@@ -102,6 +110,13 @@ class Operating:
         """As ``Storage.remove``."""
         return await self._each(queue, "remove", ids, _REMOVED)
 
+    async def remove_unchanged(
+        self, queue: str, jobs: Sequence[Unchanged], *, consumer: str = ""
+    ) -> list[UnchangedAnswer]:
+        """As ``Storage.remove_unchanged``."""
+        args = (consumer, *(part for job in jobs for part in job))
+        return await self._each(queue, "remove_unchanged", args, _REMOVED_UNCHANGED)
+
     async def unstage(
         self, queue: str, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = ""
     ) -> Bulk:
@@ -127,8 +142,8 @@ class Operating:
         key = self._calls.keys.part(queue, names)
         return [f"{prefix}{name.decode()}" for name in await self._calls.plain(key, "HKEYS", key)]
 
-    async def _each(self, queue: str, verb: str, ids: Sequence[str], answers: Mapping[int, _A]) -> list[_A]:
-        letters = await self._calls.call(queue, verb, *ids)
+    async def _each(self, queue: str, verb: str, args: Sequence[Arg], answers: Mapping[int, _A]) -> list[_A]:
+        letters = await self._calls.call(queue, verb, *args)
         if isinstance(letters, list):  # there is something to tell other queues
             [letters] = letters
             self._courier.send_soon(queue)

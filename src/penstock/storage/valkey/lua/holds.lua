@@ -22,9 +22,12 @@ function Holds.ms(job)
   return holds and longest(holds) or 0
 end
 
-function Holds.is_held(job)
-  local ms = Holds.ms(job)
-  return ms > 0 and job.finished + ms > Q.now
+-- Whether somebody holds the ended job; but_for: does not count.
+function Holds.is_held(job, but_for)
+  for consumer, ms in pairs(holds_of(job) or {}) do
+    if consumer ~= but_for and job.finished + ms > Q.now then return true end
+  end
+  return false
 end
 
 -- A job comes in that may have holds: from now on they are looked for.

@@ -1,6 +1,9 @@
 -- remove: deletes records of jobs that are not active.
 -- arguments: ids
 -- returns:   a letter per id: r removed, a active, - not found; as a list of one if the outbox is not empty
+-- remove_unchanged: the same for ended jobs that are still what was read of them.
+-- arguments: consumer, then id, incarnation, finished_at of each
+-- returns:   as remove, with c changed, h held by another consumer
 -- drain:     the same for waiting jobs, then for scheduled ones if asked, a step at a time.
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first), then with scheduled
 -- clean:     the same for ended jobs.
@@ -20,6 +23,27 @@ register('remove', function(keys, ids)
       delete(job)
       letters[i] = 'r'
     end
+  end
+  close()
+  return Outbox.told(table.concat(letters))
+end)
+
+local function removal(job, inc, finished, consumer)
+  if not job then return '-' end
+  if not ENDED[job.state] or job.inc ~= inc or job.finished ~= finished then return 'c' end
+  if Holds.is_held(job, consumer) then return 'h' end
+  delete(job)
+  return 'r'
+end
+
+register('remove_unchanged', function(keys, args)
+  open(keys)
+  local ids, letters = {}, {}
+  for i = 2, #args, 3 do ids[#ids + 1] = args[i] end
+  load(ids)
+  for i = 1, #ids do
+    local inc, finished = tonumber(args[3 * i]), tonumber(args[3 * i + 1])
+    letters[i] = removal(found(ids[i]), inc, finished, args[1])
   end
   close()
   return Outbox.told(table.concat(letters))
