@@ -7,12 +7,12 @@ from typing import Protocol
 
 from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
+from penstock.storage.entries import EntryPage
 from penstock.storage.minutes import Minute
 from penstock.storage.search import Found, Query
 from penstock.storage.values import (
     Consumer,
     Counts,
-    EntryPage,
     EventPage,
     Finished,
     JobPage,

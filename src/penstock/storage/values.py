@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock.core.event import Event, unpack
+from penstock.core.event import Event
 from penstock.core.job import Enqueued, Job, Lease
 from penstock.core.lifecycle import State
 from penstock.core.limits import GroupState
@@ -25,7 +25,6 @@ __all__ = [
     "Consumer",
     "Counts",
     "DueScheduler",
-    "EntryPage",
     "EventPage",
     "Extended",
     "Finished",
@@ -290,30 +289,6 @@ class EventPage(msgspec.Struct, frozen=True):
     last: int
     epoch: str
     gap: Gap | None = None
-
-
-class EntryPage(msgspec.Struct, frozen=True):
-    """Entries as they are stored: the number of the last event in each, and its bytes (``core.event`` has the format).
-
-    The first may begin before the asked offset; ``core.eventcolumns`` and ``core.event`` read them. All else is as in
-    ``EventPage``.
-    """
-
-    entries: list[tuple[int, bytes]]
-    next: int
-    last: int
-    epoch: str
-    gap: Gap | None = None
-
-    def events(self, queue: str, *, after: int) -> EventPage:
-        """The same page, each event after the offset unpacked."""
-        found = [
-            event
-            for last_seq, entry in self.entries
-            for event in unpack(entry, last_seq=last_seq, queue=queue)
-            if event.seq > after
-        ]
-        return EventPage(found, self.next, self.last, self.epoch, self.gap)
 
 
 class Consumer(msgspec.Struct, frozen=True):

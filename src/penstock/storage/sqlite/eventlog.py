@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 
+from penstock.storage.entries import EntryPage
 from penstock.storage.sqlite.queuerow import find_queue
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
-from penstock.storage.values import Consumer, EntryPage, Gap, QueueSettings
+from penstock.storage.values import Consumer, Gap, QueueSettings
 
 __all__ = ["consumers", "hold_events", "read_entries", "release_events", "trim"]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
+from penstock.storage.entries import EntryPage
 from penstock.storage.minutes import Minute
 from penstock.storage.search import Found, Query
 from penstock.storage.sqlite import eventlog, holds, news, read, scan, search
@@ -14,7 +15,6 @@ from penstock.storage.sqlite.verbs import Verbs
 from penstock.storage.values import (
     Consumer,
     Counts,
-    EntryPage,
     EventPage,
     Finished,
     JobPage,

@@ -11,6 +11,7 @@ import msgspec
 from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound
+from penstock.storage.entries import EntryPage
 from penstock.storage.minutes import Minute, latest
 from penstock.storage.search import Found, Query
 from penstock.storage.valkey.calls import Calls, Refused
@@ -21,7 +22,6 @@ from penstock.storage.valkey.options import UnknownOptions
 from penstock.storage.values import (
     Consumer,
     Counts,
-    EntryPage,
     EventPage,
     Finished,
     Gap,
