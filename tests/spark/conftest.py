@@ -19,9 +19,14 @@ def spark() -> Iterator[SparkSession]:
     made.stop()
 
 
+@pytest.fixture
+def file_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/spark.db"
+
+
 @pytest.fixture(params=["sqlite", "valkey"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest) -> str:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/spark.db"
+        return str(request.getfixturevalue("file_url"))
     server: str = request.getfixturevalue("valkey_url")
     return f"{server}?namespace=spark-{uuid.uuid4().hex[:8]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 from penstock import App, JobContext
 
@@ -33,3 +34,26 @@ async def score(user_id: int, name: str, context: JobContext) -> Score:
     if user_id % 10 == 3 or (user_id % 10 == 5 and context.failures == 0):
         raise RuntimeError(f"no score for {name}")
     return Score(user_id * 1.5, name.upper())
+
+
+@app.task(queue="tables", attempts=1)
+def double(n: int) -> int:
+    _count(f"{n}")
+    return 2 * n
+
+
+@app.task(queue="tables", attempts=1)
+def spell(n: int) -> str:
+    return str(n)
+
+
+@app.task(queue="tables", attempts=1)
+def count(row: dict[str, Any]) -> int:
+    """Takes the row as a whole."""
+    return len(row)
+
+
+@app.task(queue="tables", attempts=1)
+async def spend(n: int, context: JobContext) -> None:
+    _count(f"{n}")
+    context.use(usd=1)

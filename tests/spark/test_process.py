@@ -8,14 +8,21 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 import penstock.spark as ps
+from penstock.errors import InvalidInput, StorageError
+from penstock.spark.errors import OutputBusy, TooManyFailures
+from penstock.spark.tables.outputlease import OutputLease
 from tests.spark import table_tasks
 
 
 @pytest.fixture
-def tasks(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def tasks(file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load_tasks(file_url, tmp_path, monkeypatch)
+
+
+def load_tasks(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("PENSTOCK_TABLES_URL", url)
     monkeypatch.setenv("PENSTOCK_TABLES_CALLS", str(tmp_path / "calls"))
     return importlib.reload(table_tasks)
@@ -25,33 +32,175 @@ def users(spark: SparkSession, count: int = 10) -> DataFrame:
     return spark.range(count).selectExpr("id AS user_id", "concat('user', id) AS name", "id % 2 AS odd")
 
 
+def numbers(spark: SparkSession, *values: int) -> DataFrame:
+    return spark.createDataFrame([(f"k{value}", value) for value in values], "k string, n long")
+
+
 def calls(tmp_path: Path) -> list[str]:
     log = tmp_path / "calls"
     return log.read_text().split() if log.exists() else []
 
 
-def do(df: DataFrame, tasks: ModuleType, tmp_path: Path, **options: Any) -> ps.Processed:
-    given = {"key": "user_id", "output": tmp_path / "scores", "workers": 1, "progress": "none", **options}
-    return ps.process(df, tasks.score, **given)
+def rows_of(spark: SparkSession, output: Path) -> dict[Any, Row]:
+    rows = ps.latest(spark.read.option("mergeSchema", "true").parquet(str(output))).collect()
+    return {row[0]: row for row in rows}
+
+
+def do(df: DataFrame, task: Any, output: Path, **options: Any) -> ps.Processed:
+    given = {"key": df.columns[0], "output": output, "workers": 1, "progress": "none", **options}
+    return ps.process(df, task, **given)
 
 
 def test_every_row_has_a_result_or_an_error_and_a_second_run_pays_nothing(
-    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+    spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = do(users(spark), tasks, tmp_path)
+    tasks = load_tasks(url, tmp_path, monkeypatch)
+    first = do(users(spark), tasks.score, tmp_path / "scores")
     assert (first.plan.new, first.completed, first.failed) == (10, 9, 1)
     assert first.cost == pytest.approx(0.12)
-    rows = {row["user_id"]: row for row in ps.latest(spark.read.parquet(str(tmp_path / "scores"))).collect()}
+    rows = rows_of(spark, tmp_path / "scores")
     assert rows[4]["value"].asDict() == {"points": 6.0, "label": "USER4"}
     assert (rows[3]["state"], rows[3]["error_type"], rows[3]["error"]) == (
         "failed",
         "RuntimeError",
         "no score for user3",
     )
-    assert (rows[5]["state"], rows[5]["runs"]) == ("completed", 2)
+    assert (rows[5]["state"], rows[5]["runs"], rows[5]["error"]) == ("completed", 2, None)
     paid = len(calls(tmp_path))
     assert paid == 12
 
-    again = do(users(spark, 12), tasks, tmp_path)
+    again = do(users(spark, 12), tasks.score, tmp_path / "scores")
     assert (again.plan.new, again.plan.done, again.plan.failed) == (2, 9, 1)
     assert len(calls(tmp_path)) == paid + 2
+    assert not (tmp_path / "scores" / "_penstock" / first.run_id).exists()
+
+
+def test_changed_rows_are_run_again_kept_or_an_error_as_asked(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    output = tmp_path / "doubles"
+    do(numbers(spark, 1, 2), tasks.double, output)
+    changed = spark.createDataFrame([("k1", 1), ("k2", 20)], "k string, n long")
+    with pytest.raises(InvalidInput, match="1 keys were done before with another payload"):
+        do(changed, tasks.double, output, on_change="error")
+    assert do(changed, tasks.double, output, on_change="keep").plan.todo == 0
+    assert do(changed, tasks.double, output).completed == 1
+    assert {key: row["value"] for key, row in rows_of(spark, output).items()} == {"k1": 2, "k2": 40}
+    assert sorted(calls(tmp_path)) == ["1", "2", "20"]
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_what_it_may_cost_and_limit_does_a_part(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    df = (
+        spark.range(4)
+        .selectExpr("id AS n", "id + 0 AS unused")
+        .unionByName(spark.range(1).selectExpr("id AS n", "9L AS unused"))
+    )
+    plan = do(df, tasks.spend, tmp_path / "spent", key="n", dry_run=True).plan
+    assert (plan.new, plan.duplicate, plan.todo, plan.estimated_cost) == (4, 1, 4, None)
+    assert calls(tmp_path) == []
+    assert do(df, tasks.spend, tmp_path / "spent", limit=1).completed == 1
+    plan = do(df, tasks.spend, tmp_path / "spent", dry_run=True).plan
+    assert (plan.new, plan.done, plan.todo, plan.estimated_cost) == (3, 1, 3, 3.0)
+
+
+def test_a_cost_cap_stops_further_jobs_and_the_next_run_goes_on(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    df = spark.range(30).selectExpr("id AS n")
+    part = do(df, tasks.spend, tmp_path / "spent", max_cost=5, concurrency=2)
+    assert part.stopped == "max_cost"
+    assert 5 <= part.completed <= 7
+    assert part.cost == part.completed == len(calls(tmp_path))
+    rest = do(df, tasks.spend, tmp_path / "spent")
+    assert (rest.completed, rest.stopped) == (30 - part.completed, "")
+    assert sorted(calls(tmp_path), key=int) == [str(n) for n in range(30)]
+
+
+def test_too_many_failures_end_the_run_with_what_was_done_in_the_output(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    failing = spark.range(0, 200, 10).selectExpr("id + 3 AS user_id", "'x' AS name")
+    with pytest.raises(TooManyFailures, match="more than max_failures=2"):
+        do(failing, tasks.score, tmp_path / "scores", max_failures=2, concurrency=1)
+    states = [row["state"] for row in rows_of(spark, tmp_path / "scores").values()]
+    assert 3 <= states.count("failed") <= len(states) <= 20
+    once = do(failing.limit(1), tasks.score, tmp_path / "scores", retry_failed=True)
+    assert once.failed == 1
+
+
+def test_rows_that_cannot_be_jobs_are_rows_of_the_output(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    df = spark.sql("SELECT 1L AS id, 1.5D AS x UNION ALL SELECT 2L, double('NaN')")
+    done = do(df, tasks.count, tmp_path / "counts")
+    assert (done.plan.rejected, done.completed) == (1, 1)
+    rows = rows_of(spark, tmp_path / "counts")
+    assert rows[1]["value"] == 2
+    assert rows[2]["state"] == "rejected"
+    assert "column 'x' is nan" in rows[2]["error"]
+    mended = spark.sql("SELECT 1L AS id, 1.5D AS x UNION ALL SELECT 2L, 2.5D")
+    assert do(mended, tasks.count, tmp_path / "counts").completed == 1
+
+
+def test_an_output_has_one_writer_at_a_time(
+    spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "doubles"
+    with (
+        OutputLease(file_url, str(output), "another"),
+        pytest.raises(OutputBusy, match="run: another, process"),
+    ):
+        do(numbers(spark, 1), tasks.double, output)
+    assert do(numbers(spark, 1), tasks.double, output).completed == 1
+
+
+def test_bad_input_is_told_before_any_job_is_enqueued(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    good = numbers(spark, 1)
+    null = spark.sql("SELECT CAST(NULL AS string) AS k, 1L AS n")
+    torn = spark.sql("SELECT 'a' AS k, 1L AS n UNION ALL SELECT 'a', 2L UNION ALL SELECT 'b', 1L")
+    spark.range(1).write.parquet(str(tmp_path / "other"))
+    cases: list[tuple[DataFrame, Any, dict[str, Any], str]] = [
+        (good, tasks.double, {"key": "nobody"}, "no column 'nobody'"),
+        (good, tasks.double, {"key": []}, "key is empty"),
+        (good, tasks.double, {"payload": ["k", "n"]}, "column 'k' is no parameter"),
+        (good, tasks.double, {"group": "team"}, "no column 'team'"),
+        (good, tasks.double, {"on_change": "maybe"}, "on_change='maybe'"),
+        (good, tasks.double, {"limit": 0}, "limit=0"),
+        (good, tasks.double, {"progress": "loud"}, "progress='loud'"),
+        (good, tasks.double, {"output": tmp_path / "other"}, "holds something else"),
+        (good.withColumnRenamed("n", "m"), tasks.double, {}, "needs 'n', and there is no such column"),
+        (good.selectExpr("k", "'x' AS n"), tasks.double, {}, "column 'n' is of type string"),
+        (good.withColumnRenamed("k", "state"), tasks.double, {}, "has the name of a column of the output"),
+        (good, "tests.spark.table_tasks:nothing", {}, "cannot be found"),
+        (good, "tests.spark.table_tasks:app", {}, "not a task"),
+        (null, tasks.double, {}, "1 rows have no usable key"),
+        (torn, tasks.double, {}, "1 keys have rows with different payloads"),
+    ]
+    for df, task, options, said in cases:
+        with pytest.raises(InvalidInput, match=said):
+            do(df, task, options.pop("output", output), **options)
+    assert calls(tmp_path) == []
+    assert not output.exists() or spark_files(output) == []
+
+
+def spark_files(output: Path) -> list[Path]:
+    return [path for path in output.glob("*.parquet") if not path.name.startswith("_")]
+
+
+def test_results_of_another_type_are_refused_and_a_store_in_memory_too(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do(numbers(spark, 1), tasks.double, tmp_path / "out")
+    with pytest.raises(InvalidInput, match=r"value as bigint, and the task's hints now say string"):
+        do(numbers(spark, 1), tasks.spell, tmp_path / "out")
+    alone = load_tasks("memory://", tmp_path, monkeypatch)
+    with pytest.raises(InvalidInput, match="in the memory of this process"):
+        do(numbers(spark, 1), alone.double, tmp_path / "out")
+    away = load_tasks("valkey://127.0.0.1:1", tmp_path, monkeypatch)
+    with pytest.raises(StorageError, match=r"127\.0\.0\.1"):
+        do(numbers(spark, 1), away.double, tmp_path / "new")

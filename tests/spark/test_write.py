@@ -136,3 +136,13 @@ def test_overwrite_is_refused(spark: SparkSession, url: str) -> None:
         users(spark).write.format("penstock").mode("overwrite").options(
             url=url, queue=QUEUE, keyColumns="name"
         ).save()
+
+
+def test_a_write_released_on_commit_is_seen_as_a_whole_or_not_at_all(spark: SparkSession, url: str) -> None:
+    save(users(spark), url, release="onCommit")
+    assert len(jobs_of(url)) == 5
+    torn = users(spark, 8).selectExpr("IF(user_id = 7, NULL, user_id) AS user_id", "name").repartition(2)
+    with pytest.raises(PySparkException, match="the key is null"):
+        save(torn, url, release="onCommit", task="other")
+    assert len(jobs_of(url)) == 5
+    assert jobs_of(url, State.SCHEDULED) == []

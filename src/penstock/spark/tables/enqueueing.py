@@ -78,9 +78,14 @@ def _putter(batch: Batch) -> _Mapper:
 
 async def _put(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
     answers = await store.storage.enqueue(batch.queue, jobs)
-    known = [answer.id for answer in answers if answer.status in ("duplicate", "completed")]
+    known = [answer for answer in answers if answer.status == "duplicate"]
+    # An earlier run has stopped before it came to these.
+    cancelled = [answer.id for answer in known if answer.state is State.CANCELLED]
+    if cancelled:
+        await store.storage.retry(batch.queue, cancelled)
     if known:
-        await store.storage.hold(batch.queue, batch.consumer, known, ttl_ms=_HOLD_MS)
+        ids = [answer.id for answer in known]
+        await store.storage.hold(batch.queue, batch.consumer, ids, ttl_ms=_HOLD_MS)
     return len(answers) - len(known)
 
 

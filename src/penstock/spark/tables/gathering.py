@@ -28,7 +28,7 @@ _MOST: Final = 50_000
 class Gathering:
     """Reads what is held for the batch's consumer, writes it down, then lets the store have it back: in that order, so
     that nothing is lost. What was written and not let go of, because the run was killed in between, is known by its
-    job's id and incarnation."""
+    job's id and the time of its end."""
 
     def __init__(
         self,
@@ -93,11 +93,9 @@ class Gathering:
             )
         kept = [job for job in jobs if not (self.is_stopping and job.state is State.CANCELLED)]
         self._commit += 1
-        rows = rows_of(kept, commit=self._commit, cost_name=self._cost_name)
-        if is_first:
-            rows = self._ledger.without_known(rows)
-        if rows.num_rows:
-            self._ledger.append(rows)
+        if kept:
+            rows = rows_of(kept, commit=self._commit, cost_name=self._cost_name)
+            self._ledger.append(rows, unless_known=is_first)
 
     def _count(self, jobs: list[Job]) -> None:
         tally = self.tally

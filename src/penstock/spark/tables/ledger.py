@@ -113,9 +113,14 @@ class Ledger:
         if self._value is not None and VALUE in found.columns:
             _check_value(self.output, found.schema[VALUE].dataType, self._value)
 
-    def append(self, rows: pa.Table) -> None:
-        """Write rows as one file: it is there as a whole, or not. ``rows`` have ``COLUMNS`` and the key as JSON."""
-        self._append(self._spark.createDataFrame(rows))
+    def append(self, rows: pa.Table, *, unless_known: bool = False) -> None:
+        """Write rows as one file: it is there as a whole, or not. ``rows`` have ``COLUMNS`` and the key as JSON.
+        ``unless_known`` leaves out ends of jobs that are in the ledger."""
+        made = self._spark.createDataFrame(rows)
+        known = self.read() if unless_known else None
+        if known is not None:
+            made = made.join(known.select("job_id", "finished_at"), ["job_id", "finished_at"], "left_anti")
+        self._append(made)
 
     def _append(self, made: DataFrame) -> None:
         key = F.from_json(F.col(_KEY), self._key.simpleString()).alias("key")
@@ -155,22 +160,6 @@ class Ledger:
             said.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in COLUMNS
         ]
         self._append(rows.select(_KEY, *columns))
-
-    def without_known(self, rows: pa.Table) -> pa.Table:
-        """The rows whose job, in that life, is not in the ledger yet."""
-        found = self.read()
-        if found is None or not rows.num_rows:
-            return rows
-        ids = self._spark.createDataFrame(rows.select(["job_id", "incarnation"]))
-        known = found.join(F.broadcast(ids), ["job_id", "incarnation"], "left_semi")
-        pairs = {
-            (row["job_id"], row["incarnation"]) for row in known.select("job_id", "incarnation").collect()
-        }
-        fresh = [
-            pair not in pairs
-            for pair in zip(rows["job_id"].to_pylist(), rows["incarnation"].to_pylist(), strict=True)
-        ]
-        return rows.filter(pa.array(fresh, pa.bool_()))
 
     def last_commit(self) -> int:
         """The number of the newest commit; 0 if there is none."""
