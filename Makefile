@@ -6,17 +6,18 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow check fmt bench bench-scale clean
+.PHONY: help demo test test-slow check fmt bench bench-scale bench-features clean
 
 help:
-	@echo "make demo         the main job on the embedded store, in a minute"
-	@echo "make test         all tests but the slow ones      (ARGS='-k name' is passed on to pytest)"
-	@echo "make test-slow    crashes, soak, failover"
-	@echo "make check        format, lint, types, import rules, test"
-	@echo "make fmt          format and mend what can be mended"
-	@echo "make bench        measure against the peers        (ARGS is passed on)"
-	@echo "make bench-scale  cost per job at 10,000 and 1,000,000 jobs"
-	@echo "make clean        remove .venv, caches and builds"
+	@echo "make demo            the main job on the embedded store, in a minute"
+	@echo "make test            all tests but the slow ones      (ARGS='-k name' is passed on to pytest)"
+	@echo "make test-slow       crashes, soak, failover"
+	@echo "make check           format, lint, types, import rules, test"
+	@echo "make fmt             format and mend what can be mended"
+	@echo "make bench           measure against the peers        (ARGS is passed on)"
+	@echo "make bench-scale     cost per job at 10,000 and 1,000,000 jobs"
+	@echo "make bench-features  what each feature costs, beside plain jobs"
+	@echo "make clean           remove .venv, caches and builds"
 
 demo: $(VENV)/.demo
 	$(PY) examples/demo.py $(ARGS)
@@ -43,6 +44,9 @@ bench: $(VENV)/.dev
 
 bench-scale: $(VENV)/.dev
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/scale $(ARGS)
+
+bench-features: $(VENV)/.dev
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/features $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

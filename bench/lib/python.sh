@@ -1,4 +1,4 @@
-# Sourced by bench/run and bench/scale: makes the harness's own virtual environment on first use
+# Sourced by bench/run, bench/scale and bench/features: makes the harness's own virtual environment on first use
 # and sets $python to its interpreter. Nothing is written outside $PEERS_CACHE.
 bench="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export PEERS_CACHE="${PEERS_CACHE:-${TMPDIR:-/tmp}/penstock-bench}"
