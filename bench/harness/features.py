@@ -160,7 +160,7 @@ def measure_round(
 ) -> None:
     """Every feature on every engine once, and plain jobs between them."""
     for engine, by_name in peers.items():
-        for name in order_of(args.features, with_before=BEFORE in by_name):
+        for name in order_of(args.features, number, with_before=BEFORE in by_name):
             peer = by_name.get(name, by_name["features"])
             for phase, sample in peer.measure("plain" if name == BEFORE else name, args.jobs).items():
                 said = " ".join(f"{key}={figure(value)}" for key, value in sample.items())
@@ -169,13 +169,13 @@ def measure_round(
                 samples.append(sample | label)
 
 
-def order_of(features: list[str], *, with_before: bool) -> list[str]:
+def order_of(features: list[str], number: int, *, with_before: bool) -> list[str]:
     """One round: plain jobs, of both checkouts one right after the other and in turn first, between the features."""
     others = [feature for feature in features if feature != "plain"]
     order: list[str] = []
     for turn, at in enumerate(range(0, max(len(others), 1), PLAIN_EVERY)):
         plain = ["plain", BEFORE] if with_before else ["plain"]
-        order += [*(plain[::-1] if turn % 2 else plain), *others[at : at + PLAIN_EVERY]]
+        order += [*(plain[::-1] if (turn + number) % 2 else plain), *others[at : at + PLAIN_EVERY]]
     return order
 
 

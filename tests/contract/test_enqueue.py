@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from penstock.core.annex import Annex
 from penstock.core.job import Conflict, Enqueued, NewJob, Options
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.core.outcome import Complete, Fail
@@ -258,3 +261,14 @@ async def test_an_incarnation_never_comes_back_even_after_obliterate(bench: Benc
     await bench.storage.obliterate(bench.queue)
 
     assert (await bench.put()).incarnation > first.incarnation
+
+
+@pytest.mark.parametrize(
+    "first", [{"delay_ms": MINUTE_MS}, {"annex": Annex(holds={"reader": MINUTE_MS})}, {}]
+)
+async def test_an_id_given_twice_in_a_call_goes_in_once(bench: Bench, first: dict[str, Any]) -> None:
+    answers = await bench.put_all([bench.new("job", **first), bench.new("job")])
+
+    assert [answer.status for answer in answers] == ["queued", "duplicate"]
+    assert answers[0].incarnation == answers[1].incarnation
+    assert sum((await bench.counts()).values()) == 1

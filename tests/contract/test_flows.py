@@ -13,7 +13,7 @@ from penstock.core.job import Dependency, NewJob, Options, Policy
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Failure, Release, Snooze
 from penstock.errors import JobNotFound
-from penstock.storage.values import Change
+from penstock.storage.values import Change, Settlement
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, Seen, redispatch
 
 E, S = EventType, State
@@ -855,3 +855,39 @@ async def test_retry_of_a_parent_whose_child_is_no_more_fails_again(bench: Bench
     job = await bench.job("parent")
     assert job.failure is not None
     assert job.failure.message == f"dependency {bench.queue}/a is not known"
+
+
+async def test_a_claim_that_unblocks_others_on_its_way_names_the_right_tokens(bench: Bench) -> None:
+    child = Node(bench.queue, bench.new("child", ttl_ms=MINUTE_MS))
+    waits = Dependency(bench.queue, "child", "ignore")
+    parent = Node(bench.queue, bench.new("parent", after=(waits,)))
+    await put_flow(bench, parent, child)
+    await bench.put("plain")
+    await bench.put("grouped", annex=Annex(group="g"))
+    await bench.shift(MINUTE_MS)
+
+    leases = await bench.claim_all(10)
+
+    assert {lease.id for lease in leases} == {"plain", "grouped", "parent"}
+    for lease in leases:
+        assert (await bench.job(lease.id)).token == lease.token
+        assert (await bench.settle(lease, Complete(b""))).applied
+
+
+async def test_many_jobs_tell_their_parents_in_one_settle(bench: Bench) -> None:
+    ids = [f"{parent}{n}" for parent in "ab" for n in range(3)]
+    for parent in "ab":
+        children = [Node(bench.queue, bench.new(id)) for id in ids if id[0] == parent]
+        waits = tuple(Dependency(bench.queue, node.job.id) for node in children)
+        root = Node(bench.queue, bench.new(parent, after=waits))
+        await put_flow(bench, root, *children, flow=parent)
+    leases = await bench.claim_all(10)
+    outcomes = [Settlement(lease.id, lease.token, Complete(lease.id.encode())) for lease in leases]
+
+    await bench.storage.settle(bench.queue, outcomes)
+
+    assert [lease.id for lease in leases] == ids
+    assert [await bench.state(parent) for parent in "ab"] == [S.WAITING, S.WAITING]
+    results = [edge.result for parent in "ab" for edge in await edges(bench, parent)]
+    assert results == [id.encode() for id in ids]
+    assert (await bench.storage.check(bench.queue)).problems == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -667,3 +668,26 @@ async def test_a_check_finds_and_mends_nothing_wrong(bench: Bench) -> None:
     checked = await bench.storage.check(bench.queue, repair=True)
 
     assert not any(checked.problems.values()), checked
+
+
+async def test_members_of_many_groups_go_in_and_out_together(bench: Bench) -> None:
+    await limit(bench, Limit(concurrency=2), key="*")
+    jobs = [bench.new(f"{group}{n}", annex=Annex(group=group)) for n in range(4) for group in "xyz"]
+    plain = [bench.new("plain"), bench.new("traced", annex=Annex(headers={"a": "b"}))]
+
+    answers = await bench.put_all([*jobs, *plain])
+
+    blocked = [answer.id for answer in answers if answer.state is S.BLOCKED]
+    assert blocked == [f"{group}{n}" for n in (2, 3) for group in "xyz"]
+    for answer in answers:
+        assert (await bench.job(answer.id)).incarnation == answer.incarnation
+    done = []
+    while leases := await bench.claim_all(5):
+        assert max(Counter(lease.id[0] for lease in leases).values()) <= 2
+        done += [lease.id for lease in leases]
+        assert await sound(bench)
+        outcomes = [Settlement(lease.id, lease.token, Complete(b"")) for lease in leases]
+        settled = await bench.storage.settle(bench.queue, outcomes)
+        assert all(answer.applied for answer in settled.answers)
+    assert sorted(done) == sorted(answer.id for answer in answers)
+    assert await sound(bench)

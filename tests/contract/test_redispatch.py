@@ -384,3 +384,12 @@ async def _failed_and_stalled_once(bench: Bench) -> None:
     await bench.claim()
     await bench.shift(LEASE_MS)
     await bench.storage.sweep(bench.queue)
+
+
+async def test_a_new_job_beside_one_that_is_updated_is_told_its_own_incarnation(bench: Bench) -> None:
+    await bench.put("old", delay_ms=MINUTE_MS)
+
+    answers = await bench.put_all([bench.new("old", conflict=redispatch()), bench.new("new")])
+
+    assert [answer.status for answer in answers] == ["updated", "queued"]
+    assert answers[1].incarnation == (await bench.job("new")).incarnation

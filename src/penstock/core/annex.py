@@ -85,7 +85,18 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     @property
     def binds(self) -> bool:
         """Whether the job's transitions concern others, or others it: then no engine may take a shortcut."""
-        return self != Annex(**{name: getattr(self, name) for name in _LOOSE})
+        return (
+            self.group != ""
+            or self.flow != ""
+            or self.dedup != ""
+            or self.cost != 1
+            or self.holds is not None
+            or self.repeats
+            or self.dependents is not None
+            or self.has_later_dependents
+            or self.has_dependencies
+            or self.passes != ""
+        )
 
     def shed(self) -> Annex:
         """What of it a later life of the same id begins with: all that the user said, nothing that happened."""
@@ -97,13 +108,9 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
         return max(self.holds.values()) if self.holds else 0
 
 
-_LOOSE: Final = (
-    *("headers", "usage", "scheduler", "slot_ms"),
-    *("step", "awaits", "awaits_until_ms", "received", "timed_out", "kept", "staged_delay_ms"),
-)
-"""What concerns nobody but the job itself."""
-
 EMPTY_ANNEX: Final = Annex()
+_NOTHING: Final = 3
+"""Bytes of an empty map, in any of the ways to write it: one with an entry has more."""
 
 pack_annex: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Annex).decode
@@ -111,5 +118,4 @@ _decode: Final = msgspec.msgpack.Decoder(Annex).decode
 
 def unpack_annex(packed: bytes) -> Annex | None:
     """The annex of these bytes; ``None`` if there is nothing in it."""
-    annex = _decode(packed)
-    return None if annex == EMPTY_ANNEX else annex
+    return None if len(packed) <= _NOTHING else _decode(packed)

@@ -61,15 +61,16 @@ def encode_jobs(
                 headers[stored.reference] = stored.header
         if job.priority or job.ttl_ms or job.lifo or job.run_id or job.write_id or job.annex or job.dedup:
             append(_body(job))
+            has_ties = job.after or job.dedup  # jobs that come after others have an annex
         else:
             append(head + job.payload)
+            has_ties = None
         if (
-            job.delay_ms
+            has_ties
+            or job.delay_ms
             or job.run_at_ms is not None
             or job.unchecked
-            or job.after
             or job.conflict is not DEFAULT_CONFLICT
-            or job.dedup
             or job.staged
         ):
             place = len(args) >> 1

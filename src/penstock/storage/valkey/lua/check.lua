@@ -139,11 +139,23 @@ local function check_slots(names, repair, problems)
   end
 end
 
+local function ids_in(part)
+  local ids = {}
+  if part == 'line' then
+    local entries = fresh_entries(call('LRANGE', K.line, 0, -1))
+    for i = 1, #entries do ids[i] = sub(entries[i], 7) end
+  else
+    local members = call('ZRANGE', K[part], 0, -1)
+    for i = 1, #members do ids[i] = id_of(part, members[i]) end
+  end
+  return ids
+end
+
 local function count_members(part, counted)
-  local members = call('ZRANGE', K[part], 0, -1)
+  local members = ids_in(part)
   for first = 1, #members, CHUNK do
     local ids = {}
-    for i = first, min(first + CHUNK - 1, #members) do ids[#ids + 1] = id_of(part, members[i]) end
+    for i = first, min(first + CHUNK - 1, #members) do ids[#ids + 1] = members[i] end
     load(ids)
     for i = 1, #ids do
       local job = found(ids[i])
@@ -187,6 +199,8 @@ local function check_groups(repair, problems)
   local counted, total = {}, 0
   local parts = { 'waiting', 'active', 'scheduled', 'blocked' }
   for _, part in ipairs(parts) do total = total + call('ZCARD', K[part]) end
+  total = total + call('LLEN', K.line)
+  parts[#parts + 1] = 'line'
   if total > COUNTED_AT_MOST then return end
   for _, part in ipairs(parts) do count_members(part, counted) end
   for _, key in ipairs(call('HKEYS', K.groups)) do

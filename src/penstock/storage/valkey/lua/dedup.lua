@@ -61,13 +61,20 @@ function Dedup.read(key)
   return known
 end
 
--- Reads the records of many keys at once, and the jobs they are of; without it read() would ask for each.
+-- Reads the records of many keys at once; without it read() would ask for each.
 function Dedup.read_all(keys)
-  local records, ids = read_many('HMGET', K.dedup, keys), {}
+  local records = read_many('HMGET', K.dedup, keys)
   Q.dedup = Q.dedup or {}
   for i = 1, #keys do
-    local record = Dedup.parse(records[i])
-    Q.dedup[keys[i]] = record
+    if Q.dedup[keys[i]] == nil then Q.dedup[keys[i]] = Dedup.parse(records[i]) end
+  end
+end
+
+-- Reads the jobs those records are of, for which job_of() would ask one by one.
+function Dedup.load_all(keys)
+  local ids = {}
+  for i = 1, #keys do
+    local record = Q.dedup[keys[i]]
     if record then ids[#ids + 1] = record.id end
   end
   load(ids, true)
@@ -111,9 +118,10 @@ function Dedup.note(job, key, mode, ttl_ms)
   Dedup.put(key, { inc = job.inc, until_ms = until_ms, id = job.id })
 end
 
-function Dedup.ended(job, key)
+-- The job of this incarnation has ended.
+function Dedup.ended(inc, key)
   local record = Dedup.read(key)
-  if record and record.inc == job.inc then Dedup.put(key, false) end
+  if record and record.inc == inc then Dedup.put(key, false) end
 end
 
 -- Forgets up to limit records whose time has passed. Returns how many it looked at.

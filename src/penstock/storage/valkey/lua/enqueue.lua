@@ -31,6 +31,13 @@ local function answer(exceptions, place, status, job)
   exceptions[at + 4] = job.state == 'c' and (job.result or '') or ''
 end
 
+-- The answer to a new job that is not what the reply says by saying nothing: the one that was numbered last.
+local function answer_queued(exceptions, place, waits)
+  local at = #exceptions
+  exceptions[at + 1], exceptions[at + 2], exceptions[at + 3] = place, waits and 'qw' or 'qb', Q.seq
+  exceptions[at + 4] = ''
+end
+
 -- The answer to a duplicate by its dedup key: the record it found, and that one's job (nil: gone).
 local function answer_elsewhere(exceptions, place, record, job)
   if job then need_result(job) end
@@ -68,12 +75,12 @@ local function put_in(id, said, run_at, after)
     replace(job)
   end
   if job.part then Groups.leave(job) end -- replaced while it was open: the promise that the id is new was broken
-  if after then Flows.depend(id, decode(said.packed_annex).fl, after) end
+  local may_conclude = after and Flows.depend(id, Shortcut.annex_of_packed(said.packed_annex).fl, after)
   job.header, job.priority, job.lifo, job.ttl = said.header, said.priority, said.lifo, said.ttl
   job.run_id, job.write_id, job.payload = said.run_id, said.write_id, payload_of(said)
   job.packed_annex, job.binds = said.packed_annex, said.binds
   queue_afresh(job, run_at, #job.payload)
-  return job
+  return job, may_conclude
 end
 
 local function redispatch(job, said, special, run_at)
@@ -95,9 +102,9 @@ local function admit(id, said, special, run_at)
   local record, earlier
   if key then record, earlier = Dedup.meet(id, key, mode) end
   if record then return 'e', earlier, record end
-  local job = put_in(id, said, run_at, after)
+  local job, may_conclude = put_in(id, said, run_at, after)
   if key then Dedup.note(job, key, mode, special[12]) end
-  if after then Flows.conclude(job) end
+  if may_conclude then Flows.conclude(job) end
   return 'q', job
 end
 
@@ -134,71 +141,23 @@ local function enqueue_one(id, said, special)
 end
 
 -- For flows: enqueues a job of this queue. Returns as enqueue_one(), or nothing if it was refused: then its dependents
--- are told. Dedup keys are not for flows.
-function Flows.put(id, body, special)
+-- are told. Dedup keys are not for flows. intake (nil: none): it may go this way; then nothing is returned, either.
+function Flows.put(id, body, special, intake)
   load({ id }, true)
+  local simple = intake and J[id] == false and type(special) ~= 'table' and Shortcut.annex_of_body(body)
+  if simple then
+    Flows.note_ties(simple)
+    Intake.put(intake, id, body, simple, special)
+    return
+  end
   local said = read_body({}, body)
-  if said.binds then Flows.note_ties(said) end
-  local refusal = said.binds and Groups.cost_refused(id, said.packed_annex)
-  if refusal then return Flows.tell_refused(id, decode(said.packed_annex), refusal) end
+  local annex = said.binds and Shortcut.annex_of_packed(said.packed_annex)
+  if annex then Flows.note_ties(annex) end
+  local refusal = annex and Groups.cost_refused(id, annex)
+  if refusal then return Flows.tell_refused(id, annex, refusal) end
   special = in_full(special)
   special[10] = false
   return enqueue_one(id, said, special)
-end
-
--- What new jobs with this header share in their events.
-local function common_of(commons, header)
-  local options = options_of(header)
-  local common = { task = options.task, ver = options.version, st = 'waiting', enq = Q.now }
-  commons[header] = common
-  return common
-end
-
--- Puts in many new jobs: the lists it collects, apart from the buffers because every job adds to each of them.
-local function new_intake()
-  return {
-    n = 0, commons = {}, statics = list_in(set_fields, 'jobs'), line = {},
-    enqueued_at = pack('>I6', Q.now),
-  }
-end
-
--- A body with flags: what else its event says, and its place if that is not in the line. Returns the payload's size.
-local function enqueue_flagged(intake, group, row, id, body)
-  local said = read_body({ id = id, number = Q.seq, pristine = true }, body)
-  put(group, row, 'rid', said.run_id)
-  put(group, row, 'pri', said.priority)
-  if said.ttl > 0 then zadd('expiring', Q.now + said.ttl, id) end
-  group.has_holes = true
-  if said.lifo or said.priority ~= 0 then
-    zadd('waiting', said.priority, member_of(said))
-  else
-    intake.line[#intake.line + 1] = pack('>I6', Q.seq) .. id
-  end
-  return #body - said.payload_at + 1
-end
-
--- The common case: an id without a record, to be run now. Strings only, no table.
-local function enqueue_new(intake, id, body)
-  local seq, n, flags = Q.seq + 1, intake.n + 2, byte(body, 1)
-  local header = flags < 32 and sub(body, 2, 7) or read_body({}, body).header
-  local common = intake.commons[header] or common_of(intake.commons, header)
-  local number, statics = pack('>I6', seq), intake.statics
-  local group = group_for('enqueued', common)
-  local row, columns, size = begin_row(group, common), group.columns, nil
-  Q.seq, intake.n = seq, n
-  statics[n - 1], statics[n] = id, number .. intake.enqueued_at .. body
-  if flags == 0 then
-    size = #body - 7
-    intake.line[#intake.line + 1] = number .. id
-  else
-    size = enqueue_flagged(intake, group, row, id, body)
-  end
-  if row == 1 then
-    columns.id, columns.inc, columns.size = { id }, { seq }, { size }
-  else
-    columns.id[row], columns.inc[row] = id, seq
-    put(group, row, 'size', size)
-  end
 end
 
 -- Headers that the queue does not have yet are stored, once each.
@@ -230,45 +189,6 @@ local function has_flows(ids, specials)
     before[ids[place]] = true
   end
   return has_any
-end
-
--- The places of ids that need all the rules: known ones, those given twice, those with something special, those whose
--- annex binds; all of them, if some may wait for others.
-local function hard_places(ids, specials, args, first_at, all)
-  local known, hard, hard_ids, seen = read_many('HMGET', K.jobs, ids), {}, {}, {}
-  for place = 1, #ids do
-    local id = ids[place]
-    if all or known[place] or type(specials[place]) == 'table' or seen[id] or byte(args[first_at + 2 * place], 1) >= 128 then
-      hard[place] = true
-      hard_ids[#hard_ids + 1] = id
-      if seen[id] and seen[id] ~= true then
-        hard[seen[id]] = true
-        seen[id] = true
-      end
-    else
-      seen[id] = place
-    end
-  end
-  load(hard_ids, true)
-  return hard
-end
-
-local function read_dedup(specials)
-  local keys = {}
-  for _, special in pairs(specials) do
-    if type(special) == 'table' and special[10] then keys[#keys + 1] = special[10] end
-  end
-  if keys[1] then Dedup.read_all(keys) end
-end
-
--- Refuses a job that costs more than the bucket of its group can hold: it could never start.
-local function check_costs(ids, hard, args, first_at)
-  for place in pairs(hard) do
-    local body = args[first_at + 2 * place]
-    local packed = byte(body, 1) >= 128 and read_body({}, body).packed_annex
-    local refusal = packed and Groups.cost_refused(ids[place], packed)
-    if refusal then refuse('COST', refusal) end
-  end
 end
 
 -- One job of an id without a record, to be run now: the same as enqueue_new and close() do, without lists of one.
@@ -308,11 +228,12 @@ register('enqueue', function(keys, args)
     n = n + 1
     ids[n] = args[at]
   end
-  local hard = hard_places(ids, specials, args, first_at, args[4] ~= '' and has_flows(ids, specials))
-  check_costs(ids, hard, args, first_at)
+  local hard, annexes = Intake.sort(ids, specials, args, first_at, args[4] ~= '' and has_flows(ids, specials))
+  local groups = (next(hard) or next(annexes)) and Intake.check_costs(ids, hard, annexes, args, first_at)
   store_headers(args, headers)
-  read_dedup(specials)
-  local exceptions, first, intake = {}, Q.seq + 1, new_intake()
+  if groups then Groups.read_for(groups) end
+  local exceptions, first, intake = {}, Q.seq + 1, Intake.new()
+  local put_plain, expected = Intake.put_plain, first -- the incarnation that the reply says by saying nothing
   for place = 1, n do
     local id, body = ids[place], args[first_at + 2 * place]
     if hard[place] then
@@ -322,13 +243,15 @@ register('enqueue', function(keys, args)
       else
         answer(exceptions, place, status, job)
       end
+      expected = max(expected, exceptions[#exceptions - 1] + 1)
     else
-      enqueue_new(intake, id, body)
-      if specials[place] then add_waiter(id, specials[place]) end
+      local annex, special, waits = annexes[place], specials[place], true
+      if annex or special then waits = Intake.put(intake, id, body, annex, special) else put_plain(intake, id, body) end
+      if not waits or Q.seq ~= expected then answer_queued(exceptions, place, waits) end
+      expected = Q.seq + 1
     end
   end
-  Q.wake = Q.wake or intake.n > 0
-  if intake.line[1] then send('RPUSH', K.line, intake.line) end
+  Intake.finish(intake)
   local reply = { first, exceptions }
   remember(args[1], args[2], encode(reply))
   close()

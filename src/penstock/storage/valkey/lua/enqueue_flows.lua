@@ -29,7 +29,7 @@ function Flows.check_nodes(nodes, queues, first)
     local node = nodes[first + i - 1]
     if queues[i] == Outbox.here() then
       if node.special and node.special[13] then Flows.refuse_unknown(node.special[13], own) end
-      local refusal = Groups.cost_refused(node.id, read_body({}, node.body).packed_annex)
+      local refusal = Groups.cost_refused(node.id, Shortcut.any_annex_of_body(node.body))
       if refusal then refuse('COST', refusal) end
     end
   end
@@ -45,24 +45,39 @@ function Flows.prepare(nodes, queues, headers)
   for reference, header in pairs(headers) do call('HSETNX', K.options, reference, header) end
 end
 
--- Puts a node into its queue, which may be another one.
-function Flows.put_node(node, queue, headers)
+-- Whether no node has to find another that was put in with it: ids are given once, and who waits for whom is said by those
+-- that are waited for.
+local function are_apart(nodes, queues)
+  local here, seen = Outbox.here(), {}
+  for i = 1, #nodes do
+    local special = nodes[i].special
+    if queues[i] == here and seen[nodes[i].id] then return false end
+    seen[nodes[i].id] = queues[i] == here
+    for _, after in ipairs(type(special) == 'table' and special[13] or {}) do
+      if not after[4] then return false end
+    end
+  end
+  return true
+end
+
+-- Puts a node into its queue, which may be another one. intake: as Flows.put takes it.
+function Flows.put_node(node, queue, headers, intake)
   local reference = sub(node.body, 2, 7)
   local header = byte(reference, 1) == 0 and headers[reference] or false
   if queue == Outbox.here() then
-    return Flows.put(node.id, node.body, node.special)
+    return Flows.put(node.id, node.body, node.special, intake)
   end
   Outbox.send(queue, 'p' .. encode({ node.id, node.body, node.special, reference, header }))
 end
 
-local function put_flow(nodes, queues, first, headers, answers)
+local function put_flow(nodes, queues, first, headers, answers, intake)
   local status, job = Flows.put_node(nodes[first], queues[1], headers)
   need_result(job)
   local at = #answers
   answers[at + 1], answers[at + 2] = status .. job.state, job.inc
   answers[at + 3] = job.state == 'c' and (job.result or '') or ''
   if status ~= 'q' then return end
-  for i = 2, #queues do Flows.put_node(nodes[first + i - 1], queues[i], headers) end
+  for i = 2, #queues do Flows.put_node(nodes[first + i - 1], queues[i], headers, intake) end
 end
 
 register('enqueue_flows', function(keys, args)
@@ -80,11 +95,13 @@ register('enqueue_flows', function(keys, args)
     for j = 1, #layout[i] do queues[#queues + 1] = layout[i][j] end
   end
   Flows.prepare(nodes, queues, headers)
+  local intake = are_apart(nodes, queues) and Intake.new() or nil
   first = 1
   for i = 1, #layout do
-    put_flow(nodes, layout[i], first, headers, answers)
+    put_flow(nodes, layout[i], first, headers, answers, intake)
     first = first + #layout[i]
   end
+  if intake then Intake.finish(intake) end
   remember(args[1], args[2], encode({ answers, 1 }))
   close()
   return { answers, Outbox.is_full() and 1 or 0 }

@@ -17,9 +17,7 @@ do
 local FLOW, GIVEN, PENDING, FAILED = '\3flow', '\3given', '\3pending', '\3failed'
 local BY_DEPENDENCY = 'DependencyFailed'
 
-local function deps_of(id)
-  return Q.prefix .. ':deps:' .. id
-end
+local deps_of = Flows.deps_of
 
 local function counts(policy, state)
   if policy == 'w' then return state == 'c' or state == 'r' end
@@ -32,7 +30,7 @@ end
 
 -- Blocks the job if some of its dependencies do not count yet.
 function Flows.hold_back(job)
-  if not Flows.is_parent(job) or tonumber(call('HGET', deps_of(job.id), PENDING) or 0) == 0 then return false end
+  if not Flows.is_parent(job) or Flows.pending(job.id) == 0 then return false end
   if job.part then Groups.wait_elsewhere(job) end
   job.state, job.by = 'b', 'h'
   changed(job)
@@ -86,16 +84,18 @@ local function work_off()
   Q.ends, Q.works_off = false, false
 end
 
+function Flows.tell_all(dependents, id, state, value, but_not)
+  for i = 1, #dependents do
+    if dependents[i][1] ~= but_not then tell_dependent(dependents[i], id, state, value) end
+  end
+  work_off()
+end
+
 -- Says to all dependents, or to those of other queues than that of this name, that the job has ended as state.
 function Flows.tell(job, state, but_not)
-  local dependents = Flows.dependents(job)
-  if dependents[1] then
-    local value = value_of(job, state)
-    for i = 1, #dependents do
-      if dependents[i][1] ~= but_not then tell_dependent(dependents[i], job.id, state, value) end
-    end
-    work_off()
-  end
+  local annex = annex_of(job)
+  if not (annex.dn or annex.dl) then return end
+  Flows.tell_all(Flows.dependents(job), job.id, state, value_of(job, state), but_not)
 end
 
 -- A job that others were to depend on cannot be put in.
@@ -163,30 +163,37 @@ local function look_at(id, flow, edges)
   Q.giving = false
 end
 
--- Gives the job of this id entries for after: {queue, id, policy letter, whether it will tell by itself} each.
+-- Gives the job of this id entries for after: {queue, id, policy letter, whether it will tell by itself} each. Returns
+-- whether there are some that may have ended.
 function Flows.depend(id, flow, after)
   local key, fields, edges = deps_of(id), {}, {}
-  if call('HSETNX', key, FLOW, flow) == 1 then call('SADD', K.parents, id) end
-  local first = tonumber(call('HGET', key, GIVEN) or 0)
-  local given = first
-  local names, seen = {}, {}
-  for i = 1, #after do names[i] = after[i][1] .. '\0' .. after[i][2] end
+  local names, seen = { FLOW, GIVEN, PENDING }, {}
+  for i = 1, #after do names[i + 3] = after[i][1] .. '\0' .. after[i][2] end
   local known = read_many('HMGET', key, names)
-  for i = 1, #after do
+  if not known[1] then
+    call('SADD', K.parents, id)
+    fields[1], fields[2] = FLOW, flow
+  end
+  local first, pending = tonumber(known[2] or 0), tonumber(known[3] or 0)
+  local given = first
+  for i = 4, #names do
     if not known[i] and not seen[names[i]] then
+      local said, at = after[i - 3], #fields
       seen[names[i]], given = true, given + 1
-      local at = #fields
-      fields[at + 1], fields[at + 2] = names[i], encode({ given, after[i][3], '' })
+      fields[at + 1], fields[at + 2] = names[i], encode({ given, said[3], '' })
       fields[at + 3], fields[at + 4] = '\2' .. digits(given), names[i]
-      if not after[i][4] then edges[#edges + 1] = names[i] end
+      if not said[4] then edges[#edges + 1] = names[i] end
     end
   end
-  if fields[1] then
-    send('HSET', key, fields)
-    call('HSET', key, GIVEN, digits(given))
-    call('HINCRBY', key, PENDING, digits(given - first))
+  if given > first then
+    local at = #fields
+    fields[at + 1], fields[at + 2] = GIVEN, digits(given)
+    fields[at + 3], fields[at + 4] = PENDING, digits(pending + given - first)
   end
+  if fields[1] then send('HSET', key, fields) end
+  Flows.know_pending(id, known[1] or flow, pending + given - first)
   look_at(id, flow, edges)
+  return edges[1] ~= nil
 end
 
 -- Refuses the call if a dependency of this queue has no record. known: ids that are about to have one.
@@ -292,21 +299,19 @@ end
 -- A dependency of a job of this queue has ended: {id, flow, queue, id of the dependency, state, value}.
 function Flows.done(said)
   local id, state = said[1], said[5]
-  local key, name = deps_of(id), said[3] .. '\0' .. said[4]
-  local known = call('HMGET', key, FLOW, name)
-  if known[1] ~= said[2] or not known[2] then return end
-  local entry = decode(known[2])
-  local policy = entry[2]
+  local name = said[3] .. '\0' .. said[4]
+  local deps = Flows.deps_with(id, name)
+  if deps.flow ~= said[2] or not deps.entries[name] then return end
+  local entry = decode(deps.entries[name])
+  local policy, fails = entry[2], state ~= 'c' and entry[2] ~= 'i'
   if counts(policy, entry[3]) then return end
-  if said[6] then
-    call('HSET', key, name, encode({ entry[1], policy, state }), '\1' .. name, said[6])
-  else
-    call('HSET', key, name, encode({ entry[1], policy, state }))
-    if entry[3] ~= '' then call('HDEL', key, '\1' .. name) end
-  end
-  if not counts(policy, state) then return end
-  local pending, fails = call('HINCRBY', key, PENDING, -1), state ~= 'c' and policy ~= 'i'
-  if fails then call('HSETNX', key, FAILED, name) end
+  local is_final = counts(policy, state)
+  local pending = deps.pending - (is_final and 1 or 0)
+  deps.pending = pending
+  Flows.note_entry(deps, name, { entry[1], policy, state }, said[6])
+  if not said[6] and entry[3] ~= '' then call('HDEL', deps_of(id), '\1' .. name) end
+  if not is_final then return end
+  if fails then call('HSETNX', deps_of(id), FAILED, name) end
   if Q.giving == id or (pending > 0 and not fails) then return end
   load({ id })
   local job = found(id)
@@ -330,8 +335,8 @@ function Outbox.bury(job)
 end
 
 -- Remembers that jobs of this queue have dependents in others, for obliterate.
-function Flows.note_ties(said)
-  local dependents = decode(said.packed_annex).dn or {}
+function Flows.note_ties(annex)
+  local dependents = annex.dn or {}
   for i = 1, #dependents do
     if dependents[i][1] ~= Outbox.here() and not Q.tied then
       Q.tied = call('HSET', K.meta, 'tied', '1')

@@ -2,8 +2,8 @@
 
 -- What ties jobs to others (ties.lua), for those whose annex binds.
 local hold_back, ended
--- Steps and suspensions (steps.lua).
-local Steps = {}
+local Steps = {} -- steps and suspensions (steps.lua)
+local Usage = {} -- usage.lua
 
 -- Reads jobs into J by id (false: no record). with_static: payload, ttl and write_id are needed too.
 local function load(ids, with_static)
@@ -235,6 +235,8 @@ end
 -- Ends every writing verb.
 local function close()
   if next(Q.grouped) then Groups.settle() end
+  if Q.deps then Flows.write_deps() end
+  if Q.spent then Usage.write() end
   write_waiters()
   flush()
   Q.wake = Q.wake or is_due_sooner()

@@ -146,6 +146,7 @@ local function open(keys)
   Q.groups, Q.news = emptied(Q.groups), emptied(Q.news)
   Q.listening, Q.listening_changed = emptied(Q.listening), emptied(Q.listening_changed)
   Q.grouped, Q.limits, Q.touched = emptied(Q.grouped), emptied(Q.limits), false
+  Q.fresh, Q.commons, Q.deps, Q.expected, Q.over, Q.spent = false, false, false, false, false, false
   forget_buffers()
 end
 

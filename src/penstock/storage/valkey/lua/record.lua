@@ -27,6 +27,7 @@ local STATES = {
 local ENDED = { c = true, f = true, x = true }
 local BLOCKED_BY = { g = 'group', h = 'children', i = 'signal' }
 local Groups = {} -- groups.lua
+local Shortcut = {} -- shortcut.lua
 Groups.HOLDING = { g = 'k', h = 'm', i = 'l', s = 't', k = 'g', m = 'h', l = 'i', t = 's' }
 local STATE_FORMAT = '>c1c1I6I6I6I6I6I4I6I6I6I6I4I4Bi6BHH'
 local FLAGS_AT, WORKER_AT = 69, 81

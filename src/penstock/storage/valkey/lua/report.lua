@@ -35,12 +35,13 @@ register('report', function(keys, args)
   open(keys)
   local memo = remembered(args[1], args[2], args[3])
   if memo then return memo end
-  local at, starts, ids = 4, {}, {}
+  local at, starts, ids, uses = 4, {}, {}, false
   while at <= #args do
     starts[#starts + 1], ids[#ids + 1] = at, args[at]
+    uses = uses or string.find(args[at + 2], 'u', 1, true) ~= nil
     at = at + 7 + tonumber(args[at + 6])
   end
-  load(ids)
+  load(ids, uses) -- what was used is added to the annex, which stands in the static record at first
   local letters = {}
   for i = 1, #ids do
     local start, job = starts[i], found(ids[i])

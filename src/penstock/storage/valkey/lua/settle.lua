@@ -24,6 +24,8 @@ local function tail_of(tails, tail)
   local known = {
     result_ttl = options.result_ttl,
     is_plain = not (bit_of(flags, 4) or bit_of(flags, 64)) and options.result_ttl > 0,
+    -- It binds, and its annex is that of the static record.
+    is_bound = bit_of(flags, 64) and not bit_of(flags, 4) and flags < 128 and options.result_ttl > 0,
     common = {
       task = options.task, ver = options.version, st = 'completed',
       w = sub(tail, WORKER_AT - FLAGS_AT + 1, header_at - 1),
@@ -42,11 +44,22 @@ local function new_completion()
   }
 end
 
+-- What complete() is to do about others, if the job binds: false if that is not simple.
+local function ties_of(done, id, tail)
+  if not tail.is_bound then return false end
+  done.annexes = done.annexes or done.read_annexes()
+  local annex = done.annexes[id]
+  return annex and Shortcut.ends_simply(annex) and annex
+end
+
 -- The common case: a job without a slot completes. Only the head of its record changes. False: not one.
 local function complete(done, id, record, outcome)
   local tail_text = sub(record, FLAGS_AT)
-  local tail = done.tails[tail_text] or tail_of(done.tails, tail_text)
-  if not tail.is_plain then return false end
+  local tail, annex = done.tails[tail_text] or tail_of(done.tails, tail_text), nil
+  if not tail.is_plain then
+    annex = ties_of(done, id, tail)
+    if not annex then return false end
+  end
   local token, inc, enq, claimed, runs = unpack('>I6I6I6I6I4', record, 9)
   local size, n, now, common = #outcome - 7, done.n + 1, Q.now, tail.common
   local at = 2 * n
@@ -68,7 +81,12 @@ local function complete(done, id, record, outcome)
     columns.tok[row], columns.ms[row] = token, now - claimed
     put(group, row, 'size', size)
   end
+  if annex and annex.g then
+    put(group, row, 'grp', annex.g)
+    group.has_holes = true
+  end
   if Q.listening[id] then tell({ id = id, inc = inc, result = sub(outcome, 8) }, 'c') end
+  if annex then Shortcut.completed(id, inc, annex, sub(outcome, 8)) end
   return true
 end
 
@@ -178,21 +196,10 @@ local function settled_before(record, outcome)
   return sub(record, 9, 14) == sub(outcome, 1, 6) and 'c' or 'C'
 end
 
--- Reads jobs that may be members of groups with their static records, which name the groups, and those.
-local function read_members(ids, records)
-  local members, jobs = {}, {}
-  for i = 1, #ids do
-    if records[i] and bit_of(byte(records[i], FLAGS_AT), 64) then members[#members + 1] = ids[i] end
-  end
-  load(members, true)
-  for i = 1, #members do jobs[i] = found(members[i]) end
-  Groups.read_for(jobs)
-end
-
--- The static records of jobs whose annex binds, from a place on: what they are tied to stands in there.
-local function bound_statics(ids, records, first)
+-- The static records of jobs whose annex binds: what they are tied to stands in there.
+local function bound_statics(ids, records)
   local bound, statics = {}, {}
-  for i = first, #ids do
+  for i = 1, #ids do
     if records[i] and bit_of(byte(records[i], FLAGS_AT), 64) then bound[#bound + 1] = ids[i] end
   end
   local found_statics = read_many('HMGET', K.jobs, bound)
@@ -200,14 +207,22 @@ local function bound_statics(ids, records, first)
   return statics
 end
 
+-- The annexes of those, and what they are tied to is read.
+local function read_annexes(statics)
+  local annexes = {}
+  for id, static in pairs(statics) do annexes[id] = Shortcut.annex_of_static(static) end
+  Shortcut.read_ties(annexes)
+  return annexes
+end
+
 local function settle_all(ids, outcomes)
   local records, statics = read_many('HMGET', K.state, ids), nil
-  if bit_of(Q.uses, 2) then
-    read_members(ids, records)
-    statics = {}
-  end
   local letters, done = {}, new_completion()
   local is_done = done.is_done
+  function done.read_annexes()
+    statics = statics or bound_statics(ids, records)
+    return read_annexes(statics)
+  end
   read_waiters(ids)
   for i = 1, #ids do
     local id, record, outcome = ids[i], records[i], outcomes[i]
@@ -217,7 +232,7 @@ local function settle_all(ids, outcomes)
       and sub(record, 9, 14) == sub(outcome, 1, 6) and complete(done, id, record, outcome) then
       letters[i] = 'c'
     else
-      statics = statics or bound_statics(ids, records, i)
+      statics = statics or bound_statics(ids, records)
       if record and not J[id] then J[id] = job_of(id, record, statics[id]) end
       if not record then load({ id }) end
       letters[i] = settle_one(id, outcome)
@@ -237,7 +252,8 @@ register('settle', function(keys, args)
     ids[i], outcomes[i] = args[HEAD + 2 * i - 1], args[HEAD + 2 * i]
   end
   local letters, claimed = settle_all(ids, outcomes), nil
-  if next(Q.grouped) then Groups.settle() end
+  -- They are written by take(), or at the end, unless one is to be looked at again at once, for which its time is needed.
+  if next(Q.grouped) and Groups.fill_touched() then Groups.write() end
   if count > 0 then
     write_waiters()
     flush()

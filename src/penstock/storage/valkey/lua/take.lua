@@ -56,16 +56,24 @@ end
 local function new_leases(worker, lease_ms)
   return {
     worker = worker, lease_until = digits(Q.now + lease_ms), first_token = Q.seq + 1, n = 0,
-    ids = {}, statics = {}, extras = {}, first_runs = {},
+    ids = {}, statics = {}, extras = {}, first_runs = {}, began = pack('>I6I4', Q.now, 1),
   }
+end
+
+-- The tokens are not consecutive, because something was numbered in between: the reply says so.
+local function tell_token(leases, n, token)
+  leases.extras[#leases.extras + 1] = n
+  leases.extras[#leases.extras + 1] = pack('>I6I6I4I4I4I6i6B', token, Q.now, 1, 0, 0, 0, 0, 0)
 end
 
 -- What jobs with this header share on their first run: the end of the state record, and columns of the event.
 local function first_run(leases, header)
   local options = options_of(header)
+  local owner = pack('>i6BHH', 0, #leases.worker, #header, 0) .. leases.worker .. header
+  local untouched = pack('>I6I6I6I6I4I4', 0, 0, 0, 0, 0, 0)
   local shared = {
-    tail = pack('>I6I4I6I6I6I6I4I4Bi6BHH', Q.now, 1, 0, 0, 0, 0, 0, 0, 0, 0, #leases.worker, #header, 0)
-      .. leases.worker .. header,
+    tail = leases.began .. untouched .. '\0' .. owner, bound_tail = leases.began .. untouched .. '@' .. owner,
+    owner = '@' .. owner, -- the flag 64: it binds
     common = { task = options.task, ver = options.version, st = 'active', run = 1, w = leases.worker },
   }
   leases.first_runs[header] = shared
@@ -74,25 +82,50 @@ end
 
 local BEFORE_TOKEN = 'a-\0\0\0\0\0\0'
 
--- Leases a job that is as it was enqueued and has no flags: a few strings, no table.
-local function lease_pristine(leases, id, static)
-  local header = sub(static, 14, 19)
-  local shared = leases.first_runs[header] or first_run(leases, header)
+-- The lease and its event, of a job on its first run: a few strings, no table. birth and rest: what its state record has after the token.
+local function lease_first(leases, id, static, shared, birth, rest, ready_at)
   local inc, enq = unpack('>I6I6', static)
-  local token, n, common, now = Q.seq + 1, leases.n + 1, shared.common, Q.now
+  local token, n, common = Q.seq + 1, leases.n + 1, shared.common
   Q.seq, leases.n, leases.ids[n], leases.statics[n] = token, n, id, static
   local states, deadlines = leases.states, leases.deadlines
   local at = #states
-  states[at + 1], states[at + 2] = id, BEFORE_TOKEN .. pack('>I6', token) .. sub(static, 1, 12) .. shared.tail
+  states[at + 1], states[at + 2] = id, BEFORE_TOKEN .. pack('>I6', token) .. birth .. rest
   deadlines[at + 1], deadlines[at + 2] = leases.lease_until, id
-  local group = group_for('claimed', common)
+  if token ~= leases.first_token + n - 1 then tell_token(leases, n, token) end
+  local group, wait = group_for('claimed', common), Q.now - (ready_at or enq)
   local row, columns = begin_row(group, common), group.columns
   if row == 1 then
-    columns.id, columns.inc, columns.enq, columns.tok, columns.wait = { id }, { inc }, { enq }, { token }, { now - enq }
+    columns.id, columns.inc, columns.enq, columns.tok, columns.wait = { id }, { inc }, { enq }, { token }, { wait }
   else
     columns.id[row], columns.inc[row], columns.enq[row], columns.tok[row] = id, inc, enq, token
-    columns.wait[row] = now - enq
+    columns.wait[row] = wait
   end
+  return group, row
+end
+
+-- Leases a job that has an annex and is fresh (shortcut.lua). False: it is not, or not to begin; then nothing was done.
+local function lease_fresh(leases, id, state, static)
+  local flags, annex = byte(static, 13), nil
+  if flags ~= 64 and flags ~= 192 or state and not Shortcut.is_waiting(state) then return false end
+  if flags == 192 then
+    annex = Shortcut.annex_of_static(static)
+    if annex.fl and bit_of(Q.uses, Usage.BIT) and Usage.is_over('f:' .. annex.fl) then return false end
+    if annex.g and not Shortcut.start(annex) then return false end
+  end
+  local header = sub(static, 14, 19)
+  local shared = leases.first_runs[header] or first_run(leases, header)
+  local ready_at, rest = 0, annex and shared.bound_tail or shared.tail
+  if state then
+    ready_at = unpack('>I6', state, 49)
+    rest = leases.began .. sub(state, 37, 68) .. shared.owner
+  end
+  local group, row =
+    lease_first(leases, id, static, shared, sub(static, 1, 12), rest, ready_at > 0 and ready_at or nil)
+  if annex and annex.g then
+    put(group, row, 'grp', annex.g)
+    group.has_holes = true
+  end
+  return true
 end
 
 local function lease_any(leases, id, job, static)
@@ -124,15 +157,15 @@ local function lease_any(leases, id, job, static)
   return true
 end
 
--- Those of the jobs that may be members of groups, whose groups are read at once.
-local function members_of(ids, states, statics)
-  if not bit_of(Q.uses, 2) then return nil end
-  local jobs = {}
-  for i = 1, #ids do
-    if states[i] and statics[i] and byte(statics[i], 13) >= 128 then jobs[i] = job_of(ids[i], states[i], statics[i]) end
+-- Reads the groups of the jobs at once.
+local function read_groups(statics)
+  if not bit_of(Q.uses, 2) then return end
+  local keys = {}
+  for i = 1, #statics do
+    local annex = statics[i] and Shortcut.annex_of_static(statics[i])
+    if annex and annex.g then keys[#keys + 1] = annex.g end
   end
-  Groups.read_for(jobs)
-  return jobs
+  Groups.read_for(keys)
 end
 
 -- Leases up to count jobs from the head of the line. Returns how many were popped, and how many of them had expired or
@@ -141,16 +174,20 @@ local function take_head(leases, count)
   local ids, is_line, numbers = pop_waiting(count)
   local statics, states = read_many('HMGET', K.jobs, ids), {}
   if not is_line or Q.stale > 0 then states = read_many('HMGET', K.state, ids) end
-  local expired, has_stale = 0, Q.stale > 0
-  local jobs = not is_line and members_of(ids, states, statics)
+  local expired, has_stale, first_runs = 0, Q.stale > 0, leases.first_runs
+  read_groups(statics)
   leases.states, leases.deadlines = list_in(set_fields, 'state'), list_in(added_members, 'active')
   for i = 1, #ids do
     local static, state = statics[i], states[i]
     if has_stale and numbers[i] and is_stale(sub(numbers[i], 1, 6), static, state) then
       Q.stale = Q.stale - 1
     elseif static and not state and byte(static, 13) == 0 then
-      lease_pristine(leases, ids[i], static)
-    elseif static and not lease_any(leases, ids[i], jobs and jobs[i] or job_of(ids[i], state, static), static) then
+      -- As it was enqueued and without flags, as most jobs are.
+      local header = sub(static, 14, 19)
+      local shared = first_runs[header] or first_run(leases, header)
+      lease_first(leases, ids[i], static, shared, sub(static, 1, 12), shared.tail)
+    elseif static and not lease_fresh(leases, ids[i], state, static)
+      and not lease_any(leases, ids[i], job_of(ids[i], state, static), static) then
       expired = expired + 1
     end
   end

@@ -11,6 +11,6 @@ function ended(job, state)
   Groups.leave(job)
   local annex = annex_of(job)
   Flows.tell(job, state or job.state)
-  if annex.d then Dedup.ended(job, annex.d) end
+  if annex.d then Dedup.ended(job.inc, annex.d) end
   if annex.r then Schedulers.ended(job, annex.s) end
 end

@@ -3,7 +3,7 @@
 -- A scope is '' (the queue), t:<task>, g:<group> or f:<flow>; storage/scopes.py reads it, too. A budget is
 -- {micros, per_ms, base, since}: base is what the sum was when its period began, since when that was.
 
-local Usage = { BIT = 128, KEPT = 30 * 24 * 3600000 }
+Usage.BIT, Usage.KEPT, Usage.EXACT = 128, 30 * 24 * 3600000, 2 ^ 53
 
 function Usage.key(scope)
   return Q.prefix .. ':usage:' .. scope
@@ -41,16 +41,22 @@ function Usage.keep(field, micros, per_ms, base, since)
   call('HSET', K.budgets, field, encode({ micros, per_ms, base, since }))
 end
 
--- Whether the budgets of a scope let a job begin now; if not, how long until that may change by itself (-1: never).
-function Usage.is_over(scope)
-  local over, wait = false, -1
+-- The scopes whose budgets are spent, and how long until that may change by itself (-1: never).
+function Usage.read_over()
+  local over = {}
   for _, budget in ipairs(Usage.budgets()) do
-    if budget.scope == scope and not Usage.is_past(budget) and budget.sum - budget.base >= budget.micros then
-      over = true
-      if budget.per_ms > 0 then wait = max(wait, budget.since + budget.per_ms - Q.now) end
+    if not Usage.is_past(budget) and budget.sum - budget.base >= budget.micros then
+      local wait = budget.per_ms > 0 and budget.since + budget.per_ms - Q.now or -1
+      over[budget.scope] = max(over[budget.scope] or -1, wait)
     end
   end
-  return over, wait
+  return over
+end
+
+-- Whether the budgets of a scope keep a job from beginning now, and for how long. Read once in a call.
+function Usage.is_over(scope)
+  Q.over = Q.over or Usage.read_over()
+  return Q.over[scope] ~= nil, Q.over[scope]
 end
 
 -- A job of a flow that has spent its budget does not begin: the failure it ends with, packed.
@@ -70,16 +76,41 @@ function Usage.renew()
   end
 end
 
+-- Adds to a sum, which write() then has.
+function Usage.sum(scope, name, micros)
+  local sums = list_in(Q.spent, scope)
+  local sum = (sums[name] or 0) + micros
+  if sum > Usage.EXACT then
+    call('HINCRBY', Usage.key(scope), name, digits(micros))
+    sum = sums[name] or 0
+  end
+  sums[name] = sum
+end
+
+-- Sends what was added in this call, once for each sum.
+function Usage.write()
+  local times = {}
+  for scope, sums in pairs(Q.spent) do
+    for name, micros in pairs(sums) do call('HINCRBY', Usage.key(scope), name, digits(micros)) end
+    times[#times + 1] = digits(Q.now)
+    times[#times + 1] = scope
+  end
+  send('ZADD', K.spent, times)
+  Q.spent = false
+end
+
 -- Adds what a running job used to its own, and to all sums it belongs to. used: name -> millionths.
 function Usage.add(job, used, text)
-  if call('HLEN', K.budgets) > 0 then Usage.renew() end
+  if not Q.spent then
+    if call('HLEN', K.budgets) > 0 then Usage.renew() end
+    Q.spent = {}
+  end
   local annex = annex_of(job)
   annex.u = annex.u or {}
   for name, micros in pairs(used) do annex.u[name] = (annex.u[name] or 0) + micros end
   keep_annex(job)
   for _, scope in ipairs(Usage.scopes(job)) do
-    for name, micros in pairs(used) do call('HINCRBY', Usage.key(scope), name, digits(micros)) end
-    call('ZADD', K.spent, digits(Q.now), scope)
+    for name, micros in pairs(used) do Usage.sum(scope, name, micros) end
   end
   if not bit_of(Q.uses, Usage.BIT) then Q.uses = Q.uses + Usage.BIT end
   local group, row = emit('used', job)

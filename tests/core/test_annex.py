@@ -1,0 +1,56 @@
+"""Which parts of an annex tie a job to others, and the annex that says nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.core.annex import EMPTY_ANNEX, Annex, Dependent, pack_annex, unpack_annex
+
+LOOSE: dict[str, Any] = {
+    "headers": {"a": "b"},
+    "usage": {"tokens": 1},
+    "scheduler": "nightly",
+    "slot_ms": 1,
+    "step": "pay",
+    "awaits": "paid",
+    "awaits_until_ms": 1,
+    "received": "paid",
+    "timed_out": True,
+    "kept": 1,
+    "staged_delay_ms": 1,
+}
+TIES: dict[str, Any] = {
+    "group": "g",
+    "cost": 2,
+    "dedup": "key",
+    "repeats": True,
+    "holds": {"reader": 1},
+    "flow": "f",
+    "dependents": [Dependent("q", "id", "f")],
+    "has_later_dependents": True,
+    "has_dependencies": True,
+    "passes": "1",
+}
+
+
+def test_every_field_is_either_loose_or_a_tie() -> None:
+    assert sorted([*LOOSE, *TIES]) == sorted(Annex.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", LOOSE)
+def test_what_concerns_only_the_job_does_not_bind(name: str) -> None:
+    assert not Annex(**{name: LOOSE[name]}).binds
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_what_concerns_others_binds(name: str) -> None:
+    assert Annex(**{name: TIES[name]}).binds
+
+
+def test_an_annex_that_says_nothing_is_none() -> None:
+    assert unpack_annex(pack_annex(EMPTY_ANNEX)) is None
+    annex = msgspec.structs.replace(EMPTY_ANNEX, **TIES)
+    assert unpack_annex(pack_annex(annex)) == annex
