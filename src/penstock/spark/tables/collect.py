@@ -14,9 +14,10 @@ from penstock.core.usage import MILLION
 from penstock.spark.arrow import json_text
 from penstock.spark.tables.snapshot import fingerprint
 
-__all__ = ["KEY_HEADER", "rows_of"]
+__all__ = ["KEY_HEADER", "has_begun", "rows_of"]
 
 KEY_HEADER: Final = "penstock-key"
+_BUDGET_EXCEEDED: Final = "BudgetExceeded"
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 ARROW: Final = pa.schema(
@@ -42,6 +43,11 @@ ARROW: Final = pa.schema(
         ("key_json", pa.string()),
     ]
 )
+
+
+def has_begun(job: Job) -> bool:
+    """Whether a finished job is worth a row: not if the budget of its run was spent before it began."""
+    return job.failure is None or job.failure.type != _BUDGET_EXCEEDED
 
 
 def rows_of(jobs: Sequence[Job], *, commit: int, cost_name: str) -> pa.Table:

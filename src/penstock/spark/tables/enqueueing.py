@@ -15,7 +15,7 @@ from penstock.core.job import Conflict, NewJob, Options
 from penstock.core.lifecycle import OPEN, State
 from penstock.options import placed
 from penstock.spark.store import Store
-from penstock.spark.tables.collect import KEY_HEADER
+from penstock.spark.tables.collect import KEY_HEADER, has_begun
 
 __all__ = ["Batch", "cancel_rows", "enqueue_rows"]
 
@@ -25,6 +25,8 @@ _COUNT: Final = StructType([StructField("count", LongType())])
 _ARROW: Final = pa.schema([("count", pa.int64())])
 # A row that has changed takes the place of the one that waits, and runs again after the one that runs.
 _CONFLICT: Final = Conflict(mode="redispatch", reset_counts=True)
+
+_MAY_BE_STOPPED: Final = frozenset({State.CANCELLED, State.FAILED})
 
 _Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -79,14 +81,21 @@ def _putter(batch: Batch) -> _Mapper:
 async def _put(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
     answers = await store.storage.enqueue(batch.queue, jobs)
     known = [answer for answer in answers if answer.status == "duplicate"]
-    # An earlier run has stopped before it came to these.
-    cancelled = [answer.id for answer in known if answer.state is State.CANCELLED]
-    if cancelled:
-        await store.storage.retry(batch.queue, cancelled)
     if known:
+        await _retry_stopped(store, batch, [answer.id for answer in known if answer.state in _MAY_BE_STOPPED])
         ids = [answer.id for answer in known]
         await store.storage.hold(batch.queue, batch.consumer, ids, ttl_ms=_HOLD_MS)
     return len(answers) - len(known)
+
+
+async def _retry_stopped(store: Store, batch: Batch, ids: list[str]) -> None:
+    """Jobs that an earlier run had put in and stopped before they began."""
+    jobs = await store.storage.get(batch.queue, ids) if ids else []
+    stopped = [
+        job.id for job in jobs if job is not None and (job.state is State.CANCELLED or not has_begun(job))
+    ]
+    if stopped:
+        await store.storage.retry(batch.queue, stopped)
 
 
 def _job(batch: Batch, row: dict[str, Any]) -> NewJob:

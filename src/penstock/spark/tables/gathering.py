@@ -12,7 +12,7 @@ from penstock.core.lifecycle import State
 from penstock.core.usage import MILLION
 from penstock.spark.errors import OutputLost
 from penstock.spark.store import Store
-from penstock.spark.tables.collect import rows_of
+from penstock.spark.tables.collect import has_begun, rows_of
 from penstock.spark.tables.enqueueing import Batch
 from penstock.spark.tables.ledger import Ledger
 from penstock.spark.tables.outputlease import OutputLease
@@ -91,7 +91,9 @@ class Gathering:
                 f"another run has taken over {self._ledger.output}: this one was away for longer than its lease. What "
                 "it had not written is held in the store, and the other run takes it."
             )
-        kept = [job for job in jobs if not (self.is_stopping and job.state is State.CANCELLED)]
+        kept = [
+            job for job in jobs if has_begun(job) and not (self.is_stopping and job.state is State.CANCELLED)
+        ]
         self._commit += 1
         if kept:
             rows = rows_of(kept, commit=self._commit, cost_name=self._cost_name)
@@ -103,7 +105,7 @@ class Gathering:
             match job.state:
                 case State.COMPLETED:
                     tally.completed += 1
-                case State.FAILED:
+                case State.FAILED if has_begun(job):
                     tally.failed += 1
                 case _:
                     tally.cancelled += 1
