@@ -123,4 +123,7 @@ def test_pytest_finds_the_plugin_by_its_entry_point_and_the_wheel_has_it() -> No
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["entry-points"]["pytest11"] == {"penstock": "pytest_penstock"}
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel == {"only-include": ["src/penstock", "src/pyspark_penstock.py", "src/pytest_penstock.py"], "sources": ["src"]}
+    assert wheel == {
+        "only-include": ["src/penstock", "src/pyspark_penstock.py", "src/pytest_penstock.py"],
+        "sources": ["src"],
+    }

@@ -1,87 +1,114 @@
 """Workers for a run: processes of this machine, started with it and ended with it.
 
-``python -m penstock.spark.tables.crew module:app queue processes`` is what each of them runs. It ends when its standard
-input does, so that none is left behind by a run that was killed.
+``python -m penstock.spark.tables.crew APP QUEUE CONCURRENCY`` is what each of them runs; ``APP`` is ``module:name``, or
+``path.py:name`` for an app that stands in the script itself. It ends when its standard input does, so that none is left
+behind by a run that was killed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import subprocess
 import sys
 import threading
 from importlib import import_module
-from types import TracebackType
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Final
 
 from penstock.app import App
 from penstock.errors import InvalidOption
 from penstock.worker.pool import locate
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "refuse_in_crew"]
 
-_PATIENCE_S = 60.0
+_PATIENCE_S: Final = 60.0
+_MARK: Final = "PENSTOCK_CREW"
+# What a script is called in the processes of its crew, as ``__mp_main__`` is in those of multiprocessing.
+_SCRIPT: Final = "__penstock_main__"
+
+
+def refuse_in_crew() -> None:
+    """Raises ``InvalidOption`` in a process of a crew: its script would start a run of its own, and that another."""
+    if os.environ.get(_MARK):
+        raise InvalidOption(
+            "process() was called by a worker that was loading the script. Put the call under "
+            "`if __name__ == '__main__':`, so that it is made once."
+        )
 
 
 class Crew:
-    """``count`` worker processes on one queue, within a ``with`` block; none if ``count`` is 0.
+    """``count`` worker processes on one queue, within a ``with`` block.
 
-    Raises (on entering): ``InvalidOption``, if the app cannot be imported by another process.
+    Raises (when made): ``InvalidOption``, if other processes cannot load the app.
     """
 
     def __init__(self, app: App, queue: str, count: int, *, concurrency: int) -> None:
+        if count < 0:
+            raise InvalidOption(f"workers={count} is negative. Give 0 to start none.")
         self._count = count
-        self._command: list[str] = []
-        if count:
-            module, name = locate(app)
-            if module == "__main__":
-                raise InvalidOption(
-                    "workers need an app that other processes can import, and this one is in the script itself. Put "
-                    "the app and its tasks into a module of their own."
-                )
-            self._command = [
-                sys.executable, "-m", __name__, f"{module}:{name}", queue, str(count), str(concurrency),
-            ]  # fmt: skip
-        self._process: subprocess.Popen[bytes] | None = None
+        self._arguments = [_target(app), queue, str(concurrency)] if count else []
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Crew:
-        if self._command:
-            # What this process can import, they can.
-            path = os.pathsep.join(filter(None, sys.path))
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
-            )
+        # What this process can import, they can.
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, "PYTHONPATH": path, _MARK: "1"}
+        command = [sys.executable, "-m", __name__, *self._arguments]
+        self._processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) for _ in range(self._count)
+        ]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the workers have ended by themselves, which they are not to do."""
-        return self._process is not None and self._process.poll() is not None
+
+def _target(app: App) -> str:
+    module, name = locate(app)
+    if module != "__main__":
+        return f"{module}:{name}"
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None:
+        raise InvalidOption(
+            "workers need an app that other processes can load, and this one was typed in. Put the app and its tasks "
+            "into a module."
+        )
+    return f"{Path(script).resolve()}:{name}"
 
 
 def main() -> None:
     """Work on a queue until standard input ends."""
-    target, queue, processes, concurrency = sys.argv[1:]
-    module, _, name = target.partition(":")
-    app: App = getattr(import_module(module), name)
-    asyncio.run(_serve(app, queue, int(processes), int(concurrency)))
+    target, queue, concurrency = sys.argv[1:]
+    where, _, name = target.rpartition(":")
+    module = _script(where) if where.endswith(".py") else import_module(where)
+    app: App = getattr(module, name)
+    asyncio.run(_serve(app, queue, int(concurrency)))
 
 
-async def _serve(app: App, queue: str, processes: int, concurrency: int) -> None:
-    worker = app.worker(queues=[queue], processes=processes, concurrency=concurrency, grace="30s")
+def _script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_SCRIPT, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[_SCRIPT] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def _serve(app: App, queue: str, concurrency: int) -> None:
+    worker = app.worker(queues=[queue], concurrency=concurrency, grace="30s")
     loop = asyncio.get_running_loop()
 
     def wait_for_end() -> None:

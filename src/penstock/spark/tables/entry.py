@@ -18,7 +18,7 @@ from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.options import namespace_of
 from penstock.spark.rows import Layout
 from penstock.spark.store import Store
-from penstock.spark.tables.crew import Crew
+from penstock.spark.tables.crew import Crew, refuse_in_crew
 from penstock.spark.tables.enqueueing import Batch
 from penstock.spark.tables.gathering import Gathering
 from penstock.spark.tables.hints import fit, value_type
@@ -79,8 +79,8 @@ def process(
     A row is named by its ``key`` columns. Its columns that are parameters of the task (or ``payload``) are the
     arguments; ``priority``, ``delay``, ``group`` and ``cost`` are columns with those options of its job. Rows that
     are in the output with the same arguments and task version are not run again; ``on_change`` says what happens to
-    those that have changed, ``retry_failed`` to those that failed. ``output`` is a path or a table of the catalog: an
-    append-only ledger, of which ``latest`` gives what holds.
+    those that have changed, ``retry_failed`` to those that failed. ``output`` is a path, or a table of the catalog
+    (``table:db.scores``): an append-only ledger, of which ``latest`` gives what holds.
 
     ``max_cost`` bounds what the jobs of this run may use of ``cost_name`` (``context.use(usd=...)``), up to what is
     under way when it is reached; ``max_failures`` how many rows may fail. ``limit`` does only so many rows.
@@ -94,6 +94,7 @@ def process(
         TooManyFailures: see ``max_failures``; what was done is in the output.
         StorageError: the store does not answer.
     """
+    refuse_in_crew()
     chosen = find_task(task) if isinstance(task, str) else task
     names = (key,) if isinstance(key, str) else tuple(key)
     placement = {"priority": priority, "delay": delay, "group": group, "cost": cost}

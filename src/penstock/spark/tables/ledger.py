@@ -53,12 +53,13 @@ COLUMNS: Final = StructType(
     ]
 )
 VALUE: Final = "value"
+_TABLE: Final = "table:"
 _KEY: Final = "key_json"
 _NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA", "TABLE_OR_VIEW_NOT_FOUND")
 
 
 class Ledger:
-    """The ledger at a path, or in a table of the catalog. ``key`` are the columns that name a row, with their types;
+    """The ledger at a path, or in a table of the catalog (``table:db.scores``). ``key`` are the columns that name a row, with their types;
     ``value`` is the type that results have as a column, if the task's hints say so."""
 
     def __init__(
@@ -71,8 +72,8 @@ class Ledger:
         format: str,
     ) -> None:
         self._spark = spark
-        self.output = str(output)
-        self.is_path = isinstance(output, PurePath) or "/" in self.output or "\\" in self.output
+        self.is_path = not str(output).startswith(_TABLE)
+        self.output = str(output).removeprefix(_TABLE)
         self._key = key
         self._value = value
         self._format = format
