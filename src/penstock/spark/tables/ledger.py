@@ -59,8 +59,8 @@ _NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA", "TABLE_OR_VIEW_
 
 
 class Ledger:
-    """The ledger at a path, or in a table of the catalog (``table:db.scores``). ``key`` are the columns that name a row, with their types;
-    ``value`` is the type that results have as a column, if the task's hints say so."""
+    """The ledger at a path, or in a table of the catalog (``table:db.scores``). ``key`` are the columns that name a
+    row, with their types; ``value`` is the type that results have as a column, if the task's hints say so."""
 
     def __init__(
         self,
