@@ -271,7 +271,10 @@ class RateLimited(Verdict):
 
 
 class WaitForChildren(Verdict):
-    """Run again when all children of the job have ended, at once if they have. Not a failure: counts in no limit."""
+    """Run again when all children of the job have ended, at once if they have. Not a failure: counts in no limit.
+
+    Raised again without new children, it is one (``NothingToWaitFor``): the job would run for ever.
+    """
 
     def __init__(self) -> None:
         super().__init__("the handler waits for its children")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.core.annex import Annex
-from penstock.core.flow import DependencyRecord, Node, woven
-from penstock.core.job import Dependency, NewJob, Options, Policy
+from penstock.core.flow import NOTHING_TO_WAIT_FOR, DependencyRecord, Node, woven
+from penstock.core.job import Dependency, Lease, NewJob, Options, Policy
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Failure, Release, Snooze
 from penstock.errors import JobNotFound
@@ -764,10 +764,58 @@ async def test_a_parent_asked_to_stop_is_cancelled_instead_of_waiting(bench: Ben
     assert (await bench.settle(lease, Await())).state is S.CANCELLED
 
 
-async def test_a_plain_job_that_awaits_nothing_runs_again(bench: Bench) -> None:
-    await bench.put()
-    assert (await bench.settle(await bench.claim(), Await())).state is S.WAITING
-    assert (await bench.claim()).run == 2
+async def awaits_in_vain(bench: Bench, lease: Lease) -> bool:
+    await bench.events()
+    settled = await bench.settle(lease, Await())
+    failure, event = (await bench.job(lease.id)).failure, (await bench.events())[-1]
+    assert (settled.state is S.FAILED) == (failure == NOTHING_TO_WAIT_FOR) == (event.type is E.FAILED)
+    assert event.token == lease.token
+    return settled.state is S.FAILED
+
+
+async def test_a_job_without_children_that_waits_for_them_fails(bench: Bench) -> None:
+    await bench.put("plain")
+    assert await awaits_in_vain(bench, await bench.claim())
+
+
+async def test_a_job_that_has_waited_for_all_its_children_may_not_wait_for_them_again(bench: Bench) -> None:
+    await bench.put("parent")
+    lease = await bench.claim()
+    await attach(bench, "parent", Node(bench.queue, NewJob("a")))
+    assert not await awaits_in_vain(bench, lease)
+    await ends(bench, "a")
+    assert await awaits_in_vain(bench, await bench.claim())
+
+
+async def test_children_that_ended_while_their_parent_ran_are_worth_one_more_run(bench: Bench) -> None:
+    await bench.put("a")
+    await bench.put("parent", **after(bench, "a"))
+    await ends(bench, "a")
+    assert not await awaits_in_vain(bench, await bench.claim())
+    lease = await bench.claim()
+    await attach(bench, "parent", Node(bench.queue, NewJob("b")))
+    await ends(bench, "b")
+    assert not await awaits_in_vain(bench, lease)
+    lease = await bench.claim()
+    await attach(bench, "parent", link=("a", "b"))
+    assert await awaits_in_vain(bench, lease)
+
+
+async def test_a_retried_job_may_wait_for_its_children_again(bench: Bench) -> None:
+    await bench.put("a")
+    await bench.put("parent", **after(bench, "a"))
+    await ends(bench, "a")
+    for _ in range(2):
+        assert not await awaits_in_vain(bench, await bench.claim())
+        assert await awaits_in_vain(bench, await bench.claim())
+        assert await bench.storage.retry(bench.queue, ["parent"]) == ["retried"]
+
+
+async def test_a_job_that_waits_in_vain_is_cancelled_first_if_it_is_to_be(bench: Bench) -> None:
+    await bench.put("plain")
+    lease = await bench.claim()
+    await bench.storage.cancel(bench.queue, ["plain"])
+    assert (await bench.settle(lease, Await())).state is S.CANCELLED
 
 
 async def test_a_cancelled_child_fails_a_parent_in_another_queue(bench: Bench) -> None:

@@ -95,6 +95,7 @@ class Record:
     flow: str = ""
     dependents: list[tuple[str, str]] = field(default_factory=list)
     entries: dict[str, Entry] = field(default_factory=dict)
+    awaited: int = 0
     failed_by: str = ""
     blocked_by: str = ""
     signal: bytes | None = None

@@ -29,7 +29,7 @@ from tests.model.dedup import Keys
 from tests.model.holding import Holding
 from tests.model.record import Record, Slot, by_time, lease_of, replaces
 from tests.model.steps import STALLED
-from tests.model.ties import BY_DEPENDENCY
+from tests.model.ties import BY_DEPENDENCY, NOTHING_TO_WAIT_FOR
 
 __all__ = ["Running"]
 
@@ -279,7 +279,7 @@ class Running(Keys, Holding):
                 self._park(record, self.now + delay_ms, queue=scope == "queue")
                 return self._put_back(record, E.LIMITED, None)
             case Await():
-                return self._put_back(record, E.SUSPENDED, 0)
+                return self._put_back(record, E.SUSPENDED, 0, awaits=True)
             case Cancel():
                 return self._finish(record, S.CANCELLED, E.CANCELLED, token=record.token)
 
@@ -290,7 +290,15 @@ class Running(Keys, Holding):
             return self._put_back(record, E.SNOOZED, outcome.delay_ms)
         return self._put_back(record, E.SUSPENDED, outcome.timeout_ms, signal=outcome.signal)
 
-    def _put_back(self, record: Record, event: EventType, delay_ms: int | None, *, signal: str = "") -> State:
+    def _put_back(
+        self,
+        record: Record,
+        event: EventType,
+        delay_ms: int | None,
+        *,
+        signal: str = "",
+        awaits: bool = False,
+    ) -> State:
         """``None`` keeps the number, and leaves the ttl to the next claim."""
         if record.cancelling:
             return self._finish(record, S.CANCELLED, E.CANCELLED, token=record.token)
@@ -299,6 +307,11 @@ class Running(Keys, Holding):
         if self.is_failed(record):
             record.failure = BY_DEPENDENCY
             return self._finish(record, S.FAILED, E.FAILED, token=record.token)
+        if awaits:
+            if not record.awaits and record.awaited == len(record.entries):
+                record.failure = NOTHING_TO_WAIT_FOR
+                return self._finish(record, S.FAILED, E.FAILED, token=record.token)
+            record.awaited = len(record.entries)
         if delay_ms is None:
             self._return_to_waiting(record)
         elif signal:

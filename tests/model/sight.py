@@ -159,7 +159,7 @@ def _wait(wait_ms: int | None) -> int | None:
     return None if wait_ms is None else -(-wait_ms // UNIT)
 
 
-_STORE_MADE = ("Expired", "Stalled", "DependencyFailed", "DependencyNotFound")
+_STORE_MADE = ("Expired", "Stalled", "DependencyFailed", "DependencyNotFound", "NothingToWaitFor")
 
 
 def _failure(failure: Failure | None) -> Failure | None:

@@ -11,10 +11,11 @@ from penstock.core.lifecycle import TERMINAL, EventType, State
 from penstock.core.outcome import Failure
 from tests.model.record import Entry, Record
 
-__all__ = ["BY_DEPENDENCY", "Ties"]
+__all__ = ["BY_DEPENDENCY", "NOTHING_TO_WAIT_FOR", "Ties"]
 
 S, E = State, EventType
 BY_DEPENDENCY = Failure("DependencyFailed", "")
+NOTHING_TO_WAIT_FOR = Failure("NothingToWaitFor", "")
 NOT_FOUND = Failure("DependencyNotFound", "")
 
 
@@ -98,6 +99,7 @@ class Ties:
 
     def look_again(self, record: Record) -> None:
         again = self.to_look_at_again(record)
+        record.awaited = 0
         for id in again:
             record.entries[id] = Entry(record.entries[id].policy)
         self.look_at(record.id, record.flow, record.entries, again)

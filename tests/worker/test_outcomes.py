@@ -414,3 +414,22 @@ async def test_a_job_that_waits_for_children_it_does_not_have_fails(app: App) ->
         with pytest.raises(JobFailed, match="no children to wait for"):
             await job.result(timeout="10s")
     assert runs == [1]
+
+
+async def test_a_job_that_waits_for_the_same_children_again_and_again_fails(app: App) -> None:
+    runs: list[int] = []
+
+    @app.task
+    async def child() -> None: ...
+
+    @app.task
+    async def stubborn(context: JobContext) -> None:
+        runs.append(context.run)
+        await context.add_children([child.job(id="only")])
+        raise WaitForChildren
+
+    async with working(app):
+        job = await stubborn.enqueue()
+        with pytest.raises(JobFailed, match="none since it last did"):
+            await job.result(timeout="10s")
+    assert runs == [1, 2]

@@ -13,6 +13,7 @@ from penstock.core.job import Dependency, NewJob, Policy
 from penstock.core.outcome import Failure
 
 __all__ = [
+    "NOTHING_TO_WAIT_FOR",
     "POLICIES",
     "Dependency",
     "DependencyRecord",
@@ -68,6 +69,14 @@ def _tied(job: NewJob, flow: str, dependents: list[Dependent] | None) -> NewJob:
         job.annex or EMPTY_ANNEX, flow=flow, dependents=dependents, has_dependencies=bool(job.after)
     )
     return msgspec.structs.replace(job, annex=annex)
+
+
+NOTHING_TO_WAIT_FOR: Final = Failure(
+    "NothingToWaitFor",
+    "the job was to wait for its children, and was given none since it last did. "
+    "Add children before it waits, or end it.",
+)
+"""The failure of a job that waits for dependencies all of which it has waited for."""
 
 
 def blame(queue: str, id: str, state: DependencyState, failure: Failure | None) -> Failure:

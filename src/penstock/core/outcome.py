@@ -88,7 +88,10 @@ class Limited(msgspec.Struct, frozen=True):
 
 
 class Await(msgspec.Struct, frozen=True):
-    """Run again when all children have ended, at once if they have; counted in no limit."""
+    """Run again when all children have ended, at once if they have; counted in no limit.
+
+    A job that has waited for all of them before, and was given no more since, fails instead.
+    """
 
 
 class Cancel(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from penstock.core.annex import Dependent
-from penstock.core.flow import DependencyRecord, DependencyState, blame, not_found
+from penstock.core.flow import NOTHING_TO_WAIT_FOR, DependencyRecord, DependencyState, blame, not_found
 from penstock.core.job import Dependency, NewJob
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
@@ -34,6 +34,7 @@ from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import enter_waiting, finish, schedule
 
 __all__ = [
+    "await_all",
     "conclude",
     "depend",
     "dependencies",
@@ -158,6 +159,16 @@ def conclude(step: Step, record: Record) -> None:
 def fail_if_told(step: Step, record: Record) -> Failure | None:
     """Why an active job that is put back has to fail instead; ``None`` if it has not."""
     return _cause(step, record) if is_parent(record) else None
+
+
+def await_all(step: Step, record: Record) -> Failure | None:
+    """A running job is to wait for its dependencies. Why it has to fail instead, if it has waited for all of them
+    before: it would run again for ever."""
+    where = (step.queue.key, record.id)
+    if not is_parent(record) or step.sql.execute(_sql["awaits_nothing_new"], where).fetchone():
+        return NOTHING_TO_WAIT_FOR
+    step.sql.execute(_sql["await"], where)
+    return None
 
 
 def _cause(step: Step, record: Record) -> Failure | None:

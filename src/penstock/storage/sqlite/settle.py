@@ -143,6 +143,9 @@ def _put_off(step: Step, record: Record, outcome: Snooze | Suspend | Await, run:
             suspend(step, record, outcome.signal, timeout_ms=outcome.timeout_ms)
             _noted(step, record, _SUSPENDED, run | named(outcome.signal))
         case Await():
+            if (cause := flows.await_all(step, record)) is not None:
+                _end_by(step, record, cause, run)
+                return
             enter_waiting(step, record)
             _noted(step, record, _SUSPENDED, run)
         case _:
@@ -205,7 +208,7 @@ def _release(step: Step, record: Record, kind: str, run: dict[str, Any]) -> None
 
 
 def _end_by(step: Step, record: Record, cause: Failure, run: dict[str, Any]) -> None:
-    """A dependency failed it while it ran."""
+    """A dependency failed it while it ran, or it waits for none."""
     record.failure = pack_failure(cause)
     record.settled_as = FAILED
     finish(step, record, FAILED, _FAILED, **run, et=cause.type, em=cause.message)

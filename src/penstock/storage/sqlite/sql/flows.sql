@@ -31,7 +31,13 @@ UPDATE parents SET pending = pending - 1 WHERE queue = ? AND id = ? RETURNING pe
 UPDATE parents SET failed = ?3 WHERE queue = ?1 AND id = ?2 AND failed = 0
 
 -- name: clear_failed
-UPDATE parents SET failed = 0 WHERE queue = ? AND id = ?
+UPDATE parents SET failed = 0, awaited = 0 WHERE queue = ? AND id = ?
+
+-- name: awaits_nothing_new
+SELECT 1 FROM parents WHERE queue = ? AND id = ? AND pending = 0 AND awaited = given
+
+-- name: await
+UPDATE parents SET awaited = given WHERE queue = ? AND id = ?
 
 -- name: by_number
 SELECT on_queue, on_id, policy, state, result, failure FROM dependencies

@@ -6,6 +6,7 @@
 --   '\1' queue '\0' id       the result, or MessagePack of the failure
 --   '\2' number              queue '\0' id: their order
 --   '\3flow' '\3given' '\3pending' '\3failed'     pending: how many do not count yet; failed: the first that fails it
+--   '\3awaited'              how many there were when the job last waited for them
 -- dependents:<id>   list of MessagePack of {queue, id, flow}: those that came after the job itself
 --
 -- In the annex: fl flow, dn dependents, dl there are later ones, dp there are dependencies.
@@ -14,7 +15,7 @@
 
 do
 
-local FLOW, GIVEN, PENDING, FAILED = '\3flow', '\3given', '\3pending', '\3failed'
+local FLOW, GIVEN, PENDING, FAILED, AWAITED = '\3flow', '\3given', '\3pending', '\3failed', '\3awaited'
 local BY_DEPENDENCY = 'DependencyFailed'
 
 local deps_of = Flows.deps_of
@@ -246,7 +247,7 @@ function Flows.look_again(job)
     values[i] = '\1' .. names[i]
     fields[2 * i - 1], fields[2 * i] = names[i], encode({ entries[i][1], entries[i][2], '' })
   end
-  call('HDEL', key, FAILED)
+  call('HDEL', key, FAILED, AWAITED)
   if names[1] then
     send('HSET', key, fields)
     send('HDEL', key, values)
@@ -282,6 +283,19 @@ function Flows.fail(job, cause, settling)
   put(group, row, 'et', said[1])
   put(group, row, 'em', said[2])
   return group, row
+end
+
+-- A running job is to wait for its dependencies. Why it has to fail instead, packed: it has waited for all of them
+-- before, and would run again for ever.
+function Flows.await(job)
+  if Flows.is_parent(job) then
+    local key = deps_of(job.id)
+    local known = call('HMGET', key, GIVEN, PENDING, AWAITED)
+    call('HSET', key, AWAITED, known[1])
+    if tonumber(known[2]) > 0 or known[1] ~= known[3] then return nil end
+  end
+  return failure_of('NothingToWaitFor', 'the job was to wait for its children, and was given none since it last did. '
+    .. 'Add children before it waits, or end it.')
 end
 
 -- After its event: fails a job that a dependency has failed, unless it is active.

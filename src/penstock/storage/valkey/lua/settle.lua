@@ -90,12 +90,12 @@ local function complete(done, id, record, outcome)
   return true
 end
 
--- delay_ms is the timeout if there is a signal to wait for.
-local function put_back(job, kind, delay_ms, step, signal)
+-- delay_ms is the timeout if there is a signal to wait for. awaits: it is to wait for its children.
+local function put_back(job, kind, delay_ms, step, signal, awaits)
   if job.cancelling then return finish(job, 'x', 'cancelled', true) end
   local is_handed_back = kind == 'released' or kind == 'limited'
   if is_expired(job) and not is_handed_back then return expire(job, true) end
-  local cause = Flows.is_parent(job) and Flows.cause(job)
+  local cause = Flows.is_parent(job) and Flows.cause(job) or awaits and Flows.await(job)
   if cause then return Flows.fail(job, cause, true) end
   job.worker = ''
   if step then Steps.go_to(job, step) end
@@ -171,7 +171,7 @@ local function apply(job, outcome)
   if kind == 'P' then return suspend(job, outcome) end
   if kind == 'R' then return put_back(job, 'released', 0) end
   if kind == 'L' then return limited(job, outcome) end
-  if kind == 'W' then return put_back(job, 'suspended', 0) end
+  if kind == 'W' then return put_back(job, 'suspended', 0, nil, nil, true) end
   return finish(job, 'x', 'cancelled', true)
 end
 

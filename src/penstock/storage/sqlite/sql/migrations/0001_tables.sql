@@ -306,7 +306,8 @@ CREATE TABLE consumers (
 ) STRICT, WITHOUT ROWID;
 
 -- Flows. A job that depends on others has a row in parents: how many dependencies it was given, how many do not count
--- yet, and the number of the first that fails it. Rows go by the id, because a job has no key before it is written.
+-- yet, the number of the first that fails it, and how many there were when the job last waited for them. Rows go by
+-- the id, because a job has no key before it is written.
 CREATE TABLE parents (
     queue INTEGER NOT NULL,
     id TEXT NOT NULL,
@@ -314,6 +315,7 @@ CREATE TABLE parents (
     given INTEGER NOT NULL,
     pending INTEGER NOT NULL,
     failed INTEGER NOT NULL,
+    awaited INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (queue, id)
 ) STRICT, WITHOUT ROWID;
 
