@@ -11,7 +11,9 @@ from penstock.core.annex import Annex
 from penstock.core.dedup import Dedup
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import State
+from penstock.core.limits import Bucket, Limit
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome
+from penstock.errors import CostTooHigh
 from penstock.storage import open_storage
 from penstock.storage.values import Fired, NewScheduler, Scheduler
 from tests.contract.factories import BOOM, MINUTE_MS, Bench, redispatch
@@ -179,6 +181,17 @@ async def test_the_job_of_a_slot_follows_the_rules_of_enqueue(clockwork: Clockwo
     assert again.enqueued is not None
     assert again.enqueued.state is State.SCHEDULED
     assert (await clockwork.look()).fired == 2
+
+
+async def test_a_slot_whose_job_costs_too_much_is_refused_and_stays_due(clockwork: Clockwork) -> None:
+    await clockwork.storage.limit(clockwork.queue, "narrow", Limit(bucket=Bucket(10, 1, 1000)))
+    slot = await clockwork.put()
+    before = await clockwork.bench.picture()
+    with pytest.raises(CostTooHigh, match=r"costs 11.*holds 10"):
+        await clockwork.fire(slot, slot + 1, annex=Annex(group="narrow", cost=11))
+    assert await clockwork.bench.picture() == before
+    assert ((await clockwork.look()).next_ms, (await clockwork.look()).fired) == (slot, 0)
+    assert (await clockwork.fire(slot, slot + 1, annex=Annex(group="narrow", cost=10))).fired
 
 
 async def test_after_the_limit_there_is_no_slot(clockwork: Clockwork) -> None:

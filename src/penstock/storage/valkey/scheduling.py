@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from penstock.core.job import NewJob
+from penstock.storage.valkey.calls import Refused
 from penstock.storage.valkey.codec import encode_jobs
-from penstock.storage.valkey.running import Running
+from penstock.storage.valkey.running import Running, refusal
 from penstock.storage.values import Fired, NewScheduler, Scheduler, SchedulerAnswer, Schedulers
 
 __all__ = ["Scheduling"]
@@ -55,7 +56,10 @@ class Scheduling(Running):
     async def fire(self, queue: str, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
         """As ``Storage.fire``."""
         await self._meet(queue)
-        reply: list[Any] = await self._calls.call(queue, "fire", name, slot_ms, next_ms, *encode_jobs([job]))
+        try:
+            reply: list[Any] = await self._calls.call(queue, "fire", name, slot_ms, next_ms, *encode_jobs([job]))
+        except Refused as error:
+            raise refusal(queue, error) from None
         if len(reply) > 2:
             self._courier.send_soon(queue)
         return Fired(True, self._answers(queue, [job], reply)[0]) if reply else Fired(False)

@@ -14,6 +14,7 @@
 -- fire:      puts in the job of a scheduler's slot, and moves on to the next.
 -- arguments: scheduler, slot, next (0: none), then as enqueue from specials on, with one job
 -- returns:   {} if that slot is not the scheduler's next any more, or not due; else as enqueue
+-- refuses:   as enqueue
 
 local HEAD = 5
 local NONE = {}
@@ -265,6 +266,7 @@ register('fire', function(keys, args)
   if not s or not Schedulers.is_due(s) or s.next_ms ~= tonumber(args[2]) then return NONE end
   local headers = tonumber(args[5])
   local id, body = args[HEAD + 2 * headers + 1], args[HEAD + 2 * headers + 2]
+  Intake.check_costs({ id }, { true }, NONE, args, HEAD + 2 * headers)
   load({ id }, true)
   store_headers(args, headers)
   local specials = args[4] ~= '' and decode(args[4]) or NONE
