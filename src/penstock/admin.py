@@ -27,7 +27,7 @@ from penstock.info import JobInfo, WorkerInfo
 from penstock.leases import EndLeaseAnswer, end_leases
 from penstock.limiting import QueueLimits
 from penstock.options import refuse_unknown, whole_number
-from penstock.searching import Searching, as_state, to_the_end
+from penstock.searching import Searching, as_state, at_most, to_the_end
 from penstock.spending import BudgetInfo, UsageReport, budget_info, budget_of, usage_report
 from penstock.storage.values import Change
 
@@ -98,16 +98,16 @@ class QueueAdmin(Searching, QueueLimits):
         self, state: State | str, *, limit: int | None = None, reverse: bool = False
     ) -> AsyncGenerator[JobInfo, None]:
         """Jobs of a state, in the order they will run, come due, or be forgotten: ``async for job in ...``."""
-        storage, wanted, cursor, left = await self._storage(), as_state(state), "", limit
-        while left is None or left > 0:
-            at_once = 100 if left is None else min(left, 100)
+        wanted, left, cursor = as_state(state), at_most(limit), ""
+        storage = await self._storage()
+        while left > 0:
+            at_once = min(left, 100)
             page = await storage.list_jobs(self.name, wanted, cursor=cursor, limit=at_once, reverse=reverse)
             for job in page.jobs:
                 yield JobInfo(self._source, job)
             if not page.cursor:
                 return
-            cursor = page.cursor
-            left = None if left is None else left - len(page.jobs)
+            cursor, left = page.cursor, left - len(page.jobs)
 
     async def counts(self) -> Counts:
         """How many jobs there are by state, whether the queue is paused, how long the next in line has waited."""
@@ -136,6 +136,8 @@ class QueueAdmin(Searching, QueueLimits):
 
     async def logs(self, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
         """The lines a job logged, from number ``start``."""
+        whole_number("start", start, least=0)
+        whole_number("limit", limit, least=1)
         return await (await self._storage()).logs(self.name, check_id(id), start=start, limit=limit)
 
     async def usage(self) -> UsageReport:
@@ -247,16 +249,15 @@ class QueueAdmin(Searching, QueueLimits):
 
         Those already given may be released meanwhile.
         """
-        storage, consumer, cursor, left = await self._storage(), check_consumer(consumer), "", limit
-        while left is None or left > 0:
-            at_once = _AT_ONCE if left is None else min(left, _AT_ONCE)
-            page = await storage.held(self.name, consumer, cursor=cursor, limit=at_once)
+        consumer, left, cursor = check_consumer(consumer), at_most(limit), ""
+        storage = await self._storage()
+        while left > 0:
+            page = await storage.held(self.name, consumer, cursor=cursor, limit=min(left, _AT_ONCE))
             for job in page.jobs:
                 yield JobInfo(self._source, job)
             if not page.cursor:
                 return
-            cursor = page.cursor
-            left = None if left is None else left - len(page.jobs)
+            cursor, left = page.cursor, left - len(page.jobs)
 
     # Operate on the queue
 

@@ -16,6 +16,7 @@ from penstock.core.names import check_signal
 from penstock.errors import JobCancelled, JobError, JobExpired, JobFailed, JobNotFound, ResultTimeout
 from penstock.events import EventTypes, Filter, job_events
 from penstock.info import JobInfo
+from penstock.options import whole_number
 from penstock.storage.values import Change, Finished
 
 if TYPE_CHECKING:
@@ -154,6 +155,8 @@ class JobHandle(Generic[R]):
 
     async def logs(self, *, start: int = 0, limit: int = 1000) -> list[str]:
         """The lines the job logged, from number ``start``."""
+        whole_number("start", start, least=0)
+        whole_number("limit", limit, least=1)
         return await (await self._source.app.connect()).logs(self.queue, self.id, start=start, limit=limit)
 
     def events(self, *, follow: bool = True, types: EventTypes = None) -> AsyncGenerator[Event, None]:

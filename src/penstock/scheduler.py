@@ -210,6 +210,7 @@ class SchedulerInfo:
 
     def slots(self, count: int, *, after: datetime | None = None) -> list[datetime]:
         """The next slots by its schedule, as they would be if nothing is changed. None for ``after_completion``."""
+        whole_number("count", count, least=1)
         found: list[datetime] = []
         at_ms = self.raw.next_ms - 1 if after is None else epoch_ms("after", after)
         while len(found) < count and (slot_ms := self.plan.schedule.next_after(at_ms)) is not None:

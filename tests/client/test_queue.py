@@ -206,6 +206,24 @@ async def test_bulk_verbs_stop_at_their_limit(app: App) -> None:
             await queue.retry_all(limit=limit)
 
 
+@pytest.mark.parametrize("limit", [0, -1, 2.5, True])
+async def test_a_listing_with_a_limit_that_is_none_is_refused(app: App, limit: Any) -> None:
+    queue = app.queue("mail")
+    job = await queue.enqueue(1)
+    with pytest.raises(InvalidOption, match="limit"):
+        await anext(queue.list_jobs("waiting", limit=limit))
+    with pytest.raises(InvalidOption, match="limit"):
+        await anext(queue.held("ledger", limit=limit))
+    with pytest.raises(InvalidOption, match="limit"):
+        await queue.logs(job.id, limit=limit)
+    with pytest.raises(InvalidOption, match="limit"):
+        await job.logs(limit=limit)
+    with pytest.raises(InvalidOption, match="limit"):
+        await queue.search("waiting", limit=limit)
+    with pytest.raises(InvalidOption, match="start"):
+        await job.logs(start=-1)
+
+
 async def test_the_lease_of_an_active_job_can_be_ended_by_hand(app: App) -> None:
     queue = app.queue("mail")
     await queue.enqueue_many(range(3), ids=["a", "b", "c"])
