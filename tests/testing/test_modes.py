@@ -225,6 +225,23 @@ async def test_a_harness_that_is_not_in_place_says_so(app: App) -> None:
         harness(app, colour="red")  # type: ignore[call-arg]
 
 
+def test_what_is_no_app_cannot_be_put_under_test() -> None:
+    with pytest.raises(InvalidOption, match="'tasks' is not an app"):
+        harness("tasks")  # type: ignore[arg-type]
+
+
+async def test_an_app_is_in_one_harness_at_a_time(app: App) -> None:
+    async with harness(app) as first:
+        second = harness(app)
+        with pytest.raises(InvalidOption, match="in a harness already"):
+            second.begin()
+        second.close()
+        assert first.begin() is first
+        await first.drain()
+    async with second:
+        await second.drain()
+
+
 def test_the_sync_face_has_it_all(app: App) -> None:
     @app.task(attempts=2, backoff="1h")
     def flaky(n: int) -> int:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, Unpack, get_args
+from weakref import WeakSet
 
+from penstock.app import App
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.ids import uuid7
 from penstock.core.lifecycle import OPEN
@@ -29,7 +31,6 @@ from penstock.worker.hooks import run_start_hooks, run_stop_hooks
 from penstock.worker.options import WorkerKeywords
 
 if TYPE_CHECKING:
-    from penstock.app import App
     from penstock.storage.base import Storage
     from penstock.storage.values import Counts
     from penstock.task import Task
@@ -45,6 +46,10 @@ _WORKER_OPTIONS: Final = frozenset(
 )
 # One database for all harnesses of a process, a namespace for each: a named one in memory is never given back.
 SHARED_MEMORY: Final = "memory://penstock-testing"
+
+
+# The apps that are in a harness now.
+_under_test: Final[WeakSet[App]] = WeakSet()
 
 
 class Harness(Assertions):
@@ -66,6 +71,8 @@ class Harness(Assertions):
         url: str = SHARED_MEMORY,
         **worker: Unpack[WorkerKeywords],
     ) -> None:
+        if not isinstance(app, App):
+            raise InvalidOption(f"{app!r:.80} is not an app. Give the App whose tasks are under test.")
         if mode not in get_args(Mode):
             raise InvalidOption(f"mode={mode!r} is not known. Give 'manual', 'inline' or 'fake'.")
         _refuse_idle(worker)
@@ -93,9 +100,18 @@ class Harness(Assertions):
     # From beginning to end
 
     def begin(self) -> Self:
-        """Put the store in memory in place of the app's own, which is not touched."""
+        """Put the store in memory in place of the app's own, which is not touched.
+
+        Raises ``InvalidOption`` if another harness has done that, and is not closed yet.
+        """
         if self._before is None:
+            if self.app in _under_test:
+                raise InvalidOption(
+                    f"{self.app!r} is in a harness already: two would not see each other's jobs. "
+                    "Use that one, or close it first."
+                )
             self._before = self.app.exchange_sessions(self._sessions)
+            _under_test.add(self.app)
         return self
 
     async def aclose(self) -> None:
@@ -287,6 +303,7 @@ class Harness(Assertions):
         before, self._before = self._before, None
         if before is not None:
             self.app.exchange_sessions(before)
+            _under_test.discard(self.app)
         return before is not None
 
     async def _finish(self) -> None:
