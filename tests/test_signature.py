@@ -178,6 +178,31 @@ def test_a_payload_of_other_types_or_names_is_refused() -> None:
             signature.unpack(data, JSON)
 
 
+@pytest.mark.parametrize(
+    ("serde", "said"),
+    [
+        (
+            JSON,
+            r"argument 'template' of send: a value of type list cannot .* as json: .*at \$\[1\], a object",
+        ),
+        (MessagePack(), r"argument 'template' of send: .* as msgpack: .*at \$\[1\], a object"),
+    ],
+)
+def test_what_cannot_be_encoded_is_named_with_its_argument_and_task(serde: Serde, said: str) -> None:
+    with pytest.raises(SerializationError, match=said):
+        Signature.of(send).encode(("a", [1, object()]), {}, serde=serde)
+
+
+def test_an_argument_that_is_not_finite_or_not_bytes_is_named() -> None:
+    with pytest.raises(SerializationError, match=r"argument 'to' of send: the value nan at \$ "):
+        Signature.of(send).encode((float("nan"),), {}, serde=JSON)
+
+    def one(data: bytes) -> None: ...
+
+    with pytest.raises(SerializationError, match=r"argument 'data' of .*one: a value of type str .* raw"):
+        Signature.of(one).encode(("text",), {}, serde=Raw())
+
+
 def test_defaults_are_the_workers_and_the_very_objects() -> None:
     def task(a: int | None = None, b: list[int] = SHARED, c: User = ADA, d: str = None) -> Any:  # type: ignore[assignment]  # noqa: RUF013
         return a, b, c, d

@@ -116,12 +116,22 @@ class Signature:
             InvalidInput: as ``pack``; ``SerializationError``, a subclass, if the serde cannot encode a value.
         """
         packed = self.pack(args, kwargs)
-        if isinstance(serde, _TYPED):
-            return serde.encode(packed)
-        given = {name: value for name, value in asdict(packed).items() if value is not msgspec.UNSET}
-        if isinstance(serde, Raw):
-            return serde.encode(given.get(self._only_parameter()))
-        return serde.encode(given)
+        try:
+            if isinstance(serde, _TYPED):
+                return serde.encode(packed)
+            given = _given(packed)
+            return serde.encode(given.get(self._only_parameter()) if isinstance(serde, Raw) else given)
+        except SerializationError as error:
+            raise self._naming_the_argument(packed, serde, error) from error.__cause__
+
+    def _naming_the_argument(self, packed: Any, serde: Serde, error: SerializationError) -> SerializationError:
+        """The error of the first argument that cannot be encoded by itself; failing that, the one there is."""
+        for name, value in _given(packed).items():
+            try:
+                serde.encode(value if isinstance(serde, (*_TYPED, Raw)) else {name: value})
+            except SerializationError as cause:
+                return SerializationError(f"argument {name!r} of {self.name}: {cause}")
+        return error
 
     def unpack(self, data: bytes, serde: Serde, *, context: Any = None) -> _Arguments:
         """The arguments to call the function with, in their annotated types, ``context`` in its place.
@@ -161,6 +171,10 @@ class Signature:
             f'serde="raw" does not suit {self._shown}: raw bytes are one argument, and it takes '
             f'{len(self.parameters)}. Use the serde "json" or "msgpack", or take one parameter.'
         )
+
+
+def _given(packed: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(packed).items() if value is not msgspec.UNSET}
 
 
 def _packing_struct(name: str, payload: list[Parameter]) -> type[msgspec.Struct]:
