@@ -31,7 +31,9 @@ async def test_it_is_refused_while_a_job_is_active(bench: Bench) -> None:
     await bench.bring_all()
     picture = await bench.picture()
 
-    with pytest.raises(StorageError):
+    with pytest.raises(
+        StorageError, match=r"^queue '.*' was not obliterated: 1 of its jobs is active\. .*force=True"
+    ):
         await bench.storage.obliterate(bench.queue)
 
     assert await bench.picture() == picture

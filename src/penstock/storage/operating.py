@@ -7,6 +7,7 @@ from typing import Protocol
 
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit, LimitsOfQueue
+from penstock.errors import StorageError
 from penstock.storage.values import (
     Budget,
     Bulk,
@@ -27,7 +28,7 @@ from penstock.storage.values import (
     Usage,
 )
 
-__all__ = ["Operating"]
+__all__ = ["Operating", "jobs_active"]
 
 
 class Operating(Protocol):
@@ -173,3 +174,11 @@ class Operating(Protocol):
     async def budgets(self, queue: str) -> list[Budget]:
         """The queue's first, then by flow and name."""
         ...
+
+
+def jobs_active(queue: str, *, active: int) -> StorageError:
+    """Why a queue is not obliterated; the words are every engine's."""
+    return StorageError(
+        f"queue {queue!r} was not obliterated: {active} of its jobs {'is' if active == 1 else 'are'} active. "
+        "Stop its workers first, or use force=True: their leases are then lost."
+    )

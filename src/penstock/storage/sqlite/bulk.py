@@ -13,7 +13,8 @@ import msgspec
 
 from penstock.core.lifecycle import EventType, State
 from penstock.core.staging import staged_at_ms
-from penstock.errors import InvalidOption, StorageError
+from penstock.errors import InvalidOption
+from penstock.storage.operating import jobs_active
 from penstock.storage.sqlite import flows
 from penstock.storage.sqlite.operate import retry_in_order
 from penstock.storage.sqlite.queuerow import USES_STAGED
@@ -176,10 +177,7 @@ def obliterate(step: Step, *, force: bool) -> int:
     """Delete all jobs of the queue."""
     queue = step.queue
     if queue.active and not force:
-        raise StorageError(
-            f"Queue {queue.name!r} has {queue.active} active jobs, so it was not obliterated. Stop its workers"
-            " first, or use force: their leases are then lost."
-        )
+        raise jobs_active(queue.name, active=queue.active)
     _tell_open(step)
     flows.obliterated(step)
     for table in ("waiters", "logs", "signals", "holds", "payloads"):

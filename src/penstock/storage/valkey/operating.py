@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.core.lifecycle import State
 from penstock.core.staging import staged_at_ms
-from penstock.errors import StorageError
+from penstock.storage.operating import jobs_active
 from penstock.storage.scopes import KeptBudget, flow_scope, read_usage
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.command import Arg
@@ -219,7 +219,7 @@ class Operating:
         try:
             reply: int | list[int] = await self._calls.call(queue, "obliterate", int(force))
         except Refused as error:
-            raise StorageError(f"queue {queue!r} was not obliterated: {error.text}") from None
+            raise jobs_active(queue, active=int(error.text)) from None
         if isinstance(reply, int):
             return reply
         self._courier.send_soon(queue)

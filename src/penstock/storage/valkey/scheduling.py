@@ -57,7 +57,9 @@ class Scheduling(Running):
         """As ``Storage.fire``."""
         await self._meet(queue)
         try:
-            reply: list[Any] = await self._calls.call(queue, "fire", name, slot_ms, next_ms, *encode_jobs([job]))
+            reply: list[Any] = await self._calls.call(
+                queue, "fire", name, slot_ms, next_ms, *encode_jobs([job])
+            )
         except Refused as error:
             raise refusal(queue, error) from None
         if len(reply) > 2:

@@ -1,6 +1,7 @@
 -- obliterate: deletes all jobs. Counters, log, epoch, pause flag and settings stay.
 -- arguments: force
 -- returns:   how many there were; as a list of one if the outbox is not empty
+-- refuses:   ACTIVE with their number, if jobs are active and it is not forced
 -- events:    obliterated
 
 local PARTS = {
@@ -58,9 +59,8 @@ end
 
 register('obliterate', function(keys, args)
   open(keys)
-  if args[1] ~= '1' and call('ZCARD', K.active) > 0 then
-    refuse('ACTIVE', 'some jobs are active; wait for them, or force it')
-  end
+  local active = args[1] == '1' and 0 or call('ZCARD', K.active)
+  if active > 0 then refuse('ACTIVE', digits(active)) end
   local count = call('HLEN', K.jobs)
   tell_all()
   tell_dependents()
