@@ -124,7 +124,9 @@ class Signature:
         except SerializationError as error:
             raise self._naming_the_argument(packed, serde, error) from error.__cause__
 
-    def _naming_the_argument(self, packed: Any, serde: Serde, error: SerializationError) -> SerializationError:
+    def _naming_the_argument(
+        self, packed: Any, serde: Serde, error: SerializationError
+    ) -> SerializationError:
         """The error of the first argument that cannot be encoded by itself; failing that, the one there is."""
         for name, value in _given(packed).items():
             try:

@@ -148,7 +148,7 @@ def custom_name(function: BackoffFunction) -> str:
     except InvalidName as error:
         raise InvalidOption(
             f"backoff={function!r} has no name by which a worker could find it. "
-            "Define it with def, or register it under a name and pass Custom(name)."
+            "Define it with def, in a module that workers import: def rest(failures, error): return ..."
         ) from error
 
 
@@ -179,8 +179,8 @@ def delay_ms(
             function = (custom or {}).get(name)
             if function is None:
                 raise InvalidOption(
-                    f"backoff {name!r} is not known here: no function was registered under that "
-                    "name in this worker. Import the module that defines it, or register it."
+                    f"backoff {name!r} is not known here: no task or app that this worker has loaded names "
+                    "that function among its options. Load one that does: @app.task(backoff=...)."
                 )
             return milliseconds(function(failures, error), what=f"delay returned by backoff {name!r}")
         case _ as never:
