@@ -15,6 +15,7 @@ from penstock import (
     JobFailed,
     RateLimited,
     Retry,
+    SerializationError,
     Snooze,
     State,
     Unrecoverable,
@@ -399,6 +400,20 @@ async def test_a_limited_queue_is_worked_off_by_workers_that_wait_for_room(app: 
         await asyncio.gather(*(job.result(timeout="20s") for job in jobs))
 
     assert most == 2
+
+
+async def test_a_result_of_another_type_than_the_annotation_is_the_readers_to_refuse(app: App) -> None:
+    @app.task
+    async def count(text: str) -> int:
+        return text  # type: ignore[return-value]
+
+    async with working(app):
+        job = await count.enqueue("x")
+        with pytest.raises(SerializationError, match="decoded as int"):
+            await job.result(timeout="10s")
+    info = await job.get()
+    assert info
+    assert (info.state, info.raw.result) == ("completed", b'"x"')
 
 
 async def test_a_job_that_waits_for_children_it_does_not_have_fails(app: App) -> None:
