@@ -22,6 +22,11 @@ def repeat(n: int) -> str:
     return "é" * n
 
 
+@app.task(queue="cpu", runner="process")
+def measure(text: str) -> int:
+    return len(text)
+
+
 @app.task(queue="cpu", runner="process", attempts=1)
 def die(code: int) -> None:
     os._exit(code)
@@ -145,6 +150,17 @@ def ask(context: JobContext) -> object:
 @app.task(queue="usage", runner="process", attempts=1)
 def use_tokens(n: int) -> None:
     current_job().use(tokens=n)
+
+
+def leave_another_behind(_: object, path: str) -> None:
+    """What a child serves that reads nothing and leaves another that has its end of the pipe."""
+    other = os.fork()
+    if other == 0:
+        time.sleep(60)
+        os._exit(0)
+    with open(path, "w") as told:
+        told.write(f"{other}\n")
+    os._exit(7)
 
 
 def leave_with_seven(_: object) -> None:

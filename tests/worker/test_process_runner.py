@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 
 from penstock import JobCancelled, JobFailed
-from penstock.core.job import NewJob
+from penstock.core.job import Lease, NewJob, Options
 from penstock.errors import InvalidOption
 from penstock.worker.run import Abort, Run
 from penstock.worker.runners import process
-from penstock.worker.runners.messages import Done, Raised
+from penstock.worker.runners.messages import Done, Raised, Request
 from penstock.worker.runners.parent import ChildProcess
 from tests.worker import process_tasks as tasks
 from tests.worker.conftest import until, working
@@ -74,6 +75,25 @@ async def test_a_death_amid_a_message_is_noticed(leave_another: bool) -> None:
             for other in await job.logs():
                 os.kill(int(other), signal.SIGKILL)
         assert await tasks.square.call(3) == 9
+
+
+async def test_a_large_request_to_one_that_died_does_not_block(tmp_path: Path) -> None:
+    told = tmp_path / "other"
+    child = ChildProcess(tasks.leave_another_behind, str(told))
+    lease = Lease("a", 1, 1, 1, 0, 0, b"x" * 8_000_000, Options(), 0, 0, 0)
+    await until(lambda: told.exists() and told.read_text().endswith("\n"))
+    try:
+        with pytest.raises(EOFError):
+            await asyncio.wait_for(asyncio.to_thread(child.send, Request("m", "f", "q", lease)), 20)
+    finally:
+        os.kill(int(told.read_text()), signal.SIGKILL)
+        assert child.close() == 7
+
+
+async def test_a_request_of_any_size_arrives_whole() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        for size in (0, 1, 65_536, 500_000):
+            assert await tasks.measure.call("x" * size) == size
 
 
 async def test_a_result_of_any_size_arrives_whole() -> None:

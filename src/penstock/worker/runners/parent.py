@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
 import struct
 import sys
 import threading
@@ -42,6 +43,7 @@ _REAPING_S: Final = 5.0
 # How a connection of multiprocessing announces a message: -1 in the first stands for the second.
 _SIZE: Final = struct.Struct("!i")
 _LARGE_SIZE: Final = struct.Struct("!Q")
+_LARGE: Final = 1 << 31
 _CHUNK: Final = 1 << 20
 
 
@@ -57,6 +59,9 @@ class ChildProcess:
         self.process = SPAWN.Process(target=serve, args=(theirs, *args), name="penstock-handler", daemon=True)
         self.process.start()
         theirs.close()
+        if sys.platform != "win32":
+            # So that no write waits for a reader that will not come.
+            os.set_blocking(self.pipe.fileno(), False)
         self._lock = threading.Lock()
         self._gone = False
 
@@ -74,7 +79,32 @@ class ChildProcess:
         return self.alive or self.pipe.poll()
 
     def send(self, request: Request) -> None:
-        self.pipe.send_bytes(encode(request))
+        """Say all of it; ``EOFError`` or ``OSError`` when it is gone, be it in the middle."""
+        data = encode(request)
+        if sys.platform == "win32":  # it is the only one to hold its end
+            self.pipe.send_bytes(data)
+        elif len(data) < _LARGE:
+            self._write(_SIZE.pack(len(data)) + data)
+        else:
+            self._write(_SIZE.pack(-1) + _LARGE_SIZE.pack(len(data)))
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[os.write(self.pipe.fileno(), left) :]
+            except BlockingIOError:
+                self._await_room()
+
+    def _await_room(self) -> None:
+        """A process that it forked may hold its end of the pipe open, and never read from it."""
+        room = select.poll()
+        room.register(self.pipe.fileno(), select.POLLOUT)
+        if not room.poll(LOOK_EVERY_S * 1000):
+            self._look_after()
+            if not self.alive:  # whatever it may still have to say
+                raise EOFError
 
     def receive(self) -> Message:
         """Its next message; ``EOFError`` when it is gone and has said no more, be it in the middle of a message."""
