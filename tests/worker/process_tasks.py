@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 
-from penstock import App, JobContext, Retry, Snooze, Suspend, Unrecoverable, current_job
+from penstock import App, JobContext, RateLimited, Retry, Snooze, Suspend, Unrecoverable, current_job
 
 app = App("memory://", backoff="1ms")
 
@@ -121,6 +121,8 @@ def verdict(kind: str, context: JobContext) -> list[int]:
         match kind:
             case "snooze":
                 raise Snooze("1ms")
+            case "rate limit":
+                raise RateLimited("1ms", scope="queue")
             case "retry":
                 raise Retry(delay="1ms")
             case "unrecoverable":

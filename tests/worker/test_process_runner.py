@@ -183,7 +183,7 @@ async def test_threads_of_a_handler_may_report_at_once() -> None:
         )
 
 
-@pytest.mark.parametrize(("kind", "answer"), [("snooze", [2, 0]), ("retry", [2, 1])])
+@pytest.mark.parametrize(("kind", "answer"), [("snooze", [2, 0]), ("rate limit", [2, 0]), ("retry", [2, 1])])
 async def test_verdicts_count_as_they_do_elsewhere(kind: str, answer: list[int]) -> None:
     async with tasks.app, working(tasks.app, child_processes=1):
         assert await tasks.verdict.call(kind) == answer

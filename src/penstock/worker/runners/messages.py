@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from datetime import UTC, datetime
 from functools import cache
+from typing import Literal
 
 import msgspec
 
@@ -51,7 +52,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
     """The function raised. ``own`` names one of Penstock's own errors, with its ``delay_s`` or ``at``, its
-    ``signal`` (whose timeout is ``delay_s``) and ``step``."""
+    ``signal`` (whose timeout is ``delay_s``), ``step`` and ``scope``."""
 
     error_type: str
     message: str
@@ -62,6 +63,7 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     at: datetime | None = None
     signal: str = ""
     step: str | None = None
+    scope: Literal["group", "queue"] = "group"
 
     def to_exception(self) -> Exception:
         """Penstock's own error that was raised, or an exception of a class with the same name and words."""
@@ -76,6 +78,8 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
                 return errors.Snooze(self.delay_s, at=self.at, step=self.step)
             case "Suspend":
                 return errors.Suspend(self.signal, timeout=self.delay_s, step=self.step)
+            case "RateLimited":
+                return errors.RateLimited(self.delay_s or 0, scope=self.scope)
             case "MemoryLimitExceeded":
                 return _with_trace(errors.MemoryLimitExceeded(self.message), self.traceback)
             case _:
@@ -104,7 +108,8 @@ def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
         own = "Unrecoverable"
     elif isinstance(error, errors.Verdict | errors.MemoryLimitExceeded):
         own = type(error).__name__
-    delay = getattr(error, "delay", getattr(error, "timeout", None)) if own else None
+    delays = (getattr(error, name, None) for name in ("delay", "timeout", "retry_in"))
+    delay = next((delay for delay in delays if delay is not None), None) if own else None
     at = getattr(error, "at", None) if own else None
     return Raised(
         type(error).__name__,
@@ -116,6 +121,7 @@ def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
         at=None if at is None else at.astimezone(UTC),
         signal=getattr(error, "signal", "") if own else "",
         step=getattr(error, "step", None) if own else None,
+        scope=getattr(error, "scope", "group") if own else "group",
     )
 
 
