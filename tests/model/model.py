@@ -236,7 +236,9 @@ class Model(Clockwork):
         if record.state is S.ACTIVE:
             return "active"
         self._append(E.REMOVED, record, state="")
-        if record.state is not S.COMPLETED:
-            self.tell_dependents(record, "removed")
+        was = record.state
+        # Gone before its dependents hear of it: it may be one of theirs.
         self._delete(record)
+        if was is not S.COMPLETED:
+            self.tell_dependents(record, "removed")
         return "removed"
