@@ -59,7 +59,7 @@ $(VENV)/.made:
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) --editable '.[cli]'
+	$(PIP) --editable '.[cli,spark]'
 	touch $@
 
 # --group came with pip 25.1, newer than the pip of current Debian releases.

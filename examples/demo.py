@@ -1,141 +1,105 @@
-"""The main job on the embedded default: a few thousand jobs, failures among them, on one SQLite file.
+"""The whole way on the embedded default: a table, jobs, results as a table, the history of it all as tables and a page.
 
-    make demo            or: python examples/demo.py [--jobs 3000] [--url sqlite:///demo.db]
+    make demo            or: python examples/demo.py [--rows 2000] [--folder penstock-demo]
 
-Orders are "shipped" by a flaky carrier: some fail and are retried, some can never succeed, some are asked for twice.
-At the end, what became of each order stands in ``outcomes.csv``.
+Reviews are sent to a flaky, rate-limited classifier. Some calls fail and are tried again, some reviews can never be
+classified; both show in the output. Then everything is run again, and nothing is paid for twice.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
+import os
 import random
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock import App, JobHandle, Unrecoverable
-from penstock.core.lifecycle import State
+import penstock.spark
+from penstock import App, JobContext, Unrecoverable
+from penstock.spark import history
 
 console = Console()
+FOLDER = Path(os.environ.get("PENSTOCK_DEMO") or tempfile.mkdtemp(prefix="penstock-demo-"))
+# Its workers are processes that load this file, too.
+os.environ["PENSTOCK_DEMO"] = str(FOLDER)
+
+app = App(f"sqlite:///{FOLDER}/penstock.db")
+WORDS = ["good", "bad", "fine", "awful", "lovely", "late", "broken", "quick"]
 
 
-def make_app(url: str) -> App:
-    """An app with one task, as a user would write it."""
-    app = App(url)
-
-    @app.task(name="ship", queue="orders", attempts=4, backoff="100ms", timeout="5s")
-    async def ship(order: int, country: str) -> str:
-        await asyncio.sleep(0.005)
-        if country == "atlantis":
-            raise Unrecoverable("no carrier goes there")
-        if random.random() < 0.12:
-            raise ConnectionError("the carrier did not answer")
-        return f"{country}-{order:05d}"
-
-    return app
+@app.task(queue="reviews", attempts=4, backoff="100ms", timeout="10s")
+async def classify(review_id: int, text: str, context: JobContext) -> str:
+    """A classifier that costs money, takes a while, and is away now and then."""
+    await asyncio.sleep(0.005)
+    context.use(usd=0.0002)
+    if not text:
+        raise Unrecoverable("there is nothing to classify")
+    if random.random() < 0.1:
+        raise ConnectionError("the classifier did not answer")
+    return "happy" if {"good", "fine", "lovely", "quick"} & set(text.split()) else "unhappy"
 
 
-def orders(count: int) -> list[dict[str, object]]:
-    """Made-up orders; one in fifty cannot be delivered."""
-    countries = ["se", "no", "ch", "at", "pt"]
-    return [
-        {"order": n, "country": "atlantis" if n % 50 == 7 else countries[n % len(countries)]}
-        for n in range(count)
-    ]
+def reviews(spark: SparkSession, count: int) -> DataFrame:
+    """Made-up reviews; one in a hundred is empty."""
+    words = f"array({', '.join(repr(word) for word in WORDS)})"
+    text = f"concat_ws(' ', {words}[int(id % 8)], {words}[int(id * 7 % 5)])"
+    return spark.range(count).selectExpr("id AS review_id", f"IF(id % 100 = 42, '', {text}) AS text")
 
 
-async def enqueue(app: App, count: int) -> list[JobHandle]:
-    """All orders, the first tenth of them twice: an id is put in once."""
-    ship = app.tasks["ship"]
-    specs = [ship.options(id=f"order-{order['order']}").job(**order) for order in orders(count)]
-    started = time.perf_counter()
-    handles: list[JobHandle] = await ship.enqueue_many(specs + specs[: count // 10])
-    answers = Counter(handle.status for handle in handles)
-    console.print(
-        f"Enqueued [bold]{answers['queued']}[/] jobs in {time.perf_counter() - started:.2f} s; "
-        f"{answers['duplicate']} were duplicates and are not run twice."
+def run(spark: SparkSession, count: int) -> penstock.spark.Processed:
+    """All reviews through the classifier, by two worker processes."""
+    return penstock.spark.process(
+        reviews(spark, count), classify, key="review_id", output=FOLDER / "labels", workers=2
     )
-    return handles[:count]
 
 
-async def watch(app: App, count: int) -> None:
-    """The live display: how many jobs have ended, and how."""
-    queue = app.queue("orders")
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[states]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("working", total=count, states="")
-        while True:
-            counts = await queue.counts()
-            shown = {"waiting": counts.waiting, "retrying": counts.scheduled, "failed": counts.failed}
-            states = "  ".join(f"{name} {number}" for name, number in shown.items())
-            progress.update(bar, completed=count - counts.open, states=states)
-            if counts.open == 0:
-                return
-            await asyncio.sleep(0.1)
-
-
-async def tell(app: App, handles: list[JobHandle], folder: Path) -> None:
-    """What became of each order: a table of causes here, every single one in a file."""
-    jobs = [
-        job
-        for job in await app.queue("orders").get_many([handle.id for handle in handles])
-        if job is not None
-    ]
-    outcomes = folder / "outcomes.csv"
-    with outcomes.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["id", "state", "runs", "failures", "result", "error"])
-        for job in jobs:
-            error = job.failure.message if job.failure and job.state is State.FAILED else ""
-            writer.writerow([job.id, job.state, job.runs, job.failures, job.result or "", error])
-    table = Table(title="What became of them")
-    for column in ("state", "after", "cause", "jobs"):
-        table.add_column(column, justify="right" if column == "jobs" else "left")
-    for (state, runs, cause), number in sorted(Counter(map(describe, jobs)).items()):
-        table.add_row(state, f"{runs} run{'s' if runs > 1 else ''}", cause, str(number))
+def show(labels: DataFrame) -> None:
+    """What became of them, in a few lines."""
+    table = Table(title=f"The output: {FOLDER / 'labels'}")
+    for column in ("state", "label", "error", "runs", "rows", "usd"):
+        table.add_column(column)
+    counted = labels.groupBy("state", "value", "error", "runs").agg({"*": "count", "cost": "sum"})
+    for row in sorted(counted.collect(), key=lambda row: (row[0], -row[4])):
+        table.add_row(row[0], row[1] or "", row[2] or "", str(row[3]), str(row[4]), f"{row[5] or 0:.4f}")
     console.print(table)
-    console.print(f"Every order, one line each: [bold]{outcomes}[/]")
 
 
-def describe(job: object) -> tuple[str, int, str]:
-    """State, runs and cause of a finished job."""
-    failure = getattr(job, "failure", None)
-    state: State = job.state  # type: ignore[attr-defined]
-    cause = f"{failure.type}: {failure.message}" if failure and state is State.FAILED else ""
-    return str(state), job.runs, cause  # type: ignore[attr-defined]
-
-
-async def run(count: int, url: str, folder: Path) -> None:
-    async with make_app(url) as app:
-        handles = await enqueue(app, count)
-        worker = app.worker(queues=["orders"], concurrency=100, burst=True)
-        await asyncio.gather(worker.run(), watch(app, count))
-        await tell(app, handles, folder)
+@contextmanager
+def step(title: str) -> Iterator[None]:
+    """A heading, and how long it took."""
+    console.rule(f"[bold]{title}", align="left")
+    began_at = time.monotonic()
+    yield
+    console.print(f"[dim]{time.monotonic() - began_at:.0f} s[/]")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--jobs", type=int, default=3000)
-    parser.add_argument("--url", help="another store; a new SQLite file if not given")
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    url = arguments.url or f"sqlite:///{folder}/orders.db"
-    console.print(f"Store: [bold]{url}[/]")
-    asyncio.run(run(arguments.jobs, url, folder))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", type=int, default=2000)
+    count: int = parser.parse_args().rows
+    with step("Starting Spark"):
+        spark = penstock.spark.session("demo")
+    with step(f"{count} reviews, at most 500 a second, whatever the number of workers"):
+        app.queue("reviews").sync.limit(rate="500/s")
+        done = run(spark, count)
+        console.print(f"{done.completed} classified, {done.failed} failed, for {done.cost:.2f} USD.")
+        show(penstock.spark.latest(spark.read.parquet(str(FOLDER / "labels"))))
+    with step("The same again, with ten more: only those are paid for"):
+        again = run(spark, count + 10)
+        console.print(f"{again.plan.done} were done before, {again.plan.todo} to do, for {again.cost:.4f} USD.")
+    with step("What happened in the queue, as tables and a page"):
+        report = history.sync(app.url, FOLDER / "history", queues=["reviews"], spark=spark)
+        page = history.report(FOLDER / "history", FOLDER / "report.html", title="Demo")
+        console.print(f"{report.events} events. Open [bold]{page}[/] in a browser.")
+    spark.stop()
 
 
 if __name__ == "__main__":
