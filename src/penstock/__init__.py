@@ -1,72 +1,72 @@
 """Penstock: a reliable job queue for Python whose data pipeline runs on Spark.
 
-Begin with ``App``. The errors are in ``penstock.errors`` too, with the tree of them.
+Begin with ``App``. The errors are in ``penstock.errors`` too, with the tree of them. Names, and the modules they are
+from, are imported when they are first used: a command line that only prints its help waits for none of them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.app import App
-from penstock.children import Child
-from penstock.claimed import Claim, ClaimedJob
-from penstock.core.deadletter import DeadLetter
-from penstock.core.dedup import Dedup
-from penstock.core.event import Event
-from penstock.core.ids import content_id, uuid7
-from penstock.core.job import Conflict
-from penstock.core.lifecycle import EventType, State
-from penstock.core.limits import Bucket, GroupState, Limit
-from penstock.core.rate import Rate
-from penstock.core.retry import Custom, Exponential, Fixed
-from penstock.errors import (
-    CostTooHigh,
-    CpuLimitExceeded,
-    EventsLost,
-    InvalidInput,
-    InvalidName,
-    InvalidOption,
-    JobCancelled,
-    JobError,
-    JobExpired,
-    JobFailed,
-    JobNotFound,
-    LeaseLost,
-    MemoryLimitExceeded,
-    PayloadTooLarge,
-    PenstockError,
-    RateLimited,
-    ResultTimeout,
-    Retry,
-    SandboxCrashed,
-    SandboxError,
-    SerializationError,
-    Snooze,
-    StorageError,
-    StorageFull,
-    StorageReadOnly,
-    StorageRefused,
-    StorageUnavailable,
-    StorageVersion,
-    Suspend,
-    UnknownTask,
-    Unrecoverable,
-    Verdict,
-    WaitForChildren,
-)
-from penstock.flow import Dag, Flow, FlowHandle, FlowNode, chain, chord, group
-from penstock.handle import JobHandle
-from penstock.info import JobInfo, WorkerInfo
-from penstock.intake import EnqueueCall
-from penstock.leased import Signal
-from penstock.queue import Queue
-from penstock.scheduler import SchedulerInfo
-from penstock.searching import SearchPage
-from penstock.serde import Serde, register_serde
-from penstock.task import Dispatch, JobSpec, Task
-
 if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.children import Child
+    from penstock.claimed import Claim, ClaimedJob
+    from penstock.core.deadletter import DeadLetter
+    from penstock.core.dedup import Dedup
+    from penstock.core.event import Event
+    from penstock.core.ids import content_id, uuid7
+    from penstock.core.job import Conflict
+    from penstock.core.lifecycle import EventType, State
+    from penstock.core.limits import Bucket, GroupState, Limit
+    from penstock.core.rate import Rate
+    from penstock.core.retry import Custom, Exponential, Fixed
+    from penstock.errors import (
+        CostTooHigh,
+        CpuLimitExceeded,
+        EventsLost,
+        InvalidInput,
+        InvalidName,
+        InvalidOption,
+        JobCancelled,
+        JobError,
+        JobExpired,
+        JobFailed,
+        JobNotFound,
+        LeaseLost,
+        MemoryLimitExceeded,
+        PayloadTooLarge,
+        PenstockError,
+        RateLimited,
+        ResultTimeout,
+        Retry,
+        SandboxCrashed,
+        SandboxError,
+        SerializationError,
+        Snooze,
+        StorageError,
+        StorageFull,
+        StorageReadOnly,
+        StorageRefused,
+        StorageUnavailable,
+        StorageVersion,
+        Suspend,
+        UnknownTask,
+        Unrecoverable,
+        Verdict,
+        WaitForChildren,
+    )
+    from penstock.flow import Dag, Flow, FlowHandle, FlowNode, chain, chord, group
+    from penstock.handle import JobHandle
+    from penstock.info import JobInfo, WorkerInfo
+    from penstock.intake import EnqueueCall
+    from penstock.leased import Signal
+    from penstock.queue import Queue
+    from penstock.scheduler import SchedulerInfo
+    from penstock.searching import SearchPage
+    from penstock.serde import Serde, register_serde
     from penstock.subscription import Subscription
+    from penstock.task import Dispatch, JobSpec, Task
     from penstock.worker.after import Execution
     from penstock.worker.context import JobContext, current_job
     from penstock.worker.worker import Worker
@@ -154,20 +154,56 @@ __all__ = [
     "uuid7",
 ]
 
-# Who only enqueues does not need the worker.
-_LATER = {
-    "Execution": "penstock.worker.after",
-    "JobContext": "penstock.worker.context",
-    "Subscription": "penstock.subscription",
-    "Worker": "penstock.worker.worker",
-    "current_job": "penstock.worker.context",
+_NAMES = {
+    "app": "App",
+    "children": "Child",
+    "claimed": "Claim ClaimedJob",
+    "core.deadletter": "DeadLetter",
+    "core.dedup": "Dedup",
+    "core.event": "Event",
+    "core.ids": "content_id uuid7",
+    "core.job": "Conflict",
+    "core.lifecycle": "EventType State",
+    "core.limits": "Bucket GroupState Limit",
+    "core.rate": "Rate",
+    "core.retry": "Custom Exponential Fixed",
+    "errors": (
+        "CostTooHigh CpuLimitExceeded EventsLost InvalidInput InvalidName InvalidOption "
+        "JobCancelled JobError JobExpired JobFailed JobNotFound LeaseLost MemoryLimitExceeded "
+        "PayloadTooLarge PenstockError RateLimited ResultTimeout Retry SandboxCrashed SandboxError "
+        "SerializationError Snooze StorageError StorageFull StorageReadOnly StorageRefused "
+        "StorageUnavailable StorageVersion Suspend UnknownTask Unrecoverable Verdict "
+        "WaitForChildren"
+    ),
+    "flow": "Dag Flow FlowHandle FlowNode chain chord group",
+    "handle": "JobHandle",
+    "info": "JobInfo WorkerInfo",
+    "intake": "EnqueueCall",
+    "leased": "Signal",
+    "queue": "Queue",
+    "scheduler": "SchedulerInfo",
+    "searching": "SearchPage",
+    "serde": "Serde register_serde",
+    "subscription": "Subscription",
+    "task": "Dispatch JobSpec Task",
+    "worker.after": "Execution",
+    "worker.context": "JobContext current_job",
+    "worker.worker": "Worker",
 }
+_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
+    from importlib.util import find_spec
 
-    value = globals()[name] = getattr(import_module(_LATER[name]), name)
-    return value
+    if name in _HOMES:
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -41,12 +41,27 @@ def test_the_version_is_the_installed_one() -> None:
 
 
 def test_enqueueing_needs_neither_the_worker_nor_an_engine() -> None:
-    script = "import sys, penstock; print(*(name for name in sys.modules if name.startswith('penstock.')))"
+    script = "import sys, penstock; penstock.App; print(*(name for name in sys.modules if name.startswith('penstock.')))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     loaded = run.stdout.split()
     assert "penstock.app" in loaded
     assert not [name for name in loaded if ".worker" in name or ".sqlite" in name or ".valkey" in name]
+
+
+def test_names_are_imported_from_where_they_are_defined_when_they_are_first_used() -> None:
+    script = "import sys, penstock; print(*(name for name in sys.modules if name.startswith('penstock.')))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert run.stdout.split() == []
+    assert set(penstock._HOMES) | {"__version__"} == set(penstock.__all__)
+
+
+def test_modules_can_be_had_by_their_names() -> None:
+    script = "import penstock; print(penstock.errors.JobFailed is penstock.JobFailed)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert run.stdout.split() == ["True"]
 
 
 @pytest.mark.parametrize("module", [m.name for m in iter_modules(penstock.__path__) if not m.ispkg])

@@ -1,0 +1,10 @@
+"""``python -m penstock``: the command line, where the script is not on the path."""
+
+from __future__ import annotations
+
+from penstock.cli.main import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""``penstock config``: what commands go by."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.errors import NotFound
+from penstock.cli.flags import Flags
+from penstock.cli.keys import KEYS, Value, known_key
+from penstock.cli.output import print_json, print_table
+from penstock.cli.parameters import command_of, json_option
+from penstock.cli.settings import Setting, Settings, checked_value
+
+__all__ = ["config"]
+
+
+@click.group("config", context_settings={"help_option_names": ["-h", "--help"]})
+def config() -> None:
+    """Show and set what commands go by.
+
+    The first that has a value counts: a flag, the environment (PENSTOCK_URL ...), what `config set` saved, .env, the
+    project file (penstock.toml, or [tool.penstock] in pyproject.toml), the default.
+    """
+
+
+@command_of(config, "get")
+@click.argument(
+    "key", shell_complete=lambda ctx, param, start: [name for name in KEYS if name.startswith(start)]
+)
+@json_option
+@click.pass_obj
+def get(flags: Flags, key: str, as_json: bool) -> None:
+    """Print the value of KEY that counts here. Exits with 3 if it has none."""
+    setting = Settings(flags).setting(key)
+    if as_json:
+        print_json(_row(setting))
+    elif setting.value is None:
+        raise NotFound(f"{key} is not set, and has no default. Set it by: penstock config set {key} VALUE")
+    else:
+        click.echo(_text(setting.value))
+
+
+@command_of(config, "set")
+@click.argument(
+    "key", shell_complete=lambda ctx, param, start: [name for name in KEYS if name.startswith(start)]
+)
+@click.argument("value")
+@click.pass_obj
+def set_(flags: Flags, key: str, value: str) -> None:
+    """Save VALUE for KEY, for this project. An empty VALUE takes back what was saved."""
+    settings, known = Settings(flags), known_key(key)
+    saved = {name: kept for name, kept in settings.saved.items() if name != known.name}
+    if value:
+        saved[known.name] = checked_value(known, value, "config set")
+    settings.project.save(saved)
+    counts = Settings(flags).setting(known.name)
+    if value and counts.origin.kind != "saved":
+        click.echo(f"saved, but {counts.origin} says {_text(counts.value)!r}, which goes before it", err=True)
+
+
+@command_of(config, "list")
+@json_option
+@click.pass_obj
+def list_(flags: Flags, as_json: bool) -> None:
+    """All keys: value, where it comes from, type and meaning. Passwords in URLs are not shown."""
+    settings = Settings(flags).all()
+    if as_json:
+        print_json([_row(setting) for setting in settings])
+        return
+    rows = [
+        (
+            each.key.name,
+            _text(_without_password(each.value)),
+            str(each.origin),
+            each.key.type,
+            each.key.meaning,
+        )
+        for each in settings
+    ]
+    print_table(("key", "value", "from", "type", "meaning"), rows)
+
+
+@command_of(config, "path")
+@click.pass_obj
+def path(flags: Flags) -> None:
+    """The files that are looked at, the most important first."""
+    for kind, file in Settings(flags).project.files():
+        click.echo(f"{kind:8} {file}{'' if file.is_file() else '  (not there)'}")
+
+
+def _row(setting: Setting) -> dict[str, Value]:
+    key = setting.key
+    return {
+        "key": key.name,
+        "value": _without_password(setting.value),
+        "origin": str(setting.origin),
+        "type": key.type,
+        "default": key.default,
+        "meaning": key.meaning,
+    }
+
+
+def _text(value: Value) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case _:
+            return str(value)
+
+
+def _without_password(value: Value) -> Value:
+    if not isinstance(value, str) or "@" not in value:
+        return value
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(value)
+    return value if parts.password is None else value.replace(f":{parts.password}@", ":***@", 1)

@@ -1,0 +1,125 @@
+"""From settings to an app, and from an id to the queue its job is in."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.cli.settings import Settings
+    from penstock.info import JobInfo
+
+__all__ = ["find_job", "import_app", "is_local", "open_app", "queues_of", "run_with_app"]
+
+T = TypeVar("T")
+
+
+def run_with_app(settings: Settings, work: Callable[[App], Awaitable[T]], *, create: bool = False) -> T:
+    """Connect, do ``work``, and let go of everything, also when it is interrupted.
+
+    Without ``create`` a store in a file that is not there yet is refused rather than made: who only looks is most
+    likely in the wrong folder.
+    """
+    app = open_app(settings)
+    if not create:
+        _refuse_missing_file(app.url)
+
+    async def connected() -> T:
+        async with app:
+            return await work(app)
+
+    return asyncio.run(connected())
+
+
+def open_app(settings: Settings) -> App:
+    """An app for the store that the settings name, without tasks. It is not connected yet."""
+    from penstock.app import App
+
+    url: str = settings["url"]
+    if url.startswith("memory:"):
+        raise CommandLineError(
+            "memory:// is gone when this command ends. Use sqlite:///penstock.db, or a server.",
+            ExitCode.USAGE,
+        )
+    return App(
+        url,
+        namespace=settings["namespace"],
+        attempts=settings["attempts"],
+        backoff=settings["backoff"],
+        timeout=settings["timeout"],
+        result_ttl=settings["result_ttl"],
+        failure_ttl=settings["failure_ttl"],
+        priority=settings["priority"],
+    )
+
+
+def import_app(target: str) -> App:
+    """The app that ``module:name`` means, imported with the working directory on the path."""
+    from penstock.app import App
+
+    module, colon, name = target.partition(":")
+    if not module or not colon or not name:
+        raise CommandLineError(
+            f"{target!r} names no app. Give the module and the name in it: myproject.jobs:app", ExitCode.USAGE
+        )
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: object = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise NotFound(f"there is no module {error.name!r} in {here} or on the path.") from error
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, App):
+        raise NotFound(
+            f"{target} is no app, but of type {type(found).__name__}. Name what App(...) was given to."
+        )
+    return found
+
+
+def is_local(url: str) -> bool:
+    """Whether the store is a file on this machine, whose users may run what they like here anyway."""
+    return url.startswith("sqlite:")
+
+
+def _refuse_missing_file(url: str) -> None:
+    if not is_local(url):
+        return
+    from penstock.storage.sqlite.address import Address
+
+    path = Path(Address.parse(url).path)
+    if not path.exists():
+        raise NotFound(
+            f"there is no store {path.absolute()}. It is made by the first `penstock enqueue`, or give --url."
+        )
+
+
+async def queues_of(app: App, queue: str | None) -> list[str]:
+    """The queue that was asked for, or all there are."""
+    from penstock.core.names import check_queue
+
+    return await app.queues() if queue is None else [check_queue(queue)]
+
+
+async def find_job(app: App, id: str, queue: str | None) -> JobInfo:
+    """The job of that id, in the queue that was named or in whichever has it."""
+    names = await queues_of(app, queue)
+    found = [job for name in names if (job := await app.queue(name).get(id)) is not None]
+    if not found:
+        where = "any queue" if queue is None else f"queue {queue!r}"
+        raise NotFound(f"there is no job {id!r} in {where}: it never was, or it is no longer kept.")
+    if len(found) > 1:
+        several = ", ".join(job.queue for job in found)
+        raise CommandLineError(
+            f"several queues have a job {id!r}: {several}. Say which by --queue.", ExitCode.USAGE
+        )
+    return found[0]

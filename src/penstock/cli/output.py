@@ -1,0 +1,127 @@
+"""What commands print: tables for people at a terminal, plain columns for pipes, JSON for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+__all__ = [
+    "ago",
+    "at_terminal",
+    "console",
+    "jsonable",
+    "print_json",
+    "print_table",
+    "rich_table",
+    "span",
+    "when",
+]
+
+STATE_STYLES: Final = {
+    "scheduled": "cyan",
+    "waiting": "blue",
+    "blocked": "magenta",
+    "active": "yellow",
+    "completed": "green",
+    "failed": "red",
+    "cancelled": "bright_black",
+}
+
+
+def at_terminal() -> bool:
+    """Whether stdout is for a person to look at."""
+    return sys.stdout.isatty()
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where rich writes to. Imported here: only those at a terminal wait for it."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str = "") -> None:
+    """A table at a terminal, else lines with a header, columns apart by two spaces. ``empty``: said if no row is."""
+    if not rows:
+        if empty:
+            click.echo(empty, err=True)
+        return
+    if at_terminal():
+        console().print(rich_table(columns, rows))
+        return
+    texts = [[_cell(value) for value in row] for row in (columns, *rows)]
+    widths = [max(len(row[at]) for row in texts) for at in range(len(columns))]
+    for row in texts:
+        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None) -> Table:
+    """The same for rich; numbers to the right, states in their colours."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    for at, name in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[at], int | float) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value), style=STATE_STYLES.get(str(value), "")) for value in row))
+    return table
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON, or a list with an item per line."""
+    import msgspec
+
+    if isinstance(value, list) and value:
+        lines = ",\n".join(msgspec.json.encode(jsonable(item)).decode() for item in value)
+        click.echo(f"[\n{lines}\n]")
+    else:
+        click.echo(msgspec.json.encode(jsonable(value)).decode())
+
+
+def jsonable(value: Any) -> Any:
+    """``value`` if JSON can say it, else what it looks like."""
+    import msgspec
+
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=repr)
+
+
+def span(ms: float) -> str:
+    """A duration as people read it: two units at most."""
+    if ms < 1000:
+        return f"{ms:.0f}ms"
+    seconds = ms / 1000
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    for size, unit, lesser, name in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if seconds >= size:
+            whole, rest = divmod(int(seconds), size)
+            return f"{whole}{unit}{rest // lesser}{name}" if rest // lesser else f"{whole}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def ago(at_ms: int, now_ms: int) -> str:
+    """How long ago, or in how long."""
+    if not at_ms:
+        return ""
+    return f"{span(now_ms - at_ms)} ago" if at_ms <= now_ms else f"in {span(at_ms - now_ms)}"
+
+
+def when(at_ms: int) -> str:
+    """An instant in local time, to the millisecond."""
+    from datetime import datetime
+
+    return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(" ", "milliseconds") if at_ms else ""
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else " ".join(str(value).split())

@@ -1,0 +1,103 @@
+"""The script itself: help, errors, exit codes, completion."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.commands import COMMANDS
+from tests.cli.conftest import Shell, script
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    watch = (
+        "import sys; from penstock.cli.main import run; run(['--help']);"
+        "print(*sorted(name for name in sys.modules), file=sys.stderr)"
+    )
+    run = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, check=True)
+
+    assert all(f"  {name} " in run.stdout for name in COMMANDS)
+    loaded = set(run.stderr.split())
+    targets = {f"penstock.cli.{row.target.partition(':')[0]}" for row in COMMANDS.values()}
+    assert loaded.isdisjoint(targets | {"asyncio", "msgspec", "rich", "penstock.app"})
+
+
+def test_help_takes_at_most_a_quarter_of_a_second_longer_than_python_itself(tmp_path: Path) -> None:
+    # Compiled once, as what is installed is.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+
+    # Processor time: what the clock on the wall says depends on whatever else the machine does.
+    def seconds(*command: str) -> float:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return used.ru_utime + used.ru_stime
+
+    pairs = [(seconds(*script(), "--help"), seconds(sys.executable, "-c", "pass")) for _ in range(11)][1:]
+    shown, bare = (statistics.median(times) for times in zip(*pairs, strict=True))
+    assert shown - bare <= 0.25, (shown, bare)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_that_says_what_it_does(penstock: Shell, name: str) -> None:
+    shown = penstock.ok(name, "--help")
+
+    assert f"Usage: penstock {name}" in shown
+    assert len(shown.splitlines()) > 4
+
+
+def test_without_a_command_there_is_help(penstock: Shell) -> None:
+    run = penstock()
+
+    assert run.returncode == 2
+    assert "Usage: penstock" in run.stderr
+
+
+def test_a_command_that_is_not_there_is_refused_with_a_suggestion(penstock: Shell) -> None:
+    assert "Did you mean 'config'?" in penstock.refused("conifg", code=2)
+
+
+def test_an_error_has_a_traceback_with_debug_only(penstock: Shell) -> None:
+    assert "Traceback" not in penstock.refused("config", "get", "nothing", code=2)
+    run = penstock("config", "get", "nothing", "--debug")
+    assert run.returncode == 1
+    assert "Traceback" in run.stderr
+
+
+def test_the_version_is_told(penstock: Shell) -> None:
+    from penstock import __version__
+
+    assert penstock.ok("--version") == f"penstock {__version__}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_for_the_usual_shells(penstock: Shell, shell: str) -> None:
+    assert "_PENSTOCK_COMPLETE" in penstock.ok("completion", shell)
+
+
+def test_commands_and_keys_are_completed(penstock: Shell) -> None:
+    asked = {"_PENSTOCK_COMPLETE": "bash_complete", "COMP_WORDS": "penstock conf", "COMP_CWORD": "1"}
+    assert "config" in penstock("", env=asked).stdout
+    asked = {
+        "_PENSTOCK_COMPLETE": "bash_complete",
+        "COMP_WORDS": "penstock config get att",
+        "COMP_CWORD": "3",
+    }
+    assert "attempts" in penstock("", env=asked).stdout
+
+
+def test_without_click_it_is_said_what_to_install() -> None:
+    blocked = "import sys; sys.modules['click'] = None; from penstock.cli.main import main; main()"
+    run = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)
+
+    assert run.returncode == 1
+    assert run.stderr == (
+        "penstock: the command line needs click, which is not installed: pip install 'penstock[cli]'\n"
+    )
