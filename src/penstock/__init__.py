@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.core.rate import Rate
     from penstock.core.retry import Custom, Exponential, Fixed
     from penstock.errors import (
+        CommandFailed,
         CostTooHigh,
         CpuLimitExceeded,
         EventsLost,
@@ -79,6 +80,7 @@ __all__ = [
     "Child",
     "Claim",
     "ClaimedJob",
+    "CommandFailed",
     "Conflict",
     "CostTooHigh",
     "CpuLimitExceeded",
@@ -168,7 +170,7 @@ _NAMES = {
     "core.rate": "Rate",
     "core.retry": "Custom Exponential Fixed",
     "errors": (
-        "CostTooHigh CpuLimitExceeded EventsLost InvalidInput InvalidName InvalidOption "
+        "CommandFailed CostTooHigh CpuLimitExceeded EventsLost InvalidInput InvalidName InvalidOption "
         "JobCancelled JobError JobExpired JobFailed JobNotFound LeaseLost MemoryLimitExceeded "
         "PayloadTooLarge PenstockError RateLimited ResultTimeout Retry SandboxCrashed SandboxError "
         "SerializationError Snooze StorageError StorageFull StorageReadOnly StorageRefused "

@@ -24,6 +24,7 @@
     │   ├── JobExpired                    its ttl passed before it was finished
     │   ├── JobCancelled
     │   └── JobNotFound (LookupError)     unknown id, or no longer kept
+    ├── CommandFailed                     a shell command ended with another code than 0; fails that run only
     ├── SandboxError                      a run with runner="sandbox" was ended; fails that run only
     │   ├── SandboxCrashed                its process died: a crash, an exit, a kill from outside
     │   ├── MemoryLimitExceeded           it asked for more than the task's ``memory``
@@ -43,6 +44,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 __all__ = [
+    "CommandFailed",
     "CostTooHigh",
     "CpuLimitExceeded",
     "EventsLost",
@@ -180,6 +182,15 @@ class JobCancelled(JobError):
 
 class JobNotFound(JobError, LookupError):
     """The id is unknown, or what became of it is no longer kept."""
+
+
+class CommandFailed(PenstockError):
+    """A shell command ended with ``exit_code``; 128 + n if signal n ended it. A failure of the run like any other:
+    retried."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class SandboxError(PenstockError):

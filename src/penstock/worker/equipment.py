@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.worker.after import AfterHooks
 from penstock.worker.executor import Executor
 from penstock.worker.plans import Plans
+from penstock.worker.runners.command import CommandRunner
 from penstock.worker.runners.process import ProcessRunner
 from penstock.worker.runners.sandbox import SandboxRunner
 from penstock.worker.runners.thread import ThreadRunner
@@ -31,6 +32,7 @@ def make_plans(worker: Worker, middleware: Sequence[Middleware]) -> Plans:
         processes=ProcessRunner(worker.options.child_processes),
         sandboxes=SandboxRunner(worker.options.child_processes),
         concurrency=worker.options.concurrency,
+        commands=None if worker.options.commands is None else CommandRunner(worker.options.commands),
     )
 
 

@@ -52,6 +52,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     probe: ProbeAddress | None
     limit: Rate | None
     limits: dict[str, Rate]
+    commands: str | None
 
 
 class WorkerKeywords(TypedDict, total=False):
@@ -74,6 +75,7 @@ class WorkerKeywords(TypedDict, total=False):
     probe_token: str | None
     limit: RateLike | None
     limits: Mapping[str, RateLike]
+    commands: bool | str
 
 
 def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
@@ -116,7 +118,17 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
         probe=_probe(given.get("probe"), given.get("probe_token")),
         limit=None if limit is None else parse_rate(limit, what="limit"),
         limits=_limits(given.get("limits", {}), queues),
+        commands=_shell(given.get("commands", False)),
     )
+
+
+def _shell(commands: bool | str) -> str | None:
+    """What commands are run by; ``None`` if they are not."""
+    if isinstance(commands, bool):
+        return "/bin/sh" if commands else None
+    if not os.path.isabs(commands):
+        raise InvalidOption(f"commands={commands!r} is not usable. Give True, or the path of a shell.")
+    return commands
 
 
 def _probe(given: str | None, token: str | None) -> ProbeAddress | None:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, assert_never
 
 from penstock.batching import Batching
+from penstock.core.command import COMMAND_TASK
 from penstock.errors import InvalidOption, PenstockError, UnknownTask
 from penstock.worker.batch import Batch, Batcher
 from penstock.worker.middleware import Middleware, compose
 from penstock.worker.run import Call, Plan, Run
 from penstock.worker.runners import batched, inline
+from penstock.worker.runners.command import CommandRunner
 from penstock.worker.runners.process import ProcessRunner
 from penstock.worker.runners.sandbox import SandboxRunner
 from penstock.worker.runners.thread import ThreadRunner
@@ -36,6 +38,7 @@ class Plans:
         processes: ProcessRunner,
         sandboxes: SandboxRunner,
         concurrency: int,
+        commands: CommandRunner | None = None,
     ) -> None:
         self._tasks = app.tasks
         self._encode_untyped = app.result_serde.encode
@@ -45,6 +48,7 @@ class Plans:
         self._processes = processes
         self._sandboxes = sandboxes
         self._concurrency = concurrency
+        self._commands = commands
         self.by_task: dict[str, Plan] = {}
         self._untasked: dict[str, Plan] = {}
         self._batchers: list[Batcher] = []
@@ -58,10 +62,21 @@ class Plans:
             except InvalidOption as error:
                 return _refusing(name, error)
             return plan
+        if name == COMMAND_TASK:
+            return self._plan_command()
         if not name:
             return self._untasked.get(queue) or self._plan_untasked(queue)
         # Not kept: the task may be registered later.
         return _refusing(name, _unknown(name))
+
+    def _plan_command(self) -> Plan:
+        if self._commands is None:
+            return _refusing(COMMAND_TASK, _no_commands())
+        call = self._wrap(self._commands.call)
+        plan = self.by_task[COMMAND_TASK] = Plan(
+            COMMAND_TASK, "async", call, self._encode_untyped, _pack_command
+        )
+        return plan
 
     def _plan_untasked(self, queue: str) -> Plan:
         plan = self._handlers.plan(
@@ -118,6 +133,17 @@ class Plans:
         self._threads.close()
         self._processes.close()
         self._sandboxes.close()
+
+
+def _pack_command(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    raise InvalidOption("the payload of a command job is not changed by its run.")
+
+
+def _no_commands() -> UnknownTask:
+    return UnknownTask(
+        "this worker does not run commands. Start one by `penstock worker --commands`, or app.worker(commands=True); "
+        "give them a queue of their own if other workers are not to take them."
+    )
 
 
 def _unknown(name: str) -> UnknownTask:

@@ -52,7 +52,9 @@ class Worker:
     stay with it, ``heartbeat`` how often it says that it lives, and so how soon a cancel reaches a running job.
     ``grace`` is how long a stopping worker lets its jobs finish before it hands them back. ``limit``
     (``"100/s"``), and ``limits`` by queue, say how many jobs it starts in any stretch of that long, each of its
-    ``processes`` for itself. ``burst`` ends it when its queues are drained or paused. ``probe`` is where
+    ``processes`` for itself. ``burst`` ends it when its queues are drained or paused.
+    ``commands``, true or the path of a shell, has it run shell commands, such as ``penstock enqueue`` puts in: then
+    whoever can write to the store can run what he likes here. ``probe`` is where
     health, readiness and metrics are served over HTTP, such as ``"9100"``; on the loopback, or anywhere with a
     ``probe_token``. Worker processes take the ports that follow.
 

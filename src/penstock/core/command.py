@@ -1,0 +1,61 @@
+"""Command jobs: a line for a shell, and where it is to run. Workers that were started for it run them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock.errors import InvalidInput
+
+__all__ = ["COMMAND_TASK", "CommandLine", "check_command", "decode_command", "encode_command"]
+
+COMMAND_TASK: Final = "penstock.command"
+"""The task of command jobs. Which function runs them is the worker's affair, not an app's."""
+
+# What Linux takes as one argument of a program.
+_LONGEST: Final = 131_071
+
+
+class CommandLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a command job carries. ``cwd``: the folder it runs in (empty: the worker's). ``env``: variables that are set
+    besides the worker's own."""
+
+    command: str
+    cwd: str = ""
+    env: dict[str, str] = {}
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(CommandLine).decode
+
+
+def check_command(line: CommandLine) -> CommandLine:
+    """``line`` if a shell can run it. Raises ``InvalidInput``."""
+    if not line.command.strip():
+        raise InvalidInput("the command is empty. Give what a shell is to run, such as 'make report'.")
+    if "\0" in line.command or len(line.command.encode("utf-8", "replace")) > _LONGEST:
+        raise InvalidInput(
+            "the command holds a NUL, or is longer than 128 KiB. Put it into a script, and run that."
+        )
+    for name, value in line.env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise InvalidInput(
+                f"the variable {name!r} cannot be set: its name is empty, or it holds '=' or a NUL."
+            )
+    return line
+
+
+def encode_command(line: CommandLine) -> bytes:
+    """The payload of a command job."""
+    return _encode(line)
+
+
+def decode_command(payload: bytes) -> CommandLine:
+    """The command of a payload. Raises ``InvalidInput`` if it is none."""
+    try:
+        return check_command(_decode(payload))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f"the payload is no command: {error}. Enqueue it by `penstock enqueue`."
+        ) from error

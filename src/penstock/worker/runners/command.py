@@ -1,0 +1,134 @@
+"""Shell commands: each in a process group of its own, with a small supervisor between it and the worker.
+
+The supervisor (``supervise``) holds one end of a pipe, the worker the other. So a command ends when its run is
+aborted, and when the worker dies, however it dies: nothing is left running that another worker is about to run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, STDOUT, Process
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.core.command import CommandLine, decode_command
+from penstock.errors import CommandFailed, InvalidInput, InvalidOption
+from penstock.worker.context import JobContext, context_of
+from penstock.worker.run import Run, Undecodable
+from penstock.worker.runners import supervise
+from penstock.worker.runners.tail import LogTail
+
+__all__ = ["CommandRunner"]
+
+_SUPERVISOR: Final = str(Path(supervise.__file__).resolve())
+# Between SIGTERM and SIGKILL; shorter than the patience the executor has with an aborted run.
+_GRACE_S: Final = 3.0
+_SHELL: Final = "/bin/sh"
+
+
+class CommandRunner:
+    """Runs command jobs by ``shell``. The executor cancels a run to abort it."""
+
+    def __init__(self, shell: str = _SHELL) -> None:
+        if not hasattr(os, "pidfd_open"):
+            raise InvalidOption(f"commands are run on Linux only, not on {sys.platform}.")
+        self._shell = shell
+
+    async def call(self, run: Run) -> dict[str, Any]:
+        """The exit code and the seconds it took, of a command that ended with 0.
+
+        Raises ``CommandFailed`` for any other code, which stands in the job's progress as well.
+        """
+        try:
+            line = decode_command(run.lease.payload)
+        except InvalidInput as error:
+            raise Undecodable from error
+        context, began = context_of(run), time.monotonic()
+        code, last = await self._run(line, context)
+        seconds = round(time.monotonic() - began, 3)
+        if code == 0:
+            return {"exit_code": 0, "seconds": seconds}
+        context.progress({"exit_code": code, "seconds": seconds})
+        raise CommandFailed(f"{_ending(code)}: {last}" if last else _ending(code), exit_code=code)
+
+    async def _run(self, line: CommandLine, context: JobContext) -> tuple[int, str]:
+        status, theirs = os.pipe()
+        try:
+            process = await self._start(line, context, theirs)
+        except BaseException:
+            os.close(status)
+            raise
+        finally:
+            os.close(theirs)
+        tail = LogTail(context)
+        assert process.stdout is not None
+        output = asyncio.create_task(tail.follow(process.stdout))
+        try:
+            # Shielded: what it says while it is being stopped is kept, too.
+            await asyncio.shield(output)
+            return await process.wait(), tail.last
+        except BaseException:
+            await _stop(process, output)
+            raise
+        finally:
+            _end_group(process, status)
+            os.close(status)
+
+    async def _start(self, line: CommandLine, context: JobContext, status: int) -> Process:
+        if line.cwd and not os.path.isdir(line.cwd):  # noqa: ASYNC240
+            raise CommandFailed(f"the folder {line.cwd} is not there on this machine", exit_code=127)
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", _SUPERVISOR, self._shell, line.command, str(_GRACE_S), str(status)),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=STDOUT,
+            pass_fds=[status],
+            cwd=line.cwd or None,
+            env=os.environ | line.env | _told(context),
+            # No terminal's Ctrl-C comes here: the worker decides what becomes of its jobs.
+            start_new_session=True,
+        )
+
+
+def _told(context: JobContext) -> dict[str, str]:
+    """What a command may want to know of its job."""
+    return {
+        "PENSTOCK_JOB_ID": context.id,
+        "PENSTOCK_JOB_QUEUE": context.queue,
+        "PENSTOCK_JOB_RUN": str(context.run),
+    }
+
+
+async def _stop(process: Process, output: asyncio.Task[None]) -> None:
+    """Ask it to end; cut the lifeline when we are told to hurry."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(b"t")
+        await process.wait()
+        await output
+    except (ConnectionError, asyncio.CancelledError):
+        output.cancel()
+    finally:
+        process.stdin.close()
+
+
+def _end_group(process: Process, status: int) -> None:
+    """If the supervisor was killed, do what it would have done."""
+    if process.stdin is not None:
+        process.stdin.close()
+    if process.returncode is not None and process.returncode < 0:
+        os.set_blocking(status, False)
+        try:
+            os.killpg(int(os.read(status, 32)), signal.SIGKILL)
+        except (ValueError, OSError):
+            # It had not begun, or is gone.
+            pass
+
+
+def _ending(code: int) -> str:
+    known = {128 + number.value: number.name for number in signal.Signals}
+    return f"killed by {known[code]}" if code in known else f"exit code {code}"

@@ -1,0 +1,263 @@
+"""Command jobs: process groups, output, timeouts, cancel, and the death of the worker or of the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import App, InvalidInput, InvalidOption, JobHandle
+from penstock.core.command import COMMAND_TASK, CommandLine, check_command, decode_command, encode_command
+from tests.worker.conftest import until, working
+
+ROOT = Path(__file__).parents[2]
+
+
+async def put(app: App, command: str, **options: Any) -> JobHandle[Any]:
+    fields = {name: options.pop(name) for name in ("cwd", "env") if name in options}
+    options.setdefault("attempts", 1)
+    return await app.queue("default").enqueue(CommandLine(command, **fields), task=COMMAND_TASK, **options)
+
+
+async def ended(handle: JobHandle[Any]) -> Any:
+    async def is_over() -> Any:
+        info = await handle.get()
+        return info if info is not None and info.state in ("completed", "failed", "cancelled") else None
+
+    return await until(is_over)
+
+
+def alive(pid: int) -> bool:
+    """Not a zombie, either: those have ended, and wait for whoever adopted them."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+async def pids_in(path: Path, count: int) -> list[int]:
+    await until(lambda: path.exists() and len(path.read_text().split()) == count)
+    return [int(text) for text in path.read_text().split()]
+
+
+def leaving_a_grandchild(path: Path) -> str:
+    """A command with a shell and a sleep below it; both write down who they are."""
+    return f"echo $$ >> {path}; (sleep 60 & echo $! >> {path}; wait); wait"
+
+
+async def test_a_command_that_ends_with_0_completes_with_its_output_in_the_log(app: App) -> None:
+    async with working(app, commands=True):
+        job = await put(app, "echo out; echo err >&2; printf rest")
+        result = await job.result(timeout="20s")
+
+    assert result["exit_code"] == 0
+    assert await job.logs() == ["out", "err", "rest"]
+
+
+async def test_any_other_code_fails_the_run_and_is_told(app: App) -> None:
+    async with working(app, commands=True):
+        job = await put(app, "echo reason; exit 9")
+        killed = await put(app, "kill -SEGV $$")
+        info, other = await ended(job), await ended(killed)
+
+    assert (info.failure.type, info.failure.message) == ("CommandFailed", "exit code 9: reason")
+    assert info.progress["exit_code"] == 9
+    assert "SIGSEGV" in other.failure.message
+    assert other.progress["exit_code"] == 128 + signal.SIGSEGV
+
+
+async def test_a_command_has_its_folder_its_variables_and_no_input(memory_app: App, tmp_path: Path) -> None:
+    async with working(memory_app, commands=True):
+        job = await put(
+            memory_app,
+            'pwd; echo "$A"; echo "$PENSTOCK_JOB_ID"; cat; trap',
+            cwd=str(tmp_path),
+            env={"A": "b c"},
+        )
+        await job.result(timeout="20s")
+        nowhere = await ended(await put(memory_app, "true", cwd=f"{tmp_path}/missing"))
+
+    assert await job.logs() == [str(tmp_path), "b c", job.id]
+    assert "is not there" in nowhere.failure.message
+
+
+async def test_a_command_may_be_ended_by_a_closed_pipe_as_in_any_shell(memory_app: App) -> None:
+    async with working(memory_app, commands="/bin/bash"):
+        job = await put(memory_app, "yes | head -1; echo ${PIPESTATUS[0]}")
+        await job.result(timeout="20s")
+
+    assert await job.logs() == ["y", str(128 + signal.SIGPIPE)]
+
+
+async def test_a_timeout_kills_the_whole_group(memory_app: App, tmp_path: Path) -> None:
+    async with working(memory_app, commands=True):
+        job = await put(memory_app, leaving_a_grandchild(tmp_path / "pids"), timeout="1s")
+        pids = await pids_in(tmp_path / "pids", 2)
+        info = await ended(job)
+
+    assert info.failure.type == "Timeout"
+    assert not any(map(alive, pids))
+
+
+async def test_a_command_that_ignores_sigterm_is_killed(memory_app: App, tmp_path: Path) -> None:
+    async with working(memory_app, commands=True):
+        job = await put(
+            memory_app,
+            f"trap 'echo no' TERM; echo $$ > {tmp_path}/pids; while :; do sleep 0.1; done",
+            timeout="500ms",
+        )
+        [pid] = await pids_in(tmp_path / "pids", 1)
+        info = await ended(job)
+
+    assert info.failure.type == "Timeout"
+    assert "no" in await job.logs()
+    assert not alive(pid)
+
+
+async def test_a_cancel_stops_a_command_and_what_it_says_on_its_way_out_is_kept(
+    app: App, tmp_path: Path
+) -> None:
+    async with working(app, commands=True, heartbeat="100ms", lease="1s"):
+        job = await put(
+            app, f"trap 'echo bye; exit 0' TERM; echo $$ > {tmp_path}/pids; while :; do sleep 0.05; done"
+        )
+        [pid] = await pids_in(tmp_path / "pids", 1)
+        assert await job.cancel() == "requested"
+        info = await ended(job)
+
+    assert info.state == "cancelled"
+    assert "bye" in await job.logs()
+    assert not alive(pid)
+
+
+async def test_what_a_command_leaves_behind_ends_with_it(memory_app: App, tmp_path: Path) -> None:
+    async with working(memory_app, commands=True):
+        job = await put(memory_app, f"sleep 60 & echo $! > {tmp_path}/pids")
+        await job.result(timeout="20s")
+
+    [pid] = await pids_in(tmp_path / "pids", 1)
+    assert not alive(pid)
+
+
+async def test_a_stopping_worker_hands_its_commands_back(memory_app: App, tmp_path: Path) -> None:
+    async with working(memory_app, commands=True, grace=0):
+        job = await put(memory_app, leaving_a_grandchild(tmp_path / "pids"))
+        pids = await pids_in(tmp_path / "pids", 2)
+
+    assert await job.refresh() == "waiting"
+    assert not any(map(alive, pids))
+
+
+async def test_a_supervisor_that_is_killed_takes_the_command_with_it(memory_app: App, tmp_path: Path) -> None:
+    async with working(memory_app, commands=True):
+        job = await put(
+            memory_app,
+            f"echo $PPID >> {tmp_path}/pids; echo $$ >> {tmp_path}/pids; exec sleep 60 > /dev/null 2>&1",
+        )
+        supervisor, command = await pids_in(tmp_path / "pids", 2)
+        os.kill(supervisor, signal.SIGKILL)
+        info = await ended(job)
+        await until(lambda: not alive(command))
+
+    assert info.state == "failed"
+
+
+async def test_a_worker_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    async with App(url) as app:
+        await put(app, leaving_a_grandchild(tmp_path / "pids"), id="x")
+        code = "import sys, penstock; penstock.App(sys.argv[1]).worker(commands=True).run_sync()"
+        worker = subprocess.Popen([sys.executable, "-c", code, url], cwd=ROOT)
+        try:
+            pids = await pids_in(tmp_path / "pids", 2)
+            assert all(map(alive, pids))
+        finally:
+            worker.kill()
+            worker.wait()
+        await until(lambda: not any(map(alive, pids)))
+
+
+async def test_a_lot_of_output_holds_nothing_up_and_its_end_is_kept(memory_app: App) -> None:
+    async with working(memory_app, commands=True):
+        job = await put(memory_app, "seq 300000; echo the end")
+        await job.result(timeout="60s")
+        lines = await job.logs()
+
+    assert lines[-2:] == ["300000", "the end"]
+    assert len(lines) <= 1000
+
+
+async def test_long_lines_are_cut_and_bytes_that_are_no_text_are_shown(memory_app: App) -> None:
+    async with working(memory_app, commands=True):
+        job = await put(memory_app, r"printf 'a\377b\r\n'; head -c 5000 /dev/zero | tr '\0' x")
+        await job.result(timeout="20s")
+        first, second = await job.logs()
+
+    assert first == "a\N{REPLACEMENT CHARACTER}b"
+    assert (len(second), second[-1]) == (2002, "…")
+
+
+async def test_a_worker_that_does_not_run_commands_says_so(memory_app: App) -> None:
+    async with working(memory_app, queues=["default"]):
+        info = await ended(await put(memory_app, "true"))
+
+    assert info.failure.type == "UnknownTask"
+    assert "penstock worker --commands" in info.failure.message
+
+
+async def test_a_payload_that_is_no_command_fails_for_good(memory_app: App) -> None:
+    async with working(memory_app, commands=True):
+        job = await memory_app.queue("default").enqueue({"line": "x"}, task=COMMAND_TASK, attempts=5)
+        info = await ended(job)
+
+    assert "no command" in info.failure.message
+    assert info.failures == 1
+
+
+async def test_a_shell_that_is_not_there_is_told(memory_app: App) -> None:
+    async with working(memory_app, commands="/no/such/shell"):
+        info = await ended(await put(memory_app, "true"))
+
+    assert info.failure.message == "exit code 127: /no/such/shell: No such file or directory"
+    with pytest.raises(InvalidOption, match="path of a shell"):
+        memory_app.worker(commands="sh")
+
+
+def test_a_command_survives_its_payload() -> None:
+    line = CommandLine("echo 'ä'", cwd="/tmp", env={"A": "1"})
+
+    assert decode_command(encode_command(line)) == line
+    assert json.loads(encode_command(CommandLine("true"))) == {"command": "true"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        CommandLine(""),
+        CommandLine(" \n"),
+        CommandLine("a\0b"),
+        CommandLine("x" * 200_000),
+        CommandLine("x", env={"": "1"}),
+        CommandLine("x", env={"a=b": "1"}),
+        CommandLine("x", env={"a": "\0"}),
+    ],
+)
+def test_what_no_shell_can_run_is_refused(line: CommandLine) -> None:
+    with pytest.raises(InvalidInput):
+        check_command(line)
+
+
+async def test_many_commands_run_at_a_time(memory_app: App) -> None:
+    async with working(memory_app, commands=True, concurrency=20):
+        jobs = [await put(memory_app, f"echo {n}") for n in range(60)]
+        await asyncio.gather(*(job.result(timeout="60s") for job in jobs))
+        logs = [await job.logs() for job in jobs]
+
+    assert logs == [[str(n)] for n in range(60)]
