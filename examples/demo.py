@@ -94,7 +94,9 @@ def main() -> None:
         show(penstock.spark.latest(spark.read.parquet(str(FOLDER / "labels"))))
     with step("The same again, with ten more: only those are paid for"):
         again = run(spark, count + 10)
-        console.print(f"{again.plan.done} were done before, {again.plan.todo} to do, for {again.cost:.4f} USD.")
+        console.print(
+            f"{again.plan.done} were done before, {again.plan.todo} to do, for {again.cost:.4f} USD."
+        )
     with step("What happened in the queue, as tables and a page"):
         report = history.sync(app.url, FOLDER / "history", queues=["reviews"], spark=spark)
         page = history.report(FOLDER / "history", FOLDER / "report.html", title="Demo")

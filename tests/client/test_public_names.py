@@ -41,7 +41,9 @@ def test_the_version_is_the_installed_one() -> None:
 
 
 def test_enqueueing_needs_neither_the_worker_nor_an_engine() -> None:
-    script = "import sys, penstock; penstock.App; print(*(name for name in sys.modules if name.startswith('penstock.')))"
+    script = (
+        "import sys, penstock; penstock.App; print(*(n for n in sys.modules if n.startswith('penstock.')))"
+    )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     loaded = run.stdout.split()

@@ -261,3 +261,36 @@ async def test_many_commands_run_at_a_time(memory_app: App) -> None:
         logs = [await job.logs() for job in jobs]
 
     assert logs == [[str(n)] for n in range(60)]
+
+
+@pytest.mark.parametrize("stop", ["", "t"])
+def test_where_there_is_no_pidfd_the_supervisor_looks_for_the_end(tmp_path: Path, stop: str) -> None:
+    from penstock.worker.runners import supervise
+
+    without = (
+        "import os, runpy, sys; del os.pidfd_open; sys.argv = sys.argv[1:];"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    ours, theirs = os.pipe()
+    command = (
+        f"trap 'exit 5' TERM; touch {tmp_path}/begun; while :; do sleep 0.05; done" if stop else "exit 4"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", without, supervise.__file__, "/bin/sh", command, "5", str(theirs)],
+        stdin=subprocess.PIPE,
+        pass_fds=[theirs],
+    )
+    os.close(theirs)
+    if stop:
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+        assert process.stdin is not None
+        process.stdin.write(stop.encode())
+        process.stdin.flush()
+    code = process.wait(30)
+    group = int(os.read(ours, 32))
+    os.close(ours)
+    process.communicate()
+
+    assert code == (5 if stop else 4)
+    assert not alive(group)

@@ -27,6 +27,33 @@ class Row(NamedTuple):
 _JOBS, _QUEUES, _WORKERS, _SETUP = "Jobs", "Queues", "Workers", "Setup"
 
 COMMANDS: Final[dict[str, Row]] = {
+    "enqueue": Row("enqueue:enqueue", _JOBS, "Put in a command, a task, or thousands of either from a file."),
+    "list": Row("jobs:list_", _JOBS, "Jobs by state."),
+    "show": Row("jobs:show", _JOBS, "One job: what it is, and its life as a timeline."),
+    "logs": Row("jobs:logs", _JOBS, "What a job has printed; --follow goes on."),
+    "search": Row("jobs:search", _JOBS, "Jobs by task, time, error or payload."),
+    "cancel": Row("operate:cancel", _JOBS, "End jobs, or have them stop."),
+    "retry": Row("operate:retry", _JOBS, "Have failed or cancelled jobs run again."),
+    "promote": Row("operate:promote", _JOBS, "Have scheduled jobs run now."),
+    "remove": Row("operate:remove", _JOBS, "Delete jobs."),
+    "reset": Row("operate:reset", _JOBS, "Take active jobs from their workers."),
+    "reset-stale": Row("operate:reset_stale", _JOBS, "The same for jobs that are active for long."),
+    "dlq": Row("dlq:dlq", _JOBS, "Jobs that failed for good: list, show, retry, clear."),
+    "status": Row("status:status", _QUEUES, "Counts, rates, who works; --watch goes on."),
+    "top": Row("top:top", _QUEUES, "All of it on one screen, with keys to act."),
+    "events": Row("events:events", _QUEUES, "What happened to every job; --follow goes on."),
+    "schedule": Row("schedule:schedule", _QUEUES, "Jobs that come again: add, list, remove, pause, resume."),
+    "limit": Row("limit:limit", _QUEUES, "How many at a time, how many in a stretch of time: set, show."),
+    "pause": Row("queues:pause", _QUEUES, "Let no worker have further jobs."),
+    "resume": Row("queues:resume", _QUEUES, "The end of a pause."),
+    "drain": Row("queues:drain", _QUEUES, "Remove jobs that wait."),
+    "clean": Row("queues:clean", _QUEUES, "Remove jobs that have ended."),
+    "clear": Row("queues:clear", _QUEUES, "Remove all jobs."),
+    "worker": Row(
+        "worker:worker", _WORKERS, "Run jobs, here or in the background: start, stop, restart, status."
+    ),
+    "workers": Row("status:workers", _WORKERS, "All workers of the store, wherever they run."),
+    "doctor": Row("doctor:doctor", _SETUP, "Check server, clock, libraries and records; say what to do."),
     "config": Row("config:config", _SETUP, "Show and set what commands go by: store, queue, attempts ..."),
     "completion": Row(
         "completion:completion", _SETUP, "Print the script that completes commands in your shell."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.cli.settings import Settings
     from penstock.info import JobInfo
 
-__all__ = ["find_job", "import_app", "is_local", "open_app", "queues_of", "run_with_app"]
+__all__ = ["find_job", "import_app", "is_local", "open_app", "queues_of", "run_app", "run_with_app"]
 
 T = TypeVar("T")
 
@@ -30,10 +31,15 @@ def run_with_app(settings: Settings, work: Callable[[App], Awaitable[T]], *, cre
     app = open_app(settings)
     if not create:
         _refuse_missing_file(app.url)
+    return run_app(app, lambda: work(app))
+
+
+def run_app(app: App, work: Callable[[], Awaitable[T]]) -> T:
+    """Connect ``app``, do ``work``, and let go of everything, also when it is interrupted."""
 
     async def connected() -> T:
         async with app:
-            return await work(app)
+            return await work()
 
     return asyncio.run(connected())
 
@@ -60,8 +66,21 @@ def open_app(settings: Settings) -> App:
     )
 
 
-def import_app(target: str) -> App:
-    """The app that ``module:name`` means, imported with the working directory on the path."""
+def import_app(settings: Settings, target: str) -> App:
+    """The app that ``module:name`` means, imported with the working directory on the path.
+
+    Its store is its own; an app that names none in its code has that of the settings, and ``--url`` goes before both.
+    """
+    url = settings.setting("url")
+    if url.origin.kind != "default":
+        os.environ["PENSTOCK_URL"] = str(url.value)
+    app = _imported(target)
+    if url.origin.kind == "flag":
+        app.url = str(url.value)
+    return app
+
+
+def _imported(target: str) -> App:
     from penstock.app import App
 
     module, colon, name = target.partition(":")

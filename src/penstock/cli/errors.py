@@ -72,6 +72,8 @@ def explained(error: BaseException) -> tuple[str, ExitCode]:
             code = ExitCode.TIMEOUT
         case PenstockError():
             code = ExitCode.FAILED
+        case ModuleNotFoundError(name="click" | "rich" as name):
+            return f"this needs {name}, which is not installed: pip install 'penstock[cli]'", ExitCode.FAILED
         case OSError():
             return _in_one_line(error), ExitCode.FAILED
         case _:

@@ -70,6 +70,17 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
         await self._courier.close()
         await self._router.close()
 
+    async def server_facts(self) -> list[dict[str, str]]:
+        """What each server says of itself (INFO), and its clock as ``time_ms``: for whoever checks the set-up."""
+        facts: list[dict[str, str]] = []
+        times = await self._router.call_every_node("TIME")
+        for info, (seconds, micros) in zip(await self._router.call_every_node("INFO"), times, strict=True):
+            text = info.decode() if isinstance(info, bytes) else info
+            lines = (line.partition(":") for line in text.splitlines())
+            node = {name: value for name, colon, value in lines if colon}
+            facts.append({**node, "time_ms": str(int(seconds) * 1000 + int(micros) // 1000)})
+        return facts
+
     async def shift_clock(self, queue: str, ms: int) -> None:
         """As ``Storage.shift_clock``."""
         await self._calls.call(queue, "shift_clock", ms)

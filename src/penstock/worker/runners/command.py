@@ -34,8 +34,8 @@ class CommandRunner:
     """Runs command jobs by ``shell``. The executor cancels a run to abort it."""
 
     def __init__(self, shell: str = _SHELL) -> None:
-        if not hasattr(os, "pidfd_open"):
-            raise InvalidOption(f"commands are run on Linux only, not on {sys.platform}.")
+        if not hasattr(os, "posix_spawn") or not hasattr(os, "killpg"):
+            raise InvalidOption(f"commands cannot be run on {sys.platform}: it has no process groups.")
         self._shell = shell
 
     async def call(self, run: Run) -> dict[str, Any]:

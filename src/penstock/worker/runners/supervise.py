@@ -20,6 +20,8 @@ __all__ = ["supervise"]
 
 SIGKILL, SIGPIPE, SIGTERM, SIGXFSZ = 9, 13, 15, 25
 NEVER = float("inf")
+# Where nothing tells us of the end, we look; where something does, this is as good as for ever.
+POLL_S, LONG_S = 0.05, 86_400
 
 
 def supervise(shell: str, command: str, grace_s: float, status: int) -> int:
@@ -40,10 +42,9 @@ def supervise(shell: str, command: str, grace_s: float, status: int) -> int:
     os.write(status, str(child).encode())
     os.close(status)
     _let_go_of_output()
-    _watch(child, grace_s)
-    # Not reaped yet, so the number of its group is still its own.
+    ended = _watch(child, grace_s)
     _kill(child, SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1] if ended is None else ended)
     return code if code >= 0 else 128 - code
 
 
@@ -54,16 +55,21 @@ def _let_go_of_output() -> None:
     os.dup2(nowhere, 2)
 
 
-def _watch(child: int, grace_s: float) -> None:
-    """Returns when the command has ended, by itself or because it was told to."""
-    ended = os.pidfd_open(child)
-    sources = [ended, 0]
+def _watch(child: int, grace_s: float) -> "int | None":
+    """Returns when the command has ended, by itself or because it was told to; its status, if it was asked for.
+
+    Where there is a pidfd it need not be: as long as it is not reaped, the number of its group is its own.
+    """
+    ended = os.pidfd_open(child) if hasattr(os, "pidfd_open") else None
+    sources = [0] if ended is None else [ended, 0]
     deadline = NEVER
     while True:
-        rest = None if deadline == NEVER else max(deadline - time.monotonic(), 0)
+        rest = min(max(deadline - time.monotonic(), 0), LONG_S if ended is not None else POLL_S)
         ready = select.select(sources, [], [], rest)[0]
-        if ended in ready:
-            return
+        if ended is not None and ended in ready:
+            return None
+        if ended is None and (status := os.waitpid(child, os.WNOHANG))[0]:
+            return status[1]
         asked = os.read(0, 1) if 0 in ready else None
         if asked:
             _kill(child, SIGTERM)

@@ -1,0 +1,173 @@
+"""``penstock doctor``: is all as it should be?"""
+
+from __future__ import annotations
+
+import platform
+import sqlite3
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import click
+
+from penstock import __version__
+from penstock.cli.connect import is_local, queues_of, run_with_app
+from penstock.cli.errors import ExitCode
+from penstock.cli.flags import Flags
+from penstock.cli.output import print_json, print_table, span
+from penstock.cli.parameters import command, json_option
+from penstock.cli.settings import Settings
+from penstock.cli.status import read_workers
+from penstock.errors import StorageRefused
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.storage.base import Storage
+
+__all__ = ["doctor"]
+
+_FURTHEST_CLOCK_MS: Final = 2_000
+_OLD_LEASE_MS: Final = 60_000
+_LIBRARIES: Final = ("msgspec", "cronsim", "redis", "hiredis", "click", "rich", "uvloop")
+# Before these, processes that write and checkpoint a file at the same instant can lose committed work.
+_MENDED_SQLITE: Final = {(3, 44): 6, (3, 50): 7}
+
+
+class Finding(NamedTuple):
+    """``verdict`` is ``ok``, ``note`` or ``problem``; ``advice`` is what to do."""
+
+    verdict: str
+    what: str
+    found: str
+    advice: str = ""
+
+
+@command("doctor")
+@click.option("--repair", is_flag=True, help="Mend records and indexes that do not agree.")
+@json_option
+@click.pass_obj
+def doctor(flags: Flags, /, *, repair: bool, as_json: bool) -> int:
+    """Check the server, the clock, the libraries and the records, and say what to do. Exits with 1 at a problem.
+
+    Every record is compared with every index, which takes a while where there are millions.
+    """
+
+    settings = Settings(flags)
+
+    async def examine(app: App) -> list[Finding]:
+        storage = await app.connect()
+        found = [*_libraries(), Finding("ok", "store", storage.url)]
+        found += _sqlite(storage) if is_local(app.url) else await _server(storage)
+        for queue in await queues_of(app, None):
+            found += await _queue(app, storage, queue, repair=repair)
+        return [*found, await _staff(app, settings["queue"])]
+
+    findings = run_with_app(settings, examine)
+    if as_json:
+        print_json([finding._asdict() for finding in findings])
+    else:
+        print_table(Finding._fields, findings)
+    return ExitCode.FAILED if any(finding.verdict == "problem" for finding in findings) else ExitCode.DONE
+
+
+def _libraries() -> list[Finding]:
+    installed = [f"{name} {found}" for name in _LIBRARIES if (found := _version(name))]
+    return [
+        Finding(
+            "ok", "penstock", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"
+        ),
+        Finding("ok", "libraries", ", ".join(installed)),
+    ]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _sqlite(storage: Storage) -> list[Finding]:
+    major, minor, patch = sqlite3.sqlite_version_info
+    is_mended = (major, minor, patch) >= (3, 51, 3) or patch >= _MENDED_SQLITE.get((major, minor), 1_000)
+    if is_mended:
+        return [Finding("ok", "sqlite", sqlite3.sqlite_version)]
+    advice = (
+        "a rare race between processes is mended in 3.51.3, 3.50.7 and 3.44.6: use a Python with one of them"
+    )
+    return [Finding("note", "sqlite", sqlite3.sqlite_version, advice)]
+
+
+async def _server(storage: Storage) -> list[Finding]:
+    facts: Any = getattr(storage, "server_facts", None)
+    if facts is None:
+        return [Finding("note", "server", "this engine tells nothing of its server")]
+    findings: list[Finding] = []
+    try:
+        nodes = await facts()
+    except StorageRefused as refused:
+        return [Finding("note", "server", f"tells nothing to this user: {refused}", "allow it INFO and TIME")]
+    for node in nodes:
+        findings += [_server_version(node), _persistence(node), _eviction(node), _clock(node)]
+    return findings
+
+
+def _server_version(node: dict[str, str]) -> Finding:
+    valkey = node.get("valkey_version")
+    shown = f"Valkey {valkey}" if valkey else f"Redis {node.get('redis_version', 'of an unknown version')}"
+    return Finding("ok", "server", shown)
+
+
+def _persistence(node: dict[str, str]) -> Finding:
+    if node.get("aof_enabled") == "1":
+        if node.get("aof_last_write_status", "ok") != "ok":
+            return Finding(
+                "problem", "persistence", "the append-only file cannot be written", "look at the disk"
+            )
+        return Finding("ok", "persistence", "append-only file")
+    advice = (
+        "accepted jobs are lost if the server dies: CONFIG SET appendonly yes, appendfsync everysec or always"
+    )
+    saved = "snapshots only" if node.get("rdb_last_save_time", "0") != "0" else "none"
+    return Finding("problem", "persistence", saved, advice)
+
+
+def _eviction(node: dict[str, str]) -> Finding:
+    policy = node.get("maxmemory_policy", "")
+    if policy == "noeviction" or not policy:
+        return Finding("ok", "eviction", policy or "unknown")
+    advice = "under memory pressure the server would delete jobs: CONFIG SET maxmemory-policy noeviction"
+    return Finding("problem", "eviction", policy, advice)
+
+
+def _clock(node: dict[str, str]) -> Finding:
+    off_ms = int(node["time_ms"]) - time.time_ns() // 1_000_000
+    if abs(off_ms) <= _FURTHEST_CLOCK_MS:
+        return Finding("ok", "clock", f"{span(abs(off_ms))} from ours")
+    advice = "the store's clock counts; instants given by run_at will be off by as much. Keep both by NTP"
+    return Finding(
+        "note", "clock", f"{span(abs(off_ms))} {'ahead of' if off_ms > 0 else 'behind'} ours", advice
+    )
+
+
+async def _queue(app: App, storage: Storage, queue: str, *, repair: bool) -> list[Finding]:
+    checked = await storage.check(queue, repair=repair)
+    counts = await app.queue(queue).counts()
+    findings = []
+    if checked.problems:
+        what = ", ".join(f"{count} {kind}" for kind, count in checked.problems.items())
+        advice = "" if checked.repaired else "run: penstock doctor --repair"
+        findings.append(Finding("note" if checked.repaired else "problem", f"queue {queue}", what, advice))
+    else:
+        findings.append(Finding("ok", f"queue {queue}", f"{checked.records} records, all indexes agree"))
+    if counts.paused:
+        findings.append(Finding("note", f"queue {queue}", "is paused", f"run: penstock resume -q {queue}"))
+    return findings
+
+
+async def _staff(app: App, default_queue: str) -> Finding:
+    found = await read_workers(app, None, default_queue=default_queue)
+    workers = [worker for worker in found if worker["state"] != "silent"]
+    if workers:
+        return Finding("ok", "workers", str(len(workers)))
+    return Finding("note", "workers", "none", "nothing is worked on: penstock worker")

@@ -1,0 +1,71 @@
+"""``penstock events``: what happened, and what happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from penstock.cli.connect import run_with_app
+from penstock.cli.flags import Flags
+from penstock.cli.jobview import happened
+from penstock.cli.parameters import command, json_option
+from penstock.cli.settings import Settings
+from penstock.core.lifecycle import EventType
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.core.event import Event
+
+__all__ = ["events"]
+
+
+@command("events")
+@click.option("-q", "--queue", metavar="NAME", multiple=True, help="Of this queue; may be repeated. [all]")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option(
+    "--since", metavar="SEQ", default="earliest", help="After this number; 'now' for what comes. [all kept]"
+)
+@click.option(
+    "--type",
+    "types",
+    type=click.Choice([kind.value for kind in EventType]),
+    multiple=True,
+    help="Of this type; may be repeated.",
+)
+@click.option("--id", help="Of this job.")
+@json_option
+@click.pass_obj
+def events(
+    flags: Flags,
+    /,
+    *,
+    queue: tuple[str, ...],
+    follow: bool,
+    since: str,
+    types: tuple[str, ...],
+    id: str | None,
+    as_json: bool,
+) -> None:
+    """The event log: every change of every job, in order. With --json a line for each."""
+    after = None if since == "now" else int(since) if since.isdigit() else since
+
+    async def read(app: App) -> None:
+        log = app.events(*queue, after=after, follow=follow, types=types or None, id=id)  # type: ignore[arg-type]
+        async for event in log:
+            click.echo(
+                _json(event)
+                if as_json
+                else f"{event.queue} {event.seq}  {event.id or '-'}  {happened(event)}"
+            )
+
+    run_with_app(Settings(flags), read)
+
+
+def _json(event: Event) -> str:
+    """Without the fields that say nothing."""
+    fields = msgspec.to_builtins(event)
+    return msgspec.json.encode(
+        {name: value for name, value in fields.items() if value not in ("", 0)}
+    ).decode()

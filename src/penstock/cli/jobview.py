@@ -1,0 +1,123 @@
+"""A job as the command line shows it: in a line, in full, as a timeline."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli.output import ago, span, when
+from penstock.core.command import COMMAND_TASK
+from penstock.errors import SerializationError
+
+if TYPE_CHECKING:
+    from penstock.core.event import Event
+    from penstock.info import JobInfo
+
+__all__ = ["BRIEF", "brief", "described", "happened", "title"]
+
+BRIEF: Final = ("id", "queue", "state", "what", "tries", "when", "why")
+_LONGEST: Final = 48
+
+
+def title(info: JobInfo) -> str:
+    """What the job does: its command, or its task with the arguments."""
+    payload = _payload(info)
+    if info.task == COMMAND_TASK and isinstance(payload, dict):
+        return str(payload.get("command", ""))
+    return f"{info.task} {payload}" if info.task else str(payload)
+
+
+def brief(info: JobInfo) -> tuple[Any, ...]:
+    """A row of ``BRIEF``."""
+    raw = info.raw
+    at_ms = (
+        raw.finished_at_ms
+        or raw.claimed_at_ms * (info.state == "active")
+        or raw.run_at_ms
+        or raw.enqueued_at_ms
+    )
+    why = raw.failure.message if raw.failure is not None else raw.blocked_by
+    tries = f"{info.failures}/{info.attempts}"
+    return (
+        info.id,
+        info.queue,
+        info.state.value,
+        _cut(title(info)),
+        tries,
+        ago(at_ms, time.time_ns() // 1_000_000),
+        _cut(why),
+    )
+
+
+def described(info: JobInfo) -> dict[str, Any]:
+    """All there is to know, for JSON."""
+    raw = info.raw
+    return {
+        "id": info.id,
+        "queue": info.queue,
+        "state": info.state.value,
+        "task": info.task,
+        "payload": _payload(info),
+        "result": _result(info),
+        "failure": None
+        if raw.failure is None
+        else {"type": raw.failure.type, "message": raw.failure.message},
+        "progress": info.progress,
+        "priority": info.priority,
+        "runs": info.runs,
+        "failures": info.failures,
+        "attempts": info.attempts,
+        "stalls": info.stalls,
+        "timeout_ms": raw.options.timeout_ms,
+        "worker": info.worker,
+        "blocked_by": info.blocked_by,
+        "group": info.group,
+        "flow": info.flow,
+        "scheduler": info.scheduler,
+        "headers": dict(info.headers),
+        "usage": info.usage,
+        "cancelling": info.cancelling,
+        "enqueued_at": info.enqueued_at,
+        "run_at": info.run_at,
+        "claimed_at": info.claimed_at,
+        "finished_at": info.finished_at,
+        "expires_at": info.expires_at,
+        "kept_until": info.kept_until,
+    }
+
+
+def happened(event: Event) -> str:
+    """One event of a job's life, in a line."""
+    parts = [when(event.at_ms), f"{event.type!s:10}"]
+    if event.state and event.state != event.type:
+        parts.append(f"-> {event.state}")
+    if event.run and event.worker:
+        parts.append(f"run {event.run} by {event.worker}")
+    if event.type == "claimed":
+        parts.append(f"after {span(event.wait_ms)} in line")
+    if event.run_ms:
+        parts.append(f"took {span(event.run_ms)}")
+    if event.error_type:
+        parts.append(f"{event.error_type}: {event.error}")
+    if event.data:
+        parts.append(event.data)
+    return "  ".join(parts)
+
+
+def _payload(info: JobInfo) -> Any:
+    try:
+        return info.payload
+    except SerializationError:
+        return f"<{len(info.raw.payload)} bytes>"
+
+
+def _result(info: JobInfo) -> Any:
+    try:
+        return info.result
+    except SerializationError:
+        return f"<{len(info.raw.result or b'')} bytes>"
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

@@ -1,0 +1,132 @@
+"""``penstock limit``: how many at a time, how many in a stretch of time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.connect import queues_of, run_with_app
+from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.flags import Flags
+from penstock.cli.output import print_json, print_table
+from penstock.cli.parameters import command_of, json_option, queue_option
+from penstock.cli.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.core.limits import Limit
+
+__all__ = ["limit"]
+
+
+@click.group("limit", context_settings={"help_option_names": ["-h", "--help"]})
+def limit() -> None:
+    """Limits of queues, and of groups of jobs in them; they hold for all workers, from the next claim on.
+
+    \b
+      penstock limit set -q mail --rate 100/s
+      penstock limit set -q mail --group '*' --concurrency 1      every group strictly in order
+      penstock limit show
+    """
+
+
+@command_of(limit, "set")
+@click.option("-q", "--queue", metavar="NAME", help="The queue.")
+@click.option("--group", metavar="KEY", help="A group of it; '*' is every group without a limit of its own.")
+@click.option("--concurrency", type=int, help="So many at a time.")
+@click.option("--rate", help='So many starts in any stretch of time: "100/s", "5/2m".')
+@click.option(
+    "--bucket", metavar="CAPACITY:RATE", help='Jobs of the group take their cost from it: "100:10/s".'
+)
+@click.option("--none", "nothing", is_flag=True, help="Take the limit away.")
+@click.pass_obj
+def set_(
+    flags: Flags,
+    /,
+    *,
+    queue: str | None,
+    group: str | None,
+    bucket: str | None,
+    nothing: bool,
+    **options: Any,
+) -> None:
+    """Limit a queue or a group; what was set before is replaced as a whole."""
+    settings = Settings(flags)
+    name = queue or settings["queue"]
+    given = {key: value for key, value in options.items() if value is not None}
+    if bucket is not None:
+        capacity, _, rate = bucket.partition(":")
+        if not capacity.isdigit() or not rate:
+            raise CommandLineError(
+                f"--bucket {bucket}: give capacity and rate, such as 100:10/s.", ExitCode.USAGE
+            )
+        given["bucket"] = (int(capacity), rate)
+    if nothing == bool(given):
+        raise CommandLineError("give --concurrency, --rate or --bucket, or --none.", ExitCode.USAGE)
+
+    async def act(app: App) -> None:
+        if nothing:
+            await app.queue(name).unlimit(group=group)
+        else:
+            await app.queue(name).limit(group=group, **given)
+
+    run_with_app(settings, act, create=True)
+    click.echo(f"{name}{f' group {group}' if group else ''}: {'no limit' if nothing else _said(given)}")
+
+
+@command_of(limit, "show")
+@queue_option
+@json_option
+@click.pass_obj
+def show(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
+    """The limits that were set, and the groups that wait because of one."""
+
+    settings = Settings(flags)
+
+    async def read(app: App) -> list[dict[str, Any]]:
+        # A limit may be there before the first job.
+        names = sorted({*await queues_of(app, queue), queue or settings["queue"]})
+        return [row for name in names for row in await _of_queue(app, name)]
+
+    rows = run_with_app(settings, read)
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("queue", "group", "concurrency", "rate", "bucket", "waiting", "active", "blocked", "why")
+    print_table(columns, [[row.get(name, "") for name in columns] for row in rows], empty="no limits")
+
+
+async def _of_queue(app: App, name: str) -> list[dict[str, Any]]:
+    limits = await app.queue(name).limits()
+    groups = {group.key: group async for group in app.queue(name).groups()}
+    keys = list(
+        dict.fromkeys([*limits, *(key for key, group in groups.items() if group.blocked or group.paused)])
+    )
+    rows = []
+    for key in keys:
+        row = {"queue": name, "group": key, **_shown(limits.get(key))}
+        if (group := groups.get(key)) is not None:
+            row |= {
+                "waiting": group.waiting,
+                "active": group.active,
+                "blocked": group.blocked,
+                "why": group.why,
+            }
+        rows.append(row)
+    return rows
+
+
+def _shown(set_limit: Limit | None) -> dict[str, Any]:
+    if set_limit is None:
+        return {}
+    bucket = set_limit.bucket
+    return {
+        "concurrency": set_limit.concurrency,
+        "rate": None if set_limit.rate is None else str(set_limit.rate),
+        "bucket": None if bucket is None else f"{bucket.capacity}:{bucket.refill}/{bucket.per_ms}ms",
+    }
+
+
+def _said(given: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in given.items())

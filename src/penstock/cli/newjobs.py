@@ -1,0 +1,174 @@
+"""From what was typed, or a line of a file, to a job: a command, or a task with its arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from penstock.cli.connect import is_local
+from penstock.core.command import COMMAND_TASK, CommandLine, check_command, encode_command
+from penstock.core.ids import uuid7
+from penstock.core.names import check_id
+from penstock.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.core.job import NewJob
+    from penstock.source import Source
+    from penstock.task import JobSpec
+
+__all__ = ["JobLine", "NewJobs", "read_line"]
+
+
+class JobLine(msgspec.Struct, forbid_unknown_fields=True):
+    """A job as JSON says it: a ``command``, or a ``task`` and its ``args``; the rest are its options."""
+
+    command: str | UnsetType = UNSET
+    task: str | UnsetType = UNSET
+    args: dict[str, Any] | list[Any] | UnsetType = UNSET
+    queue: str | UnsetType = UNSET
+    cwd: str | UnsetType = UNSET
+    env: dict[str, str] | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    delay: str | float | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
+    timeout: str | float | UnsetType | None = UNSET
+    attempts: int | UnsetType = UNSET
+    backoff: str | float | UnsetType = UNSET
+    ttl: str | float | UnsetType = UNSET
+    group: str | UnsetType = UNSET
+    after: str | list[str] | UnsetType = UNSET
+    result_ttl: str | float | UnsetType = UNSET
+    failure_ttl: str | float | UnsetType = UNSET
+    max_stalls: int | UnsetType = UNSET
+
+
+_PLAIN: Final = frozenset({"command", "cwd", "env", "id"})
+_OPTIONS: Final = frozenset(JobLine.__struct_fields__) - _PLAIN - {"task", "args", "queue"} | {"id"}
+_decode: Final = msgspec.json.Decoder(JobLine).decode
+_decode_any: Final = msgspec.json.Decoder().decode
+
+
+def read_line(text: str | bytes) -> JobLine:
+    """A JSON object, or else a command as it stands. Raises ``InvalidInput`` for an object that is no job."""
+    data = text.encode() if isinstance(text, str) else text
+    if not data.lstrip().startswith(b"{"):
+        try:
+            return JobLine(command=data.decode().strip())
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"a command is text in UTF-8: {error}.") from error
+    try:
+        line = _decode(data)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{error}. A job has: {', '.join(JobLine.__struct_fields__)}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"that is no JSON: {error}.") from error
+    if line.command is UNSET and line.task is UNSET:
+        raise InvalidInput('there is no "command", and no "task". Give one of the two.')
+    return line
+
+
+class NewJobs:
+    """Makes jobs for ``app``. ``given`` are the options for all of them; what a line says goes before."""
+
+    def __init__(
+        self, app: App, *, queue: str | None, task: str | None, given: Mapping[str, Any], default_queue: str
+    ) -> None:
+        self._app = app
+        self._queue = queue
+        self._default_queue = default_queue
+        self._task = task
+        self._env = given.get("env", {})
+        self._given = {name: value for name, value in given.items() if name not in ("cwd", "env")}
+        # Where the store is shared by machines, a folder of this one means nothing.
+        self._cwd = (
+            os.path.abspath(given["cwd"]) if "cwd" in given else os.getcwd() if is_local(app.url) else ""
+        )
+        self._template: tuple[Source, NewJob] | None = None
+
+    def from_text(self, text: str | bytes) -> tuple[Source, NewJob]:
+        """The job of a line: with a task set for all, its arguments; else a command or a JSON object."""
+        if self._task is None:
+            return self.make(read_line(text))
+        return self.make(JobLine(task=self._task, args=_arguments(text)))
+
+    def spec(self, text: str) -> JobSpec:
+        """The same, not put in yet."""
+        line = read_line(text) if self._task is None else JobLine(task=self._task, args=_arguments(text))
+        return self._spec(line, {name: v for name in _OPTIONS if (v := getattr(line, name)) is not UNSET})
+
+    def make(self, line: JobLine) -> tuple[Source, NewJob]:
+        """Raises ``InvalidInput`` for what cannot be; nothing is written."""
+        said = {name for name in line.__struct_fields__ if getattr(line, name) is not UNSET}
+        if said <= _PLAIN and self._template is not None:
+            source, template = self._template
+            job_id = uuid7() if line.id is UNSET else check_id(line.id)
+            return source, replace(template, id=job_id, payload=encode_command(self._command(line)))
+        spec = self._spec(line, {name: getattr(line, name) for name in said & _OPTIONS})
+        if said <= _PLAIN:
+            self._template = spec.source, spec.job
+        return spec.source, spec.job
+
+    def _spec(self, line: JobLine, said: dict[str, Any]) -> JobSpec:
+        options = {**self._given, **said}
+        queue = self._queue if line.queue is UNSET else line.queue
+        if "after" in options:
+            options["after"] = _places(options["after"], queue or self._default_queue)
+        if line.command is not UNSET:
+            if line.task is not UNSET:
+                raise InvalidInput("a job has a command or a task, not both. Leave one of them out.")
+            named = self._app.queue(queue or self._default_queue)
+            return named.prepare(self._command(line), task=COMMAND_TASK, **options)
+        assert line.task is not UNSET
+        args = {} if line.args is UNSET else line.args
+        return self._task_spec(line.task, args, queue, options)
+
+    def _task_spec(self, name: str, args: Any, queue: str | None, options: dict[str, Any]) -> JobSpec:
+        task = self._app.tasks.get(name)
+        if task is not None:
+            dispatch = task.options(queue=queue, **options)
+            return dispatch.job(*args) if isinstance(args, list) else dispatch.job(**args)
+        if self._app.tasks:
+            self._app.task_named(name)
+        if isinstance(args, list):
+            raise InvalidInput(
+                f"the arguments of {name!r} are given by position, and its parameters are not known here. "
+                "Give an object of them by name, or --app module:app."
+            )
+        return self._app.queue(queue or self._default_queue).prepare(args, task=name, **options)
+
+    def _command(self, line: JobLine) -> CommandLine:
+        assert line.command is not UNSET
+        env = self._env if line.env is UNSET else {**self._env, **line.env}
+        cwd = self._cwd if line.cwd is UNSET else os.path.join(self._cwd, line.cwd)
+        return check_command(CommandLine(line.command, cwd, env))
+
+
+def _arguments(text: str | bytes) -> dict[str, Any] | list[Any]:
+    if not text.strip():
+        return {}
+    try:
+        args = _decode_any(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f'the arguments are no JSON: {error}. Give an object, such as {{"to": "ada"}}.'
+        ) from error
+    if not isinstance(args, dict | list):
+        raise InvalidInput(
+            'the arguments are neither an object nor a list. Give them by name: {"to": "ada"}.'
+        )
+    return args
+
+
+def _places(after: str | list[str], queue: str) -> list[tuple[str, str]]:
+    """``ID``, or ``QUEUE/ID`` for a job of another queue."""
+    places = []
+    for one in [after] if isinstance(after, str) else after:
+        named, slash, id = one.partition("/")
+        places.append((named, id) if slash else (queue, one))
+    return places

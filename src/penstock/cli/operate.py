@@ -1,0 +1,174 @@
+"""``penstock cancel``, ``retry``, ``remove``, ``promote``, ``reset``, ``reset-stale``: doing something with jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from penstock.cli.connect import find_job, queues_of, run_with_app
+from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.cli.flags import Flags
+from penstock.cli.output import print_json
+from penstock.cli.parameters import command, json_option, queue_option
+from penstock.cli.settings import Settings
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.queue import Queue
+
+__all__ = ["cancel", "done_by_id", "promote", "remove", "reset", "reset_stale", "retry"]
+
+_DONE: Final = {
+    "cancelled": "cancelled",
+    "requested": "asked to stop: it ends with the next heartbeat of its worker",
+    "retried": "waits again",
+    "removed": "removed",
+    "promoted": "waits now",
+    "ended": "taken from its worker: it waits again",
+}
+_NOT_DONE: Final = {
+    "completed": "has completed already",
+    "failed": "has failed already",
+    "already_cancelled": "was cancelled already",
+    "not_failed": "has neither failed nor been cancelled, so there is nothing to retry",
+    "not_scheduled": "is not scheduled",
+    "active": "is active: cancel it first, or take it from its worker by `penstock reset`",
+    "not_active": "is not active",
+}
+
+Verb = Callable[["Queue", str], Awaitable[Mapping[str, str]]]
+
+
+def done_by_id(flags: Flags, ids: tuple[str, ...], queue: str | None, verb: Verb, *, as_json: bool) -> int:
+    """Do ``verb`` with each job; say what became of each. The exit code is that of the first that was not done."""
+
+    async def act(app: App) -> dict[str, str]:
+        answers: dict[str, str] = {}
+        for id in ids:
+            try:
+                job = await find_job(app, id, queue)
+            except NotFound:
+                answers[id] = "not_found"
+            else:
+                answers |= await verb(app.queue(job.queue), id)
+        return answers
+
+    answers = run_with_app(Settings(flags), act)
+    if as_json:
+        print_json([{"id": id, "answer": answer} for id, answer in answers.items()])
+    failed = [_say(id, answer, silent=as_json) for id, answer in answers.items()]
+    return next((code for code in failed if code), 0)
+
+
+def _say(id: str, answer: str, *, silent: bool) -> int:
+    if answer in _DONE:
+        if not silent:
+            click.echo(f"{id} {_DONE[answer]}")
+        return 0
+    is_unknown = answer == "not_found"
+    why = "is not known: it never was, or it is no longer kept" if is_unknown else _NOT_DONE[answer]
+    if not silent:
+        click.echo(f"penstock: {id} {why}.", err=True)
+    return ExitCode.NOT_FOUND if is_unknown else ExitCode.WRONG_STATE
+
+
+@command("cancel")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@queue_option
+@json_option
+@click.pass_obj
+def cancel(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
+    """End jobs that have not begun; active ones are told to stop, a command with all it has started."""
+    return done_by_id(flags, ids, queue, lambda named, id: named.cancel(id), as_json=as_json)
+
+
+@command("retry")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@queue_option
+@json_option
+@click.pass_obj
+def retry(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
+    """Have failed or cancelled jobs run again, with all their attempts before them."""
+    return done_by_id(flags, ids, queue, lambda named, id: named.retry(id), as_json=as_json)
+
+
+@command("remove")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@queue_option
+@json_option
+@click.pass_obj
+def remove(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
+    """Delete jobs, except active ones."""
+    return done_by_id(flags, ids, queue, lambda named, id: named.remove(id), as_json=as_json)
+
+
+@command("promote")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@queue_option
+@json_option
+@click.pass_obj
+def promote(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
+    """Have scheduled jobs run as soon as a worker is free."""
+    return done_by_id(flags, ids, queue, lambda named, id: named.promote(id), as_json=as_json)
+
+
+@command("reset")
+@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option("--all-active", is_flag=True, help="All active jobs.")
+@queue_option
+@json_option
+@click.pass_obj
+def reset(
+    flags: Flags, /, *, ids: tuple[str, ...], all_active: bool, queue: str | None, as_json: bool
+) -> int:
+    """Take active jobs from their workers: they wait again, at their old place.
+
+    A stall is counted, and a worker that is still at it is fenced off: what it brings is not accepted. Jobs of workers
+    that died come back by themselves when their lease is over.
+    """
+    if bool(ids) == all_active:
+        raise CommandLineError("give ids, or --all-active.", ExitCode.USAGE)
+    if ids:
+        return done_by_id(flags, ids, queue, lambda named, id: named.end_leases(id), as_json=as_json)
+    return _reset_active(flags, queue, older_than_ms=0, as_json=as_json)
+
+
+@command("reset-stale")
+@click.option(
+    "--older-than", metavar="DURATION", required=True, help="Active for longer than that: 300s, 1h."
+)
+@queue_option
+@json_option
+@click.pass_obj
+def reset_stale(flags: Flags, /, *, older_than: str, queue: str | None, as_json: bool) -> int:
+    """Take jobs that have been active for long from their workers, as `penstock reset` does."""
+    from penstock.core.duration import milliseconds
+
+    older_than_ms = milliseconds(older_than, what="--older-than")
+    return _reset_active(flags, queue, older_than_ms=older_than_ms, as_json=as_json)
+
+
+def _reset_active(flags: Flags, queue: str | None, *, older_than_ms: int, as_json: bool) -> int:
+    async def act(app: App) -> dict[str, Any]:
+        ended: dict[str, Any] = {}
+        storage = await app.connect()
+        for name in await queues_of(app, queue):
+            named = app.queue(name)
+            # The store's time, not ours.
+            now_ms = (await storage.schedulers(name, [])).now_ms
+            ids = [
+                job.id
+                async for job in named.list_jobs("active")
+                if now_ms - job.raw.claimed_at_ms >= older_than_ms
+            ]
+            ended |= await named.end_leases(*ids) if ids else {}
+        return ended
+
+    ended = [id for id, answer in run_with_app(Settings(flags), act).items() if answer == "ended"]
+    if as_json:
+        print_json({"reset": ended})
+    else:
+        click.echo(f"{len(ended)} jobs wait again")
+    return 0

@@ -1,0 +1,11 @@
+"""An app without tasks on the store of the settings, where the processes of a worker find it: by import."""
+
+from __future__ import annotations
+
+from penstock.cli.connect import open_app
+from penstock.cli.flags import Flags
+from penstock.cli.settings import Settings
+
+__all__ = ["app"]
+
+app = open_app(Settings(Flags()))

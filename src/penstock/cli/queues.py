@@ -1,0 +1,119 @@
+"""``penstock pause``, ``resume``, ``drain``, ``clean``, ``clear``: operating queues."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli.connect import queues_of, run_with_app
+from penstock.cli.errors import WrongState
+from penstock.cli.flags import Flags
+from penstock.cli.output import print_json
+from penstock.cli.parameters import command, json_option, queue_option, yes_option
+from penstock.cli.settings import Settings
+from penstock.core.lifecycle import TERMINAL
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.queue import Queue
+
+__all__ = ["ask", "clean", "clear", "drain", "pause", "resume"]
+
+_group_option = click.option("--group", metavar="KEY", help="Only the jobs of this group.")
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Ask before what cannot be taken back. Raises ``WrongState`` where nobody can answer."""
+    if yes:
+        return
+    import sys
+
+    if not sys.stdin.isatty():
+        raise WrongState(f"{question} Nobody can be asked here: add --yes.")
+    if not click.confirm(question, err=True):
+        raise click.Abort
+
+
+def _each_queue(flags: Flags, queue: str | None, act: Callable[[Queue], Awaitable[int]]) -> dict[str, int]:
+    async def acted(app: App) -> dict[str, int]:
+        return {name: await act(app.queue(name)) for name in await queues_of(app, queue)}
+
+    return run_with_app(Settings(flags), acted)
+
+
+def _tell(done: dict[str, int], what: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(done)
+    else:
+        click.echo(f"{sum(done.values())} jobs {what}")
+
+
+@command("pause")
+@queue_option
+@_group_option
+@click.pass_obj
+def pause(flags: Flags, /, *, queue: str | None, group: str | None) -> None:
+    """No worker gets a job from now on, of one queue or of all. Jobs that run go on."""
+
+    async def act(named: Queue) -> int:
+        await named.pause(group=group)
+        return 1
+
+    click.echo(f"paused: {', '.join(_each_queue(flags, queue, act)) or 'nothing, there is no queue'}")
+
+
+@command("resume")
+@queue_option
+@_group_option
+@click.pass_obj
+def resume(flags: Flags, /, *, queue: str | None, group: str | None) -> None:
+    """The end of a pause."""
+
+    async def act(named: Queue) -> int:
+        await named.resume(group=group)
+        return 1
+
+    click.echo(f"resumed: {', '.join(_each_queue(flags, queue, act)) or 'nothing, there is no queue'}")
+
+
+@command("drain")
+@queue_option
+@click.option("--scheduled", is_flag=True, help="Scheduled jobs, too.")
+@yes_option
+@json_option
+@click.pass_obj
+def drain(flags: Flags, /, *, queue: str | None, scheduled: bool, yes: bool, as_json: bool) -> None:
+    """Remove all jobs that wait. Asks first."""
+    ask(f"Remove all waiting jobs of {queue or 'all queues'}?", yes=yes)
+    _tell(
+        _each_queue(flags, queue, lambda named: named.drain(scheduled=scheduled)), "removed", as_json=as_json
+    )
+
+
+@command("clean")
+@click.argument("state", type=click.Choice(sorted(state.value for state in TERMINAL)))
+@click.option("--older-than", metavar="DURATION", default="0s", help="Only those that ended so long ago: 7d.")
+@click.option("-n", "--limit", type=click.IntRange(1), help="At most so many of each queue.")
+@queue_option
+@json_option
+@click.pass_obj
+def clean(
+    flags: Flags, /, *, state: str, older_than: str, limit: int | None, queue: str | None, as_json: bool
+) -> None:
+    """Remove jobs that have ended as STATE, except those that are held for somebody."""
+    done = _each_queue(flags, queue, lambda named: named.clean(state, older_than=older_than, limit=limit))
+    _tell(done, "removed", as_json=as_json)
+
+
+@command("clear")
+@queue_option
+@click.option("--force", is_flag=True, help="Active jobs, too: what their workers bring is not accepted.")
+@yes_option
+@json_option
+@click.pass_obj
+def clear(flags: Flags, /, *, queue: str | None, force: bool, yes: bool, as_json: bool) -> None:
+    """Remove all jobs, whatever their state. Asks first."""
+    ask(f"Remove ALL jobs of {queue or 'all queues'}, finished and failed ones included?", yes=yes)
+    _tell(_each_queue(flags, queue, lambda named: named.obliterate(force=force)), "removed", as_json=as_json)

@@ -1,0 +1,167 @@
+"""``penstock status`` and ``penstock workers``: how it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from penstock.cli.connect import queues_of, run_with_app
+from penstock.cli.flags import Flags
+from penstock.cli.output import at_terminal, console, print_json, print_table, rich_table, span
+from penstock.cli.parameters import command, json_option, queue_option
+from penstock.cli.settings import Settings
+from penstock.core.lifecycle import State
+
+if TYPE_CHECKING:
+    from penstock.app import App
+
+__all__ = ["read_status", "read_workers", "status", "workers"]
+
+_COLUMNS: Final = ("queue", *State, "oldest", "done/min", "failed/min", "")
+_RATE_MINUTES: Final = 5
+_WORKER_COLUMNS: Final = ("worker", "host", "pid", "state", "queues", "running", "seen")
+_SEEN_LATELY_MS: Final = 60_000
+
+
+async def read_status(app: App, queue: str | None, *, default_queue: str) -> dict[str, Any]:
+    """Counts and rates of the queues, and how many workers there are."""
+    names = await queues_of(app, queue)
+    rows = [await _of_queue(app, name) for name in names]
+    return {"queues": rows, "workers": len(await read_workers(app, queue, default_queue=default_queue))}
+
+
+async def _of_queue(app: App, name: str) -> dict[str, Any]:
+    named = app.queue(name)
+    counts = await named.counts()
+    minutes = await named.metrics(last=f"{_RATE_MINUTES}m")
+    return {
+        "queue": name,
+        **{state.value: getattr(counts, state.value) for state in State},
+        "due": counts.due,
+        "paused": counts.paused,
+        "oldest_waiting_ms": counts.oldest_waiting_ms,
+        "completed_per_minute": round(sum(minute.completed for minute in minutes) / _RATE_MINUTES, 1),
+        "failed_per_minute": round(sum(minute.failed for minute in minutes) / _RATE_MINUTES, 1),
+    }
+
+
+async def read_workers(app: App, queue: str | None, *, default_queue: str) -> list[dict[str, Any]]:
+    """The workers of the queues, each once, those that were seen last first.
+
+    ``default_queue`` is looked at even if no job was ever put into it: workers may wait for the first.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in {*await queues_of(app, queue), queue or default_queue}:
+        for worker in await app.queue(name).workers():
+            info = worker.info
+            found[worker.id] = {
+                "worker": worker.id,
+                "host": worker.host,
+                "pid": worker.pid,
+                "state": info.get("state", "") if worker.raw.age_ms < _SEEN_LATELY_MS else "silent",
+                "queues": list(info.get("queues", ())),
+                "active": info.get("active", 0),
+                "concurrency": info.get("concurrency", 0),
+                "running": info.get("running", []),
+                "seen_ms_ago": worker.raw.age_ms,
+            }
+    return sorted(found.values(), key=lambda worker: worker["seen_ms_ago"])
+
+
+@command("status")
+@queue_option
+@click.option("-w", "--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option(
+    "--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="How often, in seconds."
+)
+@json_option
+@click.pass_obj
+def status(flags: Flags, /, *, queue: str | None, watch: bool, every: float, as_json: bool) -> None:
+    """How many jobs there are in each queue and state, how fast they go, who works on them.
+
+    \b
+      scheduled, waiting, blocked, active    have not ended
+      completed, failed, cancelled           are kept for a while
+    """
+    settings = Settings(flags)
+
+    async def show(app: App) -> None:
+        if watch and at_terminal() and not as_json:
+            await _watch(app, queue, every, default_queue=settings["queue"])
+            return
+        while True:
+            _print(await read_status(app, queue, default_queue=settings["queue"]), as_json=as_json)
+            if not watch:
+                return
+            await asyncio.sleep(every)
+
+    run_with_app(settings, show)
+
+
+async def _watch(app: App, queue: str | None, every: float, *, default_queue: str) -> None:
+    from rich.live import Live
+
+    with Live(console=console(), auto_refresh=False, screen=False) as live:
+        while True:
+            told = await read_status(app, queue, default_queue=default_queue)
+            live.update(rich_table(_COLUMNS, _rows(told), title=_workers_line(told)), refresh=True)
+            await asyncio.sleep(every)
+
+
+def _print(told: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(told)
+        return
+    print_table(_COLUMNS, _rows(told), empty="no jobs were ever put in")
+    click.echo(_workers_line(told))
+
+
+def _workers_line(told: dict[str, Any]) -> str:
+    count = told["workers"]
+    return (
+        "no worker runs: start one by `penstock worker`"
+        if not count
+        else f"{count} worker{'s' * (count != 1)}"
+    )
+
+
+def _rows(told: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            row["queue"],
+            *(row[state.value] for state in State),
+            span(row["oldest_waiting_ms"]) if row["waiting"] else "",
+            row["completed_per_minute"],
+            row["failed_per_minute"],
+            "paused" if row["paused"] else "",
+        )
+        for row in told["queues"]
+    ]
+
+
+@command("workers")
+@queue_option
+@json_option
+@click.pass_obj
+def workers(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
+    """The workers of the store, wherever they run: what they say of themselves with every heartbeat."""
+    settings = Settings(flags)
+    found = run_with_app(settings, lambda app: read_workers(app, queue, default_queue=settings["queue"]))
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            worker["worker"],
+            worker["host"],
+            worker["pid"],
+            worker["state"],
+            " ".join(worker["queues"]),
+            f"{worker['active']}/{worker['concurrency']}",
+            f"{span(worker['seen_ms_ago'])} ago",
+        )
+        for worker in found
+    ]
+    print_table(_WORKER_COLUMNS, rows, empty="no worker runs: start one by `penstock worker`")

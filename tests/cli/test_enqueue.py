@@ -1,0 +1,258 @@
+"""``penstock enqueue``, and what a worker makes of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Shell, script, until
+
+# Each starts the script many times, which takes a while where the machine is busy.
+pytestmark = pytest.mark.timeout(300)
+
+APP = """
+from penstock import App
+
+app = App()
+
+@app.task(queue="mail", attempts=1)
+async def send(to: str, copies: int = 1) -> str:
+    return f"{copies} to {to}"
+"""
+
+
+def state_of(shell: Shell, id: str) -> str:
+    state: str = shell.json("show", id)["state"]
+    return state
+
+
+def test_a_command_is_put_in_and_run(on_both: Shell, tmp_path: Path) -> None:
+    id = on_both.ok("enqueue", f"echo done > {tmp_path}/out").strip()
+    assert not (tmp_path / "out").exists()
+
+    on_both.ok("worker", "--burst", "--commands")
+
+    assert (tmp_path / "out").read_text() == "done\n"
+    assert state_of(on_both, id) == "completed"
+
+
+def test_waiting_prints_the_output_and_ends_with_the_code_of_the_command(on_both: Shell) -> None:
+    worker = on_both.start("worker", "--commands")
+    try:
+        run = on_both("enqueue", "--wait", "--attempts", "1", "echo out; echo err >&2; exit 7")
+        assert (run.returncode, run.stdout) == (7, "out\nerr\n")
+        assert "exit code 7: err" in run.stderr
+        run = on_both("enqueue", "--wait", "--", "printf", "%s|", "a b", "c")
+        assert (run.returncode, run.stdout) == (0, "a b|c|\n")
+        waited = on_both("enqueue", "--wait", "--json", "exit 3", "--attempts", "1")
+        assert waited.returncode == 3
+        assert json.loads(waited.stdout)["state"] == "failed"
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=30)
+    assert worker.returncode == 0
+
+
+def test_a_wait_that_is_over_leaves_the_job_alone(penstock: Shell) -> None:
+    said = penstock("enqueue", "--id", "x", "--wait", "--wait-timeout", "100ms", "true")
+    assert said.returncode == 6
+    assert state_of(penstock, "x") == "waiting"
+
+
+def test_json_says_what_options_say(on_both: Shell) -> None:
+    job = {"command": "true", "id": "j", "attempts": 5, "priority": -2, "timeout": "30s", "delay": "1h"}
+    answer = on_both.json("enqueue", json.dumps(job))
+    assert answer == {"id": "j", "queue": "default", "status": "queued", "state": "scheduled"}
+    on_both.ok(
+        *("enqueue", "true", "--id", "o", "--attempts", "5", "--priority", "-2"),
+        *("--timeout", "30s", "--delay", "1h", "-q", "other", "--group", "g", "--backoff", "5s"),
+    )
+
+    told, other = on_both.json("show", "j"), on_both.json("show", "o")
+
+    same = ("state", "attempts", "priority", "timeout_ms", "task")
+    assert [told[name] for name in same] == ["scheduled", 5, -2, 30_000, "penstock.command"]
+    assert [other[name] for name in same] == [told[name] for name in same]
+    assert (other["queue"], other["group"]) == ("other", "g")
+
+
+def test_the_id_is_the_dedup_key(penstock: Shell) -> None:
+    penstock.ok("enqueue", "--id", "once", "true")
+    again = penstock("enqueue", "--id", "once", "true")
+
+    assert (again.returncode, again.stdout) == (0, "once\n")
+    assert "there already, waiting" in again.stderr
+
+
+def test_a_job_waits_for_another(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("enqueue", "--id", "first", "echo first >> out")
+    penstock.ok("enqueue", "--id", "second", "--after", "first", "--priority", "-5", "echo second >> out")
+    assert penstock.json("show", "second")["blocked_by"] == "children"
+
+    penstock.ok("worker", "--burst")
+
+    assert (tmp_path / "out").read_text() == "first\nsecond\n"
+
+
+def test_a_command_has_its_folder_and_its_variables(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    here = Shell(tmp_path / "below", f"sqlite:///{tmp_path}/penstock.db")
+    here.environment["COLOUR"] = "red"
+    here.ok(
+        "enqueue",
+        "--env",
+        "A=1 2",
+        "--env",
+        "COLOUR",
+        'echo "$A $COLOUR $PENSTOCK_JOB_ID $PENSTOCK_JOB_RUN" > out',
+    )
+    here.ok("enqueue", "--cwd", "..", "pwd > above")
+
+    penstock.ok("worker", "--burst")
+
+    words = (tmp_path / "below" / "out").read_text().split()
+    assert (words[:3], len(words[3]), words[4]) == (["1", "2", "red"], 32, "1")
+    assert (tmp_path / "above").read_text().strip() == str(tmp_path)
+
+
+def test_thousands_come_from_standard_input_or_a_file(on_both: Shell, tmp_path: Path) -> None:
+    lines = "".join(f'{{"command": "true", "id": "n-{n}"}}\n' for n in range(3000))
+
+    assert on_both.ok("enqueue", "-", input=lines) == "3000 jobs: 3000 queued\n"
+    (tmp_path / "jobs").write_text(lines + "\necho plain\n")
+    answer = on_both.json("enqueue", "--file", "jobs")
+    assert answer == {"lines": 3002, "jobs": 3001, "duplicate": 3000, "queued": 1}
+    assert on_both.json("status")["queues"][0]["waiting"] == 3001
+
+
+def test_tasks_are_put_in_by_name(on_both: Shell, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
+    on_both.ok("enqueue", "--task", "send", "-q", "mail", '{"to": "ada"}', "--id", "a")
+    on_both.ok("enqueue", "--app", "tasks:app", "--task", "send", '["bob", 2]', "--id", "b")
+    on_both.ok("enqueue", '{"task": "send", "queue": "mail", "args": {"to": "eve"}, "id": "c"}')
+
+    on_both.ok("worker", "tasks:app", "--burst")
+
+    results = [on_both.json("show", id)["result"] for id in "abc"]
+    assert results == ["1 to ada", "2 to bob", "1 to eve"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (('{"command": "x"',), "that is no JSON"),
+        (('{"id": "x"}',), 'there is no "command"'),
+        (('{"comand": "x"}',), "unknown field `comand`"),
+        (('{"command": 7}',), "Expected `str`"),
+        (('{"command": "x", "attempts": 0}',), "attempts=0"),
+        (("   ",), "the command is empty"),
+        ((), "give a command"),
+        (("x", "--delay", "soon"), "delay='soon'"),
+        (("x", "--id", " "), "is not allowed as id"),
+        (("x", "-q", "a/b"), "is not allowed as queue name"),
+        (("x", "--env", "NO_SUCH_VARIABLE_HERE"), "there is no such variable here"),
+        (("--task", "send", "{"), "the arguments are no JSON"),
+        (("--task", "send", "[1]"), "by position"),
+        (("-f", "missing.jsonl"), "missing.jsonl cannot be read"),
+        (("-f", "missing.jsonl", "--id", "x"), "--id and --wait are for one job"),
+        (("x", "--url", "memory://"), "memory:// is gone"),
+        (("x", "--url", "mysql://h"), "No engine serves mysql://"),
+        (("x", "--attempts", "few"), "'few' is not a valid int"),
+    ],
+)
+def test_what_cannot_be_put_in_is_refused_and_nothing_is_written(
+    penstock: Shell, tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    assert says in penstock.refused("enqueue", *arguments, code=2)
+    assert not (tmp_path / "penstock.db").exists() or penstock.json("status")["queues"] == []
+
+
+def test_a_bad_line_is_named_and_what_was_put_in_before_is_told(penstock: Shell) -> None:
+    said = penstock.refused("enqueue", "-", input='echo a\n{"command": 1}\n', code=2)
+
+    assert "line 2: Expected `str`" in said
+    assert "The lines before 1 are in" in said
+
+
+def test_what_is_said_to_be_in_before_a_bad_line_is_in(penstock: Shell) -> None:
+    good = "".join(f'{{"command": "true", "id": "n-{n}", "attempts": {n % 5 + 1}}}\n' for n in range(25_000))
+    said = penstock.refused("enqueue", "-", input=good + "{\n", code=2)
+
+    assert "line 25001: that is no JSON" in said
+    before = int(said.split("The lines before ")[1].split(" are in")[0])
+    assert 1 < before <= 25_001
+    assert penstock.json("status")["queues"][0]["waiting"] == before - 1
+
+
+def test_a_store_that_is_away_refuses_or_is_of_a_newer_version_is_told(
+    penstock: Shell, tmp_path: Path
+) -> None:
+    import sqlite3
+
+    assert "127.0.0.1:1" in penstock.refused("enqueue", "x", "--url", "valkey://127.0.0.1:1", code=5)
+    (tmp_path / "text.db").write_text("this is no database, but a text that is long enough" * 20)
+    assert "text.db" in penstock.refused("enqueue", "x", "--url", "sqlite:///text.db", code=5)
+    penstock.ok("enqueue", "true")
+    with sqlite3.connect(tmp_path / "penstock.db") as db:
+        [(version,)] = db.execute("PRAGMA user_version")
+        db.execute(f"PRAGMA user_version = {version + 1}")
+    db.close()
+    assert "Upgrade Penstock" in penstock.refused("enqueue", "true", code=5)
+
+
+def test_a_failing_command_is_retried_with_backoff_and_then_failed(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("enqueue", "--id", "x", "--attempts", "3", "--backoff", "50ms", "echo run >> runs; exit 4")
+
+    penstock.ok("worker", "--burst")
+
+    assert (tmp_path / "runs").read_text() == "run\n" * 3
+    told = penstock.json("show", "x")
+    assert (told["state"], told["failures"], told["progress"]["exit_code"]) == ("failed", 3, 4)
+    assert told["failure"]["type"] == "CommandFailed"
+
+
+def test_a_worker_that_is_not_started_for_it_runs_no_commands(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("enqueue", "--id", "x", "--attempts", "1", "touch out")
+    penstock.ok("worker", "--burst", "--no-commands")
+
+    assert not (tmp_path / "out").exists()
+    assert "does not run commands" in penstock.json("show", "x")["failure"]["message"]
+
+
+def test_a_worker_on_a_server_runs_no_commands_unless_it_is_told_to(valkey_url: str, tmp_path: Path) -> None:
+    shell = Shell(tmp_path, f"{valkey_url}?namespace=nocommands")
+    shell.ok("enqueue", "--id", "x", "--attempts", "1", f"touch {tmp_path}/out")
+    shell.ok("worker", "--burst")
+
+    assert not (tmp_path / "out").exists()
+    assert until(lambda: state_of(shell, "x") == "failed")
+
+
+def test_a_full_disk_is_told_and_what_was_answered_is_kept(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text("".join(f'{{"command": "true", "id": "n-{n}"}}\n' for n in range(20_000)))
+    (tmp_path / "disk").mkdir()
+    mounted = "mount -t tmpfs -o size=2m tmpfs disk && cd disk"
+    in_a_small_disk = ["unshare", "-rm", "sh", "-c"]
+    if subprocess.run([*in_a_small_disk, mounted], cwd=tmp_path, capture_output=True, check=False).returncode:
+        pytest.skip("this system lets nobody but its administrator mount a small disk")
+    command = " ".join(script())
+    steps = f"{mounted}; {command} enqueue -f ../jobs; echo code $?; {command} status --json; {command} doctor >&2"
+    run = subprocess.run(
+        [*in_a_small_disk, steps],
+        cwd=tmp_path,
+        env=penstock.environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert "no room to write" in run.stderr
+    code, counts = run.stdout.split("\n", 1)
+    assert code == "code 5"
+    waiting = json.loads(counts)["queues"][0]["waiting"]
+    assert 0 < waiting < 20_000
+    assert f"{waiting} records, all indexes agree" in run.stderr

@@ -1,0 +1,157 @@
+"""Looking at jobs, and doing something with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Shell, until
+
+# Each starts the script many times, which takes a while where the machine is busy.
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def failed(penstock: Shell) -> Shell:
+    """Two jobs that failed, one that completed, one that waits."""
+    lines = [
+        {"command": "echo why; exit 3", "id": "bad", "attempts": 1},
+        {"command": "sleep 60", "id": "slow", "attempts": 1, "timeout": "300ms"},
+        {"command": "echo fine", "id": "good"},
+    ]
+    penstock.ok("enqueue", "-", input="\n".join(map(json.dumps, lines)))
+    penstock.ok("worker", "--burst")
+    penstock.ok("enqueue", "true", "--id", "later", "--priority", "3")
+    return penstock
+
+
+def test_jobs_are_listed_by_state(failed: Shell) -> None:
+    assert {job["id"]: job["state"] for job in failed.json("list")} == {
+        "bad": "failed",
+        "slow": "failed",
+        "good": "completed",
+        "later": "waiting",
+    }
+    assert [job["id"] for job in failed.json("list", "waiting")] == ["later"]
+    assert len(failed.json("list", "failed", "-n", "1")) == 1
+    assert failed.json("list", "--task", "other") == []
+    table = failed.ok("list", "failed").splitlines()
+    assert table[0].split()[:3] == ["id", "queue", "state"]
+    assert "exit code 3: why" in "".join(table)
+    assert "Timeout" in json.dumps(failed.json("list", "failed"))
+
+
+def test_a_job_is_shown_with_its_life(failed: Shell) -> None:
+    told = failed.json("show", "bad")
+    assert [event["type"] for event in told["timeline"]] == ["enqueued", "claimed", "progressed", "failed"]
+    assert told["failure"] == {"type": "CommandFailed", "message": "exit code 3: why"}
+    text = failed.ok("show", "bad", "--traceback")
+    assert "echo why; exit 3" in text
+    assert "claimed" in text
+    assert "Traceback" in text
+    assert "no job 'nobody'" in failed.refused("show", "nobody", code=3)
+
+
+def test_the_output_of_a_command_is_kept(failed: Shell) -> None:
+    assert failed.ok("logs", "good") == "fine\n"
+    assert "no job 'nobody'" in failed.refused("logs", "nobody", code=3)
+
+
+def test_output_is_followed_until_the_job_ends(on_both: Shell, tmp_path: Path) -> None:
+    on_both.ok(
+        "enqueue", "--id", "x", f"echo one; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo two"
+    )
+    worker = on_both.start("worker", "--commands")
+    follower = on_both.start("logs", "x", "--follow")
+    try:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "one\n"
+        (tmp_path / "go").touch()
+        assert follower.stdout.read() == "two\n"
+        assert follower.wait(30) == 0
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=30)
+        follower.kill()
+        follower.communicate()
+
+
+def test_jobs_are_found_by_what_they_are_like(failed: Shell) -> None:
+    assert [job["id"] for job in failed.json("search", "failed", "--error", "CommandFailed")] == ["bad"]
+    assert [job["id"] for job in failed.json("search", "completed", "--where", "command=echo fine")] == [
+        "good"
+    ]
+    assert failed.json("search", "failed", "--before", "1h") == []
+    assert len(failed.json("search", "failed", "--since", "1h")) == 2
+    assert "give a field and its value" in failed.refused("search", "failed", "--where", "x", code=2)
+
+
+def test_failed_jobs_are_listed_shown_retried_and_cleared(failed: Shell) -> None:
+    assert {job["id"] for job in failed.json("dlq", "list")} == {"bad", "slow"}
+    assert [job["id"] for job in failed.json("dlq", "list", "--error", "Timeout")] == ["slow"]
+    assert "Traceback" in failed.ok("dlq", "show", "bad")
+    assert "has not failed" in failed.refused("dlq", "show", "good", code=4)
+    assert failed.ok("dlq", "retry", "--all", "--matching", "exit 3") == "1 jobs wait again\n"
+    assert failed.ok("dlq", "retry", "slow") == "slow waits again\n"
+    assert "nothing to retry" in failed.refused("dlq", "retry", "good", code=4)
+    assert "not known" in failed.refused("dlq", "retry", "nobody", code=3)
+    assert "give ids, or --all" in failed.refused("dlq", "retry", code=2)
+    failed.ok("worker", "--burst")
+    assert failed.json("dlq", "retry", "--all") == {"retried": 2}
+    failed.ok("worker", "--burst")
+    assert "add --yes" in failed.refused("dlq", "clear", code=4)
+    assert failed.ok("dlq", "clear", "--yes") == "2 jobs removed\n"
+    assert failed.json("dlq", "list") == []
+
+
+def test_verbs_on_jobs_say_what_became_of_each(failed: Shell) -> None:
+    assert failed.ok("retry", "bad") == "bad waits again\n"
+    assert failed.ok("cancel", "bad", "later") == "bad cancelled\nlater cancelled\n"
+    assert "completed already" in failed.refused("cancel", "good", code=4)
+    assert "not known" in failed.refused("cancel", "nobody", code=3)
+    assert failed.ok("remove", "good") == "good removed\n"
+    assert failed.json("remove", "later") == [{"id": "later", "answer": "removed"}]
+    failed.ok("enqueue", "true", "--id", "late", "--delay", "1h")
+    assert failed.ok("promote", "late") == "late waits now\n"
+    assert "not scheduled" in failed.refused("promote", "late", code=4)
+    run = failed("cancel", "late", "nobody", "slow")
+    assert (run.returncode, run.stdout) == (3, "late cancelled\n")
+
+
+def test_an_id_that_several_queues_have_needs_the_queue(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true", "--id", "x", "-q", "a")
+    penstock.ok("enqueue", "true", "--id", "x", "-q", "b")
+
+    assert "Say which by --queue" in penstock.refused("show", "x", code=2)
+    assert penstock.json("show", "x", "-q", "b")["queue"] == "b"
+
+
+def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Shell, tmp_path: Path) -> None:
+    on_both.ok(
+        "enqueue", "-", input=f'{{"command": "echo $$ >> {tmp_path}/pids; sleep 60", "id": "x"}}\nsleep 60\n'
+    )
+    worker = on_both.start("worker", "--commands", "-c", "2", "--lease", "1s", "--grace", "0s")
+    try:
+        until(lambda: on_both.json("status")["queues"][0]["active"] == 2)
+        [listed] = on_both.json("workers")
+        assert (listed["pid"], listed["state"]) == (worker.pid, "running")
+        assert "is active" in on_both.refused("remove", "x", code=4)
+        assert "asked to stop" in on_both.ok("cancel", "x")
+        until(lambda: on_both.json("show", "x")["state"] == "cancelled")
+        [pid] = (tmp_path / "pids").read_text().split()
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+        assert on_both.ok("reset-stale", "--older-than", "10m") == "0 jobs wait again\n"
+        os.kill(worker.pid, signal.SIGSTOP)
+        assert on_both.ok("reset", "--all-active") == "1 jobs wait again\n"
+        assert on_both.json("status")["queues"][0]["waiting"] == 1
+        assert "not active" in on_both.refused("reset", "x", code=4)
+        assert "give ids, or --all-active" in on_both.refused("reset", code=2)
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+        worker.terminate()
+        worker.communicate(timeout=30)

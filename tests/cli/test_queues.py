@@ -1,0 +1,177 @@
+"""Looking at queues, and operating them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Shell, until
+
+# Each starts the script many times, which takes a while where the machine is busy.
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_counts_are_told_by_queue_and_state(on_both: Shell) -> None:
+    on_both.ok("enqueue", "true", "-q", "a")
+    on_both.ok("enqueue", "true", "-q", "a", "--delay", "1h")
+    on_both.ok("enqueue", "true", "-q", "b")
+    on_both.ok("worker", "-q", "b", "--burst", "--commands")
+
+    told = on_both.json("status")
+    rows = {row["queue"]: row for row in told["queues"]}
+    assert (rows["a"]["waiting"], rows["a"]["scheduled"], rows["b"]["completed"]) == (1, 1, 1)
+    assert rows["b"]["completed_per_minute"] == 0.2
+    assert told["workers"] == 0
+    table = on_both.ok("status", "-q", "a")
+    assert table.splitlines()[0].split()[:3] == ["queue", "scheduled", "waiting"]
+    assert "no worker runs" in table
+
+
+def test_a_store_that_is_not_there_is_not_made_by_looking(penstock: Shell, tmp_path: Path) -> None:
+    assert "there is no store" in penstock.refused("status", code=3)
+    assert not (tmp_path / "penstock.db").exists()
+
+
+def test_status_is_watched(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true")
+    watching = penstock.start("status", "--watch", "--every", "0.1", "--json")
+    try:
+        assert watching.stdout is not None
+        looks = [json.loads(watching.stdout.readline()) for _ in range(3)]
+        assert all(look["queues"][0]["waiting"] == 1 for look in looks)
+        watching.send_signal(2)
+        assert watching.wait(20) == 130
+    finally:
+        watching.kill()
+        watching.communicate()
+
+
+def test_a_paused_queue_gives_nothing_until_it_is_resumed(on_both: Shell, tmp_path: Path) -> None:
+    on_both.ok("enqueue", f"touch {tmp_path}/out")
+    assert on_both.ok("pause", "-q", "default") == "paused: default\n"
+    on_both.ok("worker", "--burst", "--commands")
+    assert not (tmp_path / "out").exists()
+    assert on_both.json("status")["queues"][0]["paused"]
+    assert on_both.ok("resume") == "resumed: default\n"
+    on_both.ok("worker", "--burst", "--commands")
+    assert (tmp_path / "out").exists()
+
+
+def test_jobs_are_drained_cleaned_and_cleared(on_both: Shell) -> None:
+    on_both.ok(
+        "enqueue",
+        "-",
+        input='true\ntrue\nexit 1\n{"command": "true", "delay": "1h"}\n',
+        env={"PENSTOCK_ATTEMPTS": "1"},
+    )
+    assert "Nobody can be asked here: add --yes" in on_both.refused("drain", code=4)
+    assert on_both.json("status")["queues"][0]["waiting"] == 3
+    assert on_both.ok("drain", "--yes") == "3 jobs removed\n"
+    assert on_both.json("drain", "--yes", "--scheduled") == {"default": 1}
+    on_both.ok("enqueue", "-", input="true\ntrue\n")
+    on_both.ok("worker", "--burst", "--commands")
+    assert on_both.ok("clean", "completed", "--older-than", "1h") == "0 jobs removed\n"
+    assert on_both.ok("clean", "completed", "-n", "1") == "1 jobs removed\n"
+    assert "add --yes" in on_both.refused("clear", code=4)
+    assert on_both.ok("clear", "-y") == "1 jobs removed\n"
+    assert sum(on_both.json("status")["queues"][0][s] for s in ("waiting", "completed", "scheduled")) == 0
+
+
+def test_schedulers_are_added_listed_paused_and_removed(on_both: Shell, tmp_path: Path) -> None:
+    said = on_both.ok(
+        "schedule", "add", "often", "--every", "300ms", f"echo x >> {tmp_path}/out", "--limit", "2"
+    )
+    assert "every 300ms" in said
+    on_both.ok(
+        "schedule", "add", "nightly", "--cron", "0 3 * * *", "--tz", "Europe/Berlin", "-q", "other", "true"
+    )
+    rows = {row["name"]: row for row in on_both.json("schedule", "list")}
+    assert rows["nightly"]["when"] == "cron 0 3 * * * Europe/Berlin"
+    assert rows["often"]["task"] == "penstock.command"
+    assert "nightly" in on_both.ok("schedule", "list", "-q", "other")
+    worker = on_both.start("worker", "--commands")
+    try:
+        until(lambda: (tmp_path / "out").exists() and (tmp_path / "out").read_text() == "x\nx\n")
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=30)
+    on_both.ok("schedule", "pause", "nightly")
+    assert {row["name"]: row["paused"] for row in on_both.json("schedule", "list")}["nightly"]
+    on_both.ok("schedule", "resume", "nightly")
+    assert on_both.ok("schedule", "remove", "nightly") == "nightly removed\n"
+    assert "no scheduler 'nightly'" in on_both.refused("schedule", "remove", "nightly", code=3)
+    assert "Give one of them" in on_both.refused("schedule", "add", "never", "true", code=2)
+    assert "cron" in on_both.refused("schedule", "add", "bad", "--cron", "61 * * * *", "true", code=2)
+
+
+def test_limits_are_set_shown_and_taken_away(on_both: Shell) -> None:
+    on_both.ok("limit", "set", "--concurrency", "2", "--rate", "100/s")
+    assert [row["group"] for row in on_both.json("limit", "show")] == [""]
+    on_both.ok("limit", "set", "--group", "*", "--concurrency", "1")
+    on_both.ok("limit", "set", "--group", "ada", "--bucket", "10:5/s")
+    on_both.ok("enqueue", "true", "--group", "x")
+    on_both.ok("enqueue", "true", "--group", "x")
+    rows = {row["group"]: row for row in on_both.json("limit", "show")}
+    assert (rows[""]["concurrency"], rows[""]["rate"]) == (2, "100/s")
+    assert rows["*"]["concurrency"] == 1
+    assert rows["ada"]["bucket"] == "10:5/1000ms"
+    assert rows["x"]["blocked"] == 1
+    on_both.ok("limit", "set", "--none")
+    assert "" not in {row["group"] for row in on_both.json("limit", "show")}
+    assert "give --concurrency" in on_both.refused("limit", "set", code=2)
+    assert "not a usable rate" in on_both.refused("limit", "set", "--rate", "fast", code=2)
+
+
+def test_events_are_read_and_followed(on_both: Shell) -> None:
+    on_both.ok("enqueue", "true", "--id", "x")
+    lines = [json.loads(line) for line in on_both.ok("events", "--json").splitlines()]
+    assert [(line["type"], line["id"]) for line in lines] == [("enqueued", "x")]
+    assert "enqueued" in on_both.ok("events", "--type", "enqueued", "--id", "x")
+    assert on_both.ok("events", "--type", "failed") == ""
+    following = on_both.start("events", "--follow", "--since", "now", "--json", "-q", "default")
+    try:
+        import threading
+
+        heard: list[str] = []
+        reader = threading.Thread(target=lambda: heard.extend(following.stdout or []), daemon=True)
+        reader.start()
+
+        def cancelled_is_heard() -> bool:
+            on_both("cancel", on_both.ok("enqueue", "true").strip())
+            return any('"cancelled"' in line for line in heard)
+
+        until(cancelled_is_heard)
+    finally:
+        following.send_signal(2)
+        following.wait(20)
+        reader.join(10)
+        if following.stdout is not None:
+            following.stdout.close()
+    assert following.returncode == 130
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_store_in_a_file(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true")
+    penstock.ok("pause")
+
+    found = {(row["what"], row["verdict"]): row for row in penstock.json("doctor")}
+
+    assert found["queue default", "ok"]["found"] == "1 records, all indexes agree"
+    assert "resume" in found["queue default", "note"]["advice"]
+    assert found["workers", "note"]["found"] == "none"
+    assert "libraries" in penstock.ok("doctor")
+
+
+def test_the_doctor_says_what_is_wrong_with_a_server(valkey_url: str, tmp_path: Path) -> None:
+    shell = Shell(tmp_path, f"{valkey_url}?namespace=doctor")
+    shell.ok("enqueue", "true")
+    run = shell("doctor", "--json")
+
+    found = {row["what"]: row for row in json.loads(run.stdout)}
+    assert found["server"]["found"].startswith("Valkey ")
+    assert found["clock"]["verdict"] == "ok"
+    assert found["eviction"]["verdict"] == "ok"
+    assert (found["persistence"]["verdict"], run.returncode) in (("problem", 1), ("ok", 0))
+    assert found["persistence"]["verdict"] == "ok" or "appendonly yes" in found["persistence"]["advice"]

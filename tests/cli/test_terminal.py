@@ -1,0 +1,81 @@
+"""At a terminal: tables, progress, questions. And in a pipe that closes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Shell, script
+from tests.cli.terminal import Terminal
+
+# Each starts the script many times, which takes a while where the machine is busy.
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_listings_are_tables_with_colours(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true", "--id", "one")
+    with Terminal(penstock, "list") as terminal:
+        assert terminal.wait() == 0
+        assert "━" in terminal.text or "─" in terminal.text
+        assert "\x1b[34mwaiting" in terminal.raw
+
+
+def test_jobs_from_a_file_are_counted(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text("true\n" * 2000)
+    with Terminal(penstock, "enqueue", "-f", "jobs") as terminal:
+        terminal.read_until("2000 jobs: 2000 queued")
+        assert terminal.wait() == 0
+
+
+def test_what_cannot_be_taken_back_is_asked_for(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true", "--id", "one")
+    with Terminal(penstock, "clear") as terminal:
+        terminal.read_until("Remove ALL jobs of all queues")
+        terminal.press("n\n")
+        assert terminal.wait() == 130
+    assert penstock.json("show", "one")["state"] == "waiting"
+    with Terminal(penstock, "clear") as terminal:
+        terminal.read_until("[y/N]")
+        terminal.press("y\n")
+        terminal.read_until("1 jobs removed")
+        assert terminal.wait() == 0
+
+
+def test_a_status_that_is_watched_goes_on_until_ctrl_c(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true")
+    with Terminal(penstock, "status", "--watch", "--every", "0.1") as terminal:
+        terminal.read_until("default")
+        penstock.ok("enqueue", "true", "-q", "second")
+        terminal.read_until("second")
+        terminal.press("\x03")
+        assert terminal.wait() == 130
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(penstock: Shell) -> None:
+    penstock.ok("enqueue", "-", input="true\n" * 3000)
+    listing = subprocess.Popen(
+        [*script(), "list", "-n", "3000"],
+        cwd=penstock.folder,
+        env=penstock.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert listing.stdout is not None
+    assert listing.stderr is not None
+    assert listing.stdout.readline().startswith("id")
+    listing.stdout.close()
+    assert listing.stderr.read() == ""
+    listing.stderr.close()
+    listing.wait(30)
+
+
+def test_ctrl_c_while_waiting_leaves_the_job_alone(penstock: Shell) -> None:
+    with Terminal(penstock, "enqueue", "--id", "one", "--wait", "true") as terminal:
+        terminal.read_until("no worker works on queue")
+        terminal.press("\x03")
+        assert terminal.wait() == 130
+        assert "Traceback" not in terminal.text
+    assert penstock.json("show", "one")["state"] == "waiting"

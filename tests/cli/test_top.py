@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import termios
+
+import pytest
+
+from tests.cli.conftest import Shell, until
+from tests.cli.terminal import Terminal
+
+# Each starts the script many times, which takes a while where the machine is busy.
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_all_is_on_one_screen_and_keys_act(penstock: Shell) -> None:
+    penstock.ok("enqueue", "exit 3", "--id", "failed-one", "--attempts", "1")
+    penstock.ok("worker", "--burst")
+    with Terminal(penstock, "top", "--every", "0.2") as terminal:
+        screen = terminal.read_until("failed-one")
+        assert "queues" in screen
+        assert "exit code 3" in terminal.read_until("exit code 3")
+        terminal.press("r")
+        terminal.read_until("failed-one: retried")
+        assert penstock.json("show", "failed-one")["state"] == "waiting"
+        terminal.press("c")
+        terminal.read_until("failed-one: cancelled")
+        terminal.press("p")
+        terminal.read_until("there is no job to choose")
+        penstock.ok("enqueue", "true", "--id", "other-one")
+        terminal.read_until("other-one")
+        terminal.press("p")
+        terminal.read_until("default paused")
+        assert penstock.json("status")["queues"][0]["paused"]
+        terminal.press("p")
+        terminal.read_until("default resumed")
+        terminal.press("\x1b[B")
+        terminal.press("q")
+        assert terminal.wait() == 0
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true", "--id", "waiting-one")
+    with Terminal(penstock, "top") as terminal:
+        before = termios.tcgetattr(terminal.descriptor)
+        terminal.read_until("waiting-one")
+        assert not termios.tcgetattr(terminal.descriptor)[3] & termios.ECHO
+        terminal.press("\x03")
+        assert terminal.wait() == 130
+        assert terminal.raw.endswith("interrupted\r\n")
+        assert "\x1b[?1049l" in terminal.raw
+        assert until(lambda: termios.tcgetattr(terminal.descriptor)[3] & termios.ECHO)
+        assert termios.tcgetattr(terminal.descriptor)[3] == before[3] | termios.ECHO
+
+
+def test_without_a_terminal_it_is_said_what_there_is_instead(penstock: Shell) -> None:
+    assert "penstock status --watch" in penstock.refused("top", code=2)

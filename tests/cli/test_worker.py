@@ -1,0 +1,172 @@
+"""``penstock worker``: in the foreground, detached, reloading, at a terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Shell, until
+from tests.cli.terminal import Terminal
+
+# Each starts the script many times, which takes a while where the machine is busy.
+pytestmark = pytest.mark.timeout(300)
+
+APP = """
+from penstock import App
+
+app = App()
+
+@app.task(queue="mail")
+def answer() -> str:
+    return "{}"
+"""
+
+
+@pytest.fixture
+def stopped(penstock: Shell) -> object:
+    """Workers in the background do not outlive the test."""
+    yield
+    penstock("worker", "stop", "--timeout", "10")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+@pytest.mark.usefixtures("stopped")
+def test_workers_are_started_looked_at_restarted_and_stopped(penstock: Shell, tmp_path: Path) -> None:
+    assert "no worker runs" in penstock("worker", "status").stderr
+    said = penstock.ok("worker", "start", "--count", "2", "-c", "3", "--lease", "5s")
+    assert said.count("runs (process") == 2
+    rows = penstock.json("worker", "status")
+    assert [row["name"] for row in rows] == ["worker-1", "worker-2"]
+    assert {worker["concurrency"] for worker in penstock.json("workers")} == {3}
+    assert "runs already" in penstock.refused("worker", "start", code=4)
+    run = penstock("enqueue", "--wait", "echo by $PENSTOCK_JOB_ID", "--id", "x")
+    assert (run.returncode, run.stdout) == (0, "by x\n")
+    penstock.ok("worker", "restart")
+    again = penstock.json("worker", "status")
+    assert {row["pid"] for row in again}.isdisjoint({row["pid"] for row in rows})
+    assert "--concurrency=3" in again[0]["options"]
+    assert penstock.ok("worker", "stop").count("has stopped") == 2
+    assert not any(is_alive(row["pid"]) for row in rows + again)
+    assert penstock("worker", "status").returncode == 3
+    assert "has stopped" in (tmp_path / ".penstock" / "workers" / "worker-1.log").read_text()
+    assert "no worker runs" in penstock.refused("worker", "restart", code=4)
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_worker_that_does_not_stop_in_time_is_killed_with_its_command(
+    penstock: Shell, tmp_path: Path
+) -> None:
+    penstock.ok("worker", "start")
+    penstock.ok("enqueue", "trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done")
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    [row] = penstock.json("worker", "status")
+
+    assert "was killed" in penstock.ok("worker", "stop", "--timeout", "0.5")
+
+    until(lambda: not is_alive(int((tmp_path / "pid").read_text())))
+    assert not is_alive(row["pid"])
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_pid_file_left_by_a_crash_is_in_nobodys_way(penstock: Shell) -> None:
+    penstock.ok("worker", "start")
+    [row] = penstock.json("worker", "status")
+    os.kill(row["pid"], signal.SIGKILL)
+    until(lambda: not is_alive(row["pid"]))
+
+    assert penstock("worker", "status").returncode == 3
+    assert "worker-1 runs" in penstock.ok("worker", "start")
+
+
+def test_two_workers_with_one_pid_file_are_refused(penstock: Shell, tmp_path: Path) -> None:
+    first = penstock.start("worker", "--pid-file", "one.pid")
+    try:
+        until(
+            lambda: (tmp_path / "one.pid").exists() and '"ready":true' in (tmp_path / "one.pid").read_text()
+        )
+        assert "is the pid file of a worker that runs" in penstock.refused(
+            "worker", "--pid-file", "one.pid", code=4
+        )
+    finally:
+        first.terminate()
+        first.communicate(timeout=30)
+    assert not (tmp_path / "one.pid").exists()
+
+
+def test_a_worker_that_cannot_start_says_why(penstock: Shell, tmp_path: Path) -> None:
+    assert "no module 'nothing'" in penstock.refused("worker", "nothing:app", code=3)
+    assert "names no app" in penstock.refused("worker", "nothing", code=2)
+    assert "did not start: there is no module" in penstock.refused("worker", "start", "nothing:app", code=3)
+    assert "No such option" in penstock.refused("worker", "--concurency", "3", code=2)
+    (tmp_path / "tasks.py").write_text("app = 7\n")
+    assert "is no app, but of type int" in penstock.refused("worker", "tasks:app", code=3)
+    assert "concurrency=0" in penstock.refused("worker", "-c", "0", code=2)
+    assert "is no weight" in penstock.refused("worker", "-q", "a=b", code=2)
+
+
+def test_several_processes_share_the_work(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("enqueue", "-", input="ps -o ppid= -p $PPID >> out; sleep 0.2\n" * 12)
+    penstock.ok("worker", "--processes", "2", "--burst", "-c", "2")
+
+    workers = (tmp_path / "out").read_text().split()
+    assert len(workers) == 12
+    assert len(set(workers)) == 2
+
+
+def test_queues_have_weights_and_others_are_left_alone(penstock: Shell) -> None:
+    for queue in ("a", "b", "c"):
+        penstock.ok("enqueue", "true", "-q", queue)
+    penstock.ok("worker", "-q", "a", "-q", "b=3", "--burst")
+
+    counts = {row["queue"]: (row["completed"], row["waiting"]) for row in penstock.json("status")["queues"]}
+    assert counts == {"a": (1, 0), "b": (1, 0), "c": (0, 1)}
+
+
+def test_a_reloading_worker_runs_the_code_that_was_written_last(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP.format("old"))
+    worker = penstock.start("worker", "tasks:app", "--reload")
+    try:
+        wait = ("enqueue", "--task", "answer", "-q", "mail", "--wait", "--wait-timeout", "30s")
+        assert penstock.ok(*wait) == '"old"\n'
+        (tmp_path / "tasks.py").write_text(APP.format("new, and longer"))
+        until(lambda: penstock.ok(*wait) == '"new, and longer"\n')
+    finally:
+        worker.terminate()
+        said, _ = worker.communicate(timeout=30)
+    assert "tasks.py has changed" in said
+    assert worker.returncode == 0
+
+
+def test_at_a_terminal_there_is_a_live_view_until_ctrl_c(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("enqueue", "true", "--id", "quick-one")
+    penstock.ok("enqueue", f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done", "--id", "slow-one")
+    with Terminal(penstock, "worker") as terminal:
+        terminal.read_until("quick-one")
+        terminal.read_until("slow-one")
+        terminal.press("\x03")
+        terminal.read_until("stopping")
+        (tmp_path / "go").touch()
+        assert terminal.wait() == 0
+    assert penstock.json("show", "slow-one")["state"] == "completed"
+
+
+def test_ctrl_c_twice_hands_the_jobs_back_and_leaves_nothing_behind(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("enqueue", "echo $$ > pid; sleep 60", "--id", "x")
+    with Terminal(penstock, "worker", "--no-live") as terminal:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        terminal.press("\x03")
+        terminal.read_until("stopping")
+        terminal.press("\x03")
+        assert terminal.wait() == 0
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+    assert penstock.json("show", "x")["state"] == "waiting"
