@@ -2,6 +2,7 @@
 
 ``@app.task(batch=50, batch_wait="200ms")`` on ``async def embed(texts: list[str]) -> list[Vector]``: a job is one
 item, put in by ``embed.enqueue("one text")``; the function gets the list. Each job keeps its own id, retries, result.
+With ``rows: pyarrow.Table`` (or ``RecordBatch``) items are rows, put in as dicts, and the function gets a table.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ __all__ = ["Batching", "batch_signature", "parse_batching"]
 
 _DEFAULT_WAIT: Final = "100ms"
 _MOST: Final = 10_000
+_TABLES: Final = ("Table", "RecordBatch")
 _LISTS: Final = (list, Sequence, Collection, Iterable)
 
 
 class Batching(msgspec.Struct, frozen=True):
     """Up to ``size`` jobs in one call, which begins ``wait_ms`` after the first of them at the latest.
 
-    ``contexts`` names the parameter that gets a ``JobContext`` for each item, if the function has one.
+    ``contexts`` names the parameter that gets a ``JobContext`` for each item, if the function has one. ``table`` is
+    what of Arrow the items come as: ``Table``, ``RecordBatch``, or nothing.
     """
 
     size: int
     wait_ms: int
     contexts: str = ""
+    table: str = ""
 
 
 def parse_batching(batch: int | None, batch_wait: Duration | None, *, where: str) -> Batching | None:
@@ -87,7 +91,9 @@ def batch_signature(
         annotation=_item_type(name, items[0], hints[items[0].name]),
     )
     one = _OneJob(function, inspect.Signature([item], return_annotation=_result_type(hints["return"])))
-    return Signature.of(one), msgspec.structs.replace(batching, contexts=contexts[0] if contexts else "")
+    return Signature.of(one), msgspec.structs.replace(
+        batching, contexts=contexts[0] if contexts else "", table=_table(hints[items[0].name])
+    )
 
 
 class _OneJob:
@@ -105,12 +111,20 @@ class _OneJob:
 def _item_type(name: str, parameter: Parameter, hint: Any) -> Any:
     if hint is Any or hint in _LISTS:
         return Any
+    if _table(hint):
+        return dict[str, Any]
     if get_origin(hint) in _LISTS:
         return get_args(hint)[0]
     raise InvalidOption(
         f"{name} cannot take batches: its parameter {parameter.name!r} is annotated with {hint!r}, and gets a list. "
-        "Write list[...] of what one job is."
+        "Write list[...] of what one job is, or pyarrow.Table if it is a row."
     )
+
+
+def _table(hint: Any) -> str:
+    """By its name: whoever annotates with it has imported Arrow, and nobody else needs to."""
+    name = getattr(hint, "__name__", "")
+    return name if name in _TABLES and getattr(hint, "__module__", "").split(".")[0] == "pyarrow" else ""
 
 
 def _result_type(hint: Any) -> Any:

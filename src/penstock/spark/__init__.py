@@ -8,16 +8,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.spark.executors import Fleet, FleetReport, fleet
     from penstock.spark.local import session
     from penstock.spark.report import WriteReport, write_report
     from penstock.spark.tables.entry import Processed, process
     from penstock.spark.tables.ledger import latest
 
-__all__ = ["Processed", "WriteReport", "latest", "process", "session", "write_report"]
+__all__ = [
+    "Fleet",
+    "FleetReport",
+    "Processed",
+    "WriteReport",
+    "fleet",
+    "latest",
+    "process",
+    "session",
+    "write_report",
+]
 
 _HOMES = {
+    "Fleet": "penstock.spark.executors",
+    "FleetReport": "penstock.spark.executors",
     "Processed": "penstock.spark.tables.entry",
     "WriteReport": "penstock.spark.report",
+    "fleet": "penstock.spark.executors",
     "latest": "penstock.spark.tables.ledger",
     "process": "penstock.spark.tables.entry",
     "session": "penstock.spark.local",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import InvalidInput, PenstockError
 
-__all__ = ["BadKey", "BadRow", "NothingClaims", "OutputBusy", "OutputLost", "TooManyFailures"]
+__all__ = ["BadKey", "BadRow", "FleetFailed", "NothingClaims", "OutputBusy", "OutputLost", "TooManyFailures"]
 
 
 class BadKey(InvalidInput):
@@ -25,6 +25,10 @@ class OutputLost(PenstockError):
 
 class TooManyFailures(PenstockError):
     """More rows have failed than ``max_failures`` allows. What was done is in the output."""
+
+
+class FleetFailed(PenstockError):
+    """Spark has given up a fleet, or its workers could not begin. Jobs that were under way are taken over by others."""
 
 
 class NothingClaims(PenstockError):

@@ -73,6 +73,8 @@ def _settings(
         **_LOCAL,
         "spark.master": f"local[{count},{_MOST_FAILURES}]",
         "spark.driver.memory": memory,
+        # What this process can import, its workers can.
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "spark.sql.shuffle.partitions": str(count),
         **config,
     }

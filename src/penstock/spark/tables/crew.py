@@ -20,6 +20,7 @@ from typing import Final
 
 from penstock.app import App
 from penstock.errors import InvalidOption
+from penstock.spark.errors import FleetFailed
 from penstock.worker.pool import locate
 
 __all__ = ["Crew", "refuse_in_crew"]
@@ -74,6 +75,15 @@ class Crew:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    def check(self) -> None:
+        """Raises ``FleetFailed`` if all of them have ended by themselves, which they are not to do."""
+        codes = [process.poll() for process in self._processes]
+        if codes and None not in codes:
+            raise FleetFailed(
+                f"the workers that were started for the run have ended, with code {codes[0]}. What they have printed "
+                "says why; what was done is in the output."
+            )
 
 
 def _target(app: App) -> str:

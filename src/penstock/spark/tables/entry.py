@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from typing import Any, Final, Literal
 
 import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from penstock.app import App
 from penstock.core.ids import uuid7
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.options import namespace_of
 from penstock.spark.rows import Layout
-from penstock.spark.store import Store
-from penstock.spark.tables.crew import Crew, refuse_in_crew
+from penstock.spark.store import Store, shared_url
+from penstock.spark.tables.crew import refuse_in_crew
 from penstock.spark.tables.enqueueing import Batch
 from penstock.spark.tables.gathering import Gathering
 from penstock.spark.tables.hints import fit, value_type
@@ -29,6 +27,7 @@ from penstock.spark.tables.progress import ProgressStyle, Tally, open_progress
 from penstock.spark.tables.running import Limits, Run
 from penstock.spark.tables.scratch import Scratch
 from penstock.spark.tables.snapshot import snapshot
+from penstock.spark.tables.staff import Staff
 from penstock.spark.target import find_task
 from penstock.task import Task
 
@@ -69,6 +68,8 @@ def process(
     cost_name: str = "usd",
     max_failures: int | None = None,
     workers: int = 0,
+    fleet: Literal["spark"] | None = None,
+    fleet_size: int | None = None,
     concurrency: int = 100,
     progress: ProgressStyle = "auto",
     format: str = "parquet",
@@ -84,8 +85,9 @@ def process(
 
     ``max_cost`` bounds what the jobs of this run may use of ``cost_name`` (``context.use(usd=...)``), up to what is
     under way when it is reached; ``max_failures`` how many rows may fail. ``limit`` does only so many rows.
-    ``dry_run`` only says what there is to do. Jobs are done by whatever workers there are on the task's queue, and by
-    ``workers`` processes started for it here.
+    ``dry_run`` only says what there is to do. Jobs are done by whatever workers there are on the task's queue, by
+    ``workers`` processes started for it here, and with ``fleet="spark"`` by ``fleet_size`` of Spark's task slots: all
+    but one, which the run needs for itself, unless given.
 
     Raises:
         InvalidInput: keys that are missing, null or not unique, a table that does not fit the task, an output that
@@ -102,7 +104,7 @@ def process(
         raise InvalidOption(f"on_change={on_change!r} is not known. Give rerun, keep or error.")
     if limit is not None and limit < 1:
         raise InvalidOption(f"limit={limit}: give at least 1, or None for all rows.")
-    url = _shared_url(chosen.app)
+    url = shared_url(chosen.app)
     layout = _layout(df.schema, chosen, url=url, key=names, payload=payload, placement=placement)
     ledger = Ledger(
         df.sparkSession,
@@ -123,9 +125,16 @@ def process(
         limit=limit,
         progress=progress,
     )
-    crew = Crew(chosen.app, chosen.queue, workers, concurrency=concurrency)
+    staff = Staff(
+        df.sparkSession,
+        chosen,
+        workers=workers,
+        fleet=fleet,
+        fleet_size=fleet_size,
+        concurrency=concurrency,
+    )
     with Scratch(df.sparkSession, ledger, call.run_id, scratch) as place:
-        return call.only_plan(df, ledger, place) if dry_run else call.run(df, ledger, place, crew)
+        return call.only_plan(df, ledger, place) if dry_run else call.run(df, ledger, place, staff)
 
 
 class _Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +155,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             plan, _ = self._plan(self._taken(df, place), ledger)
         return Processed(run_id=self.run_id, output=ledger.output, plan=plan)
 
-    def run(self, df: DataFrame, ledger: Ledger, place: Scratch, crew: Crew) -> Processed:
+    def run(self, df: DataFrame, ledger: Ledger, place: Scratch, staff: Staff) -> Processed:
         began_at = time.monotonic()
         with Store(self.url) as store, OutputLease(self.url, ledger.output, self.run_id) as lease:
             place.clear()
@@ -160,10 +169,19 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             gathering.reject(rows)
             gathering.tally = tally = Tally(plan.todo)
             progress = open_progress(self.progress, self.task.name)
-            run = Run(store, ledger, lease, batch, limits=self.limits, progress=progress, gathering=gathering)
+            run = Run(
+                store,
+                ledger,
+                lease,
+                batch,
+                limits=self.limits,
+                progress=progress,
+                gathering=gathering,
+                check_workers=staff.check,
+            )
             try:
                 if plan.todo:
-                    with crew:
+                    with staff:
                         run.run(_written(chosen, f"{place.path}/todo"), plan.todo)
             finally:
                 progress.close(tally)
@@ -231,17 +249,3 @@ def _layout(
         options=task.defaults,
         max_payload=task.app.max_payload,
     )
-
-
-def _shared_url(app: App) -> str:
-    """The URL of the app's store, as executors are to open it. Raises ``InvalidOption`` for one they cannot reach."""
-    if app.url.startswith("memory:"):
-        raise InvalidOption(
-            "the app's store is in the memory of this process, where Spark's workers cannot reach it. Use "
-            "sqlite:///penstock.db, or a Valkey server."
-        )
-    if app.namespace is None:
-        return app.url
-    parts = urlsplit(app.url)
-    query = [(name, value) for name, value in parse_qsl(parts.query) if name != "namespace"]
-    return parts._replace(query=urlencode([*query, ("namespace", app.namespace)])).geturl()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -54,6 +55,7 @@ class Run:
         limits: Limits,
         progress: Progress,
         gathering: Gathering,
+        check_workers: Callable[[], None],
     ) -> None:
         self._store = store
         self._ledger = ledger
@@ -63,6 +65,7 @@ class Run:
         self._progress = progress
         self._tally = gathering.tally
         self._gathering = gathering
+        self._check_workers = check_workers
         self._said_at = time.monotonic()
         self.stopped = ""
 
@@ -107,6 +110,7 @@ class Run:
                 {"total": self._tally.total, "ended": self._tally.ended, "failed": self._tally.failed}
             )
             putting.check()
+            self._check_workers()
             self._stop_if_due(todo)
             self._warn_if_idle(now - last_at)
             if now - last_at > _IDLE_S and putting.is_done:

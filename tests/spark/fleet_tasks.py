@@ -1,0 +1,48 @@
+"""Tasks of the fleet tests, in a module that executors can import. They learn from the driver where the store is."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock import App
+
+app = App("memory://")
+
+
+@app.task(queue="mixed")
+async def double(n: int) -> int:
+    return 2 * n
+
+
+@app.task(queue="mixed", attempts=1)
+def refuse(n: int) -> int:
+    raise SystemExit(f"not {n}")
+
+
+@app.task(queue="mixed", runner="process")
+def process_id(n: int) -> int:
+    return os.getpid()
+
+
+@app.task(queue="mixed", batch=100, batch_wait="50ms")
+def lengths(rows: pa.Table) -> pa.Array:
+    return pc.utf8_length(rows["text"])
+
+
+@app.task(queue="mixed", max_stalls=5)
+def die_once(marker: str) -> str:
+    """Takes the executor's Python along, the first time."""
+    if not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
+
+
+@app.task(queue="rows")
+async def square(n: int) -> int:
+    return n * n

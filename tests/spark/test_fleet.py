@@ -1,0 +1,111 @@
+"""Spark's executors as workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock.spark as ps
+from penstock import App, InvalidOption
+from penstock.core.job import Job
+from penstock.core.lifecycle import State
+from penstock.loops import Sessions
+from penstock.opening import Opening
+from tests.spark.fleet_tasks import app, die_once, double, lengths, process_id, refuse, square
+from tests.spark.stores import ask
+
+
+@pytest.fixture(autouse=True)
+def store(url: str) -> Iterator[None]:
+    """The driver's app has the store of the test; the executors import an app that knows nothing of it."""
+    opening = Opening(url, namespace=None)
+    before, was = (
+        app.exchange_sessions(Sessions(opening.open, intake=app.intake, close_storage=True)),
+        app.url,
+    )
+    app.url = url
+    yield
+    app.sync.close()
+    app.exchange_sessions(before)
+    app.url = was
+
+
+def jobs(url: str, queue: str, ids: list[str]) -> list[Job]:
+    found = ask(url, lambda storage: storage.get(queue, ids))
+    return [job for job in found if job is not None]
+
+
+def test_executors_run_every_kind_of_task_and_end_when_the_queues_are_drained(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    doubled = double.sync.enqueue_many([(n,) for n in range(50)])
+    refused = refuse.sync.enqueue_many([(n,) for n in range(3)])
+    processed = process_id.sync.enqueue(1)
+    measured = lengths.sync.enqueue_many([({"text": "x" * n},) for n in range(20)])
+    survivor = die_once.sync.enqueue(str(tmp_path / "died"))
+
+    report = ps.fleet(spark, app, size=2, lease="2s", time_budget="100s").wait("100s")
+
+    assert [job.result for job in jobs(url, "mixed", [handle.id for handle in doubled])] == [
+        str(2 * n).encode() for n in range(50)
+    ]
+    assert {job.state for job in jobs(url, "mixed", [handle.id for handle in refused])} == {State.FAILED}
+    assert [job.result for job in jobs(url, "mixed", [handle.id for handle in measured])] == [
+        str(n).encode() for n in range(20)
+    ]
+    assert processed.result("1s") > 0
+    (job,) = jobs(url, "mixed", [survivor.id])
+    assert (job.state, job.stalls) == (State.COMPLETED, 1)
+    assert len(report.workers) == 2
+    assert all(worker.worker.startswith("spark-") for worker in report.workers)
+    assert ask(url, lambda storage: storage.counts("mixed")).open == 0
+
+
+@pytest.mark.parametrize("url", ["valkey"], indirect=True)
+def test_a_fleet_that_is_stopped_ends_and_leaves_what_it_had_not_begun(spark: SparkSession, url: str) -> None:
+    with ps.fleet(
+        spark, "tests.spark.fleet_tasks:app", size=1, queues=["rows"], until_drained=False
+    ) as fleet:
+        first = square.sync.enqueue(7)
+        assert first.result("60s") == 49
+        assert fleet.is_running
+    assert not fleet.is_running
+    assert fleet.wait().completed == 1
+    later = square.sync.enqueue(8)
+    assert [job.state for job in jobs(url, "rows", [later.id])] == [State.WAITING]
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_executors_do_the_rows_of_a_run(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    table = spark.range(40).selectExpr("id AS n")
+    done = ps.process(
+        table, square, key="n", output=tmp_path / "squares", fleet="spark", fleet_size=1, progress="none"
+    )
+    assert (done.completed, done.failed) == (40, 0)
+    rows = spark.read.parquet(str(tmp_path / "squares")).select("n", "value").collect()
+    assert {row["n"]: row["value"] for row in rows} == {n: n * n for n in range(40)}
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_what_cannot_work_is_said_before_anything_is_started(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidOption, match="at the top of no module"):
+        ps.fleet(spark, App(url))
+    with pytest.raises(InvalidOption, match="no option"):
+        ps.fleet(spark, app, probe="9100")  # type: ignore[call-arg]
+    with pytest.raises(InvalidOption, match="needs one for itself"):
+        ps.process(
+            spark.range(2).selectExpr("id AS n"),
+            square,
+            key="n",
+            output=tmp_path / "o",
+            fleet="spark",
+            fleet_size=2,
+        )
+    app.url = "memory://x"
+    with pytest.raises(InvalidOption, match="in the memory of this process"):
+        ps.fleet(spark, app)
