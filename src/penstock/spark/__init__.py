@@ -8,32 +8,46 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.spark.archiving import Archived, archive
     from penstock.spark.executors import Fleet, FleetReport, fleet
     from penstock.spark.local import session
+    from penstock.spark.operate import Cancelled, Retried, cancel, retry
     from penstock.spark.report import WriteReport, write_report
     from penstock.spark.tables.entry import Processed, process
     from penstock.spark.tables.ledger import latest
 
 __all__ = [
+    "Archived",
+    "Cancelled",
     "Fleet",
     "FleetReport",
     "Processed",
+    "Retried",
     "WriteReport",
+    "archive",
+    "cancel",
     "fleet",
     "latest",
     "process",
+    "retry",
     "session",
     "write_report",
 ]
 
 _HOMES = {
+    "Archived": "penstock.spark.archiving",
+    "Cancelled": "penstock.spark.operate",
     "Fleet": "penstock.spark.executors",
     "FleetReport": "penstock.spark.executors",
     "Processed": "penstock.spark.tables.entry",
+    "Retried": "penstock.spark.operate",
     "WriteReport": "penstock.spark.report",
+    "archive": "penstock.spark.archiving",
+    "cancel": "penstock.spark.operate",
     "fleet": "penstock.spark.executors",
     "latest": "penstock.spark.tables.ledger",
     "process": "penstock.spark.tables.entry",
+    "retry": "penstock.spark.operate",
     "session": "penstock.spark.local",
     "write_report": "penstock.spark.report",
 }

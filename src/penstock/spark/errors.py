@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from penstock.errors import InvalidInput, PenstockError
 
-__all__ = ["BadKey", "BadRow", "FleetFailed", "NothingClaims", "OutputBusy", "OutputLost", "TooManyFailures"]
+__all__ = [
+    "ArchiveTorn",
+    "BadKey",
+    "BadRow",
+    "FleetFailed",
+    "NothingClaims",
+    "OutputBusy",
+    "OutputLost",
+    "TooManyFailures",
+]
 
 
 class BadKey(InvalidInput):
@@ -13,6 +22,10 @@ class BadKey(InvalidInput):
 
 class BadRow(InvalidInput):
     """A row that cannot be a job."""
+
+
+class ArchiveTorn(PenstockError):
+    """An archive does not hold what the store had."""
 
 
 class OutputBusy(PenstockError):

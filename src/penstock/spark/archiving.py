@@ -1,0 +1,174 @@
+"""``penstock.spark.archive``: finished jobs, moved from the store into a table.
+
+What is to move is first written to a journal beside the table, read back and compared with the store; then each job
+that has not changed since is freed in the store, and its row goes from the journal into the table, in one Spark job. So
+a job is in the store or in the table, never in both, and one that was retried meanwhile stays. What a call that was
+killed leaves in the journal, the next one finishes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import PurePath
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from penstock.core.duration import Duration, milliseconds
+from penstock.core.ids import uuid7
+from penstock.core.lifecycle import State
+from penstock.core.names import check_queue
+from penstock.errors import InvalidOption
+from penstock.spark.archivetable import ArchiveTable, journal_path
+from penstock.spark.errors import ArchiveTorn
+from penstock.spark.freeing import COLUMNS, COMPARED, Source, comparing, freeing
+from penstock.spark.tables.outputlease import OutputLease
+
+__all__ = ["Archived", "archive"]
+
+_KEY: Final = ("queue", "id", "incarnation", "finished_at")
+_FINISHED: Final = ("completed", "failed", "cancelled")
+
+
+class Archived(msgspec.Struct, frozen=True, kw_only=True):
+    """``archived`` jobs are in the table and no longer in the store; of these ``recovered`` were left by a call that
+    was killed. ``kept`` stay in the store: they were retried meanwhile, or another consumer holds them."""
+
+    queue: str
+    output: str
+    archived: int
+    kept: int
+    recovered: int
+    seconds: float
+
+
+def archive(
+    spark: SparkSession,
+    url: str,
+    queue: str,
+    output: str | PurePath,
+    *,
+    older_than: Duration = "7d",
+    states: Sequence[str] = _FINISHED,
+    consumer: str = "",
+    format: str = "parquet",
+    scratch: str | None = None,
+) -> Archived:
+    """Move the jobs of ``queue`` that ended longer ago than ``older_than`` into ``output``, a path or a table of the
+    catalog, which is appended to: all columns of ``kind=jobs``, with payload and result.
+
+    Jobs that ``consumer`` holds are let go of; those that another one holds are not touched. ``scratch`` is where the
+    journal is kept, for an output that is a table: a place that is there again at the next call. Can be repeated.
+
+    Raises:
+        InvalidOption, InvalidInput: states that are not finished, a table without ``scratch``, an output that holds
+            something else.
+        OutputBusy: another call is writing to the output.
+        ArchiveTorn: what was written is not what the store has. Nothing was freed.
+        StorageError: the store does not answer.
+    """
+    check_queue(queue)
+    _check_states(states)
+    older_ms = milliseconds(older_than, what="older_than")
+    table = ArchiveTable(spark, output, format=format)
+    table.check()
+    path = journal_path(table, url, queue, scratch)
+    move = _Move(spark, table, path, Source(url=url, queue=queue, consumer=consumer))
+    began_at = time.monotonic()
+    with OutputLease(url, table.output, uuid7()):
+        recovered, _ = move.finish(is_left=True)
+        before = datetime.now(UTC) - timedelta(milliseconds=older_ms)
+        move.begin(states, before)
+        archived, kept = move.finish(is_left=False)
+    return Archived(
+        queue=queue,
+        output=table.output,
+        archived=recovered + archived,
+        kept=kept,
+        recovered=recovered,
+        seconds=time.monotonic() - began_at,
+    )
+
+
+class _Move:
+    """From the store to the journal (``begin``), from the journal to the table (``finish``)."""
+
+    def __init__(self, spark: SparkSession, table: ArchiveTable, path: str, source: Source) -> None:
+        self._spark = spark
+        self._table = table
+        self._journal = ArchiveTable(spark, PurePath(path), format="parquet")
+        self._source = source
+
+    def begin(self, states: Sequence[str], before: datetime) -> None:
+        options = {
+            "url": self._source.url,
+            "queue": self._source.queue,
+            "kind": "jobs",
+            "state": ",".join(states),
+        }
+        jobs = self._spark.read.format("penstock").schema(COLUMNS).options(**options).load()
+        self._journal.overwrite(jobs.where(F.col("finished_at") <= F.lit(before)))
+
+    def finish(self, *, is_left: bool) -> tuple[int, int]:
+        """How many of the journal's rows were archived, and how many are kept in the store. ``is_left``: by a call that
+        was killed, and may have archived some."""
+        rows = self._journal.read()
+        if rows is None:
+            return 0, 0
+        todo = self._without_archived(rows) if is_left else rows
+        count = self._compare(todo, is_left=is_left)
+        if not count:
+            return 0, 0
+        self._table.append(todo.mapInArrow(freeing(self._source), COLUMNS))
+        left = self._without_archived(rows)
+        kept = left.count()
+        if kept and self._compared(left).get("gone", 0):
+            raise ArchiveTorn(
+                f"jobs were freed that are not in {self._table.output}. They are in the journal: call archive again, "
+                "which puts them there."
+            )
+        self._clear()
+        return count - kept, kept
+
+    def _compare(self, rows: DataFrame, *, is_left: bool) -> int:
+        """How many rows there are. Raises ``ArchiveTorn`` if one differs from its job, which is still what it was."""
+        verdicts = self._compared(rows)
+        if torn := verdicts.get("torn", 0):
+            if not is_left:
+                self._clear()
+            raise ArchiveTorn(
+                f"{torn} jobs in {self._journal.output} are not as they are in the store. Nothing was freed or "
+                "archived by this call."
+            )
+        return sum(verdicts.values())
+
+    def _clear(self) -> None:
+        self._journal.overwrite(self._spark.createDataFrame([], COLUMNS))
+
+    def _compared(self, rows: DataFrame) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for row in rows.mapInArrow(comparing(self._source), COMPARED).collect():
+            counts[row["verdict"]] = counts.get(row["verdict"], 0) + row["count"]
+        return counts
+
+    def _without_archived(self, rows: DataFrame) -> DataFrame:
+        archived = self._table.read()
+        if archived is None:
+            return rows
+        # By the time of its end as well: in a store that was emptied, lives are counted from one again.
+        known = archived.select(*_KEY)
+        return rows.join(known, list(_KEY), "left_anti").select(*COLUMNS.fieldNames())
+
+
+def _check_states(states: Sequence[str]) -> None:
+    finished = {State(name) for name in _FINISHED}
+    wrong = [state for state in ([states] if isinstance(states, str) else states) if state not in finished]
+    if wrong or not states or isinstance(states, str):
+        raise InvalidOption(
+            f"states={states!r} is not usable: only finished jobs can be archived. Give a list of some of "
+            f"{', '.join(_FINISHED)}."
+        )
