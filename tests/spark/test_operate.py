@@ -153,7 +153,7 @@ def test_what_cannot_be_archived_is_refused_and_what_was_not_copied_well_is_not_
     with pytest.raises(InvalidOption, match="only finished jobs"):
         ps.archive(spark, url, "mail", tmp_path / "kept", states=["waiting"])
     with pytest.raises(InvalidOption, match="Give scratch"):
-        ps.archive(spark, url, "mail", "warehouse.kept")
+        ps.archive(spark, url, "mail", "table:warehouse.kept")
     spark.range(1).write.parquet(str(tmp_path / "other"))
     with pytest.raises(InvalidInput, match="holds something else"):
         ps.archive(spark, url, "mail", tmp_path / "other")

@@ -17,18 +17,19 @@ from penstock.spark.options import namespace_of
 __all__ = ["ArchiveTable", "journal_path"]
 
 _NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA", "TABLE_OR_VIEW_NOT_FOUND")
+_TABLE: Final = "table:"
 # Spark passes over names that begin with an underscore.
 _FOLDER: Final = "_penstock_archive"
 
 
 class ArchiveTable:
-    """Rows with ``COLUMNS``. A text with a slash is a path, any other a table of the catalog."""
+    """Rows with ``COLUMNS``, at a path or in a table of the catalog (``table:db.archive``)."""
 
     def __init__(self, spark: SparkSession, output: str | PurePath, *, format: str) -> None:
         self._spark = spark
         self._format = format
-        self.output = str(output)
-        self.is_path = isinstance(output, PurePath) or "/" in self.output or "\\" in self.output
+        self.is_path = not str(output).startswith(_TABLE)
+        self.output = str(output).removeprefix(_TABLE)
 
     def read(self) -> DataFrame | None:
         """All rows; ``None`` if there is no table yet."""

@@ -59,7 +59,7 @@ def archive(
     scratch: str | None = None,
 ) -> Archived:
     """Move the jobs of ``queue`` that ended longer ago than ``older_than`` into ``output``, a path or a table of the
-    catalog, which is appended to: all columns of ``kind=jobs``, with payload and result.
+    catalog (``table:db.archive``), which is appended to: all columns of ``kind=jobs``, with payload and result.
 
     Jobs that ``consumer`` holds are let go of; those that another one holds are not touched. ``scratch`` is where the
     journal is kept, for an output that is a table: a place that is there again at the next call. Can be repeated.

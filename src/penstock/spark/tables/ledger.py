@@ -87,9 +87,13 @@ class Ledger:
     def read(self) -> DataFrame | None:
         """All rows; ``None`` if there is no output yet."""
         try:
-            if not self.is_path:
-                return self._spark.table(self.output)
-            return self._spark.read.format(self._format).option("mergeSchema", "true").load(self.output)
+            if self.is_path:
+                found = self._spark.read.format(self._format).option("mergeSchema", "true").load(self.output)
+            else:
+                found = self._spark.table(self.output)
+            # By Spark Connect nothing is looked at until it is asked for.
+            _ = found.schema
+            return found
         except AnalysisException as error:
             if error.getCondition() is not None and str(error.getCondition()).startswith(_NOT_THERE):
                 return None
