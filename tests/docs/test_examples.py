@@ -93,7 +93,7 @@ def test_an_example_prints_what_it_says(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 if "spark" not in example.code else 110,
         check=False,
     )
     assert run.returncode == 0, run.stderr
