@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -102,8 +103,11 @@ def promote_due(step: Step, *, limit: int) -> int:
     return len(due)
 
 
-class _Ready(NamedTuple):
-    """A job at the head of the line, with what a lease needs of it: reading whole records takes thrice as long."""
+class _Ready(msgspec.Struct, gc=False):
+    """A job at the head of the line, with what a lease needs of it: reading whole records takes thrice as long.
+
+    ``concern``: 0 none, 1 it has ties, 2 its ttl has passed.
+    """
 
     key: int
     expires_at: int
@@ -120,28 +124,37 @@ class _Ready(NamedTuple):
     incarnation: int
     id: str
     packed_annex: bytes | None
-    binds: int
+    concern: int
+
+
+_concern_of = attrgetter("concern")
 
 
 def _head(step: Step, count: int) -> list[_Ready]:
     if not step.queue.waiting:
         return []
-    return [_Ready(*row) for row in step.sql.execute(_sql["head"], (step.queue.key, count))]
+    return [_Ready(*row) for row in step.sql.execute(_sql["head"], (step.queue.key, count, step.now_ms))]
 
 
 def _take_from(step: Step, take: Take, head: list[_Ready]) -> list[Lease]:
     """Lease these in order; those whose ttl has passed end instead, those whose group is full go back to it."""
     leases: list[Lease] = []
-    for past_ttl, jobs in groupby(head, key=lambda job: 0 < job.expires_at <= step.now_ms):
-        if past_ttl:
-            ended = step.find(job.id for job in jobs)
-            for record in ended.values():
-                expire(step, record)
-            step.save(ended.values())
-            continue
-        for binds, some in groupby(jobs, key=lambda job: job.binds):
-            leases += (_lease_members if binds else _lease)(step, take, list(some))
+    for concern, jobs in groupby(head, key=_concern_of):
+        match concern:
+            case 0:
+                leases += _lease(step, take, list(jobs))
+            case 1:
+                leases += _lease_members(step, take, list(jobs))
+            case _:
+                _expire(step, [job.id for job in jobs])
     return leases
+
+
+def _expire(step: Step, ids: list[str]) -> None:
+    ended = step.find(ids)
+    for record in ended.values():
+        expire(step, record)
+    step.save(ended.values())
 
 
 def _lease_members(step: Step, take: Take, jobs: list[_Ready]) -> list[Lease]:
@@ -171,7 +184,7 @@ def _lease(step: Step, take: Take, jobs: list[_Ready], *, grouped: bool = False)
     leases = [
         Lease(
             job.id,
-            step.draw(),
+            token,
             job.incarnation,
             job.runs + 1,
             job.failures,
@@ -184,10 +197,10 @@ def _lease(step: Step, take: Take, jobs: list[_Ready], *, grouped: bool = False)
             job.expires_at,
             job.cancelling != 0,
             job.run_id,
-            (annex := as_annex(job.packed_annex)),
+            annex := None if job.packed_annex is None else as_annex(job.packed_annex),
             received_data(step, job.key) if annex is not None and annex.received else None,
         )
-        for job in jobs
+        for token, job in zip(step.draw_many(len(jobs)), jobs, strict=True)
     ]
     until_ms = now_ms + take.lease_ms
     rows = [(lease.token, now_ms, until_ms, worker, job.key) for lease, job in zip(leases, jobs, strict=True)]

@@ -6,7 +6,6 @@ It reads and writes half the columns of a whole record, for the same result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -26,7 +25,7 @@ _sql = statements("complete")
 _json = msgspec.json.Encoder()
 
 
-class _Held(NamedTuple):
+class _Held(msgspec.Struct, gc=False):
     key: int
     id: str
     state: str
@@ -72,11 +71,13 @@ def _is_plain(job: _Held, settlement: Settlement) -> bool:
 
 def _write(step: Step, jobs: list[_Held], results: list[bytes]) -> None:
     now_ms = step.now_ms
+    awaited = step.awaited([job.key for job in jobs])
     rows = []
     for job, result in zip(jobs, results, strict=True):
         kept_until = now_ms + unpack_options(job.packed_options).result_ttl_ms
         rows.append((now_ms, kept_until, result, job.key))
-        step.tell_of(job.key, Finished(job.id, job.incarnation, State.COMPLETED, result))
+        if job.key in awaited:
+            step.tell_of(job.key, Finished(job.id, job.incarnation, State.COMPLETED, result))
     step.sql.executemany(_sql["complete"], rows)
     step.queue.move(ACTIVE, COMPLETED, len(jobs))
     step.save(())

@@ -13,6 +13,7 @@ from penstock.core.outcome import Failure
 from penstock.core.staging import check_staged
 from penstock.errors import CostTooHigh
 from penstock.storage.sqlite import dedup, flows
+from penstock.storage.sqlite.arrive import queue_all
 from penstock.storage.sqlite.limits import check_costs, cost_refused
 from penstock.storage.sqlite.messages import Put
 from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, REMOVED, STATES, Record
@@ -27,6 +28,11 @@ _FINISHED = (COMPLETED, FAILED, CANCELLED)
 
 def enqueue(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
     """Answer each job as if those before it were in already."""
+    answers = queue_all(step, jobs)
+    return _enqueue_each(step, jobs) if answers is None else answers
+
+
+def _enqueue_each(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued]:
     check_costs(step, jobs)
     for job in jobs:
         if job.staged:

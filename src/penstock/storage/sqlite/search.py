@@ -55,7 +55,7 @@ def _order(query: Query) -> tuple[str, str]:
 def _walk(sql: sqlite3.Connection, queue: int, query: Query, *, cursor: str, limit: int) -> list[Record]:
     which = "j.state = :state"
     if query.error_type:
-        which = "j.state = 'failed' AND j.error_type = :error_type"
+        which = "j.state = 'failed' AND j.error_type <> '' AND j.error_type = :error_type"
     elif query.state in TERMINAL:
         which += " AND j.kept_until > 0"
     first, second = _order(query)

@@ -126,6 +126,12 @@ class Step:
         self.queue.seq += 1
         return self.queue.seq
 
+    def draw_many(self, count: int) -> range:
+        """The next so many of these numbers."""
+        first = self.queue.seq + 1
+        self.queue.seq += count
+        return range(first, first + count)
+
     def note(self, kind: str, record: Record, **extra: Any) -> None:
         """Log what happened to a job, with its state as it is now, and its group if it has one."""
         if record.binds and (group := record.annex.group):
@@ -146,6 +152,10 @@ class Step:
         """The same for a job known by its key alone (0: only ``also`` are told)."""
         self._ended[key] = news
         self._told.extend((listener, news) for listener in also)
+
+    def awaited(self, keys: list[int]) -> set[int]:
+        """Which of the jobs with these keys somebody waits for."""
+        return {job for job, _ in self.sql.execute(_news_sql["waiters_of"], (_json.encode(keys).decode(),))}
 
     def listen(self, record: Record, listener: str) -> None:
         """Register a listener for the end of this job."""
@@ -171,6 +181,13 @@ class Step:
         self.adopt(rows)
         known = self._known
         return {id_: known[id_] for id_ in wanted if id_ in known}
+
+    def knows_any(self, ids: list[str]) -> bool:
+        """Whether one of these ids has a record."""
+        if self._known and not self._known.keys().isdisjoint(ids):
+            return True
+        listed = _json.encode(ids).decode()
+        return bool(self.sql.execute(_sql["knows_any"], (self.queue.key, listed)).fetchone()[0])
 
     def adopt(self, rows: Iterable[Sequence[Any]]) -> list[Record]:
         """The records of rows that were read. One that is known already stays what it has become meanwhile."""
@@ -258,12 +275,14 @@ class Step:
         if not records:
             return
         queue = self.queue.key
-        key = self.sql.execute(_sql["last_key"]).fetchone()[0] or 0
-        for record in records:
-            key += 1
+        for key, record in enumerate(records, self.next_key()):
             record.key = key
         self.sql.executemany(_sql["insert"], [_new_values(r, queue) for r in records])
         self.sql.executemany(_sql["insert_payload"], [(r.key, r.payload) for r in records])
+
+    def next_key(self) -> int:
+        """The key of the next row of a job."""
+        return int(self.sql.execute(_sql["last_key"]).fetchone()[0] or 0) + 1
 
     def _update(self, records: Sequence[Record]) -> None:
         if not records:

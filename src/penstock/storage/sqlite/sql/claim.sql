@@ -6,10 +6,11 @@ ORDER BY j.run_at, j.id LIMIT ?
 
 -- name: head
 SELECT j.key, j.expires_at, j.ready_at, j.run_id, j.cancelling, j.enqueued_at, j.priority, o.value, p.payload,
-    j.stalls, j.failures, j.runs, j.incarnation, j.id, j.annex, j.binds
+    j.stalls, j.failures, j.runs, j.incarnation, j.id, j.annex,
+    CASE WHEN j.expires_at > 0 AND j.expires_at <= ?3 THEN 2 ELSE j.binds END
 FROM jobs j JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
-WHERE j.queue = ? AND j.state = 'waiting'
-ORDER BY j.priority, j.place LIMIT ?
+WHERE j.queue = ?1 AND j.state = 'waiting'
+ORDER BY j.priority, j.place LIMIT ?2
 
 -- name: lease
 UPDATE jobs SET state = 'active', token = ?, runs = runs + 1, claimed_at = ?, lease_until = ?, worker = ?,

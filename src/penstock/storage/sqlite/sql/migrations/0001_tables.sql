@@ -102,7 +102,7 @@ CREATE INDEX jobs_scheduled ON jobs (queue, run_at, id) WHERE state = 'scheduled
 CREATE INDEX jobs_blocked ON jobs (queue, place) WHERE state = 'blocked';
 CREATE INDEX jobs_suspended ON jobs (queue, wake_at) WHERE wake_at > 0;
 CREATE INDEX jobs_held ON jobs (queue, held_until) WHERE held_until > 0;
-CREATE INDEX jobs_errors ON jobs (queue, error_type, finished_at, id) WHERE state = 'failed';
+CREATE INDEX jobs_errors ON jobs (queue, error_type, finished_at, id) WHERE error_type <> '';
 CREATE INDEX jobs_active ON jobs (queue, lease_until) WHERE state = 'active';
 CREATE INDEX jobs_finished ON jobs (queue, state, kept_until) WHERE kept_until > 0;
 CREATE INDEX jobs_expiring ON jobs (queue, expires_at)
