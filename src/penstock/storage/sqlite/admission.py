@@ -48,9 +48,11 @@ _sql = statements("groups")
 
 
 def head_of(step: Step, group: Group) -> Record | None:
-    """The first of its blocked members."""
-    found = step.sql.execute(_sql["head"], (step.queue.key, group.key)).fetchone()
-    return None if found is None else step.find([found[0]]).get(found[0])
+    """The first of its blocked members. One that came in this very call has no row yet."""
+    id_, *row = step.sql.execute(_sql["head"], (step.queue.key, group.key)).fetchone() or (None,)
+    if id_ is None:
+        return None
+    return step.adopt([row])[0] if row[0] is not None else step.find([id_]).get(id_)
 
 
 def _admit(step: Step, record: Record) -> None:

@@ -6,6 +6,7 @@ blocked members stand in a table of their own, written at once, because it is re
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -44,7 +45,7 @@ _AT_THE_FRONT: Final = 1
 _BLOCKED = EventType.BLOCKED.value
 
 _sql = statements("groups")
-_limits: Final = msgspec.json.Decoder(Limit)
+_unpack_limit: Final = lru_cache(256)(msgspec.json.Decoder(Limit).decode)
 
 
 def limit_of(step: Step, key: str) -> Limit:
@@ -53,7 +54,7 @@ def limit_of(step: Step, key: str) -> Limit:
     if limit is None:
         rows: dict[str, str] = dict(step.sql.execute(_sql["limits_for"], (step.queue.key, key)).fetchall())
         value = rows.get(key) or (rows.get(EVERY_GROUP) if key else None)
-        limit = step.limits[key] = Limit() if value is None else _limits.decode(value)
+        limit = step.limits[key] = Limit() if value is None else _unpack_limit(value)
     return limit
 
 

@@ -129,6 +129,7 @@ class Record(msgspec.Struct, gc=False):
     payload: bytes | None = None
     part: str = ""
     line: tuple[int, int, int] = (0, 0, 0)
+    unpacked_annex: Annex | None = None
 
     @property
     def options(self) -> Options:
@@ -149,12 +150,16 @@ class Record(msgspec.Struct, gc=False):
     @property
     def annex(self) -> Annex:
         """What few jobs have; the empty one if this has none of it."""
-        return as_annex(self.packed_annex) or EMPTY_ANNEX
+        annex = self.unpacked_annex
+        if annex is None:
+            annex = self.unpacked_annex = as_annex(self.packed_annex) or EMPTY_ANNEX
+        return annex
 
     @annex.setter
     def annex(self, annex: Annex | None) -> None:
         has_any = annex is not None and annex != EMPTY_ANNEX
         self.packed_annex = pack_annex(annex) if has_any else None
+        self.unpacked_annex = None
         self.binds = int(annex is not None and annex.binds)
 
     def renumber(self, number: int, *, lifo: bool) -> None:

@@ -51,7 +51,9 @@ INSERT INTO group_lines (rank, priority, place, queue, key, id) VALUES (?, ?, ?,
 DELETE FROM group_lines WHERE rank = ? AND priority = ? AND place = ? AND queue = ? AND key = ? AND id = ?
 
 -- name: head
-SELECT id FROM group_lines WHERE queue = ? AND key = ? ORDER BY rank, priority, place LIMIT 1
+SELECT l.id, {record}
+FROM group_lines l LEFT JOIN jobs j ON j.queue = l.queue AND j.id = l.id LEFT JOIN options o ON o.key = j.options
+WHERE l.queue = ? AND l.key = ? ORDER BY l.rank, l.priority, l.place LIMIT 1
 
 -- name: due
 SELECT key FROM job_groups WHERE queue = ? AND look_at > 0 AND look_at <= ? ORDER BY look_at, key LIMIT ?
