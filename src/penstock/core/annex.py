@@ -85,11 +85,14 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     @property
     def binds(self) -> bool:
         """Whether the job's transitions concern others, or others it: then no engine may take a shortcut."""
+        return self.group != "" or self.cost != 1 or self.binds_beyond_group
+
+    @property
+    def binds_beyond_group(self) -> bool:
+        """Whether there is another tie than that to its group."""
         return (
-            self.group != ""
-            or self.flow != ""
+            self.flow != ""
             or self.dedup != ""
-            or self.cost != 1
             or self.holds is not None
             or self.repeats
             or self.dependents is not None

@@ -1,4 +1,5 @@
-"""The fast way through ``settle`` for what nearly every settle is: all completed, all held, nothing to rerun.
+"""The fast way through ``settle`` for what nearly every settle is: all completed, all held, nothing to rerun, no ties
+but perhaps to groups.
 
 It reads and writes half the columns of a whole record, for the same result.
 """
@@ -6,12 +7,15 @@ It reads and writes half the columns of a whole record, for the same result.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from penstock.core.annex import EMPTY_ANNEX
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete
-from penstock.storage.sqlite.records import ACTIVE, COMPLETED, unpack_options
+from penstock.storage.sqlite import groups
+from penstock.storage.sqlite.records import ACTIVE, COMPLETED, as_annex, unpack_options
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.values import Finished, Settled, Settlement
@@ -38,6 +42,7 @@ class _Held(msgspec.Struct, gc=False):
     enqueued_at: int
     run_id: str
     packed_options: bytes
+    packed_annex: bytes | None
 
 
 def complete_all(step: Step, settlements: Sequence[Settlement]) -> list[Settled] | None:
@@ -54,8 +59,13 @@ def complete_all(step: Step, settlements: Sequence[Settlement]) -> list[Settled]
     jobs = [_Held(*row) for row in rows]
     if len(set(ids)) != len(jobs) or not all(map(_is_plain, jobs, settlements)):
         return None
+    keys = _groups_of(jobs)
+    if keys is None:
+        return None
     _write(step, jobs, results)
-    _note(step, jobs, results)
+    _note(step, jobs, results, keys)
+    for key in keys:
+        groups.end(step, key)
     return [_ANSWER] * len(jobs)
 
 
@@ -67,6 +77,17 @@ def _is_plain(job: _Held, settlement: Settlement) -> bool:
         and not job.needs_more
         and unpack_options(job.packed_options).result_ttl_ms > 0
     )
+
+
+def _groups_of(jobs: list[_Held]) -> list[str] | None:
+    """The group of each; an empty list if no job has one, ``None`` if some have, or if there are other ties."""
+    packed = [job.packed_annex for job in jobs]
+    if not any(packed):
+        return []
+    annexes = [as_annex(one) or EMPTY_ANNEX for one in packed]
+    if any(not annex.group or annex.binds_beyond_group for annex in annexes):
+        return None
+    return [annex.group for annex in annexes]
 
 
 def _write(step: Step, jobs: list[_Held], results: list[bytes]) -> None:
@@ -83,9 +104,9 @@ def _write(step: Step, jobs: list[_Held], results: list[bytes]) -> None:
     step.save(())
 
 
-def _note(step: Step, jobs: list[_Held], results: list[bytes]) -> None:
+def _note(step: Step, jobs: list[_Held], results: list[bytes], keys: list[str]) -> None:
     now_ms = step.now_ms
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for job, result in zip(jobs, results, strict=True):
         options = unpack_options(job.packed_options)
         rows.append(
@@ -105,4 +126,8 @@ def _note(step: Step, jobs: list[_Held], results: list[bytes]) -> None:
                 len(result),
             )
         )
-    step.notes.add_rows(_COMPLETED, ("run", "tok", "w", "ms", "size"), rows)
+    columns: tuple[str, ...] = ("run", "tok", "w", "ms", "size")
+    if keys:
+        columns = (*columns, "grp")
+        rows = [(*row, key) for row, key in zip(rows, keys, strict=True)]
+    step.notes.add_rows(_COMPLETED, columns, rows)

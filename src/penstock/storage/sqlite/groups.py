@@ -22,6 +22,7 @@ __all__ = [
     "USES_GROUPS",
     "USES_LIMITS",
     "count",
+    "end",
     "group_of",
     "hold_back",
     "leave",
@@ -188,6 +189,14 @@ def start(step: Step, key: str, cost: int) -> bool:
     group.charge(1, cost=cost, now_ms=step.now_ms)
     touch(step, group)
     return True
+
+
+def end(step: Step, key: str) -> None:
+    """An active member has ended."""
+    group = group_of(step, key)
+    group.active -= 1
+    step.queue.uses |= USES_GROUPS
+    touch(step, group)
 
 
 def send_back(step: Step, record: Record) -> None:

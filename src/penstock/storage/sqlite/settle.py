@@ -68,6 +68,7 @@ def settle(step: Step, settlements: Sequence[Settlement], *, take: Take | None) 
     answers = complete_all(step, settlements)
     if answers is None:
         answers = _settle_each(step, settlements)
+    if step.groups:
         admission.settle(step)
         step.save(())
     if take is None and step.queue.uses & groups.USES_LIMITS and step.queue.waiting:

@@ -1,6 +1,6 @@
 -- name: held
-SELECT j.key, j.id, j.state, j.token, j.rerun IS NOT NULL OR j.binds, j.incarnation, j.runs, j.worker, j.claimed_at,
-    j.enqueued_at, j.run_id, o.value
+SELECT j.key, j.id, j.state, j.token, j.rerun IS NOT NULL OR j.grip, j.incarnation, j.runs, j.worker, j.claimed_at,
+    j.enqueued_at, j.run_id, o.value, CASE WHEN j.binds THEN j.annex END
 FROM json_each(?2) e
 CROSS JOIN jobs j ON j.queue = ?1 AND j.id = e.value
 JOIN options o ON o.key = j.options
