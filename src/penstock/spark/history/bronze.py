@@ -1,0 +1,188 @@
+"""Bronze: the events as they came. Its manifest is its checkpoint: the next sync goes on from what is committed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+from pyspark.sql import SparkSession
+
+from penstock.core.names import check_queue
+from penstock.errors import InvalidOption
+from penstock.spark.history.eventfiles import shares_of, write_shares
+from penstock.spark.history.folder import History
+from penstock.spark.history.lineage import common_until
+from penstock.spark.history.manifest import (
+    BronzeManifest,
+    Conflict,
+    DataFile,
+    EpochChange,
+    Loss,
+    Place,
+    Range,
+    now_ms,
+)
+from penstock.spark.store import Store
+from penstock.storage.base import Storage
+
+__all__ = ["Appended", "append", "hold", "queue_names"]
+
+_HOLD_MS = 7 * 86_400_000
+
+
+class Appended(msgspec.Struct, frozen=True, kw_only=True):
+    """What a commit has added: the manifest, and how many events are in it for the first time."""
+
+    manifest: BronzeManifest
+    events: int
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    ranges: list[Range]
+    losses: list[Loss]
+    changes: list[EpochChange]
+
+
+async def queue_names(storage: Storage, queues: Sequence[str] | None, pattern: str | None) -> list[str]:
+    """The queues to read: those named, those that match, or all there are.
+
+    Raises:
+        InvalidOption: both were given, or a pattern that is none.
+    """
+    if queues is not None and pattern is not None:
+        raise InvalidOption("both queues and pattern were given: leave one of them out.")
+    if queues is not None:
+        return [check_queue(name) for name in queues]
+    try:
+        wanted = re.compile(pattern or ".*")
+    except re.error as error:
+        raise InvalidOption(f"pattern={pattern!r} is no regular expression: {error}.") from None
+    return [name for name in await storage.queues() if wanted.fullmatch(name)]
+
+
+async def hold(storage: Storage, history: History, bronze: BronzeManifest, queues: Iterable[str]) -> None:
+    """Have the store keep what bronze does not have yet, and let go of what it has."""
+    for queue in queues:
+        place = bronze.places.get(queue)
+        await storage.hold_events(queue, history.consumer, offset=place.seq if place else 0, ttl_ms=_HOLD_MS)
+
+
+def append(
+    spark: SparkSession, history: History, *, url: str, sync: str, queues: Sequence[str], limit: int
+) -> Appended | None:
+    """Commit the next ``limit`` events of these queues, or fewer; ``None`` if there are none.
+
+    Raises:
+        Conflict: another sync was first. Nothing was committed.
+    """
+    base = history.bronze.newest()
+    folder = history.root / "bronze"
+    folder.mkdir(exist_ok=True)
+    with Store(url) as store:
+        store.run(hold(store.storage, history, base, queues))
+        plan = store.run(_plan(store.storage, history, base, queues, limit=limit))
+    if not (plan.ranges or plan.losses or plan.changes):
+        return None
+    shares = shares_of(plan.ranges, _parallelism(spark))
+    files = write_shares(spark, shares, url=url, folder=folder, sync=sync)
+    with Store(url) as store:
+        unread = _unread(plan.ranges, files)
+        store.run(_check_epochs(store.storage, unread))
+        manifest = _next(base, plan, files, unread, sync=sync)
+        history.bronze.commit(manifest)
+        for change in plan.changes:
+            # The position of a consumer never moves back by itself, and the log of the new epoch may be shorter.
+            store.run(store.storage.release_events(change.queue, history.consumer))
+        store.run(hold(store.storage, history, manifest, queues))
+    return Appended(manifest=manifest, events=sum(file.rows for file in files))
+
+
+def _parallelism(spark: SparkSession) -> int:
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except Exception:  # over Spark Connect there is no context
+        return int(spark.conf.get("spark.sql.shuffle.partitions", "8") or 8)
+
+
+async def _plan(
+    storage: Storage, history: History, base: BronzeManifest, queues: Sequence[str], *, limit: int
+) -> _Plan:
+    plan = _Plan([], [], [])
+    for queue in queues:
+        place = base.places.get(queue)
+        page = await storage.read_entries(queue, after=place.seq if place else 0, limit=1)
+        if place is not None and page.epoch != place.epoch:
+            folder = history.root / "bronze"
+            common = await common_until(storage, queue, place=place, bronze=base, folder=folder)
+            plan.changes.append(_change(queue, place, page.epoch, common))
+            place = Place(page.epoch, common)
+            page = await storage.read_entries(queue, after=common, limit=1)
+        after = place.seq if place else 0
+        if page.gap is not None:
+            plan.losses.append(_loss(queue, page.epoch, page.gap.first, page.gap.last))
+            after = page.gap.last
+        until = min(page.last, after + limit)
+        if until > after:
+            plan.ranges.append(Range(queue=queue, epoch=page.epoch, first=after + 1, last=until))
+            limit -= until - after
+    return plan
+
+
+def _change(queue: str, place: Place, epoch: str, common: int) -> EpochChange:
+    return EpochChange(
+        queue=queue, before=place.epoch, after=epoch, common=common, read=place.seq, found_at_ms=now_ms()
+    )
+
+
+def _loss(queue: str, epoch: str, first: int, last: int) -> Loss:
+    return Loss(queue=queue, epoch=epoch, first=first, last=last, found_at_ms=now_ms())
+
+
+def _unread(planned: Iterable[Range], files: Iterable[DataFile]) -> list[Range]:
+    """What was planned and is in no file: it was trimmed in between, or the store is another one by now."""
+    read = sorted((part for file in files for part in file.ranges), key=lambda part: (part.queue, part.first))
+    missing: list[Range] = []
+    for plan in planned:
+        expected = plan.first
+        for part in read:
+            if part.queue != plan.queue:
+                continue
+            if part.first > expected:
+                missing.append(replace(plan, first=expected, last=part.first - 1))
+            expected = part.last + 1
+        if expected <= plan.last:
+            missing.append(replace(plan, first=expected, last=plan.last))
+    return missing
+
+
+async def _check_epochs(storage: Storage, unread: Iterable[Range]) -> None:
+    for part in unread:
+        page = await storage.read_entries(part.queue, after=part.first - 1, limit=1)
+        if page.epoch != part.epoch:
+            raise Conflict(f"queue {part.queue!r} has another epoch than when the read began")
+
+
+def _next(
+    base: BronzeManifest, plan: _Plan, files: Sequence[DataFile], unread: Sequence[Range], *, sync: str
+) -> BronzeManifest:
+    trimmed = [_loss(part.queue, part.epoch, part.first, part.last) for part in unread]
+    reached = {change.queue: Place(change.after, change.common) for change in plan.changes}
+    reached |= {loss.queue: Place(loss.epoch, loss.last) for loss in plan.losses}
+    reached |= {part.queue: Place(part.epoch, part.last) for part in plan.ranges}
+    epochs = dict(base.epochs)
+    for queue, place in reached.items():
+        known = epochs.get(queue, ())
+        epochs[queue] = known if place.epoch in known else (*known, place.epoch)
+    return replace(
+        base,
+        number=base.number + 1,
+        sync=sync,
+        written_at_ms=now_ms(),
+        places={**base.places, **reached},
+        epochs=epochs,
+        files=(*base.files, *files),
+        losses=(*base.losses, *plan.losses, *trimmed),
+        changes=(*base.changes, *plan.changes),
+    )

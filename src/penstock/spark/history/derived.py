@@ -1,0 +1,89 @@
+"""Versions of silver and gold: the days that were touched are written anew, all others are taken over as they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from penstock.spark.history.folder import History
+from penstock.spark.history.manifest import BronzeManifest, DerivedManifest, now_ms
+
+__all__ = ["put_days", "read_table"]
+
+_REMEMBERED_MS: Final = 2 * 3_600_000
+
+
+def read_table(
+    spark: SparkSession, history: History, table: str, paths: list[str], schema: StructType
+) -> DataFrame:
+    """Listed files as a DataFrame; of none, an empty one."""
+    if not paths:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*history.files(table, paths))
+
+
+def put_days(
+    history: History,
+    table: str,
+    *,
+    base: DerivedManifest,
+    bronze: BronzeManifest,
+    sync: str,
+    touched: Iterable[str],
+    tables: Mapping[str, DataFrame],
+) -> DerivedManifest:
+    """Write the touched days of each table (by its column ``day``) and commit the version that has them.
+
+    Raises:
+        Conflict: another sync was first. Nothing was committed.
+    """
+    folder = history.root / table
+    # One sync may write several versions.
+    written = folder / f"{sync}-{base.number + 1:010}"
+    days = dict(base.days)
+    outgoing = {path for day in touched for paths in days.pop(day, {}).values() for path in paths}
+    for name, frame in tables.items():
+        target = written / name
+        frame.write.mode("overwrite").option("partitionOverwriteMode", "static").partitionBy("day").parquet(
+            target.as_uri()
+        )
+        for path in sorted(target.rglob("*.parquet")):
+            _make_durable(path)
+            day = path.parent.name.removeprefix("day=")
+            of_day = days.setdefault(day, {})
+            days[day] = {**of_day, name: (*of_day.get(name, ()), str(path.relative_to(folder)))}
+    now = now_ms()
+    recent = {path: at_ms for path, at_ms in base.replaced.items() if at_ms > now - _REMEMBERED_MS}
+    manifest = replace(
+        base,
+        number=base.number + 1,
+        sync=sync,
+        written_at_ms=now,
+        bronze=bronze.number,
+        places=bronze.places,
+        losses=len(bronze.losses),
+        changes=len(bronze.changes),
+        days=days,
+        replaced={**recent, **dict.fromkeys(sorted(outgoing), now)},
+    )
+    commit(history, table, manifest)
+    return manifest
+
+
+def commit(history: History, table: str, manifest: DerivedManifest) -> None:
+    """Raises ``Conflict``."""
+    (history.silver if table == "silver" else history.gold).commit(manifest)
+
+
+def _make_durable(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
