@@ -1,6 +1,7 @@
 """The examples of README.md and docs/ are run as they stand, each as a script in an empty folder.
 
-A block that opens with ```` ```python ```` is run; with ```` ```python notest ```` it is not. What a comment
+A block that opens with ```` ```python ```` is run; with ```` ```python notest ```` it is not; with
+```` ```python spark ```` it is run by ``tests/spark/test_docs.py``, in the session that is there. What a comment
 behind ``print(...)`` says is printed: all of it after ``# ->``, else the part before the first colon.
 ``valkey://localhost``, and ``redis://localhost``, become the URL of a server of the tests' own.
 """
@@ -38,9 +39,9 @@ class Example(NamedTuple):
         ]
 
 
-def examples(page: Path) -> Iterator[Example]:
+def examples(page: Path, opening: str = "python") -> Iterator[Example]:
     text = page.read_text()
-    for block in re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+    for block in re.finditer(rf"^```{opening}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         line = text.count("\n", 0, block.start()) + 1
         yield Example(f"{page.name}:{line}", block[1])
 

@@ -1,4 +1,4 @@
-"""Gold: what happened per minute, hour and day, by queue, task, group and worker.
+"""Gold: what happened per minute, hour and day, in all and by queue, task, group and worker.
 
 By the time of the event, in UTC. The first day that something new reaches, and all days after it, are computed anew.
 """
@@ -122,6 +122,7 @@ def _by_day(frame: DataFrame, schema: StructType) -> DataFrame:
 def _metrics(parts: list[DataFrame]) -> DataFrame:
     """Rows by minute and name, each with some of the measures, summed up by period."""
     rows = reduce(lambda some, more: some.unionByName(more, allowMissingColumns=True), parts)
+    backlog = F.when(F.col("dimension") == "queue", F.col("backlog"))
     sums: dict[str, Column] = {
         name: F.sum(F.when(F.col("type").isin(*types), F.col("times")).otherwise(F.lit(0)))
         for name, types in COUNTED.items()
@@ -135,8 +136,8 @@ def _metrics(parts: list[DataFrame]) -> DataFrame:
         "busy_ms": F.sum("busy_ms"),
         "cost": F.sum("cost"),
         "usd": F.sum("usd_micros") / 1e6,
-        "backlog": F.max_by("backlog", F.when(F.col("backlog").isNotNull(), F.col("minute"))),
-        "backlog_max": F.max("backlog"),
+        "backlog": F.max_by("backlog", F.when(backlog.isNotNull(), F.col("minute"))),
+        "backlog_max": F.max(backlog),
     }
     names = ("grain", "dimension", "queue", "name", "period")
     found = _by_period(_by_name(rows)).groupBy(*names).agg(*(sum.alias(name) for name, sum in sums.items()))
@@ -151,15 +152,16 @@ def _metrics(parts: list[DataFrame]) -> DataFrame:
 
 
 def _by_name(rows: DataFrame) -> DataFrame:
-    """Each row once for every name it goes by."""
-    names = F.array(
-        *(
-            F.struct(F.lit(dimension).alias("dimension"), F.col(dimension).alias("name"))
-            for dimension in ("queue", "task", "group", "worker")
-        )
-    )
-    spread = rows.withColumn("_name", F.explode(names)).where(F.col("_name.name") != "")
-    return spread.select(*rows.columns, "_name.*")
+    """Each row once for every name it goes by, and once for the store as a whole."""
+    named = [_named(name, F.col("queue"), F.col(name)) for name in ("queue", "task", "group", "worker")]
+    names = F.array(_named("store", F.lit(""), F.lit("")), *named)
+    others = [name for name in rows.columns if name not in ("queue", "task", "group", "worker")]
+    spread = rows.withColumn("_name", F.explode(names)).select(*others, "_name.*")
+    return spread.where((F.col("name") != "") | (F.col("dimension") == "store"))
+
+
+def _named(dimension: str, queue: Column, name: Column) -> Column:
+    return F.struct(F.lit(dimension).alias("dimension"), queue.alias("queue"), name.alias("name"))
 
 
 def _by_period(rows: DataFrame) -> DataFrame:

@@ -1,0 +1,88 @@
+"""The page of a history: one file with everything in it, which asks nobody for anything."""
+
+from __future__ import annotations
+
+import html
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from penstock.errors import InvalidOption
+from penstock.spark.history.figures import figures
+from penstock.spark.history.folder import open_history
+from penstock.spark.history.manifest import BronzeManifest
+from penstock.spark.offsets import instant_ms
+
+__all__ = ["report"]
+
+_PARTS: Final = Path(__file__).with_name("page")
+_END_MS: Final = 1 << 60
+
+
+def report(
+    path: str | Path,
+    out: str | Path,
+    *,
+    since: str | datetime | None = None,
+    until: str | datetime | None = None,
+    title: str = "Queues",
+) -> Path:
+    """Write the page of a history, as of its last sync, and say where it is. Needs no Spark, and nothing of the store.
+
+    ``since`` and ``until`` are instants, or texts in ISO 8601, which without a zone are UTC; without them all of it is
+    shown. An earlier page at ``out`` is replaced, at once.
+
+    Raises:
+        InvalidOption: the folder holds no history, or none that was synced up to gold; a time that is none.
+    """
+    history = open_history(path, create=False)
+    gold = history.gold.newest()
+    if not gold.number:
+        raise InvalidOption(
+            f"{history.root} has no gold yet. Run history.sync first (with upto='gold', the default)."
+        )
+    data = figures(
+        history,
+        gold,
+        since_ms=_instant(since, "since", 0),
+        until_ms=_instant(until, "until", _END_MS),
+    )
+    data |= {"synced": gold.written_at_ms, "title": title, **_troubles(history.bronze.newest())}
+    target = Path(out)
+    draft = target.with_name(f".{target.name}.draft")
+    draft.write_text(_filled(data, title), encoding="utf-8")
+    draft.replace(target)
+    return target
+
+
+def _instant(said: str | datetime | None, what: str, default: int) -> int:
+    if said is None:
+        return default
+    if isinstance(said, datetime):
+        moment = said if said.tzinfo else said.replace(tzinfo=UTC)
+        return int(moment.timestamp() * 1000)
+    return instant_ms(said, what=what)
+
+
+def _troubles(bronze: BronzeManifest) -> dict[str, Any]:
+    return {
+        "losses": [[loss.queue, loss.first, loss.last] for loss in bronze.losses],
+        "changes": [[change.queue, change.common + 1, change.read] for change in bronze.changes],
+    }
+
+
+def _filled(data: dict[str, Any], title: str) -> str:
+    # Data must not be able to end the element that it is in.
+    packed = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    parts = {
+        "title": html.escape(title),
+        "style": (_PARTS / "page.css").read_text(encoding="utf-8"),
+        "script": (_PARTS / "page.js").read_text(encoding="utf-8"),
+        "data": packed,
+    }
+    page = (_PARTS / "page.html").read_text(encoding="utf-8")
+    for name, part in parts.items():
+        page = page.replace(f"{{{{ {name} }}}}", part, 1)
+    return page

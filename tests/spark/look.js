@@ -1,0 +1,23 @@
+// What a person does with the page, and what there is to be seen then, put into the page itself.
+addEventListener("load", () => {
+  const seen = {}, text = (id) => document.getElementById(id).textContent;
+  const hover = (id) => {
+    const host = document.getElementById(id), box = host.getBoundingClientRect();
+    const event = new PointerEvent("pointermove", {bubbles: true, clientX: box.left + box.width / 2, clientY: box.top + 20});
+    (host.firstElementChild || host).dispatchEvent(event);
+    return document.getElementById("tip").hidden ? null : text("tip");
+  };
+  const tiles = () => Object.fromEntries([...document.querySelectorAll(".tile")].map((tile) => [tile.children[0].textContent, tile.children[1].textContent]));
+  const ground = () => getComputedStyle(document.body).backgroundColor;
+  seen.tiles = tiles();
+  seen.drawn = Object.fromEntries(["throughput", "wait", "run", "backlog"].map((id) => [id, [...document.querySelectorAll(`#${id} path`)].filter((path) => path.getAttribute("d").length > 5).length]));
+  seen.hover = Object.fromEntries(["throughput", "wait", "run", "backlog", "causes", "tasks", "groups", "workers"].map((id) => [id, hover(id)]));
+  seen.causes = text("causes"); seen.tasks = text("tasks"); seen.workers = text("workers"); seen.notes = text("notes");
+  seen.ground = [ground()]; document.getElementById("theme").click(); seen.ground.push(ground());
+  const choice = document.getElementById("queue");
+  seen.queues = [...choice.options].map((option) => option.value);
+  choice.value = "mail"; choice.dispatchEvent(new Event("change")); seen.mail = tiles();
+  seen.hacked = document.documentElement.dataset.hacked || null;
+  seen.overflow = document.documentElement.scrollWidth > innerWidth;
+  const out = document.createElement("pre"); out.id = "seen"; out.textContent = JSON.stringify(seen); document.body.appendChild(out);
+});

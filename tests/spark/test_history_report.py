@@ -1,0 +1,159 @@
+"""The page of a history, opened in a real browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.core.job import NewJob, Options
+from penstock.core.outcome import Fail, Failure
+from penstock.errors import InvalidOption
+from penstock.spark import history
+from penstock.spark.store import Store
+from penstock.storage.values import Settlement, Take
+from tests.spark.busywork import happen
+
+HOSTILE = "</script><img src=x onerror=\"document.documentElement.dataset.hacked='yes'\">"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+LOOK = (Path(__file__).with_name("look.js")).read_text()
+ERRORS = "addEventListener('error', (event) => { document.title = 'ERROR ' + event.message; });"
+
+
+class Told(NamedTuple):
+    """A history with a page, and the events that it tells of by type, in all and of one queue."""
+
+    folder: Path
+    page: Path
+    types: Counter[str]
+    of_mail: Counter[str]
+
+
+@pytest.fixture(scope="module")
+def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    root = tmp_path_factory.mktemp("page")
+    url = f"sqlite:///{root}/jobs.db"
+    happen(url, seed=4, steps=150, queues=("mail", "report"))
+    with Store(url) as store:
+        storage = store.storage
+        store.run(storage.enqueue("mail", [NewJob("evil", b"1", Options(task="send"), priority=-5)]))
+        (lease,) = store.run(storage.claim("mail", Take("<b>worker</b>", 1, 1000))).leases
+        store.run(
+            storage.settle(
+                "mail", [Settlement(lease.id, lease.token, Fail(Failure("Evil", HOSTILE), final=True))]
+            )
+        )
+        pages = {
+            queue: store.run(storage.read_events(queue, after=0, limit=100_000))
+            for queue in ("mail", "report")
+        }
+    types = {queue: Counter(str(event.type) for event in page.events) for queue, page in pages.items()}
+    history.sync(url, root / "history", spark=spark)
+    page = history.report(root / "history", root / "page.html", title="Ours & theirs")
+    return Told(root / "history", page, types["mail"] + types["report"], types["mail"])
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    assert found, f"no browser to look at the page with: install one of {', '.join(BROWSERS)}"
+    return found
+
+
+def look(browser: str, page: Path, *, width: int = 1300, theme: str = "light") -> dict[str, Any]:
+    """Open the page, do what ``LOOK`` does, and say what was seen."""
+    watched = page.with_name("watched.html")
+    text = (
+        page.read_text()
+        .replace("<head>", f"<head><script>{ERRORS}</script>")
+        .replace("</body>", f"<script>{LOOK}</script></body>")
+    )
+    watched.write_text(text)
+    profile = page.with_name("profile")
+    flags = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--virtual-time-budget=3000",
+    ]
+    command = [browser, *flags, f"--user-data-dir={profile}", f"--window-size={width},900", "--dump-dom"]
+    run = subprocess.run(
+        [*command, f"{watched.as_uri()}#{theme}"], capture_output=True, text=True, timeout=60, check=True
+    )
+    title = re.search(r"<title>(.*?)</title>", run.stdout)
+    assert title
+    assert not title[1].startswith("ERROR"), title[1]
+    seen = re.search(r'<pre id="seen">(.*?)</pre>', run.stdout, re.DOTALL)
+    assert seen, run.stdout[-2000:]
+    answer: dict[str, Any] = json.loads(html.unescape(seen[1]))
+    return answer
+
+
+def test_the_page_shows_what_happened(told: Told, browser: str) -> None:
+    seen = look(browser, told.page)
+    assert seen["tiles"]["Completed"] == f"{told.types['completed']:,}"
+    assert seen["tiles"]["Failed"] == f"{told.types['failed'] + told.types['expired']:,}"
+    assert seen["mail"]["Completed"] == f"{told.of_mail['completed']:,}"
+    assert seen["queues"] == ["", "mail", "report"]
+    assert all(count > 0 for count in seen["drawn"].values()), seen["drawn"]
+    assert all(tip for tip in seen["hover"].values()), seen["hover"]
+    assert "ValueError" in seen["causes"]
+    assert {"send", "resize", "score"} <= {
+        name for name in ("send", "resize", "score") if name in seen["tasks"]
+    }
+    assert seen["ground"][0] != seen["ground"][1]
+    assert seen["overflow"] is False
+
+
+def test_the_page_is_whole_on_a_narrow_screen_and_in_the_dark(told: Told, browser: str) -> None:
+    narrow = look(browser, told.page, width=520, theme="dark")
+    light = look(browser, told.page, width=1300, theme="light")
+    assert narrow["overflow"] is False
+    assert narrow["ground"][0] == light["ground"][1]
+
+
+def test_what_jobs_say_cannot_become_part_of_the_page(told: Told, browser: str) -> None:
+    seen = look(browser, told.page)
+    assert "Evil" in seen["causes"]
+    assert "<b>worker</b>" in seen["workers"]
+    assert seen["hacked"] is None
+
+
+def test_the_page_asks_nobody_for_anything(told: Told) -> None:
+    text = told.page.read_text()
+    without_data = re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
+    assert "default-src 'none'" in without_data
+    assert re.findall(r"https?://[^\"']+", without_data) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"\b(src|href)=", without_data)
+    assert "Ours &amp; theirs" in without_data
+
+
+def test_a_span_leaves_out_what_is_not_in_it(told: Told, browser: str) -> None:
+    page = history.report(
+        told.folder, told.page.with_name("later.html"), since="2100-01-01", until="2101-01-01"
+    )
+    assert look(browser, page)["tiles"]["Completed"] == "0"
+
+
+def test_a_history_without_gold_has_no_page(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    happen(url, seed=4, steps=5)
+    history.sync(url, tmp_path / "history", spark=spark, upto="bronze")
+    with pytest.raises(InvalidOption, match="no gold yet"):
+        history.report(tmp_path / "history", tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_time_that_is_none_is_refused(told: Told) -> None:
+    with pytest.raises(InvalidOption, match="since='soon' is no time"):
+        history.report(told.folder, told.page.with_name("soon.html"), since="soon")
