@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.core.event import Event
+from penstock.core.event import Event as LogEvent
 from penstock.errors import InvalidOption
 from penstock.spark import history
 from penstock.spark.history import compaction
@@ -28,7 +29,7 @@ from tests.spark.busywork import happen
 QUEUES = ("mail", "report")
 
 
-def events_of(url: str, queue: str) -> list[Event]:
+def events_of(url: str, queue: str) -> list[LogEvent]:
     with Store(url) as store:
         return store.run(store.storage.read_events(queue, after=0, limit=100_000)).events
 
@@ -110,19 +111,24 @@ def test_queues_are_chosen_by_name_or_pattern(spark: SparkSession, tmp_path: Pat
         ({"queues": ["mail"], "pattern": "m.*"}, "both queues and pattern"),
         ({"pattern": "("}, "no regular expression"),
         ({"max_events": 0}, "at least 1"),
+        ({"url": "memory://"}, "in the memory of this process"),
     ],
 )
 def test_bad_options_are_refused(
     spark: SparkSession, tmp_path: Path, options: dict[str, Any], said: str
 ) -> None:
+    url, path = options.pop("url", f"sqlite:///{tmp_path}/jobs.db"), options.pop("path", tmp_path / "out")
     with pytest.raises(InvalidOption, match=said):
-        history.sync("memory://", options.pop("path", tmp_path / "out"), spark=spark, **options)
+        history.sync(url, path, spark=spark, **options)
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_folder_with_something_else_in_it_is_left_alone(
+    spark: SparkSession, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(InvalidOption, match="is no history"):
-        history.sync("memory://", tmp_path, spark=spark)
+        history.sync(f"sqlite:///{elsewhere}/jobs.db", tmp_path, spark=spark)
     with pytest.raises(InvalidOption, match="is no history"):
         history.tables(spark, tmp_path)
     assert os.listdir(tmp_path) == ["thesis.txt"]
@@ -178,8 +184,8 @@ def test_silver_folded_bit_by_bit_equals_silver_made_from_scratch(
 ) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
     choice = random.Random(7)
-    for part in range(4):
-        happen(url, seed=part, steps=80, queues=QUEUES)
+    for part in range(3):
+        happen(url, seed=part, steps=100, queues=QUEUES)
         history.sync(url, tmp_path / "bits", spark=spark, max_events=choice.randint(50, 200), upto="silver")
     history.sync(url, tmp_path / "bits", spark=spark)
     history.sync(url, tmp_path / "whole", spark=spark)
@@ -247,6 +253,24 @@ def check_gold(url: str, tables: history.Tables) -> None:
         str(event.type) for queue in QUEUES for event in events_of(url, queue) if event.error_type
     )
     assert causes["sum(retried)"] == every["retrying"]
+
+
+def test_following_goes_on_until_it_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
+    url, out = f"sqlite:///{tmp_path}/jobs.db", tmp_path / "history"
+    happen(url, seed=1, steps=20)
+    stop = Event()
+    added: list[int] = []
+
+    def note(report: history.SyncReport) -> None:
+        added.append(report.events)
+        if len(added) == 2:
+            stop.set()
+        happen(url, seed=2, steps=20)
+
+    history.follow(url, out, spark=spark, upto="bronze", every="10ms", stop=stop, on_sync=note)
+    assert len(added) == 2
+    assert all(added)
+    assert len(without_epochs(out)) == sum(added)
 
 
 def test_trimmed_events_are_a_loss_that_is_recorded_and_marks_jobs(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from penstock.app import App
 from penstock.errors import InvalidOption
 from penstock.storage import open_storage
 from penstock.storage.base import Storage
 
-__all__ = ["Store", "shared_url"]
+__all__ = ["Store", "shared_url", "url_for_executors"]
 
 T = TypeVar("T")
 
@@ -47,14 +48,27 @@ class Store:
 
 
 def shared_url(app: App) -> str:
-    """The URL of the app's store, as executors are to open it. Raises ``InvalidOption`` for one they cannot reach."""
-    if app.url.startswith("memory:"):
-        raise InvalidOption(
-            "the app's store is in the memory of this process, where Spark's workers cannot reach it. Use "
-            "sqlite:///penstock.db, or a Valkey server."
-        )
+    """The URL of the app's store, as executors are to open it. Raises as ``url_for_executors``."""
+    url = url_for_executors(app.url)
     if app.namespace is None:
-        return app.url
-    parts = urlsplit(app.url)
+        return url
+    parts = urlsplit(url)
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "namespace"]
     return parts._replace(query=urlencode([*query, ("namespace", app.namespace)])).geturl()
+
+
+def url_for_executors(url: str) -> str:
+    """The same store for processes in other folders: the path of a SQLite file is made absolute.
+
+    Raises:
+        InvalidOption: a store in the memory of this process, which no other can open.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
+        raise InvalidOption(
+            f"{url} is in the memory of this process, and Spark runs in others. Use sqlite:///path."
+        )
+    if parts.scheme != "sqlite" or parts.netloc or not parts.path.strip("/"):
+        return url
+    path = quote(str(Path(unquote(parts.path[1:])).absolute()))
+    return f"sqlite:///{path}?{parts.query}" if parts.query else f"sqlite:///{path}"

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from penstock.core.names import check_queue
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOption, StorageUnavailable
 from penstock.spark.history.eventfiles import shares_of, write_shares
 from penstock.spark.history.folder import History
 from penstock.spark.history.lineage import common_until
@@ -89,7 +89,7 @@ def append(
     files = write_shares(spark, shares, url=url, folder=folder, sync=sync)
     with Store(url) as store:
         unread = _unread(plan.ranges, files)
-        store.run(_check_epochs(store.storage, unread))
+        store.run(_check_lost(store.storage, unread))
         manifest = _next(base, plan, files, unread, sync=sync)
         history.bronze.commit(manifest)
         for change in plan.changes:
@@ -157,11 +157,17 @@ def _unread(planned: Iterable[Range], files: Iterable[DataFile]) -> list[Range]:
     return missing
 
 
-async def _check_epochs(storage: Storage, unread: Iterable[Range]) -> None:
+async def _check_lost(storage: Storage, unread: Iterable[Range]) -> None:
+    """Raises ``Conflict`` if the store has changed under the read, ``StorageUnavailable`` if nothing is lost at all."""
     for part in unread:
         page = await storage.read_entries(part.queue, after=part.first - 1, limit=1)
         if page.epoch != part.epoch:
             raise Conflict(f"queue {part.queue!r} has another epoch than when the read began")
+        if page.gap is None or page.gap.last < part.last:
+            raise StorageUnavailable(
+                f"queue {part.queue!r}: events {part.first} to {part.last} are in the store, but Spark's executors did "
+                "not find them there. Give a URL that means the same store on every machine."
+            )
 
 
 def _next(

@@ -68,7 +68,9 @@ SILVER: Final = StructType()
 for _name, _type in _COLUMNS.items():
     SILVER.add(_name, _type)
 
-_NEWEST_TEXTS: Final = ("task", "version", "group", "run_id", "state", "worker")
+# The same in all events of a job that have them, and cheaper than the newest.
+_CONSTANT_TEXTS: Final = ("task", "version", "group", "run_id")
+_NEWEST_TEXTS: Final = ("state", "worker")
 _NEWEST_KNOWN: Final = ("priority", "cost", "last_wait_ms", "last_run_ms", "payload_size", "result_size")
 _SUMS: Final = ("runs", "failures", "stalls", "retries", "wait_ms", "run_ms", "usd_micros")
 
@@ -128,6 +130,8 @@ def merged(rows: DataFrame) -> DataFrame:
         "place": F.max("place"),
         "incomplete": F.bool_or("incomplete"),
     }
+    for name in _CONSTANT_TEXTS:
+        values[name] = F.max(name)
     for name in _NEWEST_TEXTS:
         values[name] = F.coalesce(F.max_by(name, F.when(F.col(name) != "", place)), F.lit(""))
     for name in _NEWEST_KNOWN:

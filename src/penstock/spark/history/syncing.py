@@ -20,7 +20,7 @@ from penstock.spark.history.gold import summarise
 from penstock.spark.history.manifest import Conflict, EpochChange, Loss
 from penstock.spark.history.silver import fold
 from penstock.spark.local import session
-from penstock.spark.store import Store
+from penstock.spark.store import Store, url_for_executors
 
 __all__ = ["SyncReport", "follow", "sync"]
 
@@ -67,6 +67,7 @@ def sync(
     if max_events is not None and max_events < 1:
         raise InvalidOption(f"max_events={max_events}: give at least 1, or leave it out.")
     began = time.monotonic()
+    url = url_for_executors(url)
     with Store(url) as store:
         names = store.run(queue_names(store.storage, queues, pattern))
     history = open_history(path, create=True)
