@@ -54,11 +54,11 @@ def plain(values: Sequence[Any], type: DataType, arrow: pa.DataType) -> pa.Array
 
 def instants(values: Sequence[int], type: DataType, arrow: pa.DataType) -> pa.Array:
     """Epoch milliseconds, of which 0 means never, as timestamps; as numbers, if those are asked for."""
-    never = pa.array([value == 0 for value in values])
+    numbers = pa.array(values, type=pa.int64())
+    known = pa.compute.if_else(pa.compute.equal(numbers, 0), pa.scalar(None, pa.int64()), numbers)
     if not isinstance(type, TimestampType):
-        return pa.compute.if_else(never, pa.scalar(None, arrow), pa.array(values, type=arrow))
-    micros = pa.compute.multiply(pa.array(values, type=pa.int64()), 1000)
-    return pa.compute.if_else(never, pa.scalar(None, pa.int64()), micros).cast(arrow)
+        return known.cast(arrow)
+    return pa.compute.multiply(known, 1000).cast(arrow)
 
 
 def value_column(values: Sequence[bytes | None], type: DataType, arrow: pa.DataType) -> pa.Array:

@@ -44,7 +44,8 @@ class Store:
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """The answer to one call of the storage, or to several that are gathered."""
-        return self._runner.run(call)
+        # Not by the runner itself, which for the sake of Ctrl-C makes a text of every answer, however large.
+        return self._runner.get_loop().run_until_complete(call)
 
 
 def shared_url(app: App) -> str:
