@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
@@ -66,9 +67,12 @@ def show(labels: DataFrame) -> None:
     table = Table(title=f"The output: {FOLDER / 'labels'}")
     for column in ("state", "label", "error", "runs", "rows", "usd"):
         table.add_column(column)
-    counted = labels.groupBy("state", "value", "error", "runs").agg({"*": "count", "cost": "sum"})
-    for row in sorted(counted.collect(), key=lambda row: (row[0], -row[4])):
-        table.add_row(row[0], row[1] or "", row[2] or "", str(row[3]), str(row[4]), f"{row[5] or 0:.4f}")
+    kinds = labels.groupBy("state", "value", "error", "runs")
+    counted = kinds.agg(F.count("*").alias("rows"), F.sum("cost").alias("usd")).orderBy(
+        "state", F.desc("rows")
+    )
+    for row in counted.collect():
+        table.add_row(row.state, row.value, row.error, str(row.runs), str(row.rows), f"{row.usd:.4f}")
     console.print(table)
 
 
