@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -65,7 +66,9 @@ def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Told:
 @pytest.fixture(scope="module")
 def browser() -> str:
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    assert found, f"no browser to look at the page with: install one of {', '.join(BROWSERS)}"
+    if found is None and not os.environ.get("CI"):
+        pytest.skip(f"no browser to look at the page with: one of {', '.join(BROWSERS)}")
+    assert found, "CI is to have a browser"
     return found
 
 
