@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,10 @@ import pytest
 from tests.servers import ValkeyCluster, ValkeyServer
 
 pytest_plugins = ["pytester"]
+
+
+# Whoever runs us in the background has us ignore SIGINT, and so would all that we start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
