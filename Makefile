@@ -3,6 +3,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 ARGS ?=
+# Two processes: the tests of a file stay together, for they share servers and sessions.
+SPLIT ?= -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -23,10 +25,10 @@ demo: $(VENV)/.demo
 	$(PY) examples/demo.py $(ARGS)
 
 test: $(VENV)/.dev
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PY) -m pytest $(SPLIT) -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.dev
-	$(PY) -m pytest -m slow $(ARGS)
+	$(PY) -m pytest $(SPLIT) -m slow $(ARGS)
 
 check: $(VENV)/.dev
 	$(PY) -m ruff format --check .

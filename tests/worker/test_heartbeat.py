@@ -143,19 +143,21 @@ async def test_a_worker_describes_itself_in_every_queue(app: App) -> None:
         await asyncio.sleep(3600)
 
     storage = await app.connect()
-    async with working(app, queues=["a", "b"], id="me", concurrency=7, lease="1s", heartbeat="50ms"):
+    async with working(
+        app, queues=["a", "b"], name="me", concurrency=7, lease="1s", heartbeat="50ms"
+    ) as worker:
         job = await endless.enqueue()
         await asyncio.wait_for(started.wait(), 10)
         await until(lambda: _active(app))
         (record,) = await app.queue("a").workers()
         described = record.info
-        assert record.id == "me"
+        assert record.id == worker.id
         assert described["queues"] == ["a", "b"]
         assert described["concurrency"] == 7
         assert described["consuming"] is True
         assert [running["id"] for running in described["running"]] == [job.id]
         assert (record.host, record.pid, record.jobs) == (platform.node(), os.getpid(), [("a", job.id)])
-        assert [other.id for other in await storage.workers("b")] == ["me"]
+        assert [other.id for other in await storage.workers("b")] == [worker.id]
     assert await storage.workers("a") == []
     assert await storage.workers("b") == []
 

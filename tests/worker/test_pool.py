@@ -47,6 +47,7 @@ async def test_two_processes_share_the_work_and_end_together(tasks: Any) -> None
 async def test_a_process_that_dies_is_replaced_and_its_job_runs_again(tasks: Any) -> None:
     worker = tasks.app.worker(processes=1 + 1, concurrency=1, grace="5s", lease="500ms")
     async with running(worker):
+        await until(lambda: _known(tasks.app, 2), seconds=30)
         job = await tasks.die_once.enqueue()
         assert await job.result(timeout="30s") == 2
         # The dead one's record stays for a while. Its successor has its name, and an id of its own: under the
