@@ -21,7 +21,7 @@ from tests.slow.spark_driver import JOBS, ROWS
 from tests.slow.spark_tasks import square
 from tests.spark.stores import ask
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow_spark, pytest.mark.timeout(600)]
 
 JVM, PYTHON = "CoarseGrainedExecutorBackend", "pyspark.daemon"
 PATIENCE_S = 300

@@ -17,7 +17,7 @@ import pytest
 from penstock.spark.store import Store
 from tests.spark.busywork import happen
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow_spark, pytest.mark.timeout(1500)]
 
 KILLS = 20
 QUEUES = ("mail", "report")

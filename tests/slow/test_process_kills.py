@@ -19,7 +19,7 @@ from penstock.storage import open_storage
 from tests.slow.crew import read_log
 from tests.slow.table_run import CONCURRENCY, QUEUE, WORKERS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow_spark, pytest.mark.timeout(900)]
 
 ROWS, KILLS = 20_000, 5
 
