@@ -89,6 +89,17 @@ async def test_nothing_is_lost_when_workers_producers_and_sweepers_are_killed(
         await check(storage, tmp_path)
 
 
+async def wait_until_at_work(storage: Storage, folder: Path) -> None:
+    """Until all have reached the store: one that starts while it is away is told so, and ends."""
+    deadline = asyncio.get_running_loop().time() + 60
+    ledgers = [folder / f"{name}.ledger" for name in PRODUCERS]
+    while len(await storage.workers(QUEUE)) < 2 or not all(
+        path.exists() and path.stat().st_size for path in ledgers
+    ):
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.05)
+
+
 async def test_valkey_killed_and_restarted_under_load_loses_no_accepted_job(tmp_path: Path) -> None:
     with ValkeyServer(aof=True) as server:
         url = f"valkey://127.0.0.1:{server.port}"
@@ -97,6 +108,8 @@ async def test_valkey_killed_and_restarted_under_load_loses_no_accepted_job(tmp_
                 crew.hire("producer", name, JOBS)
             for n in range(2):
                 crew.hire("worker", f"worker-{n}")
+            async with opened(url) as storage:
+                await wait_until_at_work(storage, tmp_path)
             for _ in range(5):
                 await asyncio.sleep(crew.chance.uniform(1, 2))
                 server.kill()

@@ -47,7 +47,7 @@ def kill_amid(process: subprocess.Popen[str], folder: Path, chance: random.Rando
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.kill()
-    process.wait()
+    process.communicate()
 
 
 async def forget_results(url: str) -> None:
