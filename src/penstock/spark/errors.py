@@ -9,7 +9,6 @@ __all__ = [
     "BadKey",
     "BadRow",
     "FleetFailed",
-    "NothingClaims",
     "OutputBusy",
     "OutputLost",
     "TooManyFailures",
@@ -42,7 +41,3 @@ class TooManyFailures(PenstockError):
 
 class FleetFailed(PenstockError):
     """Spark has given up a fleet, or its workers could not begin. Jobs that were under way are taken over by others."""
-
-
-class NothingClaims(PenstockError):
-    """No worker has claimed anything for longer than ``patience``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from hashlib import blake2b
@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.spark.errors import BadKey
 
-__all__ = ["job_ids", "row_id_maker"]
+__all__ = ["row_id_maker"]
 
 _DIGEST: Final = 16
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -37,11 +37,6 @@ def row_id_maker(namespace: str, task: str) -> Callable[[tuple[Any, ...]], str]:
         return digest.hexdigest()
 
     return id_of
-
-
-def job_ids(namespace: str, task: str, columns: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """The ids of rows that are given by the columns of their key, in order. Raises ``BadKey`` at the first bad one."""
-    return map(row_id_maker(namespace, task), zip(*columns, strict=True))
 
 
 def _canonical(value: Any) -> Any:
