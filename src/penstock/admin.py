@@ -26,7 +26,8 @@ from penstock.events import After, EventTypes, Filter, check_after, queue_events
 from penstock.info import JobInfo, WorkerInfo
 from penstock.leases import EndLeaseAnswer, end_leases
 from penstock.limiting import QueueLimits
-from penstock.options import refuse_unknown, whole_number
+from penstock.options import refuse_unknown
+from penstock.optionvalues import whole_number
 from penstock.searching import Searching, as_state, at_most, to_the_end
 from penstock.spending import BudgetInfo, UsageReport, budget_info, budget_of, usage_report
 from penstock.storage.values import Change

@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.core.duration import Duration, milliseconds
 from penstock.errors import InvalidOption
-from penstock.options import whole_number
+from penstock.optionvalues import whole_number
 from penstock.signature import Signature, is_context, resolved
 
 __all__ = ["Batching", "batch_signature", "parse_batching"]

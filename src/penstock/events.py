@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 from penstock.core.lifecycle import OPEN, EventType
 from penstock.core.names import check_id
 from penstock.errors import EventsLost, InvalidOption, JobNotFound
-from penstock.options import whole_number
+from penstock.optionvalues import whole_number
 
 if TYPE_CHECKING:
     from penstock.app import App

@@ -16,7 +16,7 @@ from penstock.core.names import check_signal
 from penstock.errors import JobCancelled, JobError, JobExpired, JobFailed, JobNotFound, ResultTimeout
 from penstock.events import EventTypes, Filter, job_events
 from penstock.info import JobInfo
-from penstock.options import whole_number
+from penstock.optionvalues import whole_number
 from penstock.storage.values import Change, Finished
 
 if TYPE_CHECKING:

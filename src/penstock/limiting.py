@@ -10,7 +10,7 @@ from penstock.core.limits import EVERY_GROUP, Bucket, Limit
 from penstock.core.names import check_group
 from penstock.core.rate import RateLike, parse_rate
 from penstock.errors import InvalidOption
-from penstock.options import whole_number
+from penstock.optionvalues import whole_number
 
 if TYPE_CHECKING:
     from penstock.core.limits import GroupState, LimitsOfQueue

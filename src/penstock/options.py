@@ -17,14 +17,13 @@ import msgspec
 
 from penstock.core.annex import EMPTY_ANNEX, Annex
 from penstock.core.dedup import Dedup
-from penstock.core.duration import MAX_MS, Duration, milliseconds
+from penstock.core.duration import Duration
 from penstock.core.ids import uuid7
 from penstock.core.job import Conflict, Dependency, Options, Policy
-from penstock.core.names import check_consumer, check_group, check_id, check_queue
-from penstock.core.retry import Backoff, BackoffFunction, parse_backoff
+from penstock.core.retry import Backoff, BackoffFunction
 from penstock.core.size import Size
-from penstock.core.staging import STAGED_FROM_MS
 from penstock.errors import InvalidOption
+from penstock.optionvalues import PLACEMENT_PARSERS, TREATMENT_PARSERS
 from penstock.serde import Serde
 
 __all__ = [
@@ -40,19 +39,19 @@ __all__ = [
     "Placement",
     "TaskOptions",
     "Treatment",
-    "epoch_ms",
     "placed",
     "placement",
     "refuse_unknown",
     "treatment",
-    "whole_number",
 ]
 
 OnConflict: TypeAlias = Literal["default", "absent", "redispatch"] | Conflict
 
-_INT32: Final = 2**31 - 1
-_LAST_YEAR: Final = 6429
-_MOST_HEADERS: Final = 16_384
+# What people pass on from an optional argument of their own: None is as good as not given.
+_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers", "hold", "dedup", "after"})
+_TIMES: Final = ("delay_ms", "run_at_ms")
+_ANNEX: Final = ("group", "cost", "headers", "holds")
+_UNSAID: Final = {name: getattr(EMPTY_ANNEX, name) for name in _ANNEX}
 
 
 class _Untimed(TypedDict, total=False):
@@ -165,12 +164,6 @@ TASK: Final = frozenset(BatchOptions.__annotations__)
 TREATMENT: Final = frozenset(Treatment.__annotations__)
 PLACEMENT: Final = frozenset(Placement.__annotations__)
 
-_CONFLICTS: Final = {
-    "default": Conflict(),
-    "absent": Conflict(mode="absent"),
-    "redispatch": Conflict(mode="redispatch"),
-}
-
 
 def refuse_unknown(given: Iterable[str], known: Collection[str], *, where: str) -> None:
     """Raises ``InvalidOption`` for the first name that is not ``known``, with the name that may have been meant."""
@@ -189,7 +182,7 @@ def treatment(base: Options, given: Mapping[str, Any]) -> Options:
     """
     changes: dict[str, Any] = {}
     for name in TREATMENT & given.keys():
-        field, parse = _TREATMENT_PARSERS[name]
+        field, parse = TREATMENT_PARSERS[name]
         changes[field] = parse(name, given[name])
     return msgspec.structs.replace(base, **changes) if changes else base
 
@@ -205,8 +198,8 @@ def placement(given: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidOption("delay and run_at both say when the job is due. Give one of them.")
     fields: dict[str, Any] = {}
     for name, value in given.items():
-        if name in _PLACEMENT_PARSERS and not (value is None and name in _NONE_IS_UNSET):
-            field, parse = _PLACEMENT_PARSERS[name]
+        if name in PLACEMENT_PARSERS and not (value is None and name in _NONE_IS_UNSET):
+            field, parse = PLACEMENT_PARSERS[name]
             fields[field] = parse(name, value)
     annex = {name: fields.pop(name) for name in _ANNEX if name in fields}
     if annex:
@@ -235,169 +228,3 @@ def placed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         said = {name: value for name in _ANNEX if (value := getattr(fields["annex"], name)) != _UNSAID[name]}
         fields["annex"] = msgspec.structs.replace(base["annex"], **said)
     return _tied(fields)
-
-
-def whole_number(name: str, value: Any, *, least: int, most: int = _INT32) -> int:
-    """``value`` if it is an ``int`` in the range; raises ``InvalidOption``."""
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidOption(f"{name}={value!r} is not usable. Give a whole number from {least} to {most}.")
-    return value
-
-
-def epoch_ms(name: str, value: Any) -> int:
-    """The instant ``value`` names. Raises ``InvalidOption`` for a naive time: whose clock would it be?"""
-    if not isinstance(value, datetime):
-        raise InvalidOption(
-            f"{name}={value!r} is not a time. Give a datetime with a time zone, or use delay."
-        )
-    if value.utcoffset() is None:
-        raise InvalidOption(
-            f"{name}={value.isoformat()} has no time zone, so it could mean several instants. "
-            "Use datetime.now(UTC) or value.astimezone()."
-        )
-    return max(round(value.timestamp() * 1000), 0)
-
-
-def _due_ms(name: str, value: Any) -> int:
-    """The instant a job may be due at: what lies beyond is the store's own (``core.staging``)."""
-    at_ms = epoch_ms(name, value)
-    if at_ms >= STAGED_FROM_MS:
-        raise InvalidOption(
-            f"{name}={value.isoformat()} is too far away. Give a time before the year {_LAST_YEAR}."
-        )
-    return at_ms
-
-
-def _count(least: int) -> Any:
-    return lambda name, value: whole_number(name, value, least=least)
-
-
-def _limit(name: str, value: Any) -> int:
-    """A duration, ``None`` for no limit, which is 0 in the store; so a limit of 0 cannot be meant."""
-    if value is None:
-        return 0
-    if (limit := milliseconds(value, what=name)) < 1:
-        raise InvalidOption(f"{name}={value!r} leaves no time at all. Give None for no limit.")
-    return limit
-
-
-def _kept(name: str, value: Any) -> int:
-    return MAX_MS if value is None else milliseconds(value, what=name)
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value) > 200 or not (value.isprintable()):
-        raise InvalidOption(
-            f"{name}={value!r} is not usable. Give a text of at most 200 printable characters."
-        )
-    return str(value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidOption(f"{name}={value!r} is not usable. Give True or False.")
-    return value
-
-
-def _headers(name: str, value: Any) -> dict[str, str] | None:
-    if not isinstance(value, Mapping):
-        raise InvalidOption(f"{name}={value!r:.80} is not usable. Give a mapping of names to texts.")
-    for key, text in value.items():
-        if not isinstance(key, str) or not isinstance(text, str):
-            raise InvalidOption(
-                f"{name}: {key!r:.80} or its value is no text. Give str to str; encode other values."
-            )
-    if sum(len(key) + len(text) for key, text in value.items()) > _MOST_HEADERS:
-        raise InvalidOption(
-            f"{name}: together they have more than {_MOST_HEADERS} characters. What is large belongs into the payload."
-        )
-    return dict(value) or None
-
-
-def _dedup(name: str, value: Any) -> Dedup:
-    if isinstance(value, str):
-        return Dedup.simple(value)
-    if isinstance(value, Dedup):
-        return value
-    raise InvalidOption(
-        f"{name}={value!r:.80} is not usable. Give a key, or one of Dedup.simple, Dedup.throttle, Dedup.debounce."
-    )
-
-
-def _holds(name: str, value: Any) -> dict[str, int] | None:
-    if not isinstance(value, Mapping):
-        raise InvalidOption(
-            f'{name}={value!r:.80} is not usable. Give consumers and durations: {{"ledger": "7d"}}.'
-        )
-    return {check_consumer(who): _hold_ms(name, ttl) for who, ttl in value.items()} or None
-
-
-def _hold_ms(name: str, ttl: Any) -> int:
-    return max(milliseconds(ttl, what=name), 1)
-
-
-def _places(name: str, value: Any) -> list[tuple[str, str]]:
-    """Queue and id of each job: of a handle, a ``job()``, or a pair."""
-    places: list[tuple[str, str]] = []
-    for one in [value] if hasattr(value, "id") else value:
-        pair = one if isinstance(one, tuple) and len(one) == 2 else None
-        queue, id = pair or (getattr(one, "queue", None), getattr(one, "id", None))
-        if not isinstance(queue, str) or not isinstance(id, str):
-            raise InvalidOption(
-                f"{name}: {one!r:.80} is no job. Give handles, task.job(...)s, or pairs of queue and id."
-            )
-        places.append((check_queue(queue), check_id(id)))
-    return places
-
-
-def _policy(name: str, value: Any) -> Policy:
-    match value:
-        case "fail" | "ignore" | "wait":
-            return value  # type: ignore[no-any-return]
-        case _:
-            raise InvalidOption(f"{name}={value!r} is not usable. Give 'fail', 'ignore' or 'wait'.")
-
-
-def _conflict(name: str, value: Any) -> Conflict:
-    if isinstance(value, Conflict):
-        return value
-    if isinstance(value, str) and value in _CONFLICTS:
-        return _CONFLICTS[value]
-    raise InvalidOption(
-        f"{name}={value!r} is not usable. Give {', '.join(map(repr, _CONFLICTS))} or a Conflict."
-    )
-
-
-_TREATMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
-    "attempts": ("attempts", _count(1)),
-    "backoff": ("backoff", lambda name, value: parse_backoff(value)),
-    "timeout": ("timeout_ms", _limit),
-    "max_stalls": ("max_stalls", _count(0)),
-    "result_ttl": ("result_ttl_ms", _kept),
-    "failure_ttl": ("failure_ttl_ms", _kept),
-    "version": ("version", _text),
-}
-_PLACEMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
-    "id": ("id", lambda name, value: check_id(value)),
-    "delay": ("delay_ms", lambda name, value: milliseconds(value, what=name)),
-    "run_at": ("run_at_ms", _due_ms),
-    "priority": ("priority", _count(-_INT32)),
-    "lifo": ("lifo", _flag),
-    "ttl": ("ttl_ms", _limit),
-    "on_conflict": ("conflict", _conflict),
-    "dedup": ("dedup", _dedup),
-    "unchecked": ("unchecked", _flag),
-    "group": ("group", lambda name, value: check_group(value)),
-    "cost": ("cost", _count(0)),
-    "headers": ("headers", _headers),
-    "hold": ("holds", _holds),
-    "after": ("after", _places),
-    "after_failure": ("after_failure", _policy),
-    "run_id": ("run_id", _text),
-    "write_id": ("write_id", _text),
-}
-# What people pass on from an optional argument of their own: None is as good as not given.
-_NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers", "hold", "dedup", "after"})
-_TIMES: Final = ("delay_ms", "run_at_ms")
-_ANNEX: Final = ("group", "cost", "headers", "holds")
-_UNSAID: Final = {name: getattr(EMPTY_ANNEX, name) for name in _ANNEX}

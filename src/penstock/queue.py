@@ -17,15 +17,8 @@ from penstock.core.job import NewJob, Options
 from penstock.core.names import check_id, check_task, check_worker
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.handle import JobHandle, call
-from penstock.options import (
-    PLACEMENT,
-    TREATMENT,
-    CallOptions,
-    JobOptions,
-    placed,
-    refuse_unknown,
-    whole_number,
-)
+from penstock.options import PLACEMENT, TREATMENT, CallOptions, JobOptions, placed, refuse_unknown
+from penstock.optionvalues import whole_number
 from penstock.scheduler import SchedulerInfo, When
 from penstock.schedulers import QueueSchedulers
 from penstock.source import Source

@@ -23,7 +23,8 @@ from penstock.core.schedule import (
     unpack_plan,
 )
 from penstock.errors import InvalidOption
-from penstock.options import epoch_ms, refuse_unknown, whole_number
+from penstock.options import refuse_unknown
+from penstock.optionvalues import epoch_ms, whole_number
 from penstock.storage.values import NewScheduler
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_task
 from penstock.errors import InvalidOption, SerializationError
 from penstock.info import JobInfo
-from penstock.options import epoch_ms, refuse_unknown, whole_number
+from penstock.options import refuse_unknown
+from penstock.optionvalues import epoch_ms, whole_number
 from penstock.storage.search import Query
 
 if TYPE_CHECKING:
