@@ -26,6 +26,7 @@ from penstock.errors import InvalidOption
 from penstock.spark.archivetable import ArchiveTable, journal_path
 from penstock.spark.errors import ArchiveTorn
 from penstock.spark.freeing import COLUMNS, COMPARED, Source, comparing, freeing
+from penstock.spark.store import url_for_executors
 from penstock.spark.tables.outputlease import OutputLease
 
 __all__ = ["Archived", "archive"]
@@ -73,6 +74,7 @@ def archive(
     """
     check_queue(queue)
     _check_states(states)
+    url = url_for_executors(url)
     older_ms = milliseconds(older_than, what="older_than")
     table = ArchiveTable(spark, output, format=format)
     table.check()

@@ -13,11 +13,12 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 
+from penstock.app import App
 from penstock.errors import InvalidOption, PenstockError, StorageError
+from penstock.importing import find
 from penstock.loops import Sessions
 from penstock.opening import Opening
 from penstock.spark.heldjob import Charge
-from penstock.spark.importing import find_app
 from penstock.storage import open_storage
 from penstock.worker.health import WorkerStats
 from penstock.worker.worker import Worker
@@ -78,7 +79,7 @@ def _row(assignment: Assignment) -> pa.RecordBatch:
 
 
 def _serve(assignment: Assignment) -> tuple[str, WorkerStats]:
-    app = find_app(assignment.app)
+    app = find(assignment.app, App)
     _import_tasks(assignment.modules)
     charge = assignment.charge
     if not asyncio.run(_is_held(charge)):

@@ -27,11 +27,11 @@ from penstock.core.ids import uuid7
 from penstock.core.job import Lease, NewJob, Options
 from penstock.core.outcome import Release
 from penstock.errors import InvalidOption
+from penstock.importing import find, locate, task_modules
 from penstock.options import refuse_unknown
 from penstock.spark.errors import FleetFailed
 from penstock.spark.executorloop import REPORT, Assignment, work
 from penstock.spark.heldjob import LEASE_MS, HeldJob
-from penstock.spark.importing import app_target, find_app, task_modules
 from penstock.spark.store import Store, shared_url
 from penstock.storage.values import Settlement, Take
 from penstock.worker.options import Queues
@@ -111,7 +111,7 @@ def fleet(
         StorageError: the store does not answer.
     """
     refuse_unknown(options, FleetOptions.__annotations__, where="a fleet")
-    found = find_app(app) if isinstance(app, str) else app
+    found = find(app, App) if isinstance(app, str) else app
     made = Fleet(
         spark,
         found,
@@ -141,7 +141,7 @@ class Fleet:
         self.size = size
         self.options = options
         self._spark = spark
-        self._target = app_target(app)
+        self._target = ":".join(locate(app, in_script=False))
         self._modules = task_modules(app)
         self._held = _FleetJob(shared_url(app), self.id, self._target)
         self._time_budget_ms = time_budget_ms

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from penstock.core.names import check_queue
 from penstock.errors import InvalidInput
-from penstock.spark.store import Store
+from penstock.spark.store import Store, url_for_executors
 from penstock.storage.base import Storage
 
 __all__ = ["Cancelled", "Retried", "cancel", "retry"]
@@ -70,6 +70,7 @@ def cancel(df: DataFrame, url: str, queue: str, *, id: str = "id") -> Cancelled:
 
 def _operate(df: DataFrame, url: str, queue: str, id: str, verb: _Verb) -> dict[str, int]:
     check_queue(queue)
+    url = url_for_executors(url)
     if id not in df.columns:
         raise InvalidInput(f"the table has no column {id!r}. It has: {', '.join(df.columns)}. Give id='...'.")
     with Store(url):

@@ -18,6 +18,7 @@ from penstock.core.names import check_queue, check_task
 from penstock.errors import InvalidOption
 from penstock.options import refuse_unknown
 from penstock.spark.schemas import Kind, PayloadFormat
+from penstock.spark.store import url_for_executors
 
 __all__ = ["ReadOptions", "WriteOptions", "namespace_of", "read_options", "write_options"]
 
@@ -128,9 +129,10 @@ def _parse(given: Mapping[str, str], kind: type[_Options], *, where: str) -> _Op
     named: dict[str, Any] = {fields[name.lower()]: value for name, value in said.items()}
     named.setdefault("url", os.environ.get("PENSTOCK_URL") or DEFAULT_URL)
     try:
-        return msgspec.convert(named, kind, strict=False)
+        options = msgspec.convert(named, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidOption(_plainly(str(error), named)) from None
+    return msgspec.structs.replace(options, url=url_for_executors(options.url))
 
 
 def _plainly(said: str, given: Mapping[str, Any]) -> str:

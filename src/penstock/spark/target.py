@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -11,13 +10,14 @@ from pyspark.sql.types import StructType
 from penstock.core.ids import uuid7
 from penstock.core.job import DEFAULT_OPTIONS, Options
 from penstock.errors import InvalidOption
+from penstock.importing import find
 from penstock.spark.options import WriteOptions, namespace_of
 from penstock.spark.rows import Layout
 from penstock.spark.sink import Target
 from penstock.spark.store import Store
 from penstock.task import Task
 
-__all__ = ["find_task", "target_of"]
+__all__ = ["target_of"]
 
 
 def target_of(given: WriteOptions, schema: StructType, *, overwrite: bool) -> Target:
@@ -27,7 +27,7 @@ def target_of(given: WriteOptions, schema: StructType, *, overwrite: bool) -> Ta
         raise InvalidOption(
             "mode('overwrite') would empty a queue. Use mode('append'), and queue.obliterate() for that."
         )
-    task = find_task(given.task) if ":" in given.task else None
+    task = find(given.task, Task) if ":" in given.task else None
     write_id = given.write_id or uuid7()
     layout = _layout(given, schema, task, write_id)
     layout.check(schema.fieldNames())
@@ -42,27 +42,6 @@ def target_of(given: WriteOptions, schema: StructType, *, overwrite: bool) -> Ta
         staged=given.release == "onCommit",
         skip_bad_rows=given.bad_rows == "skip",
     )
-
-
-def find_task(target: str) -> Task[..., Any]:
-    """The task at ``module:name``.
-
-    Raises:
-        InvalidOption: there is none.
-    """
-    module_name, _, name = target.partition(":")
-    try:
-        found = getattr(import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise InvalidOption(
-            f"task={target!r} cannot be found: {error}. Give module:name of a function with @app.task, and see that "
-            "Python finds the module where Spark runs."
-        ) from error
-    if not isinstance(found, Task):
-        raise InvalidOption(
-            f"task={target!r} is a {type(found).__qualname__}, not a task. Decorate it with @app.task."
-        )
-    return found
 
 
 def _layout(given: WriteOptions, schema: StructType, task: Task[..., Any] | None, write_id: str) -> Layout:

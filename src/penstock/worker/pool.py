@@ -12,17 +12,15 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import InvalidOption
+from penstock.importing import locate
 
 if TYPE_CHECKING:
-    from penstock.app import App
     from penstock.worker.worker import Worker
 
 __all__ = ["Supervisor"]
@@ -42,7 +40,11 @@ class Supervisor:
     def __init__(self, worker: Worker) -> None:
         options = worker.given | {"processes": 1}
         self._plans = [
-            (*locate(worker.app), options | _own(worker, number), dict(worker.handlers.by_queue))
+            (
+                *locate(worker.app, in_script=True),
+                options | _own(worker, number),
+                dict(worker.handlers.by_queue),
+            )
             for number in range(1, worker.options.processes + 1)
         ]
         self._children: dict[int, BaseProcess] = {}
@@ -110,22 +112,6 @@ def _own(worker: Worker, number: int) -> dict[str, Any]:
         host, port, token = address.moved(number - 1)
         own |= {"probe": f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "probe_token": token}
     return own
-
-
-def locate(app: App) -> tuple[str, str]:
-    """The module and the name under which another process finds ``app``.
-
-    Raises:
-        InvalidOption: it stands at the top of no module.
-    """
-    for module_name, module in list(sys.modules.items()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if value is app:
-                return module_name, name
-    raise InvalidOption(
-        "processes > 1 needs an app that other processes can import, and this one is at the top of no module. "
-        "Define it as in `app = App(...)` in a module of its own."
-    )
 
 
 def _work(module: str, name: str, options: dict[str, Any], handlers: dict[str, Any]) -> None:

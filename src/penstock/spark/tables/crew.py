@@ -20,8 +20,8 @@ from typing import Final
 
 from penstock.app import App
 from penstock.errors import InvalidOption
+from penstock.importing import locate
 from penstock.spark.errors import FleetFailed
-from penstock.worker.pool import locate
 
 __all__ = ["Crew", "refuse_in_crew"]
 
@@ -87,7 +87,7 @@ class Crew:
 
 
 def _target(app: App) -> str:
-    module, name = locate(app)
+    module, name = locate(app, in_script=True)
     if module != "__main__":
         return f"{module}:{name}"
     script = getattr(sys.modules["__main__"], "__file__", None)

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from penstock.core.ids import uuid7
 from penstock.errors import InvalidInput, InvalidOption
+from penstock.importing import find
 from penstock.spark.options import namespace_of
 from penstock.spark.rows import Layout
 from penstock.spark.store import Store, shared_url
@@ -28,7 +29,6 @@ from penstock.spark.tables.running import Limits, Run
 from penstock.spark.tables.scratch import Scratch
 from penstock.spark.tables.snapshot import snapshot
 from penstock.spark.tables.staff import Staff
-from penstock.spark.target import find_task
 from penstock.task import Task
 
 __all__ = ["Processed", "process"]
@@ -97,7 +97,7 @@ def process(
         StorageError: the store does not answer.
     """
     refuse_in_crew()
-    chosen = find_task(task) if isinstance(task, str) else task
+    chosen = find(task, Task) if isinstance(task, str) else task
     names = (key,) if isinstance(key, str) else tuple(key)
     placement = {"priority": priority, "delay": delay, "group": group, "cost": cost}
     if on_change not in _ON_CHANGE:
