@@ -21,7 +21,7 @@ from penstock.spark.store import Store
 from penstock.storage.base import Storage
 from penstock.storage.values import Gap
 
-__all__ = ["EventRange", "event_builder", "plan_ranges", "read_range", "split"]
+__all__ = ["EventRange", "event_builder", "event_pages", "plan_ranges", "read_range", "split"]
 
 _PER_PARTITION: Final = 250_000
 _PAGE: Final = 20_000
@@ -86,21 +86,30 @@ def read_range(part: EventRange, options: ReadOptions, schema: StructType) -> It
     wanted = [_TIMES.get(name, name) for name in builder.names if name != "epoch"]
     # The sequence is what the length of a batch is known by.
     names = tuple(dict.fromkeys((*wanted, "seq")))
-    after = part.after
     with Store(options.url) as store:
-        while after < part.until:
-            limit = min(_PAGE, part.until - after)
-            page = store.run(store.storage.read_entries(part.queue, after=after, limit=limit))
-            if options.fail_on_data_loss:
-                check_kept(part, page.epoch, page.gap)
-            elif page.epoch != part.epoch:
-                return
-            found = columns(page.entries, queue=part.queue, after=after, until=part.until, names=names)
-            if found["seq"]:
-                yield builder.batch(_renamed(found, page.epoch))
-            if page.next <= after:
-                return
-            after = page.next
+        for epoch, found in event_pages(part, options, store, names):
+            yield builder.batch(_renamed(found, epoch))
+
+
+def event_pages(
+    part: EventRange, options: ReadOptions, store: Store, names: Sequence[str]
+) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+    """The events of a range page by page: their epoch, and their columns of these ``names``, with ``seq`` among them.
+    Raises as ``read_range``."""
+    after = part.after
+    while after < part.until:
+        limit = min(_PAGE, part.until - after)
+        page = store.run(store.storage.read_entries(part.queue, after=after, limit=limit))
+        if options.fail_on_data_loss:
+            check_kept(part, page.epoch, page.gap)
+        elif page.epoch != part.epoch:
+            return
+        found = columns(page.entries, queue=part.queue, after=after, until=part.until, names=names)
+        if found["seq"]:
+            yield page.epoch, found
+        if page.next <= after:
+            return
+        after = page.next
 
 
 def _renamed(found: Mapping[str, Sequence[Any]], epoch: str) -> dict[str, Sequence[Any]]:

@@ -86,8 +86,8 @@ class JobBuilder:
 
 
 def _known(kind: Kind) -> dict[str, Column]:
-    """The columns of the kind, and those of the bytes as they are stored, which are there for who asks."""
-    names = [*schema_of(kind).fieldNames(), "payload_bytes", "result_bytes"]
+    """The columns of the kind, and those that are there for who asks: payloads, and bytes as they are stored."""
+    names = [*schema_of(kind).fieldNames(), "payload", "payload_bytes", "result_bytes"]
     return {name: _column_of(name) for name in names}
 
 

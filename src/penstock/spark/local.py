@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,9 +61,29 @@ def session(
     builder = SparkSession.builder.appName(name)
     for key, value in _settings(cores, memory, fast_start=fast_start, config=config or {}).items():
         builder = builder.config(key, value)
-    made = builder.getOrCreate()
+    with _importing_like_us():
+        made = builder.getOrCreate()
     made.sparkContext.setLogLevel("ERROR")
     return made
+
+
+@contextmanager
+def _importing_like_us() -> Iterator[None]:
+    """What this process can import, the processes can that Spark starts to plan reads and writes: they have the path
+    of the JVM, which has it from here when it starts."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = _python_path()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, sys.path))
 
 
 def _settings(
@@ -74,7 +95,7 @@ def _settings(
         "spark.master": f"local[{count},{_MOST_FAILURES}]",
         "spark.driver.memory": memory,
         # What this process can import, its workers can.
-        "spark.executorEnv.PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "spark.executorEnv.PYTHONPATH": _python_path(),
         "spark.sql.shuffle.partitions": str(count),
         **config,
     }

@@ -1,4 +1,5 @@
-"""``spark.readStream.format("penstock")``: the event logs of queues, by epoch and sequence. From pyspark 4.2.
+"""``spark.readStream.format("penstock")``: the event logs of queues, by epoch and sequence, or the results and failures
+that they tell of. From pyspark 4.2.
 
 The offsets are Spark's to keep. A named consumer (``consumerName``) holds the log back for it: up to what Spark has
 said that it is done with, which it says when it plans the batch after.
@@ -6,8 +7,8 @@ said that it is done with, which it says when it plans the batch after.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -22,29 +23,32 @@ from pyspark.sql.types import StructType
 from penstock.core.duration import milliseconds
 from penstock.core.names import check_consumer
 from penstock.errors import EventsLost, InvalidOption
+from penstock.spark.endreads import read_ends
 from penstock.spark.eventreads import EventRange, event_builder, read_range, split
+from penstock.spark.jobcolumns import JobBuilder
 from penstock.spark.offsets import Offset, Offsets, dumped, instant_ms, loaded, position_at, resolve
 from penstock.spark.options import ReadOptions
 from penstock.spark.queues import chosen_queues
+from penstock.spark.schemas import EVENTS
 from penstock.spark.store import Store
 from penstock.storage.base import Storage
 
 __all__ = ["EventStream"]
+
+_Read: TypeAlias = Callable[[EventRange, ReadOptions, StructType], Iterator[pa.RecordBatch]]
 
 
 class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """On the driver it lives as long as the query; executors get copies, for ``read``."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        if options.kind not in ("events", "jobs"):
-            raise InvalidOption(f"a stream is of events, not of kind={options.kind!r}. Leave kind out.")
         if options.consumer_name:
             check_consumer(options.consumer_name)
         self._options = options
         self._schema = schema
         self._ttl_ms = milliseconds(options.consumer_ttl, what="consumerTtl")
         self._target: Offsets | None = None
-        event_builder(schema)
+        self._read = _reader(options, schema)
 
     def initialOffset(self) -> dict[str, Any]:
         return dumped(self._ask(self._start))
@@ -78,7 +82,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, EventRange):
-            yield from read_range(partition, self._options, self._schema)
+            yield from self._read(partition, self._options, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
         """The log up to there is no longer needed by this query."""
@@ -122,6 +126,21 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 last=0,
             )
         return Offset(until.epoch, 0)
+
+
+def _reader(options: ReadOptions, schema: StructType) -> _Read:
+    """What reads a range of the log. Raises ``InvalidOption`` for a schema that it cannot fill."""
+    if options.kind in ("results", "failed"):
+        JobBuilder(schema, options.kind)
+        return read_ends
+    # A stream is not asked for its columns before Spark asks the batch read, whose kind is jobs unless it is said.
+    if options.kind == "jobs" and not set(schema.fieldNames()) <= set(EVENTS.fieldNames()):
+        raise InvalidOption(
+            "a stream is of events, of results or of failed jobs, and its columns are those of jobs. Give the option "
+            "kind: 'events', 'results' or 'failed'."
+        )
+    event_builder(schema)
+    return read_range
 
 
 def _up_to(limit: int, begins: Mapping[str, Offset], ends: Mapping[str, Offset]) -> Offsets:

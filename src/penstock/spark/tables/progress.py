@@ -43,9 +43,10 @@ class Tally(msgspec.Struct):
     def __str__(self) -> str:
         left = "" if self.eta_s is None else f", {_clock(self.eta_s)} left"
         cost = f", cost {self.cost:g}" if self.cost else ""
-        return (
-            f"{self.ended:,} of {self.total:,} done, {self.failed:,} failed, {self.rate:,.0f}/s{left}{cost}"
-        )
+        # Of a run that was stopped: its jobs are over, its rows are not done.
+        dropped = f", {self.cancelled:,} cancelled" if self.cancelled else ""
+        done = f"{self.ended - self.cancelled:,} of {self.total:,} done, {self.failed:,} failed{dropped}"
+        return f"{done}, {self.rate:,.0f}/s{left}{cost}"
 
 
 class Progress(Protocol):
@@ -143,8 +144,10 @@ class _Bar:
 
     def show(self, tally: Tally) -> None:
         cost = f" cost {tally.cost:g}" if tally.cost else ""
-        rest = f"[red]{tally.failed:,} failed[/] {tally.rate:,.0f}/s{cost}"
-        self._bar.update(self._task, total=tally.total, completed=tally.ended, rest=rest)
+        dropped = f" {tally.cancelled:,} cancelled" if tally.cancelled else ""
+        rest = f"[red]{tally.failed:,} failed[/]{dropped} {tally.rate:,.0f}/s{cost}"
+        done = tally.ended - tally.cancelled
+        self._bar.update(self._task, total=tally.total, completed=done, rest=rest)
 
     def say(self, text: str) -> None:
         self._bar.console.print(text, style="yellow")
