@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,10 @@ from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.loops import Sessions
 from penstock.opening import Opening
+from penstock.spark.executorloop import Assignment, work
+from penstock.spark.executors import FLEETS, _FleetJob
+from penstock.spark.heldjob import LEASE_MS, Charge
+from penstock.spark.store import Store
 from tests.spark.fleet_tasks import app, die_once, double, lengths, process_id, refuse, square
 from tests.spark.stores import ask
 
@@ -76,6 +82,34 @@ def test_a_fleet_that_is_stopped_ends_and_leaves_what_it_had_not_begun(spark: Sp
     assert fleet.wait().completed == 1
     later = square.sync.enqueue(8)
     assert [job.state for job in jobs(url, "rows", [later.id])] == [State.WAITING]
+
+
+def test_a_worker_ends_when_nobody_holds_its_fleet_any_more(url: str) -> None:
+    """As if the driver had been killed, and the executor lived on."""
+    job = square.sync.enqueue(7)
+    with Store(url) as store:
+        lease = store.run(_FleetJob(url, "fleet", "tests.spark.fleet_tasks:app").take(store))
+    assignment = Assignment(
+        app="tests.spark.fleet_tasks:app",
+        modules=[],
+        charge=Charge(url, FLEETS, lease.id, lease.token),
+        options={"queues": ["rows"], "burst": False},
+    )
+    executor = threading.Thread(target=lambda: list(work(assignment)(iter(()))))
+    executor.start()
+    wait_until(lambda: jobs(url, "rows", [job.id])[0].state is State.COMPLETED)
+    assert executor.is_alive()
+    ask(url, lambda storage: storage.shift_clock(FLEETS, LEASE_MS + 1000))
+    executor.join(30)
+    assert not executor.is_alive()
+    assert [held.state for held in jobs(url, FLEETS, ["fleet"])] == [State.FAILED]
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)

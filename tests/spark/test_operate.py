@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import col, when
 
 import penstock.spark as ps
 from penstock.core.job import NewJob, Options
@@ -143,6 +144,39 @@ def test_an_archive_that_is_killed_loses_nothing_and_copies_nothing_twice(
     assert (last.archived, last.recovered) == (1, 0)
     lives = spark.read.parquet(str(output)).where("id = 'c1'").select("incarnation", "result").collect()
     assert sorted(row["result"] for row in lives) == ["14", "2"]
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_torn_row_that_a_killed_archive_has_left_is_copied_anew(
+    spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(url, "mail", completed=3)
+    output = tmp_path / "kept"
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archiving._Move, "_compared", die)
+        with pytest.raises(Killed):
+            ps.archive(spark, url, "mail", output, older_than=0)
+    (journal,) = (str(path) for path in (output / "_penstock_archive").iterdir())
+    rows = spark.read.parquet(journal)
+    torn = rows.withColumn("result_bytes", when(col("id") == "c1", b"3").otherwise(col("result_bytes")))
+    spark.createDataFrame(torn.collect(), rows.schema).write.mode("overwrite").parquet(journal)
+
+    done = ps.archive(spark, url, "mail", output, older_than=0)
+    assert (done.archived, done.recovered, done.kept) == (3, 2, 0)
+    assert {id: row["result"] for id, row in archived(spark, output).items()} == {
+        "c0": "0",
+        "c1": "2",
+        "c2": "4",
+    }
+    assert archived(spark, output)["c1"]["result_bytes"] is None
+    assert ask(url, lambda storage: storage.counts("mail")).completed == 0
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)

@@ -25,7 +25,7 @@ from penstock.core.names import check_queue
 from penstock.errors import InvalidOption
 from penstock.spark.archivetable import ArchiveTable, journal_path
 from penstock.spark.errors import ArchiveTorn
-from penstock.spark.freeing import COLUMNS, COMPARED, Source, comparing, freeing
+from penstock.spark.freeing import COLUMNS, COMPARED, Source, comparing, freeing, sound
 from penstock.spark.store import url_for_executors
 from penstock.spark.tables.outputlease import OutputLease
 
@@ -121,12 +121,13 @@ class _Move:
         rows = self._journal.read()
         if rows is None:
             return 0, 0
-        todo = self._without_archived(rows) if is_left else rows
-        count = self._compare(todo, is_left=is_left)
+        # A torn row of a call that was killed is passed over: its job is in the store, and is copied anew.
+        todo = self._without_archived(rows).mapInArrow(sound(self._source), COLUMNS) if is_left else rows
+        count = self._compare(todo)
         if not count:
             return 0, 0
         self._table.append(todo.mapInArrow(freeing(self._source), COLUMNS))
-        left = self._without_archived(rows)
+        left = self._without_archived(todo)
         kept = left.count()
         if kept and self._compared(left).get("gone", 0):
             raise ArchiveTorn(
@@ -136,12 +137,12 @@ class _Move:
         self._clear()
         return count - kept, kept
 
-    def _compare(self, rows: DataFrame, *, is_left: bool) -> int:
-        """How many rows there are. Raises ``ArchiveTorn`` if one differs from its job, which is still what it was."""
+    def _compare(self, rows: DataFrame) -> int:
+        """How many rows there are. Raises ``ArchiveTorn`` if one differs from its job, which is still what it was; the
+        journal is empty then, so that the next call begins anew."""
         verdicts = self._compared(rows)
         if torn := verdicts.get("torn", 0):
-            if not is_left:
-                self._clear()
+            self._clear()
             raise ArchiveTorn(
                 f"{torn} jobs in {self._journal.output} are not as they are in the store. Nothing was freed or "
                 "archived by this call."

@@ -15,7 +15,7 @@ from penstock.spark.schemas import schema_of
 from penstock.spark.store import Store
 from penstock.storage.values import Unchanged
 
-__all__ = ["COLUMNS", "COMPARED", "Source", "comparing", "freeing"]
+__all__ = ["COLUMNS", "COMPARED", "Source", "comparing", "freeing", "sound"]
 
 _Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _Verdict: TypeAlias = Literal["same", "changed", "gone", "torn"]
@@ -45,12 +45,23 @@ def comparing(source: Source) -> _Mapper:
         verdicts: Counter[str] = Counter()
         with Store(source.url) as store:
             for chunk in _chunks(batches):
-                jobs = store.run(store.storage.get(source.queue, chunk.column("id").to_pylist()))
-                verdicts.update(_verdict(job, *row) for job, row in zip(jobs, _copies(chunk), strict=True))
+                verdicts.update(_verdicts(store, source, chunk))
         counted = {"verdict": list(verdicts), "count": list(verdicts.values())}
         yield pa.RecordBatch.from_pydict(counted, schema=_ARROW)
 
     return compare
+
+
+def sound(source: Source) -> _Mapper:
+    """Rows to those that are not torn."""
+
+    def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with Store(source.url) as store:
+            for chunk in _chunks(batches):
+                is_sound = [verdict != "torn" for verdict in _verdicts(store, source, chunk)]
+                yield chunk.filter(pa.array(is_sound, pa.bool_()))
+
+    return keep
 
 
 def freeing(source: Source) -> _Mapper:
@@ -79,6 +90,11 @@ async def _free(store: Store, source: Source, jobs: list[Unchanged]) -> list[boo
         for n, job in zip(changed, now, strict=True):
             gone[n] = job is None or job.incarnation != jobs[n].incarnation
     return gone
+
+
+def _verdicts(store: Store, source: Source, rows: pa.RecordBatch) -> list[_Verdict]:
+    jobs = store.run(store.storage.get(source.queue, rows.column("id").to_pylist()))
+    return [_verdict(job, *row) for job, row in zip(jobs, _copies(rows), strict=True)]
 
 
 def _verdict(job: Job | None, copy: Unchanged, payload: bytes | None, result: bytes | None) -> _Verdict:
