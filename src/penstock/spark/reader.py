@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.errors import InvalidOption
 from penstock.spark.eventreads import EventRange, event_builder, plan_ranges, read_range
 from penstock.spark.jobcolumns import JobBuilder
 from penstock.spark.options import ReadOptions
+from penstock.spark.pushdown import Pushed, Pushing, Times, narrowed, within
 from penstock.spark.queues import chosen_queues
 from penstock.spark.store import Store
 
@@ -38,6 +41,14 @@ class JobsPart(InputPartition):
         self.queue, self.part, self.parts = queue, part, parts
 
 
+class JobsNamed(InputPartition):
+    """The jobs of a queue that have these ids, if there are any."""
+
+    def __init__(self, queue: str, ids: Sequence[str]) -> None:
+        super().__init__((queue, *ids))
+        self.queue, self.ids = queue, ids
+
+
 class JobReader(DataSourceReader):
     """Jobs by identity, never by state: one that moves on during the read is in the table once."""
 
@@ -45,12 +56,31 @@ class JobReader(DataSourceReader):
         self._options = options
         self._schema = schema
         self._states = _states(options)
+        self._pushed = Pushed()
         JobBuilder(schema, options.kind)
 
+    @property
+    def pushFilters(self) -> Pushing:
+        return Pushing(self._push)
+
+    def _push(self, filters: Sequence[Any]) -> list[Any]:
+        self._pushed, others = narrowed(filters, ("queue", "id", "state"))
+        if self._pushed.state is not None:
+            there = State if self._states is None else self._states
+            self._states = frozenset(state for state in there if state in self._pushed.state)
+        return others
+
     def partitions(self) -> list[InputPartition]:
+        if self._states is not None and not self._states:
+            return [InputPartition(None)]
         parts: list[InputPartition] = []
         with Store(self._options.url) as store:
             for queue in store.run(chosen_queues(store.storage, self._options)):
+                if self._pushed.queue is not None and queue not in self._pushed.queue:
+                    continue
+                if self._pushed.id is not None:
+                    parts.append(JobsNamed(queue, sorted(self._pushed.id)))
+                    continue
                 counts = store.run(store.storage.counts(queue))
                 total = counts.open + counts.completed + counts.failed + counts.cancelled
                 count = self._options.num_partitions or min(total // _PER_PARTITION + 1, _MOST_PARTITIONS)
@@ -58,31 +88,45 @@ class JobReader(DataSourceReader):
         return parts or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, JobsPart):
-            return
         builder = JobBuilder(self._schema, self._options.kind)
+        with Store(self._options.url) as store:
+            match partition:
+                case JobsPart():
+                    pages = self._scanned(store, partition, light=builder.is_light)
+                case JobsNamed():
+                    pages = self._named(store, partition)
+                case _:
+                    return
+            for jobs in pages:
+                if jobs:
+                    yield builder.batch(jobs)
+
+    def _scanned(self, store: Store, partition: JobsPart, *, light: bool) -> Iterator[list[Job]]:
         seen: set[str] = set()
         cursor = ""
-        with Store(self._options.url) as store:
-            while True:
-                page = store.run(
-                    store.storage.scan_jobs(
-                        partition.queue,
-                        states=self._states,
-                        part=partition.part,
-                        parts=partition.parts,
-                        cursor=cursor,
-                        limit=_PAGE,
-                        light=builder.is_light,
-                    )
+        while True:
+            page = store.run(
+                store.storage.scan_jobs(
+                    partition.queue,
+                    states=self._states,
+                    part=partition.part,
+                    parts=partition.parts,
+                    cursor=cursor,
+                    limit=_PAGE,
+                    light=light,
                 )
-                # A store may show a job again while it makes room for others.
-                fresh = [job for job in page.jobs if job.id not in seen]
-                seen.update(job.id for job in fresh)
-                if fresh:
-                    yield builder.batch(fresh)
-                if not (cursor := page.cursor):
-                    return
+            )
+            # A store may show a job again while it makes room for others.
+            fresh = [job for job in page.jobs if job.id not in seen]
+            seen.update(job.id for job in fresh)
+            yield fresh
+            if not (cursor := page.cursor):
+                return
+
+    def _named(self, store: Store, partition: JobsNamed) -> Iterator[list[Job]]:
+        for start in range(0, len(partition.ids), _PAGE):
+            found = store.run(store.storage.get(partition.queue, partition.ids[start : start + _PAGE]))
+            yield [job for job in found if job and (self._states is None or job.state in self._states)]
 
 
 class EventReader(DataSourceReader):
@@ -91,16 +135,44 @@ class EventReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
+        self._queues: frozenset[str] | None = None
         event_builder(schema)
+
+    @property
+    def pushFilters(self) -> Pushing:
+        return Pushing(self._push)
+
+    def _push(self, filters: Sequence[Any]) -> list[Any]:
+        pushed, others = narrowed(filters, ("queue",))
+        self._queues = pushed.queue
+        self._options = _between(self._options, within(others, "at"))
+        return others
 
     def partitions(self) -> list[InputPartition]:
         with Store(self._options.url) as store:
-            ranges: list[InputPartition] = [*store.run(plan_ranges(store.storage, self._options))]
-        return ranges or [InputPartition(None)]
+            ranges = store.run(plan_ranges(store.storage, self._options))
+        chosen: list[InputPartition] = [
+            part for part in ranges if self._queues is None or part.queue in self._queues
+        ]
+        return chosen or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, EventRange):
             yield from read_range(partition, self._options, self._schema)
+
+
+def _between(options: ReadOptions, times: Times) -> ReadOptions:
+    """The same read within these times, unless the user has said himself where it begins or ends."""
+    fields: dict[str, str] = {}
+    if (
+        times.since_ms is not None
+        and not options.starting_timestamp
+        and options.starting_offsets == "earliest"
+    ):
+        fields["starting_timestamp"] = str(times.since_ms)
+    if times.until_ms is not None and not options.ending_timestamp and options.ending_offsets == "latest":
+        fields["ending_timestamp"] = str(times.until_ms)
+    return msgspec.structs.replace(options, **fields)
 
 
 def _states(options: ReadOptions) -> frozenset[State] | None:
