@@ -1,6 +1,8 @@
 """The whole way on the embedded default: a table, jobs, results as a table, the history of it all as tables and a page.
 
-    make demo            or: python examples/demo.py [--rows 2000] [--folder penstock-demo]
+    make demo            or: python examples/demo.py [--rows 2000]
+
+``PENSTOCK_DEMO`` names the folder for what it leaves; else it is a temporary one.
 
 Reviews are sent to a flaky, rate-limited classifier. Some calls fail and are tried again, some reviews can never be
 classified; both show in the output. Then everything is run again, and nothing is paid for twice.

@@ -115,17 +115,23 @@ def test_a_session_that_pushes_nothing_down_takes_the_reader_for_one_that_cannot
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_spark_gives_the_same_rows_whether_it_pushes_filters_down_or_not(
-    spark: SparkSession, full: str
+    spark: SparkSession, full: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     conf = "spark.sql.python.filterPushdown.enabled"
     before = spark.conf.get(conf)
     jobs = spark.read.format("penstock").options(url=full, subscribe=f"{QUEUE},other")
     chosen = "id IN ('c0', 'f0', 'f1', 'w0') AND state = 'failed' AND queue = 'numbers' AND runs > 0"
     found = {}
+    plans = {}
     try:
         for enabled in ("true", "false"):
             spark.conf.set(conf, enabled)
-            found[enabled] = sorted(row["id"] for row in jobs.load().where(chosen).collect())
+            table = jobs.load().where(chosen)
+            table.explain()
+            plans[enabled] = capsys.readouterr().out
+            found[enabled] = sorted(row["id"] for row in table.collect())
     finally:
         spark.conf.set(conf, str(before))
     assert found == {"true": ["f0", "f1"], "false": ["f0", "f1"]}
+    assert "= failed" not in plans["true"], "it was told that this is done"
+    assert "= failed" in plans["false"]
