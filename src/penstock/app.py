@@ -347,6 +347,15 @@ class App(AppHooks, AppSchedulers):
         self._tasks[name] = task
         return task
 
+    def use_store(self, url: str, *, namespace: str | None = None) -> None:
+        """Be of the store at ``url`` from now on, and of ``namespace`` if it is given, whatever the app was made with.
+        To be called before anything is done with it."""
+        if namespace is not None:
+            self.namespace = check_namespace(namespace)
+        opening = Opening(url, namespace=self.namespace)
+        self.url = opening.url
+        self.exchange_sessions(Sessions(opening.open, intake=self.intake, close_storage=opening.is_ours))
+
     def exchange_sessions(self, sessions: Sessions) -> Sessions:
         """Use other sessions, and so another store, from now on; gives those it had, to be put back."""
         before, self._sessions = self._sessions, sessions

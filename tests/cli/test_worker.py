@@ -123,6 +123,15 @@ def test_several_processes_share_the_work(penstock: Shell, tmp_path: Path) -> No
     assert len(set(workers)) == 2
 
 
+def test_the_store_of_the_flag_goes_before_that_of_the_code(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(APP.replace("App()", 'App("sqlite:///own.db")').format("done"))
+    given = ("--url", "sqlite:///given.db", "--namespace", "apart")
+    job = penstock.ok("enqueue", "--task", "answer", "{}", "-q", "mail", *given).strip()
+    penstock.ok("worker", "jobs:app", "--burst", "--no-live", *given)
+    assert penstock.json("show", job, *given)["state"] == "completed"
+    assert not (tmp_path / "own.db").exists()
+
+
 def test_queues_have_weights_and_others_are_left_alone(penstock: Shell) -> None:
     for queue in ("a", "b", "c"):
         penstock.ok("enqueue", "true", "-q", queue)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 
@@ -16,8 +16,19 @@ if TYPE_CHECKING:
     from penstock.app import App
     from penstock.cli.settings import Settings
     from penstock.info import JobInfo
+    from penstock.task import Task
 
-__all__ = ["find_job", "import_app", "is_local", "open_app", "queues_of", "run_app", "run_with_app"]
+__all__ = [
+    "find_job",
+    "import_app",
+    "import_task",
+    "is_local",
+    "open_app",
+    "queues_of",
+    "run_app",
+    "run_with_app",
+    "shared_store",
+]
 
 T = TypeVar("T")
 
@@ -71,23 +82,48 @@ def import_app(settings: Settings, target: str) -> App:
 
     Its store is its own; an app that names none in its code has that of the settings, and ``--url`` goes before both.
     """
-    url = settings.setting("url")
-    if url.origin.kind != "default":
-        os.environ["PENSTOCK_URL"] = str(url.value)
-    app = _imported(target)
-    if url.origin.kind == "flag":
-        app.url = str(url.value)
-    return app
-
-
-def _imported(target: str) -> App:
     from penstock.app import App
 
+    found = _imported(settings, target, what="app", example="myproject.jobs:app")
+    if not isinstance(found, App):
+        raise NotFound(
+            f"{target} is no app, but of type {type(found).__name__}. Name what App(...) was given to."
+        )
+    _put_in_its_place(settings, found)
+    return found
+
+
+def import_task(settings: Settings, target: str) -> Task[..., Any]:
+    """The task that ``module:name`` means, in the same way."""
+    from penstock.task import Task
+
+    found = _imported(settings, target, what="task", example="myproject.jobs:send")
+    if not isinstance(found, Task):
+        raise NotFound(
+            f"{target} is no task, but of type {type(found).__name__}. Name a function with @app.task."
+        )
+    _put_in_its_place(settings, found.app)
+    return found
+
+
+def _put_in_its_place(settings: Settings, app: App) -> None:
+    url, namespace = settings.setting("url"), settings.setting("namespace")
+    flags = [setting.origin.kind == "flag" for setting in (url, namespace)]
+    if any(flags):
+        app.use_store(
+            str(url.value) if flags[0] else app.url, namespace=str(namespace.value) if flags[1] else None
+        )
+
+
+def _imported(settings: Settings, target: str, *, what: str, example: str) -> object:
     module, colon, name = target.partition(":")
     if not module or not colon or not name:
         raise CommandLineError(
-            f"{target!r} names no app. Give the module and the name in it: myproject.jobs:app", ExitCode.USAGE
+            f"{target!r} names no {what}. Give the module and the name in it: {example}", ExitCode.USAGE
         )
+    url = settings.setting("url")
+    if url.origin.kind != "default":
+        os.environ["PENSTOCK_URL"] = str(url.value)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -98,10 +134,6 @@ def _imported(target: str) -> App:
         raise NotFound(f"there is no module {error.name!r} in {here} or on the path.") from error
     for part in name.split("."):
         found = getattr(found, part, None)
-    if not isinstance(found, App):
-        raise NotFound(
-            f"{target} is no app, but of type {type(found).__name__}. Name what App(...) was given to."
-        )
     return found
 
 
@@ -120,6 +152,15 @@ def _refuse_missing_file(url: str) -> None:
         raise NotFound(
             f"there is no store {path.absolute()}. It is made by the first `penstock enqueue`, or give --url."
         )
+
+
+def shared_store(settings: Settings) -> str:
+    """The URL of the store that the settings name, as other processes are to open it. It is there, and answers."""
+    from penstock.spark.store import shared_url
+
+    app = open_app(settings)
+    run_with_app(settings, lambda connected: connected.queues())
+    return shared_url(app)
 
 
 async def queues_of(app: App, queue: str | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 ``python -m penstock.spark.tables.crew APP QUEUE CONCURRENCY`` is what each of them runs; ``APP`` is ``module:name``, or
 ``path.py:name`` for an app that stands in the script itself. It ends when its standard input does, so that none is left
-behind by a run that was killed.
+behind by a run that was killed; running jobs have their grace then, unless the last that it read was a ``!``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from penstock.app import App
 from penstock.errors import InvalidOption
 from penstock.importing import locate
 from penstock.spark.errors import FleetFailed
+from penstock.spark.store import shared_url
 
 __all__ = ["Crew", "refuse_in_crew"]
 
 _PATIENCE_S: Final = 60.0
+# Says that a process is one of a crew, and which store it works for, whatever its module would say.
 _MARK: Final = "PENSTOCK_CREW"
+_AT_ONCE: Final = b"!"
 # What a script is called in the processes of its crew, as ``__mp_main__`` is in those of multiprocessing.
 _SCRIPT: Final = "__penstock_main__"
 
@@ -50,25 +53,28 @@ class Crew:
         if count < 0:
             raise InvalidOption(f"workers={count} is negative. Give 0 to start none.")
         self._count = count
+        self._url = shared_url(app) if count else ""
         self._arguments = [_target(app), queue, str(concurrency)] if count else []
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Crew:
         # What this process can import, they can.
         path = os.pathsep.join(filter(None, sys.path))
-        environment = {**os.environ, "PYTHONPATH": path, _MARK: "1"}
+        environment = {**os.environ, "PYTHONPATH": path, _MARK: self._url}
         command = [sys.executable, "-m", __name__, *self._arguments]
+        # In groups of their own: Ctrl-C is for the run, which lets them finish what they have begun.
         self._processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) for _ in range(self._count)
+            subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, process_group=0)
+            for _ in range(self._count)
         ]
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        is_hasty = kind is not None and issubclass(kind, KeyboardInterrupt)
         for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.close()
+            _tell_to_end(process, at_once=is_hasty)
         for process in self._processes:
             try:
                 process.wait(_PATIENCE_S)
@@ -84,6 +90,16 @@ class Crew:
                 f"the workers that were started for the run have ended, with code {codes[0]}. What they have printed "
                 "says why; what was done is in the output."
             )
+
+
+def _tell_to_end(process: subprocess.Popen[bytes], *, at_once: bool) -> None:
+    assert process.stdin is not None
+    try:
+        if at_once:
+            process.stdin.write(_AT_ONCE)
+        process.stdin.close()
+    except BrokenPipeError:
+        pass  # it has ended by itself
 
 
 def _target(app: App) -> str:
@@ -105,6 +121,7 @@ def main() -> None:
     where, _, name = target.rpartition(":")
     module = _script(where) if where.endswith(".py") else import_module(where)
     app: App = getattr(module, name)
+    app.use_store(os.environ[_MARK])
     asyncio.run(_serve(app, queue, int(concurrency)))
 
 
@@ -122,8 +139,8 @@ async def _serve(app: App, queue: str, concurrency: int) -> None:
     loop = asyncio.get_running_loop()
 
     def wait_for_end() -> None:
-        sys.stdin.buffer.read()
-        loop.call_soon_threadsafe(worker.stop)
+        said = sys.stdin.buffer.read()
+        loop.call_soon_threadsafe(worker.stop, 0 if said == _AT_ONCE else None)
 
     threading.Thread(target=wait_for_end, daemon=True).start()
     await worker.run()
