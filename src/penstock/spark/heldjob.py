@@ -75,7 +75,7 @@ class HeldJob(ABC):
         self._stop.set()
         self._thread.join()
         outcome: Outcome = Complete(self._progress or b"null")
-        if self.is_cancelled:
+        if self.is_cancelled or isinstance(error, KeyboardInterrupt):
             outcome = Cancel()
         elif error is not None:
             outcome = Fail(Failure(type(error).__qualname__, str(error)[:1000]), final=True)

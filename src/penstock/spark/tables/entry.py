@@ -31,7 +31,7 @@ from penstock.spark.tables.snapshot import snapshot
 from penstock.spark.tables.staff import Staff
 from penstock.task import Task
 
-__all__ = ["Processed", "process"]
+__all__ = ["Processed", "ledger_of", "process"]
 
 _ON_CHANGE: Final = ("rerun", "keep", "error")
 
@@ -81,7 +81,11 @@ def process(
     arguments; ``priority``, ``delay``, ``group`` and ``cost`` are columns with those options of its job. Rows that
     are in the output with the same arguments and task version are not run again; ``on_change`` says what happens to
     those that have changed, ``retry_failed`` to those that failed. ``output`` is a path, or a table of the catalog
-    (``table:db.scores``): an append-only ledger, of which ``latest`` gives what holds.
+    (``table:db.scores``): an append-only ledger, of which ``latest`` gives what holds. Its ``format`` is ``parquet``,
+    ``json`` (lines), or another that the session has and that keeps types: not ``csv``.
+
+    Ctrl-C stops it: jobs that have not begun are taken back, those under way are let finish and written down, and then
+    ``KeyboardInterrupt`` is raised. The second Ctrl-C leaves them to the next run.
 
     ``max_cost`` bounds what the jobs of this run may use of ``cost_name`` (``context.use(usd=...)``), up to what is
     under way when it is reached; ``max_failures`` how many rows may fail. ``limit`` does only so many rows.
@@ -106,13 +110,7 @@ def process(
         raise InvalidOption(f"limit={limit}: give at least 1, or None for all rows.")
     url = shared_url(chosen.app)
     layout = _layout(df.schema, chosen, url=url, key=names, payload=payload, placement=placement)
-    ledger = Ledger(
-        df.sparkSession,
-        output,
-        key=StructType([df.schema[name] for name in names]),
-        value=value_type(chosen.signature.result_type),
-        format=format,
-    )
+    ledger = ledger_of(df, chosen, key=names, output=output, format=format)
     ledger.check()
     call = _Call(
         url=url,
@@ -135,6 +133,19 @@ def process(
     )
     with Scratch(df.sparkSession, ledger, call.run_id, scratch) as place:
         return call.only_plan(df, ledger, place) if dry_run else call.run(df, ledger, place, staff)
+
+
+def ledger_of(
+    df: DataFrame, task: Task[..., Any], *, key: Sequence[str], output: str | PurePath, format: str
+) -> Ledger:
+    """The ledger that a run of ``task`` on ``df`` writes to. ``df`` has the ``key`` columns."""
+    return Ledger(
+        df.sparkSession,
+        output,
+        key=StructType([df.schema[name] for name in key]),
+        value=value_type(task.signature.result_type),
+        format=format,
+    )
 
 
 class _Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.errors import InvalidInput
+from penstock.errors import InvalidInput, InvalidOption
+from penstock.spark.tables.jsonledger import WRITTEN_WITH, check_json, read_json
 
 __all__ = ["COLUMNS", "Ledger", "latest"]
 
@@ -55,6 +56,7 @@ COLUMNS: Final = StructType(
 VALUE: Final = "value"
 _TABLE: Final = "table:"
 _KEY: Final = "key_json"
+_UNTYPED: Final = ("csv", "text", "xml")
 _NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA", "TABLE_OR_VIEW_NOT_FOUND")
 
 
@@ -77,6 +79,13 @@ class Ledger:
         self._key = key
         self._value = value
         self._format = format
+        if format.lower() in _UNTYPED:
+            raise InvalidOption(
+                f"format={format!r} cannot hold the output: it has no types and no nested columns, and the next run "
+                "must read what this one has written. Use parquet or json, and write a copy of what holds (latest) as "
+                f"{format}."
+            )
+        self._is_json = self.is_path and format.lower() == "json"
         taken = sorted({*COLUMNS.fieldNames(), VALUE} & set(key.fieldNames()))
         if taken:
             raise InvalidInput(
@@ -84,10 +93,17 @@ class Ledger:
                 f"(df.withColumnRenamed({taken[0]!r}, ...))."
             )
 
+    @property
+    def _schema(self) -> StructType:
+        value = [] if self._value is None else [StructField(VALUE, self._value)]
+        return StructType([*self._key.fields, *COLUMNS.fields, *value])
+
     def read(self) -> DataFrame | None:
         """All rows; ``None`` if there is no output yet."""
         try:
-            if self.is_path:
+            if self._is_json:
+                found = read_json(self._spark, self.output, self._schema)
+            elif self.is_path:
                 found = self._spark.read.format(self._format).option("mergeSchema", "true").load(self.output)
             else:
                 found = self._spark.table(self.output)
@@ -107,6 +123,9 @@ class Ledger:
         """
         found = self.read()
         if found is None:
+            return
+        if self._is_json:
+            check_json(self._spark, self.output, self._schema, self._key)
             return
         missing = [field.name for field in COLUMNS if field.name not in found.columns]
         if missing:
@@ -134,6 +153,8 @@ class Ledger:
             "key.*", *COLUMNS.fieldNames(), *self._value_name()
         )
         writer = table.coalesce(1).write.mode("append").format(self._format)
+        if self._is_json:
+            writer = writer.options(**WRITTEN_WITH)
         if self.is_path:
             writer.save(self.output)
         else:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from penstock.core.usage import MILLION
 from penstock.spark.errors import TooManyFailures
+from penstock.spark.interrupts import noted_interrupts
 from penstock.spark.store import Store
 from penstock.spark.tables.enqueueing import Batch, cancel_rows, enqueue_rows
 from penstock.spark.tables.gathering import Gathering
@@ -67,29 +68,40 @@ class Run:
         self._gathering = gathering
         self._check_workers = check_workers
         self._said_at = time.monotonic()
+        self._interrupted = threading.Event()
         self.stopped = ""
 
     def run(self, todo: DataFrame, count: int) -> None:
         """Put the rows in and take their ends, until all of them are in the ledger or the run is to stop.
 
+        Ctrl-C stops it: what has not begun is taken back, what is under way is let finish and written down. The second
+        Ctrl-C leaves that to the next run.
+
         Raises:
             TooManyFailures: more than ``max_failures``.
+            KeyboardInterrupt: it was stopped by Ctrl-C.
         """
         self._set_budget()
         try:
-            while count:
-                self._round(todo, count)
-                if self.stopped:
-                    break
-                todo = self._missing(todo)
-                count = todo.count()
+            with noted_interrupts() as self._interrupted:
+                self._all_rounds(todo, count)
         finally:
             self._remove_budget()
+        if self._interrupted.is_set():
+            raise KeyboardInterrupt
         if self.stopped == "max_failures":
             raise TooManyFailures(
                 f"{self._tally.failed} rows have failed, more than max_failures={self._limits.max_failures}. What was "
                 f"done is in {self._ledger.output}; look at its rows with state = 'failed'."
             )
+
+    def _all_rounds(self, todo: DataFrame, count: int) -> None:
+        while count:
+            self._round(todo, count)
+            if self.stopped:
+                return
+            todo = self._missing(todo)
+            count = todo.count()
 
     def _round(self, todo: DataFrame, count: int) -> None:
         """Put rows in and wait for as many ends, or until none has come for long: some may be gone from the store."""
@@ -111,17 +123,19 @@ class Run:
             )
             putting.check()
             self._check_workers()
-            self._stop_if_due(todo)
+            self._stop_if_due(todo, putting)
             self._warn_if_idle(now - last_at)
             if now - last_at > _IDLE_S and putting.is_done:
                 return
             time.sleep(_POLL_S)
         putting.join()
 
-    def _stop_if_due(self, todo: DataFrame) -> None:
+    def _stop_if_due(self, todo: DataFrame, putting: _Putting) -> None:
         if self.stopped:
             return
-        if self._lease.is_cancelled:
+        if self._interrupted.is_set():
+            self.stopped = "interrupted"
+        elif self._lease.is_cancelled:
             self.stopped = "cancelled"
         elif self._limits.max_failures is not None and self._tally.failed > self._limits.max_failures:
             self.stopped = "max_failures"
@@ -129,7 +143,10 @@ class Run:
             self.stopped = "max_cost"
         if self.stopped:
             self._gathering.is_stopping = True
-            self._progress.say(f"stopping: {self.stopped}; what is under way is let finish")
+            again = " (again Ctrl-C leaves it at once)" if self.stopped == "interrupted" else ""
+            self._progress.say(f"stopping: {self.stopped}; what is under way is let finish{again}")
+            # What is yet to be put in could not be taken back.
+            putting.join()
             cancel_rows(self._missing(todo), self._batch)
 
     def _missing(self, todo: DataFrame) -> DataFrame:
