@@ -168,9 +168,18 @@ class Manifests(Generic[M]):
             InvalidOption: it was written by a newer version.
         """
         numbers = self._numbers()
-        if not numbers:
+        return self.at(numbers[-1]) if numbers else self._kind()
+
+    def at(self, number: int) -> M:
+        """The table as it was by that manifest; 0 is that of a new one.
+
+        Raises:
+            FileNotFoundError: it is no longer kept.
+            InvalidOption: it was written by a newer version.
+        """
+        if not number:
             return self._kind()
-        path = self._folder / f"{numbers[-1]:010}.json"
+        path = self._folder / f"{number:010}.json"
         found = msgspec.json.decode(path.read_bytes(), type=self._kind)
         if found.format > FORMAT:
             raise InvalidOption(

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from penstock.core.duration import milliseconds
 from penstock.errors import InvalidOption, StorageError
 from penstock.spark.history.bronze import append, queue_names
+from penstock.spark.history.catalog import Catalog
 from penstock.spark.history.compaction import compact
 from penstock.spark.history.folder import History, open_history
 from penstock.spark.history.gold import summarise
@@ -52,6 +53,8 @@ def sync(
     spark: SparkSession | None = None,
     max_events: int | None = None,
     upto: Layer = "gold",
+    catalog: str | None = None,
+    format: str | None = None,
 ) -> SyncReport:
     """Add the events that are new since the last sync, of all queues or of some, and bring silver and gold up to them.
 
@@ -60,8 +63,12 @@ def sync(
     ``max_events``. ``upto="bronze"`` or ``"silver"`` leaves the tables after that as they are; a later sync has more to
     do for them. Without ``spark`` it is the session of this process (``penstock.spark.session``).
 
+    ``catalog`` is a database in which the tables are shown by name, too: as views of what the folder has, or, with the
+    ``format`` of a table that is changed in one step (``delta``, ``iceberg``), as tables of that.
+
     Raises:
-        InvalidOption: a folder that holds something else, or is not in the file system; both queues and pattern.
+        InvalidOption: a folder that holds something else, or is not in the file system; both queues and pattern; names
+            in the catalog that are somebody else's.
         StorageError: the store cannot be read. What was committed before stays.
     """
     if max_events is not None and max_events < 1:
@@ -70,10 +77,16 @@ def sync(
     url = url_for_executors(url)
     with Store(url) as store:
         names = store.run(queue_names(store.storage, queues, pattern))
+    if format is not None and catalog is None:
+        raise InvalidOption("format is that of the tables in a catalog. Give catalog=, too.")
     history = open_history(path, create=True)
     spark = spark or session()
+    shown = Catalog(spark, history, catalog, format) if catalog is not None else None
     before = history.bronze.newest()
     with history.running() as name:
+        if shown is not None:
+            # What a sync that was killed has not shown: before files that it replaced are cleared away.
+            shown.publish()
         history.clean()
         events = _append_all(spark, history, url=url, sync=name, queues=names, limit=max_events)
         _insist(lambda: compact(spark, history, sync=name))
@@ -81,6 +94,8 @@ def sync(
             _insist(lambda: fold(spark, history, sync=name))
         if upto == "gold":
             _insist(lambda: summarise(spark, history, sync=name))
+        if shown is not None:
+            shown.publish()
     bronze = history.bronze.newest()
     return SyncReport(
         events=events,
@@ -102,6 +117,8 @@ def follow(
     spark: SparkSession | None = None,
     max_events: int | None = None,
     upto: Layer = "gold",
+    catalog: str | None = None,
+    format: str | None = None,
     every: str | float = "30s",
     stop: Event | None = None,
     on_sync: Callable[[SyncReport], object] | None = None,
@@ -122,7 +139,15 @@ def follow(
         began = time.monotonic()
         try:
             report = sync(
-                url, path, queues=queues, pattern=pattern, spark=spark, max_events=max_events, upto=upto
+                url,
+                path,
+                queues=queues,
+                pattern=pattern,
+                spark=spark,
+                max_events=max_events,
+                upto=upto,
+                catalog=catalog,
+                format=format,
             )
         except StorageError:
             if is_first:
