@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 import penstock.spark as ps
 from penstock.errors import InvalidInput, StorageError
 from penstock.spark.errors import OutputBusy, TooManyFailures
-from penstock.spark.tables.outputlease import OutputLease
+from penstock.spark.tables.outputlease import OutputLease, output_identity
 from tests.spark import table_tasks
 
 
@@ -154,6 +154,21 @@ def test_an_output_has_one_writer_at_a_time(
     ):
         do(numbers(spark, 1), tasks.double, output)
     assert do(numbers(spark, 1), tasks.double, output).completed == 1
+
+
+def test_an_output_is_one_by_any_spelling_and_another_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    here = output_identity("scores", is_path=True)
+    whole = str(tmp_path / "a" / "scores")
+    spellings = ("./scores/", whole, f"file:{whole}", f"file://{whole}/")
+    assert {output_identity(name, is_path=True) for name in spellings} == {here}
+    monkeypatch.chdir(tmp_path)
+    others = [output_identity("scores", is_path=True), output_identity("scores", is_path=False)]
+    assert here not in others
+    assert output_identity("s3://lake/scores/", is_path=True) == "s3://lake/scores"
 
 
 def test_bad_input_is_told_before_any_job_is_enqueued(

@@ -27,7 +27,7 @@ from penstock.spark.archivetable import ArchiveTable, journal_path
 from penstock.spark.errors import ArchiveTorn
 from penstock.spark.freeing import COLUMNS, COMPARED, Source, comparing, freeing, sound
 from penstock.spark.store import url_for_executors
-from penstock.spark.tables.outputlease import OutputLease
+from penstock.spark.tables.outputlease import OutputLease, output_identity
 
 __all__ = ["Archived", "archive"]
 
@@ -81,7 +81,7 @@ def archive(
     path = journal_path(table, url, queue, scratch)
     move = _Move(spark, table, path, Source(url=url, queue=queue, consumer=consumer))
     began_at = time.monotonic()
-    with OutputLease(url, table.output, uuid7()):
+    with OutputLease(url, output_identity(table.output, is_path=table.is_path), uuid7()):
         recovered, _ = move.finish(is_left=True)
         before = datetime.now(UTC) - timedelta(milliseconds=older_ms)
         move.begin(states, before)

@@ -13,6 +13,7 @@ import platform
 import time
 from hashlib import blake2b
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -23,7 +24,7 @@ from penstock.spark.heldjob import LEASE_MS, HeldJob
 from penstock.spark.store import Store
 from penstock.storage.values import Take
 
-__all__ = ["OutputLease", "Runner", "output_name"]
+__all__ = ["OutputLease", "Runner", "output_identity", "output_name"]
 
 logger = logging.getLogger("penstock.spark")
 
@@ -40,13 +41,25 @@ class Runner(msgspec.Struct, frozen=True):
     pid: int
 
 
+def output_identity(output: str, *, is_path: bool) -> str:
+    """The same for every spelling of an output, and another for every other: a folder's name alone says little in a
+    store that several folders share."""
+    if not is_path:
+        return f"table:{output}"
+    parts = urlsplit(output)
+    return os.path.abspath(parts.path) if parts.scheme in ("", "file") else output.rstrip("/")
+
+
 def output_name(output: str) -> str:
-    """A short name for an output, for queues and consumers."""
+    """A short name for the identity of an output, for queues and consumers."""
     return blake2b(output.encode(), digest_size=8).hexdigest()
 
 
 class OutputLease(HeldJob):
-    """The right to write to an output. Raises (on entering): ``OutputBusy``, if another run holds it and lives."""
+    """The right to write to an output, which is named by its identity.
+
+    Raises (on entering): ``OutputBusy``, if another run holds it and lives.
+    """
 
     def __init__(self, url: str, output: str, run_id: str) -> None:
         super().__init__(url, f"penstock.output.{output_name(output)}", holder="process")
