@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from penstock import App, State, StorageUnavailable
+from penstock import App, State, StorageError, StorageUnavailable
 from penstock.storage.base import Storage
-from penstock.storage.values import SettledBatch, Take
+from penstock.storage.values import Held, SettledBatch, Take
 from penstock.worker import recovery
+from penstock.worker.lane import Lane
 from tests.servers import ValkeyServer
 from tests.worker.conftest import recorded, until, working
 
@@ -182,3 +183,26 @@ async def test_what_a_waiting_claim_got_while_it_was_given_up_is_handed_back(
     assert job is not None
     assert job.state is State.WAITING
     assert job.stalls == 0
+
+
+async def test_a_store_that_can_be_read_and_not_written_is_left_alone_for_longer_and_longer() -> None:
+    class Readable:
+        async def leases_of(self, queue: str, worker: str) -> list[Held]:
+            return []
+
+    lane = Lane("q")
+
+    async def recover() -> float:
+        await recovery.until_it_answers(
+            cast(Storage, Readable()),
+            lane,
+            StorageError("the disk is full"),
+            worker_id="w",
+            settled=lambda runs, answers: None,
+            failed=lambda lane, error: None,
+        )
+        return lane.backoff_s
+
+    assert [await recover() for _ in range(4)] == [0.02, 0.04, 0.05, 0.05]
+    lane.recovered_at -= 10
+    assert await recover() == 0.02

@@ -54,13 +54,18 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Beat for ever; cancel to stop. After a failure the next beat comes soon: leases are running out."""
+        failing = False
         while True:
             began = time.monotonic()
             pause_s = self._interval_s
             try:
                 await self.run_once()
+                failing = False
             except StorageError as error:
-                logger.warning("the heartbeat failed and will be repeated: %s", error)
+                # Said once: it is repeated twice a second, as long as the store is away.
+                log = logger.debug if failing else logger.warning
+                log("the heartbeat failed and will be repeated: %s", error)
+                failing = True
                 pause_s = min(_AFTER_LOSS_S, self._interval_s)
             await asyncio.sleep(max(0.0, pause_s - (time.monotonic() - began)))
 

@@ -29,6 +29,7 @@ class Lane:
         "alarm_at",
         "app",
         "asked",
+        "backoff_s",
         "claims",
         "dried_at",
         "dry",
@@ -38,6 +39,7 @@ class Lane:
         "name",
         "outcomes",
         "progress",
+        "recovered_at",
         "recovering",
         "reporter",
         "spare",
@@ -75,6 +77,9 @@ class Lane:
         self.reporter: Reporter | None = None
         self.app: App | None = None
         self.recovering: asyncio.Task[None] | None = None
+        # When the store last answered again, and how long to leave it alone if it fails at once.
+        self.recovered_at = float("-inf")
+        self.backoff_s = 0.0
 
     @contextmanager
     def asking(self) -> Iterator[float]:

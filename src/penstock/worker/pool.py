@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,16 +50,27 @@ class Supervisor:
         ]
         self._children: dict[int, BaseProcess] = {}
         self._started_at: dict[int, float] = {}
+        # From each process that is not ready yet: a word when it is.
+        self._awaited: dict[int, Connection] = {}
 
     async def start(self) -> None:
         """Start the processes; raises what starting one raises."""
         for number in range(len(self._plans)):
             self._start(number)
 
-    async def run(self, stop: asyncio.Event, grace_ms: Callable[[], int]) -> None:
-        """Keep them running until ``stop`` is set or, in burst mode, all have ended; then end them."""
+    async def run(
+        self, stop: asyncio.Event, grace_ms: Callable[[], int], *, ready: Callable[[], None]
+    ) -> None:
+        """Keep them running until ``stop`` is set or, in burst mode, all have ended; then end them.
+
+        ``ready`` is called once, when all of them claim jobs.
+        """
+        told = False
         while not stop.is_set() and self._children:
             self._replace_dead()
+            if not told and self._all_are_ready():
+                told = True
+                ready()
             try:
                 await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)
             except TimeoutError:
@@ -66,10 +78,31 @@ class Supervisor:
         await self._end(grace_ms)
 
     def _start(self, number: int) -> None:
-        process = _spawn.Process(target=_work, args=self._plans[number], name=f"penstock-worker-{number + 1}")
-        process.start()
+        ours, theirs = _spawn.Pipe(duplex=False)
+        process = _spawn.Process(
+            target=_work, args=(*self._plans[number], theirs), name=f"penstock-worker-{number + 1}"
+        )
+        # Not even while it is being loaded is Ctrl-C for the child; it lets go of this when it ignores the signal.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        self._awaited[number] = ours
         self._children[number] = process
         self._started_at[number] = time.monotonic()
+
+    def _all_are_ready(self) -> bool:
+        for number, connection in list(self._awaited.items()):
+            try:
+                if connection.poll():
+                    connection.recv_bytes()
+                    del self._awaited[number]
+            except EOFError:
+                # It died first. The one that takes its place will say so, too.
+                pass
+        return not self._awaited
 
     def _replace_dead(self) -> None:
         for number, process in list(self._children.items()):
@@ -114,16 +147,20 @@ def _own(worker: Worker, number: int) -> dict[str, Any]:
     return own
 
 
-def _work(module: str, name: str, options: dict[str, Any], handlers: dict[str, Any]) -> None:
+def _work(
+    module: str, name: str, options: dict[str, Any], handlers: dict[str, Any], ready: Connection
+) -> None:
     """What a child does. The supervisor alone is told of Ctrl-C, and passes it on as SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     from penstock.worker.worker import Worker
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     app = getattr(importlib.import_module(module), name)
     worker = Worker(app, **options)
     for queue, bound in handlers.items():
         worker.handlers.add(queue, *bound)
+    worker.on("ready", lambda event: ready.send_bytes(b"ready"))
     worker.run_sync()
 
 

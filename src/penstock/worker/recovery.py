@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -20,6 +21,8 @@ logger = logging.getLogger("penstock.worker")
 
 _FIRST_BACKOFF_S: Final = 0.1
 _LONGEST_BACKOFF_S: Final = 5.0
+# A store that fails again so soon has not recovered: one that can be read, and not written, answers in between.
+_RELAPSE_S: Final = 2.0
 
 
 async def until_it_answers(
@@ -35,16 +38,18 @@ async def until_it_answers(
 
     ``error`` is what began it: one that is not the store's own is about an outcome, and they are settled apart.
     """
-    backoff_s = _FIRST_BACKOFF_S
+    if time.monotonic() - lane.recovered_at > _RELAPSE_S:
+        lane.backoff_s = _FIRST_BACKOFF_S
     while True:
-        await asyncio.sleep(backoff_s)
-        backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+        await asyncio.sleep(lane.backoff_s)
+        lane.backoff_s = min(lane.backoff_s * 2, _LONGEST_BACKOFF_S)
         if lane.in_flight:
             continue
         try:
             await hand_back_unknown(storage, lane, worker_id=worker_id)
             if not isinstance(error, StorageError):
                 await settle_one_by_one(storage, lane, settled=settled)
+            lane.recovered_at = time.monotonic()
             return
         except Exception as again:
             failed(lane, again)

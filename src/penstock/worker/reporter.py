@@ -34,8 +34,11 @@ class Receipt:
 
     def __await__(self) -> Generator[Any, None, None]:
         if self._future is not None:
+            answer = asyncio.wrap_future(self._future)
+            # Of one nobody waits for any more, a refusal is no news: the reporter has said so.
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
             # Shielded: a handler that is cancelled while it waits does not take its report back.
-            yield from asyncio.shield(asyncio.wrap_future(self._future)).__await__()
+            yield from asyncio.shield(answer).__await__()
 
 
 class _Entry(NamedTuple):

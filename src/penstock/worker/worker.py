@@ -279,8 +279,15 @@ class Worker:
         supervisor = pool.Supervisor(self)
         self._state = "running"
         await supervisor.start()
+        await supervisor.run(self._stop, lambda: self._grace_ms, ready=self._pool_is_ready)
+
+        logger.info("worker %s has stopped", self.id)
+
+    def _pool_is_ready(self) -> None:
         self._ready.set()
-        await supervisor.run(self._stop, lambda: self._grace_ms)
+        self.tally.tell("ready")
+        queues = ", ".join(self.options.queues)
+        logger.info("worker %s works on %s, in %d processes", self.id, queues, self.options.processes)
 
     def end_burst(self, message: str) -> None:
         """There is nothing left to do: what the shift tells a burst worker."""

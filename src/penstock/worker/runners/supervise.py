@@ -18,7 +18,7 @@ import time
 
 __all__ = ["supervise"]
 
-SIGKILL, SIGPIPE, SIGTERM, SIGXFSZ = 9, 13, 15, 25
+SIGINT, SIGKILL, SIGPIPE, SIGTERM, SIGXFSZ = 2, 9, 13, 15, 25
 NEVER = float("inf")
 # Where nothing tells us of the end, we look; where something does, this is as good as for ever.
 POLL_S, LONG_S = 0.05, 86_400
@@ -33,8 +33,8 @@ def supervise(shell: str, command: str, grace_s: float, status: int) -> int:
             os.environ,
             file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
             setpgroup=0,
-            # What Python ignores, programs do not expect to be ignored.
-            setsigdef=[SIGPIPE, SIGXFSZ],
+            # What Python ignores, and what one of several worker processes does, programs do not expect to be ignored.
+            setsigdef=[SIGINT, SIGPIPE, SIGXFSZ],
         )
     except OSError as error:
         print(f"{shell}: {error.strerror}", file=sys.stderr, flush=True)

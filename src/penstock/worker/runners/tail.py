@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import LeaseLost, StorageError
@@ -27,12 +28,16 @@ class LogTail:
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
-        self._lines: deque[str] = deque(maxlen=_MOST_LINES)
+        self._lines: deque[bytes] = deque(maxlen=_MOST_LINES)
         self._rest = b""
         self._left_out = 0
         self._news = asyncio.Event()
-        self.last = ""
+        self._last = b""
+
+    @property
+    def last(self) -> str:
         """The last line that says something: most often why a command failed."""
+        return _text(self._last).strip()
 
     async def follow(self, stream: asyncio.StreamReader) -> None:
         """Returns when the stream has ended and the store has what is kept of it."""
@@ -41,7 +46,7 @@ class LogTail:
             while chunk := await stream.read(_CHUNK):
                 self._take(chunk)
             if self._rest:
-                self._add(self._rest)
+                self._add([self._rest])
         except BaseException:
             sending.cancel()
             raise
@@ -51,21 +56,21 @@ class LogTail:
         await self._report()
 
     def _take(self, chunk: bytes) -> None:
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            self._add(line)
+        data = self._rest + chunk
+        # A command may print faster than lines can be made of it: of those that would be left out, none is made.
+        *lines, self._rest = data.rsplit(b"\n", _MOST_LINES + 1)
+        if len(lines) > _MOST_LINES:
+            self._left_out += lines.pop(0).count(b"\n") + 1
+        self._add(lines)
         if len(self._rest) > _CHUNK:
-            self._add(self._rest)
+            self._add([self._rest])
             self._rest = b""
         self._news.set()
 
-    def _add(self, line: bytes) -> None:
-        text = line.removesuffix(b"\r").decode("utf-8", "replace")
-        text = text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]} …"
-        self._left_out += len(self._lines) == _MOST_LINES
-        self._lines.append(text)
-        if text.strip():
-            self.last = text.strip()
+    def _add(self, lines: Sequence[bytes]) -> None:
+        self._left_out += max(len(self._lines) + len(lines) - _MOST_LINES, 0)
+        self._lines.extend(lines)
+        self._last = next((line for line in reversed(lines) if line.strip()), self._last)
 
     async def _send(self) -> None:
         while True:
@@ -75,7 +80,7 @@ class LogTail:
             await asyncio.sleep(_REPORT_EVERY_S)
 
     async def _report(self) -> None:
-        lines, left_out = list(self._lines), self._left_out
+        lines, left_out = [_text(line) for line in self._lines], self._left_out
         self._lines.clear()
         self._left_out = 0
         if left_out:
@@ -87,3 +92,9 @@ class LogTail:
         except (LeaseLost, StorageError):
             # The run is told of both in another way; its output has nowhere to go.
             pass
+
+
+def _text(line: bytes) -> str:
+    # Cut first: a line may be long, and a character has four bytes at most.
+    text = line[: 4 * _LONGEST_LINE + 4].removesuffix(b"\r").decode("utf-8", "replace")
+    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]} …"

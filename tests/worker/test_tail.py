@@ -1,0 +1,82 @@
+"""What a command prints, on its way into the job's log."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from concurrent.futures import Future
+from typing import Any, cast
+
+from penstock.errors import StorageError
+from penstock.worker.context import JobContext
+from penstock.worker.reporter import Receipt
+from penstock.worker.runners.tail import LogTail
+
+
+class Log:
+    """Takes lines as a job's context does."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, line: str) -> Receipt:
+        self.lines.append(line)
+        return Receipt()
+
+
+async def tailed(*chunks: bytes) -> tuple[LogTail, list[str]]:
+    log, stream = Log(), asyncio.StreamReader(limit=2**30)
+    tail = LogTail(cast(JobContext, log))
+    for chunk in chunks:
+        stream.feed_data(chunk)
+    stream.feed_eof()
+    await tail.follow(stream)
+    return tail, log.lines
+
+
+async def test_lines_come_as_they_were_printed_wherever_a_read_cuts_them() -> None:
+    tail, lines = await tailed(b"one\ntw", b"o\r\n\n", b"caf\xe9\nlast")
+
+    assert lines == ["one", "two", "", "caf�", "last"]
+    assert tail.last == "last"
+
+
+async def test_of_a_million_lines_the_newest_are_kept_and_the_others_counted() -> None:
+    tail, lines = await tailed(b"".join(b"%d\n" % n for n in range(1_000_000)))
+
+    assert len(lines) == 1000
+    assert lines[0] == "… 999001 lines left out …"
+    assert lines[1:] == [str(n) for n in range(999_001, 1_000_000)]
+    assert tail.last == "999999"
+
+
+async def test_exactly_as_many_lines_as_are_kept_are_all_there() -> None:
+    _, lines = await tailed(b"".join(b"%d\n" % n for n in range(1000)))
+
+    assert lines == [str(n) for n in range(1000)]
+
+
+async def test_a_line_without_an_end_is_cut() -> None:
+    _, lines = await tailed("ü".encode() * 3_000 + b"\nnext")
+
+    assert lines == ["ü" * 2_000 + " …", "next"]
+
+
+async def test_a_receipt_nobody_waits_for_any_more_may_be_refused_in_silence() -> None:
+    heard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
+    future: Future[None] = Future()
+
+    async def wait(receipt: Receipt) -> None:
+        await receipt
+
+    waiting = asyncio.create_task(wait(Receipt(future)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    future.set_exception(StorageError("the disk is full"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    del waiting, future
+    gc.collect()
+    assert heard == []
