@@ -21,12 +21,16 @@ _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[()][A-Z0-9]|[
 
 
 class Terminal:
-    """Runs a command in a terminal of 120 by 40. What it has written is ``text``, without the escapes."""
+    """Runs a command in a terminal of 120 by 40, or so many ``columns`` and ``lines``.
 
-    def __init__(self, shell: Shell, *arguments: str) -> None:
+    What it has written is ``text``, without the escapes.
+    """
+
+    def __init__(self, shell: Shell, *arguments: str, columns: int = 120, lines: int = 40) -> None:
         ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        environment = shell.environment | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        size = {"COLUMNS": str(columns), "LINES": str(lines)}
+        environment = shell.environment | {"TERM": "xterm-256color"} | size
         self.process = subprocess.Popen(
             [*script(), *arguments],
             cwd=shell.folder,

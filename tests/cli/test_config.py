@@ -70,7 +70,7 @@ def test_saving_what_does_not_count_here_is_told(penstock: Shell) -> None:
         (("config", "set", "attempt", "3"), "Did you mean 'attempts'?"),
         (("config", "set", "attempts", "often"), "Give a whole number"),
         (("config", "set", "attempts", "0"), "at least 1"),
-        (("config", "set", "timeout", "soon"), "Give a duration"),
+        (("config", "set", "timeout", "soon"), "Give seconds, or a duration"),
         (("config", "set", "commands", "perhaps"), "Give true or false"),
     ],
 )

@@ -124,7 +124,7 @@ def test_thousands_come_from_standard_input_or_a_file(on_both: Shell, tmp_path: 
     assert on_both.ok("enqueue", "-", input=lines) == "3000 jobs: 3000 queued\n"
     (tmp_path / "jobs").write_text(lines + "\necho plain\n")
     answer = on_both.json("enqueue", "--file", "jobs")
-    assert answer == {"lines": 3002, "jobs": 3001, "duplicate": 3000, "queued": 1}
+    assert answer == {"lines": 3002, "jobs": 3001, "refused": 0, "duplicate": 3000, "queued": 1}
     assert on_both.json("status")["queues"][0]["waiting"] == 3001
 
 
@@ -150,7 +150,7 @@ def test_tasks_are_put_in_by_name(on_both: Shell, tmp_path: Path) -> None:
         (('{"command": "x", "attempts": 0}',), "attempts=0"),
         (("   ",), "the command is empty"),
         ((), "give a command"),
-        (("x", "--delay", "soon"), "delay='soon'"),
+        (("x", "--delay", "soon"), "'soon' is no duration"),
         (("x", "--id", " "), "is not allowed as id"),
         (("x", "-q", "a/b"), "is not allowed as queue name"),
         (("x", "--env", "NO_SUCH_VARIABLE_HERE"), "there is no such variable here"),
@@ -174,7 +174,7 @@ def test_a_bad_line_is_named_and_what_was_put_in_before_is_told(penstock: Shell)
     said = penstock.refused("enqueue", "-", input='echo a\n{"command": 1}\n', code=2)
 
     assert "line 2: Expected `str`" in said
-    assert "The lines before 1 are in" in said
+    assert "Nothing is in." in said
 
 
 def test_what_is_said_to_be_in_before_a_bad_line_is_in(penstock: Shell) -> None:
@@ -182,9 +182,9 @@ def test_what_is_said_to_be_in_before_a_bad_line_is_in(penstock: Shell) -> None:
     said = penstock.refused("enqueue", "-", input=good + "{\n", code=2)
 
     assert "line 25001: that is no JSON" in said
-    before = int(said.split("The lines before ")[1].split(" are in")[0])
-    assert 1 < before <= 25_001
-    assert penstock.json("status")["queues"][0]["waiting"] == before - 1
+    before = int(said.split("The lines up to ")[1].split(" are in")[0])
+    assert 0 < before <= 25_000
+    assert penstock.json("status")["queues"][0]["waiting"] == before
 
 
 def test_a_store_that_is_away_refuses_or_is_of_a_newer_version_is_told(

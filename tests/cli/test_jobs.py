@@ -16,17 +16,17 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def failed(penstock: Shell) -> Shell:
+def failed(on_both: Shell) -> Shell:
     """Two jobs that failed, one that completed, one that waits."""
     lines = [
         {"command": "echo why; exit 3", "id": "bad", "attempts": 1},
         {"command": "sleep 60", "id": "slow", "attempts": 1, "timeout": "300ms"},
         {"command": "echo fine", "id": "good"},
     ]
-    penstock.ok("enqueue", "-", input="\n".join(map(json.dumps, lines)))
-    penstock.ok("worker", "--burst")
-    penstock.ok("enqueue", "true", "--id", "later", "--priority", "3")
-    return penstock
+    on_both.ok("enqueue", "-", input="\n".join(map(json.dumps, lines)))
+    on_both.ok("worker", "--burst", "--commands")
+    on_both.ok("enqueue", "true", "--id", "later", "--priority", "3")
+    return on_both
 
 
 def test_jobs_are_listed_by_state(failed: Shell) -> None:
@@ -58,6 +58,8 @@ def test_a_job_is_shown_with_its_life(failed: Shell) -> None:
 
 def test_the_output_of_a_command_is_kept(failed: Shell) -> None:
     assert failed.ok("logs", "good") == "fine\n"
+    assert failed.ok("logs", "good", "--json") == '"fine"\n'
+    assert failed.ok("logs", "good", "--tail", "0") == ""
     assert "no job 'nobody'" in failed.refused("logs", "nobody", code=3)
 
 
@@ -93,6 +95,7 @@ def test_jobs_are_found_by_what_they_are_like(failed: Shell) -> None:
 def test_failed_jobs_are_listed_shown_retried_and_cleared(failed: Shell) -> None:
     assert {job["id"] for job in failed.json("dlq", "list")} == {"bad", "slow"}
     assert [job["id"] for job in failed.json("dlq", "list", "--error", "Timeout")] == ["slow"]
+    assert [job["id"] for job in failed.json("dlq", "list", "--matching", "exit 3")] == ["bad"]
     assert "Traceback" in failed.ok("dlq", "show", "bad")
     assert "has not failed" in failed.refused("dlq", "show", "good", code=4)
     assert failed.ok("dlq", "retry", "--all", "--matching", "exit 3") == "1 jobs wait again\n"
@@ -100,11 +103,13 @@ def test_failed_jobs_are_listed_shown_retried_and_cleared(failed: Shell) -> None
     assert "nothing to retry" in failed.refused("dlq", "retry", "good", code=4)
     assert "not known" in failed.refused("dlq", "retry", "nobody", code=3)
     assert "give ids, or --all" in failed.refused("dlq", "retry", code=2)
-    failed.ok("worker", "--burst")
+    assert "choose among --all" in failed.refused("dlq", "retry", "bad", "--matching", "x", code=2)
+    failed.ok("worker", "--burst", "--commands")
     assert failed.json("dlq", "retry", "--all") == {"retried": 2}
-    failed.ok("worker", "--burst")
+    failed.ok("worker", "--burst", "--commands")
     assert "add --yes" in failed.refused("dlq", "clear", code=4)
-    assert failed.ok("dlq", "clear", "--yes") == "2 jobs removed\n"
+    assert failed.ok("dlq", "clear", "--yes", "--matching", "exit code 3") == "1 jobs removed\n"
+    assert failed.ok("dlq", "clear", "--yes") == "1 jobs removed\n"
     assert failed.json("dlq", "list") == []
 
 
@@ -146,6 +151,7 @@ def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Sh
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
         assert on_both.ok("reset-stale", "--older-than", "10m") == "0 jobs wait again\n"
+        assert "config set stale_after" in on_both.refused("reset-stale", code=2)
         os.kill(worker.pid, signal.SIGSTOP)
         assert on_both.ok("reset", "--all-active") == "1 jobs wait again\n"
         assert on_both.json("status")["queues"][0]["waiting"] == 1

@@ -97,12 +97,23 @@ def test_schedulers_are_added_listed_paused_and_removed(on_both: Shell, tmp_path
     finally:
         worker.terminate()
         worker.communicate(timeout=30)
+    on_both.ok(
+        *("schedule", "add", "sale", "--every", "1h", "--tz", "Europe/Berlin", "true"),
+        *("--start", "2099-12-01", "--end", "2099-12-24 12:00+00:00"),
+    )
+    [sale] = [row for row in on_both.json("schedule", "list") if row["name"] == "sale"]
+    assert (sale["start"], sale["end"]) == ("2099-11-30T23:00:00Z", "2099-12-24T12:00:00Z")
+    assert sale["next"] == sale["start"]
+    bad = ("schedule", "add", "bad", "--every", "1h", "true")
+    assert "that is no time" in on_both.refused(*bad, "--start", "soon", code=2)
+    assert "lies before" in on_both.refused(*bad, "--start", "2099-01-02", "--end", "2099-01-01", code=2)
+    assert "no such time zone" in on_both.refused(*bad, "--start", "2099-01-02", "--tz", "Moon/Base", code=2)
     on_both.ok("schedule", "pause", "nightly")
     assert {row["name"]: row["paused"] for row in on_both.json("schedule", "list")}["nightly"]
     on_both.ok("schedule", "resume", "nightly")
     assert on_both.ok("schedule", "remove", "nightly") == "nightly removed\n"
     assert "no scheduler 'nightly'" in on_both.refused("schedule", "remove", "nightly", code=3)
-    assert "Give one of them" in on_both.refused("schedule", "add", "never", "true", code=2)
+    assert "give one of --cron" in on_both.refused("schedule", "add", "never", "true", code=2)
     assert "cron" in on_both.refused("schedule", "add", "bad", "--cron", "61 * * * *", "true", code=2)
 
 

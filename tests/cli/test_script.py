@@ -93,6 +93,69 @@ def test_commands_and_keys_are_completed(penstock: Shell) -> None:
     assert "attempts" in penstock("", env=asked).stdout
 
 
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        (("con",), "config"),
+        (("worker", "sta"), "start status"),
+        (("worker", "--bu"), "--burst"),
+        (("worker", "start", "--bu"), "--burst"),
+        (("dlq", "re"), "retry"),
+        (("list", "wai"), "waiting"),
+        (("config", "get", "att"), "attempts"),
+        (("show", "job-"), "job-one"),
+        (("retry", "job-"), ""),
+        (("list", "--queue", "rep"), "reports"),
+        (("--url", "sqlite:///none.db", "show", "job-"), ""),
+    ],
+)
+def test_bash_completes_commands_options_states_queues_and_ids(
+    penstock: Shell, tmp_path: Path, typed: tuple[str, ...], completed: str
+) -> None:
+    penstock.ok("enqueue", "true", "--id", "job-one", "-q", "reports")
+    program = tmp_path / "bin" / "penstock"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {" ".join(script())} "$@"\n')
+    program.chmod(0o755)
+    steps = (
+        'eval "$(penstock completion bash)"\n'
+        'COMP_WORDS=(penstock "$@"); COMP_CWORD=$#; _penstock_completion penstock; echo "${COMPREPLY[*]}"'
+    )
+    run = subprocess.run(
+        ["bash", "-c", steps, "bash", *typed],
+        cwd=penstock.folder,
+        env=penstock.environment | {"PATH": f"{program.parent}:{penstock.environment['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.stdout.strip(), run.stderr) == (completed, "")
+
+
+def test_a_family_refuses_a_wrong_name_and_takes_the_store_wherever_it_is_said(penstock: Shell) -> None:
+    assert "Did you mean 'retry'?" in penstock.refused("dlq", "retrry", code=2)
+    penstock.ok("--url", "sqlite:///other.db", "enqueue", "exit 1", "--attempts", "1", "--id", "x")
+    penstock.ok("worker", "--url", "sqlite:///other.db", "--burst")
+    for said in (
+        ("--url", "sqlite:///other.db", "dlq", "list"),
+        ("dlq", "--url", "sqlite:///other.db", "list"),
+        ("dlq", "list", "--url", "sqlite:///other.db"),
+    ):
+        assert [job["id"] for job in penstock.json(*said)] == ["x"]
+
+
+def test_the_module_is_the_script(penstock: Shell) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "penstock", "--version"],
+        env=penstock.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout == penstock.ok("--version")
+
+
 def test_without_click_it_is_said_what_to_install() -> None:
     blocked = "import sys; sys.modules['click'] = None; from penstock.cli.main import main; main()"
     run = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)

@@ -22,6 +22,32 @@ def test_listings_are_tables_with_colours(penstock: Shell) -> None:
         assert "\x1b[34mwaiting" in terminal.raw
 
 
+def test_a_narrow_terminal_has_whole_ids_and_states_and_does_without_the_rest(penstock: Shell) -> None:
+    id = penstock.ok("enqueue", "echo a command that is rather long; exit 3", "--attempts", "1").strip()
+    penstock.ok("worker", "--burst")
+    with Terminal(penstock, "list", columns=60) as terminal:
+        assert terminal.wait() == 0
+        head, _, row, *_ = terminal.text.splitlines()
+        assert head.split() == ["id", "state", "what"]
+        assert row.split()[:3] == [id, "failed", "echo"]
+    with Terminal(penstock, "status", columns=60) as terminal:
+        assert terminal.wait() == 0
+        head, _, row, *_ = terminal.text.splitlines()
+        assert {"queue", "waiting", "active", "failed"} <= set(head.split())
+        assert "cancelled" not in head
+        assert row.split()[0] == "default"
+        assert all(len(line) <= 60 for line in terminal.text.splitlines())
+
+
+def test_no_color_is_heeded(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true")
+    penstock.environment["NO_COLOR"] = "1"
+    with Terminal(penstock, "list") as terminal:
+        assert terminal.wait() == 0
+        assert "waiting" in terminal.text
+        assert "\x1b[34m" not in terminal.raw
+
+
 def test_jobs_from_a_file_are_counted(penstock: Shell, tmp_path: Path) -> None:
     (tmp_path / "jobs").write_text("true\n" * 2000)
     with Terminal(penstock, "enqueue", "-f", "jobs") as terminal:

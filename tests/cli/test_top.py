@@ -11,28 +11,48 @@ from tests.cli.terminal import Terminal
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_all_is_on_one_screen_and_keys_act(penstock: Shell) -> None:
-    penstock.ok("enqueue", "exit 3", "--id", "failed-one", "--attempts", "1")
-    penstock.ok("worker", "--burst")
-    with Terminal(penstock, "top", "--every", "0.2") as terminal:
+def test_all_is_on_one_screen_and_keys_act(on_both: Shell) -> None:
+    on_both.ok("enqueue", "exit 3", "--id", "failed-one", "--attempts", "1")
+    on_both.ok("worker", "--burst", "--commands")
+    with Terminal(on_both, "top", "--every", "0.2") as terminal:
         screen = terminal.read_until("failed-one")
         assert "queues" in screen
         assert "exit code 3" in terminal.read_until("exit code 3")
         terminal.press("r")
         terminal.read_until("failed-one: retried")
-        assert penstock.json("show", "failed-one")["state"] == "waiting"
+        assert on_both.json("show", "failed-one")["state"] == "waiting"
         terminal.press("c")
         terminal.read_until("failed-one: cancelled")
         terminal.press("p")
         terminal.read_until("there is no job to choose")
-        penstock.ok("enqueue", "true", "--id", "other-one")
+        on_both.ok("enqueue", "true", "--id", "other-one")
         terminal.read_until("other-one")
         terminal.press("p")
         terminal.read_until("default paused")
-        assert penstock.json("status")["queues"][0]["paused"]
+        assert on_both.json("status")["queues"][0]["paused"]
         terminal.press("p")
         terminal.read_until("default resumed")
+        terminal.press("P")
+        terminal.read_until("all queues paused")
+        terminal.press("P")
+        terminal.read_until("all queues resumed")
+        terminal.press("x")
+        terminal.read_until("other-one: removed")
         terminal.press("\x1b[B")
+        terminal.press("q")
+        assert terminal.wait() == 0
+
+
+def test_a_small_screen_shows_the_chosen_job_in_a_line(penstock: Shell) -> None:
+    penstock.ok(
+        "enqueue", "-", input="".join(f'{{"command": "true", "id": "job-{n:03}"}}\n' for n in range(100))
+    )
+    with Terminal(penstock, "top", columns=60, lines=24) as terminal:
+        screen = terminal.read_until("job-001")
+        assert "▶  job-000" in screen
+        assert "waiting" in screen
+        # The last row the screen has room for: nothing is drawn beyond its end.
+        assert "job-030" not in screen
         terminal.press("q")
         assert terminal.wait() == 0
 

@@ -26,10 +26,10 @@ def answer() -> str:
 
 
 @pytest.fixture
-def stopped(penstock: Shell) -> object:
+def stopped(tmp_path: Path) -> object:
     """Workers in the background do not outlive the test."""
     yield
-    penstock("worker", "stop", "--timeout", "10")
+    Shell(tmp_path)("worker", "stop", "--timeout", "10")
 
 
 def is_alive(pid: int) -> bool:
@@ -41,25 +41,26 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.usefixtures("stopped")
-def test_workers_are_started_looked_at_restarted_and_stopped(penstock: Shell, tmp_path: Path) -> None:
-    assert "no worker runs" in penstock("worker", "status").stderr
-    said = penstock.ok("worker", "start", "--count", "2", "-c", "3", "--lease", "5s")
+def test_workers_are_started_looked_at_restarted_and_stopped(on_both: Shell, tmp_path: Path) -> None:
+    assert "no worker runs" in on_both("worker", "status").stderr
+    on_both.ok("config", "set", "workers", "2")
+    said = on_both.ok("worker", "start", "-c", "3", "--lease", "5s", "--commands")
     assert said.count("runs (process") == 2
-    rows = penstock.json("worker", "status")
+    rows = on_both.json("worker", "status")
     assert [row["name"] for row in rows] == ["worker-1", "worker-2"]
-    assert {worker["concurrency"] for worker in penstock.json("workers")} == {3}
-    assert "runs already" in penstock.refused("worker", "start", code=4)
-    run = penstock("enqueue", "--wait", "echo by $PENSTOCK_JOB_ID", "--id", "x")
+    assert {worker["concurrency"] for worker in on_both.json("workers")} == {3}
+    assert "runs already" in on_both.refused("worker", "start", code=4)
+    run = on_both("enqueue", "--wait", "echo by $PENSTOCK_JOB_ID", "--id", "x")
     assert (run.returncode, run.stdout) == (0, "by x\n")
-    penstock.ok("worker", "restart")
-    again = penstock.json("worker", "status")
+    on_both.ok("worker", "restart")
+    again = on_both.json("worker", "status")
     assert {row["pid"] for row in again}.isdisjoint({row["pid"] for row in rows})
-    assert "--concurrency=3" in again[0]["options"]
-    assert penstock.ok("worker", "stop").count("has stopped") == 2
+    assert again[0]["options"] == "--concurrency=3 --commands --lease=5s"
+    assert on_both.ok("worker", "stop").count("has stopped") == 2
     assert not any(is_alive(row["pid"]) for row in rows + again)
-    assert penstock("worker", "status").returncode == 3
+    assert on_both("worker", "status").returncode == 3
     assert "has stopped" in (tmp_path / ".penstock" / "workers" / "worker-1.log").read_text()
-    assert "no worker runs" in penstock.refused("worker", "restart", code=4)
+    assert "no worker runs" in on_both.refused("worker", "restart", code=4)
 
 
 @pytest.mark.usefixtures("stopped")
@@ -105,7 +106,7 @@ def test_two_workers_with_one_pid_file_are_refused(penstock: Shell, tmp_path: Pa
 
 def test_a_worker_that_cannot_start_says_why(penstock: Shell, tmp_path: Path) -> None:
     assert "no module 'nothing'" in penstock.refused("worker", "nothing:app", code=3)
-    assert "names no app" in penstock.refused("worker", "nothing", code=2)
+    assert "names neither a command nor an app" in penstock.refused("worker", "nothing", code=2)
     assert "did not start: there is no module" in penstock.refused("worker", "start", "nothing:app", code=3)
     assert "No such option" in penstock.refused("worker", "--concurency", "3", code=2)
     (tmp_path / "tasks.py").write_text("app = 7\n")
@@ -132,6 +133,24 @@ def test_the_store_of_the_flag_goes_before_that_of_the_code(penstock: Shell, tmp
     assert not (tmp_path / "own.db").exists()
 
 
+@pytest.mark.usefixtures("stopped")
+def test_a_worker_of_several_processes_runs_in_the_background(penstock: Shell, tmp_path: Path) -> None:
+    assert "worker-1 runs" in penstock.ok("worker", "start", "--processes", "2", "--lease", "5s")
+    assert len(penstock.json("workers")) == 2
+    run = penstock("enqueue", "--wait", "--attempts", "1", "exit 5")
+    assert run.returncode == 5
+    assert "worker-1 has stopped" in penstock.ok("worker", "stop")
+    log = (tmp_path / ".penstock" / "workers" / "worker-1.log").read_text()
+    assert "works on default, in 2 processes" in log
+    assert "CommandFailed: exit code 5" in log
+    assert "Traceback" not in log
+
+
+def test_several_processes_are_refused_in_a_line_if_the_store_is_away(penstock: Shell) -> None:
+    said = penstock.refused("worker", "-p", "2", "--url", "valkey://127.0.0.1:1", code=5)
+    assert "cannot connect to 127.0.0.1:1" in said
+
+
 def test_queues_have_weights_and_others_are_left_alone(penstock: Shell) -> None:
     for queue in ("a", "b", "c"):
         penstock.ok("enqueue", "true", "-q", queue)
@@ -156,6 +175,26 @@ def test_a_reloading_worker_runs_the_code_that_was_written_last(penstock: Shell,
     assert worker.returncode == 0
 
 
+def test_a_reloading_worker_that_is_stopped_twice_hands_its_jobs_back(
+    penstock: Shell, tmp_path: Path
+) -> None:
+    penstock.ok("enqueue", "echo $$ > pid; sleep 60", "--id", "x")
+    worker = penstock.start("worker", "--reload")
+    try:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        worker.terminate()
+        assert worker.stdout is not None
+        while "stopping" not in worker.stdout.readline():
+            pass
+        worker.terminate()
+        assert worker.wait(25) == 0
+    finally:
+        worker.kill()
+        worker.communicate()
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+    assert penstock.json("show", "x")["state"] == "waiting"
+
+
 def test_at_a_terminal_there_is_a_live_view_until_ctrl_c(penstock: Shell, tmp_path: Path) -> None:
     penstock.ok("enqueue", "true", "--id", "quick-one")
     penstock.ok("enqueue", f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done", "--id", "slow-one")
@@ -166,6 +205,22 @@ def test_at_a_terminal_there_is_a_live_view_until_ctrl_c(penstock: Shell, tmp_pa
         terminal.read_until("stopping")
         (tmp_path / "go").touch()
         assert terminal.wait() == 0
+    assert penstock.json("show", "slow-one")["state"] == "completed"
+
+
+def test_the_live_view_of_several_processes_shows_the_jobs_of_all(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("enqueue", "exit 3", "--id", "bad-one", "--attempts", "1")
+    penstock.ok("enqueue", f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done", "--id", "slow-one")
+    with Terminal(penstock, "worker", "--processes", "2", "-c", "1") as terminal:
+        terminal.read_until("slow-one", seconds=60)
+        terminal.read_until("failed 1", seconds=60)
+        terminal.read_until("running 1/2")
+        assert "2 processes" in terminal.read_until("2 processes")
+        terminal.press("\x03")
+        (tmp_path / "go").touch()
+        terminal.read_until("completed 1")
+        assert terminal.wait() == 0
+        assert "Traceback" not in terminal.text
     assert penstock.json("show", "slow-one")["state"] == "completed"
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+import click
 
 from penstock.bulk import enqueue_many
 from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.lines import read_lines
 from penstock.errors import InvalidInput, StorageError
 
 if TYPE_CHECKING:
@@ -20,15 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Totals", "enqueue_lines"]
 
-_LINES_BYTES: Final = 512 * 1024
-"""How much is read at a time: some thousand lines."""
+_ByQueue = dict[str, tuple["Source", list["NewJob"]]]
 
 
 class Totals:
-    """How many lines were read, and what was answered to their jobs."""
+    """How many lines were read, what was answered to their jobs, and how many lines were passed over as no jobs."""
 
     def __init__(self) -> None:
         self.lines = 0
+        self.refused = 0
         self.answers: Counter[str] = Counter()
 
     @property
@@ -36,67 +39,87 @@ class Totals:
         return self.answers.total()
 
 
-async def enqueue_lines(stream: IO[bytes], jobs: NewJobs) -> Totals:
+async def enqueue_lines(descriptor: int, jobs: NewJobs, *, keep_going: bool = False) -> Totals:
     """Put in a job for each line that is not empty, as they come, some thousand at a time.
 
-    Raises ``CommandLineError`` at a line that is no job: it, and those read with it, are not in.
+    Raises ``CommandLineError`` at a line that is no job: it, and those read with it, are not in. With ``keep_going``
+    such a line is told on stderr, and passed over.
     """
     totals = Totals()
     with _progress(totals) as show:
+        writer = _Writer(totals, show)
         try:
-            await _enqueue_all(stream, jobs, totals, show)
+            async for lines in read_lines(descriptor):
+                made = _made(lines, jobs, totals, keep_going=keep_going)
+                await writer.put(made)
+                totals.lines += len(lines)
+            await writer.settle()
+        except (asyncio.CancelledError, CommandLineError) as stop:
+            # What is under way goes in: how many are in has to be true when it is told.
+            await writer.settle()
+            if isinstance(stop, asyncio.CancelledError):
+                click.echo(f"{totals.jobs} jobs are in", err=True)
+            raise
         except StorageError as error:
-            error.add_note(f"(besides {totals.jobs} of the lines before them).")
+            if totals.jobs:
+                error.add_note(f"So had {totals.jobs} of the lines before them.")
             raise
     return totals
 
 
-async def _enqueue_all(stream: IO[bytes], jobs: NewJobs, totals: Totals, show: Callable[[], None]) -> None:
-    writing = None
-    while lines := await asyncio.to_thread(stream.readlines, _LINES_BYTES):
-        try:
-            made = _made(lines, jobs, totals)
-        finally:
-            # Also before a bad line is told of: that those before it are in has to be true.
-            if writing is not None:
-                _count(await writing, totals)
-                show()
-        # The next lines are read and checked while these are written.
-        writing = asyncio.create_task(_write(made))
-        totals.lines += len(lines)
-    if writing is not None:
-        _count(await writing, totals)
-        show()
+class _Writer:
+    """Has one batch under way: the next lines are read and checked while it is written."""
+
+    def __init__(self, totals: Totals, show: Callable[[], None]) -> None:
+        self._totals = totals
+        self._show = show
+        self._writing: asyncio.Task[None] | None = None
+
+    async def put(self, made: _ByQueue) -> None:
+        await self.settle()
+        self._writing = asyncio.create_task(self._write(made))
+
+    async def settle(self) -> None:
+        """Returns when all that was put is in. May be cancelled, and called again."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+            self._writing = None
+            self._show()
+
+    async def _write(self, made: _ByQueue) -> None:
+        for source, jobs in made.values():
+            self._totals.answers.update(str(handle.status) for handle in await enqueue_many(source, jobs))
 
 
-def _made(lines: list[bytes], jobs: NewJobs, totals: Totals) -> dict[str, tuple[Source, list[NewJob]]]:
+def _made(lines: list[bytes], jobs: NewJobs, totals: Totals, *, keep_going: bool) -> _ByQueue:
     """The jobs of these lines by queue; all of them are checked before the first is written."""
-    made: dict[str, tuple[Source, list[NewJob]]] = {}
+    made: _ByQueue = {}
     for number, text in enumerate(lines, totals.lines + 1):
         if not text.strip():
             continue
         try:
             source, job = jobs.from_text(text)
         except InvalidInput as error:
-            raise CommandLineError(
-                f"line {number}: {error} The lines before {totals.lines + 1} are in, none from there on.",
-                ExitCode.USAGE,
-            ) from error
-        made.setdefault(source.queue, (source, []))[1].append(job)
+            if not keep_going:
+                raise _refused(number, error, totals) from error
+            totals.refused += 1
+            click.echo(f"penstock: line {number}: {error}", err=True)
+        else:
+            made.setdefault(source.queue, (source, []))[1].append(job)
     return made
 
 
-async def _write(made: dict[str, tuple[Source, list[NewJob]]]) -> list[Any]:
-    return [handle for source, jobs in made.values() for handle in await enqueue_many(source, jobs)]
-
-
-def _count(handles: Iterable[Any], totals: Totals) -> None:
-    totals.answers.update(handle.status for handle in handles)
+def _refused(number: int, error: InvalidInput, totals: Totals) -> CommandLineError:
+    before = f"The lines up to {totals.lines} are in, none after them" if totals.lines else "Nothing is in"
+    return CommandLineError(
+        f"line {number}: {error} {before}. Mend the line, or pass over such by --keep-going.", ExitCode.USAGE
+    )
 
 
 def _progress(totals: Totals) -> AbstractContextManager[Callable[[], None]]:
-    """On a terminal, a line that counts; else nothing, so that logs stay readable."""
-    return _Counting(totals) if sys.stderr.isatty() else nullcontext(lambda: None)
+    """On a terminal, a line that counts; else nothing, so that logs stay readable. Nor where somebody types."""
+    shown = sys.stderr.isatty() and not sys.stdin.isatty()
+    return _Counting(totals) if shown else nullcontext(lambda: None)
 
 
 class _Counting:

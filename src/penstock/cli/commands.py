@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import click
 
 from penstock import __version__
-from penstock.cli.parameters import global_options
+from penstock.cli.parameters import Family, global_options
 
 __all__ = ["COMMANDS", "LazyGroup", "penstock"]
 
@@ -30,25 +30,27 @@ COMMANDS: Final[dict[str, Row]] = {
     "enqueue": Row("enqueue:enqueue", _JOBS, "Put in a command, a task, or thousands of either from a file."),
     "list": Row("jobs:list_", _JOBS, "Jobs by state."),
     "show": Row("jobs:show", _JOBS, "One job: what it is, and its life as a timeline."),
-    "logs": Row("jobs:logs", _JOBS, "What a job has printed; --follow goes on."),
-    "search": Row("jobs:search", _JOBS, "Jobs by task, time, error or payload."),
-    "cancel": Row("operate:cancel", _JOBS, "End jobs, or have them stop."),
+    "logs": Row("jobs:logs", _JOBS, "What a job has printed; --follow shows it live."),
+    "search": Row("search:search", _JOBS, "Jobs by task, time, error or payload."),
+    "cancel": Row("operate:cancel", _JOBS, "Cancel jobs: those that wait end, those that run are stopped."),
     "retry": Row("operate:retry", _JOBS, "Have failed or cancelled jobs run again."),
     "promote": Row("operate:promote", _JOBS, "Have scheduled jobs run now."),
     "remove": Row("operate:remove", _JOBS, "Delete jobs."),
-    "reset": Row("operate:reset", _JOBS, "Take active jobs from their workers."),
-    "reset-stale": Row("operate:reset_stale", _JOBS, "The same for jobs that are active for long."),
+    "reset": Row("operate:reset", _JOBS, "Take active jobs from their workers, to run again."),
+    "reset-stale": Row("operate:reset_stale", _JOBS, "The same for jobs that have been active for too long."),
     "dlq": Row("dlq:dlq", _JOBS, "Jobs that failed for good: list, show, retry, clear."),
-    "status": Row("status:status", _QUEUES, "Counts, rates, who works; --watch goes on."),
-    "top": Row("top:top", _QUEUES, "All of it on one screen, with keys to act."),
-    "events": Row("events:events", _QUEUES, "What happened to every job; --follow goes on."),
+    "status": Row(
+        "status:status", _QUEUES, "Counts by queue and state, rates, workers; --watch shows it live."
+    ),
+    "top": Row("top:top", _QUEUES, "All of it live on one screen, with keys to act."),
+    "events": Row("events:events", _QUEUES, "What happened to every job; --follow shows it live."),
     "schedule": Row("schedule:schedule", _QUEUES, "Jobs that come again: add, list, remove, pause, resume."),
     "limit": Row("limit:limit", _QUEUES, "How many at a time, how many in a stretch of time: set, show."),
-    "pause": Row("queues:pause", _QUEUES, "Let no worker have further jobs."),
+    "pause": Row("queues:pause", _QUEUES, "Give workers no further jobs, of one queue or of all."),
     "resume": Row("queues:resume", _QUEUES, "The end of a pause."),
-    "drain": Row("queues:drain", _QUEUES, "Remove jobs that wait."),
-    "clean": Row("queues:clean", _QUEUES, "Remove jobs that have ended."),
-    "clear": Row("queues:clear", _QUEUES, "Remove all jobs."),
+    "drain": Row("queues:drain", _QUEUES, "Remove all jobs that wait."),
+    "clean": Row("queues:clean", _QUEUES, "Remove jobs that ended, by state and age."),
+    "clear": Row("queues:clear", _QUEUES, "Remove all jobs, whatever their state."),
     "worker": Row(
         "worker:worker", _WORKERS, "Run jobs, here or in the background: start, stop, restart, status."
     ),
@@ -64,7 +66,7 @@ COMMANDS: Final[dict[str, Row]] = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Family):
     """Knows its commands by name, and imports one when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -77,18 +79,6 @@ class LazyGroup(click.Group):
         module, _, name = row.target.partition(":")
         command: click.Command = getattr(import_module(f"penstock.cli.{module}"), name)
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError:
-            from difflib import get_close_matches
-
-            close = get_close_matches(args[0], COMMANDS, n=1)
-            meant = f"Did you mean {close[0]!r}?" if close else "See penstock --help for those there are."
-            raise click.UsageError(f"there is no command {args[0]!r}. {meant}", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
@@ -107,10 +97,12 @@ def penstock() -> None:
     """A durable job queue, run from a shell.
 
     \b
-      penstock enqueue 'make report'        put a command in
+      penstock enqueue 'make report'        put a command in; prints its id
       penstock worker                       run what is in, until Ctrl-C
-      penstock status                       see how it goes
+      penstock status                       how many wait, run, have failed
+      penstock logs ID                      what a command printed
+      penstock dlq retry --all              have those that failed run again
 
     Jobs are kept in penstock.db in this folder, unless --url, PENSTOCK_URL or `penstock config set url` says
-    otherwise: sqlite:///path for one machine, valkey://host for many.
+    otherwise: sqlite:///path for one machine, valkey://host for many. `penstock COMMAND --help` has more of each.
     """

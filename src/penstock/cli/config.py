@@ -8,18 +8,24 @@ from penstock.cli.errors import NotFound
 from penstock.cli.flags import Flags
 from penstock.cli.keys import KEYS, Value, known_key
 from penstock.cli.output import print_json, print_table
-from penstock.cli.parameters import command_of, json_option
+from penstock.cli.parameters import command_of, family, json_option
 from penstock.cli.settings import Setting, Settings, checked_value
 
 __all__ = ["config"]
 
 
-@click.group("config", context_settings={"help_option_names": ["-h", "--help"]})
+@family("config")
 def config() -> None:
     """Show and set what commands go by.
 
-    The first that has a value counts: a flag, the environment (PENSTOCK_URL ...), what `config set` saved, .env, the
-    project file (penstock.toml, or [tool.penstock] in pyproject.toml), the default.
+    \b
+      penstock config list                    all keys: value, origin, type, meaning
+      penstock config set attempts 5          save a value for this project
+      penstock config set attempts ''         take it back
+      penstock config get attempts
+
+    The first that has a value counts: a flag, the environment (PENSTOCK_ATTEMPTS ...), what `config set` saved, .env,
+    the project file (penstock.toml, or [tool.penstock] in pyproject.toml), the default.
     """
 
 
@@ -30,7 +36,7 @@ def config() -> None:
 @json_option
 @click.pass_obj
 def get(flags: Flags, key: str, as_json: bool) -> None:
-    """Print the value of KEY that counts here. Exits with 3 if it has none."""
+    """Print the value of KEY that counts here. Exits with 3 if it has none. --json tells its origin, too."""
     setting = Settings(flags).setting(key)
     if as_json:
         print_json(_row(setting))
@@ -77,14 +83,19 @@ def list_(flags: Flags, as_json: bool) -> None:
         )
         for each in settings
     ]
-    print_table(("key", "value", "from", "type", "meaning"), rows)
+    print_table(("key", "value", "from", "type", "meaning"), rows, spare=("type", "meaning"))
 
 
 @command_of(config, "path")
+@json_option
 @click.pass_obj
-def path(flags: Flags) -> None:
+def path(flags: Flags, as_json: bool) -> None:
     """The files that are looked at, the most important first."""
-    for kind, file in Settings(flags).project.files():
+    files = Settings(flags).project.files()
+    if as_json:
+        print_json([{"kind": kind, "path": str(file), "exists": file.is_file()} for kind, file in files])
+        return
+    for kind, file in files:
         click.echo(f"{kind:8} {file}{'' if file.is_file() else '  (not there)'}")
 
 

@@ -33,23 +33,29 @@ __all__ = [
 T = TypeVar("T")
 
 
-def run_with_app(settings: Settings, work: Callable[[App], Awaitable[T]], *, create: bool = False) -> T:
+def run_with_app(
+    settings: Settings,
+    work: Callable[[App], Awaitable[T]],
+    *,
+    create: bool = False,
+    patience_s: float | None = None,
+) -> T:
     """Connect, do ``work``, and let go of everything, also when it is interrupted.
 
     Without ``create`` a store in a file that is not there yet is refused rather than made: who only looks is most
-    likely in the wrong folder.
+    likely in the wrong folder. Raises ``TimeoutError`` after ``patience_s``, if that is given.
     """
     app = open_app(settings)
     if not create:
         _refuse_missing_file(app.url)
-    return run_app(app, lambda: work(app))
+    return run_app(app, lambda: work(app), patience_s=patience_s)
 
 
-def run_app(app: App, work: Callable[[], Awaitable[T]]) -> T:
+def run_app(app: App, work: Callable[[], Awaitable[T]], *, patience_s: float | None = None) -> T:
     """Connect ``app``, do ``work``, and let go of everything, also when it is interrupted."""
 
     async def connected() -> T:
-        async with app:
+        async with asyncio.timeout(patience_s), app:
             return await work()
 
     return asyncio.run(connected())
@@ -84,7 +90,7 @@ def import_app(settings: Settings, target: str) -> App:
     """
     from penstock.app import App
 
-    found = _imported(settings, target, what="app", example="myproject.jobs:app")
+    found = _imported(settings, target, otherwise="neither a command nor an app", example="myproject.jobs:app")
     if not isinstance(found, App):
         raise NotFound(
             f"{target} is no app, but of type {type(found).__name__}. Name what App(...) was given to."
@@ -97,7 +103,7 @@ def import_task(settings: Settings, target: str) -> Task[..., Any]:
     """The task that ``module:name`` means, in the same way."""
     from penstock.task import Task
 
-    found = _imported(settings, target, what="task", example="myproject.jobs:send")
+    found = _imported(settings, target, otherwise="no task", example="myproject.jobs:send")
     if not isinstance(found, Task):
         raise NotFound(
             f"{target} is no task, but of type {type(found).__name__}. Name a function with @app.task."
@@ -115,11 +121,11 @@ def _put_in_its_place(settings: Settings, app: App) -> None:
         )
 
 
-def _imported(settings: Settings, target: str, *, what: str, example: str) -> object:
+def _imported(settings: Settings, target: str, *, otherwise: str, example: str) -> object:
     module, colon, name = target.partition(":")
     if not module or not colon or not name:
         raise CommandLineError(
-            f"{target!r} names no {what}. Give the module and the name in it: {example}", ExitCode.USAGE
+            f"{target!r} names {otherwise}. Give the module and the name in it: {example}", ExitCode.USAGE
         )
     url = settings.setting("url")
     if url.origin.kind != "default":

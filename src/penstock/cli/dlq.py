@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,13 +10,23 @@ import click
 from penstock.cli.connect import find_job, queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, WrongState
 from penstock.cli.flags import Flags
-from penstock.cli.jobs import filters_of, print_jobs, search_options
+from penstock.cli.jobs import print_jobs
 from penstock.cli.jobs import show as show_job
 from penstock.cli.jobview import title
 from penstock.cli.operate import done_by_id
 from penstock.cli.output import print_json
-from penstock.cli.parameters import command_of, json_option, limit_option, queue_option, yes_option
+from penstock.cli.parameters import (
+    command_of,
+    completes_ids,
+    family,
+    json_option,
+    limit_option,
+    queue_option,
+    queue_option_for,
+    yes_option,
+)
 from penstock.cli.queues import ask
+from penstock.cli.search import filters_of, search_options
 from penstock.cli.settings import Settings
 from penstock.core.lifecycle import State
 
@@ -25,44 +36,58 @@ if TYPE_CHECKING:
 
 __all__ = ["dlq"]
 
+_matching_option = click.option(
+    "--matching", metavar="TEXT", help="With TEXT in the command, the arguments or the error."
+)
 
-@click.group("dlq", context_settings={"help_option_names": ["-h", "--help"]})
+
+@family("dlq")
 def dlq() -> None:
     """Jobs that have failed for good: look at them, have them run again, or forget them.
 
     \b
       penstock dlq list --error Timeout
+      penstock dlq show 01a1e25c...
       penstock dlq retry 01a1e25c...
-      penstock dlq retry --all --since 1h
+      penstock dlq retry --all --matching 'connection refused' --since 1h
+      penstock dlq clear
     """
 
 
 @command_of(dlq, "list")
+@_matching_option
 @search_options
 @queue_option
 @limit_option(100)
 @json_option
 @click.pass_obj
-def list_(flags: Flags, /, *, queue: str | None, limit: int, as_json: bool, **given: Any) -> None:
-    """Failed jobs, all or those that are like that."""
+def list_(
+    flags: Flags,
+    /,
+    *,
+    matching: str | None,
+    queue: str | None,
+    limit: int,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Failed jobs: all, or those that fit."""
 
     async def read(app: App) -> list[JobInfo]:
         found: list[JobInfo] = []
         for name in await queues_of(app, queue):
-            if len(found) < limit:
-                filters = filters_of(State.FAILED, given)
-                page = await app.queue(name).search(
-                    "failed", limit=limit - len(found), scan=100_000, **filters
-                )
-                found += page.jobs
+            async for job in _matching(app, name, given, matching or ""):
+                if len(found) == limit:
+                    return found
+                found.append(job)
         return found
 
     print_jobs(run_with_app(Settings(flags), read), as_json=as_json)
 
 
 @command_of(dlq, "show")
-@click.argument("id")
-@queue_option
+@click.argument("id", shell_complete=completes_ids("failed"))
+@queue_option_for("Which queue it is in, if several have that id.")
 @json_option
 @click.pass_context
 def show(ctx: click.Context, /, *, id: str, queue: str | None, as_json: bool) -> None:
@@ -77,9 +102,9 @@ def show(ctx: click.Context, /, *, id: str, queue: str | None, as_json: bool) ->
     ctx.invoke(show_job, id=id, queue=queue, traceback=True, as_json=as_json)
 
 
-async def _matching(app: App, queue: str, given: dict[str, Any], text: str) -> list[str]:
+async def _matching(app: App, queue: str, given: dict[str, Any], text: str) -> AsyncIterator[JobInfo]:
     """The failed jobs in whose command, arguments or error the text stands."""
-    named, cursor, found = app.queue(queue), "", list[str]()
+    named, cursor = app.queue(queue), ""
     while True:
         page = await named.search(
             "failed", limit=1000, scan=100_000, cursor=cursor, **filters_of(State.FAILED, given)
@@ -87,18 +112,16 @@ async def _matching(app: App, queue: str, given: dict[str, Any], text: str) -> l
         for job in page.jobs:
             error = f"{job.failure.type}: {job.failure.message}" if job.failure is not None else ""
             if text in title(job) or text in error:
-                found.append(job.id)
+                yield job
         if not page.cursor:
-            return found
+            return
         cursor = page.cursor
 
 
 @command_of(dlq, "retry")
-@click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All failed jobs, or those that are like that.")
-@click.option(
-    "--matching", metavar="TEXT", help="With --all: where the command, the arguments or the error has TEXT."
-)
+@click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=completes_ids("failed"))
+@click.option("--all", "everything", is_flag=True, help="All failed jobs, or those of them that fit.")
+@_matching_option
 @search_options
 @queue_option
 @json_option
@@ -114,9 +137,11 @@ def retry(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Have failed jobs run again: these, or --all that match."""
+    """Have failed jobs run again: these, or --all that fit."""
     if bool(ids) == everything:
         raise CommandLineError("give ids, or --all.", ExitCode.USAGE)
+    if ids and (matching is not None or any(given.values())):
+        raise CommandLineError("--matching and its like choose among --all; ids need none.", ExitCode.USAGE)
     if ids:
         return done_by_id(flags, ids, queue, lambda named, id: named.retry(id), as_json=as_json)
 
@@ -125,29 +150,52 @@ def retry(
         if matching is None:
             filters = filters_of(State.FAILED, given)
             return sum([await app.queue(name).retry_all(**filters) for name in names])
-        answers = [await app.queue(n).retry(*await _matching(app, n, given, matching)) for n in names]
-        return sum(answer == "retried" for some in answers for answer in some.values())
+        return sum([await _retry_matching(app, name, given, matching) for name in names])
 
     count = run_with_app(Settings(flags), act)
     print_json({"retried": count}) if as_json else click.echo(f"{count} jobs wait again")
     return 0
 
 
+async def _retry_matching(app: App, queue: str, given: dict[str, Any], text: str) -> int:
+    ids = [job.id async for job in _matching(app, queue, given, text)]
+    answers = await app.queue(queue).retry(*ids) if ids else {}
+    return sum(answer == "retried" for answer in answers.values())
+
+
 @command_of(dlq, "clear")
+@_matching_option
 @search_options
 @queue_option
 @yes_option
 @json_option
 @click.pass_obj
-def clear(flags: Flags, /, *, queue: str | None, yes: bool, as_json: bool, **given: Any) -> None:
-    """Forget failed jobs, all or those that are like that. Asks first."""
-    ask(f"Remove the failed jobs of {queue or 'all queues'}?", yes=yes)
+def clear(
+    flags: Flags,
+    /,
+    *,
+    matching: str | None,
+    queue: str | None,
+    yes: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Forget failed jobs: all, or those that fit. Asks first."""
+    chosen = " that fit" if matching is not None or any(given.values()) else ""
+    ask(f"Remove the failed jobs of {queue or 'all queues'}{chosen}?", yes=yes)
 
     async def act(app: App) -> int:
-        filters = filters_of(State.FAILED, given)
-        return sum(
-            [await app.queue(name).remove_all("failed", **filters) for name in await queues_of(app, queue)]
-        )
+        names = await queues_of(app, queue)
+        if matching is None:
+            filters = filters_of(State.FAILED, given)
+            return sum([await app.queue(name).remove_all("failed", **filters) for name in names])
+        return sum([await _remove_matching(app, name, given, matching) for name in names])
 
     count = run_with_app(Settings(flags), act)
     print_json({"removed": count}) if as_json else click.echo(f"{count} jobs removed")
+
+
+async def _remove_matching(app: App, queue: str, given: dict[str, Any], text: str) -> int:
+    ids = [job.id async for job in _matching(app, queue, given, text)]
+    answers = await app.queue(queue).remove(*ids) if ids else {}
+    return sum(answer == "removed" for answer in answers.values())

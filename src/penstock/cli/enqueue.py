@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from penstock.cli.bulk import enqueue_lines
+from penstock.cli.bulk import Totals, enqueue_lines
 from penstock.cli.connect import import_app, open_app, run_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import print_json
-from penstock.cli.parameters import command, json_option
+from penstock.cli.parameters import command, completes_ids, json_option, queue_option_for
 from penstock.cli.settings import Settings
+from penstock.cli.values import duration, duration_or
 from penstock.cli.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -25,37 +27,86 @@ if TYPE_CHECKING:
 
 __all__ = ["enqueue"]
 
+_EPILOG: Final = """\
+A DURATION is 250ms, 30s, 5m, 1h30m, 2d, or a number of seconds. What is not given is as `penstock config list` says:
+queue, priority, timeout, attempts, backoff.
 
-@command("enqueue", short_help="Put in a command, a task, or thousands of either from a file.")
+Exit codes: 0 put in, or with --wait the code of the command; 2 no job, nothing was put in; 3 --after an unknown job;
+5 the store is away or full; 6 after --wait-timeout.
+"""
+
+
+@command("enqueue", epilog=_EPILOG)
 @click.argument("job", nargs=-1)
-@click.option("-f", "--file", metavar="FILE", help="A job on each line; - is standard input.")
+@click.option(
+    "-f",
+    "--file",
+    metavar="FILE",
+    type=click.Path(allow_dash=True),
+    help="Put in a job for each line of FILE; - is standard input.",
+)
+@click.option(
+    "-k", "--keep-going", is_flag=True, help="With --file: name lines that are no jobs, and pass over them."
+)
 @click.option("-t", "--task", metavar="NAME", help="JOB is the JSON arguments of this task, not a command.")
 @click.option(
     "--app", "target", metavar="MODULE:APP", help="Where the task is defined: arguments are checked by it."
 )
-@click.option("-q", "--queue", metavar="NAME", help="Where to put it.")
-@click.option("--id", help="The id, which is the dedup key as well; a new one unless given.")
-@click.option("--delay", metavar="DURATION", help="Not before that long from now.")
-@click.option("--priority", type=int, help="Smaller runs first.")
+@queue_option_for("Where to put it.")
+@click.option("--id", metavar="ID", help="Its id. A known one is not put in twice. [a new one]")
+@click.option("--delay", metavar="DURATION", type=duration, help="Run it that long from now, not before.")
+@click.option("--priority", metavar="NUMBER", type=int, help="Smaller runs first.")
 @click.option(
-    "--timeout", metavar="DURATION", help="How long a run may take: then it is killed, and retried."
+    "--timeout",
+    metavar="DURATION",
+    type=duration,
+    help="Kill a run that takes longer; it counts as failed, and is tried again.",
 )
-@click.option("--attempts", type=int, help="How often it is run if it fails.")
-@click.option("--backoff", metavar="DURATION", help="The rest between attempts; or 'exponential'.")
-@click.option("--max-stalls", type=int, help="How often its worker may die before it counts as failed.")
-@click.option("--ttl", metavar="DURATION", help="Not finished that long after now, it fails as expired.")
-@click.option("--group", metavar="KEY", help="Jobs of one key share its limits, see `penstock limit`.")
+@click.option("--attempts", metavar="NUMBER", type=int, help="How often it is run at most, if it fails.")
 @click.option(
-    "--after", metavar="ID", multiple=True, help="Wait for this job first; QUEUE/ID for another queue's."
+    "--backoff",
+    metavar="DURATION",
+    type=duration_or("exponential"),
+    help="How long to rest between attempts; or 'exponential'.",
 )
-@click.option("--cwd", metavar="FOLDER", help="Where the command runs; here, if the store is local.")
 @click.option(
-    "--env", metavar="NAME[=VALUE]", multiple=True, help="Set a variable; without a value, as it is here."
+    "--max-stalls",
+    metavar="NUMBER",
+    type=int,
+    help="How often its worker may die before it counts as failed.",
+)
+@click.option(
+    "--ttl", metavar="DURATION", type=duration, help="If it has not ended by then, it fails as expired."
+)
+@click.option("--group", metavar="KEY", help="Jobs of one KEY share its limits, see `penstock limit`.")
+@click.option(
+    "--after",
+    metavar="ID",
+    multiple=True,
+    shell_complete=completes_ids("scheduled", "waiting", "blocked", "active"),
+    help="Run it when this job has completed; QUEUE/ID for another queue's. May be repeated.",
+)
+@click.option(
+    "--cwd",
+    metavar="FOLDER",
+    type=click.Path(),
+    help="Where the command runs. [here, if the store is a local file; else where the worker is]",
+)
+@click.option(
+    "--env",
+    metavar="NAME[=VALUE]",
+    multiple=True,
+    help="Set a variable; without =VALUE it is copied from here. May be repeated.",
 )
 @click.option(
     "-w", "--wait", is_flag=True, help="Wait for its end, print its output, end with its exit code."
 )
-@click.option("--wait-timeout", metavar="DURATION", help="Wait at most so long; the job goes on.")
+@click.option(
+    "--wait-timeout",
+    metavar="DURATION",
+    type=duration,
+    help="Wait at most so long, then end with 6; the job goes on.",
+)
 @json_option
 @click.pass_obj
 def enqueue(
@@ -64,6 +115,7 @@ def enqueue(
     *,
     job: tuple[str, ...],
     file: str | None,
+    keep_going: bool,
     task: str | None,
     target: str | None,
     queue: str | None,
@@ -72,32 +124,34 @@ def enqueue(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Put in JOB: a command for a shell, or a JSON object. Prints its id.
+    """Put in a JOB: a command for a shell, or a JSON object. Prints its id; `penstock worker` will run it.
 
     \b
-      penstock enqueue 'make report'
+      penstock enqueue 'make report > report.txt'
       penstock enqueue --wait -- pytest -x tests
       penstock enqueue '{"command": "make report", "id": "report-7", "attempts": 5}'
-      penstock enqueue --task send '{"to": "ada@example.org"}'
-      seq 100000 | sed 's/.*/{"command": "echo &"}/' | penstock enqueue -
+      penstock enqueue --task send '{"to": "ada@example.org"}' --queue mail
+      ls *.wav | sed 's/.*/lame "&"/' | penstock enqueue -
 
     Several words are one command. Lines of a file are commands, or JSON objects with "command", or "task" and "args",
-    and options by name.
+    and the options below by name: "id", "queue", "delay", "max_stalls" ...
     """
     if job == ("-",):
         job, file = (), "-"
     # A task may have no arguments; everything else has to be said, and once.
     if bool(job) == bool(file) and not (task and not file):
         raise CommandLineError(
-            "give a command, a JSON object, or -f FILE (- is standard input).", ExitCode.USAGE
+            "give a command, a JSON object, or -f FILE (- is standard input), and one of them only.",
+            ExitCode.USAGE,
         )
+    wait = wait or wait_timeout is not None
     settings = Settings(flags)
     target = target or (settings["app"] if task else None)
     app = import_app(settings, target) if target else open_app(settings)
     jobs = NewJobs(app, queue=queue, task=task, given=_given(options), default_queue=settings["queue"])
     if file:
         one_job = wait or bool(options["id"])
-        return _enqueue_file(app, jobs, file, one_job=one_job, as_json=as_json)
+        return _enqueue_file(app, jobs, file, one_job=one_job, keep_going=keep_going, as_json=as_json)
     text = job[0] if len(job) == 1 else shlex.join(job)
     return run_app(
         app, lambda: _enqueue_one(app, jobs, text, wait=wait, timeout=wait_timeout, as_json=as_json)
@@ -111,37 +165,45 @@ async def _enqueue_one(
 
     source, new = jobs.from_text(text)
     [handle] = await enqueue_many(source, [new])
+    if handle.status != "queued":
+        click.echo(f"nothing was put in: {handle.id} is there already, {handle.state}", err=True)
     if wait:
         return await wait_for(handle, timeout=timeout, as_json=as_json)
     if as_json:
         print_json({"id": handle.id, "queue": handle.queue, "status": handle.status, "state": handle.state})
     else:
         click.echo(handle.id)
-        if handle.status != "queued":
-            click.echo(f"nothing was put in: {handle.id} is there already, {handle.state}", err=True)
     return 0
 
 
-def _enqueue_file(app: App, jobs: NewJobs, file: str, *, one_job: bool, as_json: bool) -> int:
+def _enqueue_file(
+    app: App, jobs: NewJobs, file: str, *, one_job: bool, keep_going: bool, as_json: bool
+) -> int:
     if one_job:
         raise CommandLineError("--id and --wait are for one job; a file may have many.", ExitCode.USAGE)
+    if file == "-" and sys.stdin.isatty():
+        click.echo("a job on each line; Ctrl-D ends", err=True)
     with _opened(file) as stream:
-        totals = run_app(app, lambda: enqueue_lines(stream, jobs))
+        totals = run_app(app, lambda: enqueue_lines(stream.fileno(), jobs, keep_going=keep_going))
     if as_json:
-        print_json({"lines": totals.lines, "jobs": totals.jobs, **totals.answers})
+        print_json({"lines": totals.lines, "jobs": totals.jobs, "refused": totals.refused, **totals.answers})
     else:
-        told = ", ".join(f"{count} {status}" for status, count in totals.answers.items())
-        click.echo(
-            f"{totals.jobs} jobs: {told}" if totals.jobs else "no jobs: there was no line that is not empty"
-        )
-    return 0
+        click.echo(_told(totals))
+    return ExitCode.USAGE if totals.refused else ExitCode.DONE
 
 
-def _opened(file: str) -> IO[bytes]:
+def _told(totals: Totals) -> str:
+    answers = ", ".join(f"{count} {status}" for status, count in totals.answers.items())
+    told = f"{totals.jobs} jobs: {answers}" if totals.jobs else "no jobs: there was no line that is one"
+    return f"{told}; {totals.refused} lines are no jobs" if totals.refused else told
+
+
+def _opened(file: str) -> AbstractContextManager[IO[bytes]]:
     if file == "-":
-        return sys.stdin.buffer
+        # Not to be closed: it is not ours.
+        return nullcontext(sys.stdin.buffer)
     try:
-        return Path(file).open("rb")
+        return Path(file).open("rb", buffering=0)
     except OSError as error:
         raise CommandLineError(f"{file} cannot be read: {error.strerror}.", ExitCode.USAGE) from error
 

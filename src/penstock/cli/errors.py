@@ -112,5 +112,8 @@ def _without_java(error: BaseException) -> str:
 
 
 def _in_one_line(error: BaseException) -> str:
-    said = [str(error), *getattr(error, "__notes__", ())]
-    return " ".join(" ".join(said).split())
+    told = " ".join(str(error).split())
+    notes: list[str] = getattr(error, "__notes__", [])
+    for note in notes:
+        told = f"{told.rstrip('.')}. {note.strip()}"
+    return told

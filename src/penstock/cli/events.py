@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
 from penstock.cli.connect import run_with_app
+from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.jobview import happened
-from penstock.cli.parameters import command, json_option
+from penstock.cli.parameters import command, completes_ids, completes_queues, json_option
 from penstock.cli.settings import Settings
 from penstock.core.lifecycle import EventType
 
@@ -20,21 +21,34 @@ if TYPE_CHECKING:
 
 __all__ = ["events"]
 
+_TYPES: Final = tuple(kind.value for kind in EventType)
 
-@command("events")
-@click.option("-q", "--queue", metavar="NAME", multiple=True, help="Of this queue; may be repeated. [all]")
+
+@command("events", epilog=f"TYPE is one of {', '.join(_TYPES)}.")
+@click.option(
+    "-q",
+    "--queue",
+    metavar="NAME",
+    multiple=True,
+    shell_complete=completes_queues,
+    help="Of this queue. May be repeated. [all]",
+)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
 @click.option(
-    "--since", metavar="SEQ", default="earliest", help="After this number; 'now' for what comes. [all kept]"
+    "--since",
+    metavar="SEQ",
+    default="earliest",
+    help="After the event of this number; 'now' for those to come. [all that are kept]",
 )
 @click.option(
     "--type",
     "types",
-    type=click.Choice([kind.value for kind in EventType]),
+    metavar="TYPE",
+    type=click.Choice(_TYPES),
     multiple=True,
-    help="Of this type; may be repeated.",
+    help="Of this type. May be repeated. [all]",
 )
-@click.option("--id", help="Of this job.")
+@click.option("--id", metavar="ID", shell_complete=completes_ids(), help="Of this job.")
 @json_option
 @click.pass_obj
 def events(
@@ -48,7 +62,16 @@ def events(
     id: str | None,
     as_json: bool,
 ) -> None:
-    """The event log: every change of every job, in order. With --json a line for each."""
+    """The event log: every change of every job, in order. With --json a line for each.
+
+    \b
+      penstock events --follow --since now
+      penstock events --type failed --json | jq .error
+    """
+    if since not in ("now", "earliest") and not since.isdigit():
+        raise CommandLineError(
+            f"--since {since}: give the number of an event, or 'now', or 'earliest'.", ExitCode.USAGE
+        )
     after = None if since == "now" else int(since) if since.isdigit() else since
 
     async def read(app: App) -> None:

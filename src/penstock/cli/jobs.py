@@ -1,21 +1,29 @@
-"""``penstock list``, ``show``, ``logs``, ``search``: looking at jobs."""
+"""``penstock list``, ``show``, ``logs``: looking at jobs."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from penstock.cli.connect import find_job, queues_of, run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
-from penstock.cli.jobview import BRIEF, brief, described, happened, title
-from penstock.cli.output import print_json, print_table, when
-from penstock.cli.parameters import command, json_option, limit_option, queue_option
+from penstock.cli.jobview import BRIEF, SPARE, brief, described, happened, title
+from penstock.cli.output import jsonable, print_json, print_table, when
+from penstock.cli.parameters import (
+    STATES,
+    command,
+    completes_ids,
+    json_option,
+    limit_option,
+    queue_option,
+    queue_option_for,
+)
 from penstock.cli.settings import Settings
+from penstock.cli.values import whole
 from penstock.cli.waiting import LogFollower
+from penstock.core.command import COMMAND_TASK
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.errors import EventsLost
 
@@ -23,10 +31,11 @@ if TYPE_CHECKING:
     from penstock.app import App
     from penstock.info import JobInfo
 
-__all__ = ["filters_of", "list_", "logs", "print_jobs", "search", "search_options", "show"]
+__all__ = ["STATES_HELP", "list_", "logs", "print_jobs", "show"]
 
 _LOOK_EVERY_S: Final = 0.2
-_STATES: Final = click.Choice([state.value for state in State])
+_STATES: Final = click.Choice(STATES)
+STATES_HELP: Final = f"STATE is one of {', '.join(STATES)}."
 
 
 def print_jobs(jobs: list[JobInfo], *, as_json: bool) -> None:
@@ -34,16 +43,22 @@ def print_jobs(jobs: list[JobInfo], *, as_json: bool) -> None:
     if as_json:
         print_json([described(job) for job in jobs])
     else:
-        print_table(BRIEF, [brief(job) for job in jobs], empty="no jobs")
+        print_table(BRIEF, [brief(job) for job in jobs], empty="no jobs", spare=SPARE)
 
 
-@command("list")
-@click.argument("state", type=_STATES, required=False)
+@command("list", epilog=STATES_HELP)
+@click.argument("state", metavar="[STATE]", type=_STATES, required=False)
 @click.option(
-    "-s", "--state", "also", type=_STATES, multiple=True, help="The same as an option; may be repeated."
+    "-s",
+    "--state",
+    "also",
+    metavar="STATE",
+    type=_STATES,
+    multiple=True,
+    help="Of this state, too. May be repeated.",
 )
 @click.option("--task", metavar="NAME", help="Of this task only.")
-@click.option("-r", "--reverse", is_flag=True, help="From the other end.")
+@click.option("-r", "--reverse", is_flag=True, help="The last ones first.")
 @queue_option
 @limit_option(50)
 @json_option
@@ -60,7 +75,7 @@ def list_(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Jobs by STATE, in the order they will run, come due, or be forgotten; without one, those of all states.
+    """Jobs by STATE, or of all states: in the order in which they will run, come due, or be forgotten.
 
     \b
       penstock list waiting
@@ -83,13 +98,13 @@ def list_(
 
 
 @command("show")
-@click.argument("id")
-@queue_option
+@click.argument("id", shell_complete=completes_ids())
+@queue_option_for("Which queue it is in, if several have that id.")
 @click.option("--traceback", is_flag=True, help="The traceback of its last failure, too.")
 @json_option
 @click.pass_obj
 def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_json: bool) -> None:
-    """One job: what it is, how it is, and its whole life as a timeline."""
+    """One job: what it is, how it is, and its whole life as a timeline. What it printed: `penstock logs ID`."""
 
     async def read(app: App) -> tuple[JobInfo, list[Any], str]:
         job = await find_job(app, id, queue)
@@ -119,10 +134,11 @@ def _facts(job: JobInfo) -> list[tuple[str, Any]]:
         ("queue", job.queue),
         ("state", f"{job.state.value}{' (asked to stop)' if job.cancelling else ''}"),
         ("what", title(job)),
-        ("failures", f"{job.failures} of {job.attempts}, {job.runs} runs, {job.stalls} stalls"),
+        ("folder", told["payload"].get("cwd", "") if job.task == COMMAND_TASK else ""),
+        ("failures", f"{job.failures} of {job.attempts} attempts; {_counted(job.runs, 'run')}{_stalls(job)}"),
         ("failure", f"{raw.failure.type}: {raw.failure.message}" if raw.failure else ""),
-        ("result", told["result"] if job.state == "completed" else ""),
-        ("progress", job.progress),
+        ("result", _json(told["result"]) if job.state == "completed" else ""),
+        ("progress", "" if job.progress is None else _json(job.progress)),
         ("priority", job.priority or ""),
         ("group", job.group),
         ("blocked by", job.blocked_by),
@@ -133,108 +149,50 @@ def _facts(job: JobInfo) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in facts if value not in ("", None)]
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _stalls(job: JobInfo) -> str:
+    return f", {_counted(job.stalls, 'stall')}" if job.stalls else ""
+
+
+def _json(value: Any) -> str:
+    import msgspec
+
+    return msgspec.json.encode(jsonable(value)).decode()
+
+
 @command("logs")
-@click.argument("id")
-@queue_option
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.argument("id", shell_complete=completes_ids())
+@queue_option_for("Which queue it is in, if several have that id.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended, or Ctrl-C.")
+@click.option(
+    "-n", "--tail", metavar="NUMBER", type=whole(0), help="Begin with the last so many lines. [all]"
+)
+@json_option
 @click.pass_obj
-def logs(flags: Flags, /, *, id: str, queue: str | None, follow: bool) -> None:
-    """What a job has printed or logged; the newest thousand lines are kept."""
+def logs(
+    flags: Flags, /, *, id: str, queue: str | None, follow: bool, tail: int | None, as_json: bool
+) -> None:
+    """What a job has printed, on stdout and stderr, or logged; the newest thousand lines are kept.
+
+    All runs of a job are in it, one after the other. With --json each line is a JSON string.
+    """
 
     async def read(app: App) -> None:
         job = await find_job(app, id, queue)
         handle = app.job(job.queue, id)
-        follower = LogFollower(handle)
+        follower, first = LogFollower(handle), tail
         while True:
             # In this order: what it says last is there when it has ended.
             ended = (info := await handle.get()) is None or info.state in TERMINAL
-            for line in await follower.new_lines():
-                click.echo(line)
+            lines = await follower.new_lines()
+            for line in lines if first is None else lines[len(lines) - min(first, len(lines)) :]:
+                print_json(line) if as_json else click.echo(line)
+            first = None
             if ended or not follow:
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
 
     run_with_app(Settings(flags), read)
-
-
-def search_options(function: Any) -> Any:
-    """What jobs are like: the filters of ``queue.search``."""
-    for option in (
-        click.option("--before", metavar="DURATION", help="Ended (or put in, if open) longer ago than that."),
-        click.option("--since", metavar="DURATION", help="Ended (or put in, if open) since then: 1h, 2d."),
-        click.option(
-            "--where", metavar="FIELD=JSON", multiple=True, help="A field of the payload, such as user.id=7."
-        ),
-        click.option("--error", metavar="CLASS", help="Failed with this class of error."),
-        click.option("--task", metavar="NAME", help="Of this task."),
-    ):
-        function = option(function)
-    return function
-
-
-def filters_of(state: State, given: dict[str, Any]) -> dict[str, Any]:
-    """The filters that the options say."""
-    from penstock.core.duration import milliseconds
-
-    kind = "finished" if state in TERMINAL else "enqueued"
-    filters: dict[str, Any] = {}
-    if given.get("task"):
-        filters["task"] = given["task"]
-    if given.get("error"):
-        filters["error_type"] = given["error"]
-    for option, side in (("since", "after"), ("before", "before")):
-        if given.get(option):
-            distance = timedelta(milliseconds=milliseconds(given[option], what=option))
-            filters[f"{kind}_{side}"] = datetime.now(UTC) - distance
-    if given.get("where"):
-        filters["where"] = dict(map(_field, given["where"]))
-    return filters
-
-
-def _field(text: str) -> tuple[str, Any]:
-    import msgspec
-
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise CommandLineError(
-            f"--where {text}: give a field and its value, such as user.id=7.", ExitCode.USAGE
-        )
-    try:
-        return name, msgspec.json.decode(value)
-    except msgspec.DecodeError:
-        return name, value
-
-
-@command("search")
-@click.argument("state", type=_STATES)
-@search_options
-@queue_option
-@limit_option(100)
-@json_option
-@click.pass_obj
-def search(
-    flags: Flags, /, *, state: str, queue: str | None, limit: int, as_json: bool, **given: Any
-) -> None:
-    """Jobs of STATE that are like that: by task, time, error, or a field of the payload.
-
-    \b
-      penstock search failed --error CommandFailed --since 1h
-      penstock search waiting --where 'command=make report'
-    """
-
-    async def read(app: App) -> tuple[list[JobInfo], int, bool]:
-        found: list[JobInfo] = []
-        scanned, more = 0, False
-        for name in await queues_of(app, queue):
-            if len(found) < limit:
-                page = await app.queue(name).search(
-                    state, limit=limit - len(found), scan=100_000, **filters_of(State(state), given)
-                )
-                found += page.jobs
-                scanned, more = scanned + page.scanned, more or bool(page.cursor)
-        return found, scanned, more
-
-    jobs, scanned, more = run_with_app(Settings(flags), read)
-    print_jobs(jobs, as_json=as_json)
-    if more:
-        click.echo(f"{scanned} jobs were looked at; there may be more", err=True)

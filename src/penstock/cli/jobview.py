@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.info import JobInfo
 
-__all__ = ["BRIEF", "brief", "described", "happened", "title"]
+__all__ = ["BRIEF", "SPARE", "brief", "described", "happened", "title"]
 
 BRIEF: Final = ("id", "queue", "state", "what", "tries", "when", "why")
+SPARE: Final = ("tries", "queue", "why", "when")
+"""What a narrow terminal does without."""
 _LONGEST: Final = 48
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.values import with_unit
 
 __all__ = ["KEYS", "Key", "Value", "known_key"]
 
@@ -47,9 +48,9 @@ def _duration(value: Any) -> str:
     from penstock.errors import InvalidOption
 
     try:
-        return describe(milliseconds(value))
+        return describe(milliseconds(with_unit(value) if isinstance(value, str) else value))
     except InvalidOption:
-        raise ValueError('a duration such as "30s", "5m", "1h30m"') from None
+        raise ValueError('seconds, or a duration such as "30s", "5m", "1h30m"') from None
 
 
 def _flag(value: Any) -> bool:
@@ -87,8 +88,10 @@ _ROWS: Final = [
     Key("result_ttl", "duration", "1d", _duration, "how long a completed job is kept"),
     Key("failure_ttl", "duration", "30d", _duration, "how long a failed job is kept"),
     Key("concurrency", "number", None, _whole(1), "how many jobs a worker runs at a time"),
+    Key("workers", "number", 1, _whole(1), "how many workers `worker start` starts"),
     Key("processes", "number", 1, _whole(1), "how many processes a worker has"),
     Key("lease", "duration", "30s", _duration, "how soon the jobs of a dead worker come back"),
+    Key("stale_after", "duration", None, _duration, "which active jobs `reset-stale` takes back"),
     Key("grace", "duration", "30s", _duration, "how long a stopping worker lets its jobs finish"),
     Key(
         "commands",

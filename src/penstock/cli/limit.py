@@ -10,7 +10,7 @@ from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, print_table
-from penstock.cli.parameters import command_of, json_option, queue_option
+from penstock.cli.parameters import command_of, family, json_option, queue_option, queue_option_for
 from penstock.cli.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["limit"]
 
 
-@click.group("limit", context_settings={"help_option_names": ["-h", "--help"]})
+@family("limit")
 def limit() -> None:
     """Limits of queues, and of groups of jobs in them; they hold for all workers, from the next claim on.
 
@@ -32,10 +32,10 @@ def limit() -> None:
 
 
 @command_of(limit, "set")
-@click.option("-q", "--queue", metavar="NAME", help="The queue.")
+@queue_option_for("Which queue. [the key queue]")
 @click.option("--group", metavar="KEY", help="A group of it; '*' is every group without a limit of its own.")
-@click.option("--concurrency", type=int, help="So many at a time.")
-@click.option("--rate", help='So many starts in any stretch of time: "100/s", "5/2m".')
+@click.option("--concurrency", metavar="NUMBER", type=int, help="So many jobs at a time.")
+@click.option("--rate", metavar="RATE", help='So many starts in any stretch of time: "100/s", "5/2m".')
 @click.option(
     "--bucket", metavar="CAPACITY:RATE", help='Jobs of the group take their cost from it: "100:10/s".'
 )
@@ -94,7 +94,12 @@ def show(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
         print_json(rows)
         return
     columns = ("queue", "group", "concurrency", "rate", "bucket", "waiting", "active", "blocked", "why")
-    print_table(columns, [[row.get(name, "") for name in columns] for row in rows], empty="no limits")
+    print_table(
+        columns,
+        [[row.get(name, "") for name in columns] for row in rows],
+        empty="no limits",
+        spare=("bucket", "rate", "waiting", "active", "blocked", "why"),
+    )
 
 
 async def _of_queue(app: App, name: str) -> list[dict[str, Any]]:

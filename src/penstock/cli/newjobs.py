@@ -65,7 +65,8 @@ def read_line(text: str | bytes) -> JobLine:
     try:
         line = _decode(data)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"{error}. A job has: {', '.join(JobLine.__struct_fields__)}.") from error
+        known = ", ".join(JobLine.__struct_fields__) if "unknown field" in str(error) else ""
+        raise InvalidInput(f"{error}.{known and f' A job has: {known}.'}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"that is no JSON: {error}.") from error
     if line.command is UNSET and line.task is UNSET:

@@ -11,8 +11,16 @@ from penstock.cli.connect import find_job, queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.flags import Flags
 from penstock.cli.output import print_json
-from penstock.cli.parameters import command, json_option, queue_option
+from penstock.cli.parameters import (
+    STATES,
+    command,
+    completes_ids,
+    json_option,
+    queue_option,
+    queue_option_for,
+)
 from penstock.cli.settings import Settings
+from penstock.cli.values import duration
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -37,6 +45,9 @@ _NOT_DONE: Final = {
     "active": "is active: cancel it first, or take it from its worker by `penstock reset`",
     "not_active": "is not active",
 }
+
+_OPEN: Final = ("scheduled", "waiting", "blocked", "active")
+_NOT_ACTIVE: Final = tuple(state for state in STATES if state != "active")
 
 Verb = Callable[["Queue", str], Awaitable[Mapping[str, str]]]
 
@@ -75,18 +86,30 @@ def _say(id: str, answer: str, *, silent: bool) -> int:
 
 
 @command("cancel")
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@queue_option
+@click.argument(
+    "ids",
+    metavar="ID...",
+    nargs=-1,
+    shell_complete=completes_ids(*_OPEN),
+    required=True,
+)
+@queue_option_for("Which queue they are in, if several have these ids.")
 @json_option
 @click.pass_obj
 def cancel(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
-    """End jobs that have not begun; active ones are told to stop, a command with all it has started."""
+    """Cancel jobs: those that have not begun end at once, active ones are told to stop.
+
+    A command that runs is killed with all that it has started, at the next heartbeat of its worker. `penstock retry`
+    has a cancelled job run after all.
+    """
     return done_by_id(flags, ids, queue, lambda named, id: named.cancel(id), as_json=as_json)
 
 
 @command("retry")
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@queue_option
+@click.argument(
+    "ids", metavar="ID...", nargs=-1, shell_complete=completes_ids("failed", "cancelled"), required=True
+)
+@queue_option_for("Which queue they are in, if several have these ids.")
 @json_option
 @click.pass_obj
 def retry(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
@@ -95,29 +118,35 @@ def retry(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: 
 
 
 @command("remove")
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@queue_option
+@click.argument(
+    "ids",
+    metavar="ID...",
+    nargs=-1,
+    shell_complete=completes_ids(*_NOT_ACTIVE),
+    required=True,
+)
+@queue_option_for("Which queue they are in, if several have these ids.")
 @json_option
 @click.pass_obj
 def remove(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
-    """Delete jobs, except active ones."""
+    """Delete jobs and all that is known of them, except active ones: cancel those first."""
     return done_by_id(flags, ids, queue, lambda named, id: named.remove(id), as_json=as_json)
 
 
 @command("promote")
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@queue_option
+@click.argument("ids", metavar="ID...", nargs=-1, shell_complete=completes_ids("scheduled"), required=True)
+@queue_option_for("Which queue they are in, if several have these ids.")
 @json_option
 @click.pass_obj
 def promote(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
-    """Have scheduled jobs run as soon as a worker is free."""
+    """Have scheduled jobs run now, or as soon as a worker is free, instead of when they are due."""
     return done_by_id(flags, ids, queue, lambda named, id: named.promote(id), as_json=as_json)
 
 
 @command("reset")
-@click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=completes_ids("active"))
 @click.option("--all-active", is_flag=True, help="All active jobs.")
-@queue_option
+@queue_option_for("Which queue they are in, if several have these ids.")
 @json_option
 @click.pass_obj
 def reset(
@@ -137,16 +166,28 @@ def reset(
 
 @command("reset-stale")
 @click.option(
-    "--older-than", metavar="DURATION", required=True, help="Active for longer than that: 300s, 1h."
+    "--older-than",
+    metavar="DURATION",
+    type=duration,
+    help="Active for longer than that: 300s, 1h. [the key stale_after]",
 )
 @queue_option
 @json_option
 @click.pass_obj
-def reset_stale(flags: Flags, /, *, older_than: str, queue: str | None, as_json: bool) -> int:
-    """Take jobs that have been active for long from their workers, as `penstock reset` does."""
+def reset_stale(flags: Flags, /, *, older_than: str | None, queue: str | None, as_json: bool) -> int:
+    """Take jobs that have been active for long from their workers, as `penstock reset` does.
+
+    Jobs of a worker that died need no help: they come back by themselves when their lease is over.
+    """
     from penstock.core.duration import milliseconds
 
-    older_than_ms = milliseconds(older_than, what="--older-than")
+    given = older_than or Settings(flags)["stale_after"]
+    if given is None:
+        raise CommandLineError(
+            "how long is too long? Give --older-than 300s, or: penstock config set stale_after 300s",
+            ExitCode.USAGE,
+        )
+    older_than_ms = milliseconds(given, what="--older-than")
     return _reset_active(flags, queue, older_than_ms=older_than_ms, as_json=as_json)
 
 

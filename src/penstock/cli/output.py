@@ -16,6 +16,7 @@ __all__ = [
     "ago",
     "at_terminal",
     "console",
+    "fitted",
     "jsonable",
     "print_json",
     "print_table",
@@ -35,6 +36,12 @@ STATE_STYLES: Final = {
 }
 
 
+_PROSE: Final = frozenset({"what", "why", "found", "advice", "meaning", "value", "from", "options", "log"})
+"""Columns whose cells may go on in the next line. An id or a state that is broken cannot be read, or copied."""
+_LEAST_OF_PROSE: Final = 14
+_GAP: Final = 2
+
+
 def at_terminal() -> bool:
     """Whether stdout is for a person to look at."""
     return sys.stdout.isatty()
@@ -47,14 +54,24 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str = "") -> None:
-    """A table at a terminal, else lines with a header, columns apart by two spaces. ``empty``: said if no row is."""
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    empty: str = "",
+    spare: Sequence[str] = (),
+) -> None:
+    """A table at a terminal, else lines with a header, columns apart by two spaces. ``empty``: said if no row is.
+
+    ``spare`` are columns that a narrow terminal does without, the first of them first.
+    """
     if not rows:
         if empty:
             click.echo(empty, err=True)
         return
     if at_terminal():
-        console().print(rich_table(columns, rows))
+        out = console()
+        out.print(rich_table(*fitted(columns, rows, width=out.width, spare=spare)))
         return
     texts = [[_cell(value) for value in row] for row in (columns, *rows)]
     widths = [max(len(row[at]) for row in texts) for at in range(len(columns))]
@@ -62,19 +79,77 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty:
         click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
-def rich_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str | None = None) -> Table:
-    """The same for rich; numbers to the right, states in their colours."""
+def fitted(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int, spare: Sequence[str]
+) -> tuple[list[str], list[list[Any]]]:
+    """The columns that ``width`` has room for, and the rows without the others.
+
+    Of the ``spare`` ones, those that say nothing go first, then one after the other.
+    """
+    kept = list(range(len(columns)))
+    said = [at for at, name in enumerate(columns) if any(row[at] not in ("", None, 0) for row in rows)]
+    given_up = [columns.index(name) for name in spare if name in columns]
+    for at in sorted(given_up, key=lambda at: at in said):
+        if sum(_width(columns[i], [row[i] for row in rows]) + _GAP for i in kept) - _GAP <= width:
+            break
+        kept.remove(at)
+    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
+
+
+def _width(name: str, cells: Sequence[Any]) -> int:
+    natural = max(len(_cell(cell)) for cell in (name, *cells))
+    return min(natural, _LEAST_OF_PROSE) if name in _PROSE else natural
+
+
+def rich_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    title: str | None = None,
+    width: int | None = None,
+) -> Table:
+    """The same for rich; numbers to the right, states in their colours. With a ``width`` a row is a line, cut to it."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    shares = {} if width is None else _shares(columns, rows, width)
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
     for at, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[at], int | float) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        wraps = name in _PROSE and width is None
+        table.add_column(
+            name,
+            justify="right" if numeric else "left",
+            overflow="fold" if wraps else "ellipsis",
+            no_wrap=not wraps,
+            max_width=shares.get(at),
+        )
     for row in rows:
         table.add_row(*(Text(_cell(value), style=STATE_STYLES.get(str(value), "")) for value in row))
     return table
+
+
+def _shares(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> dict[int, int]:
+    """How wide the columns of prose may be, so that the others are whole: those that need little get that."""
+    needs = [
+        max(len(_cell(cell)) for cell in (name, *(row[at] for row in rows)))
+        for at, name in enumerate(columns)
+    ]
+    prose = sorted((at for at, name in enumerate(columns) if name in _PROSE), key=needs.__getitem__)
+    left = width - _GAP * (len(columns) - 1) - sum(need for at, need in enumerate(needs) if at not in prose)
+    shares: dict[int, int] = {}
+    for position, at in enumerate(prose):
+        shares[at] = max(min(needs[at], left // (len(prose) - position)), 1)
+        left -= shares[at]
+    return shares
 
 
 def print_json(value: Any) -> None:

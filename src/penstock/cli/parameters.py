@@ -1,25 +1,93 @@
-"""Options that many commands have, and the checks of their values."""
+"""Options that many commands have, and how help shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from penstock.cli.flags import Flags
+from penstock.cli.values import seconds, whole
 
 __all__ = [
+    "STATES",
+    "Family",
+    "PlainCommand",
     "command",
     "command_of",
+    "completes_ids",
+    "completes_queues",
+    "every_option",
+    "family",
     "global_options",
     "json_option",
     "limit_option",
+    "no_such_command",
     "queue_option",
+    "queue_option_for",
     "yes_option",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Spelled out, so that no help has to wait for the modules that know them.
+STATES: Final = ("scheduled", "waiting", "blocked", "active", "completed", "failed", "cancelled")
+_GLOBAL: Final = frozenset({"--url", "--namespace", "--debug", "--help", "--version"})
+_SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class _OptionsApart(click.Command):
+    """Shows the options of every command behind those of this one."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own: list[tuple[str, str]] = []
+        everywhere: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                (everywhere if _GLOBAL.intersection(parameter.opts) else own).append(record)
+        for heading, records in (("Options", own), ("Options of every command", everywhere)):
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+
+class PlainCommand(_OptionsApart):
+    """A command that is no family."""
+
+
+class Family(_OptionsApart, click.Group):
+    """Commands under one name: listed as they were added, a wrong name refused with the one that was meant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        super().format_options(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, self.commands[name].get_short_help_str(100)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            raise no_such_command(ctx, args[0], self.list_commands(ctx)) from None
+
+
+def no_such_command(ctx: click.Context, name: str, known: list[str]) -> click.UsageError:
+    """The error that names the command that may have been meant."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    meant = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(known)}."
+    return click.UsageError(f"there is no command {name!r}. {meant}", ctx)
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -38,9 +106,19 @@ def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
 def global_options(function: F) -> F:
     """What every command has: where the store is, and whether errors are shown in full."""
     options = [
-        click.option("--url", metavar="URL", expose_value=False, callback=_remember, help="The store."),
         click.option(
-            "--namespace", metavar="NAME", expose_value=False, callback=_remember, help="A part of the store."
+            "--url",
+            metavar="URL",
+            expose_value=False,
+            callback=_remember,
+            help="Where jobs are kept: sqlite:///path, valkey://host. [PENSTOCK_URL, or penstock.db here]",
+        ),
+        click.option(
+            "--namespace",
+            metavar="NAME",
+            expose_value=False,
+            callback=_remember,
+            help="A part of the store that is kept apart. [PENSTOCK_NAMESPACE]",
         ),
         click.option(
             "--debug",
@@ -57,13 +135,22 @@ def global_options(function: F) -> F:
 
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a function a command with the global options."""
-    settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-    given = attributes.get("context_settings", {})
+    kind: type[click.Command] = attributes.pop("cls", PlainCommand)
+    given = attributes.pop("context_settings", {})
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        attributes["context_settings"] = settings | given
-        made: click.Command = click.command(name, cls=click.Command, **attributes)(global_options(function))
+        make = click.command(name, cls=kind, context_settings=_SETTINGS | given, **attributes)
+        made: click.Command = make(global_options(function))
         return made
+
+    return decorate
+
+
+def family(name: str, *, cls: type[Family] = Family) -> Callable[[Callable[..., Any]], Family]:
+    """Make a function a family of commands."""
+
+    def decorate(function: Callable[..., Any]) -> Family:
+        return click.command(name, cls=cls, context_settings=_SETTINGS)(global_options(function))
 
     return decorate
 
@@ -71,7 +158,7 @@ def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], clic
 def command_of(
     group: click.Group, name: str, **attributes: Any
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """The same for a command of a group."""
+    """A command of a family."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         made = command(name, **attributes)(function)
@@ -83,19 +170,58 @@ def command_of(
 
 def json_option(function: F) -> F:
     """``--json``: for programs, without tables."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+
+
+def completes_queues(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Has a shell complete the names of queues."""
+    from penstock.cli.completing import queue_names
+
+    return queue_names(ctx, param, incomplete)
+
+
+def completes_ids(*states: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Has a shell complete the ids of jobs in these states, or in any."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        from penstock.cli.completing import ids_in
+
+        return ids_in(*states or STATES)(ctx, param, incomplete)
+
+    return complete
 
 
 def queue_option(function: F) -> F:
     """``--queue``: ``None`` if it is not given."""
-    return click.option("-q", "--queue", metavar="NAME", help="Of this queue only.")(function)
+    return queue_option_for("Of this queue only.")(function)
+
+
+def queue_option_for(help: str) -> Callable[[F], F]:
+    """The same, where it means something else."""
+    return click.option("-q", "--queue", metavar="NAME", shell_complete=completes_queues, help=help)
 
 
 def limit_option(default: int) -> Callable[[F], F]:
     """``--limit``: how many at most."""
     return click.option(
-        "-n", "--limit", type=click.IntRange(1), default=default, show_default=True, help="At most so many."
+        "-n",
+        "--limit",
+        metavar="NUMBER",
+        type=whole(1),
+        default=default,
+        help=f"At most so many. [{default}]",
     )
+
+
+def every_option(function: F) -> F:
+    """``--every``: how often a live view looks."""
+    return click.option(
+        "--every",
+        metavar="SECONDS",
+        type=seconds,
+        default=1.0,
+        help="How often to look: 0.1 or more. [1]",
+    )(function)
 
 
 def yes_option(function: F) -> F:

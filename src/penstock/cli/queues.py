@@ -13,6 +13,7 @@ from penstock.cli.flags import Flags
 from penstock.cli.output import print_json
 from penstock.cli.parameters import command, json_option, queue_option, yes_option
 from penstock.cli.settings import Settings
+from penstock.cli.values import duration, whole
 from penstock.core.lifecycle import TERMINAL
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _tell(done: dict[str, int], what: str, *, as_json: bool) -> None:
 @_group_option
 @click.pass_obj
 def pause(flags: Flags, /, *, queue: str | None, group: str | None) -> None:
-    """No worker gets a job from now on, of one queue or of all. Jobs that run go on."""
+    """No worker gets a job from now on, of one queue or of all. Jobs that run go on; `penstock resume` ends it."""
 
     async def act(named: Queue) -> int:
         await named.pause(group=group)
@@ -69,7 +70,7 @@ def pause(flags: Flags, /, *, queue: str | None, group: str | None) -> None:
 @_group_option
 @click.pass_obj
 def resume(flags: Flags, /, *, queue: str | None, group: str | None) -> None:
-    """The end of a pause."""
+    """Workers get jobs again, of one queue or of all: the end of `penstock pause`."""
 
     async def act(named: Queue) -> int:
         await named.resume(group=group)
@@ -85,7 +86,7 @@ def resume(flags: Flags, /, *, queue: str | None, group: str | None) -> None:
 @json_option
 @click.pass_obj
 def drain(flags: Flags, /, *, queue: str | None, scheduled: bool, yes: bool, as_json: bool) -> None:
-    """Remove all jobs that wait. Asks first."""
+    """Remove all jobs that wait, of one queue or of all. Asks first."""
     ask(f"Remove all waiting jobs of {queue or 'all queues'}?", yes=yes)
     _tell(
         _each_queue(flags, queue, lambda named: named.drain(scheduled=scheduled)), "removed", as_json=as_json
@@ -93,16 +94,26 @@ def drain(flags: Flags, /, *, queue: str | None, scheduled: bool, yes: bool, as_
 
 
 @command("clean")
-@click.argument("state", type=click.Choice(sorted(state.value for state in TERMINAL)))
-@click.option("--older-than", metavar="DURATION", default="0s", help="Only those that ended so long ago: 7d.")
-@click.option("-n", "--limit", type=click.IntRange(1), help="At most so many of each queue.")
+@click.argument("state", metavar="STATE", type=click.Choice(sorted(state.value for state in TERMINAL)))
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    type=duration,
+    default="0s",
+    help="Only those that ended so long ago: 7d.",
+)
+@click.option("-n", "--limit", metavar="NUMBER", type=whole(1), help="At most so many of each queue. [all]")
 @queue_option
 @json_option
 @click.pass_obj
 def clean(
     flags: Flags, /, *, state: str, older_than: str, limit: int | None, queue: str | None, as_json: bool
 ) -> None:
-    """Remove jobs that have ended as STATE, except those that are held for somebody."""
+    """Remove jobs that have ended as STATE: completed, failed or cancelled; except those that others wait for.
+
+    \b
+      penstock clean completed --older-than 1d
+    """
     done = _each_queue(flags, queue, lambda named: named.clean(state, older_than=older_than, limit=limit))
     _tell(done, "removed", as_json=as_json)
 
@@ -114,6 +125,6 @@ def clean(
 @json_option
 @click.pass_obj
 def clear(flags: Flags, /, *, queue: str | None, force: bool, yes: bool, as_json: bool) -> None:
-    """Remove all jobs, whatever their state. Asks first."""
+    """Remove all jobs, whatever their state, of one queue or of all. Asks first."""
     ask(f"Remove ALL jobs of {queue or 'all queues'}, finished and failed ones included?", yes=yes)
     _tell(_each_queue(flags, queue, lambda named: named.obliterate(force=force)), "removed", as_json=as_json)

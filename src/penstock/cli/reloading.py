@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,26 +22,27 @@ _PASSED_OVER: Final = frozenset({"node_modules", "site-packages", "__pycache__"}
 def run_reloading(arguments: list[str], folder: Path) -> int:
     """Run ``penstock worker run`` with these arguments until it is told to end; its exit code.
 
-    A stop is graceful, as ever: the jobs of the old worker end with the code they began with.
+    A stop is graceful, as ever: the jobs of the old worker end with the code they began with. A second Ctrl-C hands
+    them back at once.
     """
     stopped = False
+    seen = _changes(folder)
+    worker = _start(arguments)
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopped
+        if stopped:
+            worker.terminate()
         stopped = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    seen = _changes(folder)
-    worker = _start(arguments)
     while not stopped:
         time.sleep(_LOOK_EVERY_S)
         now = _changes(folder)
         if now != seen:
-            changed = [path for path, at in now.items() if seen.get(path) != at] or [
-                *(seen.keys() - now.keys())
-            ]
-            click.echo(f"{changed[0].relative_to(folder)} has changed: starting again", err=True)
+            changed = next(iter({path for path, _ in now.items() ^ seen.items()}))
+            click.echo(f"{changed.relative_to(folder)} has changed: starting again", err=True)
             seen = now
             _end(worker)
             worker = _start(arguments)
@@ -50,7 +52,7 @@ def run_reloading(arguments: list[str], folder: Path) -> int:
 
 
 def _start(arguments: list[str]) -> subprocess.Popen[bytes]:
-    # In a session of its own: Ctrl-C comes to us, and we pass it on once.
+    # In a session of its own: Ctrl-C comes to us, and we pass it on.
     return subprocess.Popen(
         [sys.executable, "-m", "penstock", "worker", "run", *arguments], start_new_session=True
     )
@@ -64,11 +66,13 @@ def _end(worker: subprocess.Popen[bytes]) -> int:
 def _changes(folder: Path) -> dict[Path, int]:
     """When each Python file below ``folder`` was last written; hidden folders and installed packages are left out."""
     found: dict[Path, int] = {}
-    for path in folder.rglob("*.py"):
-        parts = path.relative_to(folder).parts
-        if not any(part.startswith(".") or part in _PASSED_OVER for part in parts):
-            try:
-                found[path] = path.stat().st_mtime_ns
-            except FileNotFoundError:
-                pass
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _PASSED_OVER]
+        for name in files:
+            if name.endswith(".py") and not name.startswith("."):
+                path = Path(parent, name)
+                try:
+                    found[path] = path.stat().st_mtime_ns
+                except FileNotFoundError:
+                    pass
     return found

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from penstock.cli.connect import import_app, open_app, queues_of, run_app, run_with_app
-from penstock.cli.errors import NotFound
+from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.flags import Flags
 from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import print_json, print_table, when
-from penstock.cli.parameters import command_of, json_option, queue_option
+from penstock.cli.parameters import command_of, family, json_option, queue_option, queue_option_for
 from penstock.cli.settings import Settings
+from penstock.cli.values import duration
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -21,14 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule"]
 
+_TIMING: Final = ("cron", "tz", "every", "after_completion", "start", "end", "limit", "missed")
+_COLUMNS: Final = ("name", "queue", "when", "next", "fired", "")
 
-@click.group("schedule", context_settings={"help_option_names": ["-h", "--help"]})
+
+@family("schedule")
 def schedule() -> None:
     """Jobs that come again: by cron, at an interval, or a while after the last one ended. Any worker fires them.
 
     \b
       penstock schedule add nightly --cron '0 3 * * *' --tz Europe/Berlin 'make report'
       penstock schedule add poll --every 10m --task poll '{}'
+      penstock schedule add sale --every 1h --start 2026-12-01 --end 2026-12-24 'make prices'
       penstock schedule list
     """
 
@@ -36,19 +42,33 @@ def schedule() -> None:
 @command_of(schedule, "add")
 @click.argument("name")
 @click.argument("job")
-@click.option("--cron", metavar="EXPRESSION", help="Five fields, or six with the seconds first.")
-@click.option("--tz", metavar="ZONE", help="The time zone of --cron. [UTC]")
-@click.option("--every", metavar="DURATION", help="An interval.")
-@click.option("--after-completion", metavar="DURATION", help="That long after the end of the job before.")
-@click.option("--limit", type=int, help="How many times in all.")
 @click.option(
-    "--missed", type=click.Choice(["skip", "catch_up"]), help="Slots nobody was there to fire. [skip]"
+    "--cron", metavar="EXPRESSION", help="At these times: five fields, or six with the seconds first."
+)
+@click.option("--tz", metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin. [UTC]")
+@click.option("--every", metavar="DURATION", type=duration, help="At this interval: 30s, 10m, 1h.")
+@click.option(
+    "--after-completion",
+    metavar="DURATION",
+    type=duration,
+    help="That long after the end of the job before.",
+)
+@click.option(
+    "--start", metavar="TIME", help="Not before: 2026-12-01, '2026-12-01 08:00'; in --tz, or local time."
+)
+@click.option("--end", metavar="TIME", help="Not after.")
+@click.option("--limit", metavar="NUMBER", type=int, help="How many times in all. [for ever]")
+@click.option(
+    "--missed",
+    metavar="WHAT",
+    type=click.Choice(["skip", "catch_up"]),
+    help="What becomes of times at which no worker ran: skip, or catch_up. [skip]",
 )
 @click.option("-t", "--task", metavar="NAME", help="JOB is the JSON arguments of this task, not a command.")
-@click.option("-q", "--queue", metavar="NAME", help="Where its jobs go.")
-@click.option("--attempts", type=int, help="How often a job is run if it fails.")
-@click.option("--timeout", metavar="DURATION", help="How long a run may take.")
-@click.option("--priority", type=int, help="Smaller runs first.")
+@queue_option_for("Where its jobs go.")
+@click.option("--attempts", metavar="NUMBER", type=int, help="How often a job is run at most, if it fails.")
+@click.option("--timeout", metavar="DURATION", type=duration, help="Kill a run that takes longer.")
+@click.option("--priority", metavar="NUMBER", type=int, help="Smaller runs first.")
 @json_option
 @click.pass_obj
 def add(
@@ -62,14 +82,17 @@ def add(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Have JOB come again, under NAME; one of that name is changed. JOB is what `penstock enqueue` takes."""
+    """Have JOB come again, under NAME; if there is one of that name, it is changed.
+
+    JOB is what `penstock enqueue` takes: a command, or a JSON object. Give one of --cron, --every, --after-completion.
+    """
     settings = Settings(flags)
     given = {key: value for key, value in options.items() if value is not None}
-    timing = {
-        key: given.pop(key)
-        for key in ("cron", "tz", "every", "after_completion", "limit", "missed")
-        if key in given
-    }
+    timing = {key: given.pop(key) for key in _TIMING if key in given}
+    if len(timing.keys() & {"cron", "every", "after_completion"}) != 1:
+        raise CommandLineError("give one of --cron, --every and --after-completion.", ExitCode.USAGE)
+    for side in timing.keys() & {"start", "end"}:
+        timing[side] = _instant(timing[side], f"--{side}", timing.get("tz"))
     target = settings["app"] if task else None
     app = import_app(settings, target) if target else open_app(settings)
     jobs = NewJobs(app, queue=queue, task=task, given=given, default_queue=settings["queue"])
@@ -82,6 +105,24 @@ def add(
         print_json(_row(info))
     else:
         click.echo(f"{name}: {info.when}, next {when(info.raw.next_ms)}")
+
+
+def _instant(text: str, what: str, zone: str | None) -> datetime:
+    from zoneinfo import ZoneInfo
+
+    try:
+        told = datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandLineError(
+            f"{what} {text}: that is no time. Give one such as 2026-12-01, or '2026-12-01 08:00+01:00'.",
+            ExitCode.USAGE,
+        ) from None
+    if told.tzinfo is not None:
+        return told
+    try:
+        return told.astimezone() if zone is None else told.replace(tzinfo=ZoneInfo(zone))
+    except (KeyError, ValueError):
+        raise CommandLineError(f"--tz {zone}: there is no such time zone.", ExitCode.USAGE) from None
 
 
 @command_of(schedule, "list")
@@ -105,11 +146,11 @@ def list_(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
             info.when,
             when(info.raw.next_ms),
             info.fired,
-            "paused" if info.paused else "",
+            "paused" if info.paused else "ended" if info.ended else "",
         )
         for info in found
     ]
-    print_table(("name", "queue", "when", "next", "fired", ""), rows, empty="no schedulers")
+    print_table(_COLUMNS, rows, empty="no schedulers", spare=("fired", "queue"))
 
 
 @command_of(schedule, "remove")
@@ -117,7 +158,7 @@ def list_(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
 @queue_option
 @click.pass_obj
 def remove(flags: Flags, /, *, name: str, queue: str | None) -> None:
-    """Forget a scheduler; its jobs stay."""
+    """Forget a scheduler; jobs it has put in stay."""
     _change(flags, name, queue, lambda named: named.remove_scheduler(name))
     click.echo(f"{name} removed")
 
@@ -127,7 +168,7 @@ def remove(flags: Flags, /, *, name: str, queue: str | None) -> None:
 @queue_option
 @click.pass_obj
 def pause(flags: Flags, /, *, name: str, queue: str | None) -> None:
-    """Fire no slot until it is resumed."""
+    """Put in no job until it is resumed."""
     _change(flags, name, queue, lambda named: named.pause_scheduler(name))
     click.echo(f"{name} paused")
 
@@ -137,7 +178,7 @@ def pause(flags: Flags, /, *, name: str, queue: str | None) -> None:
 @queue_option
 @click.pass_obj
 def resume(flags: Flags, /, *, name: str, queue: str | None) -> None:
-    """The end of a pause; slots of the time between are left out."""
+    """The end of a pause; the times between are left out."""
     _change(flags, name, queue, lambda named: named.resume_scheduler(name))
     click.echo(f"{name} resumed")
 
@@ -158,6 +199,8 @@ def _row(info: SchedulerInfo) -> dict[str, Any]:
         "when": info.when,
         "task": info.task,
         "next": info.next,
+        "start": info.start,
+        "end": info.end,
         "fired": info.fired,
         "paused": info.paused,
         "ended": info.ended,

@@ -9,8 +9,8 @@ import click
 
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.flags import Flags
-from penstock.cli.output import at_terminal, console, print_json, print_table, rich_table, span
-from penstock.cli.parameters import command, json_option, queue_option
+from penstock.cli.output import at_terminal, console, fitted, print_json, print_table, rich_table, span
+from penstock.cli.parameters import command, every_option, json_option, queue_option
 from penstock.cli.settings import Settings
 from penstock.core.lifecycle import State
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["read_status", "read_workers", "status", "workers"]
 
 _COLUMNS: Final = ("queue", *State, "oldest", "done/min", "failed/min", "")
+# Those that say nothing go first anyway.
+_SPARE: Final = ("cancelled", "blocked", "scheduled", "failed/min", "oldest", "done/min", "completed")
 _RATE_MINUTES: Final = 5
 _WORKER_COLUMNS: Final = ("worker", "host", "pid", "state", "queues", "running", "seen")
 _SEEN_LATELY_MS: Final = 60_000
@@ -29,7 +31,9 @@ async def read_status(app: App, queue: str | None, *, default_queue: str) -> dic
     """Counts and rates of the queues, and how many workers there are."""
     names = await queues_of(app, queue)
     rows = [await _of_queue(app, name) for name in names]
-    return {"queues": rows, "workers": len(await read_workers(app, queue, default_queue=default_queue))}
+    workers = await read_workers(app, queue, default_queue=default_queue)
+    silent = sum(worker["state"] == "silent" for worker in workers)
+    return {"queues": rows, "workers": len(workers) - silent, "silent_workers": silent}
 
 
 async def _of_queue(app: App, name: str) -> dict[str, Any]:
@@ -73,17 +77,18 @@ async def read_workers(app: App, queue: str | None, *, default_queue: str) -> li
 @command("status")
 @queue_option
 @click.option("-w", "--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
-@click.option(
-    "--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="How often, in seconds."
-)
+@every_option
 @json_option
 @click.pass_obj
 def status(flags: Flags, /, *, queue: str | None, watch: bool, every: float, as_json: bool) -> None:
     """How many jobs there are in each queue and state, how fast they go, who works on them.
 
     \b
-      scheduled, waiting, blocked, active    have not ended
-      completed, failed, cancelled           are kept for a while
+      scheduled    not due yet: delayed, or resting before the next attempt
+      waiting      ready for a worker
+      blocked      waits for other jobs, or for room in its group
+      active       runs
+      completed, failed, cancelled    have ended, and are kept for a while
     """
     settings = Settings(flags)
 
@@ -106,7 +111,8 @@ async def _watch(app: App, queue: str | None, every: float, *, default_queue: st
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         while True:
             told = await read_status(app, queue, default_queue=default_queue)
-            live.update(rich_table(_COLUMNS, _rows(told), title=_workers_line(told)), refresh=True)
+            table = fitted(_COLUMNS, _rows(told), width=live.console.width, spare=_SPARE)
+            live.update(rich_table(*table, title=_workers_line(told)), refresh=True)
             await asyncio.sleep(every)
 
 
@@ -114,17 +120,16 @@ def _print(told: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(told)
         return
-    print_table(_COLUMNS, _rows(told), empty="no jobs were ever put in")
+    print_table(_COLUMNS, _rows(told), empty="no jobs were ever put in", spare=_SPARE)
     click.echo(_workers_line(told))
 
 
 def _workers_line(told: dict[str, Any]) -> str:
-    count = told["workers"]
-    return (
-        "no worker runs: start one by `penstock worker`"
-        if not count
-        else f"{count} worker{'s' * (count != 1)}"
+    count, silent = told["workers"], told["silent_workers"]
+    running = (
+        f"{count} worker{'s' * (count != 1)}" if count else "no worker runs: start one by `penstock worker`"
     )
+    return f"{running}; {silent} not heard of for {span(_SEEN_LATELY_MS)}" if silent else running
 
 
 def _rows(told: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -164,4 +169,5 @@ def workers(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
         )
         for worker in found
     ]
-    print_table(_WORKER_COLUMNS, rows, empty="no worker runs: start one by `penstock worker`")
+    empty = "no worker runs: start one by `penstock worker`"
+    print_table(_WORKER_COLUMNS, rows, empty=empty, spare=("host", "pid", "seen", "queues"))

@@ -7,7 +7,7 @@ import os
 import sys
 import termios
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,37 +16,41 @@ import click
 from penstock.cli.connect import run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
-from penstock.cli.jobview import brief
-from penstock.cli.output import at_terminal, console, rich_table, span
-from penstock.cli.parameters import command
+from penstock.cli.jobview import BRIEF, SPARE, brief
+from penstock.cli.output import at_terminal, console, fitted, rich_table, span
+from penstock.cli.parameters import command, every_option
 from penstock.cli.settings import Settings
 from penstock.cli.status import read_status, read_workers
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from penstock.app import App
     from penstock.info import JobInfo
 
 __all__ = ["top"]
 
-_KEYS: Final = "up/down choose   p pause or resume its queue   r retry   c cancel   x remove   q quit"
-_MOST_JOBS: Final = 12
+_KEYS: Final = "↑↓ choose  p pause/resume its queue  P all queues  r retry  c cancel  x remove  q quit"
+_MOST_QUEUES, _MOST_WORKERS, _FEWEST_JOBS = 8, 4, 3
+# Of a table: its title, its header, the line under it, and an empty one behind.
+_FRAME_LINES: Final = 4
+_HEAD_LINES: Final = 4
 _ARROWS: Final = {b"\x1b[A": "k", b"\x1b[B": "j", b"\x1bOA": "k", b"\x1bOB": "j"}
 
 
 @command("top")
-@click.option(
-    "--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="How often, in seconds."
-)
+@every_option
 @click.pass_obj
 def top(flags: Flags, /, *, every: float) -> None:
     """Queues, rates, workers, running jobs and recent failures on one screen, with keys to act.
 
     \b
-      up, down    choose a job            r    have it run again
-      p           pause or resume         c    cancel it
-                  the queue of it         x    remove it
+      up, down    choose a job: those that run, then those that failed last, then those that wait
+      r           have it run again
+      c           cancel it
+      x           remove it
+      p           pause its queue, or resume it
+      P           pause all queues, or resume them
       q           leave
     """
     if not at_terminal() or not sys.stdin.isatty():
@@ -63,6 +67,7 @@ class _Screen:
     def __init__(self, app: App, default_queue: str) -> None:
         self._app = app
         self._default_queue = default_queue
+        self._queues: list[dict[str, Any]] = []
         self._jobs: list[JobInfo] = []
         self._chosen = 0
         self._said = ""
@@ -77,7 +82,7 @@ class _Screen:
             loop.add_reader(sys.stdin.fileno(), self._read_keys)
             try:
                 while True:
-                    live.update(await self._drawn(), refresh=True)
+                    live.update(await self._drawn(live.console), refresh=True)
                     if await self._act(every):
                         return
             finally:
@@ -101,11 +106,21 @@ class _Screen:
                 self._chosen += 1
             case "k":
                 self._chosen -= 1
+            case "P":
+                await self._pause_all()
             case "p" | "r" | "c" | "x":
                 await self._do(key)
             case _:
                 pass
         return False
+
+    async def _pause_all(self) -> None:
+        """Resume all if all are paused, else pause those that are not."""
+        resume = all(row["paused"] for row in self._queues)
+        for row in self._queues:
+            queue = self._app.queue(row["queue"])
+            await (queue.resume() if resume else queue.pause())
+        self._said = f"all queues {'resumed' if resume else 'paused'}"
 
     async def _do(self, key: str) -> None:
         if not self._jobs:
@@ -125,32 +140,33 @@ class _Screen:
             case _:
                 self._said = f"{job.id}: {(await queue.remove(job.id))[job.id]}"
 
-    async def _drawn(self) -> RenderableType:
+    async def _drawn(self, screen: Console) -> RenderableType:
+        """All of it, as much as there is room for: the jobs get what the queues and workers leave."""
         from rich.console import Group
         from rich.text import Text
 
         told = await read_status(self._app, None, default_queue=self._default_queue)
         workers = await read_workers(self._app, None, default_queue=self._default_queue)
-        self._jobs = await self._chosen_from([row["queue"] for row in told["queues"]])
+        self._queues = told["queues"]
+        queues = _busiest(self._queues)
+        room = screen.height - _HEAD_LINES - 3 * _FRAME_LINES - len(queues) - len(workers[:_MOST_WORKERS])
+        names = [row["queue"] for row in self._queues]
+        self._jobs = await self._chosen_from(names, most=max(room, _FEWEST_JOBS))
         self._chosen = min(max(self._chosen, 0), max(len(self._jobs) - 1, 0))
-        rows = [("▶" if at == self._chosen else " ", *brief(job)) for at, job in enumerate(self._jobs)]
+        jobs = [("▶" if at == self._chosen else " ", *brief(job)) for at, job in enumerate(self._jobs)]
         return Group(
-            Text.assemble(("penstock top  ", "bold"), (_KEYS, "dim"), f"\n{self._said}"),
-            rich_table(_QUEUE_COLUMNS, [_queue_row(row) for row in told["queues"]], title="queues"),
-            rich_table(
-                ("worker", "state", "running", "seen"), [_worker_row(w) for w in workers[:6]], title="workers"
-            ),
-            rich_table(
-                ("", "id", "queue", "state", "what", "tries", "when", "why"), rows, title="active and failed"
-            ),
+            Text.assemble(("penstock top  ", "bold"), (_KEYS, "dim"), f"\n{self._said}\n"),
+            _table(screen, "queues", _QUEUE_COLUMNS, [_queue_row(row) for row in queues], _QUEUE_SPARE),
+            _table(screen, "workers", _WORKER_COLUMNS, [_worker_row(w) for w in workers[:_MOST_WORKERS]], ()),
+            _table(screen, "active, failed, waiting", ("", *BRIEF), jobs, SPARE),
         )
 
-    async def _chosen_from(self, queues: list[str]) -> list[JobInfo]:
-        """Jobs that run, then those that failed last."""
+    async def _chosen_from(self, queues: list[str], *, most: int) -> list[JobInfo]:
+        """Jobs that run, then those that failed last, then those that wait."""
         found: list[JobInfo] = []
         for state in ("active", "failed", "waiting"):
             for name in queues:
-                left = _MOST_JOBS - len(found)
+                left = most - len(found)
                 if left > 0:
                     listed = self._app.queue(name).list_jobs(state, limit=left, reverse=state == "failed")
                     found += [job async for job in listed]
@@ -168,6 +184,25 @@ _QUEUE_COLUMNS: Final = (
     "done/min",
     "",
 )
+
+
+_QUEUE_SPARE: Final = ("blocked", "scheduled", "oldest", "done/min")
+_WORKER_COLUMNS: Final = ("worker", "state", "running", "seen")
+
+
+def _busiest(queues: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those with the most to do, if not all of them can be shown; in their old order."""
+    most = sorted(queues, key=lambda row: -(row["active"] + row["waiting"] + row["failed"]))[:_MOST_QUEUES]
+    return [row for row in queues if row in most]
+
+
+def _table(
+    screen: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], spare: Sequence[str]
+) -> RenderableType:
+    from rich.console import Group
+
+    fitting = fitted(columns, rows, width=screen.width, spare=spare if rows else ())
+    return Group(rich_table(*fitting, title=title, width=screen.width), "")
 
 
 def _queue_row(row: dict[str, Any]) -> tuple[Any, ...]:

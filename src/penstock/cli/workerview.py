@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.cli.output import at_terminal, console, rich_table, span
+from penstock.cli.output import at_terminal, console, fitted, rich_table, span
+from penstock.cli.poolwatch import followed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from penstock.core.event import Event
     from penstock.worker.events import WorkerEvent
     from penstock.worker.worker import Worker
 
@@ -22,6 +24,9 @@ __all__ = ["shown"]
 logger = logging.getLogger("penstock.worker")
 
 _ENDS: Final = ("completed", "failed", "retrying", "cancelled", "stalled", "stuck")
+_COUNTED: Final = ("completed", "failed", "retrying", "cancelled", "stalled")
+# After these a job is in no process any more.
+_GONE: Final = frozenset({*_COUNTED, "released", "snoozed", "suspended", "limited", "expired", "removed"})
 _MOST_RUNNING: Final = 12
 _MOST_RECENT: Final = 8
 _PER_SECOND: Final = 4
@@ -29,12 +34,22 @@ _PER_SECOND: Final = 4
 
 @contextmanager
 def shown(worker: Worker, *, live: bool, verbose: bool) -> Iterator[None]:
-    """Show ``worker`` while the block runs it. Of one with several processes, only what watches over them is shown."""
-    if live and at_terminal() and worker.options.processes == 1:
-        with _live(worker):
-            yield
+    """Show ``worker`` while the block runs it: its jobs, and those of its processes if it has several."""
+    is_pool = worker.options.processes > 1
+    if live and at_terminal():
+        view = _PoolView(worker) if is_pool else _OneView(worker)
+        with _live(view):
+            if not isinstance(view, _PoolView):
+                yield
+                return
+            with followed(worker, view.hear):
+                yield
         return
     _log_to_stderr()
+    if is_pool:
+        with followed(worker, lambda event: _log_event(event, verbose=verbose)):
+            yield
+        return
     for name in _ENDS:
         if verbose or name != "completed":
             worker.on(name, lambda event: logger.info("%s", _line(event)))
@@ -42,12 +57,10 @@ def shown(worker: Worker, *, live: bool, verbose: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _live(worker: Worker) -> Iterator[None]:
+def _live(view: _View) -> Iterator[None]:
     from rich.live import Live
 
-    view = _View(worker)
-    out = console()
-    with Live(get_renderable=view.render, console=out, refresh_per_second=_PER_SECOND, transient=False):
+    with Live(get_renderable=view.render, console=console(), refresh_per_second=_PER_SECOND, transient=False):
         _log_to_stderr()
         yield
 
@@ -63,6 +76,24 @@ def _line(event: WorkerEvent) -> str:
     return f"{event.type} {event.queue}/{event.id}{what} after {span(event.run_ms)}{why}"
 
 
+def _log_event(event: Event, *, verbose: bool) -> None:
+    if event.type in _COUNTED and (verbose or event.type != "completed"):
+        why = f": {event.error_type}: {event.error}" if event.error_type else ""
+        what = f" {event.task}" if event.task else ""
+        logger.info(
+            "%s %s/%s%s after %s by %s%s",
+            *(event.type, event.queue, event.id, what, span(event.run_ms), event.worker, why),
+        )
+
+
+class _Running(NamedTuple):
+    queue: str
+    id: str
+    task: str
+    age_s: float
+    note: str = ""
+
+
 class _View:
     """Drawn by a thread of rich's, from what may be read in any thread."""
 
@@ -71,38 +102,100 @@ class _View:
         self._began = time.monotonic()
         self._recent: deque[tuple[str, ...]] = deque(maxlen=_MOST_RECENT)
         self._ended: deque[float] = deque(maxlen=10_000)
-        for name in _ENDS:
-            worker.on(name, self._note)
 
-    def _note(self, event: WorkerEvent) -> None:
+    def _state(self) -> str:
+        raise NotImplementedError
+
+    def _counts(self) -> Mapping[str, int]:
+        raise NotImplementedError
+
+    def _running(self) -> list[_Running]:
+        raise NotImplementedError
+
+    def _note(self, what: str, id: str, run_ms: int, why: str) -> None:
         self._ended.append(time.monotonic())
-        why = event.failure.message if event.failure is not None else ""
-        self._recent.appendleft(
-            (time.strftime("%H:%M:%S"), event.type, event.id, span(event.run_ms), why[:60])
-        )
+        self._recent.appendleft((time.strftime("%H:%M:%S"), what, id, span(run_ms), why[:60]))
 
     def render(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
-        worker, health = self._worker, self._worker.health()
-        stats, now = worker.stats, time.monotonic()
+        options, now, running = self._worker.options, time.monotonic(), self._running()
         rate = sum(1 for at in list(self._ended) if at > now - 10) / min(max(now - self._began, 1), 10)
+        counts = self._counts()
+        slots = options.concurrency * options.processes
         head = Text.assemble(
             ("penstock worker ", "bold"),
-            f"{worker.id}  {health.state}{'' if health.consuming else f' ({health.reason})'}\n",
-            f"queues {', '.join(worker.options.queues)}   running {len(health.active)}/{health.concurrency}   "
+            f"{self._worker.id}  {self._state()}\n",
+            f"queues {', '.join(options.queues)}   running {len(running)}/{slots}   "
             f"{rate:.1f}/s   up {span((now - self._began) * 1000)}\n",
-            f"completed {stats.completed}   failed {stats.failed}   retrying {stats.retrying}   "
-            f"cancelled {stats.cancelled}   stalled {stats.stalled}\n",
-            ("Ctrl-C stops it: running jobs finish first; twice hands them back.", "dim"),
+            "   ".join(f"{name} {counts[name]}" for name in _COUNTED),
+            ("\nCtrl-C stops it: running jobs finish first; twice hands them back.\n", "dim"),
         )
-        running = [
-            (job.queue, job.id, job.task, span(job.age_s * 1000), "stuck" if job.stuck else "")
-            for job in health.active[:_MOST_RUNNING]
-        ]
+        rows = [(job.queue, job.id, job.task, span(job.age_s * 1000), job.note) for job in running]
         return Group(
             head,
-            rich_table(("queue", "id", "task", "for", ""), running, title="running"),
-            rich_table(("at", "what", "id", "took", "why"), list(self._recent), title="ended"),
+            _table(("queue", "id", "task", "for", ""), rows[:_MOST_RUNNING], title="running"),
+            "",
+            _table(("at", "what", "id", "took", "why"), list(self._recent), title="ended"),
         )
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]], *, title: str) -> RenderableType:
+    width = console().width
+    spare = ("task", "queue", "at", "why") if rows else ()
+    return rich_table(*fitted(columns, rows, width=width, spare=spare), title=title, width=width)
+
+
+class _OneView(_View):
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        for name in _ENDS:
+            worker.on(name, self._hear)
+
+    def _hear(self, event: WorkerEvent) -> None:
+        why = event.failure.message if event.failure is not None else ""
+        self._note(event.type, event.id, event.run_ms, why)
+
+    def _state(self) -> str:
+        health = self._worker.health()
+        return f"{health.state}{'' if health.consuming else f' ({health.reason})'}"
+
+    def _counts(self) -> Mapping[str, int]:
+        stats = self._worker.stats
+        return {name: getattr(stats, name) for name in _COUNTED}
+
+    def _running(self) -> list[_Running]:
+        active = self._worker.health().active
+        return [_Running(j.queue, j.id, j.task, j.age_s, "stuck" if j.stuck else "") for j in active]
+
+
+class _PoolView(_View):
+    """Of several processes: what their event log tells."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self._told: Counter[str] = Counter()
+        self._active: dict[tuple[str, str], tuple[Event, float]] = {}
+
+    def hear(self, event: Event) -> None:
+        if event.type == "claimed":
+            self._active[event.queue, event.id] = event, time.monotonic()
+        elif event.type in _GONE:
+            self._active.pop((event.queue, event.id), None)
+        if event.type in _COUNTED:
+            self._told[event.type] += 1
+            self._note(event.type, event.id, event.run_ms, event.error)
+
+    def _state(self) -> str:
+        return f"{self._worker.state}, {self._worker.options.processes} processes"
+
+    def _counts(self) -> Mapping[str, int]:
+        return self._told
+
+    def _running(self) -> list[_Running]:
+        now = time.monotonic()
+        return [
+            _Running(event.queue, event.id, event.task, now - since, event.worker)
+            for event, since in list(self._active.values())
+        ]

@@ -1,0 +1,121 @@
+"""``penstock search``, and the filters that other commands share with it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.connect import queues_of, run_with_app
+from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.flags import Flags
+from penstock.cli.jobs import STATES_HELP, print_jobs
+from penstock.cli.parameters import STATES, command, json_option, limit_option, queue_option
+from penstock.cli.settings import Settings
+from penstock.cli.values import duration
+from penstock.core.lifecycle import TERMINAL, State
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.info import JobInfo
+
+__all__ = ["filters_of", "search", "search_options"]
+
+
+def search_options(function: Any) -> Any:
+    """What jobs are like: the filters of ``queue.search``."""
+    for option in (
+        click.option(
+            "--before",
+            metavar="DURATION",
+            type=duration,
+            help="Ended longer ago than that; or put in, if not ended.",
+        ),
+        click.option(
+            "--since",
+            metavar="DURATION",
+            type=duration,
+            help="Ended within that time: 1h, 2d; or put in, if not ended.",
+        ),
+        click.option(
+            "--where",
+            metavar="FIELD=VALUE",
+            multiple=True,
+            help="With this value in a field of the payload: user.id=7. May be repeated.",
+        ),
+        click.option(
+            "--error", metavar="CLASS", help="Failed with this class of error: CommandFailed, Timeout."
+        ),
+        click.option("--task", metavar="NAME", help="Of this task; commands are penstock.command."),
+    ):
+        function = option(function)
+    return function
+
+
+def filters_of(state: State, given: dict[str, Any]) -> dict[str, Any]:
+    """The filters that the options say."""
+    from penstock.core.duration import milliseconds
+
+    kind = "finished" if state in TERMINAL else "enqueued"
+    filters: dict[str, Any] = {}
+    if given.get("task"):
+        filters["task"] = given["task"]
+    if given.get("error"):
+        filters["error_type"] = given["error"]
+    for option, side in (("since", "after"), ("before", "before")):
+        if given.get(option):
+            distance = timedelta(milliseconds=milliseconds(given[option], what=option))
+            filters[f"{kind}_{side}"] = datetime.now(UTC) - distance
+    if given.get("where"):
+        filters["where"] = dict(map(_field, given["where"]))
+    return filters
+
+
+def _field(text: str) -> tuple[str, Any]:
+    import msgspec
+
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise CommandLineError(
+            f"--where {text}: give a field and its value, such as user.id=7.", ExitCode.USAGE
+        )
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
+
+
+@command("search", epilog=STATES_HELP)
+@click.argument("state", metavar="STATE", type=click.Choice(STATES))
+@search_options
+@queue_option
+@limit_option(100)
+@json_option
+@click.pass_obj
+def search(
+    flags: Flags, /, *, state: str, queue: str | None, limit: int, as_json: bool, **given: Any
+) -> None:
+    """Jobs of STATE by task, time, error, or a field of the payload. They have to fit all that is given.
+
+    \b
+      penstock search failed --error CommandFailed --since 1h
+      penstock search waiting --where 'command=make report'
+    """
+
+    async def read(app: App) -> tuple[list[JobInfo], int, bool]:
+        found: list[JobInfo] = []
+        scanned, more = 0, False
+        for name in await queues_of(app, queue):
+            if len(found) < limit:
+                page = await app.queue(name).search(
+                    state, limit=limit - len(found), scan=100_000, **filters_of(State(state), given)
+                )
+                found += page.jobs
+                scanned, more = scanned + page.scanned, more or bool(page.cursor)
+        return found, scanned, more
+
+    jobs, scanned, more = run_with_app(Settings(flags), read)
+    print_jobs(jobs, as_json=as_json)
+    if more:
+        click.echo(f"{scanned} jobs were looked at; there may be more", err=True)

@@ -1,0 +1,105 @@
+"""Jobs from pipes and terminals: they go in as they come, and Ctrl-C ends it at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from tests.cli.conftest import Shell, script, until
+from tests.cli.terminal import Terminal
+
+# Each starts the script many times, which takes a while where the machine is busy.
+pytestmark = pytest.mark.timeout(300)
+
+
+def waiting(shell: Shell) -> int:
+    queues = shell.json("status")["queues"] if (shell.folder / "penstock.db").exists() else []
+    return sum(row["waiting"] for row in queues)
+
+
+def test_lines_go_in_as_they_come_and_ctrl_c_says_how_many_are_in(penstock: Shell) -> None:
+    with subprocess.Popen(
+        [*script(), "enqueue", "-"],
+        cwd=penstock.folder,
+        env=penstock.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    ) as enqueueing:
+        try:
+            assert enqueueing.stdin is not None
+            enqueueing.stdin.write("true\ntrue\nhalf a line")
+            enqueueing.stdin.flush()
+            until(lambda: waiting(penstock) == 2)
+            enqueueing.send_signal(signal.SIGINT)
+            assert enqueueing.wait(30) == 130
+        finally:
+            enqueueing.kill()
+        _, said = enqueueing.communicate()
+    assert said.split("\n") == ["2 jobs are in", "", "penstock: interrupted", ""]
+    assert waiting(penstock) == 2
+
+
+def test_whoever_types_jobs_ends_by_one_ctrl_d(penstock: Shell) -> None:
+    with Terminal(penstock, "enqueue", "-") as terminal:
+        terminal.read_until("Ctrl-D ends")
+        terminal.press("echo typed\n")
+        until(lambda: waiting(penstock) == 1)
+        terminal.press("\x04")
+        terminal.read_until("1 jobs: 1 queued")
+        assert terminal.wait() == 0
+
+
+def test_whoever_types_jobs_may_leave_by_ctrl_c(penstock: Shell) -> None:
+    with Terminal(penstock, "enqueue", "-") as terminal:
+        terminal.read_until("Ctrl-D ends")
+        terminal.press("\x03")
+        terminal.read_until("interrupted")
+        assert terminal.wait() == 130
+
+
+def test_lines_that_are_no_jobs_are_named_and_passed_over(on_both: Shell) -> None:
+    lines = ['{"command": "true"}'] * 2000 + ["{", '{"id": "x"}'] + ["true"] * 2000
+    run = on_both("enqueue", "-", "--keep-going", input="\n".join(lines))
+
+    assert run.returncode == 2
+    assert run.stdout == "4000 jobs: 4000 queued; 2 lines are no jobs\n"
+    first, second = run.stderr.splitlines()
+    assert first.startswith("penstock: line 2001: that is no JSON")
+    assert second == 'penstock: line 2002: there is no "command", and no "task". Give one of the two.'
+    assert on_both.json("status")["queues"][0]["waiting"] == 4000
+
+
+def test_the_last_line_needs_no_end_and_a_line_may_be_long(penstock: Shell) -> None:
+    long = f"echo {'x' * 100_000}"
+    penstock.ok("enqueue", "-", input=f"{long}\n\n\ntrue")
+
+    commands = {job["payload"]["command"] for job in penstock.json("list", "waiting")}
+    assert commands == {long, "true"}
+    refused = penstock.refused("enqueue", "-", input="x" * 3_000_000, code=2)
+    assert "longer than 128 KiB" in refused
+
+
+def test_a_bare_number_is_a_number_of_seconds(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true", "--id", "x", "--timeout", "90", "--delay", "3600")
+    told = penstock.json("show", "x")
+    assert (told["timeout_ms"], told["state"]) == (90_000, "scheduled")
+    penstock.ok("config", "set", "timeout", "1.5")
+    assert penstock.ok("config", "get", "timeout") == "1s500ms\n"
+    assert penstock.ok("reset-stale", "--older-than", "300") == "0 jobs wait again\n"
+
+
+def test_waiting_for_a_job_that_is_there_already_is_told(penstock: Shell) -> None:
+    penstock.ok("enqueue", "--id", "x", "echo once")
+    penstock.ok("worker", "--burst")
+    run = penstock("enqueue", "--id", "x", "--wait", "echo twice")
+
+    assert (run.returncode, run.stdout) == (0, "once\n")
+    assert run.stderr == "nothing was put in: x is there already, completed\n"
+    timed = penstock("enqueue", "--id", "y", "--wait-timeout", "50ms", "--json", "true")
+    assert timed.returncode == 6, json.dumps(timed.stdout)
