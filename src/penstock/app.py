@@ -249,6 +249,17 @@ class App(AppHooks, AppSchedulers):
         """
         return (await self.session()).storage
 
+    def move_to(self, url: str, *, namespace: str | None = None) -> None:
+        """Have it use another store than the one it was made with: what ``penstock worker --url`` does.
+
+        To be called before it connects: loops that have connected keep what they have, and a storage that it was given
+        stays its giver's.
+        """
+        self.namespace = check_namespace(namespace) if namespace is not None else None
+        opening = Opening(url, namespace=self.namespace)
+        self.url = opening.url
+        self.exchange_sessions(Sessions(opening.open, intake=self.intake, close_storage=opening.is_ours))
+
     async def close(self) -> None:
         """Close the connections of all event loops. The app may be used again: it connects anew."""
         await self._sessions.close()
@@ -346,15 +357,6 @@ class App(AppHooks, AppSchedulers):
         )
         self._tasks[name] = task
         return task
-
-    def use_store(self, url: str, *, namespace: str | None = None) -> None:
-        """Be of the store at ``url`` from now on, and of ``namespace`` if it is given, whatever the app was made with.
-        To be called before anything is done with it."""
-        if namespace is not None:
-            self.namespace = check_namespace(namespace)
-        opening = Opening(url, namespace=self.namespace)
-        self.url = opening.url
-        self.exchange_sessions(Sessions(opening.open, intake=self.intake, close_storage=opening.is_ours))
 
     def exchange_sessions(self, sessions: Sessions) -> Sessions:
         """Use other sessions, and so another store, from now on; gives those it had, to be put back."""

@@ -140,6 +140,21 @@ def test_tasks_are_put_in_by_name(on_both: Shell, tmp_path: Path) -> None:
     assert results == ["1 to ada", "2 to bob", "1 to eve"]
 
 
+def test_the_store_that_is_said_goes_before_the_one_an_app_names(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP.replace("App()", 'App("sqlite:///own.db")'))
+    said = ("--url", "sqlite:///other.db", "--namespace", "part")
+    penstock.ok("enqueue", *said, "--app", "tasks:app", "--task", "send", '{"to": "ada"}', "--id", "a")
+    assert not (tmp_path / "own.db").exists()
+
+    penstock.ok("worker", "tasks:app", *said, "--burst")
+
+    assert penstock.json("show", "a", *said)["result"] == "1 to ada"
+    assert "no job 'a'" in penstock.refused("show", "a", *said[:2], code=3)
+    assert "do not reach" in penstock.refused("worker", "tasks:app", *said, "-p", "2", code=2)
+    penstock.ok("enqueue", "--app", "tasks:app", "--task", "send", '{"to": "bob"}', "--id", "b")
+    assert penstock.json("show", "b", "--url", "sqlite:///own.db")["state"] == "waiting"
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -215,8 +230,11 @@ def test_a_failing_command_is_retried_with_backoff_and_then_failed(penstock: She
 
 
 def test_a_worker_that_is_not_started_for_it_runs_no_commands(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(APP)
     penstock.ok("enqueue", "--id", "x", "--attempts", "1", "touch out")
-    penstock.ok("worker", "--burst", "--no-commands")
+    assert "could run nothing" in penstock.refused("worker", "--burst", "--no-commands", code=2)
+    assert state_of(penstock, "x") == "waiting"
+    penstock.ok("worker", "tasks:app", "-q", "default", "--burst", "--no-commands")
 
     assert not (tmp_path / "out").exists()
     assert "does not run commands" in penstock.json("show", "x")["failure"]["message"]
@@ -224,8 +242,10 @@ def test_a_worker_that_is_not_started_for_it_runs_no_commands(penstock: Shell, t
 
 def test_a_worker_on_a_server_runs_no_commands_unless_it_is_told_to(valkey_url: str, tmp_path: Path) -> None:
     shell = Shell(tmp_path, f"{valkey_url}?namespace=nocommands")
+    (tmp_path / "tasks.py").write_text(APP)
     shell.ok("enqueue", "--id", "x", "--attempts", "1", f"touch {tmp_path}/out")
-    shell.ok("worker", "--burst")
+    assert "could run nothing" in shell.refused("worker", "--burst", code=2)
+    shell.ok("worker", "tasks:app", "-q", "default", "--burst")
 
     assert not (tmp_path / "out").exists()
     assert until(lambda: state_of(shell, "x") == "failed")

@@ -23,7 +23,7 @@ def test_counts_are_told_by_queue_and_state(on_both: Shell) -> None:
     rows = {row["queue"]: row for row in told["queues"]}
     assert (rows["a"]["waiting"], rows["a"]["scheduled"], rows["b"]["completed"]) == (1, 1, 1)
     assert rows["b"]["completed_per_minute"] == 0.2
-    assert told["workers"] == 0
+    assert (told["workers"], told["unattended"]) == (0, ["a"])
     table = on_both.ok("status", "-q", "a")
     assert table.splitlines()[0].split()[:3] == ["queue", "scheduled", "waiting"]
     assert "no worker runs" in table

@@ -49,6 +49,8 @@ def test_workers_are_started_looked_at_restarted_and_stopped(on_both: Shell, tmp
     rows = on_both.json("worker", "status")
     assert [row["name"] for row in rows] == ["worker-1", "worker-2"]
     assert {worker["concurrency"] for worker in on_both.json("workers")} == {3}
+    on_both.ok("enqueue", "true", "-q", "reports")
+    assert "2 workers; none works on reports: `penstock worker -q reports`" in on_both.ok("status")
     assert "runs already" in on_both.refused("worker", "start", code=4)
     run = on_both("enqueue", "--wait", "echo by $PENSTOCK_JOB_ID", "--id", "x")
     assert (run.returncode, run.stdout) == (0, "by x\n")

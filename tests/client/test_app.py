@@ -276,3 +276,19 @@ def test_a_script_that_closes_nothing_ends_without_a_word_on_valkey(valkey_url: 
 async def test_a_server_that_is_not_there_is_an_error_of_its_own() -> None:
     with pytest.raises(StorageUnavailable):
         await App("valkey://127.0.0.1:1").connect()
+
+
+async def test_an_app_is_moved_to_another_store_before_it_connects(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path}/own.db")
+    app.move_to(f"sqlite:///{tmp_path}/other.db", namespace="part")
+    async with app:
+        await app.queue("q").enqueue({}, id="x")
+    assert not (tmp_path / "own.db").exists()
+    async with App(f"sqlite:///{tmp_path}/other.db", namespace="part") as there:
+        assert (app.url, app.namespace) == (there.url, "part")
+        assert await there.queue("q").get("x") is not None
+        given = App(await there.connect())
+        given.move_to(f"sqlite:///{tmp_path}/third.db")
+        async with given:
+            assert await given.queue("q").get("x") is None
+        assert await there.queue("q").get("x") is not None

@@ -86,7 +86,8 @@ def open_app(settings: Settings) -> App:
 def import_app(settings: Settings, target: str) -> App:
     """The app that ``module:name`` means, imported with the working directory on the path.
 
-    Its store is its own; an app that names none in its code has that of the settings, and ``--url`` goes before both.
+    Its store and its namespace are its own; an app that names none in its code has those of the settings, and
+    ``--url`` and ``--namespace`` go before both.
     """
     from penstock.app import App
 
@@ -114,11 +115,12 @@ def import_task(settings: Settings, target: str) -> Task[..., Any]:
 
 def _put_in_its_place(settings: Settings, app: App) -> None:
     url, namespace = settings.setting("url"), settings.setting("namespace")
-    flags = [setting.origin.kind == "flag" for setting in (url, namespace)]
-    if any(flags):
-        app.use_store(
-            str(url.value) if flags[0] else app.url, namespace=str(namespace.value) if flags[1] else None
-        )
+    store = str(url.value) if url.origin.kind == "flag" else app.url
+    part = app.namespace
+    if namespace.value is not None and (part is None or namespace.origin.kind == "flag"):
+        part = str(namespace.value)
+    if (store, part) != (app.url, app.namespace):
+        app.move_to(store, namespace=part)
 
 
 def _imported(settings: Settings, target: str, *, otherwise: str, example: str) -> object:

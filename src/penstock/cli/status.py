@@ -32,8 +32,14 @@ async def read_status(app: App, queue: str | None, *, default_queue: str) -> dic
     names = await queues_of(app, queue)
     rows = [await _of_queue(app, name) for name in names]
     workers = await read_workers(app, queue, default_queue=default_queue)
-    silent = sum(worker["state"] == "silent" for worker in workers)
-    return {"queues": rows, "workers": len(workers) - silent, "silent_workers": silent}
+    live = [worker for worker in workers if worker["state"] != "silent"]
+    attended = {name for worker in live for name in worker["queues"]}
+    return {
+        "queues": rows,
+        "workers": len(live),
+        "silent_workers": len(workers) - len(live),
+        "unattended": [row["queue"] for row in rows if row["waiting"] and row["queue"] not in attended],
+    }
 
 
 async def _of_queue(app: App, name: str) -> dict[str, Any]:
@@ -125,11 +131,15 @@ def _print(told: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _workers_line(told: dict[str, Any]) -> str:
-    count, silent = told["workers"], told["silent_workers"]
-    running = (
-        f"{count} worker{'s' * (count != 1)}" if count else "no worker runs: start one by `penstock worker`"
-    )
-    return f"{running}; {silent} not heard of for {span(_SEEN_LATELY_MS)}" if silent else running
+    count, silent, unattended = told["workers"], told["silent_workers"], told["unattended"]
+    if not count:
+        line = "no worker runs: start one by `penstock worker`"
+    else:
+        line = f"{count} worker{'s' * (count != 1)}"
+        if unattended:
+            options = " ".join(f"-q {name}" for name in unattended)
+            line += f"; none works on {', '.join(unattended)}: `penstock worker {options}`"
+    return f"{line}; {silent} not heard of for {span(_SEEN_LATELY_MS)}" if silent else line
 
 
 def _rows(told: dict[str, Any]) -> list[tuple[Any, ...]]:

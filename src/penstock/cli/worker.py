@@ -132,7 +132,8 @@ def run(
 
         return run_reloading(arguments, Path.cwd())
     app = import_app(settings, target) if target else _plain_app(settings)
-    _check_url_reaches_processes(settings, target, options["processes"])
+    if target:
+        _check_store_reaches_processes(settings, options["processes"])
     from penstock.cli.workerview import shown
 
     made = app.worker(**_options(settings, app, target, options))
@@ -159,12 +160,12 @@ def _plain_app(settings: Settings) -> App:
     return app
 
 
-def _check_url_reaches_processes(settings: Settings, target: str | None, processes: int | None) -> None:
-    given = settings.setting("url").origin.kind == "flag"
-    if target and given and (processes or settings["processes"]) > 1:
+def _check_store_reaches_processes(settings: Settings, processes: int | None) -> None:
+    given = settings.setting("url").origin.kind == "flag" or settings["namespace"] is not None
+    if given and (processes or settings["processes"]) > 1:
         raise CommandLineError(
-            "--url does not reach the further processes of an app that names its store. Leave the URL out of the code "
-            "(App()) and use PENSTOCK_URL, or start several workers.",
+            "--url and a namespace do not reach the further processes of an app, which import it anew. Leave the URL "
+            "out of the code (App()) and use PENSTOCK_URL, name the namespace there, or start several workers.",
             ExitCode.USAGE,
         )
 
@@ -184,6 +185,12 @@ def _options(settings: Settings, app: App, target: str | None, given: dict[str, 
     options["commands"] = (
         settings["shell"] if (is_local(app.url) if commands is None else commands) else False
     )
+    if target is None and not options["commands"]:
+        raise CommandLineError(
+            "this worker could run nothing: it has no app, and no commands on a store that others may write to. "
+            "Give MODULE:APP, or --commands.",
+            ExitCode.USAGE,
+        )
     return options
 
 

@@ -121,7 +121,7 @@ def main() -> None:
     where, _, name = target.rpartition(":")
     module = _script(where) if where.endswith(".py") else import_module(where)
     app: App = getattr(module, name)
-    app.use_store(os.environ[_MARK])
+    app.move_to(os.environ[_MARK])
     asyncio.run(_serve(app, queue, int(concurrency)))
 
 
