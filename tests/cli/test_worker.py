@@ -149,7 +149,7 @@ def test_a_worker_of_several_processes_runs_in_the_background(penstock: Shell, t
 
 
 def test_several_processes_are_refused_in_a_line_if_the_store_is_away(penstock: Shell) -> None:
-    said = penstock.refused("worker", "-p", "2", "--url", "valkey://127.0.0.1:1", code=5)
+    said = penstock.refused("worker", "-p", "2", "--commands", "--url", "valkey://127.0.0.1:1", code=5)
     assert "cannot connect to 127.0.0.1:1" in said
 
 

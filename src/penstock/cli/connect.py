@@ -91,7 +91,9 @@ def import_app(settings: Settings, target: str) -> App:
     """
     from penstock.app import App
 
-    found = _imported(settings, target, otherwise="neither a command nor an app", example="myproject.jobs:app")
+    found = _imported(
+        settings, target, otherwise="neither a command nor an app", example="myproject.jobs:app"
+    )
     if not isinstance(found, App):
         raise NotFound(
             f"{target} is no app, but of type {type(found).__name__}. Name what App(...) was given to."
