@@ -10,9 +10,11 @@ from urllib.parse import urlsplit
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.core.ids import uuid7
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.freeing import COLUMNS
 from penstock.spark.options import namespace_of
+from penstock.spark.publishing import STAGING, append_files, append_table, remove_folder
 
 __all__ = ["ArchiveTable", "journal_path"]
 
@@ -59,11 +61,16 @@ class ArchiveTable:
             )
 
     def append(self, rows: DataFrame) -> None:
-        writer = rows.write.mode("append").format(self._format)
+        """Each file of it appears as a whole, or not at all."""
         if self.is_path:
-            writer.save(self.output)
+            append_files(rows, self.output, format=self._format, name=f"penstock-{uuid7()}")
         else:
-            writer.saveAsTable(self.output)
+            append_table(rows, self.output, format=self._format)
+
+    def clear_staging(self) -> None:
+        """Remove what calls that were killed had not put in place. For the holder of the output only."""
+        if self.is_path:
+            remove_folder(self._spark, f"{self.output.rstrip('/')}/{STAGING}")
 
     def overwrite(self, rows: DataFrame) -> None:
         """For a path. ``rows`` may be empty, and may not come from here."""

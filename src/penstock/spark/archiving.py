@@ -82,6 +82,7 @@ def archive(
     move = _Move(spark, table, path, Source(url=url, queue=queue, consumer=consumer))
     began_at = time.monotonic()
     with OutputLease(url, output_identity(table.output, is_path=table.is_path), uuid7()):
+        table.clear_staging()
         recovered, _ = move.finish(is_left=True)
         before = datetime.now(UTC) - timedelta(milliseconds=older_ms)
         move.begin(states, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -11,6 +12,7 @@ from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.core.usage import MILLION
 from penstock.spark.errors import OutputLost
+from penstock.spark.publishing import NameTaken
 from penstock.spark.store import Store
 from penstock.spark.tables.collect import has_begun, rows_of
 from penstock.spark.tables.enqueueing import Batch
@@ -23,6 +25,7 @@ __all__ = ["Gathering"]
 
 _PAGE: Final = 1000
 _MOST: Final = 50_000
+_ATTEMPTS: Final = 5
 
 
 class Gathering:
@@ -72,13 +75,14 @@ class Gathering:
 
     def reject(self, rows: DataFrame) -> None:
         """Write down the rows of a snapshot that cannot be jobs, unless the ledger says so of them already."""
-        self._commit += 1
-        self._ledger.append_rejected(
-            rows.where("refused IS NOT NULL"),
-            task=self._batch.options.task,
-            version=self._batch.options.version,
-            run_id=self._batch.run_id,
-            commit=self._commit,
+        self._commit_by(
+            lambda commit, _: self._ledger.append_rejected(
+                rows.where("refused IS NOT NULL"),
+                task=self._batch.options.task,
+                version=self._batch.options.version,
+                run_id=self._batch.run_id,
+                commit=commit,
+            )
         )
 
     def _page(self, cursor: str) -> JobPage:
@@ -86,18 +90,41 @@ class Gathering:
         return self._store.run(held)
 
     def _write(self, jobs: list[Job], *, is_first: bool) -> None:
-        if self._lease.is_lost:
-            raise OutputLost(
-                f"another run has taken over {self._ledger.output}: this one was away for longer than its lease. What "
-                "it had not written is held in the store, and the other run takes it."
-            )
         kept = [
             job for job in jobs if has_begun(job) and not (self.is_stopping and job.state is State.CANCELLED)
         ]
-        self._commit += 1
+
+        def write(commit: int, is_retried: bool) -> bool:
+            rows = rows_of(kept, commit=commit, cost_name=self._cost_name)
+            self._ledger.append(rows, commit=commit, unless_known=is_first or is_retried)
+            return True
+
+        self._check_lease()
         if kept:
-            rows = rows_of(kept, commit=self._commit, cost_name=self._cost_name)
-            self._ledger.append(rows, unless_known=is_first)
+            self._commit_by(write)
+
+    def _commit_by(self, write: Callable[[int, bool], bool]) -> None:
+        """Make the next commit, if there is anything to write. Its number can be had once, so that a run that was
+        away and does not know it yet cannot write beside another: one of them finds it taken, and looks again."""
+        for attempt in range(_ATTEMPTS):
+            self._check_lease()
+            try:
+                self._commit += write(self._commit + 1, attempt > 0)
+            except NameTaken:
+                self._commit = self._ledger.last_commit()
+            else:
+                return
+        raise self._lost()
+
+    def _check_lease(self) -> None:
+        if self._lease.is_lost:
+            raise self._lost()
+
+    def _lost(self) -> OutputLost:
+        return OutputLost(
+            f"another run has taken over {self._ledger.output}: this one was away for longer than its lease. What "
+            "it had not written is held in the store, and the other run takes it."
+        )
 
     def _count(self, jobs: list[Job]) -> None:
         tally = self.tally

@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidInput, InvalidOption
+from penstock.spark.publishing import append_files, append_table
 from penstock.spark.tables.jsonledger import WRITTEN_WITH, check_json, read_json
 
 __all__ = ["COLUMNS", "Ledger", "latest"]
@@ -137,37 +138,47 @@ class Ledger:
         if self._value is not None and VALUE in found.columns:
             _check_value(self.output, found.schema[VALUE].dataType, self._value)
 
-    def append(self, rows: pa.Table, *, unless_known: bool = False) -> None:
+    def append(self, rows: pa.Table, *, commit: int, unless_known: bool = False) -> None:
         """Write rows as one file: it is there as a whole, or not. ``rows`` have ``COLUMNS`` and the key as JSON.
-        ``unless_known`` leaves out ends of jobs that are in the ledger."""
+        ``commit`` is their number, one more than ``last_commit``; ``unless_known`` leaves out ends of jobs that are in
+        the ledger.
+
+        Raises:
+            NameTaken: somebody else has made this commit. Nothing was written.
+        """
         made = self._spark.createDataFrame(rows)
         known = self.read() if unless_known else None
         if known is not None:
             made = made.join(known.select("job_id", "finished_at"), ["job_id", "finished_at"], "left_anti")
-        self._append(made)
+        self._append(made, commit)
 
-    def _append(self, made: DataFrame) -> None:
+    def _append(self, made: DataFrame, commit: int) -> None:
         key = F.from_json(F.col(_KEY), self._key.simpleString()).alias("key")
         columns = [F.col(field.name).cast(field.dataType).alias(field.name) for field in COLUMNS]
         table = made.select(key, *columns, *self._values()).select(
             "key.*", *COLUMNS.fieldNames(), *self._value_name()
         )
-        writer = table.coalesce(1).write.mode("append").format(self._format)
-        if self._is_json:
-            writer = writer.options(**WRITTEN_WITH)
+        table = table.coalesce(1)
         if self.is_path:
-            writer.save(self.output)
+            append_files(
+                table,
+                self.output,
+                format=self._format,
+                name=f"penstock-{commit:010}",
+                options=WRITTEN_WITH if self._is_json else {},
+            )
         else:
-            writer.saveAsTable(self.output)
+            append_table(table, self.output, format=self._format)
 
-    def append_rejected(self, rows: DataFrame, *, task: str, version: str, run_id: str, commit: int) -> None:
-        """Write down rows of a snapshot that cannot be jobs, but for those of which the newest row says the same."""
+    def append_rejected(self, rows: DataFrame, *, task: str, version: str, run_id: str, commit: int) -> bool:
+        """Write down rows of a snapshot that cannot be jobs, but for those of which the newest row says the same.
+        Says whether there were any. Raises as ``append``."""
         known = self.read()
         if known is not None:
             told = latest(known).where("state = 'rejected'").select("job_id", F.col("error").alias("refused"))
             rows = rows.join(told, ["job_id", "refused"], "left_anti")
         if rows.isEmpty():
-            return
+            return False
         now = F.current_timestamp()
         said = {
             "state": F.lit("rejected"),
@@ -185,7 +196,8 @@ class Ledger:
         columns = [
             said.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in COLUMNS
         ]
-        self._append(rows.select(_KEY, *columns))
+        self._append(rows.select(_KEY, *columns), commit)
+        return True
 
     def last_commit(self) -> int:
         """The number of the newest commit; 0 if there is none."""

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-from pathlib import Path
 from types import TracebackType
-from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidOption
+from penstock.spark.publishing import STAGING, remove_folder
 from penstock.spark.tables.ledger import Ledger
 
 __all__ = ["Scratch"]
-
-# Spark passes over names that begin with an underscore.
-_FOLDER = "_penstock"
 
 
 class Scratch:
@@ -34,27 +29,16 @@ class Scratch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._remove(self.path)
+        remove_folder(self._spark, self.path)
 
     def clear(self) -> None:
         """Remove what runs that were killed have left here. For the holder of the output only."""
-        self._remove(self._root)
-
-    def _remove(self, path: str) -> None:
-        local = _local(path)
-        if local is not None:
-            shutil.rmtree(local, ignore_errors=True)
-            return
-        # Not by Spark Connect, which has no way to do it: there it stays.
-        jvm = getattr(self._spark, "_jvm", None)
-        if jvm is not None:
-            target = jvm.org.apache.hadoop.fs.Path(path)
-            target.getFileSystem(self._spark._jsc.hadoopConfiguration()).delete(target, True)
+        remove_folder(self._spark, self._root)
 
 
 def _default(spark: SparkSession, ledger: Ledger) -> str:
     if ledger.is_path:
-        return f"{ledger.output.rstrip('/')}/{_FOLDER}"
+        return f"{ledger.output.rstrip('/')}/{STAGING}"
     master = spark.conf.get("spark.master", "")
     if master is None or not master.startswith("local"):
         raise InvalidOption(
@@ -62,8 +46,3 @@ def _default(spark: SparkSession, ledger: Ledger) -> str:
             "table. Give scratch='s3://...' or the like."
         )
     return tempfile.mkdtemp(prefix="penstock-")
-
-
-def _local(path: str) -> Path | None:
-    parts = urlsplit(path)
-    return Path(parts.path) if parts.scheme in ("", "file") else None

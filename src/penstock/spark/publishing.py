@@ -1,0 +1,150 @@
+"""Appending to a table of files, so that a driver that is killed leaves nothing half done, and nothing that goes on.
+
+Spark's own append has every writer of a folder work in its ``_temporary``: what a killed driver has finished there is
+taken up by the next one's commit, and a JVM that outlives its driver still commits, and takes away what others have
+there. So files are written to a folder of their own, and this process puts them in place: each with one link, under a
+name that only one can have.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["STAGING", "NameTaken", "append_files", "append_table", "local_path", "remove_folder"]
+
+# Spark passes over names that begin with an underscore.
+STAGING: Final = "_penstock"
+# Formats that are nothing but files in a folder. The others have commits of their own.
+_FILES: Final = frozenset({"parquet", "orc", "json", "csv", "avro", "text", "xml"})
+_ATTEMPT: Final = "mapreduce.job.application.attempt.id"
+_END_OF_STEM: Final = ".c000"
+_NO_OPTIONS: Final[Mapping[str, str]] = {}
+
+
+class NameTaken(Exception):
+    """There is a file of that name already. Nothing was put in place."""
+
+
+def append_files(
+    rows: DataFrame, output: str, *, format: str, name: str, options: Mapping[str, str] = _NO_OPTIONS
+) -> None:
+    """Add ``rows`` to the files at a path; they are named ``name``. One file appears as a whole, or not at all.
+    ``options`` are those of Spark's writer.
+
+    By Spark Connect, if the server's files are not to be seen from here, it is Spark's own append.
+
+    Raises:
+        NameTaken: somebody else has put files of this name there.
+    """
+    spark = rows.sparkSession
+    writer = rows.write.format(format).options(**options)
+    if format.lower() not in _FILES:
+        writer.mode("append").save(output)
+        return
+    staged = f"{output.rstrip('/')}/{STAGING}/{uuid4().hex}"
+    writer.save(staged)
+    try:
+        if (here := local_path(staged)) is not None and here.is_dir():
+            _link(here, Path(str(local_path(output))), name)
+        elif (jvm := getattr(spark, "_jvm", None)) is not None:
+            _rename(spark, jvm, staged, output, name)
+        else:
+            again = spark.read.format(format).schema(rows.schema).load(staged)
+            last = again.write.format(format).options(**options).option(_ATTEMPT, _attempt())
+            last.mode("append").save(output)
+    finally:
+        remove_folder(spark, staged)
+
+
+def append_table(rows: DataFrame, table: str, *, format: str) -> None:
+    """Add ``rows`` to a table of the catalog, apart from what writers that were killed have left in its folder."""
+    with _own_attempt(rows.sparkSession):
+        rows.write.mode("append").format(format).saveAsTable(table)
+
+
+def remove_folder(spark: SparkSession, path: str) -> None:
+    """With all that is in it; nothing if it is not there. Not by Spark Connect, if it is not to be seen from here."""
+    here = local_path(path)
+    if here is not None and here.is_dir():
+        shutil.rmtree(here, ignore_errors=True)
+    elif (jvm := getattr(spark, "_jvm", None)) is not None:
+        target = jvm.org.apache.hadoop.fs.Path(path)
+        target.getFileSystem(spark._jsc.hadoopConfiguration()).delete(target, True)
+
+
+def local_path(path: str) -> Path | None:
+    """Where it would be in the file system of this machine, if it can be there."""
+    parts = urlsplit(path)
+    return Path(parts.path) if parts.scheme in ("", "file") else None
+
+
+def _link(staged: Path, output: Path, name: str) -> None:
+    paths = [path for path in sorted(staged.iterdir()) if not path.name.startswith(("_", "."))]
+    for number, path in enumerate(paths):
+        _make_durable(path)
+        target = output / _file_name(name, number, path.name)
+        try:
+            os.link(path, target)
+        except FileExistsError:
+            raise NameTaken(target.name) from None
+        except OSError:
+            # A file system without links.
+            if target.exists():
+                raise NameTaken(target.name) from None
+            path.rename(target)
+    _make_durable(output)
+
+
+def _rename(spark: SparkSession, jvm: Any, staged: str, output: str, name: str) -> None:
+    hadoop = jvm.org.apache.hadoop.fs
+    source = hadoop.Path(staged)
+    files = source.getFileSystem(spark._jsc.hadoopConfiguration())
+    found = sorted(str(status.getPath().getName()) for status in files.listStatus(source))
+    paths = [path for path in found if not path.startswith(("_", "."))]
+    for number, path in enumerate(paths):
+        target = hadoop.Path(output, _file_name(name, number, path))
+        if files.exists(target) or not files.rename(hadoop.Path(staged, path), target):
+            raise NameTaken(str(target.getName()))
+
+
+def _file_name(name: str, number: int, written: str) -> str:
+    """The end of the name says how to read it."""
+    stem, _, rest = written.partition(_END_OF_STEM)
+    suffix = rest if rest else stem[stem.find(".") :]
+    return f"{name}-{number:05}{suffix}"
+
+
+def _make_durable(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _attempt() -> str:
+    """Names the folder in ``_temporary`` whose content a commit takes over: by default the same for all writers."""
+    return str(random.randrange(1, 2**31))
+
+
+@contextmanager
+def _own_attempt(spark: SparkSession) -> Iterator[None]:
+    before = spark.conf.get(_ATTEMPT, None)
+    spark.conf.set(_ATTEMPT, _attempt())
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_ATTEMPT)
+        else:
+            spark.conf.set(_ATTEMPT, before)
