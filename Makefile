@@ -8,7 +8,7 @@ SPLIT ?= -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-slow-spark check fmt bench bench-scale bench-features clean
+.PHONY: help demo test test-slow check fmt bench bench-scale bench-features clean
 
 help:
 	@echo "make demo            the main job on the embedded store, in a minute"
@@ -25,14 +25,10 @@ demo: $(VENV)/.demo
 	$(PY) examples/demo.py $(ARGS)
 
 test: $(VENV)/.dev
-	$(PY) -m pytest $(SPLIT) -m "not slow and not slow_spark" $(ARGS)
+	$(PY) -m pytest $(SPLIT) -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.dev
 	$(PY) -m pytest $(SPLIT) -m slow $(ARGS)
-
-# Not in CI yet: they pass, but take long and need a machine that has little else to do.
-test-slow-spark: $(VENV)/.dev
-	$(PY) -m pytest -m slow_spark $(ARGS)
 
 check: $(VENV)/.dev
 	$(PY) -m ruff format --check .

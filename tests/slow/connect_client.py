@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 import penstock.spark as ps
 from penstock.spark.java import find_java
 from tests.slow.spark_tasks import app, cube
+from tests.spark.quick import QUICK
 
 
 def main(directory: Path) -> dict[str, Any]:
@@ -47,7 +48,10 @@ def _connected() -> SparkSession:
     if home is not None:
         os.environ["JAVA_HOME"] = str(home)
     builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
-    return builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1").getOrCreate()
+    for name, value in QUICK.items():
+        builder = builder.config(name, value)
+    fast = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    return builder.config("spark.driver.extraJavaOptions", fast).getOrCreate()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """What the kills of the history's test are for: syncs until it is killed, or, to check, to the end and from scratch.
 
-``python history_driver.py URL FOLDER sync|verify``. Prints ``ready`` when its session is there and begins at a line
-from outside; then a line for every sync.
+``python -m tests.slow.history_driver URL FOLDER sync|verify``.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ import sys
 from pathlib import Path
 
 from penstock.spark import history, session
+from tests.slow.drivers import say_ready
+from tests.spark.quick import QUICK
 
 
 def main(url: str, folder: str, mode: str) -> None:
-    spark = session("kills", cores=2, memory="1g")
-    print("ready", flush=True)
-    sys.stdin.readline()
+    spark = session("kills", cores=1, memory="1g", config=QUICK)
+    say_ready(spark)
     while mode == "sync":
         print(history.sync(url, folder, spark=spark, max_events=60), flush=True)
     scratch = Path(folder).with_name("scratch")

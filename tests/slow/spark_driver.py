@@ -14,14 +14,16 @@ from pyspark.sql import SparkSession
 
 import penstock.spark as ps
 from tests.slow.spark_tasks import app, cube
+from tests.spark.quick import QUICK
 
 ROWS = 40_000
-JOBS = 3000
+JOBS = 1500
 
 
 def main(directory: Path) -> None:
     _make_home(directory / "spark")
     config = {
+        **QUICK,
         "spark.master": "local-cluster[2,1,1024]",
         "spark.executor.memory": "1g",
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

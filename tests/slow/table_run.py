@@ -30,17 +30,15 @@ async def work(n: int) -> int:
 
 def main() -> None:
     import penstock.spark as ps
+    from tests.slow.drivers import say_ready
+    from tests.slow.table_run import work as task
+    from tests.spark.quick import QUICK
 
     rows, output = int(sys.argv[1]), Path(sys.argv[2])
-    spark = ps.session("killed", cores=2, memory="1g")
+    spark = ps.session("killed", cores=2, memory="1g", config=QUICK)
+    say_ready(spark)
     df = spark.range(rows).selectExpr("id AS n")
-    print("started", flush=True)
-    from tests.slow.table_run import work as task
-
-    done = ps.process(
-        df, task, key="n", output=output, workers=WORKERS, concurrency=CONCURRENCY, progress="none"
-    )
-    print(f"completed {done.completed}", flush=True)
+    ps.process(df, task, key="n", output=output, workers=WORKERS, concurrency=CONCURRENCY, progress="none")
 
 
 if __name__ == "__main__":

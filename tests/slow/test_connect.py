@@ -12,7 +12,7 @@ import pytest
 
 from tests.slow.crew import ROOT
 
-pytestmark = [pytest.mark.slow_spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_write_read_process_and_archive_work_by_spark_connect(tmp_path: Path) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import subprocess
-import sys
-import time
+import signal
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,37 +16,35 @@ import pytest
 from penstock.core.lifecycle import EventType, State
 from penstock.storage import open_storage
 from tests.slow.crew import read_log
+from tests.slow.drivers import Driver, let_leases_end
 from tests.slow.table_run import CONCURRENCY, QUEUE, WORKERS
 
-pytestmark = [pytest.mark.slow_spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROWS, KILLS = 20_000, 5
+# Its JVM is stopped when it is killed, and goes on when the next run is at work.
+OUTLIVED = 2
 
 
-def start(url: str, folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.slow.table_run", str(ROWS), str(folder / "output")],
-        env={**os.environ, "PENSTOCK_URL": url, "CALLS": str(folder / "calls")},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[], Driver]]:
+    drivers: list[Driver] = []
+
+    def start() -> Driver:
+        arguments = (str(ROWS), str(tmp_path / "output"))
+        environment = {"PENSTOCK_URL": f"sqlite:///{tmp_path}/killed.db", "CALLS": str(tmp_path / "calls")}
+        log = tmp_path / f"driver-{len(drivers)}.log"
+        drivers.append(Driver("tests.slow.table_run", *arguments, log=log, **environment))
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        driver.end()
 
 
 def calls(folder: Path) -> Counter[int]:
     log = folder / "calls"
     return Counter(map(int, log.read_text().split())) if log.exists() else Counter()
-
-
-def kill_amid(process: subprocess.Popen[str], folder: Path, chance: random.Random) -> None:
-    """Once it has begun to work, after a while."""
-    before = calls(folder).total()
-    deadline = time.monotonic() + 120
-    while calls(folder).total() <= before + chance.randrange(1500):
-        assert process.poll() is None, process.stdout.read() if process.stdout else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.kill()
-    process.communicate()
 
 
 async def forget_results(url: str) -> None:
@@ -62,23 +59,37 @@ async def forget_results(url: str) -> None:
     await storage.close()
 
 
-def test_a_run_that_is_killed_pays_only_for_what_is_missing(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/killed.db"
-    chance = random.Random(7)
-    for _ in range(KILLS):
-        process = start(url, tmp_path)
-        kill_amid(process, tmp_path, chance)
+def test_a_run_that_is_killed_pays_only_for_what_is_missing(
+    tmp_path: Path, start: Callable[[], Driver]
+) -> None:
+    url, output = f"sqlite:///{tmp_path}/killed.db", tmp_path / "output"
+    chance = random.Random()
+    standby, outliving = start(), 0
+    for kill in range(KILLS):
+        driver, standby = standby, start()
+        enough = calls(tmp_path).total() + chance.randrange(3000)
+        driver.go()
+        driver.wait_until(lambda enough=enough: calls(tmp_path).total() > enough)  # type: ignore[misc]
+        if outliving:
+            os.kill(outliving, signal.SIGCONT)
+            outliving = 0
+        if kill == OUTLIVED:
+            outliving = driver.jvm
+            os.kill(outliving, signal.SIGSTOP)
+        # By itself, so that its JVM and its workers find out; or all at once, workers amid their jobs.
+        (driver.kill if kill % 2 == 0 else driver.kill_all)()
+        let_leases_end(url, output, QUEUE)
         asyncio.run(forget_results(url))
-    last = start(url, tmp_path)
-    said, _ = last.communicate(timeout=300)
-    assert last.returncode == 0, said
+    standby.go()
+    standby.finish()
 
-    table = pq.read_table(tmp_path / "output", columns=["n", "state", "result", "job_id", "finished_at"])
+    table = pq.read_table(output, columns=["n", "state", "result", "job_id", "finished_at"])
     rows = table.to_pylist()
     assert {row["n"]: row["result"] for row in rows} == {n: str(2 * n) for n in range(ROWS)}
     assert {row["state"] for row in rows} == {"completed"}
     ends = Counter((row["job_id"], row["finished_at"]) for row in rows)
     assert max(ends.values()) == 1
+    assert len(rows) == ROWS
 
     made = calls(tmp_path)
     retries, in_flight = ROWS // 100, KILLS * WORKERS * CONCURRENCY

@@ -10,11 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.spark import session
+from tests.spark.quick import QUICK
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    made = session("tests", cores=2, memory="1g")
+    made = session("tests", cores=2, memory="1g", config=QUICK)
     yield made
     made.stop()
 
