@@ -19,7 +19,7 @@ from tests.slow.crew import ROOT, check_history, read_log
 from tests.slow.spark_tasks import square
 from tests.spark.stores import ask
 
-pytestmark = [pytest.mark.slow_spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 QUEUE = "worked"
 JOBS = 2000

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import time
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +14,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 import penstock.spark as ps
 from penstock.errors import InvalidInput, StorageError
-from penstock.spark.errors import OutputBusy, TooManyFailures
+from penstock.spark.errors import FleetFailed, OutputBusy, TooManyFailures
+from penstock.spark.tables import running
 from penstock.spark.tables.outputlease import OutputLease, output_identity
+from penstock.spark.tables.staff import Staff
 from tests.spark import table_tasks
 
 
@@ -169,6 +173,28 @@ def test_an_output_is_one_by_any_spelling_and_another_in_another_folder(
     others = [output_identity("scores", is_path=True), output_identity("scores", is_path=False)]
     assert here not in others
     assert output_identity("s3://lake/scores/", is_path=True) == "s3://lake/scores"
+
+
+def test_a_run_that_fails_keeps_its_rows_until_they_are_no_longer_read(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_failing, found = Event(), []
+
+    def enqueue(rows: DataFrame, _: Any) -> int:
+        assert is_failing.wait(60)
+        time.sleep(0.5)
+        found.append(rows.count())
+        return 0
+
+    def fail(_: Any) -> None:
+        is_failing.set()
+        raise FleetFailed("all have ended")
+
+    monkeypatch.setattr(running, "enqueue_rows", enqueue)
+    monkeypatch.setattr(Staff, "check", fail)
+    with pytest.raises(FleetFailed, match="all have ended"):
+        do(numbers(spark, 1, 2), tasks.double, tmp_path / "doubles", workers=0)
+    assert found == [2]
 
 
 def test_bad_input_is_told_before_any_job_is_enqueued(

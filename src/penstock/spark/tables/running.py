@@ -33,6 +33,7 @@ _POLL_S: Final = 0.1
 _IDLE_S: Final = 30.0
 _NOBODY_S: Final = 5.0
 _ALIVE_MS: Final = 15_000
+_PUTTING_S: Final = 30.0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +107,14 @@ class Run:
     def _round(self, todo: DataFrame, count: int) -> None:
         """Put rows in and wait for as many ends, or until none has come for long: some may be gone from the store."""
         putting = _Putting(todo, self._batch)
+        try:
+            self._gather(todo, putting, count)
+        except Exception:
+            # It reads what is removed at the end of the run: its complaints of that would hide what has gone wrong.
+            putting.wait(_PUTTING_S)
+            raise
+
+    def _gather(self, todo: DataFrame, putting: _Putting, count: int) -> None:
         expected = self._tally.ended + count
         last_at = seen_at = time.monotonic()
         while self._tally.ended < expected:
@@ -223,8 +232,13 @@ class _Putting:
             raise self._error
 
     def join(self) -> None:
+        """Wait for its end. Raises as ``check``."""
         self._thread.join()
         self.check()
+
+    def wait(self, seconds: float) -> None:
+        """For its end, whatever that is, but no longer than this."""
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         try:
