@@ -45,7 +45,9 @@ def schedule() -> None:
 @click.option(
     "--cron", metavar="EXPRESSION", help="At these times: five fields, or six with the seconds first."
 )
-@click.option("--tz", metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin. [UTC]")
+@click.option(
+    "--tz", metavar="ZONE", help="The time zone of --cron, --start and --end, such as Europe/Berlin. [UTC]"
+)
 @click.option("--every", metavar="DURATION", type=duration, help="At this interval: 30s, 10m, 1h.")
 @click.option(
     "--after-completion",
@@ -91,8 +93,12 @@ def add(
     timing = {key: given.pop(key) for key in _TIMING if key in given}
     if len(timing.keys() & {"cron", "every", "after_completion"}) != 1:
         raise CommandLineError("give one of --cron, --every and --after-completion.", ExitCode.USAGE)
-    for side in timing.keys() & {"start", "end"}:
+    sides = timing.keys() & {"start", "end"}
+    for side in sides:
         timing[side] = _instant(timing[side], f"--{side}", timing.get("tz"))
+    if sides and "cron" not in timing:
+        # It was for these: intervals are the same in every zone.
+        timing.pop("tz", None)
     target = settings["app"] if task else None
     app = import_app(settings, target) if target else open_app(settings)
     jobs = NewJobs(app, queue=queue, task=task, given=given, default_queue=settings["queue"])
