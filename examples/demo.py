@@ -91,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=2000)
     count: int = parser.parse_args().rows
+    FOLDER.mkdir(parents=True, exist_ok=True)
     with step("Starting Spark"):
         spark = penstock.spark.session("demo")
     with step(f"{count} reviews, at most 500 a second, whatever the number of workers"):
