@@ -88,7 +88,7 @@ def tickets(spark: SparkSession, count: int) -> DataFrame:
     )
 
 
-def run(table: DataFrame, cap_usd: float) -> penstock.spark.Processed:
+def run(table: DataFrame, cap_usd: float) -> None:
     """All tickets through the model, by two processes with four calls each at a time."""
     done = penstock.spark.process(
         table, classify, key="ticket_id", output=FOLDER / "labels", max_cost=cap_usd, workers=2, concurrency=4
@@ -98,7 +98,6 @@ def run(table: DataFrame, cap_usd: float) -> penstock.spark.Processed:
         f"{done.plan.done + done.plan.failed} were done before; now {done.completed} answered, {done.failed} failed, "
         f"for {done.cost:.4f} of at most {cap_usd} USD: {why}."
     )
-    return done
 
 
 def show(labels: DataFrame) -> float:
