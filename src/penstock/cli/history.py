@@ -12,7 +12,7 @@ import msgspec
 from penstock.cli.connect import shared_store
 from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, span
-from penstock.cli.parameters import command_of, json_option
+from penstock.cli.parameters import command_of, family, json_option
 from penstock.cli.settings import Settings
 from penstock.cli.sparksession import open_session, session_options
 
@@ -26,7 +26,7 @@ _FOLDER = click.argument(
 )
 
 
-@click.group("history", context_settings={"help_option_names": ["-h", "--help"]})
+@family("history")
 def history() -> None:
     """What happened in the queues: tables of it that grow (sync), and a page (report). Needs penstock[spark].
 

@@ -12,7 +12,7 @@ from penstock.cli.connect import import_task
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, span
-from penstock.cli.parameters import command_of, json_option
+from penstock.cli.parameters import command_of, family, json_option
 from penstock.cli.settings import Settings
 from penstock.cli.sparksession import open_session, pairs, session_options
 from penstock.cli.tablefiles import export, export_format, format_of, is_table, read_table
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["spark"]
 
 
-@click.group("spark", context_settings={"help_option_names": ["-h", "--help"]})
+@family("spark")
 def spark() -> None:
     """Tasks on tables, by Spark. Needs penstock[spark].
 
