@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock import App
+from penstock.cli.status import read_status
 from tests.cli.conftest import Shell, until
 
 # Each starts the script many times, which takes a while where the machine is busy.
@@ -186,3 +188,16 @@ def test_the_doctor_says_what_is_wrong_with_a_server(valkey_url: str, tmp_path: 
     assert found["eviction"]["verdict"] == "ok"
     assert (found["persistence"]["verdict"], run.returncode) in (("problem", 1), ("ok", 0))
     assert found["persistence"]["verdict"] == "ok" or "appendonly yes" in found["persistence"]["advice"]
+
+
+async def test_a_worker_that_has_not_been_heard_of_is_not_counted_as_one_that_runs(tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        storage = await app.connect()
+        await app.queue("default").enqueue({})
+        info = b'{"state": "running", "queues": ["default"]}'
+        await storage.extend("default", [], worker="w", lease_ms=600_000, info=info)
+        told = await read_status(app, None, default_queue="default")
+        assert (told["workers"], told["silent_workers"], told["unattended"]) == (1, 0, [])
+        await storage.shift_clock("default", 61_000)
+        told = await read_status(app, None, default_queue="default")
+        assert (told["workers"], told["silent_workers"], told["unattended"]) == (0, 1, ["default"])
