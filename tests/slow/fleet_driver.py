@@ -6,10 +6,11 @@ import threading
 
 import penstock.spark as ps
 from tests.slow.spark_tasks import app
+from tests.spark.quick import QUICK
 
 
 def main() -> None:
-    spark = ps.session("killed", cores=2, memory="1g")
+    spark = ps.session("killed", cores=2, memory="1g", config=QUICK)
     ps.fleet(spark, app, queues=["worked"], size=2, until_drained=False, concurrency=5, lease="3s")
     threading.Event().wait()
 
