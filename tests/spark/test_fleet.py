@@ -14,8 +14,6 @@ import penstock.spark as ps
 from penstock import App, InvalidOption
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
-from penstock.loops import Sessions
-from penstock.opening import Opening
 from penstock.spark.executorloop import Assignment, work
 from penstock.spark.executors import FLEETS, _FleetJob
 from penstock.spark.heldjob import LEASE_MS, Charge
@@ -27,16 +25,11 @@ from tests.spark.stores import ask
 @pytest.fixture(autouse=True)
 def store(url: str) -> Iterator[None]:
     """The driver's app has the store of the test; the executors import an app that knows nothing of it."""
-    opening = Opening(url, namespace=None)
-    before, was = (
-        app.exchange_sessions(Sessions(opening.open, intake=app.intake, close_storage=True)),
-        app.url,
-    )
-    app.url = url
+    was = app.url
+    app.move_to(url)
     yield
     app.sync.close()
-    app.exchange_sessions(before)
-    app.url = was
+    app.move_to(was)
 
 
 def jobs(url: str, queue: str, ids: list[str]) -> list[Job]:

@@ -52,9 +52,12 @@ class Gathering:
         # Jobs that were cancelled because the run stops have no outcome worth a row.
         self.is_stopping = False
 
-    def look(self) -> int:
-        """How many ends are waiting to be taken, as far as one page tells."""
-        return len(self._page("").jobs)
+    def look(self, expected: int) -> tuple[bool, bool]:
+        """Whether as many ends as are ``expected`` are waiting to be taken, and whether any is. It is asked often, and
+        jobs are read to answer it: many only when a page of them is all there is to wait for."""
+        limit = expected if expected <= _PAGE else 1
+        waiting = len(self._page("", limit).jobs)
+        return waiting >= expected, waiting > 0
 
     def take(self, *, is_first: bool = False) -> int:
         """Write down all that is held now; how many there were. ``is_first``: some may have been written before."""
@@ -85,8 +88,8 @@ class Gathering:
             )
         )
 
-    def _page(self, cursor: str) -> JobPage:
-        held = self._store.storage.held(self._batch.queue, self._batch.consumer, cursor=cursor, limit=_PAGE)
+    def _page(self, cursor: str, limit: int = _PAGE) -> JobPage:
+        held = self._store.storage.held(self._batch.queue, self._batch.consumer, cursor=cursor, limit=limit)
         return self._store.run(held)
 
     def _write(self, jobs: list[Job], *, is_first: bool) -> None:

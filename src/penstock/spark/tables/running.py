@@ -28,7 +28,10 @@ from penstock.storage.values import Budget
 
 __all__ = ["Limits", "Run"]
 
-_COMMIT_S: Final = 2.0
+# How long ends may wait for the commit that writes them down: longer the longer a run goes on, so that its files are
+# few. They are held in the store meanwhile.
+_COMMIT_S: Final = (2.0, 10.0)
+_COMMITS: Final = 60
 _POLL_S: Final = 0.1
 _IDLE_S: Final = 30.0
 _NOBODY_S: Final = 5.0
@@ -68,7 +71,7 @@ class Run:
         self._tally = gathering.tally
         self._gathering = gathering
         self._check_workers = check_workers
-        self._said_at = time.monotonic()
+        self._began_at = self._said_at = time.monotonic()
         self._interrupted = threading.Event()
         self.stopped = ""
 
@@ -118,12 +121,11 @@ class Run:
         expected = self._tally.ended + count
         last_at = seen_at = time.monotonic()
         while self._tally.ended < expected:
-            waiting = self._gathering.look()
+            are_all, are_some = self._gathering.look(expected - self._tally.ended)
             now = time.monotonic()
-            if not waiting:
+            if not are_some:
                 seen_at = now
-            enough = waiting + self._tally.ended >= expected or now - seen_at > _COMMIT_S
-            if waiting and enough:
+            if are_all or now - seen_at > self._commit_s(now):
                 self._gathering.take()
                 last_at = seen_at = time.monotonic()
             self._progress.show(self._tally)
@@ -138,6 +140,10 @@ class Run:
                 return
             time.sleep(_POLL_S)
         putting.join()
+
+    def _commit_s(self, now: float) -> float:
+        least, most = _COMMIT_S
+        return min(max((now - self._began_at) / _COMMITS, least), most)
 
     def _stop_if_due(self, todo: DataFrame, putting: _Putting) -> None:
         if self.stopped:
