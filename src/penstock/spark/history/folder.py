@@ -21,6 +21,7 @@ from penstock.spark.history.manifest import BronzeManifest, DerivedManifest, Man
 __all__ = ["History", "open_history"]
 
 _MARK: Final = "_history.json"
+_DRAFT: Final = "_history.draft"
 _GRACE_MS: Final = 3_600_000
 _DAY_S: Final = 86_400
 
@@ -112,7 +113,8 @@ def open_history(path: str | Path, *, create: bool) -> History:
     root = _local(path)
     if create:
         root.mkdir(parents=True, exist_ok=True)
-        if not (root / _MARK).exists() and not any(root.iterdir()):
+        # Somebody who begins it at the same time may have a draft of the mark there.
+        if all(entry.name.endswith(_DRAFT) for entry in root.iterdir()):
             _put_mark(root / _MARK)
     mark = root / _MARK
     if not mark.is_file():
@@ -136,7 +138,7 @@ def _local(path: str | Path) -> Path:
 
 
 def _put_mark(path: Path) -> None:
-    draft = path.with_name(f".{uuid4().hex}")
+    draft = path.with_name(f".{uuid4().hex}{_DRAFT}")
     draft.write_bytes(msgspec.json.encode(_Mark(uuid4().hex[:12])))
     try:
         os.link(draft, path)
