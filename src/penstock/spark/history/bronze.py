@@ -27,7 +27,7 @@ from penstock.spark.history.manifest import (
 from penstock.spark.store import Store
 from penstock.storage.base import Storage
 
-__all__ = ["Appended", "append", "hold", "queue_names"]
+__all__ = ["Appended", "append", "hold", "parallelism", "queue_names"]
 
 _HOLD_MS = 7 * 86_400_000
 
@@ -85,7 +85,7 @@ def append(
         plan = store.run(_plan(store.storage, history, base, queues, limit=limit))
     if not (plan.ranges or plan.losses or plan.changes):
         return None
-    shares = shares_of(plan.ranges, _parallelism(spark))
+    shares = shares_of(plan.ranges, parallelism(spark))
     files = write_shares(spark, shares, url=url, folder=folder, sync=sync)
     with Store(url) as store:
         unread = _unread(plan.ranges, files)
@@ -99,7 +99,8 @@ def append(
     return Appended(manifest=manifest, events=sum(file.rows for file in files))
 
 
-def _parallelism(spark: SparkSession) -> int:
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks the session runs at a time."""
     try:
         return int(spark.sparkContext.defaultParallelism)
     except Exception:  # over Spark Connect there is no context

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from pyspark.sql import Column, DataFrame, Window
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.spark.history.events import place_number
@@ -56,24 +58,41 @@ def obliterations(events: DataFrame) -> list[Cut]:
     return [Cut(queue=queue, first=place, last=place, removed_at_us=at_us) for queue, place, at_us in rows]
 
 
-def apply_cuts(rows: DataFrame, cuts: list[Cut]) -> DataFrame:
-    """Mark the rows (of silver, or of single events) of the jobs that the cuts touch."""
-    following = Window.partitionBy(*KEYS).orderBy("place")
-    marked = rows.withColumn("_next", F.lead("place").over(following))
-    is_open = F.col("state").isin(*OPEN_STATES)
+def apply_cuts(rows: pa.Table, cuts: list[Cut]) -> pa.Table:
+    """Mark the rows (of silver, or of single events) of the jobs that the cuts touch, all of whose rows are there."""
+    rows = rows.sort_by([(name, "ascending") for name in (*KEYS, "place")])
+    following = _following(rows)
+    is_open = pc.is_in(rows["state"], pa.array(OPEN_STATES))
     for cut in cuts:
-        here = F.col("queue") == cut.queue
+        hit = pc.equal(rows["queue"], cut.queue)
         if cut.undone:
-            hit = here & F.col("place").between(cut.first, cut.last)
+            hit = pc.and_(hit, pc.greater_equal(rows["place"], cut.first))
+            hit = pc.and_(hit, pc.less_equal(rows["place"], cut.last))
         else:
-            ahead = F.col("_next").isNull() | (F.col("_next") > cut.last)
-            hit = here & is_open & (F.col("place") < cut.first) & ahead
-        marked = marked.withColumns(_consequence(cut, hit))
-    return marked.drop("_next")
+            ahead = pc.fill_null(pc.greater(following, cut.last), True)
+            hit = pc.and_(pc.and_(hit, is_open), pc.and_(pc.less(rows["place"], cut.first), ahead))
+        for name, column in _consequence(rows, cut, hit).items():
+            rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
+    return rows
 
 
-def _consequence(cut: Cut, hit: Column) -> dict[str, Any]:
+def _following(rows: pa.Table) -> pa.Array:
+    """The place of the next row of the same job, if there is one, from rows in order."""
+    if not rows.num_rows:
+        return pa.array([], pa.int64())
+    place = rows["place"].combine_chunks()
+    same = pa.repeat(True, rows.num_rows - 1)
+    for name in KEYS:
+        column = rows[name].combine_chunks()
+        same = pc.and_(same, pc.equal(column[:-1], column[1:]))
+    none = pa.scalar(None, pa.int64())
+    return pa.concat_arrays([pc.if_else(same, place[1:], none), pa.array([None], pa.int64())])
+
+
+def _consequence(rows: pa.Table, cut: Cut, hit: Any) -> dict[str, Any]:
     if cut.removed_at_us is None:
-        return {"incomplete": F.col("incomplete") | hit}
-    at = F.timestamp_micros(F.lit(cut.removed_at_us))
-    return {name: F.when(hit, at).otherwise(F.col(name)) for name in ("removed_at", "last_seen_at")}
+        return {"incomplete": pc.or_(rows["incomplete"], hit)}
+    names = ("removed_at", "last_seen_at")
+    return {
+        name: pc.if_else(hit, pa.scalar(cut.removed_at_us, rows[name].type), rows[name]) for name in names
+    }

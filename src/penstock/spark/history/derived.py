@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from penstock.spark.history.folder import History
 from penstock.spark.history.manifest import BronzeManifest, DerivedManifest, now_ms
 
-__all__ = ["put_days", "read_table"]
+__all__ = ["DayFile", "put_days", "read_table", "version_folder", "write_days"]
 
 _REMEMBERED_MS: Final = 2 * 3_600_000
 
@@ -28,6 +28,34 @@ def read_table(
     return spark.read.schema(schema).parquet(*history.files(table, paths))
 
 
+class DayFile(NamedTuple):
+    """A file that was written: of which day and table, and where in the folder."""
+
+    day: str
+    table: str
+    path: str
+
+
+def version_folder(history: History, table: str, base: DerivedManifest, sync: str) -> Path:
+    """Where the files of the version after ``base`` go: one sync may write several versions."""
+    return history.root / table / f"{sync}-{base.number + 1:010}"
+
+
+def write_days(folder: Path, tables: Mapping[str, DataFrame]) -> list[DayFile]:
+    """Write tables into the folder of a version, by their column ``day``."""
+    files: list[DayFile] = []
+    for name, frame in tables.items():
+        target = folder / name
+        frame.write.mode("overwrite").option("partitionOverwriteMode", "static").partitionBy("day").parquet(
+            target.as_uri()
+        )
+        for path in sorted(target.rglob("*.parquet")):
+            _make_durable(path)
+            day = path.parent.name.removeprefix("day=")
+            files.append(DayFile(day, name, str(path.relative_to(folder.parent))))
+    return files
+
+
 def put_days(
     history: History,
     table: str,
@@ -36,28 +64,18 @@ def put_days(
     bronze: BronzeManifest,
     sync: str,
     touched: Iterable[str],
-    tables: Mapping[str, DataFrame],
+    files: Iterable[DayFile],
 ) -> DerivedManifest:
-    """Write the touched days of each table (by its column ``day``) and commit the version that has them.
+    """Commit the version that has these files for the touched days.
 
     Raises:
         Conflict: another sync was first. Nothing was committed.
     """
-    folder = history.root / table
-    # One sync may write several versions.
-    written = folder / f"{sync}-{base.number + 1:010}"
     days = dict(base.days)
     outgoing = {path for day in touched for paths in days.pop(day, {}).values() for path in paths}
-    for name, frame in tables.items():
-        target = written / name
-        frame.write.mode("overwrite").option("partitionOverwriteMode", "static").partitionBy("day").parquet(
-            target.as_uri()
-        )
-        for path in sorted(target.rglob("*.parquet")):
-            _make_durable(path)
-            day = path.parent.name.removeprefix("day=")
-            of_day = days.setdefault(day, {})
-            days[day] = {**of_day, name: (*of_day.get(name, ()), str(path.relative_to(folder)))}
+    for day, name, path in files:
+        of_day = days.setdefault(day, {})
+        days[day] = {**of_day, name: (*of_day.get(name, ()), path)}
     now = now_ms()
     recent = {path: at_ms for path, at_ms in base.replaced.items() if at_ms > now - _REMEMBERED_MS}
     manifest = replace(

@@ -21,7 +21,7 @@ from penstock.spark.history.manifest import DataFile, Range, now_ms, sync_folder
 from penstock.spark.options import ReadOptions
 from penstock.spark.schemas import EVENTS
 
-__all__ = ["Share", "shares_of", "write_shares", "write_table"]
+__all__ = ["Share", "shares_of", "write_durably", "write_shares", "write_table"]
 
 _LEAST: Final = 25_000
 _MOST: Final = 250_000
@@ -99,11 +99,7 @@ def write_table(table: pa.Table, folder: Path, name: str) -> DataFile:
     if table.num_rows == 0:
         return DataFile(path="", rows=0, bytes=0, ranges=(), from_ms=0, to_ms=0, written_at_ms=0)
     path = folder / f"{name}-{uuid4().hex[:8]}.parquet"
-    with path.open("xb") as file:
-        pq.write_table(table, file, compression="zstd", compression_level=1)
-        file.flush()
-        os.fsync(file.fileno())
-        size = file.tell()
+    size = write_durably(table, path)
     at_ms = pc.cast(pc.divide(pc.cast(table["at"], pa.int64()), 1000), pa.int64())
     began_ms = pc.subtract(at_ms, table["run_ms"])
     types = pc.value_counts(table["type"])
@@ -119,6 +115,16 @@ def write_table(table: pa.Table, folder: Path, name: str) -> DataFile:
         types={entry["values"]: entry["counts"] for entry in types.to_pylist()},
         has_groups=pc.any(pc.not_equal(table["group"], "")).as_py(),
     )
+
+
+def write_durably(table: pa.Table, path: Path) -> int:
+    """Write a Parquet file that is not there yet, and its folder if need be; how many bytes it has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as file:
+        pq.write_table(table, file, compression="zstd", compression_level=1)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
 
 
 def _birth_days(table: pa.Table) -> list[str]:

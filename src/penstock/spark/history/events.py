@@ -1,10 +1,13 @@
-"""The events of bronze as Spark sees them: those of listed files, each with its place in the order of its queue."""
+"""The events of bronze: those of listed files, each with its place in the order of its queue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -12,10 +15,31 @@ from penstock.spark.history.folder import History
 from penstock.spark.history.manifest import BronzeManifest, DataFile, Place, Range
 from penstock.spark.schemas import EVENTS
 
-__all__ = ["after_places", "day_of", "listed_events", "pending_files", "place_number"]
+__all__ = ["Placing", "day_of", "listed_events", "pending_files", "place_number", "placing_after"]
 
 # Sequences of an epoch come before all those of the next one.
 _PER_EPOCH: Final = 1 << 48
+
+
+class Placing(msgspec.Struct, frozen=True):
+    """What is needed to tell the places of events, and which of them are ``done``: up to that place of a queue."""
+
+    epochs: dict[str, tuple[str, ...]]
+    done: dict[str, int]
+
+    def placed(self, events: pa.Table) -> pa.Table:
+        """The events that are not done, with their ``place``."""
+        place, is_new = events["seq"], None
+        for queue, epochs in self.epochs.items():
+            is_here = pc.equal(events["queue"], queue)
+            for number, epoch in enumerate(epochs[1:], 1):
+                is_then = pc.and_(is_here, pc.equal(events["epoch"], epoch))
+                place = pc.if_else(is_then, pc.add(events["seq"], number * _PER_EPOCH), place)
+            if queue in self.done:
+                ahead = pc.or_(pc.invert(is_here), pc.greater(place, self.done[queue]))
+                is_new = ahead if is_new is None else pc.and_(is_new, ahead)
+        table = events.append_column("place", place)
+        return table if is_new is None else table.filter(is_new)
 
 
 def place_number(bronze: BronzeManifest, queue: str, epoch: str, seq: int) -> int:
@@ -49,22 +73,10 @@ def pending_files(bronze: BronzeManifest, places: Mapping[str, Place]) -> list[D
     ]
 
 
-def after_places(
-    events: DataFrame, bronze: BronzeManifest, files: Sequence[DataFile], places: Mapping[str, Place]
-) -> DataFrame:
-    """Those of the events of these files that come after the places. Costs nothing if all of them do."""
-    kept = events
-    for queue in sorted({part.queue for file in files for part in file.ranges} & places.keys()):
-        done = place_number(bronze, queue, places[queue].epoch, places[queue].seq)
-        starts = [
-            place_number(bronze, queue, part.epoch, part.first)
-            for file in files
-            for part in file.ranges
-            if part.queue == queue
-        ]
-        if min(starts) <= done:
-            kept = kept.where((F.col("queue") != queue) | (F.col("place") > done))
-    return kept
+def placing_after(bronze: BronzeManifest, places: Mapping[str, Place]) -> Placing:
+    """Of the events after these places."""
+    done = {queue: place_number(bronze, queue, place.epoch, place.seq) for queue, place in places.items()}
+    return Placing(bronze.epochs, done)
 
 
 def _is_folded(bronze: BronzeManifest, part: Range, places: Mapping[str, Place]) -> bool:

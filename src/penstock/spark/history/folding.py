@@ -1,15 +1,18 @@
 """How events become jobs: a row per event in the shape of a job, and rows of the same job made one.
 
 The rows that silver has already are of the same shape, so that what is new is folded into them and the outcome is the
-same as that of folding everything at once.
+same as that of folding everything at once. In Arrow: Spark would sort for it, since it cannot hash what keeps texts.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BooleanType,
     DoubleType,
@@ -21,7 +24,7 @@ from pyspark.sql.types import (
 
 from penstock.core.lifecycle import OPEN
 
-__all__ = ["KEYS", "OPEN_STATES", "REMOVED", "SILVER", "merged", "strips"]
+__all__ = ["ARROW", "KEYS", "OPEN_STATES", "REMOVED", "SILVER", "jobs_of", "merged", "strips"]
 
 KEYS: Final = ("queue", "id", "incarnation")
 REMOVED: Final = "removed"
@@ -68,86 +71,100 @@ SILVER: Final = StructType()
 for _name, _type in _COLUMNS.items():
     SILVER.add(_name, _type)
 
-# The same in all events of a job that have them, and cheaper than the newest.
-_CONSTANT_TEXTS: Final = ("task", "version", "group", "run_id")
-_NEWEST_TEXTS: Final = ("state", "worker")
-_NEWEST_KNOWN: Final = ("priority", "cost", "last_wait_ms", "last_run_ms", "payload_size", "result_size")
+ARROW: Final = to_arrow_schema(SILVER, timezone="UTC")
+
+_ENDS: Final = ("completed", "failed", "cancelled", "expired")
+_FAILURES: Final = ("retrying", "failed", "expired")
+# The newest value that is known. A text that is empty is not known.
+_TEXTS: Final = ("task", "version", "group", "run_id", "state", "worker", "error_type", "error")
+_NEWEST: Final = ("priority", "cost", "last_wait_ms", "last_run_ms", "payload_size", "result_size")
 _SUMS: Final = ("runs", "failures", "stalls", "retries", "wait_ms", "run_ms", "usd_micros")
+_HOW: Final = {
+    **dict.fromkeys((*_TEXTS, *_NEWEST), "last"),
+    **dict.fromkeys(_SUMS, "sum"),
+    **dict.fromkeys(("enqueued_at", "last_claimed_at", "finished_at", "removed_at", "last_seen_at"), "max"),
+    **dict.fromkeys(("first_claimed_at", "first_seen_at"), "min"),
+    "first_type": "first",
+    "place": "max",
+    "incomplete": "any",
+}
 
 
-def strips(events: DataFrame) -> DataFrame:
-    """Events of jobs, each as a row of silver that knows of nothing else."""
-    kind = F.col("type")
-    values: dict[str, Column] = {
-        "priority": F.when(kind == "enqueued", F.col("priority")),
-        "cost": F.when(kind == "enqueued", F.col("cost")),
-        "first_claimed_at": F.when(kind == "claimed", F.col("at")),
-        "last_claimed_at": F.when(kind == "claimed", F.col("at")),
-        "finished_at": F.when(kind.isin("completed", "failed", "cancelled", "expired"), F.col("at")),
-        "removed_at": F.when(kind == REMOVED, F.col("at")),
-        "runs": _counts(kind == "claimed"),
-        "failures": _counts(kind.isin("retrying", "failed", "expired")),
-        "stalls": _counts(kind == "stalled"),
-        "retries": _counts(kind.isin("retrying", "retried")),
-        "last_wait_ms": F.when(kind == "claimed", F.col("wait_ms")),
-        "last_run_ms": F.when(F.col("run_ms") > 0, F.col("run_ms")),
-        "payload_size": F.when(kind == "enqueued", F.col("size")),
-        "result_size": F.when(kind == "completed", F.col("size")),
-        "usd_micros": F.when(kind == "used", F.get_json_object("data", "$.usd").cast("long")).otherwise(
-            _zero()
-        ),
-        "first_type": kind,
-        "first_seen_at": F.col("at"),
-        "last_seen_at": F.col("at"),
-        "incomplete": F.lit(False),
+def strips(events: pa.Table) -> pa.Table:
+    """Events of jobs, each (with its ``place``) as a row of silver that knows of nothing else."""
+    events = events.filter(pc.not_equal(events["id"], ""))
+    at, kind = events["at"], events["type"].combine_chunks().dictionary_encode()
+
+    def of(*types: str) -> pa.Array:
+        """Whether an event is of one of the types."""
+        return pc.take(pc.is_in(kind.dictionary, pa.array(types, pa.string())), kind.indices)
+
+    enqueued, claimed = of("enqueued"), of("claimed")
+    values: dict[str, Any] = {
+        "priority": _where(enqueued, events["priority"]),
+        "cost": _where(enqueued, events["cost"]),
+        "first_claimed_at": _where(claimed, at),
+        "last_claimed_at": _where(claimed, at),
+        "finished_at": _where(of(*_ENDS), at),
+        "removed_at": _where(of(REMOVED), at),
+        "runs": claimed,
+        "failures": of(*_FAILURES),
+        "stalls": of("stalled"),
+        "retries": of("retrying", "retried"),
+        "last_wait_ms": _where(claimed, events["wait_ms"]),
+        "last_run_ms": _where(pc.greater(events["run_ms"], 0), events["run_ms"]),
+        "payload_size": _where(enqueued, events["size"]),
+        "result_size": _where(of("completed"), events["size"]),
+        "usd_micros": _usd(events, of("used")),
+        "first_type": events["type"],
+        "first_seen_at": at,
+        "last_seen_at": at,
+        "incomplete": pa.repeat(False, len(events)),
     }
-    columns = [values.get(name, F.col(name)).cast(type).alias(name) for name, type in _COLUMNS.items()]
-    return events.where(F.col("id") != "").select(*columns)
+    return _silver({name: events[name] for name in ARROW.names if name not in values} | values)
 
 
-def _zero() -> Column:
-    return F.lit(0).cast("long")
+def _silver(columns: Mapping[str, Any]) -> pa.Table:
+    return pa.table([pc.cast(columns[field.name], field.type) for field in ARROW], schema=ARROW)
 
 
-def _counts(condition: Column) -> Column:
-    return F.when(condition, F.lit(1)).otherwise(F.lit(0))
+def _where(condition: Any, values: Any) -> Any:
+    return pc.if_else(condition, values, pa.scalar(None, values.type))
 
 
-def merged(rows: DataFrame) -> DataFrame:
-    """One row per job, from rows of silver and of events in any order."""
-    place = F.col("place")
-    values: dict[str, Column] = {
-        "enqueued_at": F.max("enqueued_at"),
-        "first_claimed_at": F.min("first_claimed_at"),
-        "last_claimed_at": F.max("last_claimed_at"),
-        "finished_at": F.max("finished_at"),
-        "removed_at": F.max("removed_at"),
-        "error_type": F.coalesce(F.max_by("error_type", F.when(F.col("error_type") != "", place)), F.lit("")),
-        "error": F.coalesce(F.max_by("error", F.when(F.col("error_type") != "", place)), F.lit("")),
-        "first_type": F.min_by("first_type", "place"),
-        "first_seen_at": F.min("first_seen_at"),
-        "last_seen_at": F.max("last_seen_at"),
-        "place": F.max("place"),
-        "incomplete": F.bool_or("incomplete"),
-    }
-    for name in _CONSTANT_TEXTS:
-        values[name] = F.max(name)
-    for name in _NEWEST_TEXTS:
-        values[name] = F.coalesce(F.max_by(name, F.when(F.col(name) != "", place)), F.lit(""))
-    for name in _NEWEST_KNOWN:
-        values[name] = F.max_by(name, F.when(F.col(name).isNotNull(), place))
-    for name in _SUMS:
-        values[name] = F.sum(F.coalesce(F.col(name), _zero()))
-    grouped = rows.groupBy(*KEYS).agg(*(column.alias(name) for name, column in values.items()))
-    return _settled(grouped).select(*_COLUMNS)
-
-
-def _settled(jobs: DataFrame) -> DataFrame:
-    """What follows from the rest: a job that was removed while it was open ended there; one that is open has no end."""
-    was_open = F.col("removed_at").isNotNull() & F.col("state").isin(*OPEN_STATES)
-    state = F.when(was_open, F.lit(REMOVED)).otherwise(F.col("state"))
-    ended = F.when(state == REMOVED, F.col("removed_at")).when(
-        ~state.isin(*OPEN_STATES), F.col("finished_at")
+def _usd(events: pa.Table, is_used: pa.Array) -> pa.Array:
+    """What events of usage say in their data."""
+    texts = _where(is_used, events["data"]).to_pylist() if pc.any(is_used).as_py() else [None] * len(events)
+    return pa.array(
+        [int(msgspec.json.decode(text).get("usd", 0)) if text else 0 for text in texts], pa.int64()
     )
-    incomplete = F.col("incomplete") | (F.col("first_type") != "enqueued")
-    return jobs.withColumns({"state": state, "finished_at": ended, "incomplete": incomplete})
+
+
+def merged(rows: pa.Table) -> pa.Table:
+    """One row per job, from rows of silver and of events in any order. May be repeated with more of them."""
+    rows = rows.sort_by("place")
+    failed = pc.not_equal(rows["error_type"], "")
+    known = {name: _where(pc.not_equal(rows[name], ""), rows[name]) for name in _TEXTS}
+    known["error"] = _where(failed, rows["error"])
+    table = pa.table([known.get(name, rows[name]) for name in ARROW.names], names=ARROW.names)
+    grouped = table.group_by([*KEYS], use_threads=False).aggregate([*_HOW.items()])
+    columns = {name: grouped[f"{name}_{how}"] for name, how in _HOW.items()}
+    columns |= {name: pc.fill_null(columns[name], "") for name in _TEXTS}
+    columns |= {name: pc.fill_null(columns[name], 0) for name in _SUMS}
+    return _silver(columns | {name: grouped[name] for name in KEYS})
+
+
+def jobs_of(rows: pa.Table) -> pa.Table:
+    """The rows of silver: ``merged``, and what follows from the rest. A job that was removed while it was open ended
+    there; one that is open has no end."""
+    jobs = merged(rows)
+    is_open = pc.is_in(jobs["state"], pa.array(OPEN_STATES))
+    was_open = pc.and_(pc.is_valid(jobs["removed_at"]), is_open)
+    state = pc.if_else(was_open, REMOVED, jobs["state"])
+    ended = _where(pc.invert(pc.is_in(state, pa.array(OPEN_STATES))), jobs["finished_at"])
+    columns = {name: jobs[name] for name in ARROW.names} | {
+        "state": state,
+        "finished_at": pc.if_else(pc.equal(state, REMOVED), jobs["removed_at"], ended),
+        "incomplete": pc.or_(jobs["incomplete"], pc.not_equal(jobs["first_type"], "enqueued")),
+    }
+    return _silver(columns)

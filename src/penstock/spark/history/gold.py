@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import DoubleType, LongType, StringType, StructType, TimestampType
 
-from penstock.spark.history.derived import put_days, read_table
+from penstock.spark.history.derived import put_days, read_table, version_folder, write_days
 from penstock.spark.history.events import listed_events, pending_files
 from penstock.spark.history.folder import History
 from penstock.spark.history.manifest import BronzeManifest, DataFile, DerivedManifest
@@ -22,6 +22,7 @@ from penstock.spark.history.measures import (
     GRAINS,
     busy_minutes,
     counted,
+    failed_minutes,
     net_by_minute,
     percentiles,
     with_groups,
@@ -88,16 +89,11 @@ def summarise(spark: SparkSession, history: History, *, sync: str) -> DerivedMan
             spark, history, gold, net_by_minute(counts, _untold(bronze, files, jobs)), start_ms
         )
         busy = busy_minutes(events).where(F.col("minute") >= start_ms)
-        tables = {"metrics": _metrics([counts, busy, backlog]), "causes": _causes(counts)}
-        return put_days(
-            history,
-            "gold",
-            base=gold,
-            bronze=bronze,
-            sync=sync,
-            touched=touched,
-            tables={name: _by_day(frame, _SCHEMAS[name]) for name, frame in tables.items()},
-        )
+        failures = failed_minutes(events).where(F.col("minute") >= start_ms)
+        tables = {"metrics": _metrics([counts, busy, backlog]), "causes": _causes(failures)}
+        by_day = {name: _by_day(frame, _SCHEMAS[name]) for name, frame in tables.items()}
+        written = write_days(version_folder(history, "gold", gold, sync), by_day)
+        return put_days(history, "gold", base=gold, bronze=bronze, sync=sync, touched=touched, files=written)
     finally:
         counts.unpersist()
 
@@ -177,8 +173,7 @@ def _by_period(rows: DataFrame) -> DataFrame:
     return rows.withColumn("_period", F.explode(periods)).select(*rows.columns, "_period.*")
 
 
-def _causes(counts: DataFrame) -> DataFrame:
-    failures = counts.where((F.col("error_type") != "") & F.col("type").isin("failed", "retrying", "expired"))
+def _causes(failures: DataFrame) -> DataFrame:
     is_retry, times = F.col("type") == "retrying", F.col("times")
     found = _by_period(failures).groupBy("grain", "period", "queue", "task", "error_type")
     return found.agg(

@@ -14,6 +14,7 @@ __all__ = [
     "GRAINS",
     "busy_minutes",
     "counted",
+    "failed_minutes",
     "minute_of",
     "net_by_minute",
     "percentiles",
@@ -60,12 +61,21 @@ def counted(events: DataFrame) -> DataFrame:
         "cost": F.when(kind == "claimed", F.col("cost")),
     }
     named = events.where(F.col("id") != "").withColumns(values)
-    alike = ("minute", "queue", "task", "group", "worker", "type", "wait_ms", "run_ms", "error_type")
+    alike = ("minute", "queue", "task", "group", "worker", "type", "wait_ms", "run_ms")
     return named.groupBy(*alike).agg(
         F.count(F.lit(1)).alias("times"),
         F.sum("usd_micros").alias("usd_micros"),
         F.sum("cost").alias("cost"),
-        F.max("error").alias("error"),
+    )
+
+
+def failed_minutes(events: DataFrame) -> DataFrame:
+    """Failures by minute and cause, with how many are alike and what one of them said."""
+    # Apart from the counts: Spark sorts what it takes the largest text of, and failures are few.
+    failures = events.where((F.col("error_type") != "") & F.col("type").isin("failed", "retrying", "expired"))
+    found = failures.where(F.col("id") != "").withColumn("minute", minute_of(F.col("at")))
+    return found.groupBy("minute", "queue", "task", "type", "error_type").agg(
+        F.count(F.lit(1)).alias("times"), F.max("error").alias("error")
     )
 
 
