@@ -18,6 +18,7 @@ __all__ = ["row_id_maker"]
 _DIGEST: Final = 16
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+_CANONICAL: Final = frozenset({str, int, bool, bytes})
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -33,7 +34,8 @@ def row_id_maker(namespace: str, task: str) -> Callable[[tuple[Any, ...]], str]:
 
     def id_of(key: tuple[Any, ...]) -> str:
         digest = start.copy()
-        digest.update(_encode([_canonical(value) for value in key]))
+        is_canonical = _CANONICAL.issuperset(map(type, key))
+        digest.update(_encode(key if is_canonical else [_canonical(value) for value in key]))
         return digest.hexdigest()
 
     return id_of
@@ -42,7 +44,7 @@ def row_id_maker(namespace: str, task: str) -> Callable[[tuple[Any, ...]], str]:
 def _canonical(value: Any) -> Any:
     """A value that MessagePack encodes in one way only. Kinds it does not know are marked by a list with their name."""
     kind = type(value)
-    if kind is str or kind is int or kind is bool or kind is bytes:
+    if kind in _CANONICAL:
         return value
     if kind is float:
         return _canonical_float(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import pyarrow as pa
@@ -86,7 +86,16 @@ def new_jobs(batch: pa.RecordBatch, layout: Layout) -> Iterator[NewJob | Refused
 def _rows(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     if not names:
         return iter([()] * batch.num_rows)
-    return zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+    return zip(*(_values(batch.column(name)) for name in names), strict=True)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """What ``to_pylist`` gives, several times as fast for the kinds that most columns are of."""
+    kind = column.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if pa.types.is_string(kind) or (is_number and column.null_count == 0):
+        return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
+    return cast("list[Any]", column.to_pylist())
 
 
 def _given(options: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
