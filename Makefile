@@ -8,7 +8,7 @@ SPLIT ?= -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow check fmt bench bench-scale bench-features clean
+.PHONY: help demo test test-slow check fmt bench bench-scale bench-features bench-spark clean
 
 help:
 	@echo "make demo            the main job on the embedded store, in a minute"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench           measure against the peers        (ARGS is passed on)"
 	@echo "make bench-scale     cost per job at 10,000 and 1,000,000 jobs"
 	@echo "make bench-features  what each feature costs, beside plain jobs"
+	@echo "make bench-spark     the pipeline on Spark, beside plain processes"
 	@echo "make clean           remove .venv, caches and builds"
 
 demo: $(VENV)/.demo
@@ -49,6 +50,9 @@ bench-scale: $(VENV)/.dev
 
 bench-features: $(VENV)/.dev
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/features $(ARGS)
+
+bench-spark: $(VENV)/.dev
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/spark $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
