@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from penstock.cli.main import run
 from tests.spark.busywork import happen
+from tests.spark.stores import fill
 
 # Many of Spark's small jobs, which take a while where the machine is busy.
 pytestmark = pytest.mark.timeout(300)
@@ -172,6 +173,7 @@ def test_a_history_is_synced_shown_and_made_a_page_and_jobs_are_archived(
     assert command("history", "report", "-o", "page.html", "--since", "1d") == "page.html\n"
     assert "</html>" in (tmp_path / "page.html").read_text()
 
-    moved = command.json("archive", "mail", "./archive", "--older-than", "0s")
-    assert moved["archived"] == spark.read.parquet(str(tmp_path / "archive")).count() > 0
-    assert "mail: 0 jobs archived" in command("archive", "mail", "./archive", "--older-than", "0s")
+    fill(file_url, "ended", completed=3, failed=1)
+    assert command.json("archive", "ended", "./archive", "--older-than", "0s")["archived"] == 4
+    assert spark.read.parquet(str(tmp_path / "archive")).count() == 4
+    assert "ended: 0 jobs archived" in command("archive", "ended", "./archive", "--older-than", "0s")

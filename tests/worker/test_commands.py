@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from penstock import App, InvalidInput, InvalidOption, JobHandle
 from penstock.core.command import COMMAND_TASK, CommandLine, check_command, decode_command, encode_command
+from penstock.worker.runners.command import _end_group
 from tests.worker.conftest import until, working
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +169,22 @@ async def test_a_supervisor_that_is_killed_takes_the_command_with_it(memory_app:
         await until(lambda: not alive(command))
 
     assert info.state == "failed"
+
+
+async def test_a_supervisor_that_is_killed_before_it_tells_of_its_command_leaves_no_orphan() -> None:
+    # Job control gives the command a group of its own, as the supervisor does.
+    shell = await asyncio.create_subprocess_exec(
+        "/bin/sh", "-c", "set -m; sleep 60 & echo $!; wait", stdout=PIPE, start_new_session=True
+    )
+    assert shell.stdout is not None
+    command = int(await shell.stdout.readline())
+    shell.kill()
+    await shell.wait()
+    status, theirs = os.pipe()
+    os.close(theirs)
+    _end_group(shell, status)
+    os.close(status)
+    await until(lambda: not alive(command))
 
 
 async def test_a_worker_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:

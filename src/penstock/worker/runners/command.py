@@ -125,8 +125,21 @@ def _end_group(process: Process, status: int) -> None:
         try:
             os.killpg(int(os.read(status, 32)), signal.SIGKILL)
         except (ValueError, OSError):
-            # It had not begun, or is gone.
-            pass
+            # It had not told yet, or all is gone.
+            _end_session(process.pid)
+
+
+def _end_session(leader: int) -> None:
+    """Kill what is left of the session that a supervisor had begun: its number is its own for as long as any is left.
+    Only where the system tells of sessions, which is Linux."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name of a program may have anything in it, and is in brackets.
+            _, _, _, session, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if int(session) == leader:
+                os.kill(int(stat.parent.name), signal.SIGKILL)
+        except OSError:
+            pass  # it has ended meanwhile
 
 
 def _ending(code: int) -> str:
