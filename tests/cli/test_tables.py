@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.sparksession import _interrupts_first
 from penstock.core.lifecycle import State
 from penstock.spark.store import Store
 from tests.cli.conftest import Shell, until
@@ -152,3 +153,16 @@ def test_following_a_history_goes_on_until_it_is_told_to_end(penstock: Shell) ->
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_what_fails_because_of_ctrl_c_is_told_as_ctrl_c() -> None:
+    def clean_up() -> None:
+        raise OSError("the answer from Java is empty")
+
+    with pytest.raises(KeyboardInterrupt), _interrupts_first():
+        try:
+            raise KeyboardInterrupt
+        finally:
+            clean_up()
+    with pytest.raises(OSError, match="empty"), _interrupts_first():
+        clean_up()

@@ -54,7 +54,7 @@ def open_session(
     SIGTERM ends the command as Ctrl-C does.
     """
     settings = dict(pairs(conf, option="--conf"))
-    with _terminated_as_interrupted():
+    with _terminated_as_interrupted(), _interrupts_first():
         if remote is not None:
             yield from _remote(remote, settings)
         else:
@@ -69,6 +69,20 @@ def _terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _interrupts_first() -> Iterator[None]:
+    """Ctrl-C amid a call of Java makes the calls that clean up fail: what there is to tell is Ctrl-C."""
+    try:
+        yield
+    except Exception as error:
+        earlier: BaseException | None = error
+        while earlier is not None:
+            if isinstance(earlier, KeyboardInterrupt):
+                raise earlier from None
+            earlier = earlier.__context__
+        raise
 
 
 def _remote(url: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
