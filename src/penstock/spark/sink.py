@@ -6,7 +6,8 @@ or by the user: jobs carry the ``write_id`` of their save, and a known id with t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -15,7 +16,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from penstock.core.job import NewJob
+from penstock.core.job import Enqueued, NewJob
 from penstock.spark.errors import BadRow
 from penstock.spark.report import WriteReport, keep_report
 from penstock.spark.rows import Layout, Refused, new_jobs
@@ -59,6 +60,11 @@ class Written(WriterCommitMessage):
         if len(self.examples) < _SHOWN:
             self.examples = (*self.examples, bad)
 
+    def count(self, answers: Sequence[Enqueued]) -> None:
+        queued = sum(answer.status == "queued" for answer in answers)
+        self.accepted += queued
+        self.duplicate += len(answers) - queued
+
 
 class PenstockWriter(DataSourceArrowWriter):
     """Of one save: made on the driver, run on the executors, committed on the driver."""
@@ -79,17 +85,39 @@ class PenstockWriter(DataSourceArrowWriter):
 
 
 def write_partition(batches: Iterator[pa.RecordBatch], target: Target) -> Written:
-    """What ``PenstockWriter.write`` does."""
+    """What ``PenstockWriter.write`` does. Rows are made into jobs while the store takes in those before them."""
+    _settle_memory()
     written = Written(target.write_id)
     with Store(target.url) as store:
-        for batch in batches:
-            jobs = new_jobs(batch, target.layout)
-            while chunk := list(islice(jobs, target.batch_size)):
-                _put(store, target, chunk, written)
+        wait_for_last: Callable[[], list[Enqueued]] = list
+        try:
+            for rows in _chunks(batches, target):
+                jobs = _accepted(rows, target, written)
+                answers, wait_for_last = (
+                    wait_for_last(),
+                    store.begin(store.storage.enqueue(target.queue, jobs)),
+                )
+                written.count(answers)
+        finally:
+            written.count(wait_for_last())
     return written
 
 
-def _put(store: Store, target: Target, rows: list[NewJob | Refused], written: Written) -> None:
+def _settle_memory() -> None:
+    """What this process has imported stays: to look through it again and again for garbage costs more than the rows."""
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
+
+
+def _chunks(batches: Iterator[pa.RecordBatch], target: Target) -> Iterator[list[NewJob | Refused]]:
+    for batch in batches:
+        jobs = new_jobs(batch, target.layout)
+        while chunk := list(islice(jobs, target.batch_size)):
+            yield chunk
+
+
+def _accepted(rows: list[NewJob | Refused], target: Target, written: Written) -> list[NewJob]:
     jobs: list[NewJob] = []
     for row in rows:
         if isinstance(row, NewJob):
@@ -98,11 +126,7 @@ def _put(store: Store, target: Target, rows: list[NewJob | Refused], written: Wr
             written.note(row)
         else:
             raise BadRow(f"the row with {row.key} cannot be a job: {row.why}")
-    for answer in store.run(store.storage.enqueue(target.queue, jobs)):
-        if answer.status == "queued":
-            written.accepted += 1
-        else:
-            written.duplicate += 1
+    return jobs
 
 
 def finish(target: Target, messages: list[WriterCommitMessage | None]) -> None:

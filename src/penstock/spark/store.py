@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -46,6 +46,20 @@ class Store:
         """The answer to one call of the storage, or to several that are gathered."""
         # Not by the runner itself, which for the sake of Ctrl-C makes a text of every answer, however large.
         return self._runner.get_loop().run_until_complete(call)
+
+    def begin(self, call: Coroutine[Any, Any, T]) -> Callable[[], T]:
+        """Have a call on its way, and go on: the store works on it meanwhile. Gives what waits for its answer, which is
+        to be called before the store is closed."""
+        loop = self._runner.get_loop()
+        task = loop.create_task(call)
+        loop.run_until_complete(_few_turns())
+        return lambda: loop.run_until_complete(task)
+
+
+async def _few_turns() -> None:
+    """Of the loop: one in which a call is made up, one in which it is sent, one to spare."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 def shared_url(app: App) -> str:
