@@ -159,10 +159,13 @@ def test_what_fails_because_of_ctrl_c_is_told_as_ctrl_c() -> None:
     def clean_up() -> None:
         raise OSError("the answer from Java is empty")
 
-    with pytest.raises(KeyboardInterrupt), _interrupts_first():
+    def be_interrupted() -> None:
         try:
             raise KeyboardInterrupt
         finally:
             clean_up()
+
+    with pytest.raises(KeyboardInterrupt), _interrupts_first():
+        be_interrupted()
     with pytest.raises(OSError, match="empty"), _interrupts_first():
         clean_up()
