@@ -174,7 +174,11 @@ async def test_a_supervisor_that_is_killed_takes_the_command_with_it(memory_app:
 async def test_a_supervisor_that_is_killed_before_it_tells_of_its_command_leaves_no_orphan() -> None:
     # Job control gives the command a group of its own, as the supervisor does.
     shell = await asyncio.create_subprocess_exec(
-        "/bin/sh", "-c", "set -m; sleep 60 & echo $!; wait", stdout=PIPE, start_new_session=True
+        "/bin/sh",
+        "-c",
+        "set -m; sleep 60 > /dev/null 2>&1 & echo $!; wait",
+        stdout=PIPE,
+        start_new_session=True,
     )
     assert shell.stdout is not None
     command = int(await shell.stdout.readline())
