@@ -20,6 +20,8 @@ from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.spark.durable import make_durable
+
 __all__ = ["STAGING", "NameTaken", "append_files", "append_table", "local_path", "remove_folder"]
 
 # Spark passes over names that begin with an underscore.
@@ -91,7 +93,7 @@ def local_path(path: str) -> Path | None:
 def _link(staged: Path, output: Path, name: str) -> None:
     paths = [path for path in sorted(staged.iterdir()) if not path.name.startswith(("_", "."))]
     for number, path in enumerate(paths):
-        _make_durable(path)
+        make_durable(path)
         target = output / _file_name(name, number, path.name)
         try:
             os.link(path, target)
@@ -102,7 +104,7 @@ def _link(staged: Path, output: Path, name: str) -> None:
             if target.exists():
                 raise NameTaken(target.name) from None
             path.rename(target)
-    _make_durable(output)
+    make_durable(output)
 
 
 def _rename(spark: SparkSession, jvm: Any, staged: str, output: str, name: str) -> None:
@@ -122,14 +124,6 @@ def _file_name(name: str, number: int, written: str) -> str:
     stem, _, rest = written.partition(_END_OF_STEM)
     suffix = rest if rest else stem[stem.find(".") :]
     return f"{name}-{number:05}{suffix}"
-
-
-def _make_durable(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _attempt() -> str:

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
+from penstock.spark.durable import make_durable
 from penstock.spark.history.eventfiles import write_table
 from penstock.spark.history.folder import History
-from penstock.spark.history.manifest import BronzeManifest, DataFile, now_ms, sync_folder
+from penstock.spark.history.manifest import BronzeManifest, DataFile, now_ms
 
 __all__ = ["compact"]
 
@@ -42,7 +43,7 @@ def compact(spark: SparkSession, history: History, *, sync: str) -> BronzeManife
     )
     rows = spark.range(0, len(piles), 1, len(piles)).mapInArrow(task, "file binary").collect()
     made = [msgspec.msgpack.decode(row.file, type=DataFile) for row in rows]
-    sync_folder(folder)
+    make_durable(folder)
     now = now_ms()
     gone = {file.path for file in small}
     recent = {path: at_ms for path, at_ms in base.replaced.items() if at_ms > now - _REMEMBERED_MS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -11,6 +10,7 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from penstock.spark.durable import make_durable
 from penstock.spark.history.folder import History
 from penstock.spark.history.manifest import BronzeManifest, DerivedManifest, now_ms
 
@@ -50,7 +50,7 @@ def write_days(folder: Path, tables: Mapping[str, DataFrame]) -> list[DayFile]:
             target.as_uri()
         )
         for path in sorted(target.rglob("*.parquet")):
-            _make_durable(path)
+            make_durable(path)
             day = path.parent.name.removeprefix("day=")
             files.append(DayFile(day, name, str(path.relative_to(folder.parent))))
     return files
@@ -97,11 +97,3 @@ def put_days(
 def commit(history: History, table: str, manifest: DerivedManifest) -> None:
     """Raises ``Conflict``."""
     (history.silver if table == "silver" else history.gold).commit(manifest)
-
-
-def _make_durable(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from penstock.spark.durable import make_durable
 from penstock.spark.eventreads import EventRange, read_range
-from penstock.spark.history.manifest import DataFile, Range, now_ms, sync_folder
+from penstock.spark.history.manifest import DataFile, Range, now_ms
 from penstock.spark.options import ReadOptions
 from penstock.spark.schemas import EVENTS
 
@@ -71,7 +72,7 @@ def write_shares(
     task = partial(_write, shares=shares, url=url, folder=str(folder), sync=sync)
     rows = spark.range(0, count, 1, count).mapInArrow(task, "file binary").collect()
     files = [msgspec.msgpack.decode(row.file, type=DataFile) for row in rows]
-    sync_folder(folder)
+    make_durable(folder)
     return sorted((file for file in files if file.rows), key=lambda file: file.path)
 
 

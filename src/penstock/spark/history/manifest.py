@@ -17,6 +17,7 @@ from uuid import uuid4
 import msgspec
 
 from penstock.errors import InvalidOption
+from penstock.spark.durable import make_durable
 
 __all__ = [
     "BronzeManifest",
@@ -205,7 +206,7 @@ class Manifests(Generic[M]):
             raise Conflict(f"manifest {manifest.number} of {self._folder.parent.name} is taken") from None
         finally:
             draft.unlink()
-        sync_folder(self._folder)
+        make_durable(self._folder)
 
     def prune(self) -> None:
         """Remove manifests that are long superseded, and drafts that nobody finished."""
@@ -220,15 +221,6 @@ class Manifests(Generic[M]):
             return []
         found = (_NAME.fullmatch(name) for name in os.listdir(self._folder))
         return sorted(int(match[1]) for match in found if match)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def now_ms() -> int:
