@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.processes import is_alive
 from tests.servers import Sentinel, ServerDied, ValkeyCluster, ValkeyServer, wait_until
 from tests.tls_front import TlsFront
 
@@ -26,14 +26,6 @@ def server() -> Iterator[ValkeyServer]:
 def cluster() -> Iterator[ValkeyCluster]:
     with ValkeyCluster() as cluster:
         yield cluster
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_started_server_answers(server: ValkeyServer) -> None:
@@ -108,15 +100,7 @@ def test_servers_die_with_a_killed_session(tmp_path: Path) -> None:
         pid = int(session.stdout.readline())
         assert is_alive(pid)
         session.kill()
-    wait_until(lambda: not is_alive(pid) or is_zombie(pid), what="the server dead")
-
-
-def is_zombie(pid: int) -> bool:
-    """Dead, where nobody collects orphans (a container without an init)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    wait_until(lambda: not is_alive(pid), what="the server dead")
 
 
 def test_a_server_outlives_the_thread_that_started_it() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import Shell, until
 from tests.cli.terminal import Terminal
+from tests.processes import is_alive
 
 # Each starts the script many times, which takes a while where the machine is busy.
 pytestmark = pytest.mark.timeout(300)
@@ -30,14 +31,6 @@ def stopped(tmp_path: Path) -> object:
     """Workers in the background do not outlive the test."""
     yield
     Shell(tmp_path)("worker", "stop", "--timeout", "10")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
 @pytest.mark.usefixtures("stopped")

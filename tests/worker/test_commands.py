@@ -17,6 +17,7 @@ import pytest
 from penstock import App, InvalidInput, InvalidOption, JobHandle
 from penstock.core.command import COMMAND_TASK, CommandLine, check_command, decode_command, encode_command
 from penstock.worker.runners.command import _end_group
+from tests.processes import is_alive
 from tests.worker.conftest import until, working
 
 ROOT = Path(__file__).parents[2]
@@ -34,14 +35,6 @@ async def ended(handle: JobHandle[Any]) -> Any:
         return info if info is not None and info.state in ("completed", "failed", "cancelled") else None
 
     return await until(is_over)
-
-
-def alive(pid: int) -> bool:
-    """Not a zombie, either: those have ended, and wait for whoever adopted them."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 async def pids_in(path: Path, count: int) -> list[int]:
@@ -105,7 +98,7 @@ async def test_a_timeout_kills_the_whole_group(memory_app: App, tmp_path: Path) 
         info = await ended(job)
 
     assert info.failure.type == "Timeout"
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 async def test_a_command_that_ignores_sigterm_is_killed(memory_app: App, tmp_path: Path) -> None:
@@ -120,7 +113,7 @@ async def test_a_command_that_ignores_sigterm_is_killed(memory_app: App, tmp_pat
 
     assert info.failure.type == "Timeout"
     assert "no" in await job.logs()
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 async def test_a_cancel_stops_a_command_and_what_it_says_on_its_way_out_is_kept(
@@ -136,7 +129,7 @@ async def test_a_cancel_stops_a_command_and_what_it_says_on_its_way_out_is_kept(
 
     assert info.state == "cancelled"
     assert "bye" in await job.logs()
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 async def test_what_a_command_leaves_behind_ends_with_it(memory_app: App, tmp_path: Path) -> None:
@@ -145,7 +138,7 @@ async def test_what_a_command_leaves_behind_ends_with_it(memory_app: App, tmp_pa
         await job.result(timeout="20s")
 
     [pid] = await pids_in(tmp_path / "pids", 1)
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 async def test_a_stopping_worker_hands_its_commands_back(memory_app: App, tmp_path: Path) -> None:
@@ -154,7 +147,7 @@ async def test_a_stopping_worker_hands_its_commands_back(memory_app: App, tmp_pa
         pids = await pids_in(tmp_path / "pids", 2)
 
     assert await job.refresh() == "waiting"
-    assert not any(map(alive, pids))
+    assert not any(map(is_alive, pids))
 
 
 async def test_a_supervisor_that_is_killed_takes_the_command_with_it(memory_app: App, tmp_path: Path) -> None:
@@ -166,7 +159,7 @@ async def test_a_supervisor_that_is_killed_takes_the_command_with_it(memory_app:
         supervisor, command = await pids_in(tmp_path / "pids", 2)
         os.kill(supervisor, signal.SIGKILL)
         info = await ended(job)
-        await until(lambda: not alive(command))
+        await until(lambda: not is_alive(command))
 
     assert info.state == "failed"
 
@@ -188,7 +181,7 @@ async def test_a_supervisor_that_is_killed_before_it_tells_of_its_command_leaves
     os.close(theirs)
     _end_group(shell, status)
     os.close(status)
-    await until(lambda: not alive(command))
+    await until(lambda: not is_alive(command))
 
 
 async def test_a_worker_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
@@ -199,11 +192,11 @@ async def test_a_worker_that_is_killed_leaves_no_orphan(tmp_path: Path) -> None:
         worker = subprocess.Popen([sys.executable, "-c", code, url], cwd=ROOT)
         try:
             pids = await pids_in(tmp_path / "pids", 2)
-            assert all(map(alive, pids))
+            assert all(map(is_alive, pids))
         finally:
             worker.kill()
             worker.wait()
-        await until(lambda: not any(map(alive, pids)))
+        await until(lambda: not any(map(is_alive, pids)))
 
 
 async def test_a_lot_of_output_holds_nothing_up_and_its_end_is_kept(memory_app: App) -> None:
@@ -315,4 +308,4 @@ def test_where_there_is_no_pidfd_the_supervisor_looks_for_the_end(tmp_path: Path
     process.communicate()
 
     assert code == (5 if stop else 4)
-    assert not alive(group)
+    assert not is_alive(group)

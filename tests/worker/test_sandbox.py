@@ -19,6 +19,7 @@ from penstock import App, InvalidOption, JobCancelled, JobContext, JobFailed, Me
 from penstock.worker.middleware import CallNext
 from penstock.worker.run import Run
 from penstock.worker.runners import sandbox
+from tests.processes import is_alive
 from tests.worker import sandbox_tasks as tasks
 from tests.worker.conftest import until, working
 
@@ -34,15 +35,6 @@ async def failure_of(task: Task, *args: object) -> JobFailed:
 async def pids_in(path: Path) -> list[int]:
     text = await until(lambda: path.exists() and path.read_text(), seconds=30)
     return [int(pid) for pid in text.split()]
-
-
-def runs(pid: int) -> bool:
-    """Whether there is such a process; a zombie that its new parent has not reaped is none."""
-    try:
-        os.kill(pid, 0)
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except (ProcessLookupError, FileNotFoundError):
-        return False
 
 
 # What travels
@@ -61,8 +53,8 @@ async def test_every_run_has_a_process_of_its_own_and_leaks_end_with_it() -> Non
         first, second = await tasks.leak.call(), await tasks.leak.call()
     assert first[1] == second[1] == 1
     assert len({first[0], second[0], os.getpid()}) == 3
-    assert not runs(first[0])
-    assert not runs(second[0])
+    assert not is_alive(first[0])
+    assert not is_alive(second[0])
 
 
 async def test_an_exception_arrives_with_its_name_message_and_traceback() -> None:
@@ -206,7 +198,7 @@ async def test_a_cancelled_run_may_clean_up(task: Task, tmp_path: Path) -> None:
         with pytest.raises(JobCancelled):
             await job.result(timeout="20s")
         assert (tmp_path / "ready.cleaned").exists()
-        assert not runs(pid)
+        assert not is_alive(pid)
 
 
 async def test_a_run_that_will_not_be_told_is_killed(tmp_path: Path) -> None:
@@ -216,7 +208,7 @@ async def test_a_run_that_will_not_be_told_is_killed(tmp_path: Path) -> None:
         await job.cancel()
         with pytest.raises(JobCancelled):
             await job.result(timeout="20s")
-        assert not runs(pid)
+        assert not is_alive(pid)
 
 
 async def test_a_run_that_returns_when_told_to_stop_has_not_completed(tmp_path: Path) -> None:
@@ -235,13 +227,13 @@ async def test_what_a_run_has_started_ends_with_it(end: str, tmp_path: Path) -> 
         job = await tasks.start_another.enqueue(str(tmp_path / "ready"), end)
         pids = await pids_in(tmp_path / "ready")
         if end == "cancel":
-            assert all(map(runs, pids))
+            assert all(map(is_alive, pids))
             await job.cancel()
         else:
             with pytest.raises(JobFailed, match="exit code 3") if end == "exit" else nullcontext():
                 assert await job.result(timeout="20s") == 1
         # Those it started are reaped by whoever adopts them, a moment later.
-        await until(lambda: not any(map(runs, pids)))
+        await until(lambda: not any(map(is_alive, pids)))
         assert await tasks.square.call(2) == 4
 
 
@@ -255,7 +247,7 @@ async def test_runs_end_where_the_system_has_no_pidfd(
         pids = await pids_in(tmp_path / "ready")
         with pytest.raises(JobFailed, match="exit code 3"):
             await job.result(timeout="20s")
-        await until(lambda: not any(map(runs, pids)))
+        await until(lambda: not any(map(is_alive, pids)))
         hanging = await tasks.hang.enqueue(str(tmp_path / "hangs"))
         await pids_in(tmp_path / "hangs")
         await hanging.cancel()
@@ -269,7 +261,7 @@ async def test_a_spare_process_that_died_is_passed_over() -> None:
         spares = await until(_children)
         for pid in spares:
             os.kill(pid, signal.SIGKILL)
-        await until(lambda: not any(map(runs, spares)))
+        await until(lambda: not any(map(is_alive, spares)))
         assert await tasks.square.call(2) == 4
 
 
@@ -317,7 +309,7 @@ async def test_a_stopping_worker_hands_the_run_back_and_ends_it(tmp_path: Path) 
             job = await tasks.hang.enqueue(str(tmp_path / "ready"))
             [pid] = await pids_in(tmp_path / "ready")
         assert await job.refresh() == "waiting"
-        assert not runs(pid)
+        assert not is_alive(pid)
         await job.remove()
 
 
@@ -432,9 +424,9 @@ async def test_nothing_is_left_of_a_run_when_its_worker_is_killed(task: str, tmp
         await app.queue("box").enqueue({"ready": str(tmp_path / "ready"), "end": "hang"}, task=task)
         with subprocess.Popen([sys.executable, script, url, str(Path(__file__).parents[2])]) as worker:
             pids = await pids_in(tmp_path / "ready")
-            assert all(map(runs, pids))
+            assert all(map(is_alive, pids))
             worker.kill()
-        await until(lambda: not any(map(runs, pids)), seconds=5)
+        await until(lambda: not any(map(is_alive, pids)), seconds=5)
 
 
 def _children() -> list[int]:
