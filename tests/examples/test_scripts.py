@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import App
+from tests.spark.versions import needs_streams
 
 # Spark takes its time to start, on a machine that has much to do more than that.
 pytestmark = pytest.mark.timeout(300)
@@ -62,6 +63,7 @@ def test_inference_keeps_to_its_cap_and_pays_for_no_ticket_twice(tmp_path: Path)
     assert sum(costs) == pytest.approx(number(r"It wants (\S+) USD", said), abs=1e-4)
 
 
+@needs_streams
 def test_streaming_makes_every_order_a_job_once_and_every_result_a_row_once(tmp_path: Path) -> None:
     said = run("streaming.py", "--orders", "80", folder=tmp_path)
     assert "80 rows of orders, 78 of quotes; 2 jobs failed: no carrier goes there." in said

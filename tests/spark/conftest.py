@@ -11,6 +11,13 @@ from pyspark.sql import SparkSession
 
 from penstock.spark import session
 from tests.spark.quick import QUICK
+from tests.spark.versions import HAS_PUSHDOWN, HAS_STREAMS
+
+collect_ignore: list[str] = []
+if not HAS_STREAMS:
+    collect_ignore += ["test_stream.py", "test_stream_results.py"]
+if not HAS_PUSHDOWN:
+    collect_ignore += ["test_pushdown.py"]
 
 
 @pytest.fixture(scope="session")

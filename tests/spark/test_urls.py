@@ -14,6 +14,7 @@ from penstock import InvalidOption
 from penstock.spark.schemas import schema_of
 from penstock.spark.source import PenstockSource
 from tests.spark.stores import ask, fill
+from tests.spark.versions import needs_streams
 
 QUEUE = "numbers"
 RELATIVE = "sqlite:///there/numbers.db"
@@ -48,6 +49,7 @@ def test_a_read_by_a_relative_path_reads_the_same_file_in_another_folder(
     assert sorted(batch.column("id").to_pylist()) == ["w0", "w1", "w2"]
 
 
+@needs_streams
 def test_a_stream_by_a_relative_path_reads_the_same_file_in_another_folder(
     there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +72,7 @@ def test_a_write_by_a_relative_path_writes_to_the_same_file_from_another_folder(
     assert not list((tmp_path / "executor").rglob("*.db"))
 
 
+@needs_streams
 def test_a_store_in_the_memory_of_a_process_is_refused() -> None:
     source = PenstockSource({"url": "memory://", "queue": QUEUE, "keyColumns": "n"})
     with pytest.raises(InvalidOption, match="in the memory of this process"):

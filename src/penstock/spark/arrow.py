@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -13,13 +14,21 @@ from pyspark.sql.types import DataType, StringType, StructType, TimestampType, V
 
 from penstock.errors import InvalidOption
 
-__all__ = ["Builder", "Column", "instants", "json_text", "plain", "value_column"]
+__all__ = ["Builder", "Column", "arrow_schema", "instants", "json_text", "plain", "value_column"]
 
 Column: TypeAlias = Callable[[Sequence[Any], DataType, pa.DataType], pa.Array]
 """Makes an Arrow array of the given types from plain values."""
 
+# From pyspark 4.2 the zone is asked for, and left out where none is given; before, it was always UTC.
+_ASKS_FOR_ZONE: Final = "timezone" in inspect.signature(to_arrow_schema).parameters
+
 _raw = msgspec.json.Decoder(msgspec.Raw).decode
 _unpack = msgspec.msgpack.Decoder().decode
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark has for this one, with timestamps in UTC."""
+    return to_arrow_schema(schema, timezone="UTC") if _ASKS_FOR_ZONE else to_arrow_schema(schema)
 
 
 class Builder:
@@ -39,7 +48,7 @@ class Builder:
 
     def batch(self, columns: Mapping[str, Sequence[Any]]) -> pa.RecordBatch:
         """A batch of these columns, all of the same length; those that the schema does not have are left out."""
-        arrow = to_arrow_schema(self._schema, timezone="UTC")
+        arrow = arrow_schema(self._schema)
         arrays = [
             self._known[field.name](columns[field.name], field.dataType, arrow.field(field.name).type)
             for field in self._schema.fields

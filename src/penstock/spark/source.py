@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -11,6 +12,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.errors import InvalidOption
 from penstock.spark.options import read_options, write_options
 from penstock.spark.schemas import schema_of
 
@@ -37,6 +39,7 @@ class PenstockSource(DataSource):
         return reader_of(read_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        _require_streaming("readStream", instead="spark.read, with startingOffsets")
         from penstock.spark.stream import EventStream
 
         return EventStream(read_options(self.options), schema)
@@ -48,7 +51,17 @@ class PenstockSource(DataSource):
         return PenstockWriter(target_of(write_options(self.options), schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        _require_streaming("writeStream", instead="foreachBatch, with a writeId of the batch's number")
         from penstock.spark.streamsink import StreamWriter
         from penstock.spark.target import target_of
 
         return StreamWriter(target_of(write_options(self.options), schema, overwrite=overwrite))
+
+
+def _require_streaming(what: str, *, instead: str) -> None:
+    """Older releases have neither limits for a stream of Python's nor streams of Arrow batches into it."""
+    if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
+        raise InvalidOption(
+            f"{what} with the format penstock needs pyspark 4.2 or newer, and this is {pyspark.__version__}."
+            f" Upgrade pyspark, or use {instead}."
+        )

@@ -12,7 +12,6 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BooleanType,
     DoubleType,
@@ -23,6 +22,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.core.lifecycle import OPEN
+from penstock.spark.arrow import arrow_schema
 
 __all__ = ["ARROW", "KEYS", "OPEN_STATES", "REMOVED", "SILVER", "jobs_of", "merged", "strips"]
 
@@ -71,7 +71,7 @@ SILVER: Final = StructType()
 for _name, _type in _COLUMNS.items():
     SILVER.add(_name, _type)
 
-ARROW: Final = to_arrow_schema(SILVER, timezone="UTC")
+ARROW: Final = arrow_schema(SILVER)
 
 _ENDS: Final = ("completed", "failed", "cancelled", "expired")
 _FAILURES: Final = ("retrying", "failed", "expired")
