@@ -38,3 +38,12 @@ def url(request: pytest.FixtureRequest) -> str:
         return str(request.getfixturevalue("file_url"))
     server: str = request.getfixturevalue("valkey_url")
     return f"{server}?namespace=spark-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def database(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """A database of the session's catalog, for this test."""
+    name = f"test_{uuid.uuid4().hex[:8]}"
+    spark.sql(f"CREATE DATABASE {name} LOCATION '{tmp_path / 'warehouse'}'")
+    yield name
+    spark.sql(f"DROP DATABASE IF EXISTS {name} CASCADE")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +54,6 @@ def command(
     monkeypatch.setenv("PENSTOCK_URL", file_url)
     monkeypatch.chdir(tmp_path)
     return Command(file_url, capsys)
-
-
-@pytest.fixture
-def database(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
-    name = f"shell_{uuid.uuid4().hex[:8]}"
-    spark.sql(f"CREATE DATABASE {name} LOCATION '{tmp_path / 'warehouse'}'")
-    yield name
-    spark.sql(f"DROP DATABASE {name} CASCADE")
 
 
 def test_a_csv_file_is_typed_by_the_task_and_what_holds_is_exported(

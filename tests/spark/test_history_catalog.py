@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,14 +21,6 @@ pytestmark = pytest.mark.timeout(300)
 
 QUEUES = ("mail", "report")
 NAMES = ("bronze", "silver", "gold", "causes")
-
-
-@pytest.fixture
-def database(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
-    name = f"history_{uuid.uuid4().hex[:8]}"
-    spark.sql(f"CREATE DATABASE {name} LOCATION '{tmp_path / 'warehouse'}'")
-    yield name
-    spark.sql(f"DROP DATABASE IF EXISTS {name} CASCADE")
 
 
 def rows(frame: DataFrame) -> list[str]:

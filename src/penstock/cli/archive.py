@@ -10,7 +10,7 @@ from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, span
 from penstock.cli.parameters import command, json_option
 from penstock.cli.settings import Settings
-from penstock.cli.sparksession import open_session, session_options
+from penstock.cli.sparksession import SparkChoice, open_session, session_options
 from penstock.cli.tablefiles import format_of, is_table
 
 __all__ = ["archive"]
@@ -48,10 +48,7 @@ def archive(
     consumer: str,
     out_format: str | None,
     scratch: str | None,
-    remote: str | None,
-    cores: int | None,
-    memory: str,
-    conf: tuple[str, ...],
+    choice: SparkChoice,
     as_json: bool,
 ) -> None:
     """Move the jobs of QUEUE that have ended, with payload and result, out of the store and into the table OUT:
@@ -66,9 +63,7 @@ def archive(
     url = shared_store(Settings(flags))
     format = out_format or ("parquet" if is_table(output) else format_of(output, None))
     given = {"states": states} if states else {}
-    with open_session(
-        remote=remote, cores=cores, memory=memory, conf=conf, catalog=is_table(output)
-    ) as session:
+    with open_session(choice, catalog=is_table(output)) as session:
         from penstock.spark import archive as move
 
         for queue in queues:

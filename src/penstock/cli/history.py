@@ -14,7 +14,7 @@ from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, span
 from penstock.cli.parameters import command_of, family, json_option
 from penstock.cli.settings import Settings
-from penstock.cli.sparksession import open_session, session_options
+from penstock.cli.sparksession import SparkChoice, open_session, session_options
 
 if TYPE_CHECKING:
     from penstock.spark.history import SyncReport
@@ -65,10 +65,7 @@ def sync(
     follow: bool,
     every: str,
     queues: tuple[str, ...],
-    remote: str | None,
-    cores: int | None,
-    memory: str,
-    conf: tuple[str, ...],
+    choice: SparkChoice,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -78,7 +75,7 @@ def sync(
     """
     url = shared_store(Settings(flags))
     by_name = options["catalog"] is not None
-    with open_session(remote=remote, cores=cores, memory=memory, conf=conf, catalog=by_name) as session:
+    with open_session(choice, catalog=by_name) as session:
         from penstock.spark import history as tables
         from penstock.spark.interrupts import noted_interrupts
 

@@ -14,7 +14,7 @@ from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, span
 from penstock.cli.parameters import command_of, family, json_option
 from penstock.cli.settings import Settings
-from penstock.cli.sparksession import open_session, pairs, session_options
+from penstock.cli.sparksession import SparkChoice, open_session, pairs, session_options
 from penstock.cli.tablefiles import export, export_format, format_of, is_table, read_table
 
 if TYPE_CHECKING:
@@ -119,10 +119,7 @@ def process(
     schema: str | None,
     out_format: str | None,
     copy: str | None,
-    remote: str | None,
-    cores: int | None,
-    memory: str,
-    conf: tuple[str, ...],
+    choice: SparkChoice,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -146,12 +143,11 @@ def process(
     reading = dict(pairs(in_option, option="--in-option"))
     if copy is not None:
         export_format(copy)
-    _check_early(
-        chosen, source, is_local=remote is None and not any(text.startswith("spark.") for text in conf)
-    )
+    is_local = choice.remote is None and not any(text.startswith("spark.") for text in choice.conf)
+    _check_early(chosen, source, is_local=is_local)
     options["concurrency"] = options["concurrency"] or settings["concurrency"] or 100
     by_name = is_table(source) or is_table(output)
-    with open_session(remote=remote, cores=cores, memory=memory, conf=conf, catalog=by_name) as session:
+    with open_session(choice, catalog=by_name) as session:
         from penstock.spark import process as process_table
 
         rows = _typed(

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -17,9 +19,9 @@ from penstock.cli.javanoise import without_java_noise
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["open_session", "pairs", "session_options"]
+__all__ = ["SparkChoice", "open_session", "pairs", "session_options"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _PATIENCE_S: Final = 20.0
 # As `spark-sql` and `pyspark` have it: tables in ./spark-warehouse, their names in ./metastore_db.
@@ -29,8 +31,25 @@ _LASTING: Final = {
 }
 
 
-def session_options(function: F) -> F:
+@dataclass(frozen=True, slots=True)
+class SparkChoice:
     """Which Spark: a local one, unless ``--remote`` or ``--conf spark.master=...`` says otherwise."""
+
+    remote: str | None
+    cores: int | None
+    memory: str
+    conf: Sequence[str]
+
+
+def session_options(function: Callable[..., T]) -> Callable[..., T]:
+    """The options of a command that say which Spark; the function is given a ``choice`` of all of them."""
+
+    @wraps(function)
+    def with_choice(
+        *args: Any, remote: str | None, cores: int | None, memory: str, conf: tuple[str, ...], **rest: Any
+    ) -> T:
+        return function(*args, choice=SparkChoice(remote, cores, memory, conf), **rest)
+
     for option in (
         click.option(
             "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be repeated."
@@ -39,27 +58,27 @@ def session_options(function: F) -> F:
         click.option("--cores", type=click.IntRange(1), help="Of the local Spark. [all]"),
         click.option("--remote", metavar="URL", help="Use the Spark Connect server at sc://host."),
     ):
-        function = option(function)
-    return function
+        with_choice = option(with_choice)
+    return with_choice
 
 
 @contextmanager
-def open_session(
-    *, remote: str | None, cores: int | None, memory: str, conf: Sequence[str], catalog: bool = False
-) -> Iterator[SparkSession]:
+def open_session(choice: SparkChoice, *, catalog: bool = False) -> Iterator[SparkSession]:
     """A session within the block; afterwards it is gone, and its Java with it. ``catalog``: tables are wanted by name,
     so that a session has to remember them, if nothing is said of where. A session that was there before is used, and
     left.
 
     SIGTERM ends the command as Ctrl-C does.
     """
-    settings = dict(pairs(conf, option="--conf"))
+    settings = dict(pairs(choice.conf, option="--conf"))
     with _terminated_as_interrupted(), _interrupts_first():
-        if remote is not None:
-            yield from _remote(remote, settings)
+        if choice.remote is not None:
+            yield from _remote(choice.remote, settings)
         else:
             forgets = not any(key.startswith(("spark.sql.catalog", "spark.master")) for key in settings)
-            yield from _local(cores, memory, (_LASTING if catalog and forgets else {}) | settings)
+            yield from _local(
+                choice.cores, choice.memory, (_LASTING if catalog and forgets else {}) | settings
+            )
 
 
 @contextmanager
