@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from penstock import App, JobContext
 
 app = App(os.environ.get("PENSTOCK_POOL_URL", "memory://"))
+
+
+@app.on_start
+async def sign_in() -> None:
+    if folder := os.environ.get("PENSTOCK_POOL_SIGNED_IN"):
+        Path(folder, str(os.getpid())).touch()
 
 
 @app.task(queue="pool")

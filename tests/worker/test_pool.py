@@ -160,11 +160,16 @@ async def _active(app: App, count: int) -> bool:
     return await app.queue("pool").active() == count
 
 
-async def test_a_pool_is_ready_when_all_of_its_processes_are(tasks: Any) -> None:
+async def test_a_pool_is_ready_when_all_of_its_processes_are(
+    tasks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed_in = tmp_path / "signed in"
+    signed_in.mkdir()
+    monkeypatch.setenv("PENSTOCK_POOL_SIGNED_IN", str(signed_in))
     worker = tasks.app.worker(processes=2, concurrency=1, grace="5s", lease="1s")
     heard: list[str] = []
     worker.on("ready", lambda event: heard.append(event.type))
     async with running(worker):
         await asyncio.wait_for(worker.ready(), 30)
         assert heard == ["ready"]
-        assert await _known(tasks.app, 2)
+        assert len(list(signed_in.iterdir())) == 2
