@@ -157,6 +157,7 @@ async def test_a_worker_describes_itself_in_every_queue(app: App) -> None:
         assert described["consuming"] is True
         assert [running["id"] for running in described["running"]] == [job.id]
         assert (record.host, record.pid, record.jobs) == (platform.node(), os.getpid(), [("a", job.id)])
+        await until(lambda: storage.workers("b"))
         assert [other.id for other in await storage.workers("b")] == [worker.id]
     assert await storage.workers("a") == []
     assert await storage.workers("b") == []
