@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, timedelta
 from typing import Any
 
 import pytest
@@ -73,11 +74,26 @@ def test_events_are_rows_without_gaps_or_repetitions(spark: SparkSession, url: s
         endingOffsets=f'{{"{QUEUE}": 20}}',
     )
     assert sorted(row["seq"] for row in middle.collect()) == list(range(11, 21))
-    last = rows[-1]["at"]
-    none = read(
-        spark, url, "seq long", kind="events", startingTimestamp=str(int(last.timestamp() * 1000) + 60_000)
-    )
-    assert none.collect() == []
+
+
+def test_events_can_be_those_from_one_instant_on_to_before_another(spark: SparkSession, url: str) -> None:
+    instants = []
+    for waiting in (2, 4, 6):
+        fill(
+            url, QUEUE, waiting=waiting
+        )  # two that are new; each after the next millisecond, for the read takes longer
+        last = max(row["at"] for row in read(spark, url, kind="events").collect())
+        instants.append(last.astimezone(UTC) + timedelta(microseconds=1))
+
+    def seqs(**options: Any) -> list[int]:
+        return sorted(row["seq"] for row in read(spark, url, "seq long", kind="events", **options).collect())
+
+    first, second, third = instants
+    assert seqs(startingTimestamp=first.isoformat()) == [3, 4, 5, 6]
+    assert seqs(endingTimestamp=second.isoformat()) == [1, 2, 3, 4]
+    second_ms = round(second.timestamp() * 1000) + 1
+    assert seqs(startingTimestamp=first.isoformat(), endingTimestamp=str(second_ms)) == [3, 4]
+    assert seqs(startingTimestamp=third.isoformat()) == []
 
 
 def test_queues_can_be_several(spark: SparkSession, url: str) -> None:

@@ -50,6 +50,14 @@ def test_every_row_becomes_a_job_whose_payload_is_the_row(spark: SparkSession, u
     assert {job.id for job in jobs} == {id_of((n,)) for n in range(5)}
 
 
+def test_the_payload_can_be_some_of_the_columns(spark: SparkSession, url: str) -> None:
+    save(users(spark, 2).selectExpr("*", "'a note' AS note"), url, payloadColumns="name, note")
+    payloads = sorted((msgspec.json.decode(job.payload) for job in jobs_of(url)), key=str)
+    assert payloads == [{"name": f"user{n}", "note": "a note"} for n in range(2)]
+    with pytest.raises(PySparkException, match="'colour'"):
+        save(users(spark), url, payloadColumns="name, colour")
+
+
 def test_an_int_and_a_long_of_the_same_value_are_one_key(spark: SparkSession, url: str) -> None:
     save(users(spark), url)
     save(users(spark).selectExpr("CAST(user_id AS int) AS user_id", "name"), url)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Any, Literal
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -13,6 +13,9 @@ from penstock.errors import InvalidOption
 from penstock.storage.base import Storage
 
 __all__ = ["Offset", "Offsets", "dumped", "instant_ms", "loaded", "position_at", "resolve"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class Offset(msgspec.Struct, frozen=True):
@@ -35,19 +38,19 @@ def dumped(offsets: Offsets) -> dict[str, Any]:
     return {queue: {"epoch": place.epoch, "seq": place.seq} for queue, place in sorted(offsets.items())}
 
 
-def instant_ms(text: str, *, what: str) -> int:
+def instant_ms(said: str | datetime, *, what: str) -> int:
     """Epoch milliseconds from a number of them or an ISO 8601 time, which without a zone is UTC."""
-    if text.isdecimal():
-        return int(text)
+    if isinstance(said, str) and said.isdecimal():
+        return int(said)
     try:
-        moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(said) if isinstance(said, str) else said
     except ValueError:
         raise InvalidOption(
-            f"{what}={text!r} is no time. Give ISO 8601 (2026-01-31T12:00:00Z) or epoch milliseconds."
+            f"{what}={said!r} is no time. Give ISO 8601 (2026-01-31T12:00:00Z) or epoch milliseconds."
         ) from None
-    if moment.tzinfo is None:
-        moment = datetime.fromisoformat(f"{text}+00:00")
-    return int(moment.timestamp() * 1000)
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    # Up, not down: the first millisecond that is not before the instant.
+    return -(-since // _MILLISECOND)
 
 
 async def resolve(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,8 +46,8 @@ def report(
     data = figures(
         history,
         gold,
-        since_ms=_instant(since, "since", 0),
-        until_ms=_instant(until, "until", _END_MS),
+        since_ms=0 if since is None else instant_ms(since, what="since"),
+        until_ms=_END_MS if until is None else instant_ms(until, what="until"),
     )
     data |= {"synced": gold.written_at_ms, "title": title, **_troubles(history.bronze.newest())}
     target = Path(out)
@@ -55,15 +55,6 @@ def report(
     draft.write_text(_filled(data, title), encoding="utf-8")
     draft.replace(target)
     return target
-
-
-def _instant(said: str | datetime | None, what: str, default: int) -> int:
-    if said is None:
-        return default
-    if isinstance(said, datetime):
-        moment = said if said.tzinfo else said.replace(tzinfo=UTC)
-        return int(moment.timestamp() * 1000)
-    return instant_ms(said, what=what)
 
 
 def _troubles(bronze: BronzeManifest) -> dict[str, Any]:
