@@ -56,4 +56,4 @@ def count(row: dict[str, Any]) -> int:
 @app.task(queue="tables", attempts=1)
 async def spend(n: int, context: JobContext) -> None:
     _count(f"{n}")
-    context.use(usd=1)
+    context.use(usd=1, tokens=10)

@@ -123,6 +123,51 @@ def test_a_cost_cap_stops_further_jobs_and_the_next_run_goes_on(
     assert sorted(calls(tmp_path), key=int) == [str(n) for n in range(30)]
 
 
+def test_the_cap_can_be_on_anything_that_tasks_use(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    df = spark.range(30).selectExpr("id AS n")
+    part = do(df, tasks.spend, tmp_path / "spent", max_cost=50, cost_name="tokens", concurrency=2)
+    assert part.stopped == "max_cost"
+    assert 5 <= part.completed <= 7
+    assert part.cost == 10 * part.completed
+    assert {row["cost"] for row in rows_of(spark, tmp_path / "spent").values()} == {10}
+
+
+def test_columns_say_priority_delay_group_and_cost_and_which_are_the_payload(
+    spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path
+) -> None:
+    df = spark.range(2).selectExpr(
+        "id AS n",
+        "'x' AS note",
+        "-id AS urgency",
+        "INTERVAL '0.3' SECOND AS rest",
+        "id AS account",
+        "id + 1 AS price",
+    )
+    placement = {"priority": "urgency", "delay": "rest", "group": "account", "cost": "price"}
+    done = do(df, tasks.count, tmp_path / "counts", payload=["n", "note"], **placement)
+    assert done.completed == 2
+    assert {row["value"] for row in rows_of(spark, tmp_path / "counts").values()} == {2}
+    jobs = (
+        spark.read.format("penstock")
+        .options(url=file_url, queue="tables")
+        .load()
+        .where("task LIKE '%count'")
+        .selectExpr(
+            "priority",
+            "group",
+            "cost",
+            "payload",
+            "claimed_at - enqueued_at >= INTERVAL '0.3' SECOND AS late",
+        )
+    )
+    assert sorted(map(tuple, jobs.collect())) == [
+        (-1, "1", 2, '{"row":{"n":1,"note":"x"}}', True),
+        (0, "0", 1, '{"row":{"n":0,"note":"x"}}', True),
+    ]
+
+
 def test_too_many_failures_end_the_run_with_what_was_done_in_the_output(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path
 ) -> None:

@@ -72,8 +72,20 @@ def test_a_save_that_is_repeated_puts_nothing_in_twice(spark: SparkSession, url:
     assert (report.accepted, report.duplicate, report.refused) == (2, 5, 0)
 
 
-def test_columns_say_priority_delay_group_and_cost(spark: SparkSession, url: str) -> None:
-    rows = spark.sql("SELECT 1 AS user_id, -3 AS urgency, 60 AS rest, 'acme' AS account, 2 AS price")
+@pytest.mark.parametrize(
+    ("columns", "group"),
+    [
+        ("-3 AS urgency, 60 AS rest, 'acme' AS account, 2 AS price", "acme"),
+        ("-3BD AS urgency, 60.0 AS rest, 17L AS account, 2BD AS price", "17"),
+        ("-3 AS urgency, INTERVAL '1' MINUTE AS rest, 17BD AS account, 2S AS price", "17"),
+        ("-3 AS urgency, '1m' AS rest, 'acme' AS account, 2 AS price", "acme"),
+    ],
+)
+def test_columns_say_priority_delay_group_and_cost(
+    spark: SparkSession, file_url: str, columns: str, group: str
+) -> None:
+    url = file_url
+    rows = spark.sql(f"SELECT 1 AS user_id, {columns}")
     save(
         rows,
         url,
@@ -85,7 +97,7 @@ def test_columns_say_priority_delay_group_and_cost(spark: SparkSession, url: str
     )
     (job,) = jobs_of(url, State.SCHEDULED)
     assert job.annex is not None
-    assert (job.priority, job.annex.group, job.annex.cost, job.run_id) == (-3, "acme", 2, "r1")
+    assert (job.priority, job.annex.group, job.annex.cost, job.run_id) == (-3, group, 2, "r1")
     assert 55_000 < job.run_at_ms - job.enqueued_at_ms <= 60_000
     assert msgspec.json.decode(job.payload) == {"user_id": 1}
 

@@ -15,7 +15,7 @@ from penstock.options import placed
 from penstock.spark.errors import BadRow
 from penstock.spark.keys import row_id_maker
 
-__all__ = ["Layout", "Refused", "new_jobs"]
+__all__ = ["Layout", "Refused", "new_jobs", "placements"]
 
 _MAX_PAYLOAD: Final = 1 << 20
 _encode = msgspec.json.Encoder().encode
@@ -61,11 +61,11 @@ def new_jobs(batch: pa.RecordBatch, layout: Layout) -> Iterator[NewJob | Refused
     rows = zip(
         _rows(batch, layout.key),
         _rows(batch, layout.payload),
-        _rows(batch, tuple(layout.placement.values())),
+        placements(batch, layout),
         strict=True,
     )
-    names, options = layout.payload, tuple(layout.placement)
-    for number, (key, values, places) in enumerate(rows):
+    names = layout.payload
+    for number, (key, values, given) in enumerate(rows):
         id = ""
         try:
             id = id_of(key)
@@ -77,10 +77,22 @@ def new_jobs(batch: pa.RecordBatch, layout: Layout) -> Iterator[NewJob | Refused
                 raise PayloadTooLarge(
                     f"its payload has {len(payload)} bytes; at most {layout.max_payload} are allowed."
                 )
-            fields = placed(layout.fields, _given(options, places)) if options else layout.fields
+            fields = placed(layout.fields, given) if given else layout.fields
             yield NewJob(id=id, payload=payload, options=layout.options, **fields)
         except (InvalidInput, TypeError, ValueError, OverflowError) as error:
             yield Refused(_shown(layout.key, key), str(error), id)
+
+
+def placements(batch: pa.RecordBatch, layout: Layout) -> Iterator[dict[str, Any]]:
+    """The options that each row gives its job. Null leaves one at its default."""
+    if not layout.placement:
+        return iter([{}] * batch.num_rows)
+    names = tuple(layout.placement)
+    columns = [_option_values(name, batch.column(column)) for name, column in layout.placement.items()]
+    return (
+        {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        for values in zip(*columns, strict=True)
+    )
 
 
 def _rows(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -98,9 +110,16 @@ def _values(column: pa.Array) -> list[Any]:
     return cast("list[Any]", column.to_pylist())
 
 
-def _given(options: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    """Null leaves an option at its default."""
-    return {name: value for name, value in zip(options, values, strict=True) if value is not None}
+def _option_values(option: str, column: pa.Array) -> list[Any]:
+    """Decimals as numbers, intervals as seconds, and what groups are named by as text: as options are given."""
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        column = column.cast(pa.int64() if kind.scale == 0 else pa.float64())
+    elif pa.types.is_duration(kind):
+        column = pc.divide(column.cast(pa.duration("us")).cast(pa.int64()), 1e6)
+    if option == "group" and pa.types.is_integer(column.type):
+        column = column.cast(pa.string())
+    return _values(column)
 
 
 def _not_json(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[int, str]:

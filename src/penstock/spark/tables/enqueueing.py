@@ -102,8 +102,7 @@ def _job(batch: Batch, row: dict[str, Any]) -> NewJob:
     annex = Annex(headers={KEY_HEADER: row["key_json"]}, holds={batch.consumer: _HOLD_MS}, flow=batch.flow)
     fields: dict[str, Any] = {"annex": annex}
     if row["placement"] is not None:
-        given = msgspec.json.decode(row["placement"])
-        fields = placed(fields, {name: value for name, value in given.items() if value is not None})
+        fields = placed(fields, msgspec.json.decode(row["placement"]))
     return NewJob(
         row["job_id"],
         row["payload"],

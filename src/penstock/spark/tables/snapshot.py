@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
 
 from penstock.core.job import NewJob
-from penstock.spark.rows import Layout, Refused, new_jobs
+from penstock.spark.rows import Layout, Refused, new_jobs, placements
 
 __all__ = ["SNAPSHOT", "fingerprint", "snapshot"]
 
@@ -59,8 +59,7 @@ def _taker(layout: Layout) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             keys = _texts(batch, layout.key)
-            places = _texts(batch, tuple(layout.placement.values()), tuple(layout.placement))
-            rows = zip(new_jobs(batch, layout), keys, places, strict=True)
+            rows = zip(new_jobs(batch, layout), keys, placements(batch, layout), strict=True)
             columns = list(zip(*(_row(layout, *row) for row in rows), strict=True))
             arrays = [
                 pa.array(values, type=field.type) for values, field in zip(columns, _ARROW, strict=True)
@@ -71,18 +70,14 @@ def _taker(layout: Layout) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
     return take
 
 
-def _texts(
-    batch: pa.RecordBatch, columns: tuple[str, ...], names: tuple[str, ...] = ()
-) -> Iterator[str | None]:
-    """The columns of each row as a JSON object, under ``names`` if they are given."""
-    if not columns:
-        return iter([None] * batch.num_rows)
+def _texts(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[str]:
+    """The columns of each row as a JSON object."""
     values = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
-    under = names or columns
-    return (_encode(dict(zip(under, row, strict=True))).decode() for row in values)
+    return (_encode(dict(zip(columns, row, strict=True))).decode() for row in values)
 
 
-def _row(layout: Layout, job: NewJob | Refused, key: str | None, placement: str | None) -> tuple[Any, ...]:
+def _row(layout: Layout, job: NewJob | Refused, key: str, given: dict[str, Any]) -> tuple[Any, ...]:
     if isinstance(job, Refused):
         return job.id or None, "", None, None, key, f"{job.key}: {job.why}", not job.id
+    placement = _encode(given).decode() if given else None
     return job.id, fingerprint(job.payload, layout.options.version), job.payload, placement, key, None, False
