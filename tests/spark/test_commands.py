@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.cli.main import run
+from penstock.spark import history
 from tests.spark.busywork import happen
 from tests.spark.stores import fill
 
@@ -167,3 +168,70 @@ def test_a_history_is_synced_shown_and_made_a_page_and_jobs_are_archived(
     assert command.json("archive", "ended", "./archive", "--older-than", "0s")["archived"] == 4
     assert spark.read.parquet(str(tmp_path / "archive")).count() == 4
     assert "ended: 0 jobs archived" in command("archive", "ended", "./archive", "--older-than", "0s")
+
+
+def test_a_history_can_be_of_some_queues_and_a_part_at_a_time(
+    spark: SparkSession, command: Command, file_url: str, tmp_path: Path
+) -> None:
+    for queue in ("mail", "main", "post"):
+        fill(file_url, queue, waiting=10)
+    sync = ["history", "sync", "./some", "--pattern", "mai.", "--upto", "bronze"]
+    assert command.json(*sync, "--max-events", 7)["events"] == 7
+    assert command.json(*sync)["events"] == 13
+    events = history.tables(spark, tmp_path / "some").bronze
+    assert {tuple(row) for row in events.groupBy("queue").count().collect()} == {("mail", 10), ("main", 10)}
+
+
+def test_archives_go_into_a_table_of_the_catalog_with_their_journal_elsewhere(
+    spark: SparkSession, command: Command, file_url: str, tmp_path: Path, database: str
+) -> None:
+    fill(file_url, "ended", completed=3, failed=2, waiting=1)
+    archive = ["archive", "ended", f"table:{database}.archive", "--older-than", "0s"]
+    command(*archive, code=2)
+    assert "scratch" in command.said
+    archive += ["--scratch", "./journal"]
+    assert command.json(*archive, "--state", "completed")["archived"] == 3
+    assert command.json(*archive, "--consumer", "nobody")["archived"] == 2
+    assert command.json(*archive)["archived"] == 0
+    archived = spark.table(f"{database}.archive")
+    assert {tuple(row) for row in archived.groupBy("state").count().collect()} == {
+        ("completed", 3),
+        ("failed", 2),
+    }
+    assert list((tmp_path / "journal").iterdir())
+
+
+def test_every_option_of_a_run_reaches_it(
+    spark: SparkSession, command: Command, tmp_path: Path, database: str
+) -> None:
+    users = spark.range(5).selectExpr("id AS user_id", "concat('user', id) AS name", "id AS urgency")
+    users.write.parquet(str(tmp_path / "users.data"))
+    process = [
+        "spark",
+        "process",
+        "./users.data",
+        "./scores",
+        "--in-format",
+        "parquet",
+        "--out-format",
+        "json",
+    ]
+    process += ["--task", f"{TASKS}:score", "--key", "user_id", "--payload", "user_id", "--payload", "name"]
+    process += ["--priority-column", "urgency", "--cost-name", "usd", "--progress", "none"]
+    first = command.json(*process, "--fleet", "spark", "--fleet-size", "1", "--max-failures", "1")
+    assert (first["completed"], first["failed"], first["cost"]) == (4, 1, pytest.approx(0.06))
+    again = command.json(*process, "--retry-failed", "--workers", "1", code=1)
+    assert (again["plan"]["done"], again["completed"], again["failed"]) == (4, 0, 1)
+
+    users.selectExpr("user_id", "upper(name) AS name", "urgency").write.mode("overwrite").parquet(
+        str(tmp_path / "users.data")
+    )
+    assert command.json(*process, "--dry-run", "--on-change", "keep")["plan"]["todo"] == 0
+    command(*process, "--on-change", "error", code=2)
+    assert "were done before with another payload" in command.said
+
+    process[3:4] = [f"table:{database}.scores", "--scratch", "./scratch"]
+    done = command.json(*process, "--out-format", "parquet", "--workers", "1", "--limit", "2")
+    assert done["completed"] == 2
+    assert spark.table(f"{database}.scores").count() == 2
+    assert (tmp_path / "scratch").exists()
