@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 import penstock.spark as ps
+from penstock.cli.main import run
 from penstock.spark.java import find_java
 from tests.slow.spark_tasks import app, cube
 from tests.spark.quick import QUICK
@@ -30,7 +32,7 @@ def main(directory: Path) -> dict[str, Any]:
     runs = [ps.process(spark.range(count).selectExpr("id AS n"), cube, **given) for count in (10, 15)]
     rows = ps.latest(spark.read.parquet(str(directory / "cubes"))).select("n", "value").collect()
     archived = ps.archive(spark, app.url, "rows", directory / "archive", older_than=0)
-    return {
+    found = {
         "classic": hasattr(spark, "sparkContext") or hasattr(spark, "_jvm"),
         "accepted": ps.write_report(app.url, "save").accepted,
         "read": sorted(json.loads(row["payload"])["n"] for row in written.select("payload").collect()),
@@ -39,6 +41,24 @@ def main(directory: Path) -> dict[str, Any]:
         "archived": [archived.archived, spark.read.parquet(str(directory / "archive")).count()],
         "cancelled": ps.cancel(written, app.url, "written").cancelled,
     }
+    # Last, for it ends the session.
+    return found | {"commanded": _command(directory)}
+
+
+def _command(directory: Path) -> list[int]:
+    """The same by the command line: its exit code, and how many rows there are then."""
+    (directory / "numbers.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(5)))
+    process = [
+        "spark",
+        "process",
+        str(directory / "numbers.jsonl"),
+        str(directory / "more"),
+        "--progress",
+        "none",
+    ]
+    process += ["--task", "tests.slow.spark_tasks:cube", "--key", "n", "--fleet", "spark"]
+    code = run([*process, "--remote", "sc://localhost"])
+    return [code, pq.read_table(directory / "more").num_rows]
 
 
 def _connected() -> SparkSession:

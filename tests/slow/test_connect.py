@@ -35,4 +35,5 @@ def test_write_read_process_and_archive_work_by_spark_connect(tmp_path: Path) ->
         "cubes": [[n, n**3] for n in range(15)],
         "archived": [15, 15],
         "cancelled": 20,
+        "commanded": [0, 5],
     }
