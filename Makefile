@@ -4,8 +4,9 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 ARGS ?=
 SPARK ?= 4.0.0
-# Two processes: the tests of a file stay together, for they share servers and sessions.
-SPLIT ?= -n 2 --dist loadfile
+# Two processes: the tests of a file stay together, for they share servers and sessions. In the order of their names:
+# files of few and long tests would come last otherwise, and one process wait for the other.
+SPLIT ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
