@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.servers import ValkeyCluster, ValkeyServer
 
@@ -14,6 +15,10 @@ pytest_plugins = ["pytester"]
 
 # Whoever runs us in the background has us ignore SIGINT, and so would all that we start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says nothing where the machine is busy.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
