@@ -82,9 +82,8 @@ def test_a_save_that_is_repeated_puts_nothing_in_twice(spark: SparkSession, url:
     ],
 )
 def test_columns_say_priority_delay_group_and_cost(
-    spark: SparkSession, file_url: str, columns: str, group: str
+    spark: SparkSession, url: str, columns: str, group: str
 ) -> None:
-    url = file_url
     rows = spark.sql(f"SELECT 1 AS user_id, {columns}")
     save(
         rows,
