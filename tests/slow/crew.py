@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 
 from penstock.core.event import Event
 from penstock.core.lifecycle import OPEN, TRANSITIONS, EventType, State
+from penstock.storage import open_storage
 from penstock.storage.base import Storage
 
 ROOT = Path(__file__).parents[2]
@@ -20,16 +24,28 @@ ROLES = "tests.slow.fleet"
 
 
 class Crew:
-    """Named processes of the roles in a module such as ``tests.slow.fleet``. All are dead when the block ends."""
+    """Named processes, of the roles in a module such as ``tests.slow.fleet`` or of any command. All are dead when
+    the block ends."""
 
-    def __init__(self, url: str, directory: Path, *, seed: int, roles: str = ROLES) -> None:
+    def __init__(
+        self,
+        url: str,
+        directory: Path,
+        *,
+        seed: int,
+        roles: str = ROLES,
+        folder: Path = ROOT,
+        **environment: str,
+    ) -> None:
         self.directory = directory
+        self._folder = folder
         self._roles = roles
         self.chance = random.Random(seed)
         self.kills = 0
-        self._environment = os.environ | {"PENSTOCK_URL": url, "CRASH_DIR": str(directory)}
+        self._environment = os.environ | {"PENSTOCK_URL": url, "CRASH_DIR": str(directory)} | environment
         self._commands: dict[str, list[str]] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._dead_holders: set[str] = set()
 
     def __enter__(self) -> Crew:
         return self
@@ -44,13 +60,17 @@ class Crew:
 
     def hire(self, role: str, name: str, count: int = 0) -> None:
         """Start a process; ``name`` is how it is called from now on."""
-        self._commands[name] = [sys.executable, "-m", self._roles, role, name, str(count)]
+        self.hire_command(name, ["-m", self._roles, role, name, str(count)])
+
+    def hire_command(self, name: str, arguments: Sequence[str]) -> None:
+        """Start Python with these."""
+        self._commands[name] = [sys.executable, *arguments]
         self._start(name)
 
     def _start(self, name: str) -> None:
         with (self.directory / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                self._commands[name], cwd=ROOT, env=self._environment, stdout=log, stderr=log
+                self._commands[name], cwd=self._folder, env=self._environment, stdout=log, stderr=log
             )
 
     def kill(self, name: str) -> None:
@@ -67,6 +87,34 @@ class Crew:
     def kill_somebody(self) -> None:
         self.kill(self.chance.choice(list(self._processes)))
 
+    async def kill_one_at_work(self, storage: Storage, queue: str, names: Sequence[str]) -> None:
+        """SIGKILL to one of these workers that holds jobs of the queue, as soon as there is one.
+
+        It is stopped while the store is asked, so that what it holds is not settled before it dies.
+        """
+        while not await self._catch_at_work(name := self.chance.choice(names), storage, queue):
+            assert not self.failures(), {name: self.log_of(name) for name in self.failures()}
+            await asyncio.sleep(0.02)
+        self.kill(name)
+
+    async def _catch_at_work(self, name: str, storage: Storage, queue: str) -> bool:
+        process = self._processes[name]
+        process.send_signal(signal.SIGSTOP)
+        active = (await storage.list_jobs(queue, State.ACTIVE, limit=1000)).jobs
+        # The id of a worker is its name and a mark of its own; one killed before holds its jobs until they stall.
+        holders = {job.worker for job in active if job.worker.rpartition("-")[0] == name} - self._dead_holders
+        if not holders:
+            process.send_signal(signal.SIGCONT)
+            return False
+        self._dead_holders |= holders
+        return True
+
+    def stop(self) -> dict[str, int]:
+        """SIGTERM to all, and how each has ended."""
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)
+        return {name: process.wait(60) for name, process in self._processes.items()}
+
     def running(self, name: str) -> bool:
         return self._processes[name].poll() is None
 
@@ -80,6 +128,16 @@ class Crew:
 
     def log_of(self, name: str) -> str:
         return (self.directory / f"{name}.log").read_text()[-4000:]
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Storage]:
+    storage = open_storage(url)
+    await storage.open()
+    try:
+        yield storage
+    finally:
+        await storage.close()
 
 
 async def read_log(storage: Storage, queue: str) -> list[Event]:

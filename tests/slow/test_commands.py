@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
@@ -14,61 +12,26 @@ from pathlib import Path
 import pytest
 
 from penstock import uuid7
-from penstock.storage import open_storage
-from tests.slow.crew import check_history, read_log
+from tests.slow.crew import ROOT, Crew, check_history, opened, read_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-ROOT = Path(__file__).parents[2]
+SOURCE = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
 COMMANDS = 500
 KILLS = 12
-WORKERS = 3
+WORKERS = ["worker-0", "worker-1", "worker-2"]
 
 
-class Workers:
-    """``penstock worker`` processes that are killed and started again; all of them, and theirs, carry a mark."""
-
-    def __init__(self, folder: Path) -> None:
-        self.mark = f"CRASH_TEST={uuid7()}"
-        name, value = self.mark.split("=")
-        source = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
-        self._environment = os.environ | {name: value, "PYTHONPATH": source}
-        self._folder = folder
-        self._processes = [self._started() for _ in range(WORKERS)]
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "penstock", "worker", "-c", "4", "--lease", "1500ms"]
-        with (self._folder / "workers.log").open("ab") as log:
-            return subprocess.Popen(command, cwd=self._folder, env=self._environment, stdout=log, stderr=log)
-
-    def kill_one(self, chance: random.Random) -> None:
-        at = chance.randrange(WORKERS)
-        self._processes[at].kill()
-        self._processes[at].wait()
-        self._processes[at] = self._started()
-
-    def stop(self) -> list[int]:
-        for process in self._processes:
-            process.send_signal(signal.SIGTERM)
-        return [process.wait(60) for process in self._processes]
-
-    def kill_all(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-
-    def left(self) -> list[int]:
-        """Processes with our mark that still run."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes().split(
-                    b"\0"
-                ):
-                    found.append(int(entry.name))
-            except OSError:
-                pass
-        return found
+def left_running(mark: str) -> list[int]:
+    """Processes with this in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            pass
+    return found
 
 
 def begun(folder: Path) -> int:
@@ -86,29 +49,28 @@ async def test_no_command_is_lost_and_none_is_left_running_when_workers_are_kill
         [sys.executable, "-m", "penstock", "enqueue", "-"],
         input="\n".join(map(json.dumps, jobs)).encode(),
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | {"PYTHONPATH": SOURCE},
         check=True,
     )
-    storage = open_storage(f"sqlite:///{tmp_path}/penstock.db")
-    await storage.open()
-    workers, chance = Workers(tmp_path), random.Random(5)
-    try:
-        deadline = time.monotonic() + 300
-        for kill in range(1, KILLS + 1):
-            # Amid the work, not before or behind it.
-            while begun(tmp_path) < kill * COMMANDS // (KILLS + 2):
-                assert time.monotonic() < deadline, (tmp_path / "workers.log").read_text()[-3000:]
-                time.sleep(0.01)
-            workers.kill_one(chance)
-        while (await storage.counts("default")).open:
-            assert time.monotonic() < deadline, await storage.counts("default")
-            time.sleep(0.1)
-        assert workers.stop() == [0] * WORKERS
-        assert workers.left() == []
+    url, mark = f"sqlite:///{tmp_path}/penstock.db", uuid7()
+    async with opened(url) as storage:
+        with Crew(url, tmp_path, seed=5, folder=tmp_path, PYTHONPATH=SOURCE, CRASH_TEST=mark) as crew:
+            for name in WORKERS:
+                arguments = ["-m", "penstock", "worker", "-c", "4", "--lease", "1500ms", "--name", name]
+                crew.hire_command(name, arguments)
+            deadline = time.monotonic() + 300
+            for kill in range(1, KILLS + 1):
+                # Amid the work, not before or behind it.
+                while begun(tmp_path) < kill * COMMANDS // (KILLS + 2):
+                    assert time.monotonic() < deadline, crew.log_of(WORKERS[0])
+                    time.sleep(0.01)
+                await crew.kill_one_at_work(storage, "default", WORKERS)
+            while (await storage.counts("default")).open:
+                assert time.monotonic() < deadline, await storage.counts("default")
+                time.sleep(0.1)
+            assert crew.stop() == dict.fromkeys(WORKERS, 0)
+            assert left_running(f"CRASH_TEST={mark}") == []
         events = await read_log(storage, "default")
-    finally:
-        workers.kill_all()
-        await storage.close()
 
     done = {path.name for path in (tmp_path / "done").iterdir()}
     assert done == {str(n) for n in range(COMMANDS)}

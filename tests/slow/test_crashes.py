@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from penstock.storage import open_storage
 from penstock.storage.base import Storage
 from tests.servers import ValkeyServer
-from tests.slow.crew import Crew, check_history, read_log
+from tests.slow.crew import Crew, check_history, opened, read_log
 from tests.slow.fleet_names import PRODUCERS, QUEUE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 JOBS = 1500
 """Per producer."""
+KILLS = 24
 
 
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Storage]:
-    storage = open_storage(url)
-    await storage.open()
-    try:
-        yield storage
-    finally:
-        await storage.close()
+async def wait_until_completed(storage: Storage, crew: Crew, count: int) -> None:
+    """At least so many jobs are done; fails with the logs of those that broke down."""
+    deadline = asyncio.get_running_loop().time() + 60
+    while (counts := await storage.counts(QUEUE)).completed < count:
+        assert not crew.failures(), {name: crew.log_of(name) for name in crew.failures()}
+        assert asyncio.get_running_loop().time() < deadline, counts
+        await asyncio.sleep(0.02)
 
 
 async def wait_until_drained(storage: Storage, crew: Crew, *, seconds: float) -> None:
@@ -81,10 +78,11 @@ async def test_nothing_is_lost_when_workers_producers_and_sweepers_are_killed(
             for n in range(3):
                 crew.hire("worker", f"worker-{n}")
             crew.hire("sweeper", "sweeper")
-            for _ in range(30):
-                await asyncio.sleep(crew.chance.uniform(0.2, 0.6))
+            for kill in range(1, KILLS + 1):
+                # Amid the work, not before or behind it.
+                await wait_until_completed(storage, crew, kill * JOBS * len(PRODUCERS) // (KILLS + 2))
                 crew.kill_somebody()
-            assert crew.kills >= 15
+            assert crew.kills >= KILLS // 2, "a producer that has done its part is not there to be killed"
             await wait_until_drained(storage, crew, seconds=120)
         await check(storage, tmp_path)
 

@@ -14,13 +14,13 @@ from penstock import App
 from penstock.core.lifecycle import OPEN, TRANSITIONS, EventType, State
 from penstock.storage.base import Storage
 from tests.slow import flow_fleet
-from tests.slow.crew import Crew, read_log
+from tests.slow.crew import Crew, opened, read_log
 from tests.slow.flow_fleet import LEAF, MIDDLE, QUEUES, TOP, fails, policy_of
-from tests.slow.test_crashes import opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 FLOWS = 1000
+KILLS = 12
 E, S = EventType, State
 
 
@@ -40,8 +40,8 @@ async def test_every_parent_is_released_once_and_ends_as_its_policy_says(
             for n in range(3):
                 crew.hire("worker", f"worker-{n}")
             producing = asyncio.create_task(produce(store_url))
-            while crew.kills < 12:
-                await asyncio.sleep(crew.chance.uniform(0.3, 0.7))
+            for kill in range(1, KILLS + 1):
+                await until_ended(storage, crew, kill * 4 * FLOWS // (KILLS + 2))
                 crew.kill_somebody()
             await producing
             await until_only_waiting(storage, crew)
@@ -55,6 +55,15 @@ async def produce(url: str) -> None:
     async with App(url) as app:
         for first in range(0, FLOWS, 50):
             await app.enqueue_flows(flow_fleet.flow(n) for n in range(first, first + 50))
+
+
+async def until_ended(storage: Storage, crew: Crew, leaves: int) -> None:
+    """So many leaves are done with: kills come amid the work, not before or behind it."""
+    deadline = asyncio.get_running_loop().time() + 60
+    while (counts := await storage.counts(LEAF)).completed + counts.failed < leaves:
+        assert not crew.failures(), {name: crew.log_of(name) for name in crew.failures()}
+        assert asyncio.get_running_loop().time() < deadline, counts
+        await asyncio.sleep(0.02)
 
 
 async def until_only_waiting(storage: Storage, crew: Crew) -> None:

@@ -21,6 +21,8 @@ from tests.slow.group_fleet import LIMITS, QUEUE
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PER_GROUP = 60
+KILLS = 20
+WORKERS = [f"worker-{n}" for n in range(4)]
 
 
 @pytest.fixture(params=["sqlite", "valkey"])
@@ -50,16 +52,17 @@ async def enqueue(app: App) -> list[str]:
     return ids
 
 
-async def wait_until_drained(app: App, crew: Crew, *, seconds: float) -> None:
+async def wait_until_open(app: App, crew: Crew, *, at_most: int, seconds: float) -> None:
+    """Until no more jobs than these are open."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         counts = await app.queue(QUEUE).counts()
         assert not crew.failures(), {name: crew.log_of(name) for name in crew.failures()}
-        if counts.open == 0:
+        if counts.open <= at_most:
             return
         groups = [group async for group in app.queue(QUEUE).groups()]
         assert asyncio.get_running_loop().time() < deadline, (counts, groups)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.02)
 
 
 def of_groups(events: list[Event]) -> Iterator[tuple[str, list[Event]]]:
@@ -103,17 +106,18 @@ async def test_caps_order_and_rates_hold_and_no_key_wedges_under_kills_and_cance
 ) -> None:
     async with App(store_url) as app:
         with Crew(store_url, tmp_path, seed=5, roles="tests.slow.group_fleet") as crew:
-            workers = [f"worker-{n}" for n in range(4)]
-            for name in workers:
+            for name in WORKERS:
                 crew.hire("worker", name)
             crew.hire("sweeper", "sweeper")
             ids = await enqueue(app)
-            for _ in range(25):
-                await asyncio.sleep(crew.chance.uniform(0.1, 0.4))
-                crew.kill(crew.chance.choice(workers))
+            for kill in range(1, KILLS + 1):
+                # Amid the work, not before or behind it.
+                left = len(ids) - kill * len(ids) // (KILLS + 2)
+                await wait_until_open(app, crew, at_most=left, seconds=60)
+                await crew.kill_one_at_work(await app.connect(), QUEUE, WORKERS)
                 await app.queue(QUEUE).cancel(*crew.chance.sample(ids, 3))
-            assert crew.kills >= 20
-            await wait_until_drained(app, crew, seconds=90)
+            assert crew.kills == KILLS
+            await wait_until_open(app, crew, at_most=0, seconds=90)
         checked = await app.queue(QUEUE).check()
         events = await read_log(await app.connect(), QUEUE)
 
