@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import psutil
 
 
 def is_alive(pid: int) -> bool:
     """Whether such a process runs. A zombie has ended, and only waits for whoever adopted it."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between the open and the read
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False

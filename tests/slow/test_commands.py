@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock import uuid7
@@ -17,6 +18,7 @@ from tests.slow.crew import ROOT, Crew, check_history, opened, read_log
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SOURCE = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+MARK = "CRASH_TEST"
 COMMANDS = 500
 KILLS = 12
 WORKERS = ["worker-0", "worker-1", "worker-2"]
@@ -24,14 +26,9 @@ WORKERS = ["worker-0", "worker-1", "worker-2"]
 
 def left_running(mark: str) -> list[int]:
     """Processes with this in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            pass
-    return found
+    return [
+        one.pid for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(MARK) == mark
+    ]
 
 
 def begun(folder: Path) -> int:
@@ -54,7 +51,7 @@ async def test_no_command_is_lost_and_none_is_left_running_when_workers_are_kill
     )
     url, mark = f"sqlite:///{tmp_path}/penstock.db", uuid7()
     async with opened(url) as storage:
-        with Crew(url, tmp_path, seed=5, folder=tmp_path, PYTHONPATH=SOURCE, CRASH_TEST=mark) as crew:
+        with Crew(url, tmp_path, seed=5, folder=tmp_path, PYTHONPATH=SOURCE, **{MARK: mark}) as crew:
             for name in WORKERS:
                 arguments = ["-m", "penstock", "worker", "-c", "4", "--lease", "1500ms", "--name", name]
                 crew.hire_command(name, arguments)
@@ -69,7 +66,7 @@ async def test_no_command_is_lost_and_none_is_left_running_when_workers_are_kill
                 assert time.monotonic() < deadline, await storage.counts("default")
                 time.sleep(0.1)
             assert crew.stop() == dict.fromkeys(WORKERS, 0)
-            assert left_running(f"CRASH_TEST={mark}") == []
+            assert left_running(mark) == []
         events = await read_log(storage, "default")
 
     done = {path.name for path in (tmp_path / "done").iterdir()}

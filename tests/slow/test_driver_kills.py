@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock import App
@@ -40,12 +41,12 @@ def test_a_driver_that_is_killed_takes_its_fleet_along_and_strands_no_job(tmp_pa
         )
     try:
         wait_until(lambda: counts(url).completed > JOBS // 20, "the fleet does not work")
-        family = descendants(driver.pid)
+        family = psutil.Process(driver.pid).children(recursive=True)
         assert len(family) > 2, "a JVM, and the Pythons in which its workers are"
     finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
-    wait_until(lambda: not alive(family), f"left behind: {family}")
+    wait_until(lambda: not any(map(lives, family)), f"left behind: {family}")
     left = counts(url)
     assert left.active > 0, "killed while they had jobs"
     assert left.completed + left.active + left.waiting == JOBS
@@ -68,28 +69,6 @@ def wait_until(reached: Callable[[], bool], what: str, patience_s: float = 120) 
         time.sleep(0.1)
 
 
-def descendants(pid: int) -> dict[int, str]:
-    """All that a process has started, and what that has: by process id, with the time of its start."""
-    listed = subprocess.run(
-        ["ps", "-eo", "pid=,ppid=,lstart="], capture_output=True, text=True, check=True
-    ).stdout
-    rows = [line.split(None, 2) for line in listed.splitlines()]
-    found: dict[int, str] = {}
-    parents = {pid}
-    while parents:
-        born = {int(child): began for child, parent, began in rows if int(parent) in parents}
-        found |= born
-        parents = set(born)
-    return found
-
-
-def alive(family: dict[int, str]) -> bool:
-    listed = subprocess.run(
-        ["ps", "-eo", "pid=,stat=,lstart="], capture_output=True, text=True, check=True
-    ).stdout
-    now = {
-        int(pid): began
-        for pid, state, began in (line.split(None, 2) for line in listed.splitlines())
-        if state[0] != "Z"
-    }
-    return any(now.get(pid) == began for pid, began in family.items())
+def lives(process: psutil.Process) -> bool:
+    """It, not another one that has got its number."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from penstock import App
-from penstock.core.lifecycle import EventType
+from penstock.core.lifecycle import EventType, State
+from penstock.info import WorkerInfo
 from penstock.storage.values import Counts
 from tests.slow.crew import ROOT, check_history, read_log
 from tests.slow.drivers import PAST_LEASES_MS
@@ -26,6 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 JVM, PYTHON = "CoarseGrainedExecutorBackend", "pyspark.daemon"
 PATIENCE_S = 300
+T = TypeVar("T")
 
 
 class Driver:
@@ -55,31 +58,40 @@ class Driver:
 
     def kill(self, kind: str) -> None:
         """SIGKILL to the youngest of its descendants of this kind."""
-        *_, youngest = self._descendants(kind)
-        os.kill(youngest, signal.SIGKILL)
+        ours = psutil.Process(self._process.pid).children(recursive=True)
+        max((one for one in ours if is_of(kind, one)), key=lambda one: one.create_time()).kill()
 
-    def _descendants(self, kind: str) -> list[int]:
-        listed = subprocess.run(
-            ["ps", "-ww", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True
-        )
-        rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
-        parents = {int(pid): int(parent) for pid, parent, *_ in rows}
-        found = [int(pid) for pid, _, *args in rows if args and kind in args[0]]
-        return sorted(pid for pid in found if self._is_ours(pid, parents))
+    def kill_at_work(self, queue: str, *, whole: bool) -> None:
+        """SIGKILL to the Python of an executor that holds jobs of the queue, and with ``whole`` to its JVM too."""
+        worker = self.wait_until(lambda: self._catch_at_work(queue))
+        executor = next(one for one in worker.parents() if is_of(JVM, one))
+        worker.kill()
+        if whole:
+            executor.kill()
 
-    def _is_ours(self, pid: int, parents: dict[int, int]) -> bool:
-        while pid in parents:
-            pid = parents[pid]
-            if pid == self._process.pid:
-                return True
-        return False
+    def _catch_at_work(self, queue: str) -> psutil.Process | None:
+        """One that is stopped while the store is asked, so that what it holds is not settled before it dies."""
+        workers = {
+            one.id: one.pid for one in map(WorkerInfo, ask(self.url, lambda storage: storage.workers(queue)))
+        }
+        for worker in psutil.Process(self._process.pid).children(recursive=True):
+            if worker.pid not in workers.values():
+                continue
+            worker.suspend()
+            active = ask(self.url, lambda storage: storage.list_jobs(queue, State.ACTIVE, limit=1000)).jobs
+            if any(workers.get(job.worker) == worker.pid for job in active):
+                return worker
+            worker.resume()
+        return None
 
-    def wait_until(self, reached: Callable[[], bool]) -> None:
+    def wait_until(self, reached: Callable[[], T | None]) -> T:
+        """What it answers, once that is something."""
         deadline = time.monotonic() + PATIENCE_S
-        while not reached():
+        while not (answer := reached()):
             assert self._process.poll() is None, self._said()
             assert time.monotonic() < deadline, self._said()
             time.sleep(0.02)
+        return answer
 
     def _said(self) -> str:
         return self._log.read_text()[-6000:]
@@ -95,6 +107,13 @@ class Driver:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def is_of(kind: str, process: psutil.Process) -> bool:
+    try:
+        return kind in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +145,9 @@ def test_a_fleet_whose_executors_are_killed_does_every_job_once(driver: Driver) 
     app.sync.close()
     driver.begin("fleet")
     driver.wait_until(lambda: driver.counts("worked").completed > JOBS // 20)
-    driver.kill(JVM)
+    driver.kill_at_work("worked", whole=True)
     driver.wait_until(lambda: driver.counts("worked").completed > JOBS // 4)
-    driver.kill(PYTHON)
+    driver.kill_at_work("worked", whole=False)
     driver.finish("fleet")
     events = ask(driver.url, lambda storage: read_log(storage, "worked"))
     check_history(events, ids)
@@ -138,7 +157,7 @@ def test_a_fleet_whose_executors_are_killed_does_every_job_once(driver: Driver) 
 def test_a_run_whose_executors_are_killed_has_every_row_in_its_output_once(driver: Driver) -> None:
     driver.begin("process")
     driver.wait_until(lambda: driver.counts("rows").completed > JOBS // 20)
-    driver.kill(JVM)
+    driver.kill_at_work("rows", whole=True)
     # What its worker had claimed is free again: now, instead of after half a minute.
     ask(driver.url, lambda storage: storage.shift_clock("rows", PAST_LEASES_MS))
     driver.finish("process")
