@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -338,8 +339,14 @@ class ValkeyCluster:
     def wait_until_whole(self) -> None:
         wait_until(lambda: all(map(self._sees_all, self.nodes)), what="the cluster whole", timeout_s=30)
 
-    def client(self, **options: Any) -> redis.RedisCluster:
-        return redis.RedisCluster(host=HOST, port=self.nodes[0].port, **{"decode_responses": True} | options)
+    @contextmanager
+    def client(self, **options: Any) -> Iterator[redis.RedisCluster]:
+        options = {"decode_responses": True} | options
+        with redis.RedisCluster(host=HOST, port=self.nodes[0].port, **options) as client:
+            try:
+                yield client
+            finally:
+                client.disconnect_connection_pools()  # which its own close leaves to the garbage collector
 
     def _join(self) -> None:
         bounds = [SLOTS * i // len(self.nodes) for i in range(len(self.nodes) + 1)]

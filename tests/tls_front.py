@@ -28,7 +28,6 @@ class TlsFront:
         self.ca_file = server.directory / "ca.pem"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tls-front", daemon=True)
-        self._connections: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -53,21 +52,20 @@ class TlsFront:
 
     async def _shut(self) -> None:
         self._listener.close()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        # Also those of connections that were accepted just now, and have not begun.
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports that were aborted are closed in the next round
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
         try:
             await self._relay(reader, writer)
         except OSError:  # the server is down: hang up, as it would
             pass
         finally:
             writer.transport.abort()
-            self._connections.discard(task)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(HOST, self.server.port)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,20 @@ def test_an_id_that_several_queues_have_needs_the_queue(penstock: Shell) -> None
     assert penstock.json("show", "x", "-q", "b")["queue"] == "b"
 
 
+def hang(pid: int, database: Path) -> None:
+    """Stop a process, but not amid a transaction of a database that is there: nobody else could write to it."""
+    while True:
+        os.kill(pid, signal.SIGSTOP)
+        if not database.exists():
+            return
+        with closing(sqlite3.connect(database, timeout=1)) as sql:
+            try:
+                sql.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError:
+                os.kill(pid, signal.SIGCONT)
+
+
 def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Shell, tmp_path: Path) -> None:
     on_both.ok(
         "enqueue", "-", input=f'{{"command": "echo $$ >> {tmp_path}/pids; sleep 60", "id": "x"}}\nsleep 60\n'
@@ -152,7 +168,7 @@ def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Sh
         assert not is_alive(int(pid))
         assert on_both.ok("reset-stale", "--older-than", "10m") == "0 jobs wait again\n"
         assert "config set stale_after" in on_both.refused("reset-stale", code=2)
-        os.kill(worker.pid, signal.SIGSTOP)
+        hang(worker.pid, tmp_path / "penstock.db")
         assert on_both.ok("reset", "--all-active") == "1 jobs wait again\n"
         assert on_both.json("status")["queues"][0]["waiting"] == 1
         assert "not active" in on_both.refused("reset", "x", code=4)
