@@ -13,7 +13,7 @@ from penstock.storage import open_storage
 from tests.model.machine import Machine
 
 # Examples by engine: a step is about fifteen round trips.
-EXAMPLES = {"memory": 60, "sqlite": 20}
+EXAMPLES = {"memory": 30, "sqlite": 20}
 LONG_EXAMPLES = {"memory": 80, "sqlite": 60}
 
 
