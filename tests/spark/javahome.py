@@ -25,7 +25,7 @@ case " $* " in
 esac
 exec {java} "$@"
 """
-QUIET = ["-Xlog:disable", "-Xlog:all=error:stderr"]
+QUIET = "-Xlog:disable"
 
 
 def main(folder: Path) -> None:
@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
             command, env=os.environ | environment, capture_output=True, text=True, check=False
         )
     if recorded.returncode or not archive.exists():
-        print(f"Spark starts without an archive of its classes:\n{recorded.stderr}", file=sys.stderr)
+        print(f"Spark starts without an archive of its classes:\n{recorded.stderr[-2000:]}", file=sys.stderr)
     both = os.pathsep.join(map(str, [*base, archive]))
     _write(folder, java, [f"-XX:SharedArchiveFile={both}"] if archive.exists() else [])
 
@@ -63,7 +63,7 @@ def _base(java: Path, path: Path) -> list[Path]:
 
 def _write(folder: Path, java: Path, options: list[str]) -> None:
     script = folder / "bin" / "java"
-    script.write_text(WRAPPER.format(java=quote(str(java)), options=join([*QUIET, *options])))
+    script.write_text(WRAPPER.format(java=quote(str(java)), options=join([QUIET, *options])))
     script.chmod(0o755)
 
 

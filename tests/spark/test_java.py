@@ -13,7 +13,7 @@ from penstock.errors import InvalidOption
 from penstock.spark.java import find_java
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("dirname", "sh", "bash", "env", "ps", "uname", "nice", "rm", "cat")
+TOOLS = ("bash", "cat", "chmod", "dirname", "env", "ps", "rm", "sh", "uname")
 
 
 def make_java(folder: Path, version: str) -> Path:
