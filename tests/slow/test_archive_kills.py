@@ -45,7 +45,7 @@ def test_an_archive_that_is_killed_loses_no_job_and_copies_none_twice(
         return [id for path in found for id in pq.read_table(path, columns=["id"])["id"].to_pylist()]
 
     def is_copied() -> bool:
-        return any((output / "_penstock_archive").glob("*/*.parquet"))
+        return any((output / "_penstock_archive").glob("*/*/*.parquet"))
 
     steps: list[Callable[[], bool]] = [
         # Written to the journal and about to be compared; some are freed; all are, and some are in the table.

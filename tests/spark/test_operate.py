@@ -15,11 +15,13 @@ from penstock.core.job import NewJob, Options
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
 from penstock.errors import InvalidInput, InvalidOption
-from penstock.spark import archiving, freeing
+from penstock.spark import archiving, freeing, publishing
+from penstock.spark.archivejournal import Journal
 from penstock.spark.archivetable import ArchiveTable
-from penstock.spark.errors import ArchiveTorn
+from penstock.spark.errors import ArchiveTorn, OutputLost
 from penstock.storage.base import Storage
 from penstock.storage.values import Settlement, Take, Unchanged
+from tests.slow.drivers import let_leases_end
 from tests.spark.stores import ask, fill
 
 
@@ -51,14 +53,21 @@ def archived(spark: SparkSession, path: Path) -> dict[str, Any]:
     return found
 
 
+class Killed(BaseException):
+    """As good as a SIGKILL to what runs in this process."""
+
+
+def die(*_: Any) -> None:
+    raise Killed
+
+
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
     """Between the copy and the free."""
     real = archiving._Move.finish
 
-    def finish(self: Any, *, is_left: bool) -> tuple[int, int]:
-        if not is_left:
-            act()
-        return real(self, is_left=is_left)
+    def finish(self: Any) -> tuple[int, int]:
+        act()
+        return real(self)
 
     monkeypatch.setattr(archiving._Move, "finish", finish)
 
@@ -107,12 +116,6 @@ def test_an_archive_that_is_killed_loses_nothing_and_copies_nothing_twice(
     fill(url, "mail", completed=6)
     output = tmp_path / "kept"
 
-    class Killed(BaseException):
-        pass
-
-    def die(*_: Any) -> None:
-        raise Killed
-
     # The journal is written, and nothing freed.
     with monkeypatch.context() as patch:
         patch.setattr(archiving._Move, "_compared", die)
@@ -130,7 +133,7 @@ def test_an_archive_that_is_killed_loses_nothing_and_copies_nothing_twice(
     ask(url, free)
     # All are archived, and the journal is not cleared.
     with monkeypatch.context() as patch:
-        patch.setattr(ArchiveTable, "overwrite", die)
+        patch.setattr(Journal, "clear_left", die)
         with pytest.raises(Killed):
             ps.archive(spark, url, "mail", output, older_than=0)
     assert set(archived(spark, output)) == {f"c{n}" for n in range(6)}
@@ -153,17 +156,11 @@ def test_a_torn_row_that_a_killed_archive_has_left_is_copied_anew(
     fill(url, "mail", completed=3)
     output = tmp_path / "kept"
 
-    class Killed(BaseException):
-        pass
-
-    def die(*_: Any) -> None:
-        raise Killed
-
     with monkeypatch.context() as patch:
         patch.setattr(archiving._Move, "_compared", die)
         with pytest.raises(Killed):
             ps.archive(spark, url, "mail", output, older_than=0)
-    (journal,) = (str(path) for path in (output / "_penstock_archive").iterdir())
+    (journal,) = (str(path) for path in (output / "_penstock_archive").glob("*/*"))
     rows = spark.read.parquet(journal)
     torn = rows.withColumn("result_bytes", when(col("id") == "c1", b"3").otherwise(col("result_bytes")))
     spark.createDataFrame(torn.collect(), rows.schema).write.mode("overwrite").parquet(journal)
@@ -177,6 +174,54 @@ def test_a_torn_row_that_a_killed_archive_has_left_is_copied_anew(
     }
     assert archived(spark, output)["c1"]["result_bytes"] is None
     assert ask(url, lambda storage: storage.counts("mail")).completed == 0
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    ("place", "step", "is_other_killed"),
+    [
+        (archiving._Move, "begin", False),
+        (archiving._Move, "finish", False),
+        (ArchiveTable, "append", False),
+        (ArchiveTable, "append", True),
+        (publishing, "_link", False),
+    ],
+)
+def test_an_archive_that_was_away_while_another_took_over_copies_nothing_twice(
+    spark: SparkSession,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: Any,
+    step: str,
+    is_other_killed: bool,
+) -> None:
+    """Away before it copies; before it frees; after its last look at the lease; when all is freed and written. The
+    other may be killed when it has published what the first has copied."""
+    fill(url, "mail", completed=4, failed=2)
+    output = tmp_path / "kept"
+    real = getattr(place, step)
+
+    def away(*arguments: Any) -> Any:
+        monkeypatch.setattr(place, step, real)
+        let_leases_end(url, output)
+        with monkeypatch.context() as patch:
+            if is_other_killed:
+                patch.setattr(Journal, "clear_left", die)
+                with pytest.raises(Killed):
+                    ps.archive(spark, url, "mail", output, older_than=0, states=["completed"])
+            else:
+                ps.archive(spark, url, "mail", output, older_than=0, states=["completed"])
+        return real(*arguments)
+
+    monkeypatch.setattr(place, step, away)
+    with pytest.raises(OutputLost, match="another has taken over"):
+        ps.archive(spark, url, "mail", output, older_than=0)
+    ps.archive(spark, url, "mail", output, older_than=0)
+    assert set(archived(spark, output)) == {f"c{n}" for n in range(4)} | {"f0", "f1"}
+    counts = ask(url, lambda storage: storage.counts("mail"))
+    assert (counts.completed, counts.failed) == (0, 0)
+    assert list((output / "_penstock_archive").glob("*/*")) == []
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)

@@ -1,27 +1,23 @@
-"""A table of archived jobs, at a path or in the catalog, and the journal beside it."""
+"""A table of archived jobs, at a path or in the catalog."""
 
 from __future__ import annotations
 
-from hashlib import blake2b
+import re
 from pathlib import PurePath
 from typing import Final
-from urllib.parse import urlsplit
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.core.ids import uuid7
-from penstock.errors import InvalidInput, InvalidOption
+from penstock.errors import InvalidInput
 from penstock.spark.freeing import COLUMNS
-from penstock.spark.options import namespace_of
-from penstock.spark.publishing import STAGING, append_files, append_table, remove_folder
+from penstock.spark.publishing import STAGING, append_files, append_table, list_folder, remove_folder
 
-__all__ = ["ArchiveTable", "journal_path"]
+__all__ = ["ArchiveTable"]
 
 _NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA", "TABLE_OR_VIEW_NOT_FOUND")
 _TABLE: Final = "table:"
-# Spark passes over names that begin with an underscore.
-_FOLDER: Final = "_penstock_archive"
+_FILE: Final = re.compile(r"penstock-(\d{10})-")
 
 
 class ArchiveTable:
@@ -32,6 +28,7 @@ class ArchiveTable:
         self._format = format
         self.is_path = not str(output).startswith(_TABLE)
         self.output = str(output).removeprefix(_TABLE)
+        self._commits = 0
 
     def read(self) -> DataFrame | None:
         """All rows; ``None`` if there is no table yet."""
@@ -60,38 +57,25 @@ class ArchiveTable:
                 f"are: {', '.join(found.columns)}. Give another output."
             )
 
+    def take_over(self) -> None:
+        """For whoever has just become the holder of the output: what calls before had not put in place is removed, and
+        commits are counted on from those that are there."""
+        if not self.is_path:
+            return
+        remove_folder(self._spark, f"{self.output.rstrip('/')}/{STAGING}")
+        files = (_FILE.match(name) for name in list_folder(self._spark, self.output) or ())
+        self._commits = max((int(file[1]) for file in files if file), default=0)
+
     def append(self, rows: DataFrame) -> None:
-        """Each file of it appears as a whole, or not at all."""
+        """Each file of it appears as a whole, or not at all.
+
+        Raises:
+            NameTaken: another holder has made this commit, which is the one after those that were there when the output
+                was taken over. Nothing was put in place.
+        """
         if self.is_path:
-            append_files(rows, self.output, format=self._format, name=f"penstock-{uuid7()}")
+            name = f"penstock-{self._commits + 1:010}"
+            append_files(rows, self.output, format=self._format, name=name)
+            self._commits += 1
         else:
             append_table(rows, self.output, format=self._format)
-
-    def clear_staging(self) -> None:
-        """Remove what calls that were killed had not put in place. For the holder of the output only."""
-        if self.is_path:
-            remove_folder(self._spark, f"{self.output.rstrip('/')}/{STAGING}")
-
-    def overwrite(self, rows: DataFrame) -> None:
-        """For a path. ``rows`` may be empty, and may not come from here."""
-        rows.write.mode("overwrite").format(self._format).save(self.output)
-
-
-def journal_path(table: ArchiveTable, url: str, queue: str, scratch: str | None) -> str:
-    """Where the journal of a store's queue is: the same at every call, whatever password the URL has.
-
-    Raises:
-        InvalidOption: the output is a table, and ``scratch`` was not given.
-    """
-    if scratch is None and not table.is_path:
-        raise InvalidOption(
-            f"the journal of an archive needs a place that lasts, and the output {table.output!r} is a table. Give "
-            "scratch='s3://...' or the like, the same at every call."
-        )
-    parts = urlsplit(url)
-    named = "\n".join(
-        (parts.hostname or "", str(parts.port), parts.path, namespace_of(url), queue, table.output)
-    )
-    name = blake2b(named.encode(), digest_size=8).hexdigest()
-    root = scratch or f"{table.output.rstrip('/')}/{_FOLDER}"
-    return f"{root.rstrip('/')}/{name}"

@@ -1,15 +1,15 @@
 """``penstock.spark.archive``: finished jobs, moved from the store into a table.
 
-What is to move is first written to a journal beside the table, read back and compared with the store; then each job
-that has not changed since is freed in the store, and its row goes from the journal into the table, in one Spark job. So
-a job is in the store or in the table, never in both, and one that was retried meanwhile stays. What a call that was
-killed leaves in the journal, the next one finishes.
+What is to move is first written to a journal beside the table, a folder of this call, read back and compared with the
+store; then each job that has not changed since is freed in the store, and its row goes from the journal into the table,
+in one Spark job. So a job is in the store or in the table, never in both, and one that was retried meanwhile stays.
+What a call that was killed leaves in its journal, the next one finishes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePath
 from typing import Final
@@ -23,15 +23,17 @@ from penstock.core.ids import uuid7
 from penstock.core.lifecycle import State
 from penstock.core.names import check_queue
 from penstock.errors import InvalidOption
-from penstock.spark.archivetable import ArchiveTable, journal_path
-from penstock.spark.errors import ArchiveTorn
+from penstock.spark.archivejournal import Journal, journal_path
+from penstock.spark.archivetable import ArchiveTable
+from penstock.spark.errors import ArchiveTorn, OutputLost
 from penstock.spark.freeing import COLUMNS, COMPARED, Source, comparing, freeing, sound
-from penstock.spark.store import url_for_executors
+from penstock.spark.heldjob import Charge
+from penstock.spark.store import Store, url_for_executors
 from penstock.spark.tables.outputlease import OutputLease, output_identity
 
 __all__ = ["Archived", "archive"]
 
-_KEY: Final = ("queue", "id", "incarnation", "finished_at")
+_KEY: Final = ["queue", "id", "incarnation", "finished_at"]
 _FINISHED: Final = ("completed", "failed", "cancelled")
 
 
@@ -69,6 +71,7 @@ def archive(
         InvalidOption, InvalidInput: states that are not finished, a table without ``scratch``, an output that holds
             something else.
         OutputBusy: another call is writing to the output.
+        OutputLost: this call was away for so long that another has taken its place.
         ArchiveTorn: what was written is not what the store has. Nothing was freed.
         StorageError: the store does not answer.
     """
@@ -79,14 +82,15 @@ def archive(
     table = ArchiveTable(spark, output, format=format)
     table.check()
     path = journal_path(table, url, queue, scratch)
-    move = _Move(spark, table, path, Source(url=url, queue=queue, consumer=consumer))
     began_at = time.monotonic()
-    with OutputLease(url, output_identity(table.output, is_path=table.is_path), uuid7()):
-        table.clear_staging()
-        recovered, _ = move.finish(is_left=True)
+    with OutputLease(url, output_identity(table.output, is_path=table.is_path), uuid7()) as lease:
+        table.take_over()
+        source = Source(url=url, queue=queue, consumer=consumer)
+        move = _Move(spark, table, Journal(spark, path), source, lease.charge)
+        recovered = move.finish_left()
         before = datetime.now(UTC) - timedelta(milliseconds=older_ms)
         move.begin(states, before)
-        archived, kept = move.finish(is_left=False)
+        archived, kept = move.finish()
     return Archived(
         queue=queue,
         output=table.output,
@@ -100,11 +104,14 @@ def archive(
 class _Move:
     """From the store to the journal (``begin``), from the journal to the table (``finish``)."""
 
-    def __init__(self, spark: SparkSession, table: ArchiveTable, path: str, source: Source) -> None:
+    def __init__(
+        self, spark: SparkSession, table: ArchiveTable, journal: Journal, source: Source, charge: Charge
+    ) -> None:
         self._spark = spark
         self._table = table
-        self._journal = ArchiveTable(spark, PurePath(path), format="parquet")
+        self._journal = journal
         self._source = source
+        self._charge = charge
 
     def begin(self, states: Sequence[str], before: datetime) -> None:
         options = {
@@ -114,44 +121,72 @@ class _Move:
             "state": ",".join(states),
         }
         jobs = self._spark.read.format("penstock").schema(COLUMNS).options(**options).load()
-        self._journal.overwrite(jobs.where(F.col("finished_at") <= F.lit(before)))
+        self._journal.write(jobs.where(F.col("finished_at") <= F.lit(before)))
 
-    def finish(self, *, is_left: bool) -> tuple[int, int]:
-        """How many of the journal's rows were archived, and how many are kept in the store. ``is_left``: by a call that
-        was killed, and may have archived some."""
-        rows = self._journal.read()
+    def finish_left(self) -> int:
+        """How many jobs were archived that calls which were killed have left in their journals."""
+        rows = self._journal.read_left()
         if rows is None:
-            return 0, 0
-        # A torn row of a call that was killed is passed over: its job is in the store, and is copied anew.
-        todo = self._without_archived(rows).mapInArrow(sound(self._source), COLUMNS) if is_left else rows
-        count = self._compare(todo)
+            return 0
+
+        def todo() -> DataFrame:
+            # A torn row is passed over: its job is in the store, and is copied anew.
+            return self._without_archived(rows.dropDuplicates(_KEY)).mapInArrow(sound(self._source), COLUMNS)
+
+        archived, _ = self._publish(todo(), left=todo)
+        self._journal.clear_left()
+        return archived
+
+    def finish(self) -> tuple[int, int]:
+        """How many of the rows that ``begin`` has copied were archived, and how many are kept in the store."""
+        self._check_held()
+        rows = self._journal.read()
+        done = self._publish(rows, left=lambda: self._without_archived(rows))
+        self._journal.clear()
+        return done
+
+    def _publish(self, rows: DataFrame, left: Callable[[], DataFrame]) -> tuple[int, int]:
+        """``left`` gives what is not in the table: made anew when that has grown, not from ``rows``. Where a query has
+        the files of a folder as they were and as they are, Spark may take the one for the other."""
+        count = self._compare(rows)
         if not count:
             return 0, 0
-        self._table.append(todo.mapInArrow(freeing(self._source), COLUMNS))
-        left = self._without_archived(todo)
-        kept = left.count()
-        if kept and self._compared(left).get("gone", 0):
+        self._check_held()
+        try:
+            self._table.append(rows.mapInArrow(freeing(self._source), COLUMNS))
+        except Exception:
+            # Another holder has made this commit, or has cleared away what it was made from.
+            self._check_held()
+            raise
+        kept = left().count()
+        if kept and self._compared(left()).get("gone", 0):
             raise ArchiveTorn(
                 f"jobs were freed that are not in {self._table.output}. They are in the journal: call archive again, "
                 "which puts them there."
             )
-        self._clear()
         return count - kept, kept
+
+    def _check_held(self) -> None:
+        """A call that was away may have lost the output without knowing. Raises ``OutputLost``."""
+        with Store(self._source.url) as store:
+            if store.run(self._charge.is_held(store.storage)):
+                return
+        raise OutputLost(
+            f"this call was away for longer than its lease lasts, and another has taken over {self._table.output}. "
+            "What it has freed is in the table or in a journal: call archive again, which puts it there."
+        )
 
     def _compare(self, rows: DataFrame) -> int:
         """How many rows there are. Raises ``ArchiveTorn`` if one differs from its job, which is still what it was; the
         journal is empty then, so that the next call begins anew."""
         verdicts = self._compared(rows)
         if torn := verdicts.get("torn", 0):
-            self._clear()
+            self._journal.clear()
             raise ArchiveTorn(
-                f"{torn} jobs in {self._journal.output} are not as they are in the store. Nothing was freed or "
+                f"{torn} jobs in {self._journal.folder} are not as they are in the store. Nothing was freed or "
                 "archived by this call."
             )
         return sum(verdicts.values())
-
-    def _clear(self) -> None:
-        self._journal.overwrite(self._spark.createDataFrame([], COLUMNS))
 
     def _compared(self, rows: DataFrame) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -165,7 +200,7 @@ class _Move:
             return rows
         # By the time of its end as well: in a store that was emptied, lives are counted from one again.
         known = archived.select(*_KEY)
-        return rows.join(known, list(_KEY), "left_anti").select(*COLUMNS.fieldNames())
+        return rows.join(known, _KEY, "left_anti").select(*COLUMNS.fieldNames())
 
 
 def _check_states(states: Sequence[str]) -> None:

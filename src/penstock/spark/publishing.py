@@ -22,7 +22,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark.durable import make_durable
 
-__all__ = ["STAGING", "NameTaken", "append_files", "append_table", "local_path", "remove_folder"]
+__all__ = [
+    "STAGING",
+    "NameTaken",
+    "append_files",
+    "append_table",
+    "list_folder",
+    "local_path",
+    "remove_folder",
+]
 
 # Spark passes over names that begin with an underscore.
 STAGING: Final = "_penstock"
@@ -72,6 +80,25 @@ def append_table(rows: DataFrame, table: str, *, format: str) -> None:
     """Add ``rows`` to a table of the catalog, apart from what writers that were killed have left in its folder."""
     with _own_attempt(rows.sparkSession):
         rows.write.mode("append").format(format).saveAsTable(table)
+
+
+def list_folder(spark: SparkSession, path: str) -> list[str] | None:
+    """The names in it that Spark does not pass over; none if it is not there. ``None`` by Spark Connect, if it is not
+    to be seen from here."""
+    here = local_path(path)
+    if here is not None and here.is_dir():
+        names = [entry.name for entry in here.iterdir()]
+    elif (jvm := getattr(spark, "_jvm", None)) is not None:
+        folder = jvm.org.apache.hadoop.fs.Path(path)
+        files = folder.getFileSystem(spark._jsc.hadoopConfiguration())
+        names = (
+            [status.getPath().getName() for status in files.listStatus(folder)]
+            if files.exists(folder)
+            else []
+        )
+    else:
+        return None
+    return sorted(name for name in names if not name.startswith(("_", ".")))
 
 
 def remove_folder(spark: SparkSession, path: str) -> None:
