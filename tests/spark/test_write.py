@@ -128,6 +128,20 @@ def test_bad_rows_are_skipped_and_reported_if_asked(spark: SparkSession, url: st
     assert len(jobs_of(url)) == 2
 
 
+def test_a_number_that_is_too_large_for_its_option_is_refused_with_its_row_alone(
+    spark: SparkSession, url: str
+) -> None:
+    rows = spark.sql(
+        "SELECT * FROM VALUES (1L, 1BD), (2L, 123456789012345678901234567890BD) AS t(user_id, urgency)"
+    )
+    save(rows, url, badRows="skip", writeId="some", priorityColumn="urgency")
+    report = write_report(url, "some")
+    assert (report.accepted, report.refused) == (1, 1)
+    assert "123456789012345678901234567890" in report.examples[0].why
+    (job,) = jobs_of(url)
+    assert job.priority == 1
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
