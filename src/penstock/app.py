@@ -87,6 +87,8 @@ class App(AppHooks, AppSchedulers):
         opening = Opening(given, namespace=self.namespace)
         self.url = opening.url
         """Where the store is. It may hold a password: show the url of the storage instead."""
+        self.moved_to: tuple[str, str | None] | None = None
+        """The URL and the namespace of the last ``move_to``, for processes that import the app anew."""
         self.max_payload = byte_count(max_payload, what="max_payload")
         self.serde = resolve_serde(serde)
         self.result_serde = self.serde if result_serde is None else resolve_serde(result_serde)
@@ -253,11 +255,12 @@ class App(AppHooks, AppSchedulers):
         """Have it use another store than the one it was made with: what ``penstock worker --url`` does.
 
         To be called before it connects: loops that have connected keep what they have, and a storage that it was given
-        stays its giver's.
+        stays its giver's. The processes of its workers go along.
         """
         self.namespace = check_namespace(namespace) if namespace is not None else None
         opening = Opening(url, namespace=self.namespace)
         self.url = opening.url
+        self.moved_to = (self.url, self.namespace)
         self.exchange_sessions(Sessions(opening.open, intake=self.intake, close_storage=opening.is_ours))
 
     async def close(self) -> None:

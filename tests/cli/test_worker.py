@@ -128,6 +128,40 @@ def test_the_store_of_the_flag_goes_before_that_of_the_code(penstock: Shell, tmp
     assert not (tmp_path / "own.db").exists()
 
 
+FOLLOWED = """
+import os
+from penstock import App
+
+app = App("sqlite:///own.db")
+
+@app.task(queue="mail", runner="{runner}")
+def first(n: int) -> None:
+    second.sync.enqueue(n)
+
+@app.task(queue="mail")
+def second(n: int) -> int:
+    return os.getppid()
+"""
+
+
+@pytest.mark.parametrize("runner", ["thread", "process", "sandbox"])
+def test_the_store_of_the_flag_is_that_of_all_processes_of_the_worker(
+    penstock: Shell, tmp_path: Path, runner: str
+) -> None:
+    (tmp_path / "jobs.py").write_text(FOLLOWED.format(runner=runner))
+    given = ("--url", "sqlite:///given.db", "--namespace", "apart")
+    penstock.ok("enqueue", "--task", "first", "-q", "mail", '{"n": 1}', *given)
+    worker = penstock.start("worker", "jobs:app", "-p", "2", "--no-live", *given)
+    try:
+        until(lambda: len(penstock.json("list", "completed", "-q", "mail", *given)) == 2)
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=30)
+    assert not (tmp_path / "own.db").exists()
+    [parent] = {job["result"] for job in penstock.json("list", "completed", "-q", "mail", *given)} - {None}
+    assert parent == worker.pid
+
+
 @pytest.mark.usefixtures("stopped")
 def test_a_worker_of_several_processes_runs_in_the_background(penstock: Shell, tmp_path: Path) -> None:
     assert "worker-1 runs" in penstock.ok("worker", "start", "--processes", "2", "--lease", "5s")

@@ -132,8 +132,6 @@ def run(
 
         return run_reloading(arguments, Path.cwd())
     app = import_app(settings, target) if target else _plain_app(settings)
-    if target:
-        _check_store_reaches_processes(settings, options["processes"])
     from penstock.cli.workerview import shown
 
     made = app.worker(**_options(settings, app, target, options))
@@ -158,16 +156,6 @@ def _plain_app(settings: Settings) -> App:
     from penstock.cli.plainapp import app
 
     return app
-
-
-def _check_store_reaches_processes(settings: Settings, processes: int | None) -> None:
-    given = settings.setting("url").origin.kind == "flag" or settings["namespace"] is not None
-    if given and (processes or settings["processes"]) > 1:
-        raise CommandLineError(
-            "--url and a namespace do not reach the further processes of an app, which import it anew. Leave the URL "
-            "out of the code (App()) and use PENSTOCK_URL, name the namespace there, or start several workers.",
-            ExitCode.USAGE,
-        )
 
 
 def _options(settings: Settings, app: App, target: str | None, given: dict[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,6 @@ from pyspark import TaskContext
 from penstock.app import App
 from penstock.errors import InvalidOption, PenstockError, StorageError
 from penstock.importing import find
-from penstock.loops import Sessions
-from penstock.opening import Opening
 from penstock.spark.heldjob import Charge
 from penstock.storage import open_storage
 from penstock.worker.health import WorkerStats
@@ -85,8 +83,8 @@ def _serve(assignment: Assignment) -> tuple[str, WorkerStats]:
     if not asyncio.run(_is_held(charge)):
         return "", WorkerStats()
     # What the app's module says of its store, it says of the machine it is imported on: the driver's is meant.
-    opening = Opening(charge.url, namespace=None)
-    before = app.exchange_sessions(Sessions(opening.open, intake=app.intake, close_storage=True))
+    url, namespace = app.url, app.namespace
+    app.move_to(charge.url)
     try:
         worker = app.worker(name=_name(), **assignment.options)
         watch = _Watch(worker, charge)
@@ -94,7 +92,7 @@ def _serve(assignment: Assignment) -> tuple[str, WorkerStats]:
         worker.run_sync()
         return worker.id, worker.stats
     finally:
-        app.exchange_sessions(before)
+        app.move_to(url, namespace=namespace)
 
 
 def _import_tasks(modules: list[str]) -> None:

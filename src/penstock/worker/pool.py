@@ -17,11 +17,12 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.importing import locate
 
 if TYPE_CHECKING:
+    from penstock.app import App
     from penstock.worker.worker import Worker
 
 __all__ = ["Supervisor"]
@@ -35,14 +36,26 @@ _EXTRA_S: Final = 15.0
 _SOONEST_RESTART_S: Final = 1.0
 
 
+class _Plan(NamedTuple):
+    """What a child is to do: the app, found as ``module`` and ``name``, where that has moved, if it has, and how its
+    worker is made."""
+
+    module: str
+    name: str
+    moved_to: tuple[str, str | None] | None
+    options: dict[str, Any]
+    handlers: dict[str, Any]
+
+
 class Supervisor:
     """Runs ``worker.options.processes`` workers like ``worker``, each in a process of its own."""
 
     def __init__(self, worker: Worker) -> None:
         options = worker.given | {"processes": 1}
         self._plans = [
-            (
+            _Plan(
                 *locate(worker.app, in_script=True),
+                worker.app.moved_to,
                 options | _own(worker, number),
                 dict(worker.handlers.by_queue),
             )
@@ -80,7 +93,7 @@ class Supervisor:
     def _start(self, number: int) -> None:
         ours, theirs = _spawn.Pipe(duplex=False)
         process = _spawn.Process(
-            target=_work, args=(*self._plans[number], theirs), name=f"penstock-worker-{number + 1}"
+            target=_work, args=(self._plans[number], theirs), name=f"penstock-worker-{number + 1}"
         )
         # Not even while it is being loaded is Ctrl-C for the child; it lets go of this when it ignores the signal.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -147,18 +160,18 @@ def _own(worker: Worker, number: int) -> dict[str, Any]:
     return own
 
 
-def _work(
-    module: str, name: str, options: dict[str, Any], handlers: dict[str, Any], ready: Connection
-) -> None:
+def _work(plan: _Plan, ready: Connection) -> None:
     """What a child does. The supervisor alone is told of Ctrl-C, and passes it on as SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     from penstock.worker.worker import Worker
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    app = getattr(importlib.import_module(module), name)
-    worker = Worker(app, **options)
-    for queue, bound in handlers.items():
+    app: App = getattr(importlib.import_module(plan.module), plan.name)
+    if plan.moved_to is not None:
+        app.move_to(plan.moved_to[0], namespace=plan.moved_to[1])
+    worker = Worker(app, **plan.options)
+    for queue, bound in plan.handlers.items():
         worker.handlers.add(queue, *bound)
     worker.on("ready", lambda event: ready.send_bytes(b"ready"))
     worker.run_sync()

@@ -113,6 +113,7 @@ def perform(
     try:
         with confinement:
             task = _find(request.module, request.name, request.lease.options.task)
+            _take_along(task.app, request.moved_to)
             link.serve_task(task)
             context = JobContext(request.lease, request.queue, link)
             use_context(context)
@@ -125,6 +126,12 @@ def perform(
             return Done(task.result_serde.encode(answer))
     except BaseException as error:
         return raised(error, undecodable=undecodable and isinstance(error, InvalidInput))
+
+
+def _take_along(app: App, moved_to: tuple[str, str | None] | None) -> None:
+    """What the function does with its app, it is to do in the store that the worker is at."""
+    if moved_to is not None and moved_to != app.moved_to:
+        app.move_to(moved_to[0], namespace=moved_to[1])
 
 
 def _find(module: str, name: str, task_name: str) -> Task[..., Any]:

@@ -31,12 +31,14 @@ __all__ = [
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Run the task found as ``module``, ``name`` on this lease. Only a sandbox looks at the ``limits``."""
+    """Run the task found as ``module``, ``name`` on this lease. ``moved_to`` is where its app has moved, if it has.
+    Only a sandbox looks at the ``limits``."""
 
     module: str
     name: str
     queue: str
     lease: Lease
+    moved_to: tuple[str, str | None] | None = None
     limits: SandboxLimits = SandboxLimits()
 
 

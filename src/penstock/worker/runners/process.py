@@ -35,20 +35,24 @@ class ProcessRunner:
     def bind(self, task: Task[..., Any]) -> Call:
         """A call that has the task's function run by a process, found there by its module and name."""
         module, name = address_of(task)
-        return lambda run: self._threads.run(lambda run: self._call(run, module, name), run)
+
+        def request(run: Run) -> Request:
+            return Request(module, name, run.lane.name, run.lease, task.app.moved_to)
+
+        return lambda run: self._threads.run(lambda run: self._call(run, request(run)), run)
 
     def close(self) -> None:
         """End the idle processes now, the others when they are done."""
         self._idle.close()
         self._threads.close()
 
-    def _call(self, run: Run, module: str, name: str) -> EncodedResult:
+    def _call(self, run: Run, request: Request) -> EncodedResult:
         child = self._idle.take() or ChildProcess(serve)
         run.kill = child.kill
         try:
             if run.abort is not None:
                 raise EOFError
-            child.send(Request(module, name, queue=run.lane.name, lease=run.lease))
+            child.send(request)
             last = _last_message(child, run)
         except (EOFError, OSError) as error:
             run.kill = None

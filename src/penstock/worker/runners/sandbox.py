@@ -63,10 +63,11 @@ class SandboxRunner:
             logger.warning("task %s: memory is not limited on %s, only on Linux", task.name, sys.platform)
         module, name = address_of(task)
         self._modules[module] = None
-        limits = task.limits
-        return lambda run: self._threads.run(
-            lambda run: self._call(run, Request(module, name, run.lane.name, run.lease, limits)), run
-        )
+
+        def request(run: Run) -> Request:
+            return Request(module, name, run.lane.name, run.lease, task.app.moved_to, task.limits)
+
+        return lambda run: self._threads.run(lambda run: self._call(run, request(run)), run)
 
     def close(self) -> None:
         """End the spare process now; the others end when they have been told to."""
