@@ -150,7 +150,6 @@ def test_the_store_that_is_said_goes_before_the_one_an_app_names(penstock: Shell
 
     assert penstock.json("show", "a", *said)["result"] == "1 to ada"
     assert "no job 'a'" in penstock.refused("show", "a", *said[:2], code=3)
-    assert "do not reach" in penstock.refused("worker", "tasks:app", *said, "-p", "2", code=2)
     penstock.ok("enqueue", "--app", "tasks:app", "--task", "send", '{"to": "bob"}', "--id", "b")
     assert penstock.json("show", "b", "--url", "sqlite:///own.db")["state"] == "waiting"
 

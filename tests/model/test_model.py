@@ -14,7 +14,7 @@ from tests.model.machine import Machine
 
 # Examples by engine: a step is about fifteen round trips.
 EXAMPLES = {"memory": 30, "sqlite": 20}
-LONG_EXAMPLES = {"memory": 80, "sqlite": 60}
+LONG_EXAMPLES = {"memory": 50, "sqlite": 40}
 
 
 def walk(url: str, *, examples: int, steps: int, derandomize: bool) -> None:
@@ -50,7 +50,7 @@ def test_every_engine_does_what_the_model_does_on_long_walks(engine: str, store_
     """Always the same walks, so that a red run says something of the change; new ones with PENSTOCK_NEW_WALKS=1."""
     walk(
         store_url,
-        examples=LONG_EXAMPLES.get(engine, 45),
+        examples=LONG_EXAMPLES.get(engine, 30),
         steps=60,
         derandomize=not os.environ.get("PENSTOCK_NEW_WALKS"),
     )
