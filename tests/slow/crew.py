@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -87,13 +87,31 @@ class Crew:
     def kill_somebody(self) -> None:
         self.kill(self.chance.choice(list(self._processes)))
 
+    async def until(
+        self,
+        reached: Callable[[], Awaitable[bool]],
+        *,
+        seconds: float,
+        state: Callable[[], Awaitable[object]],
+    ) -> None:
+        """Wait until it is so. Fails with the logs of those that broke down, or with the state after so long."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not await reached():
+            self.check()
+            assert asyncio.get_running_loop().time() < deadline, await state()
+            await asyncio.sleep(0.02)
+
+    def check(self) -> None:
+        """Nobody has ended by itself with an error."""
+        assert not self.failures(), {name: self.log_of(name) for name in self.failures()}
+
     async def kill_one_at_work(self, storage: Storage, queue: str, names: Sequence[str]) -> None:
         """SIGKILL to one of these workers that holds jobs of the queue, as soon as there is one.
 
         It is stopped while the store is asked, so that what it holds is not settled before it dies.
         """
         while not await self._catch_at_work(name := self.chance.choice(names), storage, queue):
-            assert not self.failures(), {name: self.log_of(name) for name in self.failures()}
+            self.check()
             await asyncio.sleep(0.02)
         self.kill(name)
 

@@ -21,25 +21,23 @@ KILLS = 24
 
 
 async def wait_until_completed(storage: Storage, crew: Crew, count: int) -> None:
-    """At least so many jobs are done; fails with the logs of those that broke down."""
-    deadline = asyncio.get_running_loop().time() + 60
-    while (counts := await storage.counts(QUEUE)).completed < count:
-        assert not crew.failures(), {name: crew.log_of(name) for name in crew.failures()}
-        assert asyncio.get_running_loop().time() < deadline, counts
-        await asyncio.sleep(0.02)
+    """At least so many jobs are done."""
+
+    async def reached() -> bool:
+        return (await storage.counts(QUEUE)).completed >= count
+
+    await crew.until(reached, seconds=60, state=lambda: storage.counts(QUEUE))
 
 
 async def wait_until_drained(storage: Storage, crew: Crew, *, seconds: float) -> None:
-    """All producers are done and no job is open; fails with the logs of those that broke down."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while True:
+    """All producers are done and no job is open."""
+
+    async def reached() -> bool:
         producing = any(crew.running(name) for name in PRODUCERS)
-        assert not crew.failures(), {name: crew.log_of(name) for name in crew.failures()}
-        counts = await storage.counts(QUEUE)
-        if counts.open == 0 and not producing:
-            return
-        assert asyncio.get_running_loop().time() < deadline, counts
-        await asyncio.sleep(0.1)
+        return not producing and (await storage.counts(QUEUE)).open == 0
+
+    await crew.until(reached, seconds=seconds, state=lambda: storage.counts(QUEUE))
+    crew.check()
 
 
 def accepted_ids(directory: Path) -> set[str]:

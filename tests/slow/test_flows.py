@@ -59,11 +59,12 @@ async def produce(url: str) -> None:
 
 async def until_ended(storage: Storage, crew: Crew, leaves: int) -> None:
     """So many leaves are done with: kills come amid the work, not before or behind it."""
-    deadline = asyncio.get_running_loop().time() + 60
-    while (counts := await storage.counts(LEAF)).completed + counts.failed < leaves:
-        assert not crew.failures(), {name: crew.log_of(name) for name in crew.failures()}
-        assert asyncio.get_running_loop().time() < deadline, counts
-        await asyncio.sleep(0.02)
+
+    async def reached() -> bool:
+        counts = await storage.counts(LEAF)
+        return counts.completed + counts.failed >= leaves
+
+    await crew.until(reached, seconds=60, state=lambda: storage.counts(LEAF))
 
 
 async def until_only_waiting(storage: Storage, crew: Crew) -> None:
@@ -81,14 +82,14 @@ async def until_drained(storage: Storage, crew: Crew) -> None:
 
 
 async def _until(storage: Storage, crew: Crew, opens: dict[str, int]) -> None:
-    deadline = asyncio.get_running_loop().time() + 120
-    while True:
-        assert not crew.failures(), {name: crew.log_of(name) for name in crew.failures()}
-        counts = {queue: await storage.counts(queue) for queue in QUEUES}
-        if all(counts[queue].open == count for queue, count in opens.items()):
-            return
-        assert asyncio.get_running_loop().time() < deadline, (opens, counts)
-        await asyncio.sleep(0.1)
+    async def counts() -> dict[str, int]:
+        return {queue: (await storage.counts(queue)).open for queue in QUEUES}
+
+    async def reached() -> bool:
+        now = await counts()
+        return all(now[queue] == count for queue, count in opens.items())
+
+    await crew.until(reached, seconds=120, state=counts)
 
 
 async def retry_what_is_waited_for(storage: Storage) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -54,15 +53,15 @@ async def enqueue(app: App) -> list[str]:
 
 async def wait_until_open(app: App, crew: Crew, *, at_most: int, seconds: float) -> None:
     """Until no more jobs than these are open."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    while True:
-        counts = await app.queue(QUEUE).counts()
-        assert not crew.failures(), {name: crew.log_of(name) for name in crew.failures()}
-        if counts.open <= at_most:
-            return
-        groups = [group async for group in app.queue(QUEUE).groups()]
-        assert asyncio.get_running_loop().time() < deadline, (counts, groups)
-        await asyncio.sleep(0.02)
+    queue = app.queue(QUEUE)
+
+    async def reached() -> bool:
+        return await queue.open() <= at_most
+
+    async def state() -> object:
+        return await queue.counts(), [group async for group in queue.groups()]
+
+    await crew.until(reached, seconds=seconds, state=state)
 
 
 def of_groups(events: list[Event]) -> Iterator[tuple[str, list[Event]]]:

@@ -38,7 +38,7 @@ async def kill_until_all_is_done(app: App, crew: Crew) -> None:
     queue = app.queue(TICKS)
     while True:
         await asyncio.sleep(crew.chance.uniform(0.2, 0.8))
-        assert not crew.failures(), {name: crew.log_of(name) for name in crew.failures()}
+        crew.check()
         info = await queue.scheduler("clock")
         assert info is not None
         if info.ended and await queue.open() == 0:
