@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import PurePath
 from typing import Final
 
@@ -11,13 +10,20 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import InvalidInput
 from penstock.spark.freeing import COLUMNS
-from penstock.spark.publishing import STAGING, append_files, append_table, list_folder, remove_folder
+from penstock.spark.publishing import (
+    STAGING,
+    append_files,
+    append_table,
+    commit_name,
+    last_commit,
+    list_folder,
+    remove_folder,
+)
 
 __all__ = ["ArchiveTable"]
 
 _NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA", "TABLE_OR_VIEW_NOT_FOUND")
 _TABLE: Final = "table:"
-_FILE: Final = re.compile(r"penstock-(\d{10})-")
 
 
 class ArchiveTable:
@@ -63,8 +69,7 @@ class ArchiveTable:
         if not self.is_path:
             return
         remove_folder(self._spark, f"{self.output.rstrip('/')}/{STAGING}")
-        files = (_FILE.match(name) for name in list_folder(self._spark, self.output) or ())
-        self._commits = max((int(file[1]) for file in files if file), default=0)
+        self._commits = last_commit(list_folder(self._spark, self.output) or ())
 
     def append(self, rows: DataFrame) -> None:
         """Each file of it appears as a whole, or not at all.
@@ -74,7 +79,7 @@ class ArchiveTable:
                 was taken over. Nothing was put in place.
         """
         if self.is_path:
-            name = f"penstock-{self._commits + 1:010}"
+            name = commit_name(self._commits + 1)
             append_files(rows, self.output, format=self._format, name=name)
             self._commits += 1
         else:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,8 @@ __all__ = [
     "NameTaken",
     "append_files",
     "append_table",
+    "commit_name",
+    "last_commit",
     "list_folder",
     "local_path",
     "remove_folder",
@@ -38,6 +41,7 @@ STAGING: Final = "_penstock"
 _FILES: Final = frozenset({"parquet", "orc", "json", "csv", "avro", "text", "xml"})
 _ATTEMPT: Final = "mapreduce.job.application.attempt.id"
 _END_OF_STEM: Final = ".c000"
+_COMMITTED: Final = re.compile(r"penstock-(\d{10})-")
 _NO_OPTIONS: Final[Mapping[str, str]] = {}
 
 
@@ -76,6 +80,16 @@ def append_files(
         remove_folder(spark, staged)
 
 
+def commit_name(number: int) -> str:
+    """What the files of a commit are named: two writers that both take it for theirs want the same name."""
+    return f"penstock-{number:010}"
+
+
+def last_commit(names: Iterable[str]) -> int:
+    """The highest number among the commits that these files are of; 0 if there is none."""
+    return max((int(found[1]) for name in names if (found := _COMMITTED.match(name))), default=0)
+
+
 def append_table(rows: DataFrame, table: str, *, format: str) -> None:
     """Add ``rows`` to a table of the catalog, apart from what writers that were killed have left in its folder."""
     with _own_attempt(rows.sparkSession):
@@ -98,7 +112,7 @@ def list_folder(spark: SparkSession, path: str) -> list[str] | None:
         )
     else:
         return None
-    return sorted(name for name in names if not name.startswith(("_", ".")))
+    return sorted(filter(_is_shown, names))
 
 
 def remove_folder(spark: SparkSession, path: str) -> None:
@@ -118,7 +132,7 @@ def local_path(path: str) -> Path | None:
 
 
 def _link(staged: Path, output: Path, name: str) -> None:
-    paths = [path for path in sorted(staged.iterdir()) if not path.name.startswith(("_", "."))]
+    paths = [path for path in sorted(staged.iterdir()) if _is_shown(path.name)]
     for number, path in enumerate(paths):
         make_durable(path)
         target = output / _file_name(name, number, path.name)
@@ -139,11 +153,16 @@ def _rename(spark: SparkSession, jvm: Any, staged: str, output: str, name: str) 
     source = hadoop.Path(staged)
     files = source.getFileSystem(spark._jsc.hadoopConfiguration())
     found = sorted(str(status.getPath().getName()) for status in files.listStatus(source))
-    paths = [path for path in found if not path.startswith(("_", "."))]
+    paths = [path for path in found if _is_shown(path)]
     for number, path in enumerate(paths):
         target = hadoop.Path(output, _file_name(name, number, path))
         if files.exists(target) or not files.rename(hadoop.Path(staged, path), target):
             raise NameTaken(str(target.getName()))
+
+
+def _is_shown(name: str) -> bool:
+    """Whether Spark reads a file of this name, or passes over it."""
+    return not name.startswith(("_", "."))
 
 
 def _file_name(name: str, number: int, written: str) -> str:

@@ -113,16 +113,18 @@ def _values(column: pa.Array) -> list[Any]:
 def _option_values(option: str, column: pa.Array) -> list[Any]:
     """Decimals as numbers, intervals as seconds, and what groups are named by as text: as options are given."""
     kind = column.type
-    is_whole = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
-    if is_whole:
-        # A decimal may be too large for any integer of Arrow's: then it is this row that is refused, and no other.
-        made: type[Any] = str if option == "group" else int
-        return [None if value is None else made(value) for value in _values(column)]
-    if pa.types.is_decimal(kind):
+    is_whole = pa.types.is_decimal(kind) and kind.scale == 0
+    if pa.types.is_decimal(kind) and not is_whole:
         column = column.cast(pa.float64())
     elif pa.types.is_duration(kind):
         column = pc.divide(column.cast(pa.duration("us")).cast(pa.int64()), 1e6)
-    return _values(column)
+    values = _values(column)
+    if option == "group" and (is_whole or pa.types.is_integer(kind)):
+        return [None if value is None else str(value) for value in values]
+    if is_whole:
+        # It may be too large for any integer of Arrow's: then it is this row that is refused, and no other.
+        return [None if value is None else int(value) for value in values]
+    return values
 
 
 def _not_json(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[int, str]:

@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidInput, InvalidOption
-from penstock.spark.publishing import append_files, append_table
+from penstock.spark.publishing import append_files, append_table, commit_name
 from penstock.spark.tables.jsonledger import WRITTEN_WITH, check_json, read_json
 
 __all__ = ["COLUMNS", "Ledger", "latest"]
@@ -164,7 +164,7 @@ class Ledger:
                 table,
                 self.output,
                 format=self._format,
-                name=f"penstock-{commit:010}",
+                name=commit_name(commit),
                 options=WRITTEN_WITH if self._is_json else {},
             )
         else:
