@@ -16,7 +16,9 @@ import penstock.spark as ps
 from penstock.errors import InvalidInput, StorageError
 from penstock.spark import heldjob
 from penstock.spark.errors import FleetFailed, OutputBusy, TooManyFailures
+from penstock.spark.store import Store
 from penstock.spark.tables import running
+from penstock.spark.tables.enqueueing import Batch, enqueue_rows
 from penstock.spark.tables.outputlease import OutputLease, output_identity
 from penstock.spark.tables.staff import Staff
 from tests.spark import table_tasks
@@ -243,6 +245,38 @@ def test_a_run_that_fails_keeps_its_rows_until_they_are_no_longer_read(
     with pytest.raises(FleetFailed, match="all have ended"):
         do(numbers(spark, 1, 2), tasks.double, tmp_path / "doubles", workers=0)
     assert found == [2]
+
+
+def until_taken(url: str, output: Path, batch: Batch) -> None:
+    """Wait until what has ended is in the ledger, and in the store no longer."""
+    deadline = time.monotonic() + 60
+    with Store(url) as store:
+        while (
+            not list(output.glob("*.parquet"))
+            or store.run(store.storage.held(batch.queue, batch.consumer)).jobs
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_rows_whose_jobs_are_gone_are_put_in_again_until_all_are_in_the_ledger_once(
+    spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, put = tmp_path / "doubles", []
+
+    def lose_one(rows: DataFrame, batch: Batch) -> int:
+        put.append(rows.count())
+        assert len(put) < 3, "the same rows are put in again and again"
+        count = enqueue_rows(rows if len(put) > 1 else rows.where("key_json NOT LIKE '%k3%'"), batch)
+        until_taken(file_url, output, batch)
+        return count
+
+    monkeypatch.setattr(running, "enqueue_rows", lose_one)
+    monkeypatch.setattr(running, "_IDLE_S", 0.5)
+    assert do(numbers(spark, 1, 2, 3), tasks.double, output).completed == 3
+    assert put == [3, 1]
+    assert sorted(row["k"] for row in spark.read.parquet(str(output)).collect()) == ["k1", "k2", "k3"]
+    assert sorted(calls(tmp_path)) == ["1", "2", "3"]
 
 
 def test_bad_input_is_told_before_any_job_is_enqueued(

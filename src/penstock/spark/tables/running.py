@@ -100,16 +100,19 @@ class Run:
             )
 
     def _all_rounds(self, todo: DataFrame, count: int) -> None:
+        missing = todo
         while count:
-            self._round(todo, count)
+            self._round(todo, missing, count)
             if self.stopped:
                 return
-            todo = self._missing(todo)
-            count = todo.count()
+            # Always from all rows, so that no plan has the ledger as it was and as it is: Spark would take the one for
+            # the other.
+            missing = self._missing(todo)
+            count = missing.count()
 
-    def _round(self, todo: DataFrame, count: int) -> None:
+    def _round(self, todo: DataFrame, missing: DataFrame, count: int) -> None:
         """Put rows in and wait for as many ends, or until none has come for long: some may be gone from the store."""
-        putting = _Putting(todo, self._batch)
+        putting = _Putting(missing, self._batch)
         try:
             self._gather(todo, putting, count)
         except Exception:
@@ -221,8 +224,8 @@ class Run:
 class _Putting:
     """Puts rows in beside everything else."""
 
-    def __init__(self, todo: DataFrame, batch: Batch) -> None:
-        self._todo = todo
+    def __init__(self, rows: DataFrame, batch: Batch) -> None:
+        self._rows = rows
         self._batch = batch
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="penstock-enqueue", daemon=True)
@@ -248,6 +251,6 @@ class _Putting:
 
     def _run(self) -> None:
         try:
-            enqueue_rows(self._todo, self._batch)
+            enqueue_rows(self._rows, self._batch)
         except BaseException as error:
             self._error = error
