@@ -279,6 +279,23 @@ def test_rows_whose_jobs_are_gone_are_put_in_again_until_all_are_in_the_ledger_o
     assert sorted(calls(tmp_path)) == ["1", "2", "3"]
 
 
+def test_rows_that_are_put_in_twice_are_in_the_ledger_once(
+    spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when Spark repeats what an executor that was lost had done."""
+    output = tmp_path / "doubles"
+
+    def repeat(rows: DataFrame, batch: Batch) -> int:
+        first = enqueue_rows(rows.where("key_json LIKE '%k1%'"), batch)
+        until_taken(file_url, output, batch)
+        return first + enqueue_rows(rows, batch)
+
+    monkeypatch.setattr(running, "enqueue_rows", repeat)
+    assert do(numbers(spark, 1, 2), tasks.double, output).completed == 2
+    assert sorted(row["k"] for row in spark.read.parquet(str(output)).collect()) == ["k1", "k2"]
+    assert sorted(calls(tmp_path)) == ["1", "2"]
+
+
 def test_bad_input_is_told_before_any_job_is_enqueued(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path
 ) -> None:

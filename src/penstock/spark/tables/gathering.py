@@ -49,6 +49,9 @@ class Gathering:
         self._cost_name = cost_name
         self.tally = Tally(0)
         self._commit = ledger.last_commit()
+        # The newest of the ends that were taken: when it was, and all jobs that ended then.
+        self._newest_ms = 0
+        self._newest: set[str] = set()
         # Jobs that were cancelled because the run stops have no outcome worth a row.
         self.is_stopping = False
 
@@ -69,11 +72,12 @@ class Gathering:
             if not (cursor := page.cursor):
                 break
         if jobs:
-            self._write(jobs, is_first=is_first)
+            known = self._write(jobs, is_first=is_first)
             for start in range(0, len(jobs), _PAGE):
                 ids = [job.id for job in jobs[start : start + _PAGE]]
                 self._store.run(self._store.storage.release(self._batch.queue, self._batch.consumer, ids))
-            self._count(jobs)
+            self._count([job for job in jobs if _end(job) not in known])
+            self._note_newest(jobs)
         return len(jobs)
 
     def reject(self, rows: DataFrame) -> None:
@@ -92,19 +96,39 @@ class Gathering:
         held = self._store.storage.held(self._batch.queue, self._batch.consumer, cursor=cursor, limit=limit)
         return self._store.run(held)
 
-    def _write(self, jobs: list[Job], *, is_first: bool) -> None:
+    def _write(self, jobs: list[Job], *, is_first: bool) -> set[tuple[str, int]]:
+        """Those ends that were in the ledger before."""
         kept = [
             job for job in jobs if has_begun(job) and not (self.is_stopping and job.state is State.CANCELLED)
         ]
+        known: set[tuple[str, int]] = set()
 
         def write(commit: int, is_retried: bool) -> bool:
-            rows = rows_of(kept, commit=commit, cost_name=self._cost_name)
-            self._ledger.append(rows, commit=commit, unless_known=is_first or is_retried)
-            return True
+            nonlocal known
+            doubtful = [job.id for job in kept if is_first or is_retried or self._may_be_known(job)]
+            known = self._ledger.ends_of(doubtful) if doubtful else set()
+            fresh = [job for job in kept if _end(job) not in known]
+            if fresh:
+                rows = rows_of(fresh, commit=commit, cost_name=self._cost_name)
+                self._ledger.append(rows, commit=commit)
+            return bool(fresh)
 
         self._check_lease()
         if kept:
             self._commit_by(write)
+        return known
+
+    def _may_be_known(self, job: Job) -> bool:
+        """Ends come in the order of their time. One that is older than what was taken has been held since, maybe for
+        the second time: whoever puts rows in holds those that are there, and Spark may repeat what an executor has
+        done."""
+        return job.finished_at_ms < self._newest_ms or job.id in self._newest
+
+    def _note_newest(self, jobs: list[Job]) -> None:
+        newest_ms = max(job.finished_at_ms for job in jobs)
+        if newest_ms > self._newest_ms:
+            self._newest_ms, self._newest = newest_ms, set()
+        self._newest.update(job.id for job in jobs if job.finished_at_ms == self._newest_ms)
 
     def _commit_by(self, write: Callable[[int, bool], bool]) -> None:
         """Make the next commit, if there is anything to write. Its number can be had once, so that a run that was
@@ -141,3 +165,7 @@ class Gathering:
                     tally.cancelled += 1
             used = (job.annex or EMPTY_ANNEX).usage or {}
             tally.cost += used.get(self._cost_name, 0) / MILLION
+
+
+def _end(job: Job) -> tuple[str, int]:
+    return job.id, job.finished_at_ms

@@ -5,6 +5,7 @@ A row of it is one end of one job. The newest row of a key is what holds (``late
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
@@ -138,19 +139,23 @@ class Ledger:
         if self._value is not None and VALUE in found.columns:
             _check_value(self.output, found.schema[VALUE].dataType, self._value)
 
-    def append(self, rows: pa.Table, *, commit: int, unless_known: bool = False) -> None:
+    def append(self, rows: pa.Table, *, commit: int) -> None:
         """Write rows as one file: it is there as a whole, or not. ``rows`` have ``COLUMNS`` and the key as JSON.
-        ``commit`` is their number, one more than ``last_commit``; ``unless_known`` leaves out ends of jobs that are in
-        the ledger.
+        ``commit`` is their number, one more than ``last_commit``.
 
         Raises:
             NameTaken: somebody else has made this commit. Nothing was written.
         """
-        made = self._spark.createDataFrame(rows)
-        known = self.read() if unless_known else None
-        if known is not None:
-            made = made.join(known.select("job_id", "finished_at"), ["job_id", "finished_at"], "left_anti")
-        self._append(made, commit)
+        self._append(self._spark.createDataFrame(rows), commit)
+
+    def ends_of(self, ids: Sequence[str]) -> set[tuple[str, int]]:
+        """The ends of these jobs that are in the ledger: their ids, and when they ended (ms)."""
+        known = self.read()
+        if known is None:
+            return set()
+        asked = self._spark.createDataFrame(pa.table({"job_id": ids}))
+        ends = known.select("job_id", F.unix_millis("finished_at").alias("ms"))
+        return {(row["job_id"], row["ms"]) for row in ends.join(asked, "job_id", "left_semi").collect()}
 
     def _append(self, made: DataFrame, commit: int) -> None:
         key = F.from_json(F.col(_KEY), self._key.simpleString()).alias("key")
