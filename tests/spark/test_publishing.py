@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock.spark as ps
+from penstock.spark.freshreads import fresh_path, fresh_table
 from penstock.spark.publishing import STAGING, NameTaken, append_files, append_table
 from penstock.spark.tables.ledger import Ledger
 from tests.spark.test_process import calls, do, numbers, tasks  # noqa: F401
@@ -78,3 +79,42 @@ def test_two_runs_that_both_take_the_output_for_theirs_write_no_row_twice(
     assert sorted((row["k"], row["value"]) for row in rows) == [("k1", 2), ("k2", 4), ("k3", 6)]
     assert len(calls(tmp_path)) == 3
     assert len(ps.latest(spark.read.parquet(str(tmp_path / "doubles"))).collect()) == 3
+
+
+def test_what_the_session_has_cached_of_an_output_is_not_taken_for_it(
+    spark: SparkSession,
+    tasks: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "doubles"
+    do(numbers(spark, 1), tasks.double, output)
+    cached = spark.read.option("mergeSchema", "true").parquet(str(output)).cache()
+    assert cached.count() == 1
+    try:
+        assert do(numbers(spark, 1, 2), tasks.double, output).completed == 1
+        assert cached.count() == 2
+    finally:
+        cached.unpersist()
+
+
+def test_what_others_have_written_is_read_whatever_the_session_remembers(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    assert fresh_path(spark, str(folder), spark.read.parquet) is None
+    assert fresh_table(spark, "kept") is None
+    spark.range(1).coalesce(1).write.parquet(str(folder))
+    spark.sql(f"CREATE TABLE kept USING parquet LOCATION '{folder}'")
+    cached = spark.read.parquet(str(folder)).cache()
+    try:
+        assert (cached.count(), spark.table("kept").count()) == (1, 1)
+        (file,) = folder.glob("*.parquet")
+        shutil.copy(file, folder / "others.parquet")
+        by_path, by_name = fresh_path(spark, str(folder), spark.read.parquet), fresh_table(spark, "kept")
+        assert by_path is not None
+        assert by_path.count() == 2
+        assert by_name is not None
+        assert by_name.count() == 2
+    finally:
+        cached.unpersist()
+        spark.sql("DROP TABLE kept")

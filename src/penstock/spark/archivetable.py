@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Final
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import InvalidInput
 from penstock.spark.freeing import COLUMNS
+from penstock.spark.freshreads import fresh_path, fresh_table
 from penstock.spark.publishing import (
     STAGING,
     append_files,
@@ -22,7 +22,6 @@ from penstock.spark.publishing import (
 
 __all__ = ["ArchiveTable"]
 
-_NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA", "TABLE_OR_VIEW_NOT_FOUND")
 _TABLE: Final = "table:"
 
 
@@ -38,18 +37,9 @@ class ArchiveTable:
 
     def read(self) -> DataFrame | None:
         """All rows; ``None`` if there is no table yet."""
-        try:
-            if self.is_path:
-                found = self._spark.read.format(self._format).load(self.output)
-            else:
-                found = self._spark.table(self.output)
-            # By Spark Connect nothing is looked at until it is asked for.
-            _ = found.schema
-        except AnalysisException as error:
-            if str(error.getCondition()).startswith(_NOT_THERE):
-                return None
-            raise
-        return found
+        if not self.is_path:
+            return fresh_table(self._spark, self.output)
+        return fresh_path(self._spark, self.output, self._spark.read.format(self._format).load)
 
     def check(self) -> None:
         """Raises ``InvalidInput`` if there is something else."""

@@ -78,6 +78,8 @@ def append_files(
             last.mode("append").save(output)
     finally:
         remove_folder(spark, staged)
+    # As Spark's own append does, for whoever has cached a table of the folder.
+    spark.catalog.refreshByPath(output)
 
 
 def commit_name(number: int) -> str:

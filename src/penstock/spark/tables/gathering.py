@@ -76,7 +76,8 @@ class Gathering:
             for start in range(0, len(jobs), _PAGE):
                 ids = [job.id for job in jobs[start : start + _PAGE]]
                 self._store.run(self._store.storage.release(self._batch.queue, self._batch.consumer, ids))
-            self._count([job for job in jobs if _end(job) not in known])
+            # Ends that another run has written count here, too; but not those that this one has counted before.
+            self._count([job for job in jobs if _end(job) not in known or not self._may_be_known(job)])
             self._note_newest(jobs)
         return len(jobs)
 

@@ -10,7 +10,6 @@ from pathlib import PurePath
 from typing import Final
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -26,6 +25,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidInput, InvalidOption
+from penstock.spark.freshreads import fresh_path, fresh_table
 from penstock.spark.publishing import append_files, append_table, commit_name
 from penstock.spark.tables.jsonledger import WRITTEN_WITH, check_json, read_json
 
@@ -59,7 +59,6 @@ VALUE: Final = "value"
 _TABLE: Final = "table:"
 _KEY: Final = "key_json"
 _UNTYPED: Final = ("csv", "text", "xml")
-_NOT_THERE: Final = ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA", "TABLE_OR_VIEW_NOT_FOUND")
 
 
 class Ledger:
@@ -102,20 +101,14 @@ class Ledger:
 
     def read(self) -> DataFrame | None:
         """All rows; ``None`` if there is no output yet."""
-        try:
-            if self._is_json:
-                found = read_json(self._spark, self.output, self._schema)
-            elif self.is_path:
-                found = self._spark.read.format(self._format).option("mergeSchema", "true").load(self.output)
-            else:
-                found = self._spark.table(self.output)
-            # By Spark Connect nothing is looked at until it is asked for.
-            _ = found.schema
-            return found
-        except AnalysisException as error:
-            if error.getCondition() is not None and str(error.getCondition()).startswith(_NOT_THERE):
-                return None
-            raise
+        if not self.is_path:
+            return fresh_table(self._spark, self.output)
+        return fresh_path(self._spark, self.output, self._load)
+
+    def _load(self, path: str) -> DataFrame:
+        if self._is_json:
+            return read_json(self._spark, path, self._schema)
+        return self._spark.read.format(self._format).option("mergeSchema", "true").load(path)
 
     def check(self) -> None:
         """Whether what is there can be gone on with.
