@@ -279,6 +279,30 @@ def test_rows_whose_jobs_are_gone_are_put_in_again_until_all_are_in_the_ledger_o
     assert sorted(calls(tmp_path)) == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize("longest_s", [600.0, 1.0])
+def test_rows_that_take_long_are_put_in_again_only_after_a_long_time(
+    spark: SparkSession,
+    tasks: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    longest_s: float,
+) -> None:
+    output, put = tmp_path / "doubles", []
+
+    def count(rows: DataFrame, batch: Batch) -> int:
+        put.append(rows.count())
+        return enqueue_rows(rows, batch)
+
+    monkeypatch.setattr(running, "enqueue_rows", count)
+    monkeypatch.setattr(running, "_IDLE_S", 0.5)
+    monkeypatch.setattr(running, "_LONGEST_IDLE_S", longest_s)
+    late = numbers(spark, 1).selectExpr("*", "5.0 AS late")
+    assert do(late, tasks.double, output, delay="late").completed == 1
+    assert (len(put) == 1) == (longest_s == 600)
+    assert [row["k"] for row in spark.read.parquet(str(output)).collect()] == ["k1"]
+    assert calls(tmp_path) == ["1"]
+
+
 def test_rows_that_are_put_in_twice_are_in_the_ledger_once(
     spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

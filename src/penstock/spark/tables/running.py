@@ -34,6 +34,7 @@ _COMMIT_S: Final = (2.0, 10.0)
 _COMMITS: Final = 60
 _POLL_S: Final = 0.1
 _IDLE_S: Final = 30.0
+_LONGEST_IDLE_S: Final = 600.0
 _NOBODY_S: Final = 5.0
 _ALIVE_MS: Final = 15_000
 _PUTTING_S: Final = 30.0
@@ -111,7 +112,7 @@ class Run:
             count = missing.count()
 
     def _round(self, todo: DataFrame, missing: DataFrame, count: int) -> None:
-        """Put rows in and wait for as many ends, or until none has come for long: some may be gone from the store."""
+        """Put rows in and wait for as many ends, or until that is in vain: some jobs may be gone from the store."""
         putting = _Putting(missing, self._batch)
         try:
             self._gather(todo, putting, count)
@@ -139,7 +140,7 @@ class Run:
             self._check_workers()
             self._stop_if_due(todo, putting)
             self._warn_if_idle(now - last_at)
-            if now - last_at > _IDLE_S and putting.is_done:
+            if putting.is_done and self._is_in_vain(now - last_at):
                 return
             time.sleep(_POLL_S)
         putting.join()
@@ -166,6 +167,17 @@ class Run:
             # What is yet to be put in could not be taken back.
             putting.join()
             cancel_rows(self._missing(todo), self._batch)
+
+    def _is_in_vain(self, idle_s: float) -> bool:
+        """Whether no end has come for so long that none may come. One that stops does not wait for long handlers; else
+        it is so if nothing is open, or after a long time in a queue that others use as well: putting all rows in again
+        to find out is dear."""
+        if idle_s < _IDLE_S:
+            return False
+        if self.stopped or idle_s > _LONGEST_IDLE_S:
+            return True
+        counts = self._store.run(self._store.storage.counts(self._batch.queue))
+        return not counts.open and not self._gathering.look(1)[1]
 
     def _missing(self, todo: DataFrame) -> DataFrame:
         """The rows whose result is not in the ledger."""
