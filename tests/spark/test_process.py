@@ -320,6 +320,30 @@ def test_rows_that_are_put_in_twice_are_in_the_ledger_once(
     assert sorted(calls(tmp_path)) == ["1", "2"]
 
 
+def test_a_key_may_have_any_name(spark: SparkSession, tasks: ModuleType, tmp_path: Path) -> None:
+    names = ["user id", "a.b", "größe", "b`c"]
+    df = spark.createDataFrame([("1", "2", "3", "4", 5)], [*names, "n"])
+    assert do(df, tasks.double, tmp_path / "doubles", key=names).completed == 1
+    (row,) = spark.read.parquet(str(tmp_path / "doubles")).collect()
+    assert [row[name] for name in names] == ["1", "2", "3", "4"]
+    assert do(df, tasks.double, tmp_path / "doubles", key=names).plan.done == 1
+
+
+def test_nothing_but_the_run_s_own_files_is_removed(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "others").write_text("of somebody else")
+    do(numbers(spark, 1), tasks.double, tmp_path / "run", scratch=str(scratch))
+    do(numbers(spark, 1, 2), tasks.double, tmp_path / "run#2", scratch=str(scratch))
+    do(numbers(spark, 1, 2, 3), tasks.double, tmp_path / "run%202")
+    assert (scratch / "others").exists()
+    assert [path for path in scratch.rglob("*") if path.is_file()] == [scratch / "others"]
+    for name, count in (("run", 1), ("run#2", 2), ("run%202", 3)):
+        assert len(rows_of(spark, tmp_path / name)) == count
+
+
 def test_bad_input_is_told_before_any_job_is_enqueued(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path
 ) -> None:
@@ -337,6 +361,7 @@ def test_bad_input_is_told_before_any_job_is_enqueued(
         (good, tasks.double, {"limit": 0}, "limit=0"),
         (good, tasks.double, {"progress": "loud"}, "progress='loud'"),
         (good, tasks.double, {"output": tmp_path / "other"}, "holds something else"),
+        (good, tasks.double, {"output": tmp_path / "out?"}, "is a pattern for several folders"),
         (good.withColumnRenamed("n", "m"), tasks.double, {}, "needs 'n', and there is no such column"),
         (good.selectExpr("k", "'x' AS n"), tasks.double, {}, "column 'n' is of type string"),
         (good.withColumnRenamed("k", "state"), tasks.double, {}, "has the name of a column of the output"),

@@ -14,6 +14,7 @@ from penstock.spark.publishing import (
     STAGING,
     append_files,
     append_table,
+    check_output_path,
     commit_name,
     last_commit,
     list_folder,
@@ -34,6 +35,8 @@ class ArchiveTable:
         self.is_path = not str(output).startswith(_TABLE)
         self.output = str(output).removeprefix(_TABLE)
         self._commits = 0
+        if self.is_path:
+            check_output_path(self.output)
 
     def read(self) -> DataFrame | None:
         """All rows; ``None`` if there is no table yet."""

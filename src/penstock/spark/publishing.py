@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.errors import InvalidOption
 from penstock.spark.durable import make_durable
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "NameTaken",
     "append_files",
     "append_table",
+    "check_output_path",
     "commit_name",
     "last_commit",
     "list_folder",
@@ -41,6 +42,8 @@ STAGING: Final = "_penstock"
 _FILES: Final = frozenset({"parquet", "orc", "json", "csv", "avro", "text", "xml"})
 _ATTEMPT: Final = "mapreduce.job.application.attempt.id"
 _END_OF_STEM: Final = ".c000"
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://(?=/))?")
+_PATTERN: Final = frozenset("*?[]{}\\")
 _COMMITTED: Final = re.compile(r"penstock-(\d{10})-")
 _NO_OPTIONS: Final[Mapping[str, str]] = {}
 
@@ -98,6 +101,15 @@ def append_table(rows: DataFrame, table: str, *, format: str) -> None:
         rows.write.mode("append").format(format).saveAsTable(table)
 
 
+def check_output_path(path: str) -> None:
+    """Raises ``InvalidOption`` for one that Spark would read as a pattern, and with it other folders."""
+    if found := sorted(_PATTERN & set(path)):
+        raise InvalidOption(
+            f"the output {path!r} has a {found[0]!r} in it, and is a pattern for several folders to Spark. Give it "
+            "another name."
+        )
+
+
 def list_folder(spark: SparkSession, path: str) -> list[str] | None:
     """The names in it that Spark does not pass over; none if it is not there. ``None`` by Spark Connect, if it is not
     to be seen from here."""
@@ -128,9 +140,12 @@ def remove_folder(spark: SparkSession, path: str) -> None:
 
 
 def local_path(path: str) -> Path | None:
-    """Where it would be in the file system of this machine, if it can be there."""
-    parts = urlsplit(path)
-    return Path(parts.path) if parts.scheme in ("", "file") else None
+    """Where it would be in the file system of this machine, if it can be there. As Spark reads it: nothing but a scheme
+    has a meaning, and ``#`` and ``%`` are characters of a name like any other."""
+    scheme = _SCHEME.match(path)
+    if scheme is None:
+        return Path(path)
+    return Path(path[scheme.end() :]) if scheme[1] == "file" else None
 
 
 def _link(staged: Path, output: Path, name: str) -> None:

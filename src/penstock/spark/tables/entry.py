@@ -22,7 +22,7 @@ from penstock.spark.tables.enqueueing import Batch
 from penstock.spark.tables.gathering import Gathering
 from penstock.spark.tables.hints import fit, value_type
 from penstock.spark.tables.ledger import Ledger
-from penstock.spark.tables.outputlease import OutputLease, output_identity, output_name
+from penstock.spark.tables.outputlease import OutputLease, output_name
 from penstock.spark.tables.plan import OnChange, Plan, planned
 from penstock.spark.tables.progress import ProgressStyle, Tally, open_progress
 from penstock.spark.tables.running import Limits, Run
@@ -168,7 +168,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
 
     def run(self, df: DataFrame, ledger: Ledger, place: Scratch, staff: Staff) -> Processed:
         began_at = time.monotonic()
-        with Store(self.url) as store, OutputLease(self.url, _identity(ledger), self.run_id) as lease:
+        with Store(self.url) as store, OutputLease(self.url, ledger.identity, self.run_id) as lease:
             place.clear()
             batch = self._batch(ledger)
             gathering = Gathering(store, ledger, lease, batch, cost_name=self.limits.cost_name)
@@ -216,7 +216,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _batch(self, ledger: Ledger) -> Batch:
-        name = f"output-{output_name(_identity(ledger))}"
+        name = f"output-{output_name(ledger.identity)}"
         return Batch(
             url=self.url,
             queue=self.task.queue,
@@ -226,10 +226,6 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             flow=name if self.limits.max_cost is not None else "",
             again=f"-{self.run_id}" if self.retry_failed else "",
         )
-
-
-def _identity(ledger: Ledger) -> str:
-    return output_identity(ledger.output, is_path=ledger.is_path)
 
 
 def _written(rows: DataFrame, path: str) -> DataFrame:

@@ -26,8 +26,9 @@ from pyspark.sql.types import (
 
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.freshreads import fresh_path, fresh_table
-from penstock.spark.publishing import append_files, append_table, commit_name
+from penstock.spark.publishing import append_files, append_table, check_output_path, commit_name
 from penstock.spark.tables.jsonledger import WRITTEN_WITH, check_json, read_json
+from penstock.spark.tables.outputlease import output_identity
 
 __all__ = ["COLUMNS", "Ledger", "latest"]
 
@@ -77,6 +78,9 @@ class Ledger:
         self._spark = spark
         self.is_path = not str(output).startswith(_TABLE)
         self.output = str(output).removeprefix(_TABLE)
+        if self.is_path:
+            check_output_path(self.output)
+        self.identity = output_identity(self.output, is_path=self.is_path)
         self._key = key
         self._value = value
         self._format = format
@@ -151,7 +155,7 @@ class Ledger:
         return {(row["job_id"], row["ms"]) for row in ends.join(asked, "job_id", "left_semi").collect()}
 
     def _append(self, made: DataFrame, commit: int) -> None:
-        key = F.from_json(F.col(_KEY), self._key.simpleString()).alias("key")
+        key = F.from_json(F.col(_KEY), self._key).alias("key")
         columns = [F.col(field.name).cast(field.dataType).alias(field.name) for field in COLUMNS]
         table = made.select(key, *columns, *self._values()).select(
             "key.*", *COLUMNS.fieldNames(), *self._value_name()

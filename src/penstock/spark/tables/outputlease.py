@@ -13,7 +13,6 @@ import platform
 import time
 from hashlib import blake2b
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -21,6 +20,7 @@ from penstock.core.job import Job, Lease, NewJob, Options
 from penstock.core.lifecycle import State
 from penstock.spark.errors import OutputBusy
 from penstock.spark.heldjob import LEASE_MS, HeldJob
+from penstock.spark.publishing import local_path
 from penstock.spark.store import Store
 from penstock.storage.values import Take
 
@@ -46,8 +46,8 @@ def output_identity(output: str, *, is_path: bool) -> str:
     store that several folders share."""
     if not is_path:
         return f"table:{output}"
-    parts = urlsplit(output)
-    return os.path.abspath(parts.path) if parts.scheme in ("", "file") else output.rstrip("/")
+    here = local_path(output)
+    return output.rstrip("/") if here is None else os.path.abspath(here)
 
 
 def output_name(output: str) -> str:

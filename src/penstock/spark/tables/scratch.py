@@ -10,17 +10,18 @@ from pyspark.sql import SparkSession
 from penstock.errors import InvalidOption
 from penstock.spark.publishing import STAGING, remove_folder
 from penstock.spark.tables.ledger import Ledger
+from penstock.spark.tables.outputlease import output_name
 
 __all__ = ["Scratch"]
 
 
 class Scratch:
-    """A folder within a ``with`` block. For an output at a path it stands inside that; for a table it is ``given``, or
-    a temporary one if Spark runs on this machine."""
+    """A folder within a ``with`` block. It stands in one that only runs on this output use: inside the output, if that
+    is at a path; in ``given``; or in a temporary one if Spark runs on this machine."""
 
     def __init__(self, spark: SparkSession, ledger: Ledger, run_id: str, given: str | None) -> None:
         self._spark = spark
-        self._root = given or _default(spark, ledger)
+        self._root = _default(spark, ledger) if given is None else _own_folder(given, ledger)
         self.path = f"{self._root}/{run_id}"
 
     def __enter__(self) -> Scratch:
@@ -34,6 +35,11 @@ class Scratch:
     def clear(self) -> None:
         """Remove what runs that were killed have left here. For the holder of the output only."""
         remove_folder(self._spark, self._root)
+
+
+def _own_folder(given: str, ledger: Ledger) -> str:
+    """What is given may have anything in it, and serve many outputs."""
+    return f"{given.rstrip('/')}/penstock-{output_name(ledger.identity)}"
 
 
 def _default(spark: SparkSession, ledger: Ledger) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
 
 from penstock.core.job import NewJob
@@ -51,13 +52,22 @@ def fingerprint(payload: bytes, version: str) -> str:
 
 def snapshot(df: DataFrame, layout: Layout) -> DataFrame:
     """The rows of ``df`` as ``SNAPSHOT``. To be written down before it is used: ``df`` may differ when read again."""
-    needed = dict.fromkeys((*layout.key, *layout.payload, *layout.placement.values()))
-    return df.select(*(f"`{name}`" for name in needed)).mapInArrow(_taker(layout), SNAPSHOT)
+    needed = tuple(dict.fromkeys((*layout.key, *layout.payload, *layout.placement.values())))
+    # Spark hands no column to Python whose name has a dot or a backtick.
+    columns = [F.col(_quoted(name)).alias(f"c{number}") for number, name in enumerate(needed)]
+    return df.select(*columns).mapInArrow(_taker(layout, needed), SNAPSHOT)
 
 
-def _taker(layout: Layout) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _taker(
+    layout: Layout, names: tuple[str, ...]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
+        for plain in batches:
+            batch = pa.RecordBatch.from_arrays(plain.columns, names=list(names))
             keys = _texts(batch, layout.key)
             rows = zip(new_jobs(batch, layout), keys, placements(batch, layout), strict=True)
             columns = list(zip(*(_row(layout, *row) for row in rows), strict=True))
