@@ -13,14 +13,16 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import penstock.spark as ps
+from penstock.core.outcome import Fail, Failure
 from penstock.errors import InvalidInput, StorageError
 from penstock.spark import heldjob
-from penstock.spark.errors import FleetFailed, OutputBusy, TooManyFailures
+from penstock.spark.errors import FleetFailed, OutputBusy, OutputLost, TooManyFailures
 from penstock.spark.store import Store
 from penstock.spark.tables import running
-from penstock.spark.tables.enqueueing import Batch, enqueue_rows
-from penstock.spark.tables.outputlease import OutputLease, output_identity
+from penstock.spark.tables.enqueueing import Batch, cancel_rows, enqueue_rows
+from penstock.spark.tables.outputlease import OutputLease, output_identity, output_name
 from penstock.spark.tables.staff import Staff
+from penstock.storage.values import Budget, Settlement, Take
 from tests.spark import table_tasks
 
 
@@ -318,6 +320,93 @@ def test_rows_that_are_put_in_twice_are_in_the_ledger_once(
     assert do(numbers(spark, 1, 2), tasks.double, output).completed == 2
     assert sorted(row["k"] for row in spark.read.parquet(str(output)).collect()) == ["k1", "k2"]
     assert sorted(calls(tmp_path)) == ["1", "2"]
+
+
+def leave(monkeypatch: pytest.MonkeyPatch, df: DataFrame, task: Any, output: Path, **options: Any) -> None:
+    """A run that ends as soon as its rows are in, and leaves them to the next; with ``cancelled``, as after Ctrl-C."""
+
+    def put(rows: DataFrame, batch: Batch) -> int:
+        enqueue_rows(rows, batch)
+        if options.get("cancelled"):
+            cancel_rows(rows, batch)
+        raise RuntimeError("it has ended")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "enqueue_rows", put)
+        with pytest.raises(RuntimeError, match="it has ended"):
+            do(df, task, output, workers=0)
+
+
+def consumer_of(output: Path) -> str:
+    return f"output-{output_name(output_identity(str(output), is_path=True))}"
+
+
+def test_rows_that_wait_since_an_earlier_run_are_run_once_if_failed_ones_are_to_be_retried(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "doubles"
+    leave(monkeypatch, numbers(spark, 1, 2), tasks.double, output)
+    assert do(numbers(spark, 1, 2, 3), tasks.double, output, retry_failed=True).completed == 3
+    assert sorted(calls(tmp_path)) == ["1", "2", "3"]
+
+
+def test_rows_that_an_earlier_run_had_cancelled_are_cancelled_when_the_next_stops(
+    spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, df = tmp_path / "doubles", numbers(spark, 1, 2, 3)
+    leave(monkeypatch, df, tasks.double, output, cancelled=True)
+
+    def put_and_fail_one(rows: DataFrame, batch: Batch) -> int:
+        count = enqueue_rows(rows, batch)
+        with Store(file_url) as store:
+            (lease,) = store.run(store.storage.claim(batch.queue, Take("worker", 1, 60_000))).leases
+            failed = Settlement(lease.id, lease.token, Fail(Failure("ValueError", "no"), final=True))
+            store.run(store.storage.settle(batch.queue, [failed]))
+        return count
+
+    monkeypatch.setattr(running, "enqueue_rows", put_and_fail_one)
+    with pytest.raises(TooManyFailures):
+        do(df, tasks.double, output, workers=0, max_failures=0)
+    with Store(file_url) as store:
+        assert store.run(store.storage.counts("tables")).open == 0
+
+
+def test_a_budget_is_of_its_own_run_and_binds_all_rows_of_that(
+    spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, df = tmp_path / "spent", spark.range(6).selectExpr("id AS n")
+    leave(monkeypatch, df, tasks.spend, output, cancelled=True)
+    capped = do(df, tasks.spend, output, max_cost=1, concurrency=1)
+    assert capped.stopped == "max_cost"
+    assert 1 <= capped.completed < 6
+
+    with Store(file_url) as store:
+        # As a run leaves it that was killed.
+        store.run(store.storage.set_budget("tables", Budget("usd", 0, flow=consumer_of(output))))
+        assert do(df, tasks.spend, output).completed == 6 - capped.completed
+        assert store.run(store.storage.budgets("tables")) == []
+
+
+def test_a_run_that_was_away_leaves_the_budget_of_the_one_that_took_over(
+    spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "spent"
+
+    def put_and_lose(rows: DataFrame, batch: Batch) -> int:
+        lease = f"penstock.output.{output_name(output_identity(str(output), is_path=True))}"
+        with Store(file_url) as store:
+            store.run(store.storage.shift_clock(lease, 60_000))
+            store.run(store.storage.sweep(lease))
+            assert store.run(store.storage.claim(lease, Take("another", 1, 60_000))).leases
+        return enqueue_rows(rows, batch)
+
+    monkeypatch.setattr(heldjob, "_BEAT_S", 0.1)
+    monkeypatch.setattr(running, "enqueue_rows", put_and_lose)
+    with pytest.raises(OutputLost):
+        do(spark.range(2).selectExpr("id AS n"), tasks.spend, output, max_cost=5)
+    with Store(file_url) as store:
+        budgets = store.run(store.storage.budgets("tables"))
+    assert [(budget.name, budget.flow) for budget in budgets] == [("usd", consumer_of(output))]
 
 
 def test_a_key_may_have_any_name(spark: SparkSession, tasks: ModuleType, tmp_path: Path) -> None:

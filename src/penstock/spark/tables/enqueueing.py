@@ -32,26 +32,26 @@ _Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatc
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """How the jobs of a run are made. ``consumer`` holds their ends; ``flow`` is what a budget is set on, if there is
-    one; ``again`` makes another job of a row whose fingerprint was done before."""
+    """How the jobs of a run are made. ``consumer`` holds their ends; ``flow`` is what budgets are set on;
+    ``again`` makes another job of a row that has failed with the same fingerprint."""
 
     url: str
     queue: str
     options: Options
     run_id: str
     consumer: str
-    flow: str = ""
+    flow: str
     again: str = ""
 
 
 def enqueue_rows(rows: DataFrame, batch: Batch) -> int:
-    """Put in the jobs of a snapshot's rows; how many were not there yet.
+    """Put in the jobs of a snapshot's rows, of which there is a verdict; how many were not there yet.
 
     The fingerprint is the ``write_id``: a row that is known with the same one is a duplicate, whatever has become of
     its job. So this can be repeated, by Spark and by a run that was killed.
     """
     return _sum(
-        rows.select("job_id", "fingerprint", "payload", "placement", "key_json").mapInArrow(
+        rows.select("job_id", "fingerprint", "payload", "placement", "key_json", "verdict").mapInArrow(
             _putter(batch), _COUNT
         )
     )
@@ -108,7 +108,7 @@ def _job(batch: Batch, row: dict[str, Any]) -> NewJob:
         row["payload"],
         batch.options,
         run_id=batch.run_id,
-        write_id=f"{row['fingerprint']}{batch.again}",
+        write_id=f"{row['fingerprint']}{batch.again if row['verdict'] == 'failed' else ''}",
         conflict=_CONFLICT,
         **fields,
     )

@@ -172,9 +172,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             place.clear()
             batch = self._batch(ledger)
             gathering = Gathering(store, ledger, lease, batch, cost_name=self.limits.cost_name)
-            # What a run that was killed has paid for, and had no time to write down.
-            while gathering.take(is_first=True):
-                pass
+            gathering.take_left()
             rows = self._taken(df, place)
             plan, chosen = self._plan(rows, ledger)
             gathering.reject(rows)
@@ -223,7 +221,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             options=self.task.defaults,
             run_id=self.run_id,
             consumer=name,
-            flow=name if self.limits.max_cost is not None else "",
+            flow=name,
             again=f"-{self.run_id}" if self.retry_failed else "",
         )
 

@@ -62,6 +62,17 @@ class Gathering:
         waiting = len(self._page("", limit).jobs)
         return waiting >= expected, waiting > 0
 
+    @property
+    def last_commit(self) -> int:
+        """The number of the newest commit that is known of."""
+        return self._commit
+
+    def take_left(self) -> None:
+        """Write down what a run that was killed has paid for, and had no time to write. Workers may be at its jobs
+        still: what ends from now on is for later."""
+        while self.take(is_first=True) >= _MOST:
+            pass
+
     def take(self, *, is_first: bool = False) -> int:
         """Write down all that is held now; how many there were. ``is_first``: some may have been written before."""
         jobs: list[Job] = []

@@ -71,6 +71,8 @@ class Run:
         self._progress = progress
         self._tally = gathering.tally
         self._gathering = gathering
+        # What is older in the ledger is of other runs: rows that it calls done are none that this one is to do.
+        self._began_after = gathering.last_commit
         self._check_workers = check_workers
         self._began_at = self._said_at = time.monotonic()
         self._interrupted = threading.Event()
@@ -91,7 +93,9 @@ class Run:
             with noted_interrupts() as self._interrupted:
                 self._all_rounds(todo, count)
         finally:
-            self._remove_budget()
+            # A run that was away leaves alone what is another's by now.
+            if self._limits.max_cost is not None and self._holds_output():
+                self._remove_budgets()
         if self._interrupted.is_set():
             raise KeyboardInterrupt
         if self.stopped == "max_failures":
@@ -180,13 +184,12 @@ class Run:
         return not counts.open and not self._gathering.look(1)[1]
 
     def _missing(self, todo: DataFrame) -> DataFrame:
-        """The rows whose result is not in the ledger."""
+        """The rows whose end was not written down since the run began. One of an earlier run does not count: it may
+        have been cancelled, or have failed and is to be retried."""
         known = self._ledger.read()
         if known is None:
             return todo
-        done = (
-            latest(known).where(F.col("run_id") == self._batch.run_id) if self._batch.again else latest(known)
-        )
+        done = latest(known.where(F.col("commit") > self._began_after))
         return todo.join(done.select("job_id", "fingerprint"), ["job_id", "fingerprint"], "left_anti")
 
     def _warn_if_idle(self, idle_s: float) -> None:
@@ -207,7 +210,11 @@ class Run:
 
     # The budget is set on a flow that all jobs of the output belong to, so that the store itself stops further jobs.
 
+    def _holds_output(self) -> bool:
+        return self._store.run(self._lease.charge.is_held(self._store.storage))
+
     def _set_budget(self) -> None:
+        self._remove_budgets()
         if self._limits.max_cost is None:
             return
         micros = self._spent() + round(self._limits.max_cost * MILLION)
@@ -222,15 +229,17 @@ class Run:
     def _is_over_budget(self) -> bool:
         if self._limits.max_cost is None:
             return False
-        budgets = self._store.run(self._store.storage.budgets(self._batch.queue))
-        return any(budget.spent >= budget.micros for budget in budgets if budget.flow == self._batch.flow)
+        return any(budget.spent >= budget.micros for budget in self._budgets())
 
-    def _remove_budget(self) -> None:
-        if self._limits.max_cost is not None:
-            removed = self._store.storage.remove_budget(
-                self._batch.queue, self._limits.cost_name, flow=self._batch.flow
-            )
+    def _remove_budgets(self) -> None:
+        """Also those that a run which was killed has left: they would stop the jobs of this one."""
+        for budget in self._budgets():
+            removed = self._store.storage.remove_budget(self._batch.queue, budget.name, flow=self._batch.flow)
             self._store.run(removed)
+
+    def _budgets(self) -> list[Budget]:
+        budgets = self._store.run(self._store.storage.budgets(self._batch.queue))
+        return [budget for budget in budgets if budget.flow == self._batch.flow]
 
 
 class _Putting:
