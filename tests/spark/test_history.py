@@ -196,6 +196,16 @@ def test_silver_folded_bit_by_bit_equals_silver_made_from_scratch(
     check_gold(url, whole)
 
 
+def test_a_history_is_whole_in_a_folder_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    url, out = f"sqlite:///{tmp_path}/jobs.db", tmp_path / "my größe history, 100%20"
+    happen(url, seed=8, steps=60, queues=QUEUES)
+    history.sync(url, out, spark=spark)
+    tables = history.tables(spark, out)
+    check_silver(url, tables.silver)
+    check_gold(url, tables)
+    assert "Ours" in history.report(out, tmp_path / "page.html", title="Ours").read_text()
+
+
 def check_silver(url: str, silver: DataFrame) -> None:
     """By what the events say, told one after the other."""
     told: dict[tuple[str, str, int], dict[str, Any]] = {}

@@ -46,8 +46,9 @@ def write_days(folder: Path, tables: Mapping[str, DataFrame]) -> list[DayFile]:
     files: list[DayFile] = []
     for name, frame in tables.items():
         target = folder / name
+        # Spark takes a path as it is: escaped as a URL is, it would be that of another folder.
         frame.write.mode("overwrite").option("partitionOverwriteMode", "static").partitionBy("day").parquet(
-            target.as_uri()
+            f"file:{target}"
         )
         for path in sorted(target.rglob("*.parquet")):
             make_durable(path)
