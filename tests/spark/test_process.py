@@ -114,6 +114,16 @@ def test_a_dry_run_says_what_there_is_to_do_and_what_it_may_cost_and_limit_does_
     assert (plan.new, plan.done, plan.todo, plan.estimated_cost) == (3, 1, 3, 3.0)
 
 
+def test_a_run_in_json_goes_on_from_one_that_has_written_nothing(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    output = tmp_path / "doubles"
+    assert do(numbers(spark, 1), tasks.double, output, format="json", dry_run=True).plan.new == 1
+    assert do(numbers(spark, 1), tasks.double, output, format="json").completed == 1
+    assert do(numbers(spark, 1, 2), tasks.double, output, format="json").plan.done == 1
+    assert calls(tmp_path) == ["1", "2"]
+
+
 def test_a_cost_cap_stops_further_jobs_and_the_next_run_goes_on(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidInput
+from penstock.spark.freshreads import fresh_path
 
 __all__ = ["WRITTEN_WITH", "check_json", "read_json"]
 
@@ -38,12 +39,16 @@ def read_json(spark: SparkSession, path: str, schema: StructType) -> DataFrame:
 
 
 def check_json(spark: SparkSession, path: str, schema: StructType, key: StructType) -> None:
-    """Whether the rows there are of this schema, as far as JSON can tell.
+    """Whether the rows there, if any, are of this schema, as far as JSON can tell.
 
     Raises:
         InvalidInput: they have other columns, keys of another type, or values that do not fit.
     """
-    found = spark.read.json(path).schema
+    inferred = fresh_path(spark, path, spark.read.json)
+    # A dry run, or one that came to no commit, leaves a folder without rows.
+    if inferred is None:
+        return
+    found = inferred.schema
     # Of an object that is empty everywhere Spark says nothing.
     plain = [*key.fieldNames(), *(field.name for field in schema if isinstance(field.dataType, AtomicType))]
     missing = [name for name in plain if name not in found.fieldNames() and name != "value"]
