@@ -98,6 +98,28 @@ def test_changed_rows_are_run_again_kept_or_an_error_as_asked(
     assert sorted(calls(tmp_path)) == ["1", "2", "20"]
 
 
+def test_an_instant_is_the_same_payload_and_key_in_every_time_zone(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    # In 1874 the clocks of Berlin were 53 minutes and 28 seconds ahead, which no offset in JSON says.
+    at = "SELECT timestamp_seconds(id - 3000000000) AS k FROM range(2)"
+    df = spark.sql(
+        "SELECT k, k AS at, named_struct('at', k) AS one, array(named_struct('at', k)) AS many, map('at', k) AS named "
+        f"FROM ({at})"
+    )
+    output, zone = tmp_path / "counts", "spark.sql.session.timeZone"
+    before = str(spark.conf.get(zone))
+    try:
+        spark.conf.set(zone, "Europe/Berlin")
+        assert do(df, tasks.count, output).completed == 2
+        spark.conf.set(zone, "UTC")
+        assert do(df, tasks.count, output).plan.todo == 0
+    finally:
+        spark.conf.set(zone, before)
+    known = spark.read.parquet(str(output)).selectExpr("unix_seconds(k)").collect()
+    assert sorted(row[0] for row in known) == [-3000000000, -2999999999]
+
+
 def test_a_dry_run_says_what_there_is_to_do_and_what_it_may_cost_and_limit_does_a_part(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from penstock.options import placed
 from penstock.spark.errors import BadRow
 from penstock.spark.keys import row_id_maker
 
-__all__ = ["Layout", "Refused", "new_jobs", "placements"]
+__all__ = ["Layout", "Refused", "column_values", "new_jobs", "placements"]
 
 _MAX_PAYLOAD: Final = 1 << 20
 _encode = msgspec.json.Encoder().encode
@@ -98,16 +98,35 @@ def placements(batch: pa.RecordBatch, layout: Layout) -> Iterator[dict[str, Any]
 def _rows(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     if not names:
         return iter([()] * batch.num_rows)
-    return zip(*(_values(batch.column(name)) for name in names), strict=True)
+    return zip(*(column_values(batch.column(name)) for name in names), strict=True)
 
 
-def _values(column: pa.Array) -> list[Any]:
-    """What ``to_pylist`` gives, several times as fast for the kinds that most columns are of."""
+def column_values(column: pa.Array) -> list[Any]:
+    """What ``to_pylist`` gives, several times as fast for the kinds that most columns are of. Instants are in UTC,
+    whatever the time zone of the session that they come from: they are to be equal in all of them."""
     kind = column.type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     if pa.types.is_string(kind) or (is_number and column.null_count == 0):
         return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
-    return cast("list[Any]", column.to_pylist())
+    in_utc = _in_utc(kind)
+    return cast("list[Any]", (column if in_utc == kind else column.cast(in_utc)).to_pylist())
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    """The type with UTC for the time zone of every instant in it."""
+    if pa.types.is_timestamp(kind):
+        return kind if kind.tz is None else pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([_field_in_utc(field) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_field_in_utc(kind.value_field))
+    if pa.types.is_map(kind):
+        return pa.map_(_field_in_utc(kind.key_field), _field_in_utc(kind.item_field), kind.keys_sorted)
+    return kind
+
+
+def _field_in_utc(field: pa.Field) -> pa.Field:
+    return field.with_type(_in_utc(field.type))
 
 
 def _option_values(option: str, column: pa.Array) -> list[Any]:
@@ -118,7 +137,7 @@ def _option_values(option: str, column: pa.Array) -> list[Any]:
         column = column.cast(pa.float64())
     elif pa.types.is_duration(kind):
         column = pc.divide(column.cast(pa.duration("us")).cast(pa.int64()), 1e6)
-    values = _values(column)
+    values = column_values(column)
     if option == "group" and (is_whole or pa.types.is_integer(kind)):
         return [None if value is None else str(value) for value in values]
     if is_whole:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
 
 from penstock.core.job import NewJob
-from penstock.spark.rows import Layout, Refused, new_jobs, placements
+from penstock.spark.rows import Layout, Refused, column_values, new_jobs, placements
 
 __all__ = ["SNAPSHOT", "fingerprint", "snapshot"]
 
@@ -82,7 +82,7 @@ def _taker(
 
 def _texts(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[str]:
     """The columns of each row as a JSON object."""
-    values = zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+    values = zip(*(column_values(batch.column(name)) for name in columns), strict=True)
     return (_encode(dict(zip(columns, row, strict=True))).decode() for row in values)
 
 
