@@ -108,6 +108,7 @@ def test_queues_are_chosen_by_name_or_pattern(spark: SparkSession, tmp_path: Pat
     ("options", "said"),
     [
         ({"path": "s3://bucket/history"}, "not in the file system"),
+        ({"path": "histories[1]"}, "a pattern for several folders"),
         ({"queues": ["mail"], "pattern": "m.*"}, "both queues and pattern"),
         ({"pattern": "("}, "no regular expression"),
         ({"max_events": 0}, "at least 1"),

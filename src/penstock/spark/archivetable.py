@@ -14,10 +14,10 @@ from penstock.spark.publishing import (
     STAGING,
     append_files,
     append_table,
-    check_output_path,
     commit_name,
     last_commit,
     list_folder,
+    refuse_pattern,
     remove_folder,
 )
 
@@ -36,7 +36,7 @@ class ArchiveTable:
         self.output = str(output).removeprefix(_TABLE)
         self._commits = 0
         if self.is_path:
-            check_output_path(self.output)
+            refuse_pattern(self.output)
 
     def read(self) -> DataFrame | None:
         """All rows; ``None`` if there is no table yet."""

@@ -28,11 +28,11 @@ __all__ = [
     "NameTaken",
     "append_files",
     "append_table",
-    "check_output_path",
     "commit_name",
     "last_commit",
     "list_folder",
     "local_path",
+    "refuse_pattern",
     "remove_folder",
 ]
 
@@ -101,12 +101,12 @@ def append_table(rows: DataFrame, table: str, *, format: str) -> None:
         rows.write.mode("append").format(format).saveAsTable(table)
 
 
-def check_output_path(path: str) -> None:
+def refuse_pattern(path: str) -> None:
     """Raises ``InvalidOption`` for one that Spark would read as a pattern, and with it other folders."""
     if found := sorted(_PATTERN & set(path)):
         raise InvalidOption(
-            f"the output {path!r} has a {found[0]!r} in it, and is a pattern for several folders to Spark. Give it "
-            "another name."
+            f"{path} has a {found[0]!r} in it, and is a pattern for several folders to Spark. Give the folder another "
+            "name."
         )
 
 

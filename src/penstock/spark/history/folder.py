@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.errors import InvalidOption
 from penstock.spark.history.manifest import BronzeManifest, DerivedManifest, Manifests, now_ms
+from penstock.spark.publishing import refuse_pattern
 
 __all__ = ["History", "open_history"]
 
@@ -111,6 +112,7 @@ def open_history(path: str | Path, *, create: bool) -> History:
         InvalidOption: no such folder, one with something else in it, or a path that is none of the file system.
     """
     root = _local(path)
+    refuse_pattern(str(root))
     if create:
         root.mkdir(parents=True, exist_ok=True)
         # Somebody who begins it at the same time may have a draft of the mark there.

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.freshreads import fresh_path, fresh_table
-from penstock.spark.publishing import append_files, append_table, check_output_path, commit_name
+from penstock.spark.publishing import append_files, append_table, commit_name, refuse_pattern
 from penstock.spark.tables.jsonledger import WRITTEN_WITH, check_json, read_json
 from penstock.spark.tables.outputlease import output_identity
 
@@ -79,7 +79,7 @@ class Ledger:
         self.is_path = not str(output).startswith(_TABLE)
         self.output = str(output).removeprefix(_TABLE)
         if self.is_path:
-            check_output_path(self.output)
+            refuse_pattern(self.output)
         self.identity = output_identity(self.output, is_path=self.is_path)
         self._key = key
         self._value = value
