@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.job import Enqueued, Options
 from penstock.core.lifecycle import EventType, State
@@ -145,6 +146,60 @@ async def test_reset_counts_forgets_failures_and_stalls_of_a_pending_job(bench: 
     await bench.put(conflict=redispatch(reset_counts=True))
     job = await bench.job()
     assert (job.runs, job.failures, job.stalls) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("state", [S.WAITING, S.SCHEDULED, S.BLOCKED])
+@pytest.mark.parametrize(
+    "flags", [{}, {"payload": "keep", "options": "keep", "run_at": "never"}], ids=["replace", "keep"]
+)
+async def test_a_pending_job_is_of_the_run_and_the_write_that_updated_it_last(
+    bench: Bench, state: State, flags: dict[str, Any]
+) -> None:
+    await bench.bring(state, payload=b"1", run_id="run-1", write_id="save-1")
+    await bench.events()
+    fields: dict[str, Any] = {"delay_ms": MINUTE_MS, "conflict": redispatch(**flags)}
+
+    answer = await bench.put(payload=b"2", run_id="run-2", write_id="save-2", **fields)
+
+    job = await bench.job()
+    assert (answer.status, job.run_id, job.write_id) == ("updated", "run-2", "save-2")
+    assert [(event.type, event.run_id) for event in await bench.events()] == [(E.CHANGED, "run-2")]
+    picture = await bench.picture()
+    assert (await bench.put(payload=b"2", run_id="run-2", write_id="save-2", **fields)).status == "duplicate"
+    assert await bench.picture() == picture
+
+    answer = await bench.put(payload=b"1", run_id="run-1", write_id="save-1", **fields)
+
+    job = await bench.job()
+    assert (answer.status, job.run_id, job.write_id) == ("updated", "run-1", "save-1")
+    assert job.payload == b"1"
+
+
+async def test_a_job_that_was_updated_belongs_to_no_write_if_the_update_did_not(bench: Bench) -> None:
+    await bench.put(run_id="run-1", write_id="save-1")
+
+    await bench.put(conflict=redispatch())
+
+    assert ((await bench.job()).run_id, (await bench.job()).write_id) == ("", "")
+    assert (await bench.put(write_id="save-1", conflict=redispatch())).status == "updated"
+
+
+@pytest.mark.parametrize("state", [S.ACTIVE, S.COMPLETED, S.FAILED])
+async def test_the_write_that_updated_a_job_is_its_duplicate_whatever_has_become_of_it(
+    bench: Bench, state: State
+) -> None:
+    await bench.put(run_id="run-1", write_id="save-1")
+    await bench.put(run_id="run-2", write_id="save-2", conflict=redispatch())
+    lease = await bench.claim()
+    assert lease.run_id == "run-2"
+    if state is not S.ACTIVE:
+        await bench.settle(lease, Complete() if state is S.COMPLETED else Fail(BOOM, final=True))
+    picture = await bench.picture()
+
+    answer = await bench.put(run_id="run-2", write_id="save-2", conflict=redispatch())
+
+    assert (answer.status, answer.state) == ("duplicate", state)
+    assert await bench.picture() == picture
 
 
 @pytest.mark.parametrize("state", TERMINAL_STATES)
@@ -332,6 +387,88 @@ async def test_absorbing_respects_the_flags_of_the_slot(bench: Bench) -> None:
     assert answer == Settled(True, S.SCHEDULED)
     assert (job.state, job.payload, job.failures, job.runs) == (S.SCHEDULED, b"old", 0, 1)
     assert job.options == Options()
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [Complete(), Fail(BOOM, final=True), Fail(BOOM), Snooze(MINUTE_MS), Release(), None],
+    ids=["complete", "fail", "retry", "snooze", "release", "stall"],
+)
+async def test_a_job_is_of_the_run_and_the_write_of_its_slot_once_its_run_is_over(
+    bench: Bench, outcome: Outcome | None
+) -> None:
+    lease = await bench.bring(S.ACTIVE, payload=b"1", run_id="run-1", write_id="save-1")
+    assert lease
+    again = bench.new("job", payload=b"2", run_id="run-2", write_id="save-2", conflict=redispatch())
+    await bench.put_all([again])
+    assert ((await bench.job()).run_id, (await bench.job()).write_id) == ("run-1", "save-1")
+
+    if outcome is not None:
+        await bench.settle(lease, outcome)
+    else:
+        await bench.shift(LEASE_MS)
+        await bench.storage.sweep(bench.queue)
+
+    job = await bench.job()
+    assert (job.payload, job.run_id, job.write_id, job.has_rerun) == (b"2", "run-2", "save-2", False)
+    assert (await bench.events())[-1].run_id == "run-2"
+    picture = await bench.picture()
+    assert [answer.status for answer in await bench.put_all([again])] == ["duplicate"]
+    assert await bench.picture() == picture
+    assert (await bench.claim()).run_id == "run-2"
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["in calls of their own", "in one call"])
+async def test_the_write_of_a_slot_is_its_duplicate(bench: Bench, at_once: bool) -> None:
+    lease = await bench.bring(S.ACTIVE, payload=b"1", write_id="save-1")
+    assert lease
+    await bench.events()
+    fields: dict[str, Any] = {"payload": b"2", "write_id": "save-2", "delay_ms": MINUTE_MS}
+    again = bench.new("job", conflict=redispatch(run_at="if_later"), **fields)
+
+    if at_once:
+        answers = await bench.put_all([again, again])
+    else:
+        answers = await bench.put_all([again])
+        await bench.shift(MINUTE_MS // 2)
+        answers += await bench.put_all([again])
+
+    statuses = ["rerun", "duplicate"]
+    assert answers == [Enqueued("job", status, S.ACTIVE, lease.incarnation) for status in statuses]  # type: ignore[arg-type]
+    assert await bench.seen() == [Seen(E.CHANGED, "job", S.ACTIVE)]
+    await bench.settle(lease, Complete())
+    job = await bench.job()
+    assert (job.payload, (job.run_at_ms - lease.claimed_at_ms) // MINUTE_MS) == (b"2", 1)
+
+
+async def test_the_write_under_way_goes_into_a_slot_that_is_of_another(bench: Bench) -> None:
+    lease = await bench.bring(S.ACTIVE, payload=b"1", run_id="run-1", write_id="save-1")
+    assert lease
+    await bench.put(payload=b"2", run_id="run-2", write_id="save-2", conflict=redispatch())
+
+    answer = await bench.put(payload=b"1", run_id="run-3", write_id="save-1", conflict=redispatch())
+
+    assert answer == Enqueued("job", "rerun", S.ACTIVE, lease.incarnation)
+    await bench.settle(lease, Complete())
+    job = await bench.job()
+    assert (job.payload, job.run_id, job.write_id) == (b"1", "run-3", "save-1")
+
+
+async def test_who_repeats_the_write_of_a_slot_waits_for_the_end_of_its_run(bench: Bench) -> None:
+    lease = await bench.bring(S.ACTIVE, write_id="save-1")
+    assert lease
+    again = bench.new("job", write_id="save-2", conflict=redispatch())
+    await bench.put_all([again])
+
+    await bench.put_all([replace(again, notify="ear")])
+
+    await bench.settle(lease, Complete(b"1"))
+    assert await bench.storage.listen(bench.queue, "ear", timeout_ms=1) == []
+    second = await bench.claim()
+    await bench.settle(second, Complete(b"2"))
+    assert await bench.storage.listen(bench.queue, "ear", timeout_ms=5000) == [
+        Finished("job", second.incarnation, S.COMPLETED, b"2")
+    ]
 
 
 async def test_too_many_stalls_fail_the_job_and_queue_the_slot(bench: Bench) -> None:

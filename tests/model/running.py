@@ -149,8 +149,9 @@ class Running(Keys, Holding):
         if record is None or (record.is_staged and job.write_id != record.write_id):
             return self._let_in(job, own)
         finished = record.state in TERMINAL
-        if job.write_id and job.write_id == record.write_id:
-            return self._answer("duplicate", record, job)
+        newest = record.slot or record
+        if job.write_id and job.write_id == newest.write_id:
+            return self._answer("duplicate", record, job, newest.waiters)
         match job.conflict.mode:
             case "absent":
                 return self._answer("duplicate", record, job)
@@ -170,9 +171,11 @@ class Running(Keys, Holding):
         admitted = self._admit(job, own)
         return admitted if isinstance(admitted, Enqueued) else self._answer("queued", admitted, job)
 
-    def _answer(self, status: EnqueueStatus, record: Record, job: NewJob) -> Enqueued:
+    def _answer(
+        self, status: EnqueueStatus, record: Record, job: NewJob, waiters: set[str] | None = None
+    ) -> Enqueued:
         if job.notify and record.state in OPEN:
-            record.waiters.add(job.notify)
+            (record.waiters if waiters is None else waiters).add(job.notify)
         return Enqueued(job.id, status, record.state, record.incarnation, record.result)
 
     def _slot_of(self, job: NewJob) -> Slot:

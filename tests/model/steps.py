@@ -88,6 +88,7 @@ class Steps(Ties, Grouping):
         return self.now + job.delay_ms if job.run_at_ms is None else job.run_at_ms
 
     def _update(self, record: Record, slot: Slot) -> None:
+        record.run_id, record.write_id = slot.run_id, slot.write_id
         if slot.payload is not None:
             record.payload = slot.payload
         if slot.terms is not None:

@@ -69,6 +69,10 @@ class Storage(Operating, Reading, Protocol):
     ) -> list[Enqueued]:
         """Put jobs in; each gets an answer of its own, in order. All are written, or none.
 
+        A job is of the run and the write of its newest dispatch, whether that queued or updated it, or waits in its
+        slot until the run under way is over; what repeats that write is a duplicate, and what repeats an earlier
+        one is not.
+
         Raises ``CostTooHigh`` if one costs more than the bucket of its group can hold.
         """
         ...

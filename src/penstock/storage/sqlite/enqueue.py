@@ -18,7 +18,7 @@ from penstock.storage.sqlite.limits import check_costs, cost_refused
 from penstock.storage.sqlite.messages import Put
 from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, REMOVED, STATES, Record
 from penstock.storage.sqlite.step import Step
-from penstock.storage.sqlite.transitions import keep_slot, new_record, queue_afresh, update
+from penstock.storage.sqlite.transitions import join_slot, keep_slot, new_record, queue_afresh, update
 
 __all__ = ["enqueue", "enqueue_flows", "put", "put_nodes", "put_or_tell"]
 
@@ -140,8 +140,15 @@ def _enqueue(
     if job.annex is not None:
         _tie(step, record, job, status)
     if job.notify and record.state not in (*_FINISHED, REMOVED) and status != "rerun":
-        step.listen(record, job.notify)
+        _listen(step, record, job)
     return record
+
+
+def _listen(step: Step, record: Record, job: NewJob) -> None:
+    if record.rerun is not None and _repeats(record, job):
+        join_slot(step, record, job.notify)
+    else:
+        step.listen(record, job.notify)
 
 
 def _replaced(step: Step, record: Record) -> None:
@@ -179,7 +186,7 @@ def _decide(step: Step, record: Record, job: NewJob) -> EnqueueStatus:
         return "queued"
     if record.is_staged and job.write_id != record.write_id:
         return "queued"
-    if (job.write_id and job.write_id == record.write_id) or job.conflict.mode == "absent":
+    if _repeats(record, job) or job.conflict.mode == "absent":
         return "duplicate"
     finished = record.state in _FINISHED
     if job.conflict.mode == "redispatch":
@@ -187,6 +194,14 @@ def _decide(step: Step, record: Record, job: NewJob) -> EnqueueStatus:
     if record.state == COMPLETED:
         return "completed"
     return "queued" if finished else "duplicate"
+
+
+def _repeats(record: Record, job: NewJob) -> bool:
+    """Whether a job's newest dispatch, which may wait in its slot, is of the same write."""
+    if not job.write_id:
+        return False
+    slot = record.slot
+    return job.write_id == (record.write_id if slot is None else slot.write_id)
 
 
 def _duplicate_of(step: Step, earlier: dedup.Earlier, job: NewJob) -> Enqueued:

@@ -35,6 +35,7 @@ __all__ = [
     "expire",
     "finish",
     "instant",
+    "join_slot",
     "keep_slot",
     "new_record",
     "queue_afresh",
@@ -233,8 +234,9 @@ def _queue(step: Step, record: Record, *, run_at: int, lifo: bool) -> None:
 
 
 def update(step: Step, record: Record, job: NewJob) -> None:
-    """Redispatch of a pending job, as far as its flags go."""
+    """Redispatch of a pending job, as far as its flags go. It is of that run and write from now on."""
     conflict = job.conflict
+    record.run_id, record.write_id = job.run_id, job.write_id
     if conflict.payload == "replace":
         record.payload = job.payload
     if conflict.options == "replace":
@@ -297,11 +299,22 @@ def keep_slot(step: Step, record: Record, job: NewJob) -> None:
     record.slot = slot
 
 
+def join_slot(step: Step, record: Record, listener: str) -> None:
+    """Have the dispatch that waits in the slot tell one more listener of its end."""
+    slot = record.slot
+    assert slot is not None
+    if listener not in slot.listeners:
+        slot.listeners.append(listener)
+        record.slot = slot
+        step.touch(record)
+
+
 def absorb_slot(step: Step, record: Record) -> None:
     """The job was put back: the dispatch that waited is applied to it as an update, before the one event is noted."""
     slot = record.slot
     if slot is None:
         return
+    record.run_id, record.write_id = slot.run_id, slot.write_id
     if slot.payload is not None:
         record.payload = slot.payload
     if slot.options is not None:

@@ -115,6 +115,19 @@ local function tie(job, said)
   if annex and annex.dn then Flows.link_to(job, annex.dn) end
 end
 
+-- Whether the newest dispatch of the job, which may wait in its slot, is of the same write.
+local function repeats(job, said)
+  return said.write_id ~= '' and said.write_id == (slot_of(job) or job).write_id
+end
+
+-- The dispatch that waits in the slot tells one more listener of its end.
+local function join_slot(job, listener)
+  local listeners = slot_of(job).listeners
+  listeners[#listeners + 1] = listener
+  job.save_slot = true
+  touch(job)
+end
+
 -- One job with all the rules (verbs.md). Returns the status letter: queued, duplicate, completed, updated, rerun; or
 -- elsewhere, with the record of the dedup key.
 local function enqueue_one(id, said, special)
@@ -124,7 +137,13 @@ local function enqueue_one(id, said, special)
   local status, record = 'q', nil
   if not job or is_over(job) or special[3] or (is_staged(job) and said.write_id ~= job.write_id) then
     status, job, record = admit(id, said, special, run_at)
-  elseif (said.write_id ~= '' and said.write_id == job.write_id) or mode == 'absent' then
+  elseif repeats(job, said) then
+    status = 'd'
+    if job.rerun and notify ~= '' then
+      join_slot(job, notify)
+      notify = ''
+    end
+  elseif mode == 'absent' then
     status = 'd'
   elseif mode == 'redispatch' and not ENDED[job.state] then
     status = redispatch(job, said, special, run_at)

@@ -27,18 +27,16 @@ local function queue_afresh(job, run_at, size)
   put(group, row, 'size', size)
 end
 
+-- A pending job takes what the dispatch does not leave out, and is of its run and write from now on.
 local function update(job, dispatch)
   local now = Q.now
-  if dispatch.payload then
-    need_static(job)
-    job.payload = dispatch.payload
-    rewritten(job)
-  end
+  need_static(job)
+  job.run_id, job.write_id = dispatch.run_id, dispatch.write_id
+  rewritten(job)
+  if dispatch.payload then job.payload = dispatch.payload end
   if dispatch.header then
-    need_static(job)
     job.header, job.priority, job.lifo, job.ttl = dispatch.header, dispatch.priority, dispatch.lifo, dispatch.ttl
     job.expires = job.ttl > 0 and now + job.ttl or 0
-    rewritten(job)
     if job.part then Groups.line_up_again(job) end
   end
   if dispatch.reset then job.failures, job.stalls = 0, 0 end
