@@ -382,6 +382,18 @@ def test_rows_that_wait_since_an_earlier_run_are_run_once_if_failed_ones_are_to_
     assert sorted(calls(tmp_path)) == ["1", "2", "3"]
 
 
+def test_rows_that_wait_for_another_output_are_done_for_both(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(monkeypatch, numbers(spark, 1, 2), tasks.double, tmp_path / "one")
+    # Nobody is to wait for what is not held.
+    monkeypatch.setattr(running, "_IDLE_S", 3600)
+    changed = spark.createDataFrame([("k1", 1), ("k2", 20)], "k string, n long")
+    assert do(changed, tasks.double, tmp_path / "two").completed == 2
+    assert do(changed, tasks.double, tmp_path / "one").plan.done == 2
+    assert sorted(calls(tmp_path)) == ["1", "20"]
+
+
 def test_rows_that_an_earlier_run_had_cancelled_are_cancelled_when_the_next_stops(
     spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,16 +81,19 @@ def _putter(batch: Batch) -> _Mapper:
 async def _put(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
     answers = await store.storage.enqueue(batch.queue, jobs)
     known = [answer for answer in answers if answer.status == "duplicate"]
-    if known:
-        await _retry_stopped(store, batch, [answer.id for answer in known if answer.state in _MAY_BE_STOPPED])
-        ids = [answer.id for answer in known]
-        await store.storage.hold(batch.queue, batch.consumer, ids, ttl_ms=_HOLD_MS)
+    stopped = [answer.id for answer in known if answer.state in _MAY_BE_STOPPED]
+    if stopped:
+        await _retry_stopped(store, batch, stopped)
+    # What is there already, with the same content or another, is not held for us by having been put in.
+    there = [answer.id for answer in answers if answer.status != "queued"]
+    if there:
+        await store.storage.hold(batch.queue, batch.consumer, there, ttl_ms=_HOLD_MS)
     return len(answers) - len(known)
 
 
 async def _retry_stopped(store: Store, batch: Batch, ids: list[str]) -> None:
     """Jobs that an earlier run had put in and stopped before they began."""
-    jobs = await store.storage.get(batch.queue, ids) if ids else []
+    jobs = await store.storage.get(batch.queue, ids)
     stopped = [
         job.id for job in jobs if job is not None and (job.state is State.CANCELLED or not has_begun(job))
     ]
