@@ -93,6 +93,9 @@ def process(
     ``workers`` processes started for it here, and with ``fleet="spark"`` by ``fleet_size`` of Spark's task slots: all
     but one, which the run needs for itself, unless given.
 
+    What the run writes for itself is in the output, if that is a path, and else in a folder of its own in ``scratch``,
+    which executors must be able to read and write; on one machine that is a temporary one, unless given.
+
     Raises:
         InvalidInput: keys that are missing, null or not unique, a table that does not fit the task, an output that
             holds something else. Nothing was enqueued.
