@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock.spark as ps
-from penstock import App, InvalidOption
+from penstock import App, InvalidOption, StorageError
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.spark.executorloop import Assignment, work
@@ -96,6 +96,28 @@ def test_a_worker_ends_when_nobody_holds_its_fleet_any_more(url: str) -> None:
     executor.join(30)
     assert not executor.is_alive()
     assert [held.state for held in jobs(url, FLEETS, ["fleet"])] == [State.FAILED]
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_job_is_extended_as_soon_as_its_store_is_back(url: str) -> None:
+    done: list[str] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            done.append("wait")
+            return super().wait(0)
+
+    class Interrupted(_FleetJob):
+        async def _extend(self, store: Store) -> None:
+            done.append("extend")
+            if done.count("extend") == 2:
+                raise StorageError("away")
+            self.is_lost = done.count("extend") == 4
+
+    job = Interrupted(url, "fleet", "tests.spark.fleet_tasks:app")
+    job._stop = Stop()
+    job._beat()
+    assert done == ["wait", "extend"] * 4
 
 
 def wait_until(reached: Callable[[], bool]) -> None:

@@ -98,6 +98,8 @@ class HeldJob(ABC):
         while not self._stop.wait(_BEAT_S):
             try:
                 with Store(self._url) as store:
+                    # At once: if the store was away, there is not much left of the lease.
+                    store.run(self._extend(store))
                     while not self.is_lost and not self._stop.wait(_BEAT_S):
                         store.run(self._extend(store))
                 return
