@@ -14,6 +14,7 @@ import penstock.spark as ps
 from penstock import App, InvalidOption, StorageError
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
+from penstock.spark.errors import FleetFailed
 from penstock.spark.executorloop import Assignment, work
 from penstock.spark.executors import FLEETS, _FleetJob
 from penstock.spark.heldjob import LEASE_MS, Charge
@@ -99,6 +100,22 @@ def test_a_worker_ends_when_nobody_holds_its_fleet_any_more(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("until_drained", [True, False])
+def test_a_fleet_that_has_lost_its_job_says_so(spark: SparkSession, url: str, until_drained: bool) -> None:
+    """As if the driver had been asleep. Its queue is not drained: a job is scheduled for later."""
+    square.options(delay="1h").sync.enqueue(8)
+    fleet = ps.fleet(spark, app, size=1, queues=["rows"], until_drained=until_drained)
+    first = square.sync.enqueue(7)
+    assert first.result("60s") == 49
+    fleet.check()
+    ask(url, lambda storage: storage.shift_clock(FLEETS, LEASE_MS + 1000))
+    with pytest.raises(FleetFailed, match="taken for dead"):
+        fleet.wait("60s")
+    with pytest.raises(FleetFailed, match="taken for dead"):
+        fleet.check()
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_a_job_is_extended_as_soon_as_its_store_is_back(url: str) -> None:
     done: list[str] = []
 
@@ -136,6 +153,29 @@ def test_executors_do_the_rows_of_a_run(spark: SparkSession, url: str, tmp_path:
     assert (done.completed, done.failed) == (40, 0)
     rows = spark.read.parquet(str(tmp_path / "squares")).select("n", "value").collect()
     assert {row["n"]: row["value"] for row in rows} == {n: n * n for n in range(40)}
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_run_whose_fleet_has_lost_its_job_ends(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    ask(url, lambda storage: storage.pause("rows"))
+
+    def lose() -> None:
+        wait_until(lambda: ask(url, lambda storage: storage.counts(FLEETS)).active == 1)
+        ask(url, lambda storage: storage.shift_clock(FLEETS, LEASE_MS + 1000))
+
+    loser = threading.Thread(target=lose)
+    loser.start()
+    with pytest.raises(FleetFailed, match="taken for dead"):
+        ps.process(
+            spark.range(4).selectExpr("id AS n"),
+            square,
+            key="n",
+            output=tmp_path / "squares",
+            fleet="spark",
+            fleet_size=1,
+            progress="none",
+        )
+    loser.join()
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)

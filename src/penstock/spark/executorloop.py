@@ -28,13 +28,20 @@ _Loop: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]
 _LOOK_EVERY_S: Final = 1.0
 _COUNTED: Final = ("claimed", "completed", "failed", "retrying", "cancelled", "released", "stalled")
 REPORT: Final = ", ".join(
-    ["worker string", "host string", *(f"{name} bigint" for name in _COUNTED), "error string"]
+    [
+        "worker string",
+        "host string",
+        *(f"{name} bigint" for name in _COUNTED),
+        "abandoned boolean",
+        "error string",
+    ]
 )
 _ARROW: Final = pa.schema(
     [
         ("worker", pa.string()),
         ("host", pa.string()),
         *((name, pa.int64()) for name in _COUNTED),
+        ("abandoned", pa.bool_()),
         ("error", pa.string()),
     ]
 )
@@ -62,26 +69,32 @@ def work(assignment: Assignment) -> _Loop:
 
 
 def _row(assignment: Assignment) -> pa.RecordBatch:
-    """What became of the worker. A mistake that every attempt would repeat is told, not raised: Spark would try four
-    times, and say it worse."""
-    worker, stats, error = "", WorkerStats(), None
+    """What became of the worker, and whether it ended because nobody held the fleet's job. A mistake that every attempt
+    would repeat is told, not raised: Spark would try four times, and say it worse."""
+    worker, stats, abandoned, error = "", WorkerStats(), False, None
     try:
-        worker, stats = _serve(assignment)
+        worker, stats, abandoned = _serve(assignment)
     except StorageError:
         raise
     except PenstockError as raised:
         error = str(raised)
     counted = {name: [getattr(stats, name)] for name in _COUNTED}
-    row = {"worker": [worker], "host": [platform.node()], **counted, "error": [error]}
+    row = {
+        "worker": [worker],
+        "host": [platform.node()],
+        **counted,
+        "abandoned": [abandoned],
+        "error": [error],
+    }
     return pa.RecordBatch.from_pydict(row, schema=_ARROW)
 
 
-def _serve(assignment: Assignment) -> tuple[str, WorkerStats]:
+def _serve(assignment: Assignment) -> tuple[str, WorkerStats, bool]:
     app = find(assignment.app, App)
     _import_tasks(assignment.modules)
     charge = assignment.charge
     if not asyncio.run(_is_held(charge)):
-        return "", WorkerStats()
+        return "", WorkerStats(), True
     # What the app's module says of its store, it says of the machine it is imported on: the driver's is meant.
     url, namespace = app.url, app.namespace
     app.move_to(charge.url)
@@ -90,7 +103,7 @@ def _serve(assignment: Assignment) -> tuple[str, WorkerStats]:
         watch = _Watch(worker, charge)
         worker.on_start(watch.begin)
         worker.run_sync()
-        return worker.id, worker.stats
+        return worker.id, worker.stats, watch.abandoned
     finally:
         app.move_to(url, namespace=namespace)
 
@@ -123,12 +136,14 @@ async def _is_held(charge: Charge) -> bool:
 
 
 class _Watch:
-    """Stops the worker when nobody holds the fleet's job any more: it was ended, or its driver is dead."""
+    """Stops the worker when nobody holds the fleet's job any more: it was ended, or its driver is dead. The worker was
+    ``abandoned`` then, unless it was at its end anyway."""
 
     def __init__(self, worker: Worker, charge: Charge) -> None:
         self._worker = worker
         self._charge = charge
         self._task: asyncio.Task[None] | None = None
+        self.abandoned = False
 
     def begin(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._look())
@@ -139,6 +154,7 @@ class _Watch:
             await asyncio.sleep(_LOOK_EVERY_S)
             try:
                 if not await self._charge.is_held(storage):
+                    self.abandoned = self._worker.state != "stopping"
                     self._worker.stop()
                     return
             except StorageError:

@@ -189,7 +189,7 @@ class Fleet:
         """Wait for the end.
 
         Raises:
-            FleetFailed: Spark has given it up, or its workers could not begin.
+            FleetFailed: Spark has given it up, its workers could not begin, or they took its driver for dead.
             TimeoutError: it has not ended in ``timeout``, and goes on.
         """
         self._join(None if timeout is None else milliseconds(timeout, what="timeout") / 1000)
@@ -230,6 +230,13 @@ class Fleet:
             self._rows = self._collect()
             if mistakes := [row["error"] for row in self._rows if row["error"]]:
                 self._error = InvalidOption(mistakes[0])
+            elif any(row["abandoned"] for row in self._rows) and not self._stopped.is_set():
+                self._error = FleetFailed(
+                    f"fleet {self.id} was taken for dead, and its workers have ended: its job in the queue {FLEETS!r} "
+                    "was held no more. This process extends it every few seconds, and must not be away, nor without "
+                    f"the store, for {LEASE_MS // 1000} seconds; or somebody has ended the job. Start the fleet again: "
+                    "what is done is done, and the rest is still in its queues."
+                )
         except Exception as error:
             self._error = error
         finally:
@@ -298,7 +305,7 @@ def _checked(size: int | None) -> int | None:
 
 def _worker(row: Row) -> FleetWorker:
     said = row.asDict()
-    del said["error"]
+    del said["abandoned"], said["error"]
     return FleetWorker(**said)
 
 
