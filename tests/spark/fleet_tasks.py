@@ -43,6 +43,16 @@ def die_once(marker: str) -> str:
     return "alive"
 
 
+@app.task(queue="mixed", max_stalls=9)
+def die_often(folder: str, times: int) -> int:
+    """Takes the executor's Python along, that many times."""
+    died = len(list(Path(folder).iterdir()))
+    if died < times:
+        (Path(folder) / str(died)).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return died
+
+
 @app.task(queue="rows")
 async def square(n: int) -> int:
     return n * n

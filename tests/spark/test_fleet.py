@@ -14,12 +14,13 @@ import penstock.spark as ps
 from penstock import App, InvalidOption, StorageError
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
+from penstock.spark import executors
 from penstock.spark.errors import FleetFailed
 from penstock.spark.executorloop import Assignment, work
 from penstock.spark.executors import FLEETS, _FleetJob
 from penstock.spark.heldjob import LEASE_MS, Charge
 from penstock.spark.store import Store
-from tests.spark.fleet_tasks import app, die_once, double, lengths, process_id, refuse, square
+from tests.spark.fleet_tasks import app, die_often, die_once, double, lengths, process_id, refuse, square
 from tests.spark.stores import ask
 
 
@@ -113,6 +114,28 @@ def test_a_fleet_that_has_lost_its_job_says_so(spark: SparkSession, url: str, un
         fleet.wait("60s")
     with pytest.raises(FleetFailed, match="taken for dead"):
         fleet.check()
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_fleet_is_started_again_when_a_task_has_died_too_often(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "deaths").mkdir()
+    job = die_often.sync.enqueue(str(tmp_path / "deaths"), 4)
+    report = ps.fleet(spark, app, size=1, queues=["mixed"], lease="1s").wait("100s")
+    assert (report.starts, report.completed) == (2, 1)
+    assert job.result("1s") == 4
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_fleet_is_not_started_for_ever(
+    spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "_MOST_STARTS", 1)
+    (tmp_path / "deaths").mkdir()
+    die_often.sync.enqueue(str(tmp_path / "deaths"), 4)
+    with pytest.raises(FleetFailed, match=r"^fleet .* given up .* Job aborted"):
+        ps.fleet(spark, app, size=1, queues=["mixed"], lease="1s").wait("100s")
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)

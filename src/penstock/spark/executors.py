@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import platform
+import re
 import threading
 import time
 from types import TracebackType
@@ -37,6 +38,11 @@ from penstock.storage.values import Settlement, Take
 from penstock.worker.options import Queues
 
 __all__ = ["Fleet", "FleetOptions", "FleetReport", "FleetWorker", "fleet", "slots"]
+
+try:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+except ImportError:  # a client of Spark Connect alone has no JVM to talk to
+    Py4JJavaError = PySparkException
 
 logger = logging.getLogger("penstock.spark")
 
@@ -250,11 +256,15 @@ class Fleet:
             self._starts += 1
             try:
                 return self._tasks().collect()
-            except PySparkException as error:
+            except (PySparkException, Py4JJavaError) as error:
+                # Of what the JVM throws, pyspark makes its own what it has a name for: not that a job was aborted.
                 if self._stopped.is_set():
                     return []
                 if self._starts == _MOST_STARTS:
-                    raise
+                    raise FleetFailed(
+                        f"fleet {self.id} was given up by Spark, as often as it was started ({self._starts}): "
+                        f"{_said(error)}"
+                    ) from error
                 logger.warning(
                     "fleet %s: Spark has given it up, and it is started again: %s", self.id, _short(error)
                 )
@@ -310,4 +320,9 @@ def _worker(row: Row) -> FleetWorker:
 
 
 def _short(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+    return _said(error).partition("\n")[0][:300]
+
+
+def _said(error: Exception) -> str:
+    """Without the line in which py4j names the call that it made."""
+    return re.sub(r"^An error occurred while calling \S+\n: ", "", str(error).strip())
