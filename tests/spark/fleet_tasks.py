@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,3 +58,9 @@ def die_often(folder: str, times: int) -> int:
 @app.task(queue="rows")
 async def square(n: int) -> int:
     return n * n
+
+
+def oversleep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In place of a fleet's loop: one that does not hear when it is told to stop."""
+    time.sleep(60)
+    yield from ()

@@ -20,7 +20,17 @@ from penstock.spark.executorloop import Assignment, work
 from penstock.spark.executors import FLEETS, _FleetJob
 from penstock.spark.heldjob import LEASE_MS, Charge
 from penstock.spark.store import Store
-from tests.spark.fleet_tasks import app, die_often, die_once, double, lengths, process_id, refuse, square
+from tests.spark.fleet_tasks import (
+    app,
+    die_often,
+    die_once,
+    double,
+    lengths,
+    oversleep,
+    process_id,
+    refuse,
+    square,
+)
 from tests.spark.stores import ask
 
 
@@ -136,6 +146,20 @@ def test_a_fleet_is_not_started_for_ever(
     die_often.sync.enqueue(str(tmp_path / "deaths"), 4)
     with pytest.raises(FleetFailed, match=r"^fleet .* given up .* Job aborted"):
         ps.fleet(spark, app, size=1, queues=["mixed"], lease="1s").wait("100s")
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_fleet_that_does_not_stop_is_interrupted_and_has_not_failed(
+    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executors, "_EXTRA_S", 1.0)
+    monkeypatch.setattr(executors, "work", lambda assignment: oversleep)
+    fleet = ps.fleet(spark, app, size=1, queues=["rows"], until_drained=False, grace="0s")
+    wait_until(lambda: bool(spark.sparkContext.statusTracker().getActiveJobsIds()))
+    fleet.stop()
+    report = fleet.wait()
+    assert (report.workers, report.starts) == ((), 1)
+    assert report.seconds < 40
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)

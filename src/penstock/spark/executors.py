@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from types import TracebackType
-from typing import Final, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, Self, TypedDict, Unpack
 
 import msgspec
 from pyspark.errors import PySparkException
@@ -38,6 +38,9 @@ from penstock.storage.values import Settlement, Take
 from penstock.worker.options import Queues
 
 __all__ = ["Fleet", "FleetOptions", "FleetReport", "FleetWorker", "fleet", "slots"]
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 try:
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -223,16 +226,30 @@ class Fleet:
             pass
         self._thread.join(self._grace_s + _EXTRA_S)
         if self.is_running:
-            self._spark.interruptTag(self._tag)
+            self._interrupt()
             self._thread.join()
 
     @property
     def _tag(self) -> str:
         return f"penstock-fleet-{self.id}"
 
+    def _mark(self) -> None:
+        """What this thread has Spark do is the fleet's."""
+        if (context := _context(self._spark)) is not None:
+            context.addJobTag(self._tag)
+        else:
+            self._spark.addTag(self._tag)
+
+    def _interrupt(self) -> None:
+        # Without Spark Connect, a session knows its tags by thread, and interrupts nothing by those of another.
+        if (context := _context(self._spark)) is not None:
+            context.cancelJobsWithTag(self._tag)
+        else:
+            self._spark.interruptTag(self._tag)
+
     def _run(self) -> None:
         try:
-            self._spark.addTag(self._tag)
+            self._mark()
             self._rows = self._collect()
             if mistakes := [row["error"] for row in self._rows if row["error"]]:
                 self._error = InvalidOption(mistakes[0])
@@ -298,6 +315,14 @@ class _FleetJob(HeldJob):
                 if lease.id == self._job.id:
                     return lease
             await asyncio.sleep(0.1)
+
+
+def _context(spark: SparkSession) -> SparkContext | None:
+    """``None`` by Spark Connect."""
+    try:
+        return spark.sparkContext
+    except PySparkException:
+        return None
 
 
 def slots(spark: SparkSession) -> int:
