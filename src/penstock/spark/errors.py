@@ -40,4 +40,5 @@ class TooManyFailures(PenstockError):
 
 
 class FleetFailed(PenstockError):
-    """Spark has given up a fleet, or its workers could not begin. Jobs that were under way are taken over by others."""
+    """Spark has given up a fleet, its workers could not begin, or they have taken its driver for dead. Jobs that were
+    under way are taken over by others."""
