@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cli.conftest import Shell, until
@@ -222,6 +223,62 @@ def test_a_reloading_worker_that_is_stopped_twice_hands_its_jobs_back(
         worker.communicate()
     assert not is_alive(int((tmp_path / "pid").read_text()))
     assert penstock.json("show", "x")["state"] == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGHUP, 0), (signal.SIGKILL, -signal.SIGKILL)], ids=["hangup", "kill"]
+)
+def test_a_worker_whose_reloader_is_gone_stops_gracefully(
+    penstock: Shell, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    penstock.ok("enqueue", "touch began; while [ ! -e go ]; do sleep 0.05; done", "--id", "x")
+    reloader = penstock.start("worker", "--reload")
+    workers: list[psutil.Process] = []
+    try:
+        until((tmp_path / "began").exists)
+        workers = psutil.Process(reloader.pid).children()
+        assert len(workers) == 1
+        reloader.send_signal(number)
+        assert reloader.stdout is not None
+        while "stopping" not in reloader.stdout.readline():
+            pass
+        # The shell and the kernel both hang up when a terminal is closed: that is no second Ctrl-C.
+        reloader.send_signal(number)
+        (tmp_path / "go").touch()
+        # The worker has this pipe, too: its end comes when both let go of it.
+        said, _ = reloader.communicate(timeout=30)
+        until(lambda: not is_alive(workers[0].pid))
+    finally:
+        reloader.kill()
+        for worker in workers:
+            if worker.is_running():
+                worker.kill()
+    assert reloader.returncode == code
+    assert "has stopped" in said
+    assert penstock.json("show", "x")["state"] == "completed"
+
+
+def test_a_reloading_worker_goes_on_without_its_terminal_if_it_was_told_to(penstock: Shell) -> None:
+    reloader = penstock.start(
+        "worker", "--reload", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
+    try:
+        assert penstock.ok("enqueue", "--wait", "echo here") == "here\n"
+        reloader.send_signal(signal.SIGHUP)
+        assert penstock.ok("enqueue", "--wait", "echo still here") == "still here\n"
+        assert reloader.poll() is None
+    finally:
+        reloader.terminate()
+        reloader.communicate(timeout=30)
+
+
+def test_a_worker_reloads_in_the_foreground_only(penstock: Shell, tmp_path: Path) -> None:
+    said = penstock.refused("worker", "start", "-n", "2", "tasks:app", "--reload", code=2)
+    assert "--reload is for a worker in the foreground" in said
+    assert "`penstock worker restart`" in said
+    said = penstock.refused("worker", "tasks:app", "--reload", "--pid-file", "one.pid", code=2)
+    assert "--reload and --pid-file" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_at_a_terminal_there_is_a_live_view_until_ctrl_c(penstock: Shell, tmp_path: Path) -> None:

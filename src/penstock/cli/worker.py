@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["worker"]
 
+_HOW_STARTED: Final = frozenset({"pid_file", "reload", "lifeline"})
+
 
 class _RunUnlessNamed(Family):
     """``penstock worker myapp:app`` is ``penstock worker run myapp:app``."""
@@ -33,6 +35,13 @@ class _RunUnlessNamed(Family):
         # A shell that completes has cut off the last word, which may become the name of a command.
         if not args and ctx.resilient_parsing:
             return super().parse_args(ctx, args)
+        # Here, and not where the options are read: that is in the worker, which would have been started.
+        if args[:1] == ["start"] and "--reload" in args and not ctx.resilient_parsing:
+            raise CommandLineError(
+                "--reload is for a worker in the foreground: one in the background is for production. "
+                "Leave out `start`, or leave out --reload and use `penstock worker restart` after a change.",
+                ExitCode.USAGE,
+            )
         if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -105,6 +114,7 @@ def worker() -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the process id there, and refuse to run if another worker has.",
 )
+@click.option("--lifeline", metavar="DESCRIPTOR", type=int, hidden=True)
 @click.option("--live/--no-live", default=True, help="At a terminal, show a live view, or log lines. [live]")
 @click.option("-v", "--verbose", is_flag=True, help="Log jobs that completed, too.")
 @click.pass_context
@@ -114,6 +124,7 @@ def run(
     *,
     target: str | None,
     pid_file: Path | None,
+    lifeline: int | None,
     live: bool,
     verbose: bool,
     reload: bool,
@@ -124,6 +135,16 @@ def run(
     MODULE:APP is where tasks are defined, such as myproject.jobs:app. Without it, and without the key `app`, only
     shell commands are run.
     """
+    if reload and pid_file is not None:
+        raise CommandLineError(
+            "--reload and --pid-file do not go together: a pid file is for a worker in the background, --reload for "
+            "one in the foreground. Leave out one of them.",
+            ExitCode.USAGE,
+        )
+    if lifeline is not None:
+        from penstock.cli.reloading import end_with_reloader
+
+        end_with_reloader(lifeline)
     settings = Settings(ctx.find_object(Flags) or Flags())
     target = target or settings["app"]
     arguments = _arguments(ctx, target)
@@ -197,7 +218,7 @@ def _arguments(ctx: click.Context, target: str | None) -> list[str]:
     arguments = [target] if target else []
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
-        if not isinstance(parameter, click.Option) or parameter.name in ("pid_file", "reload"):
+        if not isinstance(parameter, click.Option) or parameter.name in _HOW_STARTED:
             continue
         if ctx.get_parameter_source(parameter.name or "") is not ParameterSource.COMMANDLINE:
             continue
