@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,17 @@ async def pids_in(path: Path, count: int) -> list[int]:
 def leaving_a_grandchild(path: Path) -> str:
     """A command with a shell and a sleep below it; both write down who they are."""
     return f"echo $$ >> {path}; (sleep 60 & echo $! >> {path}; wait); wait"
+
+
+@contextmanager
+def leaving_a_daemon(path: Path, doing: str = "exec sleep 60") -> Iterator[str]:
+    """A command that starts a process in a session of its own, which keeps the output open. It is killed at the end."""
+    try:
+        yield f"setsid sh -c 'echo $$ > {path}; {doing}' & "
+    finally:
+        for pid in path.read_text().split() if path.exists() else ():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 async def test_a_command_that_ends_with_0_completes_with_its_output_in_the_log(app: App) -> None:
@@ -139,6 +152,61 @@ async def test_what_a_command_leaves_behind_ends_with_it(memory_app: App, tmp_pa
 
     [pid] = await pids_in(tmp_path / "pids", 1)
     assert not is_alive(pid)
+
+
+async def test_a_command_ends_without_a_daemon_that_keeps_its_output_open(
+    memory_app: App, tmp_path: Path
+) -> None:
+    with leaving_a_daemon(tmp_path / "daemon") as daemon:
+        async with working(memory_app, commands=True):
+            job = await put(memory_app, f"{daemon} echo said; sleep 0.3; printf rest")
+            result = await job.result(timeout="5s")
+        [pid] = await pids_in(tmp_path / "daemon", 1)
+        assert is_alive(pid)
+
+    assert result["exit_code"] == 0
+    assert await job.logs() == ["said", "rest"]
+
+
+def test_so_it_does_on_the_loop_that_a_worker_of_the_command_line_has(tmp_path: Path) -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def run(command: str) -> list[str]:
+        async with App("memory://") as app, working(app, commands=True):
+            job = await put(app, command)
+            await job.result(timeout="5s")
+            return await job.logs()
+
+    with (
+        leaving_a_daemon(tmp_path / "daemon") as daemon,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        assert runner.run(run(f"{daemon} echo said; sleep 0.3; printf rest")) == ["said", "rest"]
+
+
+async def test_a_cancel_ends_a_command_without_its_daemon(memory_app: App, tmp_path: Path) -> None:
+    with leaving_a_daemon(tmp_path / "daemon") as daemon:
+        async with working(memory_app, commands=True, heartbeat="100ms", lease="1s"):
+            job = await put(memory_app, f"{daemon} trap 'printf bye; exit 0' TERM; sleep 60 & wait")
+            [pid] = await pids_in(tmp_path / "daemon", 1)
+            assert await job.cancel() == "requested"
+            async with asyncio.timeout(4):  # less than the patience with a run that does not end
+                info = await ended(job)
+        assert is_alive(pid)
+
+    assert info.state == "cancelled"
+    assert await job.logs() == ["bye"]
+
+
+async def test_the_output_of_a_daemon_is_not_read_any_longer(memory_app: App, tmp_path: Path) -> None:
+    with leaving_a_daemon(tmp_path / "daemon", "while :; do echo more; sleep 0.05; done") as daemon:
+        async with working(memory_app, commands=True):
+            job = await put(memory_app, f"{daemon} sleep 0.3")
+            await job.result(timeout="5s")
+            [pid] = await pids_in(tmp_path / "daemon", 1)
+            await until(lambda: not is_alive(pid))  # by SIGPIPE
+
+    assert "more" in await job.logs()
 
 
 async def test_a_stopping_worker_hands_its_commands_back(memory_app: App, tmp_path: Path) -> None:

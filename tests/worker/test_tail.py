@@ -62,6 +62,21 @@ async def test_a_line_without_an_end_is_cut() -> None:
     assert lines == ["ü" * 2_000 + " …", "next"]
 
 
+async def test_a_tail_that_is_cancelled_has_reported_what_it_has() -> None:
+    log, stream = Log(), asyncio.StreamReader()
+    following = asyncio.create_task(LogTail(cast(JobContext, log)).follow(stream))
+    stream.feed_data(b"one\n")
+    await asyncio.sleep(0.05)
+    # The next report is not due yet.
+    stream.feed_data(b"two\nrest")
+    await asyncio.sleep(0.01)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+    assert following.cancelled()
+    assert log.lines == ["one", "two", "rest"]
+
+
 async def test_a_receipt_nobody_waits_for_any_more_may_be_refused_in_silence() -> None:
     heard: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))

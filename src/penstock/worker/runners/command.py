@@ -11,9 +11,9 @@ import os
 import signal
 import sys
 import time
-from asyncio.subprocess import PIPE, STDOUT, Process
+from asyncio.subprocess import PIPE, STDOUT, Process, SubprocessStreamProtocol
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from penstock.core.command import CommandLine, decode_command
 from penstock.errors import CommandFailed, InvalidInput, InvalidOption
@@ -27,6 +27,9 @@ __all__ = ["CommandRunner"]
 _SUPERVISOR: Final = str(Path(supervise.__file__).resolve())
 # Between SIGTERM and SIGKILL; shorter than the patience the executor has with an aborted run.
 _GRACE_S: Final = 3.0
+# How long the output may outlast the command: as the grace, part of that patience.
+_LAST_OUTPUT_S: Final = 1.0
+_BUFFER: Final = 64 * 1024
 _SHELL: Final = "/bin/sh"
 
 
@@ -58,7 +61,7 @@ class CommandRunner:
     async def _run(self, line: CommandLine, context: JobContext) -> tuple[int, str]:
         status, theirs = os.pipe()
         try:
-            process = await self._start(line, context, theirs)
+            process, supervisor = await self._start(line, context, theirs)
         except BaseException:
             os.close(status)
             raise
@@ -68,20 +71,24 @@ class CommandRunner:
         assert process.stdout is not None
         output = asyncio.create_task(tail.follow(process.stdout))
         try:
-            # Shielded: what it says while it is being stopped is kept, too.
-            await asyncio.shield(output)
+            await supervisor.until_over(output)
             return await process.wait(), tail.last
         except BaseException:
-            await _stop(process, output)
+            await _stop(process, supervisor, output)
             raise
         finally:
+            supervisor.close_output()
             _end_group(process, status)
             os.close(status)
 
-    async def _start(self, line: CommandLine, context: JobContext, status: int) -> Process:
+    async def _start(
+        self, line: CommandLine, context: JobContext, status: int
+    ) -> tuple[Process, _Supervisor]:
         if line.cwd and not os.path.isdir(line.cwd):  # noqa: ASYNC240
             raise CommandFailed(f"the folder {line.cwd} is not there on this machine", exit_code=127)
-        return await asyncio.create_subprocess_exec(
+        loop = asyncio.get_running_loop()
+        transport, supervisor = await loop.subprocess_exec(
+            lambda: _Supervisor(loop),
             *(sys.executable, "-I", "-S", _SUPERVISOR, self._shell, line.command, str(_GRACE_S), str(status)),
             stdin=PIPE,
             stdout=PIPE,
@@ -92,6 +99,42 @@ class CommandRunner:
             # No terminal's Ctrl-C comes here: the worker decides what becomes of its jobs.
             start_new_session=True,
         )
+        return Process(transport, supervisor, loop), supervisor
+
+
+class _Supervisor(SubprocessStreamProtocol):
+    """Knows of a supervisor's end when it comes. ``Process.wait`` may wait for the end of the output as well, which a
+    process that has left the command's group holds open for as long as it likes."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=_BUFFER, loop=loop)
+        self._ended: asyncio.Future[None] = loop.create_future()
+        self._pipe: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        # By name: the transports of other loops, such as uvloop's, are of no class that asyncio knows.
+        self._pipe = cast(asyncio.SubprocessTransport, transport).get_pipe_transport(1)
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self._ended.set_result(None)
+
+    async def until_over(self, output: asyncio.Task[None]) -> None:
+        """Returns when the output has ended; at the latest when it was read a little longer than the command ran.
+
+        ``output`` is never cancelled by it: what a command says while it is being stopped is kept, too.
+        """
+        await asyncio.wait({output, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not output.done():
+            await asyncio.wait({output}, timeout=_LAST_OUTPUT_S)
+            self.close_output()
+        await asyncio.shield(output)
+
+    def close_output(self) -> None:
+        """Whoever reads it meets its end; whoever writes to it, a closed pipe."""
+        if self._pipe is not None:
+            self._pipe.close()
 
 
 def _told(context: JobContext) -> dict[str, str]:
@@ -103,15 +146,18 @@ def _told(context: JobContext) -> dict[str, str]:
     }
 
 
-async def _stop(process: Process, output: asyncio.Task[None]) -> None:
+async def _stop(process: Process, supervisor: _Supervisor, output: asyncio.Task[None]) -> None:
     """Ask it to end; cut the lifeline when we are told to hurry."""
     assert process.stdin is not None
     try:
-        process.stdin.write(b"t")
+        if not process.stdin.is_closing():
+            process.stdin.write(b"t")
+        await supervisor.until_over(output)
         await process.wait()
-        await output
     except (ConnectionError, asyncio.CancelledError):
+        process.stdin.close()
         output.cancel()
+        await asyncio.wait({output})
     finally:
         process.stdin.close()
 

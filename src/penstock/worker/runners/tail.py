@@ -11,6 +11,7 @@ from penstock.errors import LeaseLost, StorageError
 
 if TYPE_CHECKING:
     from penstock.worker.context import JobContext
+    from penstock.worker.reporter import Receipt
 
 __all__ = ["LogTail"]
 
@@ -40,20 +41,19 @@ class LogTail:
         return _text(self._last).strip()
 
     async def follow(self, stream: asyncio.StreamReader) -> None:
-        """Returns when the stream has ended and the store has what is kept of it."""
+        """Returns when the stream has ended and the store has what is kept of it. When it is cancelled, what was read
+        until then has been reported."""
         sending = asyncio.create_task(self._send())
         try:
             while chunk := await stream.read(_CHUNK):
                 self._take(chunk)
+        finally:
+            sending.cancel()
             if self._rest:
                 self._add([self._rest])
-        except BaseException:
-            sending.cancel()
-            raise
-        self._news.set()
-        sending.cancel()
+            receipts = self._hand_over()
         await asyncio.gather(sending, return_exceptions=True)
-        await self._report()
+        await _answered(receipts)
 
     def _take(self, chunk: bytes) -> None:
         data = self._rest + chunk
@@ -76,22 +76,25 @@ class LogTail:
         while True:
             await self._news.wait()
             self._news.clear()
-            await self._report()
+            await _answered(self._hand_over())
             await asyncio.sleep(_REPORT_EVERY_S)
 
-    async def _report(self) -> None:
+    def _hand_over(self) -> list[Receipt]:
         lines, left_out = [_text(line) for line in self._lines], self._left_out
         self._lines.clear()
         self._left_out = 0
         if left_out:
             lines[0] = f"… {left_out + 1} lines left out …"
-        receipts = [self._context.log(line) for line in lines]
-        try:
-            for receipt in receipts:
-                await receipt
-        except (LeaseLost, StorageError):
-            # The run is told of both in another way; its output has nowhere to go.
-            pass
+        return [self._context.log(line) for line in lines]
+
+
+async def _answered(receipts: Sequence[Receipt]) -> None:
+    try:
+        for receipt in receipts:
+            await receipt
+    except (LeaseLost, StorageError):
+        # The run is told of both in another way; its output has nowhere to go.
+        pass
 
 
 def _text(line: bytes) -> str:
