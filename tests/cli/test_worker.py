@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from threading import Timer
 
 import psutil
 import pytest
 
+from penstock.cli import detached, main
 from tests.cli.conftest import Shell, until
 from tests.cli.terminal import Terminal
 from tests.processes import is_alive
@@ -72,6 +74,51 @@ def test_a_worker_that_does_not_stop_in_time_is_killed_with_its_command(
 
     until(lambda: not is_alive(int((tmp_path / "pid").read_text())))
     assert not is_alive(row["pid"])
+
+
+UNTIL_GO = "echo $$ >> running; while [ ! -e go ]; do sleep 0.05; done"
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_worker_that_is_stopped_has_the_grace_it_was_started_with(
+    penstock: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    penstock.ok("worker", "start", "--grace", "1m")
+    penstock.ok("enqueue", UNTIL_GO, "--id", "x")
+    until((tmp_path / "running").exists)
+
+    # Were it the grace of who stops, half a second would be over long before the job is.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_GRACE", "0s")
+    monkeypatch.setattr(detached, "_BEYOND_GRACE_S", 0.5)
+    go = Timer(2, (tmp_path / "go").touch)
+    go.start()
+    try:
+        assert main.run(["worker", "stop"]) == 0
+    finally:
+        go.join()
+
+    assert "worker-1 has stopped" in capfd.readouterr().out
+    assert penstock.json("show", "x")["state"] == "completed"
+
+
+@pytest.mark.usefixtures("stopped")
+def test_all_workers_are_told_to_stop_before_any_is_waited_for(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("worker", "start", "--count", "2", "-c", "1", "--grace", "2m")
+    penstock.ok("enqueue", "-", input=f"{UNTIL_GO}\n" * 2)
+    until(lambda: (tmp_path / "running").exists() and len((tmp_path / "running").read_text().split()) == 2)
+    logs = [tmp_path / ".penstock" / "workers" / f"worker-{number}.log" for number in (1, 2)]
+
+    stop = penstock.start("worker", "stop")
+    try:
+        # One that is told later could start again what another has handed back.
+        until(lambda: all("stopping" in log.read_text() for log in logs))
+    finally:
+        (tmp_path / "go").touch()
+        said, _ = stop.communicate(timeout=60)
+
+    assert said.count("has stopped") == 2
+    assert len((tmp_path / "running").read_text().split()) == 2
 
 
 @pytest.mark.usefixtures("stopped")

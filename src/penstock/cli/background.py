@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from penstock.cli.detached import Place, places, start_worker, stop_worker
+from penstock.cli.detached import Place, places, start_worker, stop_workers
 from penstock.cli.errors import ExitCode, WrongState
 from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, print_table, when
@@ -61,8 +61,7 @@ def start(flags: Flags, /, *, count: int | None, options: tuple[str, ...]) -> No
     arguments = [*options, *(f"--{name}={value}" for name, value in flags.given.items())]
     numbers = range(1, (count or settings["workers"]) + 1)
     for place in (Place.of(settings.project, number) for number in numbers):
-        record = start_worker(place, arguments)
-        click.echo(f"{place.name} runs (process {record.pid}), log {place.log_file}")
+        _start(place, arguments)
 
 
 @command("stop", short_help="Stop the workers in the background.")
@@ -88,8 +87,7 @@ def restart(flags: Flags, /, *, timeout: str | None) -> None:
     if not before:
         raise WrongState("no worker runs in the background. Start some by `penstock worker start`.")
     for place, arguments in before:
-        record = start_worker(place, arguments)
-        click.echo(f"{place.name} runs (process {record.pid}), log {place.log_file}")
+        _start(place, arguments)
 
 
 @command("status", short_help="Which workers run in the background of this project.")
@@ -123,24 +121,16 @@ def status(flags: Flags, /, *, as_json: bool) -> None:
         click.get_current_context().exit(ExitCode.NOT_FOUND)
 
 
+def _start(place: Place, arguments: list[str]) -> None:
+    pid = start_worker(place, arguments)
+    click.echo(f"{place.name} runs (process {pid}), log {place.log_file}")
+
+
 def _stop_all(settings: Settings, timeout: str | None) -> list[tuple[Place, list[str]]]:
     """End all that run; their places, and what they were started with."""
-    patience_s = _patience_s(settings) if timeout is None else milliseconds(timeout) / 1000
+    patience_s = None if timeout is None else milliseconds(timeout) / 1000
     ended = []
-    for place in places(settings.project):
-        stopped = stop_worker(place, patience_s=patience_s)
-        if stopped is not None:
-            record, gracefully = stopped
-            click.echo(
-                f"{place.name} {'has stopped' if gracefully else 'was killed: it did not stop in time'}"
-            )
-            ended.append((place, _without_pid_file(record.arguments)))
+    for place, record, gracefully in stop_workers(places(settings.project), patience_s=patience_s):
+        click.echo(f"{place.name} {'has stopped' if gracefully else 'was killed: it did not stop in time'}")
+        ended.append((place, record.arguments))
     return ended
-
-
-def _patience_s(settings: Settings) -> float:
-    return milliseconds(settings["grace"]) / 1000 + 15
-
-
-def _without_pid_file(arguments: list[str]) -> list[str]:
-    return [text for text in arguments if not text.startswith("--pid-file")]

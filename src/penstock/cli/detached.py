@@ -5,19 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.cli.errors import CommandLineError, ExitCode, WrongState
-from penstock.cli.pidfiles import PidRecord, end_process, read_record, running
+from penstock.cli.pidfiles import PidRecord, await_end, read_record, running, tell_to_end
 
 if TYPE_CHECKING:
     from penstock.cli.settings import Project
 
-__all__ = ["Place", "places", "start_worker", "stop_worker"]
+__all__ = ["Place", "places", "start_worker", "stop_workers"]
 
 _STARTING_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.05
+# Beyond its grace a worker settles what it handed back.
+_BEYOND_GRACE_S: Final = 15.0
 
 
 class Place(NamedTuple):
@@ -59,8 +62,9 @@ def places(project: Project) -> list[Place]:
     ]
 
 
-def start_worker(place: Place, arguments: list[str]) -> PidRecord:
-    """Start ``penstock worker run`` with these arguments, apart from this terminal; returns when it claims jobs.
+def start_worker(place: Place, arguments: list[str]) -> int:
+    """Start ``penstock worker run`` with these arguments, apart from this terminal; its process id, when
+    it claims jobs.
 
     Raises ``WrongState`` if one runs here, ``CommandLineError`` with its last words if it does not come up.
     """
@@ -87,7 +91,7 @@ def start_worker(place: Place, arguments: list[str]) -> PidRecord:
     while process.poll() is None and time.monotonic() < deadline:
         record = read_record(place.pid_file)
         if record is not None and record.pid == process.pid and record.ready:
-            return record
+            return process.pid
         time.sleep(_LOOK_EVERY_S)
     if process.poll() is None:
         process.kill()
@@ -96,16 +100,27 @@ def start_worker(place: Place, arguments: list[str]) -> PidRecord:
         )
     if process.returncode == 0:
         # A burst that was over before we looked.
-        return PidRecord(process.pid, arguments, 0, ready=True)
+        return process.pid
     known = [code for code in ExitCode if code == process.returncode]
     words = place.last_words.removeprefix("penstock: ")
     raise CommandLineError(f"{place.name} did not start: {words}", known[0] if known else ExitCode.FAILED)
 
 
-def stop_worker(place: Place, *, patience_s: float) -> tuple[PidRecord, bool] | None:
-    """End the worker that runs here; its record, and whether it went by itself. ``None`` if there is none."""
-    record = place.record
-    if record is None:
-        place.pid_file.unlink(missing_ok=True)
-        return None
-    return record, end_process(place.pid_file, record, patience_s=patience_s)
+def stop_workers(
+    places: list[Place], *, patience_s: float | None = None
+) -> Iterator[tuple[Place, PidRecord, bool]]:
+    """End the workers that run at these places: each as it has ended, its record, and whether it went by itself.
+
+    All are told before any is waited for, or one would take up what another hands back. Each has its own grace and
+    fifteen seconds, or ``patience_s``.
+    """
+    told = []
+    for place in places:
+        if (record := place.record) is None:
+            place.pid_file.unlink(missing_ok=True)
+            continue
+        tell_to_end(record)
+        patience = record.grace_ms / 1000 + _BEYOND_GRACE_S if patience_s is None else patience_s
+        told.append((place, record, time.monotonic() + patience))
+    for place, record, deadline in told:
+        yield place, record, await_end(place.pid_file, record, deadline=deadline)

@@ -17,23 +17,27 @@ import msgspec
 
 from penstock.cli.errors import WrongState
 
-__all__ = ["PidRecord", "end_process", "held", "read_record", "running"]
+__all__ = ["PidRecord", "await_end", "held", "read_record", "running", "tell_to_end"]
 
 _LOOK_EVERY_S: Final = 0.05
 _EXIT_S: Final = 5.0
 
 
 class PidRecord(msgspec.Struct, frozen=True):
-    """What a pid file says. ``arguments`` are those of ``penstock worker``; ``ready`` once it claims jobs."""
+    """What a pid file says. ``arguments`` are those of ``penstock worker``; ``ready`` once it claims jobs.
+
+    ``grace_ms`` is how long the worker lets its jobs finish, whatever the settings of who stops it.
+    """
 
     pid: int
     arguments: list[str]
     started_at_ms: int
+    grace_ms: int
     ready: bool = False
 
 
 @contextmanager
-def held(path: Path, arguments: list[str]) -> Iterator[_Held]:
+def held(path: Path, arguments: list[str], *, grace_ms: int) -> Iterator[_Held]:
     """The pid file is ours until the block ends, and gone then. Raises ``WrongState`` if a live worker has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
@@ -43,7 +47,8 @@ def held(path: Path, arguments: list[str]) -> Iterator[_Held]:
             raise WrongState(
                 f"{path} is the pid file of a worker that runs ({who}). Stop that one, or use another file."
             )
-        mine = _Held(file.fileno(), PidRecord(os.getpid(), arguments, time.time_ns() // 1_000_000))
+        record = PidRecord(os.getpid(), arguments, time.time_ns() // 1_000_000, grace_ms)
+        mine = _Held(file.fileno(), record)
         mine.write()
         try:
             yield mine
@@ -83,10 +88,13 @@ def running(path: Path) -> PidRecord | None:
         return None
 
 
-def end_process(path: Path, record: PidRecord, *, patience_s: float) -> bool:
-    """SIGTERM, then SIGKILL if it still runs after ``patience_s``; whether it ended without that."""
+def tell_to_end(record: PidRecord) -> None:
+    """SIGTERM. Once only: the second takes away its grace."""
     _signal(record.pid, signal.SIGTERM)
-    deadline = time.monotonic() + patience_s
+
+
+def await_end(path: Path, record: PidRecord, *, deadline: float) -> bool:
+    """SIGKILL if it still runs at the ``deadline``, by the monotonic clock; whether it ended without that."""
     gracefully = True
     while running(path) is not None:
         if time.monotonic() > deadline:

@@ -158,7 +158,7 @@ def run(
     made = app.worker(**_options(settings, app, target, options))
     with ExitStack() as stack:
         if pid_file is not None:
-            mine = stack.enter_context(held(pid_file.absolute(), arguments))
+            mine = stack.enter_context(held(pid_file.absolute(), arguments, grace_ms=made.options.grace_ms))
             made.on("ready", lambda event: mine.tell_ready())
         stack.enter_context(shown(made, live=live, verbose=verbose))
         made.run_sync()
