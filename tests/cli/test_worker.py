@@ -28,6 +28,14 @@ def answer() -> str:
     return "{}"
 """
 
+ONCE = """
+from pathlib import Path
+
+if not Path("tried").exists():
+    Path("tried").touch()
+    raise RuntimeError("not yet")
+""" + APP.format("done")
+
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> object:
@@ -119,6 +127,56 @@ def test_all_workers_are_told_to_stop_before_any_is_waited_for(penstock: Shell, 
 
     assert said.count("has stopped") == 2
     assert len((tmp_path / "running").read_text().split()) == 2
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_worker_restarted_from_elsewhere_stays_on_its_store(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "jobs").mkdir()
+    below = Shell(tmp_path / "jobs")
+    below.ok("worker", "start")
+
+    penstock.ok("worker", "restart", env={"PENSTOCK_URL": "sqlite:///other.db", "PENSTOCK_QUEUE": "other"})
+
+    assert below("enqueue", "--wait", "--wait-timeout", "30s", "pwd").stdout == f"{below.folder}\n"
+    assert not list(tmp_path.glob("*.db"))
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_worker_restarted_from_another_shell_keeps_its_variables(penstock: Shell, tmp_path: Path) -> None:
+    variables = {"PENSTOCK_URL": "sqlite:///chosen.db", "PENSTOCK_NAMESPACE": "apart"}
+    penstock.ok("worker", "start", env=variables)
+
+    for _ in range(2):
+        penstock.ok("worker", "restart")
+
+    run = penstock("enqueue", "--wait", "--wait-timeout", "30s", "echo done", env=variables)
+    assert run.stdout == "done\n"
+    assert not (tmp_path / "penstock.db").exists()
+
+
+@pytest.mark.usefixtures("stopped")
+def test_one_that_does_not_start_again_keeps_no_other_from_it(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("config", "set", "workers", "2")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "tasks.py").write_text(APP.format("done"))
+    Shell(tmp_path / "below").ok("worker", "start", "tasks:app")
+    (tmp_path / "below" / "tasks.py").write_text(ONCE)
+
+    run = penstock("worker", "restart")
+
+    assert run.returncode == 1
+    assert "worker-1 did not start: RuntimeError: not yet" in run.stderr
+    assert "worker-2 runs" in run.stdout
+    assert [row["name"] for row in penstock.json("worker", "status")] == ["worker-2"]
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_pid_file_is_its_owners_alone(penstock: Shell, tmp_path: Path) -> None:
+    # It says the variables the worker was started with, and a URL may have a password.
+    penstock.ok("worker", "start")
+
+    assert (tmp_path / ".penstock" / "workers" / "worker-1.pid").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.usefixtures("stopped")

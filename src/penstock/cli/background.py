@@ -8,10 +8,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from penstock.cli.detached import Place, places, start_worker, stop_workers
-from penstock.cli.errors import ExitCode, WrongState
+from penstock.cli.errors import CommandLineError, ExitCode, WrongState
 from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, print_table, when
 from penstock.cli.parameters import PlainCommand, command, json_option
+from penstock.cli.pidfiles import PidRecord, Surroundings
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration, whole
 from penstock.core.duration import milliseconds
@@ -81,13 +82,22 @@ def stop(flags: Flags, /, *, timeout: str | None) -> None:
 @_timeout_option
 @click.pass_obj
 def restart(flags: Flags, /, *, timeout: str | None) -> None:
-    """Stop the workers in the background, and start them again with the options they had."""
+    """Stop the workers in the background, and start them again with the options they had.
+
+    They also keep the folder and the PENSTOCK_ variables they were started with, and so their store.
+    """
     settings = Settings(flags)
     before = _stop_all(settings, timeout)
     if not before:
         raise WrongState("no worker runs in the background. Start some by `penstock worker start`.")
-    for place, arguments in before:
-        _start(place, arguments)
+    failures: list[CommandLineError] = []
+    for place, record in before:
+        try:
+            _start(place, record.arguments, record.surroundings)
+        except CommandLineError as failure:
+            failures.append(failure)
+    if failures:
+        raise CommandLineError(" ".join(map(str, failures)), failures[0].exit_code)
 
 
 @command("status", short_help="Which workers run in the background of this project.")
@@ -121,16 +131,16 @@ def status(flags: Flags, /, *, as_json: bool) -> None:
         click.get_current_context().exit(ExitCode.NOT_FOUND)
 
 
-def _start(place: Place, arguments: list[str]) -> None:
-    pid = start_worker(place, arguments)
+def _start(place: Place, arguments: list[str], surroundings: Surroundings | None = None) -> None:
+    pid = start_worker(place, arguments, surroundings)
     click.echo(f"{place.name} runs (process {pid}), log {place.log_file}")
 
 
-def _stop_all(settings: Settings, timeout: str | None) -> list[tuple[Place, list[str]]]:
-    """End all that run; their places, and what they were started with."""
+def _stop_all(settings: Settings, timeout: str | None) -> list[tuple[Place, PidRecord]]:
+    """End all that run; their places, and what their pid files said."""
     patience_s = None if timeout is None else milliseconds(timeout) / 1000
     ended = []
     for place, record, gracefully in stop_workers(places(settings.project), patience_s=patience_s):
         click.echo(f"{place.name} {'has stopped' if gracefully else 'was killed: it did not stop in time'}")
-        ended.append((place, record.arguments))
+        ended.append((place, record))
     return ended

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.cli.errors import CommandLineError, ExitCode, WrongState
-from penstock.cli.pidfiles import PidRecord, await_end, read_record, running, tell_to_end
+from penstock.cli.errors import CommandLineError, ExitCode, NotFound, WrongState
+from penstock.cli.pidfiles import PidRecord, Surroundings, await_end, read_record, running, tell_to_end
 
 if TYPE_CHECKING:
     from penstock.cli.settings import Project
@@ -62,9 +62,9 @@ def places(project: Project) -> list[Place]:
     ]
 
 
-def start_worker(place: Place, arguments: list[str]) -> int:
+def start_worker(place: Place, arguments: list[str], surroundings: Surroundings | None = None) -> int:
     """Start ``penstock worker run`` with these arguments, apart from this terminal; its process id, when
-    it claims jobs.
+    it claims jobs. It finds its store by ``surroundings``, which are ours if none are given.
 
     Raises ``WrongState`` if one runs here, ``CommandLineError`` with its last words if it does not come up.
     """
@@ -72,6 +72,9 @@ def start_worker(place: Place, arguments: list[str]) -> int:
         raise WrongState(
             f"{place.name} runs already (process {record.pid}). Use `penstock worker restart`, or stop it first."
         )
+    surroundings = surroundings or Surroundings.here()
+    if not Path(surroundings.folder).is_dir():
+        raise NotFound(f"{place.name} did not start: its folder {surroundings.folder} is not there any more.")
     place.log_file.parent.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
@@ -81,11 +84,17 @@ def start_worker(place: Place, arguments: list[str]) -> int:
         "run",
         *arguments,
         "--pid-file",
-        str(place.pid_file),
+        str(place.pid_file.absolute()),
     ]
     with place.log_file.open("ab") as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=surroundings.folder,
+            env=surroundings.environment,
         )
     deadline = time.monotonic() + _STARTING_S
     while process.poll() is None and time.monotonic() < deadline:

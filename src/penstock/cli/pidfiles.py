@@ -17,10 +17,31 @@ import msgspec
 
 from penstock.cli.errors import WrongState
 
-__all__ = ["PidRecord", "await_end", "held", "read_record", "running", "tell_to_end"]
+__all__ = ["PidRecord", "Surroundings", "await_end", "held", "read_record", "running", "tell_to_end"]
 
 _LOOK_EVERY_S: Final = 0.05
 _EXIT_S: Final = 5.0
+_PREFIX: Final = "PENSTOCK_"
+_MODE: Final = 0o600
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """Where a worker was started, as far as it finds its store by that: the folder, and our variables."""
+
+    folder: str
+    variables: dict[str, str]
+
+    @classmethod
+    def here(cls) -> Surroundings:
+        """Those of this process. To be asked before an app is imported, for which variables are set."""
+        ours = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
+        return cls(str(Path.cwd()), ours)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of this process, with our variables as they were there."""
+        others = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+        return others | self.variables
 
 
 class PidRecord(msgspec.Struct, frozen=True):
@@ -33,21 +54,27 @@ class PidRecord(msgspec.Struct, frozen=True):
     arguments: list[str]
     started_at_ms: int
     grace_ms: int
+    surroundings: Surroundings
     ready: bool = False
 
 
 @contextmanager
-def held(path: Path, arguments: list[str], *, grace_ms: int) -> Iterator[_Held]:
-    """The pid file is ours until the block ends, and gone then. Raises ``WrongState`` if a live worker has it."""
+def held(path: Path, arguments: list[str], *, grace_ms: int, surroundings: Surroundings) -> Iterator[_Held]:
+    """The pid file is ours until the block ends, and gone then. Raises ``WrongState`` if a live worker has it.
+
+    Others may not read it: it says URLs, which may have passwords.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
+    with open(path, "a+b", opener=_private) as file:
         if not _lock(file.fileno()):
             record = read_record(path)
             who = f"process {record.pid}" if record is not None else "another process"
             raise WrongState(
                 f"{path} is the pid file of a worker that runs ({who}). Stop that one, or use another file."
             )
-        record = PidRecord(os.getpid(), arguments, time.time_ns() // 1_000_000, grace_ms)
+        os.fchmod(file.fileno(), _MODE)
+        now_ms = time.time_ns() // 1_000_000
+        record = PidRecord(os.getpid(), arguments, now_ms, grace_ms, surroundings)
         mine = _Held(file.fileno(), record)
         mine.write()
         try:
@@ -112,6 +139,10 @@ def _await_exit(pid: int) -> None:
     deadline = time.monotonic() + _EXIT_S
     while _signal(pid, 0) and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY_S)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, _MODE)
 
 
 def _lock(descriptor: int) -> bool:

@@ -16,7 +16,7 @@ from penstock.cli.connect import import_app, is_local
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.parameters import Family, command_of, completes_queues, family
-from penstock.cli.pidfiles import held
+from penstock.cli.pidfiles import Surroundings, held
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration
 
@@ -148,6 +148,8 @@ def run(
     settings = Settings(ctx.find_object(Flags) or Flags())
     target = target or settings["app"]
     arguments = _arguments(ctx, target)
+    surroundings = Surroundings.here()
+    pid_file = pid_file and pid_file.absolute()
     if reload:
         from penstock.cli.reloading import run_reloading
 
@@ -158,7 +160,9 @@ def run(
     made = app.worker(**_options(settings, app, target, options))
     with ExitStack() as stack:
         if pid_file is not None:
-            mine = stack.enter_context(held(pid_file.absolute(), arguments, grace_ms=made.options.grace_ms))
+            mine = stack.enter_context(
+                held(pid_file, arguments, grace_ms=made.options.grace_ms, surroundings=surroundings)
+            )
             made.on("ready", lambda event: mine.tell_ready())
         stack.enter_context(shown(made, live=live, verbose=verbose))
         made.run_sync()
