@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from penstock.cli import detached, main
+from penstock.cli.pidfiles import Surroundings, held
 from tests.cli.conftest import Shell, until
 from tests.cli.terminal import Terminal
 from tests.processes import is_alive
@@ -177,6 +178,17 @@ def test_a_pid_file_is_its_owners_alone(penstock: Shell, tmp_path: Path) -> None
     penstock.ok("worker", "start")
 
     assert (tmp_path / ".penstock" / "workers" / "worker-1.pid").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_password_of_a_url_is_not_shown(penstock: Shell, tmp_path: Path) -> None:
+    place = tmp_path / ".penstock" / "workers" / "worker-1.pid"
+    given = ["jobs:app", "--queues=a=3", "--url=valkey://me:secret@host:1?namespace=x"]
+    with held(place, given, grace_ms=0, surroundings=Surroundings.here()):
+        [row] = penstock.json("worker", "status")
+        said = penstock.ok("worker", "status")
+
+    assert row["options"] == "jobs:app --queues=a=3 --url=valkey://me:***@host:1?namespace=x"
+    assert "secret" not in said
 
 
 @pytest.mark.usefixtures("stopped")

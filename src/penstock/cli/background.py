@@ -7,6 +7,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from penstock.cli.config import shown_argument
 from penstock.cli.detached import Place, places, start_worker, stop_workers
 from penstock.cli.errors import CommandLineError, ExitCode, WrongState
 from penstock.cli.flags import Flags
@@ -104,7 +105,7 @@ def restart(flags: Flags, /, *, timeout: str | None) -> None:
 @json_option
 @click.pass_obj
 def status(flags: Flags, /, *, as_json: bool) -> None:
-    """The workers in the background of this project. Exits with 3 if none runs.
+    """The workers in the background of this project. Exits with 3 if none runs. Passwords in URLs are not shown.
 
     `penstock workers` shows all workers of the store, wherever they run.
     """
@@ -116,7 +117,7 @@ def status(flags: Flags, /, *, as_json: bool) -> None:
                     place.name,
                     record.pid,
                     when(record.started_at_ms),
-                    " ".join(record.arguments),
+                    " ".join(map(shown_argument, record.arguments)),
                     place.log_file,
                 )
             )

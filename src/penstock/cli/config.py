@@ -11,7 +11,7 @@ from penstock.cli.output import print_json, print_table
 from penstock.cli.parameters import command_of, family, json_option
 from penstock.cli.settings import Setting, Settings, checked_value
 
-__all__ = ["config"]
+__all__ = ["config", "shown_argument"]
 
 
 @family("config")
@@ -97,6 +97,12 @@ def path(flags: Flags, as_json: bool) -> None:
         return
     for kind, file in files:
         click.echo(f"{kind:8} {file}{'' if file.is_file() else '  (not there)'}")
+
+
+def shown_argument(text: str) -> str:
+    """``--name=value`` as it may be shown: without the password of a URL."""
+    name, equals, value = text.partition("=")
+    return f"{name}{equals}{_without_password(value)}"
 
 
 def _row(setting: Setting) -> dict[str, Value]:
