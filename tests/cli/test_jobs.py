@@ -116,6 +116,18 @@ def test_failed_jobs_are_listed_shown_retried_and_cleared(failed: Shell) -> None
     assert failed.json("dlq", "list") == []
 
 
+@pytest.mark.parametrize("option", ["--task", "--error", "--matching"])
+def test_an_empty_filter_is_refused_rather_than_fitting_all(penstock: Shell, option: str) -> None:
+    penstock.ok("enqueue", "exit 3", "--id", "bad", "--attempts", "1")
+    penstock.ok("worker", "--burst")
+    # A variable of a script that is not set.
+    for verb in (("clear", "--yes"), ("retry", "--all"), ("list",)):
+        said = penstock.refused("dlq", *verb, option, "", code=2)
+        assert f"'{option}': it is empty" in said
+        assert "leave the option out" in said
+    assert [job["id"] for job in penstock.json("dlq", "list")] == ["bad"]
+
+
 def test_verbs_on_jobs_say_what_became_of_each(failed: Shell) -> None:
     assert failed.ok("retry", "bad") == "bad waits again\n"
     assert failed.ok("cancel", "bad", "later") == "bad cancelled\nlater cancelled\n"

@@ -28,6 +28,7 @@ from penstock.cli.parameters import (
 from penstock.cli.queues import ask
 from penstock.cli.search import filters_of, search_options
 from penstock.cli.settings import Settings
+from penstock.cli.values import some_text
 from penstock.core.lifecycle import State
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["dlq"]
 
 _matching_option = click.option(
-    "--matching", metavar="TEXT", help="With TEXT in the command, the arguments or the error."
+    "--matching",
+    metavar="TEXT",
+    type=some_text,
+    help="With TEXT in the command, the arguments or the error.",
 )
 
 

@@ -13,7 +13,7 @@ from penstock.cli.flags import Flags
 from penstock.cli.jobs import STATES_HELP, print_jobs
 from penstock.cli.parameters import STATES, command, json_option, limit_option, queue_option
 from penstock.cli.settings import Settings
-from penstock.cli.values import duration
+from penstock.cli.values import duration, some_text
 from penstock.core.lifecycle import TERMINAL, State
 
 if TYPE_CHECKING:
@@ -45,9 +45,17 @@ def search_options(function: Any) -> Any:
             help="With this value in a field of the payload: user.id=7. May be repeated.",
         ),
         click.option(
-            "--error", metavar="CLASS", help="Failed with this class of error: CommandFailed, Timeout."
+            "--error",
+            metavar="CLASS",
+            type=some_text,
+            help="Failed with this class of error: CommandFailed, Timeout.",
         ),
-        click.option("--task", metavar="NAME", help="Of this task; commands are penstock.command."),
+        click.option(
+            "--task",
+            metavar="NAME",
+            type=some_text,
+            help="Of this task; commands are penstock.command.",
+        ),
     ):
         function = option(function)
     return function

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-__all__ = ["duration", "duration_or", "seconds", "whole", "with_unit"]
+__all__ = ["duration", "duration_or", "seconds", "some_text", "whole", "with_unit"]
 
 _SOONEST_S, _LATEST_S = 0.1, 86_400
 _BARE_NUMBER: Final = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*")
@@ -36,6 +36,13 @@ def duration(text: str) -> str:
 def duration_or(word: str) -> Callable[[str], str]:
     """The same, or this word."""
     return lambda text: text if text == word else duration(text)
+
+
+def some_text(text: str) -> str:
+    """Any text but none: that is most likely a variable that is not set, and must not mean everything."""
+    if not text:
+        raise click.BadParameter("it is empty. Give a text, or leave the option out.")
+    return text
 
 
 def whole(least: int) -> Callable[[str], int]:
