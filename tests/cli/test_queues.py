@@ -119,6 +119,24 @@ def test_schedulers_are_added_listed_paused_and_removed(on_both: Shell, tmp_path
     assert "cron" in on_both.refused("schedule", "add", "bad", "--cron", "61 * * * *", "true", code=2)
 
 
+def test_a_scheduler_that_several_queues_have_needs_the_queue(penstock: Shell) -> None:
+    for queue in ("a", "b"):
+        penstock.ok("schedule", "add", "report", "--every", "1h", "true", "-q", queue)
+
+    for verb in ("pause", "resume", "remove"):
+        said = penstock.refused("schedule", verb, "report", code=2)
+        assert "several queues have a scheduler 'report': a, b. Say which by --queue." in said
+    assert [row["paused"] for row in penstock.json("schedule", "list")] == [False, False]
+    penstock.ok("schedule", "pause", "report", "-q", "b")
+    assert {row["queue"]: row["paused"] for row in penstock.json("schedule", "list")} == {
+        "a": False,
+        "b": True,
+    }
+    penstock.ok("schedule", "remove", "report", "-q", "b")
+    penstock.ok("schedule", "remove", "report")
+    assert penstock.json("schedule", "list") == []
+
+
 def test_limits_are_set_shown_and_taken_away(on_both: Shell) -> None:
     on_both.ok("limit", "set", "--concurrency", "2", "--rate", "100/s")
     assert [row["group"] for row in on_both.json("limit", "show")] == [""]

@@ -161,7 +161,7 @@ def list_(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
 
 @command_of(schedule, "remove")
 @click.argument("name")
-@queue_option
+@queue_option_for("Which queue it is in, if several have that name.")
 @click.pass_obj
 def remove(flags: Flags, /, *, name: str, queue: str | None) -> None:
     """Forget a scheduler; jobs it has put in stay."""
@@ -171,7 +171,7 @@ def remove(flags: Flags, /, *, name: str, queue: str | None) -> None:
 
 @command_of(schedule, "pause")
 @click.argument("name")
-@queue_option
+@queue_option_for("Which queue it is in, if several have that name.")
 @click.pass_obj
 def pause(flags: Flags, /, *, name: str, queue: str | None) -> None:
     """Put in no job until it is resumed."""
@@ -181,7 +181,7 @@ def pause(flags: Flags, /, *, name: str, queue: str | None) -> None:
 
 @command_of(schedule, "resume")
 @click.argument("name")
-@queue_option
+@queue_option_for("Which queue it is in, if several have that name.")
 @click.pass_obj
 def resume(flags: Flags, /, *, name: str, queue: str | None) -> None:
     """The end of a pause; the times between are left out."""
@@ -191,11 +191,20 @@ def resume(flags: Flags, /, *, name: str, queue: str | None) -> None:
 
 def _change(flags: Flags, name: str, queue: str | None, verb: Any) -> None:
     async def act(app: App) -> bool:
-        queues: list[Queue] = [app.queue(each) for each in await queues_of(app, queue)]
-        return any([await verb(named) for named in queues])
+        having = [named for each in await queues_of(app, queue) if await _has(named := app.queue(each), name)]
+        if len(having) > 1:
+            several = ", ".join(named.name for named in having)
+            raise CommandLineError(
+                f"several queues have a scheduler {name!r}: {several}. Say which by --queue.", ExitCode.USAGE
+            )
+        return any([await verb(named) for named in having])
 
     if not run_with_app(Settings(flags), act):
         raise NotFound(f"there is no scheduler {name!r}. See: penstock schedule list")
+
+
+async def _has(queue: Queue, name: str) -> bool:
+    return any(info.name == name for info in await queue.schedulers())
 
 
 def _row(info: SchedulerInfo) -> dict[str, Any]:
