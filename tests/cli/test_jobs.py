@@ -150,6 +150,22 @@ def test_an_id_that_several_queues_have_needs_the_queue(penstock: Shell) -> None
     assert penstock.json("show", "x", "-q", "b")["queue"] == "b"
 
 
+def test_an_id_that_cannot_be_found_keeps_no_verb_from_the_others(penstock: Shell) -> None:
+    for id, queue in (("first", "a"), ("x", "a"), ("x", "b"), ("second", "a"), ("third", "a"), ("last", "a")):
+        penstock.ok("enqueue", "true", "--id", id, "-q", queue)
+
+    run = penstock("remove", "first", "x", " ", "nobody", "second")
+    assert (run.returncode, run.stdout) == (2, "first removed\nsecond removed\n")
+    several, refused, unknown = run.stderr.splitlines()
+    assert several == "penstock: several queues have a job 'x': a, b. Say which by --queue."
+    assert "is not allowed as id" in refused
+    assert "nobody is not known" in unknown
+    run = penstock("cancel", "third", "x", "\udcff", "last", "--json")
+    answers = [row["answer"] for row in json.loads(run.stdout)]
+    assert (run.returncode, answers) == (2, ["cancelled", "in_several_queues", "not_allowed", "cancelled"])
+    assert "as queue name" in penstock.refused("remove", "last", "-q", "a/b", code=2)
+
+
 def hang(pid: int, database: Path) -> None:
     """Stop a process, but not amid a transaction of a database that is there: nobody else could write to it."""
     while True:

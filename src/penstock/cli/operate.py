@@ -21,6 +21,8 @@ from penstock.cli.parameters import (
 )
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration
+from penstock.core.names import check_queue
+from penstock.errors import InvalidName
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -55,29 +57,47 @@ Verb = Callable[["Queue", str], Awaitable[Mapping[str, str]]]
 def done_by_id(flags: Flags, ids: tuple[str, ...], queue: str | None, verb: Verb, *, as_json: bool) -> int:
     """Do ``verb`` with each job; say what became of each. The exit code is that of the first that was not done."""
 
+    refusals: dict[str, str] = {}
+
     async def act(app: App) -> dict[str, str]:
+        if queue is not None:
+            # What is wrong with it is no answer of an id: nothing is done then.
+            check_queue(queue)
         answers: dict[str, str] = {}
         for id in ids:
             try:
                 job = await find_job(app, id, queue)
             except NotFound:
                 answers[id] = "not_found"
+            except CommandLineError as error:
+                answers[id], refusals[id] = "in_several_queues", str(error)
+            except InvalidName as error:
+                answers[id], refusals[id] = "not_allowed", str(error)
             else:
                 answers |= await verb(app.queue(job.queue), id)
         return answers
 
     answers = run_with_app(Settings(flags), act)
     if as_json:
-        print_json([{"id": id, "answer": answer} for id, answer in answers.items()])
-    failed = [_say(id, answer, silent=as_json) for id, answer in answers.items()]
+        print_json([{"id": _in_utf8(id), "answer": answer} for id, answer in answers.items()])
+    failed = [_say(id, answer, refusals.get(id), silent=as_json) for id, answer in answers.items()]
     return next((code for code in failed if code), 0)
 
 
-def _say(id: str, answer: str, *, silent: bool) -> int:
+def _in_utf8(id: str) -> str:
+    """As it is, unless it holds bytes that are no text: no job's does, but somebody may have typed it."""
+    return id.encode(errors="backslashreplace").decode()
+
+
+def _say(id: str, answer: str, refusal: str | None, *, silent: bool) -> int:
     if answer in _DONE:
         if not silent:
             click.echo(f"{id} {_DONE[answer]}")
         return 0
+    if refusal is not None:
+        if not silent:
+            click.echo(f"penstock: {refusal}", err=True)
+        return ExitCode.USAGE
     is_unknown = answer == "not_found"
     why = "is not known: it never was, or it is no longer kept" if is_unknown else _NOT_DONE[answer]
     if not silent:
