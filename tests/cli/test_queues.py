@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock import App
+from penstock import App, Queue
+from penstock.cli.errors import ExitCode, explained
+from penstock.cli.queues import done_by_queue
 from penstock.cli.status import read_status
+from penstock.errors import StorageError
 from tests.cli.conftest import Shell, until
 
 # Each starts the script many times, which takes a while where the machine is busy.
@@ -79,6 +82,39 @@ def test_jobs_are_drained_cleaned_and_cleared(on_both: Shell) -> None:
     assert "add --yes" in on_both.refused("clear", code=4)
     assert on_both.ok("clear", "-y") == "1 jobs removed\n"
     assert sum(on_both.json("status")["queues"][0][s] for s in ("waiting", "completed", "scheduled")) == 0
+
+
+async def test_nothing_is_cleared_while_a_job_of_any_queue_is_active(penstock: Shell, tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        for queue in ("a", "b"):
+            await app.queue(queue).enqueue({})
+        await app.queue("b").claim_one(lease="1h")
+
+    said = penstock.refused("clear", "--yes", code=4)
+
+    assert "nothing was removed: jobs are active in b" in said
+    assert "--force" in said
+    assert "force=True" not in said
+    assert {row["queue"]: row["waiting"] + row["active"] for row in penstock.json("status")["queues"]} == {
+        "a": 1,
+        "b": 1,
+    }
+    assert penstock.ok("clear", "--yes", "-q", "a") == "1 jobs removed\n"
+    assert penstock.ok("clear", "--yes", "--force") == "1 jobs removed\n"
+
+
+async def test_a_verb_that_fails_at_a_queue_says_of_which_it_was_done(tmp_path: Path) -> None:
+    async def act(queue: Queue) -> int:
+        if queue.name == "c":
+            raise StorageError("the store is away.")
+        return 1
+
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        queues = [app.queue(name) for name in ("a", "b", "c", "d")]
+        with pytest.raises(StorageError) as refused:
+            await done_by_queue(queues, act)
+
+    assert explained(refused.value) == ("the store is away. It is done for: a, b.", ExitCode.STORE)
 
 
 def test_schedulers_are_added_listed_paused_and_removed(on_both: Shell, tmp_path: Path) -> None:

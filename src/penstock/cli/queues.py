@@ -15,12 +15,13 @@ from penstock.cli.parameters import command, json_option, queue_option, yes_opti
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration, whole
 from penstock.core.lifecycle import TERMINAL
+from penstock.errors import StorageError
 
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.queue import Queue
 
-__all__ = ["ask", "clean", "clear", "drain", "pause", "resume"]
+__all__ = ["ask", "clean", "clear", "done_by_queue", "drain", "pause", "resume"]
 
 _group_option = click.option("--group", metavar="KEY", help="Only the jobs of this group.")
 
@@ -37,9 +38,33 @@ def ask(question: str, *, yes: bool) -> None:
         raise click.Abort
 
 
-def _each_queue(flags: Flags, queue: str | None, act: Callable[[Queue], Awaitable[int]]) -> dict[str, int]:
+async def done_by_queue(queues: list[Queue], act: Callable[[Queue], Awaitable[int]]) -> dict[str, int]:
+    """Do it with one after the other. An error of the store says for which it is done."""
+    done: dict[str, int] = {}
+    try:
+        for queue in queues:
+            done[queue.name] = await act(queue)
+    except StorageError as error:
+        if done:
+            error.add_note(f"It is done for: {', '.join(done)}.")
+        raise
+    return done
+
+
+def _each_queue(
+    flags: Flags,
+    queue: str | None,
+    act: Callable[[Queue], Awaitable[int]],
+    *,
+    check: Callable[[list[Queue]], Awaitable[None]] | None = None,
+) -> dict[str, int]:
+    """Do it with all queues that are meant, if ``check`` raises nothing for them."""
+
     async def acted(app: App) -> dict[str, int]:
-        return {name: await act(app.queue(name)) for name in await queues_of(app, queue)}
+        queues = [app.queue(name) for name in await queues_of(app, queue)]
+        if check is not None:
+            await check(queues)
+        return await done_by_queue(queues, act)
 
     return run_with_app(Settings(flags), acted)
 
@@ -127,4 +152,20 @@ def clean(
 def clear(flags: Flags, /, *, queue: str | None, force: bool, yes: bool, as_json: bool) -> None:
     """Remove all jobs, whatever their state, of one queue or of all. Asks first."""
     ask(f"Remove ALL jobs of {queue or 'all queues'}, finished and failed ones included?", yes=yes)
-    _tell(_each_queue(flags, queue, lambda named: named.obliterate(force=force)), "removed", as_json=as_json)
+    done = _each_queue(
+        flags,
+        queue,
+        lambda named: named.obliterate(force=force),
+        check=None if force else _refuse_active,
+    )
+    _tell(done, "removed", as_json=as_json)
+
+
+async def _refuse_active(queues: list[Queue]) -> None:
+    """Before any of them is cleared: the store refuses one by one."""
+    active = [named.name for named in queues if (await named.counts()).active]
+    if active:
+        raise WrongState(
+            f"nothing was removed: jobs are active in {', '.join(active)}. "
+            "Stop the workers first, or remove these jobs, too, by --force."
+        )
