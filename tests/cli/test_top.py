@@ -43,6 +43,44 @@ def test_all_is_on_one_screen_and_keys_act(on_both: Shell) -> None:
         assert terminal.wait() == 0
 
 
+def test_keys_act_on_the_job_that_was_chosen_wherever_it_is(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true", "--id", "chosen-one")
+    with Terminal(penstock, "top", "--every", "0.2") as terminal:
+        terminal.read_until("▶  chosen-one")
+        penstock.ok("enqueue", "true", "--id", "urgent-one", "--priority", "-5")
+        terminal.read_until("urgent-one")
+        terminal.press("x")
+        terminal.read_until("chosen-one: removed")
+        assert [job["id"] for job in penstock.json("list")] == ["urgent-one"]
+        terminal.press("q")
+        assert terminal.wait() == 0
+
+
+def test_keys_do_not_act_on_another_job_when_the_chosen_one_is_gone(penstock: Shell) -> None:
+    penstock.ok(
+        "enqueue", "-", input='{"command": "true", "id": "a-job"}\n{"command": "true", "id": "b-job"}\n'
+    )
+    with Terminal(penstock, "top", "--every", "0.2") as terminal:
+        terminal.read_until("▶  a-job")
+        penstock.ok("remove", "a-job")
+        terminal.read_until("default        1 ")
+        assert "▶" not in terminal.read_until("b-job")
+        terminal.press("x")
+        terminal.read_until("a-job is no longer here")
+        terminal.read_until("▶  b-job")
+        assert [job["id"] for job in penstock.json("list")] == ["b-job"]
+        terminal.press("x")
+        terminal.read_until("b-job: removed")
+        penstock.ok("enqueue", "true", "--id", "c-job")
+        terminal.read_until("c-job")
+        terminal.press("\x1b[B")
+        terminal.read_until("▶  c-job")
+        terminal.press("x")
+        terminal.read_until("c-job: removed")
+        terminal.press("q")
+        assert terminal.wait() == 0
+
+
 def test_a_small_screen_shows_the_chosen_job_in_a_line(penstock: Shell) -> None:
     penstock.ok(
         "enqueue", "-", input="".join(f'{{"command": "true", "id": "job-{n:03}"}}\n' for n in range(100))

@@ -69,7 +69,10 @@ class _Screen:
         self._default_queue = default_queue
         self._queues: list[dict[str, Any]] = []
         self._jobs: list[JobInfo] = []
-        self._chosen = 0
+        self._chosen: tuple[str, str] | None = None
+        """Queue and id: rows come and go, and keys are meant for the job that was looked at."""
+        self._row = 0
+        """Where it was seen last."""
         self._said = ""
         self._pressed: asyncio.Queue[str] = asyncio.Queue()
 
@@ -103,9 +106,9 @@ class _Screen:
             case "q" | "\x03" | "\x04":
                 return True
             case "j":
-                self._chosen += 1
+                self._move(1)
             case "k":
-                self._chosen -= 1
+                self._move(-1)
             case "P":
                 await self._pause_all()
             case "p" | "r" | "c" | "x":
@@ -113,6 +116,27 @@ class _Screen:
             case _:
                 pass
         return False
+
+    def _marked(self) -> JobInfo | None:
+        """The chosen job, if it is still listed."""
+        return next((job for job in self._jobs if _place(job) == self._chosen), None)
+
+    def _move(self, step: int) -> None:
+        """Choose the next job or the one before; where the chosen one was, if it is gone."""
+        self._choose(self._row + step if self._marked() else self._row)
+
+    def _choose(self, row: int) -> None:
+        if self._jobs:
+            self._row = min(max(row, 0), len(self._jobs) - 1)
+            self._chosen = _place(self._jobs[self._row])
+
+    def _follow(self) -> None:
+        """Set the row to where the chosen job is now; choose one if none was."""
+        if self._chosen is None:
+            self._choose(self._row)
+        places = [_place(job) for job in self._jobs]
+        if self._chosen in places:
+            self._row = places.index(self._chosen)
 
     async def _pause_all(self) -> None:
         """Resume all if all are paused, else pause those that are not."""
@@ -123,10 +147,14 @@ class _Screen:
         self._said = f"all queues {'resumed' if resume else 'paused'}"
 
     async def _do(self, key: str) -> None:
-        if not self._jobs:
-            self._said = "there is no job to choose"
+        job = self._marked()
+        if job is None:
+            gone, self._chosen = self._chosen, None
+            if self._jobs and gone is not None:
+                self._said = f"{gone[1]} is no longer here, so nothing was done: choose another"
+            else:
+                self._said = "there is no job to choose"
             return
-        job = self._jobs[self._chosen]
         queue = self._app.queue(job.queue)
         match key:
             case "p":
@@ -152,8 +180,9 @@ class _Screen:
         room = screen.height - _HEAD_LINES - 3 * _FRAME_LINES - len(queues) - len(workers[:_MOST_WORKERS])
         names = [row["queue"] for row in self._queues]
         self._jobs = await self._chosen_from(names, most=max(room, _FEWEST_JOBS))
-        self._chosen = min(max(self._chosen, 0), max(len(self._jobs) - 1, 0))
-        jobs = [("▶" if at == self._chosen else " ", *brief(job)) for at, job in enumerate(self._jobs)]
+        self._follow()
+        marked = self._marked()
+        jobs = [("▶" if job is marked else " ", *brief(job)) for job in self._jobs]
         return Group(
             Text.assemble(("penstock top  ", "bold"), (_KEYS, "dim"), f"\n{self._said}\n"),
             _table(screen, "queues", _QUEUE_COLUMNS, [_queue_row(row) for row in queues], _QUEUE_SPARE),
@@ -171,6 +200,10 @@ class _Screen:
                     listed = self._app.queue(name).list_jobs(state, limit=left, reverse=state == "failed")
                     found += [job async for job in listed]
         return found
+
+
+def _place(job: JobInfo) -> tuple[str, str]:
+    return job.queue, job.id
 
 
 _QUEUE_COLUMNS: Final = (
