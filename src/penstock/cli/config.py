@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import click
 
 from penstock.cli.errors import NotFound
@@ -12,6 +15,9 @@ from penstock.cli.parameters import command_of, family, json_option
 from penstock.cli.settings import Setting, Settings, checked_value
 
 __all__ = ["config", "shown_argument"]
+
+_LOGIN: Final = re.compile(r"(://[^:/?@]*):.*@")
+_OPTION: Final = re.compile(r"([?&][^=&]*password=)[^&]*")
 
 
 @family("config")
@@ -61,7 +67,8 @@ def set_(flags: Flags, key: str, value: str) -> None:
     settings.project.save(saved)
     counts = Settings(flags).setting(known.name)
     if value and counts.origin.kind != "saved":
-        click.echo(f"saved, but {counts.origin} says {_text(counts.value)!r}, which goes before it", err=True)
+        told = _text(_without_password(counts.value))
+        click.echo(f"saved, but {counts.origin} says {told!r}, which goes before it", err=True)
 
 
 @command_of(config, "list")
@@ -128,9 +135,7 @@ def _text(value: Value) -> str:
 
 
 def _without_password(value: Value) -> Value:
-    if not isinstance(value, str) or "@" not in value:
+    """Without the login's, up to the last @, and without those among the options, which may have an @ in them."""
+    if not isinstance(value, str) or "://" not in value:
         return value
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(value)
-    return value if parts.password is None else value.replace(f":{parts.password}@", ":***@", 1)
+    return _LOGIN.sub(r"\1:***@", _OPTION.sub(r"\1***", value))
