@@ -175,6 +175,11 @@ def test_the_store_that_is_said_goes_before_the_one_an_app_names(penstock: Shell
         (("x", "--url", "memory://"), "memory:// is gone"),
         (("x", "--url", "mysql://h"), "No engine serves mysql://"),
         (("x", "--attempts", "few"), "'few' is not a valid int"),
+        # Bytes that are no text, as Python hands them on.
+        (("echo \udcff",), "'echo \\udcff' is no text in UTF-8"),
+        (("--task", "send", '{"to": "\udcff"}'), "is no text in UTF-8"),
+        (("x", "--env", "A=\udcff"), "cannot be encoded"),
+        (("x", "--group", "\udcff"), "is not allowed as group"),
     ],
 )
 def test_what_cannot_be_put_in_is_refused_and_nothing_is_written(
@@ -189,6 +194,19 @@ def test_a_bad_line_is_named_and_what_was_put_in_before_is_told(penstock: Shell)
 
     assert "line 2: Expected `str`" in said
     assert "Nothing is in." in said
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_text('{"command": "true", "id": "first"}\n', encoding="utf-8-sig")
+    (tmp_path / "arguments").write_text('{"to": "ada"}\n', encoding="utf-8-sig")
+    (tmp_path / "commands").write_text("make report\n", encoding="utf-8-sig")
+
+    penstock.ok("enqueue", "-f", "jobs")
+    assert penstock.json("show", "first")["payload"]["command"] == "true"
+    penstock.ok("enqueue", "-f", "arguments", "--task", "send", "-q", "mail")
+    assert [job["payload"] for job in penstock.json("list", "-q", "mail")] == [{"to": "ada"}]
+    penstock.ok("enqueue", "-f", "commands", "-q", "made")
+    assert [job["payload"]["command"] for job in penstock.json("list", "-q", "made")] == ["make report"]
 
 
 def test_what_is_said_to_be_in_before_a_bad_line_is_in(penstock: Shell) -> None:

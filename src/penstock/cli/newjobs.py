@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,9 +55,21 @@ _decode: Final = msgspec.json.Decoder(JobLine).decode
 _decode_any: Final = msgspec.json.Decoder().decode
 
 
+def _in_utf8(text: str | bytes) -> bytes:
+    """Without the byte order mark that some programs begin a file with: it is no part of the first line."""
+    try:
+        data = text.encode() if isinstance(text, str) else text
+    except UnicodeEncodeError as error:
+        # Bytes of the command line that are no text have been made lone surrogates.
+        raise InvalidInput(
+            f"{text!r:.80} is no text in UTF-8. Give it in UTF-8; a script that a command runs may hold other bytes."
+        ) from error
+    return data.removeprefix(BOM_UTF8)
+
+
 def read_line(text: str | bytes) -> JobLine:
     """A JSON object, or else a command as it stands. Raises ``InvalidInput`` for an object that is no job."""
-    data = text.encode() if isinstance(text, str) else text
+    data = _in_utf8(text)
     if not data.lstrip().startswith(b"{"):
         try:
             return JobLine(command=data.decode().strip())
@@ -151,10 +164,11 @@ class NewJobs:
 
 
 def _arguments(text: str | bytes) -> dict[str, Any] | list[Any]:
-    if not text.strip():
+    data = _in_utf8(text)
+    if not data.strip():
         return {}
     try:
-        args = _decode_any(text)
+        args = _decode_any(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(
             f'the arguments are no JSON: {error}. Give an object, such as {{"to": "ada"}}.'
