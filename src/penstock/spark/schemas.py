@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-__all__ = ["EVENTS", "KINDS", "Kind", "PayloadFormat", "schema_of"]
+__all__ = ["EVENTS", "KINDS", "Kind", "PayloadFormat", "quoted", "schema_of"]
 
 Kind: TypeAlias = Literal["jobs", "results", "failed", "events"]
 PayloadFormat: TypeAlias = Literal["json", "variant", "typed"]
@@ -137,3 +137,8 @@ def schema_of(kind: Kind, payload_format: PayloadFormat = "json") -> StructType:
 
 
 EVENTS: Final = schema_of("events")
+
+
+def quoted(name: str) -> str:
+    """A name as Spark's SQL takes it, whatever characters it has."""
+    return f"`{name.replace('`', '``')}`"

@@ -25,6 +25,7 @@ from penstock.errors import InvalidOption
 from penstock.spark.history.folder import History
 from penstock.spark.history.shown import SHOWN, Shown
 from penstock.spark.history.versions import forget_versions, put_version
+from penstock.spark.schemas import quoted
 
 __all__ = ["Catalog"]
 
@@ -39,7 +40,7 @@ class Catalog:
     def __init__(self, spark: SparkSession, history: History, database: str, format: str | None) -> None:
         self._spark = spark
         self._history = history
-        self._database = ".".join(_quoted(part) for part in database.split("."))
+        self._database = ".".join(quoted(part) for part in database.split("."))
         self._format = format
 
     def publish(self) -> None:
@@ -90,9 +91,9 @@ class Catalog:
         """In one step, with the property that says which version it is."""
         files = shown.files(self._history, number)
         folder = put_version(self._history, shown.name, number, files)
-        columns = ", ".join(_quoted(field.name) for field in shown.schema)
+        columns = ", ".join(quoted(field.name) for field in shown.schema)
         source = (
-            f"SELECT {columns} FROM parquet.{_quoted(f'file:{folder}')}" if files else _empty(shown.schema)
+            f"SELECT {columns} FROM parquet.{quoted(f'file:{folder}')}" if files else _empty(shown.schema)
         )
         self._run(
             f"CREATE OR REPLACE VIEW {self._name(shown)} TBLPROPERTIES ({self._owned('view')}, "
@@ -102,9 +103,7 @@ class Catalog:
     def _put_table(self, shown: Shown, number: int, known: int) -> None:
         """First the days, then the property: killed in between, the same days are put again."""
         name = self._name(shown)
-        columns = ", ".join(
-            f"{_quoted(field.name)} {field.dataType.simpleString()}" for field in shown.schema
-        )
+        columns = ", ".join(f"{quoted(field.name)} {field.dataType.simpleString()}" for field in shown.schema)
         self._run(
             f"CREATE TABLE IF NOT EXISTS {name} ({columns}, day DATE) USING {self._format} PARTITIONED BY (day) "
             f"TBLPROPERTIES ({self._owned(str(self._format))})"
@@ -133,17 +132,13 @@ class Catalog:
 
 
 def _by_day(rows: DataFrame, shown: Shown) -> DataFrame:
-    columns = [F.col(_quoted(field.name)) for field in shown.schema]
+    columns = [F.col(quoted(field.name)) for field in shown.schema]
     return rows.select(*columns, shown.day().alias("day"))
 
 
 def _empty(schema: StructType) -> str:
-    columns = [f"CAST(NULL AS {field.dataType.simpleString()}) AS {_quoted(field.name)}" for field in schema]
+    columns = [f"CAST(NULL AS {field.dataType.simpleString()}) AS {quoted(field.name)}" for field in schema]
     return f"SELECT {', '.join(columns)} WHERE false"
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 @contextmanager

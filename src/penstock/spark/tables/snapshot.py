@@ -14,6 +14,7 @@ from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, 
 
 from penstock.core.job import NewJob
 from penstock.spark.rows import Layout, Refused, column_values, new_jobs, placements
+from penstock.spark.schemas import quoted
 
 __all__ = ["SNAPSHOT", "fingerprint", "snapshot"]
 
@@ -54,12 +55,8 @@ def snapshot(df: DataFrame, layout: Layout) -> DataFrame:
     """The rows of ``df`` as ``SNAPSHOT``. To be written down before it is used: ``df`` may differ when read again."""
     needed = tuple(dict.fromkeys((*layout.key, *layout.payload, *layout.placement.values())))
     # Spark hands no column to Python whose name has a dot or a backtick.
-    columns = [F.col(_quoted(name)).alias(f"c{number}") for number, name in enumerate(needed)]
+    columns = [F.col(quoted(name)).alias(f"c{number}") for number, name in enumerate(needed)]
     return df.select(*columns).mapInArrow(_taker(layout, needed), SNAPSHOT)
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def _taker(
