@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,10 @@ class SyncClaimedJob(Face[ClaimedJob]):
         return self._target.id
 
     @property
+    def queue(self) -> str:
+        return self._target.queue
+
+    @property
     def task(self) -> str:
         return self._target.task
 
@@ -44,6 +48,30 @@ class SyncClaimedJob(Face[ClaimedJob]):
     @property
     def failures(self) -> int:
         return self._target.failures
+
+    @property
+    def attempts(self) -> int:
+        return self._target.attempts
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._target.headers
+
+    @property
+    def group(self) -> str:
+        return self._target.group
+
+    @property
+    def cost(self) -> int:
+        return self._target.cost
+
+    @property
+    def scheduler(self) -> str:
+        return self._target.scheduler
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        return self._target.scheduled_for
 
     @property
     def enqueued_at(self) -> datetime:

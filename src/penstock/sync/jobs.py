@@ -79,6 +79,10 @@ class SyncDispatch(Face[Dispatch[P, R]], Generic[P, R]):
 
     __slots__ = ()
 
+    def options(self, *, queue: str | None = None, **options: Unpack[JobOptions]) -> SyncDispatch[P, R]:
+        """See ``Dispatch.options``."""
+        return SyncDispatch(self._target.options(queue=queue, **options))
+
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncJobHandle[R]:
         """See ``Dispatch.enqueue``."""
         return SyncJobHandle(run(self._target.enqueue(*args, **kwargs)))
