@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.core.annex import Annex
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Snooze
-from penstock.storage.values import Budget, Claimed, Report, Take, Usage
+from penstock.storage.values import Budget, Claimed, Report, Take, Ticket, Usage
 from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench
 
 DAY_MS = 24 * 60 * MINUTE_MS
@@ -101,6 +101,19 @@ async def test_a_spent_budget_stops_claims_until_it_is_raised(bench: Bench) -> N
     )
     await bench.storage.set_budget(bench.queue, Budget("usd", 100))
     assert [lease.id for lease in (await take(bench)).leases] == ["b"]
+
+
+async def test_a_repeated_claim_says_again_that_the_budget_is_spent(bench: Bench) -> None:
+    await bench.put("a")
+    await bench.storage.set_budget(bench.queue, Budget("usd", 0))
+    asked = Take("worker", 1, LEASE_MS)
+    first = await bench.storage.claim(bench.queue, asked, ticket=Ticket("lane", 1))
+    settled = await bench.storage.settle(bench.queue, [], take=asked, ticket=Ticket("other lane", 1))
+
+    assert first.over_budget
+    assert await bench.storage.claim(bench.queue, asked, ticket=Ticket("lane", 1)) == first
+    again = await bench.storage.settle(bench.queue, [], take=asked, ticket=Ticket("other lane", 1))
+    assert again == settled
 
 
 async def test_a_budget_per_period_delays_until_the_next_one(bench: Bench) -> None:

@@ -28,6 +28,7 @@ class _ClaimMemo(msgspec.Struct, array_like=True):
     wait_ms: int | None
     paused: bool
     limited: bool
+    over_budget: bool = False  # absent in memos of earlier versions
 
 
 class _SettleMemo(msgspec.Struct, array_like=True):
@@ -74,11 +75,12 @@ def settled_once(step: Step, ticket: Ticket | None, work: Callable[[], SettledBa
 
 def _claim_memo(claimed: Claimed) -> _ClaimMemo:
     held = [Held(lease.id, lease.token) for lease in claimed.leases]
-    return _ClaimMemo(held, claimed.wait_ms, claimed.paused, claimed.limited)
+    return _ClaimMemo(held, claimed.wait_ms, claimed.paused, claimed.limited, claimed.over_budget)
 
 
 def _restored(step: Step, memo: _ClaimMemo) -> Claimed:
-    return Claimed(read_back(step, memo.held), memo.wait_ms, memo.paused, limited=memo.limited)
+    leases = read_back(step, memo.held)
+    return Claimed(leases, memo.wait_ms, memo.paused, over_budget=memo.over_budget, limited=memo.limited)
 
 
 def _recall(step: Step, ticket: Ticket | None) -> bytes | None:
