@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.lifecycle import EventType, State
-from penstock.core.outcome import Complete
+from penstock.core.outcome import Complete, Failure
 from penstock.storage.values import QueueSettings, Swept
 from tests.contract.factories import LEASE_MS, MINUTE_MS, STATES, TERMINAL_STATES, Bench, Seen
 
@@ -70,8 +70,13 @@ async def test_a_job_that_stalls_too_often_fails(bench: Bench) -> None:
 
     job = await bench.job()
     assert (job.state, job.failure and job.failure.type) == (S.FAILED, "Stalled")
+    message = "its worker died or stopped renewing the lease 3 times; the last one was worker"
+    assert job.failure
+    assert job.failure.message == message
     assert (job.runs, job.failures, job.stalls) == (3, 0, 3)
-    assert [event.type for event in await bench.events()][-2:] == [E.CLAIMED, E.FAILED]
+    events = await bench.events()
+    assert [event.type for event in events][-2:] == [E.CLAIMED, E.FAILED]
+    assert events[-1].error == message
     assert await bench.counts() == {S.FAILED: 1}
 
 
@@ -128,8 +133,7 @@ async def test_a_pending_job_past_its_ttl_expires(bench: Bench, state: State) ->
     job = await bench.job()
     assert swept.expired == 1
     assert await bench.state() is S.FAILED
-    assert job.failure
-    assert job.failure.type == "Expired"
+    assert job.failure == Failure("Expired", "the job's ttl passed before it was finished")
     assert await bench.seen() == [Seen(E.EXPIRED, "job", S.FAILED)]
     assert await bench.counts() == {S.FAILED: 1}
     [news] = await bench.storage.listen(bench.queue, "ear", timeout_ms=5000)

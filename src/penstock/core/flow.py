@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.core.annex import EMPTY_ANNEX, Dependent
 from penstock.core.job import Dependency, NewJob, Policy
-from penstock.core.outcome import Failure
+from penstock.core.outcome import FAILURE_TEXTS, Failure
 
 __all__ = [
     "NOTHING_TO_WAIT_FOR",
@@ -71,11 +71,7 @@ def _tied(job: NewJob, flow: str, dependents: list[Dependent] | None) -> NewJob:
     return msgspec.structs.replace(job, annex=annex)
 
 
-NOTHING_TO_WAIT_FOR: Final = Failure(
-    "NothingToWaitFor",
-    "the job was to wait for its children, and was given none since it last did. "
-    "Add children before it waits, or end it.",
-)
+NOTHING_TO_WAIT_FOR: Final = Failure("NothingToWaitFor", FAILURE_TEXTS["NothingToWaitFor"])
 """The failure of a job that waits for dependencies all of which it has waited for."""
 
 

@@ -5,11 +5,12 @@ Times are delays, never instants: the store's clock decides.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 __all__ = [
+    "FAILURE_TEXTS",
     "Await",
     "Cancel",
     "Complete",
@@ -29,6 +30,16 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     type: str
     message: str
     traceback: str = ""
+
+
+FAILURE_TEXTS: Final = {
+    "Expired": "the job's ttl passed before it was finished",
+    "Stalled": "its worker died or stopped renewing the lease %d times; the last one was %s",
+    "BudgetExceeded": "the budget of its flow was spent before it began",
+    "NothingToWaitFor": "the job was to wait for its children, and was given none since it last did. "
+    "Add children before it waits, or end it.",
+}
+"""The messages of failures that a store itself gives a job, by type. Every engine uses these texts."""
 
 
 class Complete(msgspec.Struct, frozen=True):

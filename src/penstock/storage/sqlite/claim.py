@@ -12,7 +12,7 @@ import msgspec
 from penstock.core.annex import EMPTY_ANNEX
 from penstock.core.job import Lease
 from penstock.core.lifecycle import EventType
-from penstock.core.outcome import Failure
+from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.storage.scopes import flow_scope
 from penstock.storage.sqlite import admission, groups
 from penstock.storage.sqlite.budgets import look
@@ -42,7 +42,7 @@ _GROUPS_PER_CLAIM = 100
 _sql = statements("claim")
 _json = msgspec.json.Encoder()
 _FAILED = EventType.FAILED.value
-_SPENT = Failure("BudgetExceeded", "the budget of its flow was spent before it began")
+_SPENT = Failure("BudgetExceeded", FAILURE_TEXTS["BudgetExceeded"])
 
 
 def claim(step: Step, take: Take) -> Claimed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.job import HOUR_MS
 from penstock.core.lifecycle import EventType
-from penstock.core.outcome import Failure
+from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.storage.sqlite import dedup, flows, schedulers
 from penstock.storage.sqlite.admission import sweep_groups
 from penstock.storage.sqlite.claim import promote_due
@@ -111,8 +111,7 @@ def _rescue_one(step: Step, record: Record) -> None:
     elif (cause := flows.fail_if_told(step, record)) is not None:
         _fail(step, record, cause)
     elif record.stalls > record.options.max_stalls:
-        message = f"the lease ran out {record.stalls} times, last in the hands of worker {worker}"
-        _fail(step, record, Failure("Stalled", message))
+        _fail(step, record, Failure("Stalled", FAILURE_TEXTS["Stalled"] % (record.stalls, worker)))
     else:
         end_lease(record)
         return_to_waiting(step, record)

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import EventType
-from penstock.core.outcome import Failure
+from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.core.staging import STAGED_FROM_MS, staged_at_ms
 from penstock.storage.sqlite.queuerow import USES_STAGED
 from penstock.storage.sqlite.records import (
@@ -49,7 +49,7 @@ _ENQUEUED = EventType.ENQUEUED.value
 _EXPIRED = EventType.EXPIRED.value
 _REMOVED = EventType.REMOVED.value
 
-_EXPIRY = Failure("Expired", "the job's ttl passed before it was finished")
+_EXPIRY = Failure("Expired", FAILURE_TEXTS["Expired"])
 _PACKED_EXPIRY = pack_failure(_EXPIRY)
 
 

@@ -8,12 +8,14 @@ verbs share come first; each verb's file stands in a function of its own.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Final
 
+from penstock.core.outcome import FAILURE_TEXTS
 from penstock.storage.valkey.command import Caller
 from penstock.storage.valkey.replies import ReplyError
 
@@ -73,11 +75,19 @@ class Library:
 
 
 def assemble(files: dict[str, str]) -> Library:
-    """The library of these Lua files (by name, without the suffix)."""
+    """Return the library of these Lua files (by name, without the suffix)."""
     verbs = sorted(name for name in files if name not in SHARED)
-    body = "\n".join([*(files[name] for name in SHARED), *(_VERB.format(files[name]) for name in verbs)])
+    body = "\n".join(
+        [_constants(), *(files[name] for name in SHARED), *(_VERB.format(files[name]) for name in verbs)]
+    )
     name = f"penstock_{hashlib.sha256((_HEADER + body).encode()).hexdigest()[:12]}"
     return Library(name, _HEADER.format(name=name) + body, tuple(sorted(set(_COMMAND.findall(body)))))
+
+
+def _constants() -> str:
+    """Return what the Lua files share with Python as Lua: ``FAILURE_TEXTS.<type>``."""
+    rows = (f"  {name} = {json.dumps(text)}," for name, text in FAILURE_TEXTS.items())
+    return "\n".join(["local FAILURE_TEXTS = {", *rows, "}"])
 
 
 @cache

@@ -294,8 +294,7 @@ function Flows.await(job)
     call('HSET', key, AWAITED, known[1])
     if tonumber(known[2]) > 0 or known[1] ~= known[3] then return nil end
   end
-  return failure_of('NothingToWaitFor', 'the job was to wait for its children, and was given none since it last did. '
-    .. 'Add children before it waits, or end it.')
+  return failure_of('NothingToWaitFor', FAILURE_TEXTS.NothingToWaitFor)
 end
 
 -- After its event: fails a job that a dependency has failed, unless it is active.

@@ -164,10 +164,10 @@ local function finish(job, state, kind, settling)
 end
 
 local function expire(job, settling)
-  set_failure(job, failure_of('Expired', 'the ttl passed before the job was finished'))
+  set_failure(job, failure_of('Expired', FAILURE_TEXTS.Expired))
   local group, row = finish(job, 'f', 'expired', settling)
   put(group, row, 'et', 'Expired')
-  put(group, row, 'em', 'the ttl passed before the job was finished')
+  put(group, row, 'em', FAILURE_TEXTS.Expired)
   return group, row
 end
 

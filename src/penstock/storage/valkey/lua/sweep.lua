@@ -8,9 +8,9 @@ local HOUR = 3600000
 local ENTRIES_LOOKED_AT = 1000
 local HELD_LOOKED_AT = 40000
 local HELD = { 'held_completed', 'held_failed', 'held_cancelled' }
-local STALLED = 'the lease ran out too often: the worker died, or did not extend it'
 
 local function rescue(job)
+  local worker = job.worker
   job.stalls, job.token, job.worker = job.stalls + 1, 0, ''
   changed(job)
   if job.cancelling then return finish(job, 'x', 'cancelled') end
@@ -18,10 +18,11 @@ local function rescue(job)
   local cause = Flows.is_parent(job) and Flows.cause(job)
   if cause then return Flows.fail(job, cause) end
   if job.stalls > options_of(job.header).max_stalls then
-    set_failure(job, failure_of('Stalled', STALLED))
+    local message = string.format(FAILURE_TEXTS.Stalled, job.stalls, worker)
+    set_failure(job, failure_of('Stalled', message))
     local group, row = finish(job, 'f', 'failed')
     put(group, row, 'et', 'Stalled')
-    put(group, row, 'em', STALLED)
+    put(group, row, 'em', message)
     return
   end
   enter_waiting(job, true)

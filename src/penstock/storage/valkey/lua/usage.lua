@@ -63,7 +63,7 @@ end
 function Usage.refusal(job)
   local flow = annex_of(job).fl
   if not flow or not Usage.is_over('f:' .. flow) then return nil end
-  return failure_of('BudgetExceeded', 'the budget of its flow was spent before it began')
+  return failure_of('BudgetExceeded', FAILURE_TEXTS.BudgetExceeded)
 end
 
 -- Begins the periods anew that have ended. Before something is added to the sums.
