@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 import msgspec
 
 from penstock.children import Child, add_children, read_children
+from penstock.core.display import get_logger
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.job import Lease, Policy
 from penstock.core.names import check_step
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "ClaimedJob"]
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _UNSET: Final = object()
 

@@ -7,10 +7,10 @@ nothing and once per lease. What schedulers have due is fired then, too.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Final
 
 from penstock.claimed import ClaimedJob
+from penstock.core.display import get_logger
 from penstock.core.outcome import Release
 from penstock.errors import StorageError
 from penstock.firing import sweep
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Claiming"]
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _SWEEP_AT_ONCE: Final = 100
 _LONGEST_WAIT_MS: Final = 5_000

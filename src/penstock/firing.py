@@ -5,7 +5,6 @@ An app that fires has its enqueue middleware around that. A sweeper on its own h
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -14,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.annex import EMPTY_ANNEX
+from penstock.core.display import get_logger
 from penstock.core.job import Enqueued
 from penstock.core.schedule import AfterCompletion, Plan, unpack_plan
 from penstock.errors import InvalidInput, JobError, StorageError, StorageFull
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CAUGHT_UP_AT_ONCE", "Fire", "fire_due", "job_of_slot", "sweep"]
 
-logger = logging.getLogger("penstock.scheduler")
+logger = get_logger("penstock.scheduler")
 
 CAUGHT_UP_AT_ONCE: Final = 100
 """Missed slots of one scheduler that a sweep makes up for; the next one goes on."""

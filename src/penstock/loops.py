@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from penstock.core.display import get_logger
 from penstock.session import Session
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PerLoop", "Sessions"]
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _OTHER_LOOP_S: Final = 5.0
 

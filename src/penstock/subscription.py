@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar
 
+from penstock.core.display import get_logger
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.lifecycle import EventType
 from penstock.core.names import check_consumer, check_queue
@@ -42,7 +42,7 @@ H = TypeVar("H", bound=EventHandler)
 L = TypeVar("L", bound=LostHandler)
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _SHORTEST_HOLD_MS: Final = 60_000
 _LONGEST_REST_S: Final = 5.0

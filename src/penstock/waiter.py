@@ -8,10 +8,10 @@ news, it asks for all of them again (``watch``).
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from typing import TYPE_CHECKING, Final
 
+from penstock.core.display import get_logger
 from penstock.core.ids import uuid7
 from penstock.errors import JobNotFound, PenstockError, StorageError
 from penstock.storage.coalesce import Coalescer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Expected", "Waiter"]
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _LISTEN_MS: Final = 10_000
 # Ends are asked for again this often even if nothing seems wrong: half of what the store keeps news for.

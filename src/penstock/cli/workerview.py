@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.cli.output import at_terminal, console, fitted, rich_table, span
 from penstock.cli.poolwatch import followed
+from penstock.core.display import get_logger, log_to_stderr
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["shown"]
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 _ENDS: Final = ("completed", "failed", "retrying", "cancelled", "stalled", "stuck")
 _COUNTED: Final = ("completed", "failed", "retrying", "cancelled", "stalled")
@@ -45,7 +45,7 @@ def shown(worker: Worker, *, live: bool, verbose: bool) -> Iterator[None]:
             with followed(worker, view.hear):
                 yield
         return
-    _log_to_stderr()
+    log_to_stderr()
     if is_pool:
         with followed(worker, lambda event: _log_event(event, verbose=verbose)):
             yield
@@ -61,13 +61,8 @@ def _live(view: _View) -> Iterator[None]:
     from rich.live import Live
 
     with Live(get_renderable=view.render, console=console(), refresh_per_second=_PER_SECOND, transient=False):
-        _log_to_stderr()
+        log_to_stderr()
         yield
-
-
-def _log_to_stderr() -> None:
-    """Unless the app has set up a log of its own."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
 
 def _line(event: WorkerEvent) -> str:

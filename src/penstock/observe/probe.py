@@ -12,7 +12,6 @@ It answers from a thread of its own, so a handler that hogs the worker's loop do
 from __future__ import annotations
 
 import hmac
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
@@ -22,6 +21,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import msgspec
 
+from penstock.core.display import get_logger
 from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Probe"]
 
-logger = logging.getLogger("penstock.observe")
+logger = get_logger("penstock.observe")
 
 # A heartbeat is due every few seconds; one this late means that nobody renews the leases.
 _SILENT_HEARTBEAT_S: Final = 60.0

@@ -6,7 +6,6 @@ Counters and gauges are read when they are asked for; only the histogram of run 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock.core.display import get_logger
 from penstock.core.lifecycle import State
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RUN_OUTCOMES", "exposition"]
 
-logger = logging.getLogger("penstock.observe")
+logger = get_logger("penstock.observe")
 
 RUN_OUTCOMES: Final = ("completed", "failed", "retrying", "snoozed", "released", "cancelled", "stalled")
 _BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)

@@ -8,7 +8,6 @@ with any worker; what a killed executor had under way is taken over when its lea
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import platform
 import re
@@ -23,6 +22,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.app import App
+from penstock.core.display import get_logger
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.ids import uuid7
 from penstock.core.job import Lease, NewJob, Options
@@ -47,7 +47,7 @@ try:
 except ImportError:  # a client of Spark Connect alone has no JVM to talk to
     Py4JJavaError = PySparkException
 
-logger = logging.getLogger("penstock.spark")
+logger = get_logger("penstock.spark")
 
 FLEETS: Final = "penstock.fleets"
 _OPTIONS: Final = Options(task="penstock.fleet", attempts=1, max_stalls=0)

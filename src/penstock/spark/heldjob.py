@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -10,6 +9,7 @@ from typing import Final, Self
 
 import msgspec
 
+from penstock.core.display import get_logger
 from penstock.core.ids import uuid7
 from penstock.core.job import Lease
 from penstock.core.lifecycle import State
@@ -21,7 +21,7 @@ from penstock.storage.values import Held, Report, Settlement
 
 __all__ = ["LEASE_MS", "Charge", "HeldJob"]
 
-logger = logging.getLogger("penstock.spark")
+logger = get_logger("penstock.spark")
 
 LEASE_MS: Final = 20_000
 _BEAT_S: Final = 4.0

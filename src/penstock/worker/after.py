@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
+from penstock.core.display import get_logger
 from penstock.core.duration import Duration, describe, milliseconds
 from penstock.core.outcome import Fail
 from penstock.errors import InvalidOption
@@ -28,7 +28,7 @@ from penstock.worker.verdict import failure_of, is_last
 
 __all__ = ["AfterExecution", "AfterHooks", "Execution"]
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 Status = Literal["completed", "retrying", "failed"]
 

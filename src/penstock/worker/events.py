@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from penstock.core.display import get_logger
 from penstock.core.outcome import Failure
 from penstock.errors import InvalidOption
 
@@ -36,7 +36,7 @@ EventName = Literal[
 ]
 _NAMES: Final = frozenset(get_args(EventName))
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 
 class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,12 +7,12 @@ dead. The sweeper of a worker lives there as well.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
+from penstock.core.display import get_logger
 from penstock.errors import StorageError
 from penstock.storage.base import Storage
 from penstock.storage.values import Extended, Held
@@ -21,7 +21,7 @@ from penstock.worker.run import Run
 
 __all__ = ["Heartbeat", "HeartbeatThread", "Notice"]
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 Notice = tuple[Run, Extended]
 

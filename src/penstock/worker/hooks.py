@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from penstock.core.display import get_logger
 
 if TYPE_CHECKING:
     from penstock.worker.worker import Worker
@@ -15,7 +16,7 @@ __all__ = ["Hook", "run_start_hooks", "run_stop_hooks"]
 Hook = Callable[..., Any]
 """Takes the worker, or nothing; may be a coroutine function."""
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 
 async def run_start_hooks(hooks: Sequence[Hook], worker: Worker) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import logging
 import multiprocessing
 import os
 import signal
@@ -19,6 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.core.display import get_logger
 from penstock.importing import locate
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Supervisor"]
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 _spawn: Final = multiprocessing.get_context("spawn")
 _LOOK_EVERY_S: Final = 0.1

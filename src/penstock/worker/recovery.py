@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from penstock.core.display import get_logger
 from penstock.core.outcome import Release
 from penstock.errors import StorageError
 from penstock.storage.base import Storage
@@ -17,7 +17,7 @@ from penstock.worker.run import Run
 
 __all__ = ["hand_back_unknown", "releases", "settle_one_by_one", "until_it_answers"]
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 _FIRST_BACKOFF_S: Final = 0.1
 _LONGEST_BACKOFF_S: Final = 5.0

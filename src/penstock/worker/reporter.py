@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import threading
 from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.core.display import get_logger
 from penstock.errors import LeaseLost, StorageError
 from penstock.storage.base import Storage
 from penstock.storage.values import Report
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Receipt", "Reporter"]
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 
 class Receipt:

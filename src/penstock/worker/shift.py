@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.core.display import get_logger
 from penstock.errors import StorageError
 from penstock.firing import Fire, fire_due
 from penstock.storage.base import Storage
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Shift"]
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 _BURST_WAIT_MS: Final = 250
 _LOOK_AGAIN_S: Final = 0.1

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import random
 import signal
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.core.display import get_logger, log_to_stderr
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.names import check_queue
 from penstock.errors import StorageError
@@ -25,7 +25,7 @@ from penstock.storage.values import Swept
 
 __all__ = ["Sweeper", "main"]
 
-logger = logging.getLogger("penstock.sweeper")
+logger = get_logger("penstock.sweeper")
 
 _SOONEST_S: Final = 1.0
 _SOONEST_SLOT_S: Final = 0.05
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not options.url:
         parser.error("--url is missing, and PENSTOCK_URL is not set")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     asyncio.run(_serve(options.url, options.queues, options.interval))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from typing import assert_never
 
+from penstock.core.display import get_logger
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Release, Snooze, Suspend
 from penstock.storage.values import Settled
@@ -16,7 +16,7 @@ from penstock.worker.run import Run
 
 __all__ = ["Tally", "event_name"]
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 
 class Tally:

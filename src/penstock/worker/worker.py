@@ -11,12 +11,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from penstock.batching import parse_batching
+from penstock.core.display import get_logger
 from penstock.core.duration import Duration, milliseconds
 from penstock.errors import InvalidOption
 from penstock.worker import pool, signals
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 H = TypeVar("H", bound=Handler | BatchHandler)
 S = TypeVar("S", bound=Hook)

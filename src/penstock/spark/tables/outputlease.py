@@ -7,7 +7,6 @@ looked at, followed and cancelled like any job. Every output has a queue of its 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import platform
 import time
@@ -16,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.core.display import get_logger
 from penstock.core.job import Job, Lease, NewJob, Options
 from penstock.core.lifecycle import State
 from penstock.spark.errors import OutputBusy
@@ -26,7 +26,7 @@ from penstock.storage.values import Take
 
 __all__ = ["OutputLease", "Runner", "output_identity", "output_name"]
 
-logger = logging.getLogger("penstock.spark")
+logger = get_logger("penstock.spark")
 
 _JOB: Final = "run"
 _OPTIONS: Final = Options(task="penstock.process", attempts=1, max_stalls=1_000_000)

@@ -8,13 +8,13 @@ before anybody tells it of an end.
 from __future__ import annotations
 
 import asyncio
-import logging
 import struct
 from collections.abc import Awaitable, Callable
 from itertools import groupby
 from typing import Final, NamedTuple
 
 from penstock.core.deadletter import dead_letter_job
+from penstock.core.display import get_logger
 from penstock.errors import StorageError
 from penstock.storage.valkey.calls import Calls
 from penstock.storage.valkey.codec import encode_put
@@ -22,7 +22,7 @@ from penstock.storage.valkey.jobs import decode_failure
 
 __all__ = ["Courier"]
 
-_log = logging.getLogger("penstock.storage")
+_log = get_logger("penstock.storage")
 
 _AT_ONCE: Final = 500
 _PATIENCE_S: Final = 5.0

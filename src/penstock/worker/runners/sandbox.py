@@ -7,7 +7,6 @@ that has started, is gone.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.core.display import get_logger
 from penstock.core.duration import describe
 from penstock.errors import CpuLimitExceeded, InvalidOption, SandboxCrashed, SandboxError
 from penstock.worker.context import context_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SandboxRunner"]
 
-logger = logging.getLogger("penstock.worker")
+logger = get_logger("penstock.worker")
 
 _GRACE_S: Final = 2.0
 _STARTING_S: Final = 60.0
