@@ -211,6 +211,7 @@ class QueueAdmin(Searching, QueueLimits):
     ) -> ChangeAnswer:
         """Change one job, all of it or nothing. The payload is that of the queue's serde.
 
+        The answer is ``wrong_state`` if any part cannot change now, such as the priority of an active job.
         The ttls work on finished jobs, too: what is kept, and for how long its id is taken, moves along.
         """
         change = Change(
@@ -263,7 +264,10 @@ class QueueAdmin(Searching, QueueLimits):
     # Operate on the queue
 
     async def drain(self, *, scheduled: bool = False) -> int:
-        """Remove all waiting jobs, and the scheduled ones if asked; how many there were."""
+        """Remove all jobs that wait for a worker or for room in their group, and the scheduled ones if asked.
+
+        Return how many there were. Jobs that wait for other jobs or for a signal stay.
+        """
         storage = await self._storage()
         return await to_the_end(
             lambda cursor, most: storage.drain(self.name, scheduled=scheduled, limit=most, cursor=cursor)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.core.annex import Annex
+from penstock.core.job import Dependency
 from penstock.core.lifecycle import EventType, State
+from penstock.core.limits import Limit
+from penstock.core.outcome import Complete, Suspend
 from penstock.storage.values import Bulk, Finished
 from tests.contract.factories import MINUTE_MS, STATES, Bench, Seen
 
@@ -13,7 +17,7 @@ E, S = EventType, State
 
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("state", STATES)
-async def test_only_waiting_and_scheduled_jobs_are_removed(
+async def test_only_waiting_and_scheduled_jobs_and_those_their_group_blocks_are_removed(
     bench: Bench, state: State, scheduled: bool
 ) -> None:
     await bench.bring(state)
@@ -22,7 +26,7 @@ async def test_only_waiting_and_scheduled_jobs_are_removed(
 
     bulk = await bench.storage.drain(bench.queue, scheduled=scheduled)
 
-    if state is S.WAITING or (state is S.SCHEDULED and scheduled):
+    if state in (S.WAITING, S.BLOCKED) or (state is S.SCHEDULED and scheduled):
         assert bulk == Bulk(1)
         assert await bench.find() is None
         assert await bench.counts() == {}
@@ -41,6 +45,50 @@ async def test_waiting_jobs_go_first_in_order_then_scheduled_ones(bench: Bench) 
 
     assert await bench.storage.drain(bench.queue, scheduled=True) == Bulk(4)
     assert [event.id for event in await bench.events()] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("limit", [3, 1000])
+async def test_all_members_of_a_capped_group_are_removed(bench: Bench, limit: int) -> None:
+    await bench.storage.limit(bench.queue, "*", Limit(concurrency=1))
+    await bench.put_all([bench.new(f"j{i}", annex=Annex(group="g")) for i in range(10)])
+    await bench.put("later", delay_ms=MINUTE_MS)
+    await bench.events()
+
+    done, cursor, calls = 0, "", 0
+    while calls == 0 or cursor:
+        bulk = await bench.storage.drain(bench.queue, limit=limit, cursor=cursor)
+        done, cursor, calls = done + bulk.done, bulk.cursor, calls + 1
+        assert calls < 20, "drain does not end"
+
+    assert done == 10
+    assert await bench.counts() == {S.SCHEDULED: 1}
+    assert [event.id for event in await bench.events()] == [f"j{i}" for i in (*range(1, 10), 0)]
+    page = await bench.storage.groups(bench.queue)
+    assert not any(group.blocked or group.waiting for group in page.groups)
+
+
+async def test_a_member_that_is_unblocked_while_it_goes_on_is_removed(bench: Bench) -> None:
+    await bench.storage.limit(bench.queue, "*", Limit(concurrency=1))
+    await bench.put_all([bench.new(f"j{i}", annex=Annex(group="g")) for i in range(10)])
+
+    bulk = await bench.storage.drain(bench.queue, limit=3)
+    await bench.settle(await bench.claim(), Complete())
+    while bulk.cursor:
+        bulk = await bench.storage.drain(bench.queue, limit=3, cursor=bulk.cursor)
+
+    assert await bench.counts() == {S.COMPLETED: 1}
+
+
+async def test_jobs_that_wait_for_others_or_for_a_signal_stay(bench: Bench) -> None:
+    await bench.bring(S.ACTIVE, "child")
+    tied = Annex(flow="flow", has_dependencies=True)
+    await bench.put("parent", after=(Dependency(bench.queue, "child"),), annex=tied)
+    lease = await bench.bring(S.ACTIVE, "suspended")
+    assert lease
+    await bench.settle(lease, Suspend("go"))
+
+    assert await bench.storage.drain(bench.queue, scheduled=True) == Bulk(0)
+    assert await bench.counts() == {S.ACTIVE: 1, S.BLOCKED: 2}
 
 
 async def test_waiters_of_a_drained_job_are_told_it_is_cancelled(bench: Bench) -> None:

@@ -70,7 +70,9 @@ class Model(Clockwork):
         record = self.records.get(id)
         if record is None:
             return "not_found"
-        if (change.payload is not None or change.priority is not None) and record.state not in OPEN:
+        if change.payload is not None and record.state not in OPEN:
+            return "wrong_state"
+        if change.priority is not None and record.state not in OPEN - {S.ACTIVE}:
             return "wrong_state"
         if change.delay_ms is not None and (record.state not in (S.WAITING, S.SCHEDULED) or record.is_staged):
             return "wrong_state"
@@ -130,7 +132,8 @@ class Model(Clockwork):
             self._append(E.RESUMED)
 
     def drain(self, *, scheduled: bool) -> int:
-        doomed = self.in_state(S.WAITING) + (self.in_state(S.SCHEDULED) if scheduled else [])
+        doomed = [r for r in self.in_state(S.BLOCKED) if r.blocked_by == "group"] + self.in_state(S.WAITING)
+        doomed += self.in_state(S.SCHEDULED) if scheduled else []
         return self.remove([r.id for r in doomed]).count("removed")
 
     def clean(self, state: State, older_than_ms: int) -> int:

@@ -63,8 +63,8 @@ class Operating(Protocol):
 
     async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
         """Change one job. ``result_ttl_ms`` and ``failure_ttl_ms`` work in every state and move a finished
-        job's expiry; payload and priority on open jobs; ``delay_ms`` on waiting and scheduled ones. All of
-        it, or nothing."""
+        job's expiry; the payload of open jobs, the priority of those that are not active; ``delay_ms`` of waiting
+        and scheduled ones. All of it, or nothing."""
         ...
 
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
@@ -127,7 +127,7 @@ class Operating(Protocol):
     async def drain(
         self, queue: str, *, scheduled: bool = False, limit: int = 1000, cursor: str = ""
     ) -> Bulk:
-        """Remove up to ``limit`` waiting (and scheduled) jobs."""
+        """Remove up to ``limit`` jobs that wait, for a worker or for room in their group (and scheduled ones)."""
         ...
 
     async def clean(

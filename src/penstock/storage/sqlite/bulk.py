@@ -18,7 +18,7 @@ from penstock.storage.operating import jobs_active
 from penstock.storage.sqlite import flows
 from penstock.storage.sqlite.operate import retry_in_order
 from penstock.storage.sqlite.queuerow import USES_STAGED
-from penstock.storage.sqlite.records import CANCELLED, FAILED, Record, Slot
+from penstock.storage.sqlite.records import BLOCKED, CANCELLED, FAILED, Record, Slot
 from penstock.storage.sqlite.schedulers import forget_jobs
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
@@ -82,6 +82,8 @@ def _walk(
 
 def _place(record: Record, walk: str) -> tuple[int, int | str]:
     match walk:
+        case "drain_blocked":
+            return record.place, record.id
         case "drain_waiting":
             return record.priority, record.place
         case "drain_scheduled" | "staged":
@@ -115,18 +117,24 @@ def retry_all(step: Step, *, limit: int, cursor: str) -> Bulk:
 
 
 def drain(step: Step, *, scheduled: bool, limit: int, cursor: str) -> Bulk:
-    """Remove waiting jobs in order, then scheduled ones if asked."""
-    at = _resume(step, cursor, "drain_waiting")
+    """Remove jobs that their group blocks, then waiting ones in order, then scheduled ones if asked.
 
-    def was_there(record: Record) -> bool:
-        return record.incarnation <= at.seq
+    Blocked ones go first: removing a waiting one would let the next member of its group in.
+    """
+    walks = ["drain_blocked", "drain_waiting", *(["drain_scheduled"] if scheduled else [])]
+    at = _resume(step, cursor, walks[0])
+    left, done = limit, 0
 
-    total_seen, done = _walk(step, at, limit=limit, wanted=was_there, act=remove)
-    if scheduled and at.walk == "drain_waiting" and total_seen < limit:
-        at = _start(at.seq, at.now_ms, "drain_scheduled")
-        seen, more_done = _walk(step, at, limit=limit - total_seen, wanted=was_there, act=remove)
-        total_seen, done = total_seen + seen, done + more_done
-    return _progress(at, done=done, more=total_seen == limit)
+    def is_meant(record: Record) -> bool:
+        is_ready = record.state != BLOCKED or record.blocked_by == "group"
+        return is_ready and record.incarnation <= at.seq
+
+    while True:
+        seen, removed = _walk(step, at, limit=left, wanted=is_meant, act=remove)
+        left, done = left - seen, done + removed
+        if left == 0 or at.walk == walks[-1]:
+            return _progress(at, done=done, more=left == 0)
+        at = _start(at.seq, at.now_ms, walks[walks.index(at.walk) + 1])
 
 
 def clean(step: Step, state: State, *, older_than_ms: int, limit: int, cursor: str) -> Bulk:

@@ -1,3 +1,9 @@
+-- name: drain_blocked
+SELECT {record}
+FROM jobs j JOIN options o ON o.key = j.options
+WHERE j.queue = ? AND j.state = 'blocked' AND (j.place, j.id) > (?, ?)
+ORDER BY j.place, j.id LIMIT ?
+
 -- name: drain_waiting
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options

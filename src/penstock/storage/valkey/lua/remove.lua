@@ -4,7 +4,7 @@
 -- remove_unchanged: the same for ended jobs that are still what was read of them.
 -- arguments: consumer, then id, incarnation, finished_at of each
 -- returns:   as remove, with c changed, h held by another consumer
--- drain:     the same for waiting jobs, then for scheduled ones if asked, a step at a time.
+-- drain:     the same for jobs that their group blocks, waiting jobs, then scheduled ones if asked, a step at a time.
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first), then with scheduled
 -- clean:     the same for ended jobs.
 -- arguments: limit, then seq, now, part (always given), score, member, then older_than_ms
@@ -63,17 +63,19 @@ end
 register('drain', function(keys, args)
   open(keys)
   local seq, now = bound_of(args[2], args[3])
-  local part, score, member = args[4] ~= '' and args[4] or 'waiting', args[5], args[6]
+  local part, score, member = args[4] ~= '' and args[4] or 'blocked', args[5], args[6]
   local left, done, place = tonumber(args[1]), 0, {}
   while left > 0 and part ~= '' do
     local jobs, looked_at
     jobs, place, looked_at = step(part, score, member, left)
     done = done + delete_those(jobs, function(job)
-      return job.inc <= seq and (job.state ~= 'w' or job.number <= seq)
+      return job.inc <= seq and (job.state ~= 'b' or job.by == 'g')
     end)
     left = left - looked_at
     if place[1] then break end
-    part, score, member = part == 'waiting' and args[7] == '1' and 'scheduled' or '', '', ''
+    -- Blocked members go first: removing a waiting one would let the next member of its group in.
+    part, score, member = part == 'blocked' and 'waiting' or part == 'waiting' and args[7] == '1' and 'scheduled' or '',
+      '', ''
   end
   close()
   return bulk_reply(done, seq, now, part, place)
