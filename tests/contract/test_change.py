@@ -20,9 +20,9 @@ async def change(bench: Bench, id: str = "job", **fields: Any) -> str:
     return await bench.storage.change(bench.queue, id, Change(**fields))
 
 
-@pytest.mark.parametrize("state", OPEN_STATES)
-async def test_payload_and_priority_of_an_open_job_can_be_changed(bench: Bench, state: State) -> None:
-    lease = await bench.bring(state, payload=b"old")
+@pytest.mark.parametrize("state", [state for state in OPEN_STATES if state is not S.ACTIVE])
+async def test_payload_and_priority_of_a_pending_job_can_be_changed(bench: Bench, state: State) -> None:
+    await bench.bring(state, payload=b"old")
     before = await bench.job()
     await bench.events()
 
@@ -32,10 +32,25 @@ async def test_payload_and_priority_of_an_open_job_can_be_changed(bench: Bench, 
     assert (job.payload, job.priority, job.incarnation) == (b"new", -5, before.incarnation)
     assert await bench.state() is state
     assert await bench.seen() == [Seen(E.CHANGED, "job", state)]
-    if lease:
-        await bench.settle(lease, Release())
-        again = await bench.claim()
-        assert (again.payload, again.priority) == (b"new", -5)
+
+
+async def test_the_payload_of_an_active_job_can_be_changed_for_its_next_run(bench: Bench) -> None:
+    lease = await bench.bring(S.ACTIVE, payload=b"old")
+    assert lease
+
+    assert await change(bench, payload=b"new") == "changed"
+
+    await bench.settle(lease, Release())
+    assert (await bench.claim()).payload == b"new"
+
+
+async def test_the_priority_of_an_active_job_cannot_be_changed_nor_anything_with_it(bench: Bench) -> None:
+    await bench.bring(S.ACTIVE)
+    picture = await bench.picture()
+
+    assert await change(bench, priority=-5) == "wrong_state"
+    assert await change(bench, priority=-5, payload=b"new", result_ttl_ms=1) == "wrong_state"
+    assert await bench.picture() == picture
 
 
 @pytest.mark.parametrize("state", TERMINAL_STATES)

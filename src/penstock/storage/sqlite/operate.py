@@ -225,7 +225,9 @@ def change(step: Step, id_: str, wanted: Change) -> ChangeAnswer:
 
 def _is_allowed(record: Record, wanted: Change) -> bool:
     finished = record.state in (COMPLETED, FAILED, CANCELLED)
-    if finished and (wanted.payload is not None or wanted.priority is not None):
+    if wanted.payload is not None and finished:
+        return False
+    if wanted.priority is not None and (finished or record.state == ACTIVE):
         return False
     return wanted.delay_ms is None or (record.state in (WAITING, SCHEDULED) and not record.is_staged)
 

@@ -6,6 +6,7 @@
 
 local function allowed(job, given)
   if given.d and (job.state ~= 'w' and job.state ~= 's' or is_staged(job)) then return false end
+  if given.y and job.state == 'a' then return false end
   return not ((given.p or given.y) and ENDED[job.state])
 end
 
