@@ -14,25 +14,23 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
-import msgspec
-
 from penstock.children import Child, add_children, read_children
 from penstock.core.display import get_logger
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.job import Lease, Policy
 from penstock.core.names import check_step
 from penstock.core.outcome import Await, Complete, Fail, Limited, Outcome, Release, Snooze
+from penstock.core.text import storable
 from penstock.core.usage import amounts as in_millionths
 from penstock.errors import (
     InvalidInput,
     LeaseLost,
     RateLimited,
-    SerializationError,
     StorageError,
     Suspend,
     Verdict,
 )
-from penstock.leased import LeasedJob
+from penstock.leased import LeasedJob, encode_progress
 from penstock.storage.values import Held, Report, Settlement
 
 if TYPE_CHECKING:
@@ -174,17 +172,11 @@ class ClaimedJob(LeasedJob):
 
     async def progress(self, value: Any) -> None:
         """Keep ``value`` (anything JSON can say) on the job as its progress. Raises ``LeaseLost``."""
-        try:
-            data = msgspec.json.encode(value)
-        except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            raise SerializationError(
-                f"progress of type {type(value).__qualname__} has no JSON: {error}. Give a number, text or a dict."
-            ) from error
-        await self._report(Report(self.id, self.token, progress=data))
+        await self._report(Report(self.id, self.token, progress=encode_progress(value)))
 
     async def log(self, *lines: str) -> None:
         """Append lines to the job's log. Raises ``LeaseLost``."""
-        await self._report(Report(self.id, self.token, log=lines))
+        await self._report(Report(self.id, self.token, log=tuple(storable(str(line)) for line in lines)))
 
     async def update_payload(self, payload: Any) -> None:
         """Replace the stored payload: the next run gets it. Raises ``LeaseLost``."""

@@ -10,8 +10,10 @@ import msgspec
 
 from penstock.core.annex import EMPTY_ANNEX, Annex
 from penstock.core.job import Lease
+from penstock.core.text import storable_value
+from penstock.errors import SerializationError
 
-__all__ = ["LeasedJob", "Signal"]
+__all__ = ["LeasedJob", "Signal", "encode_progress"]
 
 
 class Signal(NamedTuple):
@@ -112,3 +114,17 @@ class LeasedJob:
     @property
     def enqueued_at(self) -> datetime:
         return datetime.fromtimestamp(self._lease.enqueued_at_ms / 1000, UTC)
+
+
+def encode_progress(value: Any) -> bytes:
+    """Return ``value`` as JSON, its texts made storable. Raise ``SerializationError`` if JSON cannot hold it."""
+    try:
+        try:
+            return msgspec.json.encode(value)
+        except UnicodeEncodeError:
+            return msgspec.json.encode(storable_value(msgspec.to_builtins(value)))
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise SerializationError(
+            f"Progress of type {type(value).__qualname__} cannot be encoded as JSON: {error}. "
+            "Pass a number, a string or a dict."
+        ) from error

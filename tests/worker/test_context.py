@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from penstock import App, JobContext, JobFailed, LeaseLost, Retry
 from penstock.errors import InvalidInput, SerializationError
+from penstock.storage.values import Report
 from tests.worker.conftest import recorded, working
 
 
@@ -83,6 +86,59 @@ async def test_an_update_the_task_does_not_take_is_refused(memory_app: App) -> N
         with pytest.raises(JobFailed) as caught:
             await crawl.call(1)
     assert caught.value.error_type == InvalidInput.__name__
+
+
+@pytest.mark.parametrize("runner", ["async", "thread"])
+async def test_text_that_is_not_utf8_is_logged_escaped(app: App, runner: str) -> None:
+    """``os.listdir`` returns such names. The job ends, and so does the next one that logs."""
+
+    def talk(context: JobContext) -> None:
+        context.log("name \udcff")
+        context.progress({"file \udcff": ["\udcff"]})
+
+    async def talk_async(context: JobContext) -> None:
+        talk(context)
+
+    task = app.task(name="talk")(talk if runner == "thread" else talk_async)
+    async with working(app):
+        for _ in range(2):
+            job = await task.enqueue()
+            await job.result(timeout="10s")
+            assert await job.logs() == ["name \\udcff"]
+            info = await job.get()
+            assert info is not None
+            assert info.progress == {"file \\udcff": ["\\udcff"]}
+
+
+async def test_a_report_that_no_store_can_keep_does_not_hold_up_its_job_or_others(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever class of error it raises. The others of the same call are stored."""
+    storage = await app.connect()
+    report = storage.report
+
+    async def picky(queue: str, reports: Sequence[Report]) -> Any:
+        if any("odd" in report.log for report in reports):
+            raise RecursionError("too deep")
+        return await report(queue, reports)
+
+    monkeypatch.setattr(storage, "report", picky)
+    refused: list[BaseException] = []
+
+    @app.task
+    async def talk(line: str, context: JobContext) -> str:
+        try:
+            await context.log(line)
+        except RecursionError as error:
+            refused.append(error)
+        context.log(line)
+        return line
+
+    async with working(app):
+        jobs = await talk.enqueue_many([{"line": line} for line in ("odd", "fine", "odd", "fine")])
+        assert [await job.result(timeout="10s") for job in jobs] == ["odd", "fine", "odd", "fine"]
+        assert [await job.logs() for job in jobs] == [[], ["fine"] * 2, [], ["fine"] * 2]
+    assert len(refused) == 2
 
 
 async def test_progress_that_json_cannot_say_is_refused(memory_app: App) -> None:

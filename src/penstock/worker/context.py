@@ -10,13 +10,11 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import msgspec
-
 from penstock.children import Child, add_children, read_children
 from penstock.core.job import Lease, Policy
+from penstock.core.text import storable
 from penstock.core.usage import amounts as in_millionths
-from penstock.errors import SerializationError
-from penstock.leased import LeasedJob
+from penstock.leased import LeasedJob, encode_progress
 from penstock.worker.reporter import Receipt
 from penstock.worker.run import Run
 from penstock.worker.words import Words
@@ -32,8 +30,6 @@ __all__ = ["ContextLink", "JobContext", "RunLink", "context_of", "current_job", 
 
 current_run: Final[ContextVar[Run]] = ContextVar("penstock_run")
 _current_context: Final[ContextVar[JobContext]] = ContextVar("penstock_context")
-
-_encode_progress: Final = msgspec.json.Encoder().encode
 
 
 class ContextLink(Protocol):
@@ -119,17 +115,11 @@ class JobContext(LeasedJob):
 
     def progress(self, value: Any) -> Receipt:
         """Keep ``value`` (anything JSON can say) on the job as its progress."""
-        try:
-            data = _encode_progress(value)
-        except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            raise SerializationError(
-                f"progress of type {type(value).__qualname__} has no JSON: {error}. Give a number, text or a dict."
-            ) from error
-        return self._link.report(Words(progress=data))
+        return self._link.report(Words(progress=encode_progress(value)))
 
     def log(self, line: str) -> Receipt:
         """Append a line to the job's log. The newest 1000 lines are kept."""
-        return self._link.report(Words(log=line))
+        return self._link.report(Words(log=storable(str(line))))
 
     def update_payload(self, *args: Any, **kwargs: Any) -> Receipt:
         """Replace the stored payload by these arguments of the task: the next run of this job gets them.

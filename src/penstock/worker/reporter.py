@@ -85,8 +85,9 @@ class Reporter:
         before = self._added
         while self._answered < before:
             self._send_soon()
-            if self._sending is not None:
-                await asyncio.shield(self._sending)
+            if self._sending is None:
+                return
+            await asyncio.wait([self._sending])
 
     def _send_soon(self) -> None:
         if self._sending is None and self._entries:
@@ -96,9 +97,12 @@ class Reporter:
         try:
             while entries := self._taken():
                 queues = {entry.run.lane.name for entry in entries}
-                for queue in queues:
-                    await self._send_queue(queue, [e for e in entries if e.run.lane.name == queue])
-                self._answered += len(entries)
+                try:
+                    for queue in queues:
+                        await self._send_queue(queue, [e for e in entries if e.run.lane.name == queue])
+                finally:
+                    # Count them even if the call raised: a run that waits for its last report must end.
+                    self._answered += len(entries)
         finally:
             self._sending = None
 
@@ -111,19 +115,31 @@ class Reporter:
         reports = _merged(entries)
         try:
             kept = await self._storage.report(queue, reports)
-        except StorageError as error:
-            logger.warning("reports of %d jobs of queue %s were not kept: %s", len(reports), queue, error)
-            for entry in entries:
-                entry.future.set_exception(error)
+        except BaseException as error:
+            if isinstance(error, StorageError) or not isinstance(error, Exception) or len(entries) == 1:
+                logger.warning(
+                    "Reports of %d jobs of queue %s were not stored: %r", len(reports), queue, error
+                )
+                _refuse(entries, error)
+            else:
+                # One of them is at fault: send each alone, so that the others are stored.
+                for entry in entries:
+                    await self._send_queue(queue, [entry])
+            if not isinstance(error, Exception):
+                raise
             return
         held = {report.token for report, answer in zip(reports, kept, strict=True) if answer}
         for entry in entries:
-            if entry.report.token in held:
+            if entry.report.token not in held:
+                _refuse([entry], LeaseLost(f"job {entry.report.id!r} is no longer held by this run"))
+            elif not entry.future.done():
                 entry.future.set_result(None)
-            else:
-                entry.future.set_exception(
-                    LeaseLost(f"job {entry.report.id!r} is no longer held by this run")
-                )
+
+
+def _refuse(entries: list[_Entry], error: BaseException) -> None:
+    for entry in entries:
+        if not entry.future.done():
+            entry.future.set_exception(error)
 
 
 def _merged(entries: list[_Entry]) -> list[Report]:

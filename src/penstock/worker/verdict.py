@@ -14,6 +14,7 @@ from penstock.core.job import Lease
 from penstock.core.names import check_signal, check_step
 from penstock.core.outcome import Await, Cancel, Fail, Failure, Limited, Outcome, Release, Snooze, Suspend
 from penstock.core.retry import BackoffFunction, delay_ms
+from penstock.core.text import storable
 from penstock.errors import InvalidInput, RateLimited, Retry, Unrecoverable, WaitForChildren
 from penstock.errors import Snooze as SnoozeVerdict
 from penstock.errors import Suspend as SuspendVerdict
@@ -26,7 +27,9 @@ __all__ = [
     "failure_of",
     "final_failure",
     "is_last",
+    "message_of",
     "suspension",
+    "traceback_of",
     "wall_clock",
 ]
 
@@ -135,29 +138,31 @@ def failure_of(error: BaseException, *, note: str = "") -> Failure:
     """What is stored of an error: bounded, and sayable in UTF-8."""
     shown = error.__cause__ if isinstance(error, Undecodable) and error.__cause__ else error
     return Failure(
-        type(shown).__name__,
-        _storable(_message(shown) + note, _LONGEST_MESSAGE),
-        "" if shown is not error else _storable(_traceback(error), _LONGEST_TRACEBACK, keep_end=True),
+        storable(type(shown).__name__),
+        _bounded(message_of(shown) + note, _LONGEST_MESSAGE),
+        "" if shown is not error else _bounded(traceback_of(error), _LONGEST_TRACEBACK, keep_end=True),
     )
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
+    """Return ``str(error)``, or a note if that raises."""
     try:
         return str(error)
     except Exception as broken:
-        return f"<its message cannot be had: {broken!r}>"
+        return f"<its message cannot be had: {type(broken).__name__}>"
 
 
-def _traceback(error: BaseException) -> str:
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback as text, or a note if formatting it raises."""
     try:
         return "".join(traceback.format_exception(error, limit=-_MOST_FRAMES))
     except Exception as broken:
-        return f"<its traceback cannot be had: {broken!r}>"
+        return f"<its traceback cannot be had: {type(broken).__name__}>"
 
 
-def _storable(text: str, longest: int, *, keep_end: bool = False) -> str:
-    """``text`` without what UTF-8 cannot say (lone surrogates), and not too long."""
-    plain = text.encode("utf-8", "backslashreplace").decode("utf-8")
+def _bounded(text: str, longest: int, *, keep_end: bool = False) -> str:
+    """Return ``text`` made storable, and cut if it is too long."""
+    plain = storable(text)
     if len(plain) <= longest:
         return plain
     return "… " + plain[-longest:] if keep_end else plain[:longest] + " …"

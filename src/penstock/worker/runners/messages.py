@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from datetime import UTC, datetime
 from functools import cache
 from typing import Literal
@@ -13,6 +12,8 @@ from penstock import errors
 from penstock.core.duration import milliseconds
 from penstock.core.job import Lease
 from penstock.core.sandbox import SandboxLimits
+from penstock.core.text import storable
+from penstock.worker.verdict import message_of, traceback_of
 from penstock.worker.words import Words
 
 __all__ = [
@@ -114,9 +115,9 @@ def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
     delay = next((delay for delay in delays if delay is not None), None) if own else None
     at = getattr(error, "at", None) if own else None
     return Raised(
-        type(error).__name__,
-        _utf8(str(error)),
-        _utf8("".join(traceback.format_exception(error, limit=-30))),
+        storable(type(error).__name__),
+        storable(message_of(error)),
+        storable(traceback_of(error)),
         undecodable=undecodable,
         own=own,
         delay_s=None if delay is None else milliseconds(delay) / 1000,
@@ -125,10 +126,6 @@ def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
         step=getattr(error, "step", None) if own else None,
         scope=getattr(error, "scope", "group") if own else "group",
     )
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _with_trace(error: Exception, remote: str) -> Exception:
