@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.limits import EVERY_GROUP, Bucket, Limit
@@ -36,24 +39,25 @@ class QueueLimits:
         self,
         *,
         group: str | None = None,
-        concurrency: int | None = None,
-        rate: RateLike | None = None,
-        bucket: BucketLike | None = None,
+        concurrency: int | UnsetType | None = UNSET,
+        rate: RateLike | UnsetType | None = UNSET,
+        bucket: BucketLike | UnsetType | None = UNSET,
     ) -> Limit:
         """Limit the queue as a whole; with ``group``, the jobs of that group (``"*"``: of every group without its own).
 
         ``concurrency``: so many at a time; a group of 1 runs strictly in order. ``rate``: so many starts in any stretch
-        of time. ``bucket``, of groups only: jobs take their ``cost`` from it. What is not given is not limited; what
-        was set before is replaced as a whole. Holds from the next claim on, for all workers.
+        of time. ``bucket``, of groups only: jobs take their ``cost`` from it. What is not given stays as it is; ``None``
+        removes that limit. Return the limit that holds from the next claim on, for all workers. Of two changes at a
+        time, the later one wins.
         """
-        limit = Limit(
-            None if concurrency is None else whole_number("concurrency", concurrency, least=1, most=_MOST),
-            None if rate is None else parse_rate(rate),
-            None if bucket is None else _parse_bucket(bucket),
-        )
+        key = _key(group)
+        changes = _changes(concurrency, rate, bucket)
         if group is None:
-            _check_for_queue(limit)
-        await (await self._storage()).limit(self._source.queue, _key(group), limit)
+            _check_for_queue(changes)
+        storage = await self._storage()
+        limit = replace((await storage.limits(self._source.queue)).get(key, Limit()), **changes)
+        is_gone = group is None and limit == Limit()
+        await storage.limit(self._source.queue, key, None if is_gone else limit)
         return limit
 
     async def unlimit(self, *, group: str | None = None) -> None:
@@ -107,15 +111,25 @@ def _key(group: str | None) -> str:
     return EVERY_GROUP if group == EVERY_GROUP else _one_group(group)
 
 
-def _check_for_queue(limit: Limit) -> None:
-    if limit.bucket is not None:
+def _changes(
+    concurrency: int | UnsetType | None, rate: RateLike | UnsetType | None, bucket: BucketLike | UnsetType | None
+) -> dict[str, Any]:
+    """Return the fields of ``Limit`` that were given, checked."""
+    given = {"concurrency": concurrency, "rate": rate, "bucket": bucket}
+    return {
+        name: None if value is None else _PARSERS[name](value)
+        for name, value in given.items()
+        if value is not UNSET
+    }
+
+
+def _check_for_queue(changes: Mapping[str, Any]) -> None:
+    if changes.get("bucket") is not None:
         raise InvalidOption(
             "bucket is for groups: a queue has concurrency and rate. Give a group, or '*' for every one."
         )
-    if limit == Limit():
-        raise InvalidOption(
-            "nothing is limited. Give concurrency or rate, or use unlimit() to remove a limit."
-        )
+    if not changes:
+        raise InvalidOption("limit() needs concurrency or rate. Use unlimit() to remove the limit.")
 
 
 def _parse_bucket(value: Any) -> Bucket:
@@ -134,3 +148,10 @@ def _parse_bucket(value: Any) -> Bucket:
             f"bucket={value!r:.60} refills too slowly to be counted exactly. Give the same speed over a shorter time."
         )
     return Bucket(capacity, rate.count, rate.per_ms)
+
+
+_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "concurrency": lambda value: whole_number("concurrency", value, least=1, most=_MOST),
+    "rate": parse_rate,
+    "bucket": _parse_bucket,
+}

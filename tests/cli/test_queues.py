@@ -176,6 +176,9 @@ def test_a_scheduler_that_several_queues_have_needs_the_queue(penstock: Shell) -
 def test_limits_are_set_shown_and_taken_away(on_both: Shell) -> None:
     on_both.ok("limit", "set", "--concurrency", "2", "--rate", "100/s")
     assert [row["group"] for row in on_both.json("limit", "show")] == [""]
+    assert "concurrency 3, rate 100/s" in on_both.ok("limit", "set", "--concurrency", "3")
+    assert on_both.ok("limit", "set", "--rate", "none").strip().endswith("concurrency 3")
+    on_both.ok("limit", "set", "--concurrency", "2", "--rate", "100/s")
     on_both.ok("limit", "set", "--group", "*", "--concurrency", "1")
     on_both.ok("limit", "set", "--group", "ada", "--bucket", "10:5/s")
     on_both.ok("enqueue", "true", "--group", "x")
@@ -187,6 +190,7 @@ def test_limits_are_set_shown_and_taken_away(on_both: Shell) -> None:
     assert rows["x"]["blocked"] == 1
     on_both.ok("limit", "set", "--none")
     assert "" not in {row["group"] for row in on_both.json("limit", "show")}
+    assert "whole number" in on_both.refused("limit", "set", "--concurrency", "many", code=2)
     assert "give --concurrency" in on_both.refused("limit", "set", code=2)
     assert "not a usable rate" in on_both.refused("limit", "set", "--rate", "fast", code=2)
 

@@ -29,6 +29,34 @@ async def test_limits_are_set_read_and_removed(app: App) -> None:
     assert await queue.limits() == {}
 
 
+@pytest.mark.parametrize("group", [None, "*", "tenant 7"])
+async def test_what_is_not_named_stays_and_none_removes_it(app: App, group: str | None) -> None:
+    queue = app.queue("mail")
+    await queue.limit(group=group, concurrency=3, rate="100/s")
+
+    assert await queue.limit(group=group, concurrency=5) == Limit(5, Rate(100, 1000))
+    assert await queue.limit(group=group, rate=None) == Limit(5)
+    assert await queue.limit(group=group, rate="9/s") == Limit(5, Rate(9, 1000))
+    assert await queue.limits() == {group or "": Limit(5, Rate(9, 1000))}
+
+
+async def test_a_queue_without_any_bound_left_has_no_limit(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.limit(concurrency=3)
+
+    assert await queue.limit(concurrency=None) == Limit()
+    assert await queue.limits() == {}
+
+
+async def test_a_limit_of_its_own_begins_without_that_of_every_group(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.limit(group="*", concurrency=1)
+
+    assert await queue.limit(group="a", rate="1/s") == Limit(None, Rate(1, 1000))
+    assert await queue.limit(group="a") == Limit(None, Rate(1, 1000))
+    assert await queue.limit(group="b") == Limit()
+
+
 @pytest.mark.parametrize(
     "options",
     [

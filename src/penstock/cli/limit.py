@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -34,12 +35,12 @@ def limit() -> None:
 @command_of(limit, "set")
 @queue_option_for("Which queue. [the key queue]")
 @click.option("--group", metavar="KEY", help="A group of it; '*' is every group without a limit of its own.")
-@click.option("--concurrency", metavar="NUMBER", type=int, help="So many jobs at a time.")
-@click.option("--rate", metavar="RATE", help='So many starts in any stretch of time: "100/s", "5/2m".')
+@click.option("--concurrency", metavar="NUMBER", help="Number of jobs that may be active at a time.")
+@click.option("--rate", metavar="RATE", help='Number of starts in any stretch of time: "100/s", "5/2m".')
 @click.option(
     "--bucket", metavar="CAPACITY:RATE", help='Jobs of the group take their cost from it: "100:10/s".'
 )
-@click.option("--none", "nothing", is_flag=True, help="Take the limit away.")
+@click.option("--none", "nothing", is_flag=True, help="Remove the limit.")
 @click.pass_obj
 def set_(
     flags: Flags,
@@ -47,32 +48,51 @@ def set_(
     *,
     queue: str | None,
     group: str | None,
-    bucket: str | None,
     nothing: bool,
     **options: Any,
 ) -> None:
-    """Limit a queue or a group; what was set before is replaced as a whole."""
+    """Limit a queue or a group; what is not given stays as it is.
+
+    Give "none" to remove one bound: --rate none. --none removes the whole limit.
+    """
     settings = Settings(flags)
     name = queue or settings["queue"]
-    given = {key: value for key, value in options.items() if value is not None}
-    if bucket is not None:
-        capacity, _, rate = bucket.partition(":")
-        if not capacity.isdigit() or not rate:
-            raise CommandLineError(
-                f"--bucket {bucket}: give capacity and rate, such as 100:10/s.", ExitCode.USAGE
-            )
-        given["bucket"] = (int(capacity), rate)
+    given = {
+        key: None if value == "none" else _PARSERS[key](value)
+        for key, value in options.items()
+        if value is not None
+    }
     if nothing == bool(given):
         raise CommandLineError("give --concurrency, --rate or --bucket, or --none.", ExitCode.USAGE)
 
-    async def act(app: App) -> None:
+    async def act(app: App) -> Limit | None:
         if nothing:
             await app.queue(name).unlimit(group=group)
-        else:
-            await app.queue(name).limit(group=group, **given)
+            return None
+        return await app.queue(name).limit(group=group, **given)
 
-    run_with_app(settings, act, create=True)
-    click.echo(f"{name}{f' group {group}' if group else ''}: {'no limit' if nothing else _said(given)}")
+    holds = {key: value for key, value in _shown(run_with_app(settings, act, create=True)).items() if value}
+    click.echo(f"{name}{f' group {group}' if group else ''}: {_said(holds) or 'no limit'}")
+
+
+def _parse_concurrency(text: str) -> int:
+    if not text.isdigit():
+        raise CommandLineError(f"--concurrency {text}: give a whole number, or none.", ExitCode.USAGE)
+    return int(text)
+
+
+def _parse_bucket(text: str) -> tuple[int, str]:
+    capacity, _, rate = text.partition(":")
+    if not capacity.isdigit() or not rate:
+        raise CommandLineError(f"--bucket {text}: give capacity and rate, such as 100:10/s.", ExitCode.USAGE)
+    return int(capacity), rate
+
+
+_PARSERS: Final[dict[str, Callable[[str], Any]]] = {
+    "concurrency": _parse_concurrency,
+    "rate": str,
+    "bucket": _parse_bucket,
+}
 
 
 @command_of(limit, "show")
