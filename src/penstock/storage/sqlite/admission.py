@@ -159,7 +159,7 @@ def sweep_groups(step: Step, *, limit: int) -> int:
     seen = max(seen, _touch_all(step, "over", step.now_ms, limit))
     settle(step)
     step.save(())
-    if not step.sql.execute(_sql["any"], (step.queue.key,)).fetchone()[0]:
+    if not step.sql.execute(_sql["any"], {"queue": step.queue.key}).fetchone()[0]:
         step.queue.uses &= ~USES_GROUPS
     return limit if step.queue.regroup else seen
 

@@ -58,7 +58,7 @@ def _write(step: Step, jobs: Sequence[NewJob], numbers: range) -> None:
         expires_at = now_ms + ttl_ms if ttl_ms else 0
         rows.append(
             (key, queue, job.id, number, job.priority, place, options_key, ttl_ms, job.run_id, job.write_id,
-             now_ms, expires_at)
+             now_ms, now_ms, now_ms, expires_at)
         )  # fmt: skip
     step.sql.executemany(_sql["insert"], rows)
     payloads = [(key, job.payload) for key, job in zip(keys, jobs, strict=True)]

@@ -7,7 +7,6 @@ incarnations are drawn from ``seq``, so what came later, or came back, is told b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -63,13 +62,16 @@ def _start(seq: int, now_ms: int, walk: str) -> _Cursor:
 def _walk(
     step: Step,
     at: _Cursor,
-    *arguments: Any,
+    state: str = "",
+    *,
     limit: int,
     wanted: Callable[[Record], bool],
     act: Callable[[Step, Record], None],
 ) -> tuple[int, int]:
     """Act on the wanted ones of the next ``limit`` jobs of the walk: how many were seen, how many were wanted."""
-    rows = step.sql.execute(_sql[at.walk], (step.queue.key, *arguments, *at.place, limit))
+    first, second = at.place
+    values = {"queue": step.queue.key, "state": state, "first": first, "second": second, "limit": limit}
+    rows = step.sql.execute(_sql[at.walk], values)
     seen = step.adopt(rows)
     found = [record for record in seen if wanted(record)]
     if seen:

@@ -61,7 +61,7 @@ def _check_options(step: Step, *, repair: bool) -> int:
     found = _one(step, "jobs_without_options", step.queue.key)
     if found and repair:
         key, _ = step.intern(DEFAULT_OPTIONS)
-        step.sql.execute(_sql["repair_jobs_without_options"], (step.queue.key, key))
+        step.sql.execute(_sql["repair_jobs_without_options"], (key, step.queue.key))
     return found
 
 
@@ -83,7 +83,7 @@ def _check_groups(step: Step, *, repair: bool) -> int:
     for record in step.adopt(step.sql.execute(_sql["members"], (step.queue.key,)).fetchall()):
         if record.part:
             members[record.annex.group].append(record)
-    for (key,) in step.sql.execute(_sql["group_keys"], (step.queue.key,)).fetchall():
+    for (key,) in step.sql.execute(_sql["group_keys"], {"queue": step.queue.key}).fetchall():
         members[key]  # Groups without members are looked at, too.
     return sum(not admission.recount(step, key, found, repair=repair) for key, found in members.items())
 

@@ -133,7 +133,7 @@ _concern_of = attrgetter("concern")
 def _head(step: Step, count: int) -> list[_Ready]:
     if not step.queue.waiting:
         return []
-    return [_Ready(*row) for row in step.sql.execute(_sql["head"], (step.queue.key, count, step.now_ms))]
+    return [_Ready(*row) for row in step.sql.execute(_sql["head"], (step.now_ms, step.queue.key, count))]
 
 
 def _take_from(step: Step, take: Take, head: list[_Ready]) -> list[Lease]:
@@ -249,7 +249,7 @@ def read_back(step: Step, held: Sequence[Held]) -> list[Lease]:
     """The leases a call had got, for its repetition; without those that are no longer held."""
     tokens = {lease.id: lease.token for lease in held}
     ids = _json.encode([lease.id for lease in held]).decode()
-    rows = step.sql.execute(_sql["held"], (step.queue.key, ids)).fetchall()
+    rows = step.sql.execute(_sql["held"], (ids, step.queue.key)).fetchall()
     records = ((Record(*row), payload) for payload, *row in rows)
     return [
         as_lease(record, payload, signal=received_data(step, record.key))

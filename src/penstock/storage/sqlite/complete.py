@@ -55,7 +55,7 @@ def complete_all(step: Step, settlements: Sequence[Settlement]) -> list[Settled]
     if not results or len(results) != len(settlements):
         return None
     ids = [one.id for one in settlements]
-    rows = step.sql.execute(_sql["held"], (step.queue.key, _json.encode(ids).decode()))
+    rows = step.sql.execute(_sql["held"], (_json.encode(ids).decode(), step.queue.key))
     jobs = [_Held(*row) for row in rows]
     if len(set(ids)) != len(jobs) or not all(map(_is_plain, jobs, settlements)):
         return None

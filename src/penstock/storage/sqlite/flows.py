@@ -93,7 +93,7 @@ def depend(
     new = _without_known(step, id_, after)
     rows = [(*where, given + n, *dependency) for n, dependency in enumerate(new, start=1)]
     step.sql.executemany(_sql["add_dependency"], rows)
-    step.sql.execute(_sql["give"], (*where, len(new), len(new)))
+    step.sql.execute(_sql["give"], (len(new), len(new), *where))
     _look_at(step, [one for one in new if one[:2] not in to_come], Dependent(step.queue.name, id_, flow))
 
 
@@ -102,7 +102,7 @@ def _without_known(step: Step, id_: str, after: Sequence[Dependency]) -> list[De
     for dependency in after:
         unique.setdefault((dependency.queue, dependency.id), dependency)
     pairs = _json.encode(list(unique)).decode()
-    for pair in step.sql.execute(_sql["known_dependencies"], (step.queue.key, id_, pairs)).fetchall():
+    for pair in step.sql.execute(_sql["known_dependencies"], (pairs, step.queue.key, id_)).fetchall():
         del unique[pair]
     return list(unique.values())
 
@@ -123,7 +123,7 @@ def look_again(step: Step, record: Record) -> None:
     where = (step.queue.key, record.id)
     rows = step.sql.execute(_sql["unfinished"], where).fetchall()
     step.sql.execute(_sql["clear_failed"], where)
-    step.sql.execute(_sql["give"], (*where, 0, len(rows)))
+    step.sql.execute(_sql["give"], (0, len(rows), *where))
     for key, *_ in rows:
         step.sql.execute(_sql["set_end"], ("pending", None, None, key))
     after = [Dependency(queue, id_, policy) for _, queue, id_, policy in rows]
@@ -292,7 +292,7 @@ def done(step: Step, dependent: Dependent, end: End) -> None:
     pending = step.sql.execute(_sql["count_one"], where).fetchone()[0]
     failed = end.state != "completed" and policy != "ignore"
     if failed:
-        step.sql.execute(_sql["mark_failed"], (*where, number))
+        step.sql.execute(_sql["mark_failed"], (number, *where))
     if step.giving == dependent.id or (pending and not failed):
         return
     record = step.find([dependent.id]).get(dependent.id)

@@ -58,7 +58,7 @@ def get(sql: sqlite3.Connection, namespace: str, queue: str, ids: Sequence[str])
     row = find_queue(sql, namespace, queue)
     if row is None:
         return [None] * len(ids)
-    rows = sql.execute(_sql["by_ids"], (row.key, _json.encode(ids).decode()))
+    rows = sql.execute(_sql["by_ids"], (_json.encode(ids).decode(), row.key))
     found = {rest[1]: as_job(Record(*rest), payload, queue=queue) for payload, *rest in rows}
     return [found.get(id_) for id_ in ids]
 
@@ -115,7 +115,7 @@ def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
     ready = sql.execute(_sql["next_ready_at"], (row.key,)).fetchone()
     due, due_at = sql.execute(_sql["overdue"], (row.key, now_ms)).fetchone() if row.scheduled else (0, None)
     oldest_ms = max(0 if ready is None else now_ms - ready[0], 0 if due_at is None else now_ms - due_at)
-    [next_at] = sql.execute(_sql["next_moved"], (row.key,)).fetchone()
+    [next_at] = sql.execute(_sql["next_moved"], {"queue": row.key}).fetchone()
     staged = sql.execute(_sql["staged"], (row.key,)).fetchone()[0] if row.uses & USES_STAGED else 0
     return Counts(
         row.scheduled - staged,

@@ -177,7 +177,7 @@ class Step:
         """The records of these ids. Until they are saved an id is one record, whoever asks for it."""
         wanted = list(ids)
         unknown = [id_ for id_ in wanted if id_ not in self._known] if self._known else wanted
-        rows = self.sql.execute(_sql["by_ids"], (self.queue.key, _json.encode(unknown).decode()))
+        rows = self.sql.execute(_sql["by_ids"], (_json.encode(unknown).decode(), self.queue.key))
         self.adopt(rows)
         known = self._known
         return {id_: known[id_] for id_ in wanted if id_ in known}
@@ -187,7 +187,7 @@ class Step:
         if self._known and not self._known.keys().isdisjoint(ids):
             return True
         listed = _json.encode(ids).decode()
-        return bool(self.sql.execute(_sql["knows_any"], (self.queue.key, listed)).fetchone()[0])
+        return bool(self.sql.execute(_sql["knows_any"], (listed, self.queue.key)).fetchone()[0])
 
     def adopt(self, rows: Iterable[Sequence[Any]]) -> list[Record]:
         """The records of rows that were read. One that is known already stays what it has become meanwhile."""

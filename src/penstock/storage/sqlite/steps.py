@@ -70,7 +70,7 @@ def signal(step: Step, id_: str, name: str, data: bytes) -> SignalAnswer:
     elif annex.kept >= _SIGNALS_KEPT:
         return "full"
     else:
-        step.sql.execute(_sql["keep"], (record.key, name, data))
+        step.sql.execute(_sql["keep"], {"job": record.key, "name": name, "data": data})
         record.annex = replace(annex, kept=annex.kept + 1)
     step.note(_SIGNALLED, record, run=record.runs, **named(name))
     step.save([record])

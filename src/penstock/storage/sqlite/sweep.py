@@ -168,7 +168,7 @@ def _forget(step: Step) -> None:
 
 
 def _wait_ms(step: Step, slot_wait_ms: int | None) -> int | None:
-    at = step.sql.execute(_sql["next_time"], (step.queue.key,)).fetchone()[0]
+    at = step.sql.execute(_sql["next_time"], {"queue": step.queue.key}).fetchone()[0]
     if at is None:
         return slot_wait_ms
     wait_ms = max(0, int(at) - step.now_ms)

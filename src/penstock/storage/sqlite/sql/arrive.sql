@@ -3,4 +3,4 @@ INSERT INTO jobs (
     key, queue, id, incarnation, state, priority, place, options, ttl_ms, run_id, write_id, ready_at, run_at,
     enqueued_at, expires_at, blocked_by, runs, failures, stalls, claimed_at, finished_at, kept_until, token,
     settled_as, worker, lease_until, cancelling
-) VALUES (?1, ?2, ?3, ?4, 'waiting', ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?11, ?11, ?12, '', 0, 0, 0, 0, 0, 0, 0, '', '', 0, 0)
+) VALUES (?, ?, ?, ?, 'waiting', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', 0, 0, 0, 0, 0, 0, 0, '', '', 0, 0)

@@ -7,20 +7,20 @@ ORDER BY j.place, j.id LIMIT ?
 -- name: drain_waiting
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options
-WHERE j.queue = ? AND j.state = 'waiting' AND (j.priority, j.place) > (?, ?)
-ORDER BY j.priority, j.place LIMIT ?
+WHERE j.queue = :queue AND j.state = 'waiting' AND (j.priority, j.place) > (:first, :second)
+ORDER BY j.priority, j.place LIMIT :limit
 
 -- name: drain_scheduled
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options
-WHERE j.queue = ? AND j.state = 'scheduled' AND (j.run_at, j.id) > (?, ?)
-ORDER BY j.run_at, j.id LIMIT ?
+WHERE j.queue = :queue AND j.state = 'scheduled' AND (j.run_at, j.id) > (:first, :second)
+ORDER BY j.run_at, j.id LIMIT :limit
 
 -- name: staged
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options
-WHERE j.queue = ? AND j.state = 'scheduled' AND j.run_at = ? AND j.id > ?
-ORDER BY j.id LIMIT ?
+WHERE j.queue = :queue AND j.state = 'scheduled' AND j.run_at = :first AND j.id > :second
+ORDER BY j.id LIMIT :limit
 
 -- name: has_staged
 SELECT 1 FROM jobs WHERE queue = ? AND state = 'scheduled' AND run_at >= {staged_from} LIMIT 1
@@ -28,8 +28,9 @@ SELECT 1 FROM jobs WHERE queue = ? AND state = 'scheduled' AND run_at >= {staged
 -- name: finished
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options
-WHERE j.queue = ?1 AND j.state = ?2 AND j.kept_until > 0 AND j.kept_until >= ?3 AND (j.kept_until, j.id) > (?3, ?4)
-ORDER BY j.kept_until, j.id LIMIT ?5
+WHERE j.queue = :queue AND j.state = :state AND j.kept_until > 0 AND j.kept_until >= :first
+    AND (j.kept_until, j.id) > (:first, :second)
+ORDER BY j.kept_until, j.id LIMIT :limit
 
 -- name: obliterate_news
 SELECT j.key, j.id, j.incarnation FROM jobs j

@@ -14,7 +14,7 @@ INSERT INTO payloads (job, payload) SELECT key, x'' FROM jobs WHERE queue = ? AN
 SELECT count(*) FROM jobs WHERE queue = ? AND options NOT IN (SELECT key FROM options)
 
 -- name: repair_jobs_without_options
-UPDATE jobs SET options = ?2 WHERE queue = ?1 AND options NOT IN (SELECT key FROM options)
+UPDATE jobs SET options = ? WHERE queue = ? AND options NOT IN (SELECT key FROM options)
 
 -- name: payloads_without_job
 SELECT count(*) FROM payloads WHERE job NOT IN (SELECT key FROM jobs)
@@ -93,23 +93,35 @@ FROM jobs j JOIN options o ON o.key = j.options
 WHERE j.queue = ? AND j.binds = 1 AND j.kept_until = 0
 
 -- name: group_keys
-SELECT key FROM job_groups WHERE queue = ?1 AND key > ''
-UNION SELECT key FROM group_lines WHERE queue = ?1
+SELECT key FROM job_groups WHERE queue = :queue AND key > ''
+UNION SELECT key FROM group_lines WHERE queue = :queue
 
 -- name: parents_without_job
-SELECT count(*) FROM parents WHERE queue = ?1 AND id NOT IN (SELECT id FROM jobs WHERE queue = ?1)
+SELECT count(*) FROM parents AS t WHERE t.queue = ? AND NOT EXISTS (
+    SELECT 1 FROM jobs j WHERE j.queue = t.queue AND j.id = t.id
+)
 
 -- name: repair_parents_without_job
-DELETE FROM parents WHERE queue = ?1 AND id NOT IN (SELECT id FROM jobs WHERE queue = ?1)
+DELETE FROM parents AS t WHERE t.queue = ? AND NOT EXISTS (
+    SELECT 1 FROM jobs j WHERE j.queue = t.queue AND j.id = t.id
+)
 
 -- name: dependencies_without_job
-SELECT count(*) FROM dependencies WHERE queue = ?1 AND parent NOT IN (SELECT id FROM jobs WHERE queue = ?1)
+SELECT count(*) FROM dependencies AS t WHERE t.queue = ? AND NOT EXISTS (
+    SELECT 1 FROM jobs j WHERE j.queue = t.queue AND j.id = t.parent
+)
 
 -- name: repair_dependencies_without_job
-DELETE FROM dependencies WHERE queue = ?1 AND parent NOT IN (SELECT id FROM jobs WHERE queue = ?1)
+DELETE FROM dependencies AS t WHERE t.queue = ? AND NOT EXISTS (
+    SELECT 1 FROM jobs j WHERE j.queue = t.queue AND j.id = t.parent
+)
 
 -- name: dependents_without_job
-SELECT count(*) FROM later_dependents WHERE queue = ?1 AND id NOT IN (SELECT id FROM jobs WHERE queue = ?1)
+SELECT count(*) FROM later_dependents AS t WHERE t.queue = ? AND NOT EXISTS (
+    SELECT 1 FROM jobs j WHERE j.queue = t.queue AND j.id = t.id
+)
 
 -- name: repair_dependents_without_job
-DELETE FROM later_dependents WHERE queue = ?1 AND id NOT IN (SELECT id FROM jobs WHERE queue = ?1)
+DELETE FROM later_dependents AS t WHERE t.queue = ? AND NOT EXISTS (
+    SELECT 1 FROM jobs j WHERE j.queue = t.queue AND j.id = t.id
+)

@@ -7,10 +7,10 @@ ORDER BY j.run_at, j.id LIMIT ?
 -- name: head
 SELECT j.key, j.expires_at, j.ready_at, j.run_id, j.cancelling, j.enqueued_at, j.priority, o.value, p.payload,
     j.stalls, j.failures, j.runs, j.incarnation, j.id, j.annex,
-    CASE WHEN j.expires_at > 0 AND j.expires_at <= ?3 THEN 2 ELSE j.binds END
+    CASE WHEN j.expires_at > 0 AND j.expires_at <= ? THEN 2 ELSE j.binds END
 FROM jobs j JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
-WHERE j.queue = ?1 AND j.state = 'waiting'
-ORDER BY j.priority, j.place LIMIT ?2
+WHERE j.queue = ? AND j.state = 'waiting'
+ORDER BY j.priority, j.place LIMIT ?
 
 -- name: lease
 UPDATE jobs SET state = 'active', token = ?, runs = runs + 1, claimed_at = ?, lease_until = ?, worker = ?,
@@ -19,8 +19,8 @@ WHERE key = ?
 
 -- name: held
 SELECT p.payload, {record}
-FROM json_each(?2) e
-CROSS JOIN jobs j ON j.queue = ?1 AND j.id = e.value
+FROM json_each(?) e
+CROSS JOIN jobs j ON j.queue = ? AND j.id = e.value
 JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
 WHERE j.state = 'active'
 

@@ -6,15 +6,15 @@ ON CONFLICT DO NOTHING
 SELECT flow, given, pending, failed FROM parents WHERE queue = ? AND id = ?
 
 -- name: give
-UPDATE parents SET given = given + ?3, pending = pending + ?4 WHERE queue = ?1 AND id = ?2
+UPDATE parents SET given = given + ?, pending = pending + ? WHERE queue = ? AND id = ?
 
 -- name: add_dependency
 INSERT INTO dependencies (queue, parent, number, on_queue, on_id, policy, state)
 VALUES (?, ?, ?, ?, ?, ?, 'pending')
 
 -- name: known_dependencies
-SELECT d.on_queue, d.on_id FROM json_each(?3) e
-JOIN dependencies d ON d.queue = ?1 AND d.parent = ?2 AND d.on_queue = e.value ->> 0 AND d.on_id = e.value ->> 1
+SELECT d.on_queue, d.on_id FROM json_each(?) e
+JOIN dependencies d ON d.queue = ? AND d.parent = ? AND d.on_queue = e.value ->> 0 AND d.on_id = e.value ->> 1
 
 -- name: edge
 SELECT p.flow, d.key, d.number, d.policy, d.state
@@ -28,7 +28,7 @@ UPDATE dependencies SET state = ?, result = ?, failure = ? WHERE key = ?
 UPDATE parents SET pending = pending - 1 WHERE queue = ? AND id = ? RETURNING pending
 
 -- name: mark_failed
-UPDATE parents SET failed = ?3 WHERE queue = ?1 AND id = ?2 AND failed = 0
+UPDATE parents SET failed = ? WHERE queue = ? AND id = ? AND failed = 0
 
 -- name: clear_failed
 UPDATE parents SET failed = 0, awaited = 0 WHERE queue = ? AND id = ?
@@ -63,13 +63,13 @@ INSERT INTO later_dependents (queue, id, to_queue, to_id, flow) VALUES (?, ?, ?,
 SELECT to_queue, to_id, flow FROM later_dependents WHERE queue = ? AND id = ? ORDER BY key
 
 -- name: forget_parents
-DELETE FROM parents WHERE queue = ?1 AND id IN (SELECT value FROM json_each(?2))
+DELETE FROM parents WHERE queue = ? AND id IN (SELECT value FROM json_each(?))
 
 -- name: forget_dependencies
-DELETE FROM dependencies WHERE queue = ?1 AND parent IN (SELECT value FROM json_each(?2))
+DELETE FROM dependencies WHERE queue = ? AND parent IN (SELECT value FROM json_each(?))
 
 -- name: forget_dependents
-DELETE FROM later_dependents WHERE queue = ?1 AND id IN (SELECT value FROM json_each(?2))
+DELETE FROM later_dependents WHERE queue = ? AND id IN (SELECT value FROM json_each(?))
 
 -- name: tied
 SELECT {record}

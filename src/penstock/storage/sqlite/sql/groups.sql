@@ -71,7 +71,8 @@ SELECT min(over_at) FROM job_groups WHERE queue = ? AND over_at > 0
 SELECT key FROM job_groups WHERE queue = ? AND key > ? ORDER BY key LIMIT ?
 
 -- name: any
-SELECT EXISTS (SELECT 1 FROM job_groups WHERE queue = ?1 AND key > '') OR EXISTS (SELECT 1 FROM limits WHERE queue = ?1)
+SELECT EXISTS (SELECT 1 FROM job_groups WHERE queue = :queue AND key > '')
+    OR EXISTS (SELECT 1 FROM limits WHERE queue = :queue)
 
 -- name: obliterate_lines
 DELETE FROM group_lines WHERE queue = ?
@@ -80,7 +81,7 @@ DELETE FROM group_lines WHERE queue = ?
 DELETE FROM starts WHERE queue = ?
 
 -- name: obliterate_groups
-DELETE FROM job_groups WHERE queue = ?1 AND paused = 0 AND parked_until <= ?2
+DELETE FROM job_groups WHERE queue = ? AND paused = 0 AND parked_until <= ?
 
 -- name: empty_groups
 UPDATE job_groups SET waiting = 0, active = 0, held = 0, blocked = 0, cost = 0, starts = 0, level_per = 0, look_at = 0,

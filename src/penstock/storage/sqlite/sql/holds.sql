@@ -13,5 +13,5 @@ ORDER BY j.held_until, j.id LIMIT ?
 -- name: held
 SELECT h.finished_at, p.payload, {record}
 FROM holds h JOIN jobs j ON j.key = h.job JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
-WHERE h.queue = ?1 AND h.consumer = ?2 AND (h.finished_at, h.id) > (?3, ?4)
-ORDER BY h.finished_at, h.id LIMIT ?5
+WHERE h.queue = ? AND h.consumer = ? AND (h.finished_at, h.id) > (?, ?)
+ORDER BY h.finished_at, h.id LIMIT ?

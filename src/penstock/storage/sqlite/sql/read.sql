@@ -1,7 +1,7 @@
 -- name: by_ids
 SELECT p.payload, {record}
-FROM json_each(?2) e
-CROSS JOIN jobs j ON j.queue = ?1 AND j.id = e.value
+FROM json_each(?) e
+CROSS JOIN jobs j ON j.queue = ? AND j.id = e.value
 JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
 
 -- name: list_waiting
@@ -42,9 +42,9 @@ SELECT count(*), min(run_at) FROM jobs WHERE queue = ? AND state = 'scheduled' A
 
 -- name: next_moved
 SELECT min(at) FROM (
-    SELECT min(run_at) AS at FROM jobs WHERE queue = ?1 AND state = 'scheduled' AND run_at < {staged_from}
-    UNION ALL SELECT min(wake_at) FROM jobs WHERE queue = ?1 AND wake_at > 0
-    UNION ALL SELECT min(look_at) FROM job_groups WHERE queue = ?1 AND look_at > 0
+    SELECT min(run_at) AS at FROM jobs WHERE queue = :queue AND state = 'scheduled' AND run_at < {staged_from}
+    UNION ALL SELECT min(wake_at) FROM jobs WHERE queue = :queue AND wake_at > 0
+    UNION ALL SELECT min(look_at) FROM job_groups WHERE queue = :queue AND look_at > 0
 )
 
 -- name: staged

@@ -1,11 +1,11 @@
 -- name: by_ids
 SELECT {record}
-FROM json_each(?2) e
-CROSS JOIN jobs j ON j.queue = ?1 AND j.id = e.value
+FROM json_each(?) e
+CROSS JOIN jobs j ON j.queue = ? AND j.id = e.value
 JOIN options o ON o.key = j.options
 
 -- name: knows_any
-SELECT EXISTS (SELECT 1 FROM json_each(?2) e CROSS JOIN jobs j ON j.queue = ?1 AND j.id = e.value)
+SELECT EXISTS (SELECT 1 FROM json_each(?) e CROSS JOIN jobs j ON j.queue = ? AND j.id = e.value)
 
 -- name: last_key
 SELECT max(key) FROM jobs

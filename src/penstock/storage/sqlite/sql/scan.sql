@@ -3,16 +3,16 @@ SELECT key, id FROM jobs WHERE queue = ? AND id > ? ORDER BY id LIMIT ?
 
 -- name: jobs
 SELECT p.payload, {record}
-FROM json_each(?1) e
+FROM json_each(?) e
 CROSS JOIN jobs j ON j.key = e.value
 JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
-WHERE j.state IN (SELECT value FROM json_each(?2))
+WHERE j.state IN (SELECT value FROM json_each(?))
 ORDER BY e.key
 
 -- name: light
 SELECT x'', {record}
-FROM json_each(?1) e
+FROM json_each(?) e
 CROSS JOIN jobs j ON j.key = e.value
 JOIN options o ON o.key = j.options
-WHERE j.state IN (SELECT value FROM json_each(?2))
+WHERE j.state IN (SELECT value FROM json_each(?))
 ORDER BY e.key

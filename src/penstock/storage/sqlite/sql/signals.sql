@@ -12,4 +12,4 @@ SELECT number, data FROM signals WHERE job = ? AND name = ? AND number > 0 ORDER
 
 -- name: keep
 INSERT INTO signals (job, number, name, data)
-SELECT ?1, coalesce(max(number), 0) + 1, ?2, ?3 FROM signals WHERE job = ?1
+SELECT :job, coalesce(max(number), 0) + 1, :name, :data FROM signals WHERE job = :job

@@ -19,8 +19,8 @@ ORDER BY j.expires_at, j.id LIMIT ?
 -- name: forgotten
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options
-WHERE j.queue = ?1 AND j.kept_until > 0 AND j.state IN ('completed', 'failed', 'cancelled') AND j.kept_until <= ?2
-LIMIT ?3
+WHERE j.queue = ? AND j.kept_until > 0 AND j.state IN ('completed', 'failed', 'cancelled') AND j.kept_until <= ?
+LIMIT ?
 
 -- name: surplus
 SELECT {record}
@@ -39,15 +39,15 @@ DELETE FROM memo WHERE queue = ? AND at_ms <= ?
 
 -- name: next_time
 SELECT min(at) FROM (
-    SELECT min(run_at) AS at FROM jobs WHERE queue = ?1 AND state = 'scheduled' AND run_at < {staged_from}
-    UNION ALL SELECT min(wake_at) FROM jobs WHERE queue = ?1 AND wake_at > 0
-    UNION ALL SELECT min(held_until) FROM jobs WHERE queue = ?1 AND held_until > 0
-    UNION ALL SELECT min(lease_until) FROM jobs WHERE queue = ?1 AND state = 'active'
+    SELECT min(run_at) AS at FROM jobs WHERE queue = :queue AND state = 'scheduled' AND run_at < {staged_from}
+    UNION ALL SELECT min(wake_at) FROM jobs WHERE queue = :queue AND wake_at > 0
+    UNION ALL SELECT min(held_until) FROM jobs WHERE queue = :queue AND held_until > 0
+    UNION ALL SELECT min(lease_until) FROM jobs WHERE queue = :queue AND state = 'active'
     UNION ALL SELECT min(expires_at) FROM jobs
-        WHERE queue = ?1 AND expires_at > 0 AND kept_until = 0 AND lease_until = 0
-    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = ?1 AND state = 'completed' AND kept_until > 0
-    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = ?1 AND state = 'failed' AND kept_until > 0
-    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = ?1 AND state = 'cancelled' AND kept_until > 0
-    UNION ALL SELECT min(look_at) FROM job_groups WHERE queue = ?1 AND look_at > 0
-    UNION ALL SELECT min(over_at) FROM job_groups WHERE queue = ?1 AND over_at > 0
+        WHERE queue = :queue AND expires_at > 0 AND kept_until = 0 AND lease_until = 0
+    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = :queue AND state = 'completed' AND kept_until > 0
+    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = :queue AND state = 'failed' AND kept_until > 0
+    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = :queue AND state = 'cancelled' AND kept_until > 0
+    UNION ALL SELECT min(look_at) FROM job_groups WHERE queue = :queue AND look_at > 0
+    UNION ALL SELECT min(over_at) FROM job_groups WHERE queue = :queue AND over_at > 0
 )
