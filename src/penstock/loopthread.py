@@ -27,8 +27,15 @@ class _LoopThread:
         self._started.wait()
 
     def _main(self) -> None:
-        # asyncio.run also ends what is left at the end: tasks, and the sessions of apps.
-        asyncio.run(self._serve())
+        # Not asyncio.run: to end the default executor it starts a thread, which Python 3.12 refuses at exit.
+        # The threads of the executor have ended by then, because concurrent.futures joins them earlier.
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self._serve())
+            loop.run_until_complete(_cancel_tasks())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -58,6 +65,14 @@ class _LoopThread:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(timeout=5)
+
+
+async def _cancel_tasks() -> None:
+    """Cancel what is left at the end. The sessions of apps end with it."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 _thread: _LoopThread | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -140,6 +142,23 @@ async def test_a_call_on_the_loop_thread_itself_is_refused_not_waited_for_ever()
 
     with pytest.raises(PenstockError, match=r"Await the same method without \.sync"):
         await asyncio.to_thread(run, wrong())
+
+
+def test_a_program_that_used_the_default_executor_exits_without_a_traceback() -> None:
+    program = """
+import asyncio
+from penstock.loopthread import run
+
+async def length():
+    return await asyncio.to_thread(len, "abc")
+
+print(run(length()))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("3\n", "", 0)
 
 
 async def test_it_may_be_used_beside_a_running_loop(sync_app: App) -> None:
