@@ -11,13 +11,14 @@ PYTEST = JAVA_HOME="$(CURDIR)/$(VENV)/java" $(PY) -m pytest $(SPLIT)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-spark check lint fmt bench bench-scale bench-features bench-spark clean
+.PHONY: help demo test test-slow test-spark test-python check lint fmt bench bench-scale bench-features bench-spark clean
 
 help:
 	@echo "make demo            the main job on the embedded store, in a minute"
 	@echo "make test            all tests but the slow ones      (ARGS='-k name' is passed on to pytest)"
 	@echo "make test-slow       crashes, soak, failover"
 	@echo "make test-spark      the tests of Spark on another pyspark (SPARK=4.0.0)"
+	@echo "make test-python     core, contract and client tests on another interpreter (PYTHON=python3.13)"
 	@echo "make check           all of it: lint, test"
 	@echo "make lint            format, lint, types, import rules"
 	@echo "make fmt             format and mend what can be mended"
@@ -40,6 +41,13 @@ test-slow: $(VENV)/.java
 test-spark: .venv-spark-$(SPARK)/.made
 	.venv-spark-$(SPARK)/bin/python -m pytest $(SPLIT) -m "not slow" tests/spark tests/cli/test_tables.py tests/examples \
 		-W ignore::ResourceWarning -W ignore::pytest.PytestUnraisableExceptionWarning $(ARGS)
+
+# Servers and Spark do not depend on the interpreter; what SQLite, asyncio and the standard library do, does.
+test-python: PYTHON_VENV = .venv-python-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())')
+test-python:
+	$(MAKE) $(PYTHON_VENV)/.made
+	$(PYTHON_VENV)/bin/python -m pytest $(SPLIT) -m "not slow" -k "not valkey and not cluster" \
+		tests/core tests/contract tests/client tests/storage/sqlite $(ARGS)
 
 check: $(VENV)/.dev
 	$(MAKE) --jobs=2 lint $(VENV)/.java
@@ -68,7 +76,7 @@ bench-spark: $(VENV)/.dev
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/spark $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-spark-* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-spark-* .venv-python-* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp for each stage: the demo needs little and is quick, the tests add the dev group to it.
@@ -99,4 +107,11 @@ $(VENV)/.java: $(VENV)/.dev
 	echo 'pyspark==$*' >>$(@D)/constraints.txt
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade 'pip>=25.1'
 	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt --editable '.[cli,spark]' --group dev
+	touch $@
+
+.venv-python-%/.made: pyproject.toml constraints.txt
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade 'pip>=25.1'
+	$(@D)/bin/python -m pip install --quiet --constraint constraints.txt --editable . --group test
 	touch $@

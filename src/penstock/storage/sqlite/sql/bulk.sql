@@ -1,8 +1,8 @@
 -- name: drain_blocked
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options
-WHERE j.queue = ? AND j.state = 'blocked' AND (j.place, j.id) > (?, ?)
-ORDER BY j.place, j.id LIMIT ?
+WHERE j.queue = :queue AND j.state = 'blocked' AND (j.place, j.id) > (:first, :second)
+ORDER BY j.place, j.id LIMIT :limit
 
 -- name: drain_waiting
 SELECT {record}
