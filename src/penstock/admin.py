@@ -166,9 +166,16 @@ class QueueAdmin(Searching, QueueLimits):
 
     # Operate on jobs
 
-    async def cancel(self, *ids: str) -> dict[str, CancelAnswer]:
-        """End jobs that have not begun (``cancelled``), ask active ones to stop (``requested``)."""
-        return await _by_id(ids, (await self._storage()).cancel, self.name)
+    async def cancel(self, *ids: str, rerun_only: bool = False) -> dict[str, CancelAnswer]:
+        """End jobs that have not begun (``cancelled``), ask active ones to stop (``requested``).
+
+        With ``rerun_only``, leave the jobs alone and drop the rerun that waits behind an active one
+        (``rerun_cancelled``; ``no_rerun`` if none does).
+        """
+        storage = await self._storage()
+        return await _by_id(
+            ids, lambda queue, some: storage.cancel(queue, some, rerun_only=rerun_only), self.name
+        )
 
     async def retry(self, *ids: str) -> dict[str, RetryAnswer]:
         """Have failed and cancelled jobs run again."""

@@ -110,9 +110,13 @@ class JobHandle(Generic[R]):
             )
         return info.state
 
-    async def cancel(self) -> CancelAnswer:
-        """End the job if it has not begun (``cancelled``), or ask it to stop (``requested``)."""
-        [answer] = await (await self._source.app.connect()).cancel(self.queue, [self.id])
+    async def cancel(self, *, rerun_only: bool = False) -> CancelAnswer:
+        """End the job if it has not begun (``cancelled``), or ask it to stop (``requested``).
+
+        With ``rerun_only``, leave the job alone and drop the rerun that waits behind it (``rerun_cancelled``).
+        """
+        storage = await self._source.app.connect()
+        [answer] = await storage.cancel(self.queue, [self.id], rerun_only=rerun_only)
         return answer
 
     async def retry(self) -> RetryAnswer:

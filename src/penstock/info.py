@@ -177,6 +177,11 @@ class JobInfo:
         return self.raw.cancelling
 
     @property
+    def has_rerun(self) -> bool:
+        """Whether a rerun waits for the end of this active job."""
+        return self.raw.has_rerun
+
+    @property
     def enqueued_at(self) -> datetime | None:
         return _instant(self.raw.enqueued_at_ms)
 

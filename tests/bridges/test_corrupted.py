@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.bridges.redis_work_queue import Cleaned, WorkQueue
+from penstock.bridges.redis_work_queue import Cleaned, Item, WorkQueue
 from penstock.bridges.redis_work_queue.cleaning import Cleaner
 from tests.bridges.peers import Peer
 
@@ -114,6 +114,17 @@ async def test_a_lease_counts_under_both_names(ours: WorkQueue, wire: Wire, name
 
     assert await ours.light_clean(grace=0) == Cleaned()
     assert await ours.deep_clean(grace=0) == Cleaned()
+
+
+@pytest.mark.parametrize("name", ["leased_by_session", "lease"])
+async def test_half_a_lease_of_ours_holds_no_item(
+    ours: WorkQueue, db: redis.Redis, prefix: str, name: str
+) -> None:
+    await ours.add_item(Item("data", "a"))
+    assert await ours.lease("30s", wait=0) is not None
+    db.delete(f"{prefix}:{name}:a")
+
+    assert await ours.light_clean(grace=0) == Cleaned(returned=1)
 
 
 async def test_an_item_put_back_goes_to_the_end_of_the_queue(ours: WorkQueue, wire: Wire) -> None:

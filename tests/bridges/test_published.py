@@ -116,6 +116,27 @@ async def test_only_the_first_of_both_completes(ours: WorkQueue, theirs: Peer, f
     assert answers == [True, False]
 
 
+@pytest.mark.parametrize("again", ["ours", "theirs"])
+async def test_an_item_added_again_after_they_completed_our_lease_is_handed_out(
+    ours: WorkQueue, theirs: Peer, again: str
+) -> None:
+    await ours.add_item(Item("old", "a"))
+    old = await ours.lease("30s", wait=0)
+    assert old is not None
+    assert theirs.ask("complete", "a") is True
+    if again == "ours":
+        assert await ours.add_item(Item("new", "a"))
+    else:
+        theirs.ask("add", "a", "new")
+
+    item = await ours.lease("30s", wait=0)
+
+    assert item == Item("new", "a")
+    assert await ours.complete(old) is False
+    assert await ours.complete(item) is True
+    assert await ours.lengths() == (0, 0)
+
+
 async def test_we_add_no_second_one_to_what_they_added(ours: WorkQueue, theirs: Peer) -> None:
     theirs.ask("add", "same", "theirs")
 

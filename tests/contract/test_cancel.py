@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.lifecycle import EventType, State
-from penstock.core.outcome import Fail
+from penstock.core.outcome import Complete, Fail
 from penstock.storage.values import CancelAnswer, Finished
-from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, Seen, other_states, start_states
+from tests.contract.factories import (
+    BOOM,
+    LEASE_MS,
+    MINUTE_MS,
+    STATES,
+    Bench,
+    Seen,
+    other_states,
+    redispatch,
+    start_states,
+)
 
 E, S = EventType, State
 
@@ -18,8 +28,8 @@ FINISHED: dict[State, CancelAnswer] = {
 }
 
 
-async def cancel(bench: Bench, *ids: str) -> list[CancelAnswer]:
-    return await bench.storage.cancel(bench.queue, ids)
+async def cancel(bench: Bench, *ids: str, rerun_only: bool = False) -> list[CancelAnswer]:
+    return await bench.storage.cancel(bench.queue, ids, rerun_only=rerun_only)
 
 
 @pytest.mark.parametrize("state", [state for state in start_states("cancel") if state is not S.ACTIVE])
@@ -53,6 +63,35 @@ async def test_an_active_job_is_asked_to_stop_once(bench: Bench) -> None:
     assert (job.state, job.cancelling, job.token) == (S.ACTIVE, True, lease.token)
     assert await bench.counts() == {S.ACTIVE: 1}
     assert await bench.seen() == [Seen(E.CANCELLING, "job", S.ACTIVE)]
+
+
+async def test_only_the_rerun_of_an_active_job_is_cancelled(bench: Bench) -> None:
+    lease = await bench.bring(S.ACTIVE)
+    assert lease
+    await bench.put(conflict=redispatch(), notify="ear")
+    assert (await bench.job()).has_rerun
+    await bench.events()
+
+    assert await cancel(bench, "job", rerun_only=True) == ["rerun_cancelled"]
+
+    job = await bench.job()
+    assert (job.state, job.cancelling, job.has_rerun) == (S.ACTIVE, False, False)
+    assert await bench.seen() == [Seen(E.CHANGED, "job", S.ACTIVE)]
+    assert await cancel(bench, "job", rerun_only=True) == ["no_rerun"]
+    await bench.settle(lease, Complete(b"done"))
+    assert await bench.counts() == {S.COMPLETED: 1}
+    assert await bench.storage.listen(bench.queue, "ear", timeout_ms=5000) == [
+        Finished("job", lease.incarnation, S.COMPLETED, b"done")
+    ]
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_a_job_without_a_rerun_is_left_alone_by_rerun_only(bench: Bench, state: State) -> None:
+    await bench.bring(state)
+    picture = await bench.picture()
+
+    assert await cancel(bench, "job", "nobody", rerun_only=True) == ["no_rerun", "not_found"]
+    assert await bench.picture() == picture
 
 
 @pytest.mark.parametrize("state", other_states("cancel"))

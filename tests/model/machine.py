@@ -86,7 +86,7 @@ class Machine(RuleBasedStateMachine):
         data=st.data(),
         jobs=st.lists(draw.new_jobs(), min_size=1, max_size=4),
         take=draw.takes,
-        between=st.sampled_from(["", "again", "again", "cancel", "time"]),
+        between=st.sampled_from(["", "again", "again", "again and not", "cancel", "time"]),
     )
     def work_off(self, data: st.DataObject, jobs: list[NewJob], take: Take, between: str) -> None:
         """Several verbs in a sensible order: picked one by one they seldom get a job to its end."""
@@ -98,6 +98,12 @@ class Machine(RuleBasedStateMachine):
         match between:
             case "again":
                 self.dispatch_again_what_is_active(data, "")
+            case "again and not":
+                self.dispatch_again_what_is_active(data, "")
+                ids = [record.id for record in self.model.in_state(State.ACTIVE)]
+                self.same(
+                    self.storage.cancel(self.queue, ids, rerun_only=True), lambda: self.model.cancel_rerun(ids)
+                )
             case "cancel":
                 ids = [record.id for record in self.model.in_state(State.ACTIVE)][:1]
                 self.same(self.storage.cancel(self.queue, ids), lambda: self.model.cancel(ids))

@@ -56,6 +56,9 @@ class Model(Clockwork):
     def cancel(self, ids: Sequence[str]) -> list[CancelAnswer]:
         return self._then_fill([self._cancel(self.records.get(id)) for id in ids])
 
+    def cancel_rerun(self, ids: Sequence[str]) -> list[CancelAnswer]:
+        return self._then_fill([self._cancel_rerun(self.records.get(id)) for id in ids])
+
     def retry(self, ids: Sequence[str]) -> list[RetryAnswer]:
         to_come, ahead = set(ids), set[str]()
         return self._then_fill([self._retry(self.records.get(id), to_come, ahead) for id in ids])
@@ -180,10 +183,22 @@ class Model(Clockwork):
                 self._finish(record, S.CANCELLED, E.CANCELLED)
                 return "cancelled"
 
-    def _ask_to_stop(self, record: Record) -> None:
+    def _cancel_rerun(self, record: Record | None) -> CancelAnswer:
+        if record is None:
+            return "not_found"
+        if record.slot is None:
+            return "no_rerun"
+        self._drop_slot(record)
+        self._append(E.CHANGED, record)
+        return "rerun_cancelled"
+
+    def _drop_slot(self, record: Record) -> None:
         if record.slot is not None:
             record.waiters |= record.slot.waiters
             record.slot = None
+
+    def _ask_to_stop(self, record: Record) -> None:
+        self._drop_slot(record)
         if not record.cancelling:
             record.cancelling = True
             self._append(E.CANCELLING, record)

@@ -142,6 +142,7 @@ def _facts(job: JobInfo) -> list[tuple[str, Any]]:
         ("priority", job.priority or ""),
         ("group", job.group),
         ("blocked by", job.blocked_by),
+        ("rerun", "waits for the end of this run" if job.has_rerun else ""),
         ("worker", job.worker if job.state == "active" else ""),
         ("due", when(raw.run_at_ms) if job.state == "scheduled" else ""),
         ("kept until", when(raw.kept_until_ms) if job.state in TERMINAL else ""),

@@ -79,6 +79,7 @@ def described(info: JobInfo) -> dict[str, Any]:
         "headers": dict(info.headers),
         "usage": info.usage,
         "cancelling": info.cancelling,
+        "has_rerun": info.has_rerun,
         "enqueued_at": info.enqueued_at,
         "run_at": info.run_at,
         "claimed_at": info.claimed_at,

@@ -32,6 +32,7 @@ __all__ = ["cancel", "done_by_id", "promote", "remove", "reset", "reset_stale", 
 
 _DONE: Final = {
     "cancelled": "cancelled",
+    "rerun_cancelled": "does not run again after this run",
     "requested": "asked to stop: it ends with the next heartbeat of its worker",
     "retried": "waits again",
     "removed": "removed",
@@ -42,6 +43,7 @@ _NOT_DONE: Final = {
     "completed": "has completed already",
     "failed": "has failed already",
     "already_cancelled": "was cancelled already",
+    "no_rerun": "has no rerun that waits",
     "not_failed": "has neither failed nor been cancelled, so there is nothing to retry",
     "not_scheduled": "is not scheduled",
     "active": "is active: cancel it first, or take it from its worker by `penstock reset`",
@@ -114,15 +116,24 @@ def _say(id: str, answer: str, refusal: str | None, *, silent: bool) -> int:
     required=True,
 )
 @queue_option_for("Which queue they are in, if several have these ids.")
+@click.option(
+    "--rerun-only", is_flag=True, help="Leave active jobs alone; drop the reruns that wait behind them."
+)
 @json_option
 @click.pass_obj
-def cancel(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
+def cancel(
+    flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, rerun_only: bool, as_json: bool
+) -> int:
     """Cancel jobs: those that have not begun end at once, active ones are told to stop.
 
     A command that runs is killed with all that it has started, at the next heartbeat of its worker. `penstock retry`
     has a cancelled job run after all.
     """
-    return done_by_id(flags, ids, queue, lambda named, id: named.cancel(id), as_json=as_json)
+
+    def act(named: Queue, id: str) -> Awaitable[Mapping[str, str]]:
+        return named.cancel(id, rerun_only=rerun_only)
+
+    return done_by_id(flags, ids, queue, act, as_json=as_json)
 
 
 @command("retry")

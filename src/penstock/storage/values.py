@@ -57,7 +57,16 @@ __all__ = [
     "WorkerRecord",
 ]
 
-CancelAnswer = Literal["cancelled", "requested", "completed", "failed", "already_cancelled", "not_found"]
+CancelAnswer = Literal[
+    "cancelled",
+    "requested",
+    "completed",
+    "failed",
+    "already_cancelled",
+    "not_found",
+    "rerun_cancelled",
+    "no_rerun",
+]
 RetryAnswer = Literal["retried", "not_failed", "not_found"]
 PromoteAnswer = Literal["promoted", "not_scheduled", "not_found"]
 ChangeAnswer = Literal["changed", "wrong_state", "not_found"]

@@ -38,6 +38,8 @@ __all__ = ["Lengths", "WorkQueue"]
 
 _ADDS_AT_ONCE: Final = 500
 _STEPS_AT_ONCE: Final = 1000
+# As OURS in lua/prelude.lua.
+_OUR_LEASES: Final = "penstock-"
 # Longer waits are made of these, so that a client's socket timeout (5 s in redis-py) is never reached.
 _LONGEST_WAIT_S: Final = 2.0
 
@@ -116,7 +118,7 @@ class WorkQueue:
         loop = asyncio.get_running_loop()
         until = None if wait is None else loop.time() + milliseconds(wait, what="wait") / 1000
         # The layout calls this the session's id. Ours is the lease's own, so that two of one process are not confused.
-        holder, moved = uuid7(), b""
+        holder, moved = f"{_OUR_LEASES}{uuid7()}", b""
         while True:
             reply = await self._run("take", holder, lease_ms, _STEPS_AT_ONCE, moved)
             if isinstance(reply, list):

@@ -31,7 +31,7 @@ from penstock.storage.values import (
     UnchangedAnswer,
 )
 
-__all__ = ["cancel", "change", "promote", "remove", "remove_unchanged", "retry", "retry_in_order"]
+__all__ = ["cancel", "cancel_rerun", "change", "promote", "remove", "remove_unchanged", "retry", "retry_in_order"]
 
 _CANCELLED = EventType.CANCELLED.value
 _CANCELLING = EventType.CANCELLING.value
@@ -93,6 +93,19 @@ def _ask_to_stop(step: Step, record: Record) -> None:
     if not record.cancelling:
         record.cancelling = 1
         step.note(_CANCELLING, record, run=record.runs)
+
+
+def cancel_rerun(step: Step, ids: Sequence[str]) -> list[CancelAnswer]:
+    """Drop the reruns that wait behind active jobs."""
+    return _each(step, ids, _cancel_rerun, "not_found", changed=("rerun_cancelled",))
+
+
+def _cancel_rerun(step: Step, record: Record) -> CancelAnswer:
+    if record.rerun is None:
+        return "no_rerun"
+    drop_slot(step, record)
+    step.note(_CHANGED, record, run=record.runs)
+    return "rerun_cancelled"
 
 
 def retry(step: Step, ids: Sequence[str]) -> list[RetryAnswer]:

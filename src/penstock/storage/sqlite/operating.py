@@ -51,8 +51,11 @@ class Operating(Verbs):
 
     # Jobs
 
-    async def cancel(self, queue: str, ids: Sequence[str]) -> list[CancelAnswer]:
-        return await self._opened.write(queue, lambda step: operate.cancel(step, ids), weight=len(ids))
+    async def cancel(
+        self, queue: str, ids: Sequence[str], *, rerun_only: bool = False
+    ) -> list[CancelAnswer]:
+        act = operate.cancel_rerun if rerun_only else operate.cancel
+        return await self._opened.write(queue, lambda step: act(step, ids), weight=len(ids))
 
     async def retry(self, queue: str, ids: Sequence[str]) -> list[RetryAnswer]:
         return await self._opened.write(queue, lambda step: operate.retry(step, ids), weight=len(ids))

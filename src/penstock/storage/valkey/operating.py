@@ -44,6 +44,8 @@ _CANCELLED: Final[Mapping[int, CancelAnswer]] = {
     ord("f"): "failed",
     ord("a"): "already_cancelled",
     ord("-"): "not_found",
+    ord("d"): "rerun_cancelled",
+    ord("n"): "no_rerun",
 }
 _RETRIED: Final[Mapping[int, RetryAnswer]] = {
     ord("r"): "retried",
@@ -94,9 +96,11 @@ class Operating:
     _calls: Calls
     _courier: Courier
 
-    async def cancel(self, queue: str, ids: Sequence[str]) -> list[CancelAnswer]:
+    async def cancel(
+        self, queue: str, ids: Sequence[str], *, rerun_only: bool = False
+    ) -> list[CancelAnswer]:
         """As ``Storage.cancel``."""
-        return await self._each(queue, "cancel", ids, _CANCELLED)
+        return await self._each(queue, "cancel_rerun" if rerun_only else "cancel", ids, _CANCELLED)
 
     async def retry(self, queue: str, ids: Sequence[str]) -> list[RetryAnswer]:
         """As ``Storage.retry``."""

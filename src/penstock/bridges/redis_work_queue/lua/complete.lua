@@ -5,7 +5,7 @@
 local id, lease = ARGV[2], ARGV[3]
 local published, documented = lease_keys(id)
 
-local holder = redis.call('GET', published) or redis.call('GET', documented)
+local holder = holder_of(id)
 if lease ~= '' and holder and holder ~= lease then return 0 end
 
 -- The published clients decide by this entry, the documented way by the data: whoever removes both is the one.

@@ -28,7 +28,7 @@ end
 for i = 3, #ARGV do
   local id = ARGV[i]
   local is_item = exists(id)
-  if not is_item or not is_leased(id) then
+  if not is_item or not holder_of(id) then
     found[#found + 1] = id
     if mode ~= 'look' then
       -- Out of processing first, as the layout asks; nobody sees the moment in between.

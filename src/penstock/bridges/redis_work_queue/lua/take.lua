@@ -10,7 +10,7 @@ local function admit(id)
     redis.call('LREM', PROCESSING, 0, id)
     return nil
   end
-  if is_leased(id) then
+  if holder_of(id) then
     -- Somebody works on it: this was a surplus entry, or a cleaner put it back a moment too early. One entry
     -- stays in processing, where a light clean finds the item if that somebody never completes it.
     if redis.call('LPOS', PROCESSING, id, 'RANK', 2) then redis.call('LREM', PROCESSING, 1, id) end

@@ -3,6 +3,10 @@
 -- returns:   a letter per id: x cancelled, r requested, c completed, f failed, a already cancelled, - not found; as a list of one
 --   if the outbox is not empty
 -- events:    cancelled, cancelling
+-- cancel_rerun: drops the reruns that wait behind active jobs.
+-- arguments: ids
+-- returns:   a letter per id: d dropped, n no rerun, - not found
+-- events:    changed
 
 local ANSWERS = { c = 'c', f = 'f', x = 'a' }
 
@@ -23,6 +27,15 @@ local function cancel(job)
   return 'r'
 end
 
+local function cancel_rerun(job)
+  if not job then return '-' end
+  if not job.rerun then return 'n' end
+  give_up_slot(job)
+  changed(job)
+  emit('changed', job)
+  return 'd'
+end
+
 register('cancel', function(keys, ids)
   open(keys)
   load(ids)
@@ -30,4 +43,13 @@ register('cancel', function(keys, ids)
   for i = 1, #ids do letters[i] = cancel(found(ids[i])) end
   close()
   return Outbox.told(table.concat(letters))
+end)
+
+register('cancel_rerun', function(keys, ids)
+  open(keys)
+  load(ids)
+  local letters = {}
+  for i = 1, #ids do letters[i] = cancel_rerun(found(ids[i])) end
+  close()
+  return table.concat(letters)
 end)
