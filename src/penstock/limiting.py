@@ -46,9 +46,9 @@ class QueueLimits:
         """Limit the queue as a whole; with ``group``, the jobs of that group (``"*"``: of every group without its own).
 
         ``concurrency``: so many at a time; a group of 1 runs strictly in order. ``rate``: so many starts in any stretch
-        of time. ``bucket``, of groups only: jobs take their ``cost`` from it. What is not given stays as it is; ``None``
-        removes that limit. Return the limit that holds from the next claim on, for all workers. Of two changes at a
-        time, the later one wins.
+        of time. ``bucket``, of groups only: jobs take their ``cost`` from it. What is not given stays as it is;
+        ``None`` removes that bound. Return the limit that holds from the next claim on, for all workers. Of two
+        changes at a time, the later one wins.
         """
         key = _key(group)
         changes = _changes(concurrency, rate, bucket)

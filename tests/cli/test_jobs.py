@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import App
 from tests.cli.conftest import Shell, until
 from tests.processes import is_alive
 
@@ -178,6 +179,22 @@ def hang(pid: int, database: Path) -> None:
                 return
             except sqlite3.OperationalError:
                 os.kill(pid, signal.SIGCONT)
+
+
+def test_the_rerun_of_an_active_job_is_shown_and_cancelled_alone(on_both: Shell) -> None:
+    url = on_both.environment.get("PENSTOCK_URL") or f"sqlite:///{on_both.folder / 'penstock.db'}"
+    with App(url).sync as app:
+        queue = app.queue("default")
+        queue.enqueue("x", id="a")
+        job = queue.claim_one(wait=0)
+        assert job is not None
+        queue.enqueue("y", id="a", on_conflict="redispatch")
+
+        assert on_both.json("show", "a")["has_rerun"] is True
+        assert "rerun        waits" in on_both.ok("show", "a")
+        assert "not run again" in on_both.ok("cancel", "--rerun-only", "a")
+        assert "no rerun" in on_both.refused("cancel", "--rerun-only", "a", code=4)
+        assert on_both.json("show", "a")["state"] == "active"
 
 
 def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Shell, tmp_path: Path) -> None:

@@ -152,6 +152,23 @@ async def test_verbs_on_jobs_answer_by_id(app: App) -> None:
     assert await queue.cancel() == {}
 
 
+async def test_the_rerun_of_an_active_job_is_seen_and_cancelled_alone(app: App) -> None:
+    queue = app.queue("mail")
+    handle = await queue.enqueue("x", id="a")
+    job = await queue.claim_one(wait=0)
+    assert job is not None
+    assert (await queue.enqueue("y", id="a", on_conflict="redispatch")).status == "rerun"
+    info = await handle.get()
+    assert info is not None
+    assert info.has_rerun
+
+    assert await handle.cancel(rerun_only=True) == "rerun_cancelled"
+    assert await queue.cancel("a", "nobody", rerun_only=True) == {"a": "no_rerun", "nobody": "not_found"}
+
+    assert await job.complete()
+    assert await handle.refresh() is State.COMPLETED
+
+
 async def test_a_handle_operates_on_its_job(app: App) -> None:
     queue = app.queue("mail")
     handle = await queue.enqueue("x", delay="1h")
