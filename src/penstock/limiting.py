@@ -112,7 +112,9 @@ def _key(group: str | None) -> str:
 
 
 def _changes(
-    concurrency: int | UnsetType | None, rate: RateLike | UnsetType | None, bucket: BucketLike | UnsetType | None
+    concurrency: int | UnsetType | None,
+    rate: RateLike | UnsetType | None,
+    bucket: BucketLike | UnsetType | None,
 ) -> dict[str, Any]:
     """Return the fields of ``Limit`` that were given, checked."""
     given = {"concurrency": concurrency, "rate": rate, "bucket": bucket}

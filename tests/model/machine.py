@@ -102,7 +102,8 @@ class Machine(RuleBasedStateMachine):
                 self.dispatch_again_what_is_active(data, "")
                 ids = [record.id for record in self.model.in_state(State.ACTIVE)]
                 self.same(
-                    self.storage.cancel(self.queue, ids, rerun_only=True), lambda: self.model.cancel_rerun(ids)
+                    self.storage.cancel(self.queue, ids, rerun_only=True),
+                    lambda: self.model.cancel_rerun(ids),
                 )
             case "cancel":
                 ids = [record.id for record in self.model.in_state(State.ACTIVE)][:1]

@@ -36,9 +36,7 @@ class Operating(Protocol):
 
     # Jobs
 
-    async def cancel(
-        self, queue: str, ids: Sequence[str], *, rerun_only: bool = False
-    ) -> list[CancelAnswer]:
+    async def cancel(self, queue: str, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
         """Pending jobs end now; active ones are asked to stop (``requested``), and stay asked through rescue and
         retry. ``rerun_only`` leaves the jobs alone and drops the reruns that wait behind active ones
         (``rerun_cancelled``; ``no_rerun`` if none does)."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncIterator
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from penstock.core.annex import Annex
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Suspend
-from penstock.errors import StorageFull
+from penstock.errors import StorageError, StorageFull
 from penstock.storage.valkey.command import Again
 from penstock.storage.valkey.engine import ValkeyStorage
 from penstock.storage.valkey.router import Router
@@ -169,3 +171,30 @@ async def test_tokens_do_not_come_back_when_the_store_went_back_in_time() -> Non
         assert max(lease.token for lease in claimed.leases) < min(lease.token for lease in again.leases)
         assert (await store.read_events(QUEUE, after=0)).epoch != epoch
         await store.close()
+
+
+async def test_a_queue_whose_counters_are_gone_is_not_taken_for_a_new_one(storage: ValkeyStorage) -> None:
+    await storage.enqueue(QUEUE, [NewJob("a"), NewJob("b")])
+    [lease] = (await storage.claim(QUEUE, Take("worker", 1, 60_000))).leases
+    keys = storage._calls.keys
+    meta = keys.part(QUEUE, "meta")
+    await storage._calls.plain(meta, "DEL", meta)
+    for refused in (storage.enqueue(QUEUE, [NewJob("c")]), storage.claim(QUEUE, TAKE), storage.sweep(QUEUE)):
+        with pytest.raises(StorageError, match="other keys of the queue exist"):
+            await refused
+    assert await storage._calls.plain(meta, "EXISTS", meta) == 0
+    assert await storage.obliterate(QUEUE, force=True) == 2
+    await storage.enqueue(QUEUE, [NewJob("c")])
+    [again] = (await storage.claim(QUEUE, TAKE)).leases
+    assert (again.id, again.token > lease.token) == ("c", True)
+    assert (await storage.check(QUEUE)).problems == {}
+
+
+def test_the_list_of_keys_names_all_that_the_prelude_describes() -> None:
+    source = (resources.files("penstock.storage.valkey") / "lua" / "prelude.lua").read_text()
+    listed = (resources.files("penstock.storage.valkey") / "lua" / "parts.lua").read_text()
+    described = re.findall(r"^--   ([a-z_, ]+?)  +(hash|zset|list|set|stream) ", source, re.MULTILINE)
+    parts = {part: kind for names, kind in described for part in names.split(", ")}
+    parts |= dict(re.findall(r";  ([a-z_]+)  (hash|zset|list|set) ", source))
+    assert parts.pop("meta") == "hash"
+    assert dict(re.findall(r"([a-z_]+) = '(\w+)'", listed)).items() >= parts.items()

@@ -482,7 +482,7 @@ async def test_a_stale_slot_map_is_put_right_by_moved(cluster):
 @pytest.mark.cluster
 async def test_a_slot_under_migration_is_asked_for_and_then_followed(cluster):
     slot = slot_of("{moving}")
-    owner = next(node for node in cluster.nodes if _owns(node, slot))
+    owner = cluster.owner(slot)
     target = next(node for node in cluster.nodes if node is not owner)
     async with routing(cluster.url) as router:
         await router.call("{moving}", "MSET", "{moving}here", "1", "{moving}stays", "1")
@@ -504,14 +504,6 @@ async def test_a_slot_under_migration_is_asked_for_and_then_followed(cluster):
         assert await router.call("{moving}", "MGET", "{moving}here", "{moving}new") == [b"1", b"2"]
         assert isinstance(router, ClusterRouter)
         assert str(router._slots[slot].name) == f"{HOST}:{target.port}"
-
-
-def _owns(node: ValkeyServer, slot: int) -> bool:
-    with node.client() as client:
-        line = next(
-            line for line in client.execute_command("CLUSTER NODES").values() if "myself" in line["flags"]
-        )
-    return any(int(low) <= slot <= int((high or [low])[0]) for low, *high in line["slots"])
 
 
 @pytest.mark.cluster

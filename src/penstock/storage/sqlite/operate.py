@@ -31,7 +31,16 @@ from penstock.storage.values import (
     UnchangedAnswer,
 )
 
-__all__ = ["cancel", "cancel_rerun", "change", "promote", "remove", "remove_unchanged", "retry", "retry_in_order"]
+__all__ = [
+    "cancel",
+    "cancel_rerun",
+    "change",
+    "promote",
+    "remove",
+    "remove_unchanged",
+    "retry",
+    "retry_in_order",
+]
 
 _CANCELLED = EventType.CANCELLED.value
 _CANCELLING = EventType.CANCELLING.value

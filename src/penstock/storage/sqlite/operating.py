@@ -51,9 +51,7 @@ class Operating(Verbs):
 
     # Jobs
 
-    async def cancel(
-        self, queue: str, ids: Sequence[str], *, rerun_only: bool = False
-    ) -> list[CancelAnswer]:
+    async def cancel(self, queue: str, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
         act = operate.cancel_rerun if rerun_only else operate.cancel
         return await self._opened.write(queue, lambda step: act(step, ids), weight=len(ids))
 

@@ -19,6 +19,7 @@ __all__ = ["Calls", "Refused"]
 
 _REPEATED: Final = b"1"
 _FIRST: Final = b"0"
+_LOADS: Final = 3  # of the library in one call: the slot may move on to a server that lacks it, too
 
 
 class Refused(StorageError):
@@ -44,15 +45,15 @@ class Calls:
 
     async def call(self, queue: str, verb: str, *args: Arg) -> Any:
         """Run a verb's function. Safe to be repeated: it does not matter whether it was carried out before."""
-        key = self.keys.of(queue)
-        return await self._send(key, ("FCALL", self._name(verb), 1, key, *args))
+        key, meta = self.keys.declared(queue)
+        return await self._send(key, ("FCALL", self._name(verb), 2, key, meta, *args))
 
     async def call_once(
         self, queue: str, verb: str, args: Sequence[Arg], *, ticket: Ticket | None = None
     ) -> Any:
         """Run a verb's function at most once: a repetition is marked as such, and gets the first answer."""
-        key = self.keys.of(queue)
-        head = ("FCALL", self._name(verb), 1, key)
+        key, meta = self.keys.declared(queue)
+        head = ("FCALL", self._name(verb), 2, key, meta)
         if ticket is not None:
             return await self._send(key, (*head, ticket.lane, ticket.number, _REPEATED, *args))
         lane, number = self._free.pop() if self._free else self._new_lane()
@@ -71,12 +72,18 @@ class Calls:
     ) -> Any:
         """Run a verb's function the moment a blocking ``command`` ends. Not repeated if the connection is lost:
         then it may have run."""
-        key = self.keys.of(queue)
+        key, meta = self.keys.declared(queue)
         lane, number = self._free.pop() if self._free else self._new_lane()
         number += 1
-        function = ("FCALL", self._name(verb), 1, key, lane, number, _FIRST, *args)
+        head = ("FCALL", self._name(verb), 2, key, meta, lane, number)
         try:
-            reply = await self.router.call_blocking(key, *command, timeout=timeout_ms / 1000, then=function)
+            reply = await self.router.call_blocking(
+                key,
+                *command,
+                timeout=timeout_ms / 1000,
+                then=(*head, _FIRST, *args),
+                again=lambda: (*head, _REPEATED, *args),
+            )
         except ReplyError as error:
             if "Function not found" not in str(error):
                 raise _meaning(error) from None
@@ -110,20 +117,18 @@ class Calls:
         return await self.router.call(key, *command)
 
     async def _send(self, key: bytes, command: tuple[Arg, ...], *, again: Any = None) -> Any:
-        try:
-            return await self.router.call(key, *command, again=again)
-        except ReplyError as error:
-            if "Function not found" not in str(error):
-                raise _meaning(error) from None
-        # FUNCTION FLUSH, or a failover to a replica that never saw it: nothing was carried out.
-        await self._load_everywhere()
-        try:
-            return await self.router.call(key, *command, again=again)
-        except ReplyError as error:
-            raise _meaning(error) from None
-
-    async def _load_everywhere(self) -> None:
-        await self.library.load(_EveryNode(self.router))
+        for _ in range(_LOADS):
+            try:
+                return await self.router.call(key, *command, again=again)
+            except ReplyError as error:
+                if "Function not found" not in str(error):
+                    raise _meaning(error) from None
+            # FUNCTION FLUSH, a failover to a replica that never saw it, or a slot that went to a new node: nothing
+            # was carried out.
+            await self.library.load(_NodeOf(self.router, key))
+        raise StorageError(
+            "the server does not keep the function library: something deletes it again and again"
+        )
 
     def _name(self, verb: str) -> str:
         name = self._names.get(verb)
@@ -136,15 +141,16 @@ class Calls:
         return f"{self._process}:{self._lanes}", 0
 
 
-class _EveryNode:
-    """All primaries as one caller."""
+class _NodeOf:
+    """The server of a key as a caller."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, key: bytes) -> None:
         self._router = router
+        self._key = key
 
     async def call(self, *command: Arg) -> Any:
         # REPLACE would do no harm either, but would throw away the compiled library of everybody else.
-        return await self._router.call_every_node(*command)
+        return await self._router.call(self._key, *command)
 
 
 async def prepare(caller: Caller) -> None:
@@ -160,4 +166,9 @@ def _meaning(error: ReplyError) -> StorageError:
     text = text.partition(" script: ")[0]
     if code == "VERSION":
         return StorageVersion(f"{text}. Update Penstock here; it was updated elsewhere")
+    if code == "TORN":
+        return StorageError(
+            f"{text}. Nothing was written. Restore the keys from a backup, or start the queue afresh with "
+            "`penstock obliterate --force`"
+        )
     return Refused(code, text)

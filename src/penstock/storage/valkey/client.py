@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import math
 import re
 from collections.abc import Awaitable, Sequence
 from typing import Any, Final
@@ -46,15 +48,21 @@ class ClientRouter:
         return await self._insist(key, command, again=again)
 
     async def call_blocking(
-        self, key: Key, *command: Arg, timeout: float | None, then: Sequence[Arg] = ()
+        self,
+        key: Key,
+        *command: Arg,
+        timeout: float | None,
+        then: Sequence[Arg] = (),
+        again: Again | None = None,
     ) -> Any:
-        limit = None if timeout is None else timeout + BLOCK_GRACE_SECONDS
-        try:
-            reply = await self.attempt(command, target=await self._target(key), limit=limit, blocking=True)
-        except ReplyError as error:
-            raise storage_error(error, "the server") from None
-        # The client's connections are not ours to keep two commands on: this costs a round trip.
-        return await self.call(key, *then) if then else reply
+        limit = math.inf if timeout is None else timeout + BLOCK_GRACE_SECONDS
+        if not then:
+            return await self._insist(key, command, block_for=limit)
+        # The client's connections are not ours to keep two commands on: this costs a round trip. If one is lost
+        # (redis-py closes all of a cluster now and then), ``then`` has not been sent.
+        with contextlib.suppress(ConnectionLost):
+            await self._insist(key, command, block_for=limit)
+        return await self.call(key, *then, again=again)
 
     async def call_every_node(self, *command: Arg) -> list[Any]:
         return [await self._insist(target, command) for target in await self._targets()]
@@ -67,8 +75,7 @@ class ClientRouter:
         command: Sequence[Arg],
         *,
         target: Any = None,
-        limit: float | None = None,
-        blocking: bool = False,
+        block_for: float = 0.0,
     ) -> Any:
         """One attempt, with the client's errors turned into ours; without a plain client's own retries."""
         try:
@@ -77,16 +84,22 @@ class ClientRouter:
                 options = {"target_nodes": target, "NEVER_DECODE": True}
                 reply = await self._client.execute_command(name, *command[1:], **options)
             else:
-                reply = await self._on_pool(command, limit=limit, blocking=blocking)
+                reply = await self._on_pool(command, block_for=block_for)
+        except AttributeError as error:
+            if not self._is_cluster:
+                raise
+            # A redirect to a node that has joined since: redis-py finds None where it looks the node up.
+            await self._client.nodes_manager.initialize()
+            raise ReplyError(f"TRYAGAIN the cluster client does not know the node yet: {error}") from error
         except Exception as error:
             raise _client_error(error) from error
         return _resp2(reply, pairs=str(command[0]).upper().startswith("XREAD"))
 
-    async def _on_pool(self, command: Sequence[Arg], *, limit: float | None, blocking: bool) -> Any:
+    async def _on_pool(self, command: Sequence[Arg], *, block_for: float) -> Any:
         pool = self._client.connection_pool
         connection = await pool.get_connection(*self._pool_args)
         try:
-            options = {"timeout": limit if limit is not None else 1e9} if blocking else {}
+            options = {"timeout": min(block_for, 1e9)} if block_for else {}
             await connection.send_command(*command)
             return await connection.read_response(disable_decoding=True, **options)
         except BaseException as error:
@@ -96,15 +109,20 @@ class ClientRouter:
         finally:
             await pool.release(connection)
 
-    async def _insist(self, key: Any, command: Sequence[Arg], *, again: Again | None = None) -> Any:
+    async def _insist(
+        self, key: Any, command: Sequence[Arg], *, again: Again | None = None, block_for: float = 0.0
+    ) -> Any:
         loop = asyncio.get_running_loop()
         deadline: float | None = None
         attempt, repeat = 0, False
         while True:
             try:
                 target = await self._target(key)
-                return await self.attempt(again() if again and repeat else command, target=target)
+                asked = again() if again and repeat else command
+                return await self.attempt(asked, target=target, block_for=block_for)
             except StorageError as error:
+                if block_for and isinstance(error, ConnectionLost):
+                    raise
                 told = storage_error(error, "the server") if isinstance(error, ReplyError) else error
                 deadline = deadline or loop.time() + self._retry_for
                 if not isinstance(told, StorageUnavailable) or loop.time() >= deadline:
@@ -147,6 +165,7 @@ _CLIENT_CODES: Final = {
     "OutOfMemoryError": "OOM",
     "ReadOnlyError": "READONLY",
     "TryAgainError": "TRYAGAIN",
+    "ClusterError": "TRYAGAIN",  # redis-py followed redirects and TRYAGAIN until it gave up: nothing was done
 }
 _CLIENT_LOSSES: Final = frozenset(
     {"ConnectionError", "TimeoutError", "OSError", "RedisClusterException", "ValkeyClusterException"}

@@ -15,15 +15,25 @@ class Keys:
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.registry = f"penstock:{namespace}:queues".encode()
-        self._prefixes: dict[str, bytes] = {}
+        self._declared: dict[str, tuple[bytes, bytes]] = {}
 
     def of(self, queue: str) -> bytes:
-        """What all keys of a queue begin with; functions get it as their only key."""
-        prefix = self._prefixes.get(queue)
-        if prefix is None:
+        """Return what all keys of a queue begin with."""
+        return self.declared(queue)[0]
+
+    def declared(self, queue: str) -> tuple[bytes, bytes]:
+        """Return the two keys that every function call declares: the prefix, which never exists, and ``meta``.
+
+        One key is missing, and there is more than one: so while a cluster moves the slot key by key, both
+        nodes answer TRYAGAIN, and no function runs on a part of the queue. With a single key the node that
+        imports the slot would run it.
+        """
+        keys = self._declared.get(queue)
+        if keys is None:
             # The last part of the tag is room for partitions of one queue over a cluster.
-            prefix = self._prefixes[queue] = f"penstock:{{{self.namespace}/{queue}/0}}".encode()
-        return prefix
+            prefix = f"penstock:{{{self.namespace}/{queue}/0}}".encode()
+            keys = self._declared[queue] = (prefix, prefix + b":meta")
+        return keys
 
     def part(self, queue: str, part: str) -> bytes:
         """One key of a queue."""

@@ -22,9 +22,9 @@ from penstock.storage.valkey.replies import ReplyError
 __all__ = ["Library", "assemble", "library"]
 
 SHARED: Final = (
-    "prelude", "record", "metrics", "events", "settings", "outbox", "waiters", "job", "group_records", "groups",
-    "admission", "usage", "slot", "deps", "flows", "steps", "holds", "dedup", "schedulers", "ties", "memo", "line",
-    "shortcut", "intake", "take", "walk",
+    "parts", "prelude", "record", "metrics", "events", "settings", "outbox", "waiters", "job", "group_records",
+    "groups", "admission", "usage", "slot", "deps", "flows", "steps", "holds", "dedup", "schedulers", "ties", "memo",
+    "line", "shortcut", "intake", "take", "walk",
 )  # fmt: skip
 
 _HEADER: Final = """#!lua name={name}

@@ -10,11 +10,13 @@ from typing import Any, Final, TypeVar
 from penstock.errors import StorageError, StorageUnavailable
 from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.connection import Connection, ConnectionLost
+from penstock.storage.valkey.replies import ReplyError
 
 __all__ = [
     "BLOCK_GRACE_SECONDS",
     "CLOSED",
     "Node",
+    "RefusedAfterWait",
     "backoff",
     "cancel_and_wait",
     "ignore_outcome",
@@ -34,6 +36,10 @@ _KEPT_IDLE: Final = 4
 def backoff(failures: int) -> float:
     """Seconds to wait after so many failures in a row: none, then 50 ms doubling up to 2 s, with jitter."""
     return min(2.0, 0.05 * 2 ** min(failures - 1, 10)) * random.uniform(0.5, 1.0) if failures else 0.0
+
+
+class RefusedAfterWait(ReplyError):
+    """A blocking command has ended, and the server refused the one behind it."""
 
 
 class Node:
@@ -77,7 +83,8 @@ class Node:
         deadline: float,
         asking: bool,
     ) -> Any:
-        """As ``Router.call_blocking``, without retries."""
+        """As ``Router.call_blocking``, without retries. The last command decides: an error reply to the
+        first one does not keep the server from running ``then``."""
         await self.ready(deadline)
         while (connection := self._idle.pop() if self._idle else await self._connect_once()).lost:
             pass
@@ -91,8 +98,12 @@ class Node:
                 replies.append(connection.call(*one))
                 ignore_outcome(replies[-1])
             async with asyncio.timeout(None if timeout is None else timeout + BLOCK_GRACE_SECONDS):
-                for pending in replies:
-                    reply = await pending
+                reply = await replies[-1]
+        except ReplyError as error:
+            connection.drop("its blocking call was refused")
+            if then and replies[0].exception() is None:
+                raise RefusedAfterWait(str(error)) from None
+            raise
         except BaseException as error:
             connection.drop("its blocking call was given up")
             if isinstance(error, TimeoutError):
@@ -142,7 +153,7 @@ class Node:
             raise
         if self._closed:
             connection.drop("closed by this client")
-            raise StorageError(CLOSED)
+            raise StorageUnavailable(CLOSED)
         self._failures, self._cause = 0, None
         return connection
 
@@ -159,9 +170,10 @@ async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:
 
 
 def shared_result(task: asyncio.Task[T]) -> T:
-    """What a task shared by several callers gave. It is cancelled only by closing the router."""
+    """Return what a task shared by several callers gave. It is cancelled only by closing what it works for:
+    the router, or a node that owns no slot (a call redirected there tries again, and finds a new one)."""
     if task.cancelled():
-        raise StorageError(CLOSED)
+        raise StorageUnavailable(CLOSED)
     return task.result()
 
 

@@ -10,7 +10,7 @@ from penstock.errors import StorageError, StorageUnavailable
 from penstock.storage.valkey.command import Again, Arg, Key, OnConnect
 from penstock.storage.valkey.connection import Connection, ConnectionLost, open_connection
 from penstock.storage.valkey.endpoint import Address, Endpoint
-from penstock.storage.valkey.node import CLOSED, Node, backoff, ignore_outcome
+from penstock.storage.valkey.node import CLOSED, Node, RefusedAfterWait, backoff, ignore_outcome
 from penstock.storage.valkey.replies import REDIRECT, RETRYABLE, ReplyError, check_server, storage_error
 
 __all__ = ["NodeRouter"]
@@ -42,7 +42,12 @@ class NodeRouter:
         )
 
     async def call_blocking(
-        self, key: Key, *command: Arg, timeout: float | None, then: Sequence[Arg] = ()
+        self,
+        key: Key,
+        *command: Arg,
+        timeout: float | None,
+        then: Sequence[Arg] = (),
+        again: Again | None = None,
     ) -> Any:
         loop = asyncio.get_running_loop()
         deadline: float | None = None
@@ -63,6 +68,9 @@ class NodeRouter:
                 if isinstance(error, ConnectionLost) and error.sent:
                     self._check_open()
                     raise
+                if isinstance(error, RefusedAfterWait):
+                    # Waiting once more would leave lying what woke us.
+                    return await self._insist(lambda: self._node_of(key), then, again=again, failure=error)
                 deadline = deadline or loop.time() + self._retry_for
                 asked = await self._recover(error, node, connection=None, attempt=attempt, deadline=deadline)
             attempt += 1

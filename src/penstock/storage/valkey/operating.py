@@ -96,9 +96,7 @@ class Operating:
     _calls: Calls
     _courier: Courier
 
-    async def cancel(
-        self, queue: str, ids: Sequence[str], *, rerun_only: bool = False
-    ) -> list[CancelAnswer]:
+    async def cancel(self, queue: str, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
         """As ``Storage.cancel``."""
         return await self._each(queue, "cancel_rerun" if rerun_only else "cancel", ids, _CANCELLED)
 

@@ -41,12 +41,18 @@ class Router(Protocol):
         """Send ``command`` to the server of ``key``; see the module for repeats. Raises StorageError."""
 
     async def call_blocking(
-        self, key: Key, *command: Arg, timeout: float | None, then: Sequence[Arg] = ()
+        self,
+        key: Key,
+        *command: Arg,
+        timeout: float | None,
+        then: Sequence[Arg] = (),
+        again: Again | None = None,
     ) -> Any:
         """Send a command that blocks up to ``timeout`` seconds, on a connection nobody else uses.
 
         ``then`` is a second command, sent right behind it: the server carries it out the moment the first one
-        ends, without a round trip in between. The reply is that of the last command.
+        ends, without a round trip in between. The reply is that of the last command. If the server refuses
+        ``then`` for now, it alone is sent again, as ``call`` does with ``again``.
 
         If the caller is cancelled the connection is dropped, so a late reply reaches nobody. A connection
         lost after the command was written is not retried: StorageUnavailable tells the caller to look again.

@@ -58,7 +58,11 @@ local function tell_dependents()
 end
 
 register('obliterate', function(keys, args)
-  open(keys)
+  open(keys, true)
+  if Q.is_new and Parts.any_exists(Q.prefix) then
+    call('UNLINK', K.events)
+    Q.seq = Q.now -- the counters are lost: in milliseconds the clock is above all tokens there were
+  end
   local active = args[1] == '1' and 0 or call('ZCARD', K.active)
   if active > 0 then refuse('ACTIVE', digits(active)) end
   local count = call('HLEN', K.jobs)

@@ -122,7 +122,9 @@ local function forget_buffers()
 end
 
 -- Begins every verb: reads the counters and the clock. now never goes back within a queue.
-local function open(keys)
+-- A queue is new if nothing of it exists. Where other keys do, its counters are lost, and tokens would come back: refused,
+-- unless the verb does without (ignores_loss).
+local function open(keys, ignores_loss)
   if not call then bind() end
   local prefix = keys[1]
   K = keys_of(prefix)
@@ -134,6 +136,8 @@ local function open(keys)
       refuse('VERSION', 'the queue has data of format ' .. version .. '; this Penstock knows ' .. FORMAT)
     end
     version, paused, seq, events, last, shift, waiters, stale, uses = unpack(COUNTERS, counters)
+  elseif not ignores_loss and Parts.any_exists(prefix) then
+    refuse('TORN', 'the key ' .. K.meta .. ' is gone or damaged, but other keys of the queue exist')
   end
   Q.minute = counters and sub(counters, MINUTE_AT) or ''
   local time = call('TIME')
