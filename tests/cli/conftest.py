@@ -37,8 +37,13 @@ class Shell:
             self.environment["PENSTOCK_URL"] = url
 
     def __call__(
-        self, *arguments: str, input: str | None = None, env: Mapping[str, str] = {}, timeout: float = 60
-    ) -> subprocess.CompletedProcess[str]:
+        self,
+        *arguments: str,
+        input: str | None = None,
+        env: Mapping[str, str] = {},
+        timeout: float = 60,
+        text: bool = True,
+    ) -> subprocess.CompletedProcess[Any]:
         return subprocess.run(
             [*script(), *arguments],
             cwd=self.folder,
@@ -46,13 +51,13 @@ class Shell:
             input=input,
             stdin=subprocess.DEVNULL if input is None else None,
             capture_output=True,
-            text=True,
+            text=text,
             timeout=timeout,
             check=False,
         )
 
-    def ok(self, *arguments: str, **options: Any) -> str:
-        """What it printed; fails if it failed."""
+    def ok(self, *arguments: str, **options: Any) -> Any:
+        """What it printed, as text unless ``text=False`` is given; fails if it failed."""
         run = self(*arguments, **options)
         assert run.returncode == 0, f"{arguments}: {run.returncode}\n{run.stdout}{run.stderr}"
         return run.stdout
@@ -66,7 +71,7 @@ class Shell:
         assert run.returncode == code, f"{arguments}: {run.returncode}\n{run.stdout}{run.stderr}"
         assert run.stderr.startswith("penstock: ")
         assert run.stderr.count("\n") == 1, run.stderr
-        return run.stderr
+        return str(run.stderr)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -26,13 +26,20 @@ class Terminal:
     What it has written is ``text``, without the escapes.
     """
 
-    def __init__(self, shell: Shell, *arguments: str, columns: int = 120, lines: int = 40) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        *arguments: str,
+        columns: int = 120,
+        lines: int = 40,
+        command: list[str] | None = None,
+    ) -> None:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         size = {"COLUMNS": str(columns), "LINES": str(lines)}
         environment = shell.environment | {"TERM": "xterm-256color"} | size
         self.process = subprocess.Popen(
-            [*script(), *arguments],
+            [*(command or script()), *arguments],
             cwd=shell.folder,
             env=environment,
             stdin=theirs,
@@ -71,12 +78,21 @@ class Terminal:
 
     def read_until(self, words: str, *, seconds: float = 30) -> str:
         """All that was written until ``words`` were; from then on only what comes later is looked at."""
+        self._await(words, seconds=seconds)
+        seen, self._raw = self.text, ""
+        return seen
+
+    def read_raw_until(self, words: str) -> str:
+        """The same, with all escapes."""
+        self._await(words, seconds=30)
+        seen, self._raw = self._raw, ""
+        return seen
+
+    def _await(self, words: str, *, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while words not in self.text:
             assert time.monotonic() < deadline, f"{words!r} did not come:\n{self.text[-3000:]}"
             self._read(0.1)
-        seen, self._raw = self.text, ""
-        return seen
 
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())

@@ -67,7 +67,7 @@ def test_a_command_that_is_not_there_is_refused_with_a_suggestion(penstock: Shel
 def test_an_error_has_a_traceback_with_debug_only(penstock: Shell) -> None:
     assert "Traceback" not in penstock.refused("config", "get", "nothing", code=2)
     run = penstock("config", "get", "nothing", "--debug")
-    assert run.returncode == 1
+    assert run.returncode == 2
     assert "Traceback" in run.stderr
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+from penstock.cli.output import in_one_line
 from penstock.errors import (
     InvalidInput,
     JobNotFound,
@@ -112,7 +113,7 @@ def _without_java(error: BaseException) -> str:
 
 
 def _in_one_line(error: BaseException) -> str:
-    told = " ".join(str(error).split())
+    told = in_one_line(str(error))
     notes: list[str] = getattr(error, "__notes__", [])
     for note in notes:
         told = f"{told.rstrip('.')}. {note.strip()}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import click
-import msgspec
 
 from penstock.cli.connect import run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.jobview import happened
+from penstock.cli.output import json_text, jsonable
 from penstock.cli.parameters import command, completes_ids, completes_queues, json_option
 from penstock.cli.settings import Settings
+from penstock.core.display import visible_in_line
 from penstock.core.lifecycle import EventType
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def events(
             click.echo(
                 _json(event)
                 if as_json
-                else f"{event.queue} {event.seq}  {event.id or '-'}  {happened(event)}"
+                else visible_in_line(f"{event.queue} {event.seq}  {event.id or '-'}  {happened(event)}")
             )
 
     run_with_app(Settings(flags), read)
@@ -88,7 +89,5 @@ def events(
 
 def _json(event: Event) -> str:
     """Without the fields that say nothing."""
-    fields = msgspec.to_builtins(event)
-    return msgspec.json.encode(
-        {name: value for name, value in fields.items() if value not in ("", 0)}
-    ).decode()
+    fields = jsonable(event)
+    return json_text({name: value for name, value in fields.items() if value not in ("", 0)})

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from penstock.cli.connect import find_job, queues_of, run_with_app
+from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.jobview import BRIEF, SPARE, brief, described, happened, title
-from penstock.cli.output import jsonable, print_json, print_table, when
+from penstock.cli.output import json_text, print_json, print_table, when
 from penstock.cli.parameters import (
     STATES,
     command,
@@ -21,6 +23,7 @@ from penstock.cli.parameters import (
     queue_option_for,
 )
 from penstock.cli.settings import Settings
+from penstock.cli.streams import raw
 from penstock.cli.values import whole
 from penstock.cli.waiting import LogFollower
 from penstock.core.command import COMMAND_TASK
@@ -119,7 +122,9 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
         print_json({**described(job), "timeline": timeline})
         return
     for name, value in _facts(job):
-        click.echo(f"{name:12} {value}")
+        # A line of a script must not look like a fact of its own.
+        text = str(value).replace("\n", f"\n{'':13}")
+        click.echo(f"{name:12} {text}")
     click.echo(f"\n{lost}" if lost else "")
     for event in events:
         click.echo(happened(event))
@@ -137,8 +142,8 @@ def _facts(job: JobInfo) -> list[tuple[str, Any]]:
         ("folder", told["payload"].get("cwd", "") if job.task == COMMAND_TASK else ""),
         ("failures", f"{job.failures} of {job.attempts} attempts; {_counted(job.runs, 'run')}{_stalls(job)}"),
         ("failure", f"{raw.failure.type}: {raw.failure.message}" if raw.failure else ""),
-        ("result", _json(told["result"]) if job.state == "completed" else ""),
-        ("progress", "" if job.progress is None else _json(job.progress)),
+        ("result", json_text(told["result"]) if job.state == "completed" else ""),
+        ("progress", "" if job.progress is None else json_text(job.progress)),
         ("priority", job.priority or ""),
         ("group", job.group),
         ("blocked by", job.blocked_by),
@@ -158,12 +163,6 @@ def _stalls(job: JobInfo) -> str:
     return f", {_counted(job.stalls, 'stall')}" if job.stalls else ""
 
 
-def _json(value: Any) -> str:
-    import msgspec
-
-    return msgspec.json.encode(jsonable(value)).decode()
-
-
 @command("logs")
 @click.argument("id", shell_complete=completes_ids())
 @queue_option_for("Which queue it is in, if several have that id.")
@@ -171,15 +170,28 @@ def _json(value: Any) -> str:
 @click.option(
     "-n", "--tail", metavar="NUMBER", type=whole(0), help="Begin with the last so many lines. [all]"
 )
+@click.option("--raw", "as_is", is_flag=True, help="Print control characters as they are, colours included.")
 @json_option
 @click.pass_obj
 def logs(
-    flags: Flags, /, *, id: str, queue: str | None, follow: bool, tail: int | None, as_json: bool
+    flags: Flags,
+    /,
+    *,
+    id: str,
+    queue: str | None,
+    follow: bool,
+    tail: int | None,
+    as_is: bool,
+    as_json: bool,
 ) -> None:
-    """What a job has printed, on stdout and stderr, or logged; the newest thousand lines are kept.
+    r"""What a job has printed, on stdout and stderr, or logged; the newest thousand lines are kept.
 
-    All runs of a job are in it, one after the other. With --json each line is a JSON string.
+    All runs of a job are in it, one after the other. Control characters appear as escapes such as \x1b, unless --raw
+    is given: use that for jobs you trust. With --json each line is a JSON string.
     """
+    if as_is and as_json:
+        raise CommandLineError("--raw and --json exclude each other. Choose one of them.", ExitCode.USAGE)
+    say = print_json if as_json else _print_raw if as_is else click.echo
 
     async def read(app: App) -> None:
         job = await find_job(app, id, queue)
@@ -190,10 +202,17 @@ def logs(
             ended = (info := await handle.get()) is None or info.state in TERMINAL
             lines = await follower.new_lines()
             for line in lines if first is None else lines[len(lines) - min(first, len(lines)) :]:
-                print_json(line) if as_json else click.echo(line)
+                say(line)
             first = None
             if ended or not follow:
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
 
     run_with_app(Settings(flags), read)
+
+
+def _print_raw(line: str) -> None:
+    out = raw(sys.stdout)
+    out.flush()
+    out.buffer.write(f"{line}\n".encode())
+    out.flush()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.output import ago, span, when
+from penstock.cli.output import ago, in_one_line, span, when
 from penstock.core.command import COMMAND_TASK
+from penstock.core.display import visible_in_line
 from penstock.errors import SerializationError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def happened(event: Event) -> str:
         parts.append(f"{event.error_type}: {event.error}")
     if event.data:
         parts.append(event.data)
-    return "  ".join(parts)
+    return visible_in_line("  ".join(parts))
 
 
 def _payload(info: JobInfo) -> Any:
@@ -122,5 +123,5 @@ def _result(info: JobInfo) -> Any:
 
 
 def _cut(text: str) -> str:
-    line = " ".join(text.split())
+    line = in_one_line(text)
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

@@ -27,7 +27,14 @@ def main() -> NoReturn:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; its exit code. What goes wrong is said on stderr, in one line unless ``--debug`` is given."""
+    """Run one command and return its exit code. Errors are one line on stderr, unless ``--debug`` is given."""
+    from penstock.cli.streams import guarded
+
+    with guarded():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     import click
 
     from penstock.cli.commands import penstock
@@ -35,7 +42,10 @@ def run(arguments: Sequence[str]) -> int:
 
     flags = Flags()
     try:
-        code = penstock.main(list(arguments), prog_name="penstock", standalone_mode=False, obj=flags)
+        # With color, click hands text on as it is. Without, it would delete escape sequences that are to be seen.
+        code = penstock.main(
+            list(arguments), prog_name="penstock", standalone_mode=False, obj=flags, color=True
+        )
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
@@ -49,21 +59,29 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        if flags.debug:
-            raise
-        print(f"penstock: {_in_one_line(error)}", file=sys.stderr)
+        _tell(_in_one_line(error), debug=flags.debug)
         return error.exit_code
     except Exception as error:
-        if flags.debug:
-            raise
         from penstock.cli.errors import explained
 
         message, code = explained(error)
-        print(f"penstock: {message}", file=sys.stderr)
+        _tell(message, debug=flags.debug)
         return int(code)
 
 
+def _tell(message: str, *, debug: bool) -> None:
+    """Print the message of the error that is being handled, or its traceback."""
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    else:
+        print(f"penstock: {message}", file=sys.stderr)
+
+
 def _in_one_line(error: click.ClickException) -> str:
-    message = " ".join(error.format_message().split())
+    from penstock.cli.output import in_one_line
+
+    message = in_one_line(error.format_message())
     context = getattr(error, "ctx", None)
     return message if context is None else f"{message} (See: {context.command_path} --help)"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+from penstock.cli.streams import raw
+from penstock.core.display import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +23,8 @@ __all__ = [
     "at_terminal",
     "console",
     "fitted",
+    "in_one_line",
+    "json_text",
     "jsonable",
     "print_json",
     "print_table",
@@ -40,6 +48,7 @@ _PROSE: Final = frozenset({"what", "why", "found", "advice", "meaning", "value",
 """Columns whose cells may go on in the next line. An id or a state that is broken cannot be read, or copied."""
 _LEAST_OF_PROSE: Final = 14
 _GAP: Final = 2
+_NOT_ESCAPED: Final = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def at_terminal() -> bool:
@@ -48,10 +57,24 @@ def at_terminal() -> bool:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where rich writes to. Imported here: only those at a terminal wait for it."""
-    from rich.console import Console
+    """Return where rich writes to. It shows control characters as escapes, except those of rich's own styling."""
+    return _console_class()(file=raw(sys.stderr if stderr else sys.stdout), highlight=False)
 
-    return Console(stderr=stderr, highlight=False)
+
+@cache
+def _console_class() -> type[Console]:
+    """Imported here, because only commands at a terminal need rich."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class VisibleConsole(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+    return VisibleConsole
 
 
 def print_table(
@@ -116,7 +139,7 @@ def rich_table(
     shares = {} if width is None else _shares(columns, rows, width)
     table = Table(
         box=SIMPLE_HEAD,
-        title=title,
+        title=None if title is None else Text(visible(title), style="table.title"),
         title_justify="left",
         pad_edge=False,
         padding=(0, 1, 0, 0),
@@ -153,14 +176,26 @@ def _shares(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON, or a list with an item per line."""
-    import msgspec
-
+    """Print one line of JSON, or a list with an item per line."""
     if isinstance(value, list) and value:
-        lines = ",\n".join(msgspec.json.encode(jsonable(item)).decode() for item in value)
+        lines = ",\n".join(map(json_text, value))
         click.echo(f"[\n{lines}\n]")
     else:
-        click.echo(msgspec.json.encode(jsonable(value)).decode())
+        click.echo(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return ``value`` as JSON in which no control character is left."""
+    import msgspec
+
+    plain = jsonable(value)
+    try:
+        text = msgspec.json.encode(plain).decode()
+    except UnicodeEncodeError:
+        # JSON has a form for lone surrogates, which somebody may have typed. msgspec has none.
+        text = json.dumps(plain)
+    # JSON escapes C0 controls only. The others can stand in its strings alone, so the escapes of JSON fit.
+    return _NOT_ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def jsonable(value: Any) -> Any:
@@ -198,5 +233,10 @@ def when(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(" ", "milliseconds") if at_ms else ""
 
 
+def in_one_line(text: str) -> str:
+    """Return ``text`` with every stretch of white space as one space, and control characters as escapes."""
+    return " ".join(visible(text).split())
+
+
 def _cell(value: Any) -> str:
-    return "" if value is None else " ".join(str(value).split())
+    return "" if value is None else in_one_line(str(value))

@@ -15,6 +15,7 @@ from penstock.cli.output import print_json, span
 from penstock.cli.parameters import command_of, family, json_option
 from penstock.cli.settings import Settings
 from penstock.cli.sparksession import SparkChoice, open_session, pairs, session_options
+from penstock.cli.streams import unguarded
 from penstock.cli.tablefiles import export, export_format, format_of, is_table, read_table
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ def process(
             is_text=format_of(source, in_format) == "csv" and not is_table(source),
         )
         given = {name: value for name, value in options.items() if value != ()}
-        done = process_table(rows, chosen, key=key, output=output, format=out_format, **given)
+        with unguarded():
+            done = process_table(rows, chosen, key=key, output=output, format=out_format, **given)
         if copy is not None and not options["dry_run"]:
             _export(rows, chosen, key, output=output, format=out_format, target=Path(copy))
     _tell(done, options, as_json=as_json)

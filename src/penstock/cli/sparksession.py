@@ -15,6 +15,7 @@ import click
 
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.javanoise import without_java_noise
+from penstock.cli.output import console
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -126,7 +127,7 @@ def _local(cores: int | None, memory: str, settings: Mapping[str, str]) -> Itera
         yield there
         return
     if sys.stderr.isatty():
-        click.secho("starting Spark ...", dim=True, err=True)
+        console(stderr=True).print("starting Spark ...", style="dim")
     try:
         with without_java_noise():
             spark = session("penstock", cores=cores, memory=memory, config=settings)

@@ -18,6 +18,7 @@ from penstock.cli.flags import Flags
 from penstock.cli.parameters import Family, command_of, completes_queues, family
 from penstock.cli.pidfiles import Surroundings, held
 from penstock.cli.settings import Settings
+from penstock.cli.streams import unguarded
 from penstock.cli.values import duration
 
 if TYPE_CHECKING:
@@ -154,11 +155,12 @@ def run(
         from penstock.cli.reloading import run_reloading
 
         return run_reloading(arguments, Path.cwd())
-    app = import_app(settings, target) if target else _plain_app(settings)
     from penstock.cli.workerview import shown
 
-    made = app.worker(**_options(settings, app, target, options))
     with ExitStack() as stack:
+        stack.enter_context(unguarded())
+        app = import_app(settings, target) if target else _plain_app(settings)
+        made = app.worker(**_options(settings, app, target, options))
         if pid_file is not None:
             mine = stack.enter_context(
                 held(pid_file, arguments, grace_ms=made.options.grace_ms, surroundings=surroundings)

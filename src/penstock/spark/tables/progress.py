@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from penstock.core.display import visible
 from penstock.errors import InvalidOption
 
 __all__ = ["Progress", "ProgressStyle", "Tally", "open_progress"]
@@ -119,7 +120,7 @@ class _Lines:
             self.say(str(tally))
 
     def say(self, text: str) -> None:
-        print(f"{self._title}: {text}", file=sys.stderr, flush=True)
+        print(visible(f"{self._title}: {text}"), file=sys.stderr, flush=True)
 
     def close(self, tally: Tally) -> None:
         self.say(str(tally))
@@ -128,6 +129,7 @@ class _Lines:
 class _Bar:
     def __init__(self, title: str) -> None:
         from rich.console import Console
+        from rich.markup import escape
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
@@ -139,7 +141,7 @@ class _Bar:
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )
-        self._task = self._bar.add_task(title, total=None, rest="")
+        self._task = self._bar.add_task(escape(visible(title)), total=None, rest="")
         self._bar.start()
 
     def show(self, tally: Tally) -> None:
@@ -150,7 +152,9 @@ class _Bar:
         self._bar.update(self._task, total=tally.total, completed=done, rest=rest)
 
     def say(self, text: str) -> None:
-        self._bar.console.print(text, style="yellow")
+        from rich.text import Text
+
+        self._bar.console.print(Text(visible(text), style="yellow"))
 
     def close(self, tally: Tally) -> None:
         self.show(tally)
