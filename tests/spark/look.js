@@ -12,6 +12,16 @@ addEventListener("load", () => {
   seen.tiles = tiles();
   seen.drawn = Object.fromEntries(["throughput", "wait", "run", "backlog"].map((id) => [id, [...document.querySelectorAll(`#${id} path`)].filter((path) => path.getAttribute("d").length > 5).length]));
   seen.hover = Object.fromEntries(["throughput", "wait", "run", "backlog", "causes", "tasks", "groups", "workers"].map((id) => [id, hover(id)]));
+  const charts = [...document.querySelectorAll(".chart svg")];
+  seen.labels = charts.map((chart) => chart.getAttribute("aria-label"));
+  seen.overlaps = charts.filter((chart) => {
+    const times = [...chart.querySelectorAll("text")].filter((mark) => /[:-]/.test(mark.textContent)).map((mark) => mark.getBoundingClientRect());
+    return times.some((box, n) => n > 0 && box.left < times[n - 1].right);
+  }).length;
+  seen.text = document.querySelector("main").textContent; seen.per = text("per");
+  const key = document.getElementById("backlog");
+  key.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true})); seen.keyed = document.getElementById("tip").hidden ? null : text("tip");
+  key.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape", bubbles: true}));
   seen.causes = text("causes"); seen.tasks = text("tasks"); seen.workers = text("workers"); seen.notes = text("notes");
   seen.ground = [ground()]; document.getElementById("theme").click(); seen.ground.push(ground());
   const choice = document.getElementById("queue");

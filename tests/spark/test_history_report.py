@@ -16,9 +16,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.core.job import NewJob, Options
-from penstock.core.outcome import Fail, Failure
+from penstock.core.outcome import Complete, Fail, Failure
 from penstock.errors import InvalidOption
 from penstock.spark import history
+from penstock.spark.history.figures import figures
+from penstock.spark.history.folder import open_history
 from penstock.spark.store import Store
 from penstock.storage.values import Settlement, Take
 from tests.spark.busywork import happen
@@ -61,6 +63,28 @@ def told(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Told:
     history.sync(url, root / "history", spark=spark)
     page = history.report(root / "history", root / "page.html", title="Ours & theirs")
     return Told(root / "history", page, types["mail"] + types["report"], types["mail"])
+
+
+@pytest.fixture(scope="module")
+def short(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A history of 200 jobs that took a few seconds: 190 completed, 10 failed, all of them by one worker."""
+    root = tmp_path_factory.mktemp("short")
+    url = f"sqlite:///{root}/jobs.db"
+    with Store(url) as store:
+        storage = store.storage
+        store.run(storage.enqueue("mail", [NewJob(f"j{n}", b"1", Options(task="send")) for n in range(200)]))
+        leases = store.run(storage.claim("mail", Take("w", 200, 30_000))).leases
+        store.run(storage.shift_clock("mail", 2_500))
+        failed = Fail(Failure("ValueError", "no such address"), final=True)
+        store.run(
+            storage.settle(
+                "mail",
+                [Settlement(lease.id, lease.token, failed) for lease in leases[:10]]
+                + [Settlement(lease.id, lease.token, Complete(b"1")) for lease in leases[10:]],
+            )
+        )
+    history.sync(url, root / "history", spark=spark)
+    return root / "history"
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +170,48 @@ def test_a_span_leaves_out_what_is_not_in_it(told: Told, browser: str) -> None:
         told.folder, told.page.with_name("later.html"), since="2100-01-01", until="2101-01-01"
     )
     assert look(browser, page)["tiles"]["Completed"] == "0"
+
+
+def test_a_short_span_is_shown_by_the_second(short: Path, browser: str) -> None:
+    seen = look(browser, history.report(short, short.with_name("short.html")))
+    assert seen["per"] == "jobs per second"
+    assert seen["tiles"]["Completed"] == "190"
+    assert seen["tiles"]["Failed"] == "10"
+    assert "200 at most" in seen["text"]
+    assert seen["keyed"]
+    assert "busy" in seen["text"]
+
+
+def test_seconds_add_up_to_the_minutes_of_gold(short: Path) -> None:
+    opened = open_history(short, create=False)
+    found = figures(opened, opened.gold.newest(), since_ms=0, until_ms=1 << 60)
+    series = found["series"]["mail"]
+    assert found["grain"] == "second"
+    assert {name: sum(series[name]) for name in ("enqueued", "completed", "failed")} == {
+        "enqueued": 200,
+        "completed": 190,
+        "failed": 10,
+    }
+    assert max(value for value in series["backlog_max"] if value is not None) == 200
+    assert series["backlog"][-1] == 0
+    (worker,) = found["workers"]
+    assert worker["busy_ms"] == sum(task["run_ms"] for task in found["tasks"]) > 0
+    assert sum(worker["busy"]) * found["length"] == pytest.approx(worker["busy_ms"])
+
+
+def test_charts_have_labels_for_screen_readers_and_ticks_that_do_not_overlap(
+    told: Told, browser: str
+) -> None:
+    for width in (520, 1300):
+        seen = look(browser, told.page, width=width)
+        assert [label.split(":")[0].split(",")[0] for label in seen["labels"]] == [
+            "Throughput",
+            "Wait time",
+            "Run time",
+            "Backlog",
+        ]
+        assert seen["overlaps"] == 0
+        assert not re.search(r"\de\+|NaN|undefined|Infinity", seen["text"])
 
 
 def test_a_history_without_gold_has_no_page(spark: SparkSession, tmp_path: Path) -> None:

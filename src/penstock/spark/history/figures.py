@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 from penstock.spark.history.folder import History
 from penstock.spark.history.manifest import DerivedManifest
 from penstock.spark.history.measures import COUNTED, GRAINS
+from penstock.spark.history.seconds import SECOND_MS, second_rows
 
 __all__ = ["figures"]
 
-# As many points as a chart can show apart from each other.
-_MOST_POINTS: Final = 320
+# A chart cannot show more points apart from each other.
+_MOST_POINTS: Final = 720
 _MOST_NAMES: Final = 12
 _MOST_WORKERS: Final = 24
 _COUNTS: Final = tuple(COUNTED)
@@ -26,28 +27,51 @@ _SERIES: Final = (*_COUNTS, *_TIMINGS, "busy_ms", "backlog", "backlog_max", "cos
 
 
 def figures(history: History, gold: DerivedManifest, *, since_ms: int, until_ms: int) -> dict[str, Any]:
-    """Everything between two instants, in periods of a length that fits, as plain values for JSON."""
+    """Return everything between two instants, in periods of a length that fits, as plain values for JSON.
+
+    A span of a few minutes is shown by the second. Tasks, groups and causes then come from the minutes it touches.
+    """
     metrics = _read(history, gold, "metrics")
     causes = _read(history, gold, "causes")
-    first_ms, last_ms = _span(metrics, since_ms, until_ms)
-    grain = _grain(last_ms - first_ms)
-    within = (first_ms, last_ms)
+    within = _span(metrics, since_ms, until_ms)
+    grain = _grain(within)
     fine, coarse = _of(metrics, grain, within), _of(metrics, _coarser(grain), within)
-    length = GRAINS[grain]
-    start = first_ms // length * length
+    seconds = _seconds(history, fine, within, (since_ms, until_ms)) if grain == "minute" else []
+    return {
+        **(_charts("second", SECOND_MS, seconds) if seconds else _charts(grain, GRAINS[grain], fine)),
+        "tasks": _named(fine, coarse, "task"),
+        "groups": _named(fine, coarse, "group"),
+        "causes": _causes(_of(causes, grain, within)),
+    }
+
+
+def _seconds(
+    history: History, minutes: list[dict[str, Any]], within: tuple[int, int], asked: tuple[int, int]
+) -> list[dict[str, Any]]:
+    """Return the rows by second, if the span is short enough to show them."""
+    first_ms, end_ms = max(within[0], asked[0]), min(within[1] + GRAINS["minute"], asked[1])
+    if end_ms - first_ms > _MOST_POINTS * SECOND_MS:
+        return []
+    return second_rows(history, minutes, since_ms=first_ms, until_ms=end_ms)
+
+
+def _charts(grain: str, length: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the charts show. There is an empty period at either end, so that lines start and end at zero."""
+    found = [row["at"] for row in rows]
+    first, last = (min(found) // length * length, max(found)) if found else (0, 0)
+    start = first - length
     return {
         "grain": grain,
         "length": length,
+        "from": first,
+        "to": last + length,
         "start": start,
-        "points": (last_ms - start) // length + 1,
+        "points": (last - start) // length + 2,
         "series": {
-            row_queue: _series(rows, start, length)
-            for row_queue, rows in _grouped(fine, ("store", "queue"), "queue").items()
+            queue: _series(of_queue, start, length)
+            for queue, of_queue in _grouped(rows, ("store", "queue"), "queue").items()
         },
-        "tasks": _named(fine, coarse, "task"),
-        "groups": _named(fine, coarse, "group"),
-        "workers": _workers(fine, start, length),
-        "causes": _causes(_of(causes, grain, within)),
+        "workers": _workers(rows, start, length),
     }
 
 
@@ -68,9 +92,9 @@ def _span(rows: Iterable[Mapping[str, Any]], since_ms: int, until_ms: int) -> tu
     return (min(minutes), max(minutes)) if minutes else (since_ms, since_ms)
 
 
-def _grain(span_ms: int) -> str:
+def _grain(within: tuple[int, int]) -> str:
     for grain, length in GRAINS.items():
-        if span_ms // length <= _MOST_POINTS:
+        if (within[1] - within[0]) // length <= _MOST_POINTS:
             return grain
     return "day"
 

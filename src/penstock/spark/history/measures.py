@@ -12,6 +12,7 @@ from penstock.spark.history.folding import KEYS, REMOVED
 __all__ = [
     "COUNTED",
     "GRAINS",
+    "OUT",
     "busy_minutes",
     "counted",
     "failed_minutes",
@@ -33,7 +34,7 @@ COUNTED: Final = {
     "snoozed": ("snoozed", "suspended"),
     "limited": ("limited",),
 }
-_OUT: Final = ("completed", "failed", "expired", "cancelled")
+OUT: Final = ("completed", "failed", "expired", "cancelled")
 _ENDS: Final = 0.5, 0.95, 0.99
 
 
@@ -105,7 +106,7 @@ def net_by_minute(counts: DataFrame, silver: DataFrame | None) -> DataFrame:
     Silver, if given, tells of what has no event: jobs that were removed while open, and jobs whose enqueueing was lost.
     """
     kind, times = F.col("type"), F.col("times")
-    step = F.when(kind.isin("enqueued", "retried"), times).when(kind.isin(*_OUT), -times)
+    step = F.when(kind.isin("enqueued", "retried"), times).when(kind.isin(*OUT), -times)
     steps = counts.where(step.isNotNull()).select("queue", "minute", step.alias("step"))
     if silver is not None:
         gone = silver.where(F.col("state") == REMOVED).select(

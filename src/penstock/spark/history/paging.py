@@ -64,13 +64,19 @@ def _troubles(bronze: BronzeManifest) -> dict[str, Any]:
     }
 
 
+def _script() -> str:
+    """Return both modules as one: a page of a single file has nothing to import from."""
+    charts, page = ((_PARTS / name).read_text(encoding="utf-8") for name in ("charts.js", "page.js"))
+    return charts.replace("\nexport ", "\n") + page[page.index("\n") :]
+
+
 def _filled(data: dict[str, Any], title: str) -> str:
     # Data must not be able to end the element that it is in.
     packed = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     parts = {
         "title": html.escape(title),
         "style": (_PARTS / "page.css").read_text(encoding="utf-8"),
-        "script": (_PARTS / "page.js").read_text(encoding="utf-8"),
+        "script": _script(),
         "data": packed,
     }
     page = (_PARTS / "page.html").read_text(encoding="utf-8")
