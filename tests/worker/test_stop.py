@@ -8,13 +8,19 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock import App, JobContext, State
-from penstock.errors import InvalidOption
+from penstock import App, JobContext, State, Worker
+from penstock.core.outcome import Release
+from penstock.errors import InvalidOption, StorageUnavailable
 from penstock.storage import open_storage
+from penstock.storage.values import Settlement, Take
+from penstock.worker import shift
+from penstock.worker.deadlines import PATIENCE_S
 from tests.worker.conftest import recorded, running, until, working
 
 SCRIPT = """
@@ -126,6 +132,164 @@ async def test_jobs_of_a_claim_under_way_are_handed_back(app: App) -> None:
     await asyncio.wait_for(run, 10)
     assert ran == []
     assert await job.refresh() is State.WAITING
+
+
+class Gate:
+    """Hold up the answer to the first call for which ``applies`` returns true; then give it, or raise ``error``."""
+
+    def __init__(
+        self,
+        call: Any,
+        applies: Callable[..., bool] = lambda *_, **__: True,
+        error: BaseException | None = None,
+    ) -> None:
+        self._call = call
+        self._applies = applies
+        self._error = error
+        self.reached, self.open = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        answer = await self._call(*args, **kwargs)
+        if not self.reached.is_set() and self._applies(*args, **kwargs):
+            self.reached.set()
+            await self.open.wait()
+            if self._error is not None:
+                raise self._error
+        return answer
+
+
+def _releases(_: str, settlements: Sequence[Settlement], *, take: Take | None = None) -> bool:
+    return all(isinstance(settlement.outcome, Release) for settlement in settlements)
+
+
+def _does_not_wait(*_: Any, **kwargs: Any) -> bool:
+    return "wait_ms" not in kwargs
+
+
+def _claim_again(worker: Worker) -> None:
+    """What an alarm does when a delayed job falls due."""
+    assert worker._shift is not None
+    worker.resume()
+    worker._shift.fetcher._wake(*worker._shift.fetcher.lanes)
+
+
+class Held:
+    """A worker with one running job and no call under way. ``finish`` lets the job complete."""
+
+    def __init__(self, app: App) -> None:
+        self.finish, self.started = asyncio.Event(), asyncio.Event()
+
+        @app.task(name="work")
+        async def work() -> str:
+            self.started.set()
+            await self.finish.wait()
+            return "done"
+
+        self.task = work
+        self.worker = app.worker(concurrency=4, grace="60s")
+
+    async def start(self) -> None:
+        self.job = await self.task.enqueue()
+        self.run = asyncio.create_task(self.worker.run())
+        await asyncio.wait_for(self.started.wait(), 10)
+        self.worker.pause()
+        await until(lambda: not self.worker._shift.fetcher._calls)  # type: ignore[union-attr]
+
+    async def stop(self) -> None:
+        self.worker.stop()
+        await until(lambda: self.worker.state == "stopping")
+
+    async def complete(self) -> None:
+        self.finish.set()
+        await until(lambda: not self.worker.health().active)
+
+    async def ended_with_the_job_settled(self) -> None:
+        await asyncio.wait_for(self.run, 10)
+        assert await self.job.result(timeout="1s") == "done"
+
+
+ENDS = [None, StorageUnavailable("away"), UnicodeError("odd"), asyncio.CancelledError()]
+
+
+@pytest.mark.parametrize("error", ENDS)
+async def test_an_outcome_that_waits_for_a_hand_back_is_settled_after_it(
+    app: App, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    """The last run ends while jobs of a claim that was under way are handed back."""
+    held, storage = Held(app), await app.connect()
+    await held.start()
+    claim, release = Gate(storage.claim, _does_not_wait), Gate(storage.settle, _releases, error)
+    monkeypatch.setattr(storage, "claim", claim)
+    monkeypatch.setattr(storage, "settle", release)
+    unstarted = await held.task.enqueue()
+    _claim_again(held.worker)
+    await asyncio.wait_for(claim.reached.wait(), 10)
+    await held.stop()
+    claim.open.set()
+    await asyncio.wait_for(release.reached.wait(), 10)
+    await held.complete()
+    release.open.set()
+    await held.ended_with_the_job_settled()
+    assert await unstarted.refresh() is State.WAITING
+
+
+@pytest.mark.parametrize("error", ENDS)
+async def test_an_outcome_that_waits_for_a_claim_is_settled_after_it(
+    app: App, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    held, storage = Held(app), await app.connect()
+    await held.start()
+    claim = Gate(storage.claim, _does_not_wait, error)
+    monkeypatch.setattr(storage, "claim", claim)
+    _claim_again(held.worker)
+    await asyncio.wait_for(claim.reached.wait(), 10)
+    await held.stop()
+    await held.complete()
+    claim.open.set()
+    await held.ended_with_the_job_settled()
+
+
+@pytest.mark.parametrize("error", ENDS)
+async def test_an_outcome_that_waits_for_a_look_at_leases_is_settled_after_it(
+    app: App, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
+) -> None:
+    """A claim that waited was given up, so the worker looks for what it may have brought."""
+    held, storage = Held(app), await app.connect()
+    await held.start()
+    look = Gate(storage.leases_of, error=error)
+    monkeypatch.setattr(storage, "leases_of", look)
+    held.worker.resume()
+    await until(lambda: held.worker._shift.fetcher.lanes[0].waiter is not None)  # type: ignore[union-attr]
+    await held.stop()
+    await asyncio.wait_for(look.reached.wait(), 10)
+    await held.complete()
+    look.open.set()
+    await held.ended_with_the_job_settled()
+
+
+async def test_a_stop_ends_in_bounded_time_without_a_store(
+    memory_app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the grace it waits a little for the store to take what is left, then it ends."""
+    away = asyncio.Event()
+
+    @memory_app.task
+    async def work() -> None:
+        away.set()
+
+    storage = await memory_app.connect()
+    never = asyncio.Event()
+    for verb in ("settle", "depart"):
+        monkeypatch.setattr(storage, verb, lambda *_, **__: never.wait())
+    monkeypatch.setattr(shift, "_SETTLE_S", 0.2)
+    monkeypatch.setattr(shift, "_DEPART_S", 0.2)
+    await work.enqueue()
+    worker = memory_app.worker(grace="200ms")
+    run = asyncio.create_task(worker.run())
+    await asyncio.wait_for(away.wait(), 10)
+    worker.stop()
+    await asyncio.wait_for(run, PATIENCE_S + 5)
+    assert "stops with 1 jobs that the store did not take back" in caplog.text
 
 
 async def test_a_burst_worker_ends_when_its_queues_are_drained(app: App) -> None:

@@ -6,6 +6,9 @@ quiet queue answers as fast as it can; under load, outcomes gather while calls a
 
 A queue that gave less than it was asked for is *dry*: it is left alone until a wait ends. A wait with slots to
 spare is a claim that waits, so that a job which comes to an idle worker needs no further round trip.
+
+A call that is under way holds others back: outcomes gather until it ends, and leases of a claim that was given up
+are looked for after it. So every call, however it ends, passes ``_ended``, which looks for what can be sent now.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
+from penstock.core.display import get_logger
 from penstock.core.job import Lease
-from penstock.errors import StorageError
 from penstock.storage.base import Storage
 from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settlement, Take
 from penstock.worker import recovery
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetcher"]
 
+logger = get_logger("penstock.worker")
+
 # How late a job may be found whose wake-up went to a worker that died before it could act on it.
 LONGEST_WAIT_MS: Final = 1_000
 _MOST_IN_FLIGHT: Final = 2
@@ -38,12 +43,15 @@ _MOST_PER_WAIT: Final = 10
 _PROBE_AFTER_S: Final = 0.05
 _SETTLE_FIRST_S: Final = 0.001
 
+P = ParamSpec("P")
+
 
 class Fetcher:
     """Owns the lanes. Everything here happens on the worker's loop.
 
-    ``settled(run, answer)`` is called for every outcome the store has answered, ``dried(lane)`` when a lane
-    turns dry, ``failed(lane, error)`` and ``recovered(lane)`` around a time without the store.
+    ``settled(runs, answers)`` is called for the outcomes the store has answered, ``dried(lane)`` when a lane
+    turns dry, ``failed(lane, error)`` and ``recovered(lane)`` around a time without the store, ``ended()`` after
+    every call. An error that one of them raises is logged and changes nothing.
     """
 
     def __init__(
@@ -60,6 +68,7 @@ class Fetcher:
         dried: Callable[[Lane], None],
         failed: Callable[[Lane, BaseException], None],
         recovered: Callable[[Lane], None],
+        ended: Callable[[], None],
     ) -> None:
         self._storage = storage
         self.lanes = tuple(lanes)
@@ -70,17 +79,19 @@ class Fetcher:
         self.limits = limits
         if limits is not None:
             limits.room_again = lambda: self._wake(*self.lanes)
-        self._settled = settled
-        self._started = started
-        self._dried = dried
-        self._failed = failed
-        self._recovered = recovered
+        self._settled = _guarded(settled)
+        self._started = _guarded(started)
+        self._dried = _guarded(dried)
+        self._failed = _guarded(failed)
+        self._recovered = _guarded(recovered)
+        self._call_ended = _guarded(ended)
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._reserved = 0
         self._pump_scheduled = False
         self._tending: asyncio.TimerHandle | None = None
         self._starting = False
+        self._closed = False
         self._calls: set[asyncio.Task[None]] = set()
         self.claiming = False
         self.hand_back_new = False
@@ -131,6 +142,7 @@ class Fetcher:
 
     async def close(self) -> None:
         """Give up what is under way."""
+        self._closed = True
         self.stop_claiming()
         tasks = [*self._calls, *(lane.recovering for lane in self.lanes if lane.recovering)]
         for task in tasks:
@@ -141,6 +153,8 @@ class Fetcher:
 
     def _pump(self) -> None:
         self._pump_scheduled = False
+        if self._closed:
+            return
         grants = self._grants()
         for lane in self.lanes:
             if lane.recovering is None and lane.in_flight < _MOST_IN_FLIGHT:
@@ -197,35 +211,49 @@ class Fetcher:
         return not lane.dry or (len(self.lanes) > 1 and self._may_have_jobs(lane, time.monotonic()))
 
     def _send(self, lane: Lane, runs: list[Run], count: int) -> None:
-        lane.in_flight += 1
         self._reserve(lane, count)
-        self._spawn(self._call(lane, runs, count))
+        self._begin(lane, self._call(lane, runs, count), places=1)
+
+    def _begin(self, lane: Lane, call: Coroutine[Any, Any, None], *, places: int) -> None:
+        """Start a call that takes up so many of the lane's places for calls. It must end by ``_ended``."""
+        lane.in_flight += places
+        self._calls.add(task := self._spawn(call))
+        task.add_done_callback(self._calls.discard)
 
     def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """In our own context: what is started from there must not see the variables of a handler that finished."""
-        task = self._loop.create_task(call, context=self._context.copy())
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
-        return task
+        return self._loop.create_task(call, context=self._context.copy())
 
     async def _call(self, lane: Lane, runs: list[Run], count: int) -> None:
-        sent_at = time.monotonic()
-        lane.asked.append(sent_at)
-        take = Take(self._worker_id, count, self._lease_ms) if count else None
+        sent_at = lane.ask()
         try:
-            if runs:
-                settlements = [Settlement(run.lease.id, run.lease.token, run.outcome) for run in runs]  # type: ignore[arg-type]
-                batch = await self._storage.settle(lane.name, settlements, take=take)
-            else:
-                assert take is not None
-                batch = SettledBatch([], await self._storage.claim(lane.name, take))
+            self._take_answer(lane, runs, count, await self._ask(lane, runs, count), sent_at)
         except BaseException as error:
-            self._end_call(lane, count, sent_at)
             self._lost_call(lane, runs, error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        self._end_call(lane, count, sent_at)
+        finally:
+            self._reserve(lane, -count)
+            self._ended(lane, places=1, asked=sent_at)
+
+    def _ended(self, lane: Lane, *, places: int = 0, asked: float | None = None) -> None:
+        """A call is over, whichever way: do what was held back because of it."""
+        lane.in_flight -= places
+        if asked is not None:
+            lane.asked.remove(asked)
+        self._make_sure_soon(lane)
+        self._call_ended()
+        self._pump()
+
+    async def _ask(self, lane: Lane, runs: list[Run], count: int) -> SettledBatch:
+        take = Take(self._worker_id, count, self._lease_ms) if count else None
+        if runs:
+            settlements = [Settlement(run.lease.id, run.lease.token, run.outcome) for run in runs]  # type: ignore[arg-type]
+            return await self._storage.settle(lane.name, settlements, take=take)
+        assert take is not None
+        return SettledBatch([], await self._storage.claim(lane.name, take))
+
+    def _take_answer(
+        self, lane: Lane, runs: list[Run], count: int, batch: SettledBatch, sent_at: float
+    ) -> None:
         held = lane.held
         for run in runs:
             held.pop(run.lease.token, None)
@@ -234,13 +262,6 @@ class Fetcher:
         elif lane.dry and not held:
             self._dried(lane)
         self._settled(runs, batch.answers)
-        self._pump()
-
-    def _end_call(self, lane: Lane, count: int, sent_at: float) -> None:
-        lane.in_flight -= 1
-        lane.asked.remove(sent_at)
-        self._reserve(lane, -count)
-        self._make_sure_soon(lane)
 
     def _receive(self, lane: Lane, claimed: Claimed, count: int, sent_at: float) -> None:
         now = self.last_claim_at = time.monotonic()
@@ -272,9 +293,11 @@ class Fetcher:
             lane.held[run.lease.token] = run
         self._started(runs)
         self._starting = True
-        for run in runs:
-            executor.start(run)
-        self._starting = False
+        try:
+            for run in runs:
+                executor.start(run)
+        finally:
+            self._starting = False
         if self.limits is not None:
             self.limits.note(lane.name, len(runs))
 
@@ -309,31 +332,30 @@ class Fetcher:
 
     async def _wait(self, lane: Lane, count: int) -> None:
         """Sleep until there may be something; with slots to spare, come back with it."""
+        began_at = lane.ask()
         try:
-            with lane.asking() as began_at:
-                if count:
-                    take = Take(self._worker_id, count, self._lease_ms)
-                    # Well within a lease: when the claim was made is not known, only when the wait for it began.
-                    wait_ms = min(self.longest_wait_ms, 2 * self._lease_ms // 5)
-                    claimed = await self._storage.claim(lane.name, take, wait_ms=wait_ms)
-                else:
-                    await self._storage.wait(lane.name, timeout_ms=self.longest_wait_ms)
-        except Exception as error:
-            self._end_wait(lane)
-            self._lost_call(lane, [], error)
-            return
-        self._end_wait(lane)
-        if not count:
-            self._wake(lane)
-            return
-        self._receive(lane, claimed, count, began_at)
-        self._pump()
+            if count:
+                take = Take(self._worker_id, count, self._lease_ms)
+                # Well within a lease: when the claim was made is not known, only when the wait for it began.
+                wait_ms = min(self.longest_wait_ms, 2 * self._lease_ms // 5)
+                claimed = await self._storage.claim(lane.name, take, wait_ms=wait_ms)
+                self._receive(lane, claimed, count, began_at)
+            else:
+                await self._storage.wait(lane.name, timeout_ms=self.longest_wait_ms)
+                lane.dry = False
+        except BaseException as error:
+            if lane.waiter is asyncio.current_task():  # else it was given up
+                self._lost_call(lane, [], error)
+        finally:
+            if lane.waiter is asyncio.current_task():
+                self._end_wait(lane)
+            self._ended(lane, asked=began_at)
 
     def _begin_wait(self, lane: Lane) -> None:
         # Reserved slots: so it gets few, and none if others would have to go without.
         lane.spare = min(_MOST_PER_WAIT, self._free_for(lane) // (2 * len(self.lanes)))
         self._reserve(lane, lane.spare)
-        lane.waiter = self._loop.create_task(self._wait(lane, lane.spare), context=self._context.copy())
+        lane.waiter = self._spawn(self._wait(lane, lane.spare))
 
     def _end_wait(self, lane: Lane) -> None:
         self._reserve(lane, -lane.spare)
@@ -347,51 +369,68 @@ class Fetcher:
 
     def _make_sure_soon(self, lane: Lane) -> None:
         """Look for leases of a claim that was given up, as soon as no call is under way whose leases are to come."""
-        if lane.unsure and not lane.in_flight:
+        if lane.unsure and not lane.in_flight and lane.recovering is None and not self._closed:
             lane.unsure = False
-            lane.in_flight += _MOST_IN_FLIGHT
-            self._spawn(self._make_sure(lane))
+            self._begin(lane, self._make_sure(lane), places=_MOST_IN_FLIGHT)
 
     async def _make_sure(self, lane: Lane) -> None:
+        sent_at = lane.ask()
         try:
-            with lane.asking():
-                await recovery.hand_back_unknown(self._storage, lane, worker_id=self._worker_id)
-        except StorageError as error:
+            await recovery.hand_back_unknown(self._storage, lane, worker_id=self._worker_id)
+        except BaseException as error:
             self._lost_call(lane, [], error)
         finally:
-            lane.in_flight -= _MOST_IN_FLIGHT
-        self.pump_soon()
+            self._ended(lane, places=_MOST_IN_FLIGHT, asked=sent_at)
 
     # When the store is away
 
     def _lost_call(self, lane: Lane, runs: list[Run], error: BaseException) -> None:
         """The outcomes are kept: nobody else can have settled them, and a repeated settle does no harm."""
+        if isinstance(error, KeyboardInterrupt | GeneratorExit) or self._closed:
+            raise error
         lane.outcomes[:0] = runs
-        if lane.recovering is None and isinstance(error, Exception):
+        if lane.recovering is None:
             self._failed(lane, error)
-            lane.recovering = self._loop.create_task(self._recover(lane, error), context=self._context.copy())
+            lane.recovering = self._spawn(self._recover(lane, error))
 
-    async def _recover(self, lane: Lane, error: Exception) -> None:
-        await recovery.until_it_answers(
-            self._storage, lane, error, worker_id=self._worker_id, settled=self._settled, failed=self._failed
-        )
-        lane.recovering = None
-        lane.dry = False
-        self._recovered(lane)
-        self.pump_soon()
+    async def _recover(self, lane: Lane, error: BaseException) -> None:
+        try:
+            await recovery.until_it_answers(
+                self._storage,
+                lane,
+                error,
+                worker_id=self._worker_id,
+                settled=self._settled,
+                failed=self._failed,
+            )
+            lane.dry = False
+            self._recovered(lane)
+        finally:
+            lane.recovering = None
+            self._ended(lane)
 
     def _hand_back(self, lane: Lane, leases: Sequence[Held], sent_at: float) -> None:
         """We are stopping, or the answer came so late that these may be somebody else's: let the store decide."""
-        lane.in_flight += 1
         lane.asked.append(sent_at)
-        self._spawn(self._release(lane, leases, sent_at))
+        self._begin(lane, self._release(lane, leases, sent_at), places=1)
 
     async def _release(self, lane: Lane, leases: Sequence[Held], sent_at: float) -> None:
         try:
             await self._storage.settle(lane.name, recovery.releases(leases))
-        except Exception as error:
+        except BaseException as error:
             # Not repeated here: recovery hands back what nobody knows of, or it expires.
             self._lost_call(lane, [], error)
         finally:
-            self._end_call(lane, 0, sent_at)
-        self._settled([], [])
+            self._ended(lane, places=1, asked=sent_at)
+
+
+def _guarded(callback: Callable[P, None]) -> Callable[P, None]:
+    """Return ``callback`` so that an error in it is logged: it must not end the call that it is told of."""
+
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            callback(*args, **kwargs)
+        except Exception:
+            logger.exception("A worker callback failed: %r", callback)
+
+    return guarded

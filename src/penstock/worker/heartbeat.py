@@ -26,7 +26,7 @@ logger = get_logger("penstock.worker")
 Notice = tuple[Run, Extended]
 
 _AFTER_LOSS_S: Final = 0.5
-_CLOSE_PATIENCE_S: Final = 5.0
+_CLOSE_PATIENCE_S: Final = 2.0
 
 
 class Heartbeat:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.worker.reporter import Reporter
@@ -81,15 +80,11 @@ class Lane:
         self.recovered_at = float("-inf")
         self.backoff_s = 0.0
 
-    @contextmanager
-    def asking(self) -> Iterator[float]:
-        """Around a call that may bring leases, for ``asked``; when it began."""
+    def ask(self) -> float:
+        """Note in ``asked`` that a call begins which may bring leases; return when."""
         began_at = time.monotonic()
         self.asked.append(began_at)
-        try:
-            yield began_at
-        finally:
-            self.asked.remove(began_at)
+        return began_at
 
     def set_alarm(
         self, now: float, due: float, wake: Callable[[Lane], None], context: contextvars.Context

@@ -28,7 +28,7 @@ _RELAPSE_S: Final = 2.0
 async def until_it_answers(
     storage: Storage,
     lane: Lane,
-    error: Exception,
+    error: BaseException,
     *,
     worker_id: str,
     settled: Callable[[Sequence[Run], Sequence[Settled]], None],
@@ -42,9 +42,9 @@ async def until_it_answers(
         lane.backoff_s = _FIRST_BACKOFF_S
     while True:
         await asyncio.sleep(lane.backoff_s)
-        lane.backoff_s = min(lane.backoff_s * 2, _LONGEST_BACKOFF_S)
         if lane.in_flight:
             continue
+        lane.backoff_s = min(lane.backoff_s * 2, _LONGEST_BACKOFF_S)
         try:
             await hand_back_unknown(storage, lane, worker_id=worker_id)
             if not isinstance(error, StorageError):

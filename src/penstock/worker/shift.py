@@ -11,7 +11,7 @@ from penstock.core.display import get_logger
 from penstock.errors import StorageError
 from penstock.firing import Fire, fire_due
 from penstock.storage.base import Storage
-from penstock.storage.values import DueScheduler, Settled
+from penstock.storage.values import DueScheduler
 from penstock.worker.deadlines import PATIENCE_S
 from penstock.worker.drain import DrainWatch
 from penstock.worker.equipment import make_executor, make_plans
@@ -22,7 +22,7 @@ from penstock.worker.heartbeat import Heartbeat, HeartbeatThread, Notice
 from penstock.worker.lane import Lane
 from penstock.worker.limiter import Limits
 from penstock.worker.reporter import Reporter
-from penstock.worker.run import Abort, Run
+from penstock.worker.run import Abort
 from penstock.worker.sweeper import Sweeper
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ logger = get_logger("penstock.worker")
 _BURST_WAIT_MS: Final = 250
 _LOOK_AGAIN_S: Final = 0.1
 _FIRING_S: Final = 5.0
+# After the grace and the patience with handlers, how long a stop waits for the store to take what is left.
+_SETTLE_S: Final = 3.0
+_DEPART_S: Final = 2.0
 
 
 class Shift:
@@ -75,10 +78,11 @@ class Shift:
             concurrency=self.options.concurrency,
             limits=self._make_limits(),
             started=self.worker.tally.started,
-            settled=self._settled,
+            settled=self.worker.tally.settled,
             dried=self._dried,
             failed=self._failed,
             recovered=self._recovered,
+            ended=self._changed.set,
         )
         if self.options.burst:
             fetcher.longest_wait_ms = _BURST_WAIT_MS
@@ -164,10 +168,6 @@ class Shift:
             else:
                 self.executor.abort(run, Abort.CANCEL if answer == "cancel" else Abort.EXPIRED)
 
-    def _settled(self, runs: Sequence[Run], answers: Sequence[Settled]) -> None:
-        self.worker.tally.settled(runs, answers)
-        self._changed.set()
-
     def _freed(self) -> None:
         self._changed.set()
         self.fetcher.pump_soon()
@@ -201,7 +201,11 @@ class Shift:
         self._changed.set()
 
     async def finish(self, grace_ms: int) -> None:
-        """Let jobs finish, then hand back the rest; returns when all is settled, or cannot be any more."""
+        """Let jobs finish, then hand back the rest; return when all is settled, or the time for it is over.
+
+        That is at most ``grace_ms``, ``PATIENCE_S`` for handlers that ignore their abort and ``_SETTLE_S`` for the
+        store. What is not settled by then comes back when its lease has expired.
+        """
         self.fetcher.hand_back_new = True
         self.fetcher.stop_claiming()
         self.hurry(grace_ms)
@@ -209,9 +213,13 @@ class Shift:
             self.plans.hurry()
         await self._until_idle(lambda: self._deadline)
         await self._hand_back()
-        # Outcomes are kept for as long as their leases can be: the store may be back before that.
-        settled_by = time.monotonic() + self.options.lease_ms / 1000
+        settled_by = time.monotonic() + _SETTLE_S
         await self._until_idle(lambda: settled_by)
+        if not self.fetcher.idle:
+            held = sum(len(lane.held) for lane in self._lanes)
+            logger.warning(
+                "worker %s stops with %d jobs that the store did not take back", self.options.id, held
+            )
 
     async def close(self) -> None:
         """Let go of everything; handlers that still run are left to themselves."""
@@ -255,9 +263,10 @@ class Shift:
                 pass
 
     async def _depart(self) -> None:
-        for lane in self._lanes:
-            try:
-                await self.storage.depart(lane.name, self.options.id)
-            except StorageError:
-                # Its record is forgotten in an hour without us.
-                return
+        try:
+            async with asyncio.timeout(_DEPART_S):
+                for lane in self._lanes:
+                    await self.storage.depart(lane.name, self.options.id)
+        except (StorageError, TimeoutError):
+            # Its record is forgotten in an hour without us.
+            return
