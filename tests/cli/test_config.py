@@ -115,3 +115,11 @@ def test_a_password_is_not_listed(penstock: Shell, url: str, shown: str) -> None
     assert "secret" not in penstock.ok("config", "list", env={"PENSTOCK_URL": url})
     run = penstock("config", "set", "url", "sqlite:///saved.db", env={"PENSTOCK_URL": url})
     assert f"environment says {shown!r}" in run.stderr
+
+
+def test_saved_settings_are_never_readable_by_others(penstock: Shell, tmp_path: Path) -> None:
+    process = penstock.start("config", "set", "url", "valkey://me:secret@host", umask=0)
+    process.communicate(timeout=60)
+
+    (saved,) = [file for file in (tmp_path / ".penstock").iterdir() if "secret" in file.read_text()]
+    assert saved.stat().st_mode & 0o777 == 0o600

@@ -173,11 +173,30 @@ def test_one_that_does_not_start_again_keeps_no_other_from_it(penstock: Shell, t
 
 
 @pytest.mark.usefixtures("stopped")
-def test_a_pid_file_is_its_owners_alone(penstock: Shell, tmp_path: Path) -> None:
-    # It says the variables the worker was started with, and a URL may have a password.
+def test_only_the_owner_can_read_what_a_worker_leaves_whatever_the_umask(
+    penstock: Shell, tmp_path: Path
+) -> None:
+    # The pid file has the variables of the worker, and a URL may have a password. Jobs write to the log.
+    said, _ = penstock.start("worker", "start", umask=0).communicate(timeout=60)
+
+    assert "worker-1 runs" in said
+    workers = tmp_path / ".penstock" / "workers"
+    private = [workers / "worker-1.pid", workers / "worker-1.log", *tmp_path.glob("penstock.db*")]
+    assert {file.name: oct(file.stat().st_mode & 0o777) for file in private} == dict.fromkeys(
+        ("worker-1.pid", "worker-1.log", "penstock.db", "penstock.db-wal", "penstock.db-shm"), "0o600"
+    )
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_log_that_exists_keeps_its_mode(penstock: Shell, tmp_path: Path) -> None:
+    log = tmp_path / ".penstock" / "workers" / "worker-1.log"
+    log.parent.mkdir(parents=True)
+    log.touch()
+    log.chmod(0o644)
+
     penstock.ok("worker", "start")
 
-    assert (tmp_path / ".penstock" / "workers" / "worker-1.pid").stat().st_mode & 0o777 == 0o600
+    assert log.stat().st_mode & 0o777 == 0o644
 
 
 def test_the_password_of_a_url_is_not_shown(penstock: Shell, tmp_path: Path) -> None:

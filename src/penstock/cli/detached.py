@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound, WrongState
-from penstock.cli.pidfiles import PidRecord, Surroundings, await_end, read_record, running, tell_to_end
+from penstock.cli.pidfiles import (
+    PidRecord,
+    Surroundings,
+    await_end,
+    private,
+    read_record,
+    running,
+    tell_to_end,
+)
 
 if TYPE_CHECKING:
     from penstock.cli.settings import Project
@@ -86,7 +94,7 @@ def start_worker(place: Place, arguments: list[str], surroundings: Surroundings 
         "--pid-file",
         str(place.pid_file.absolute()),
     ]
-    with place.log_file.open("ab") as log:
+    with open(place.log_file, "ab", opener=private) as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -17,7 +17,16 @@ import msgspec
 
 from penstock.cli.errors import WrongState
 
-__all__ = ["PidRecord", "Surroundings", "await_end", "held", "read_record", "running", "tell_to_end"]
+__all__ = [
+    "PidRecord",
+    "Surroundings",
+    "await_end",
+    "held",
+    "private",
+    "read_record",
+    "running",
+    "tell_to_end",
+]
 
 _LOOK_EVERY_S: Final = 0.05
 _EXIT_S: Final = 5.0
@@ -65,14 +74,13 @@ def held(path: Path, arguments: list[str], *, grace_ms: int, surroundings: Surro
     Others may not read it: it says URLs, which may have passwords.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b", opener=_private) as file:
+    with open(path, "a+b", opener=private) as file:
         if not _lock(file.fileno()):
             record = read_record(path)
             who = f"process {record.pid}" if record is not None else "another process"
             raise WrongState(
                 f"{path} is the pid file of a worker that runs ({who}). Stop that one, or use another file."
             )
-        os.fchmod(file.fileno(), _MODE)
         now_ms = time.time_ns() // 1_000_000
         record = PidRecord(os.getpid(), arguments, now_ms, grace_ms, surroundings)
         mine = _Held(file.fileno(), record)
@@ -141,7 +149,8 @@ def _await_exit(pid: int) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _private(path: str, flags: int) -> int:
+def private(path: str, flags: int) -> int:
+    """Open a file for ``open(opener=...)``. If it creates the file, only the owner may read it."""
     return os.open(path, flags, _MODE)
 
 

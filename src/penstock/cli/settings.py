@@ -75,10 +75,13 @@ class Project:
         self.make_folder()
         import json
 
+        from penstock.cli.pidfiles import private
+
         lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
         fresh = self.saved_file.with_suffix(".new")
-        fresh.write_text("# Written by `penstock config set`.\n" + "".join(lines), encoding="utf-8")
-        fresh.chmod(0o600)
+        fresh.unlink(missing_ok=True)
+        with open(fresh, "x", encoding="utf-8", opener=private) as file:
+            file.write("# Written by `penstock config set`.\n" + "".join(lines))
         fresh.replace(self.saved_file)
 
     def make_folder(self) -> Path:
