@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         StorageFull,
         StorageReadOnly,
         StorageRefused,
+        StorageReplaced,
         StorageUnavailable,
         StorageVersion,
         Suspend,
@@ -135,6 +136,7 @@ __all__ = [
     "StorageFull",
     "StorageReadOnly",
     "StorageRefused",
+    "StorageReplaced",
     "StorageUnavailable",
     "StorageVersion",
     "Subscription",
@@ -174,7 +176,7 @@ _NAMES = {
         "JobCancelled JobError JobExpired JobFailed JobNotFound LeaseLost MemoryLimitExceeded "
         "PayloadTooLarge PenstockError RateLimited ResultTimeout Retry SandboxCrashed SandboxError "
         "SerializationError Snooze StorageError StorageFull StorageReadOnly StorageRefused "
-        "StorageUnavailable StorageVersion Suspend UnknownTask Unrecoverable Verdict "
+        "StorageReplaced StorageUnavailable StorageVersion Suspend UnknownTask Unrecoverable Verdict "
         "WaitForChildren"
     ),
     "flow": "Dag Flow FlowHandle FlowNode chain chord group",

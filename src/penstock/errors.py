@@ -12,6 +12,7 @@
     ├── UnknownTask (LookupError)         no task of that name is registered here
     ├── StorageError                      the store did not do what it was asked
     │   ├── StorageUnavailable            unreachable, or the connection was lost; try again later
+    │   │   └── StorageReplaced           the file was deleted or replaced while it was open; nothing was written
     │   ├── StorageRefused                wrong user or password, or a right the user does not have
     │   ├── StorageFull                   out of memory or disk; nothing was written
     │   ├── StorageReadOnly               a replica, or a file that may not be written
@@ -71,6 +72,7 @@ __all__ = [
     "StorageFull",
     "StorageReadOnly",
     "StorageRefused",
+    "StorageReplaced",
     "StorageUnavailable",
     "StorageVersion",
     "Suspend",
@@ -119,6 +121,13 @@ class StorageError(PenstockError):
 
 class StorageUnavailable(StorageError, ConnectionError):
     """The store cannot be reached, or the connection went away. Repeating the call does no harm."""
+
+
+class StorageReplaced(StorageUnavailable):
+    """The store's file was deleted or replaced while this process had it open. Nothing of the call is in the store.
+
+    The next call opens the file that is there by then. A file that is missing is not created again.
+    """
 
 
 class StorageRefused(StorageError, PermissionError):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable
 from io import FileIO
 from typing import Final
 
@@ -47,10 +48,13 @@ _FRAME_HEADER_BYTES: Final = 24
 class Checkpoints:
     """The checkpoints of a database, by the process that finds them due. For whoever owns ``writing``."""
 
-    def __init__(self, writing: sqlite3.Connection, path: str) -> None:
+    def __init__(
+        self, writing: sqlite3.Connection, path: str, *, find_loss: Callable[[], Exception | None]
+    ) -> None:
         self._writing = writing
         self._copying: sqlite3.Connection | None = None
         self._path = path
+        self._find_loss = find_loss
         # Not so with the other two files: closing one of them would drop the locks SQLite has on it.
         self._log = FileIO(f"{path}-wal")
         self._salts = b""
@@ -104,7 +108,7 @@ class Checkpoints:
 
     def _run(self) -> None:
         if self._copying is None:
-            self._copying = connect(self._path)
+            self._copying = self._connect()
         begin(self._writing, timeout_s=_LOCK_S)
         try:
             frames = self._copy(self._copying)
@@ -113,6 +117,15 @@ class Checkpoints:
         self._attempts += 1
         # If the log cannot start over, its readers may take long: tries become rare, as it grows.
         self._due_frame = max(frames, self._due_frame) * 5 // 4
+
+    def _connect(self) -> sqlite3.Connection:
+        """Open the same file again. Another one must not be checkpointed: its write lock is not held."""
+        sql = connect(self._path)
+        loss = self._find_loss()
+        if loss is not None:
+            sql.close()
+            raise loss
+        return sql
 
     def _copy(self, sql: sqlite3.Connection) -> int:
         """Copy what can be copied; how many frames the log has. Waits for readers if it has not helped before.

@@ -5,15 +5,26 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from functools import cache
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 from penstock.errors import StorageError, StorageReadOnly, StorageUnavailable, StorageVersion
+from penstock.storage.sqlite import files
 from penstock.storage.sqlite.failures import is_busy, translate
 from penstock.storage.sqlite.statements import migrations, statements
 
-__all__ = ["MEMORY", "begin", "connect", "file_identity", "prepare"]
+__all__ = [
+    "MEMORY",
+    "begin",
+    "begin_history",
+    "check_format",
+    "connect",
+    "file_identity",
+    "highest_number",
+    "prepare",
+]
 
 MEMORY: Final = ":memory:"
 _OLDEST_SQLITE: Final = (3, 37, 0)
@@ -27,13 +38,16 @@ _LOG_BYTES: Final = 64 * 1024 * 1024
 _APPLICATION_ID: Final = 0x50454E53
 """``PENS``: what tells our file from somebody else's database."""
 
+_NUMBERS_PER_S: Final = 1 << 20
+
 _sql = statements("database")
 
 
 def connect(path: str, *, timeout_s: float = 0) -> sqlite3.Connection:
     """A connection that leaves transactions and checkpoints to us; once open, it waits no longer than that for a lock.
 
-    Raises ``StorageReadOnly`` for a file that may not be written, ``StorageVersion`` for one that is no database.
+    The file must exist: ``files.create`` makes it. Raises ``StorageReadOnly`` for a file that may not be written,
+    ``StorageVersion`` for one that is not a database.
     """
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise StorageVersion(
@@ -43,7 +57,11 @@ def connect(path: str, *, timeout_s: float = 0) -> sqlite3.Connection:
     _require_writable(path)
     try:
         sql = sqlite3.connect(
-            path, timeout=max(timeout_s, _OPENING_S), isolation_level=None, check_same_thread=False
+            path if path == MEMORY else files.file_uri(path),
+            timeout=max(timeout_s, _OPENING_S),
+            isolation_level=None,
+            check_same_thread=False,
+            uri=path != MEMORY,
         )
         sql.execute("PRAGMA temp_store = MEMORY")
         sql.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -92,6 +110,28 @@ def prepare(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> None:
         raise translate(error, path) from error
 
 
+def check_format(sql: sqlite3.Connection, path: str) -> None:
+    """Raise ``StorageVersion`` if the file has another format than it was opened with. Call it in a transaction."""
+    (version,) = sql.execute("PRAGMA user_version").fetchone()
+    if version > _newest():
+        raise _too_new(path, version)
+    if version != _newest():
+        raise StorageVersion(
+            f"{path}: went back to format {version} while it was open. Restart this process."
+        )
+
+
+@cache
+def _newest() -> int:
+    return max(migrations())
+
+
+def _too_new(path: str, version: int) -> StorageVersion:
+    return StorageVersion(
+        f"{path}: has format {version}, this Penstock knows up to {_newest()}. Upgrade Penstock to use it."
+    )
+
+
 def _require_writable(path: str) -> None:
     if path == MEMORY:
         return
@@ -126,11 +166,9 @@ def _use_wal(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> None:
 
 def _migrate(sql: sqlite3.Connection, path: str) -> None:
     (version,) = sql.execute("PRAGMA user_version").fetchone()
-    newest = max(migrations())
+    newest = _newest()
     if version > newest:
-        raise StorageVersion(
-            f"{path}: has format {version}, this Penstock knows up to {newest}. Upgrade Penstock to open it."
-        )
+        raise _too_new(path, version)
     if version == 0 and sql.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
         raise StorageVersion(f"{path}: is a database of something else. Give Penstock a file of its own.")
     for number in range(version + 1, newest + 1):
@@ -156,9 +194,31 @@ def _split(script: str) -> list[str]:
 def _renew_epoch(sql: sqlite3.Connection, path: str) -> None:
     identity = file_identity(path)
     stored = sql.execute(_sql["identity"]).fetchone()
-    if stored is None or stored[0] != identity:
+    if stored is None:
         sql.execute(_sql["set_meta"], ("identity", identity))
         sql.execute(_sql["set_meta"], ("epoch", uuid4().hex))
+    elif stored[0] != identity:
+        begin_history(sql, identity)
+
+
+def highest_number(sql: sqlite3.Connection) -> int:
+    """Return a number that no token of any queue is above."""
+    return int(sql.execute(_sql["highest_number"]).fetchone()[0])
+
+
+def begin_history(sql: sqlite3.Connection, identity: str, *, above: int = 0) -> None:
+    """Begin a new epoch in a file that may be older than what was answered before: a copy, or a backup.
+
+    Tokens that were handed out since then must not come back, in queues that are new here either. So all counters go on
+    from a number that no queue can have reached: it grows faster with the clock than a queue can draw numbers. If the
+    clock is behind, the counters still rise by ``_NUMBERS_PER_S``, and ``above`` what the previous file reached.
+    """
+    by_clock = time.time_ns() * _NUMBERS_PER_S // 1_000_000_000
+    first = max(max(highest_number(sql), above) + _NUMBERS_PER_S, by_clock)
+    sql.execute(_sql["set_meta"], ("identity", identity))
+    sql.execute(_sql["set_meta"], ("epoch", uuid4().hex))
+    sql.execute(_sql["set_meta"], ("first_number", str(first)))
+    sql.execute(_sql["raise_numbers"], (first,))
 
 
 def file_identity(path: str) -> str:

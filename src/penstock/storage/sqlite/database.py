@@ -7,9 +7,12 @@ connection would drop the locks of the parent's.
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from pathlib import Path
 
+from penstock.errors import StorageReplaced, StorageUnavailable
+from penstock.storage.sqlite import files
 from penstock.storage.sqlite.checkpoint import Checkpoints
 from penstock.storage.sqlite.connection import MEMORY, connect, file_identity, prepare
 from penstock.storage.sqlite.wake import Exchange, signal_directory
@@ -25,26 +28,81 @@ _inherited: list[object] = []
 class Database:
     """One file, or one named database in memory. Made by ``open_database``."""
 
-    def __init__(self, name: str, path: str, *, timeout_s: float) -> None:
+    def __init__(self, name: str, path: str, *, timeout_s: float, create: bool = True) -> None:
         self.name = name
         self.path = path
         self.users = 0
-        sql = connect(path)
-        try:
-            prepare(sql, path, timeout_s=timeout_s)
-            checkpoints = None if path == MEMORY else Checkpoints(sql, path)
-        except BaseException:
-            sql.close()
-            raise
+        self.loss: StorageReplaced | None = None
+        self._file: files.Identity | None = None
+        if path == MEMORY:
+            sql, checkpoints = _prepared(path, timeout_s=timeout_s), None
+        else:
+            if create:
+                files.create(path)
+            self._file, sql = _opened(path, timeout_s=timeout_s)
+            checkpoints = self._checkpoints(sql)
+            self._side_files = {files.identity_of(name) for name in files.side_files(path)} - {None}
         folder = None if path == MEMORY else signal_directory(file_identity(path))
         self.exchange = Exchange(folder, alone=path == MEMORY)
         self.writer = Writer(
-            sql, path, timeout_s=timeout_s, on_commit=self.exchange.publish, checkpoints=checkpoints
+            sql,
+            path,
+            timeout_s=timeout_s,
+            on_commit=self.exchange.publish,
+            find_loss=self.find_loss,
+            checkpoints=checkpoints,
         )
+
+    def _checkpoints(self, sql: sqlite3.Connection) -> Checkpoints:
+        try:
+            return Checkpoints(sql, self.path, find_loss=self.find_loss)
+        except BaseException:
+            sql.close()
+            raise
 
     @property
     def in_memory(self) -> bool:
         return self.path == MEMORY
+
+    def find_loss(self) -> StorageReplaced | None:
+        """Return why this database is of no use any more, if the path does not lead to the file that is open.
+
+        Ask after a commit and before answering: nobody else would ever see what was committed.
+        """
+        if self._file is None or self.loss is not None:
+            return self.loss
+        try:
+            status = os.stat(self.path)
+            if (status.st_dev, status.st_ino) == self._file:
+                return None
+            what = "was replaced by another file"
+        except FileNotFoundError:
+            what = "was deleted"
+        except OSError as error:
+            what = f"cannot be reached any more ({error.strerror})"
+        self.loss = StorageReplaced(
+            f"{self.path}: {what} while this process used it. Nothing of this call is in the store. Repeat it once"
+            " the file is in place."
+        )
+        with _guard:
+            if _open.get(self.name) is self:
+                del _open[self.name]
+        return self.loss
+
+    def reopen(self, *, timeout_s: float) -> Database:
+        """Return the database that took the place of a lost one. Raise ``StorageReplaced`` if there is none."""
+        assert self.loss is not None
+        with _guard:
+            database = _open.get(self.name)
+            if database is None:
+                try:
+                    files.remove_left_over(self.path, self._side_files)
+                    database = Database(self.name, self.path, timeout_s=timeout_s, create=False)
+                except (OSError, StorageUnavailable) as error:
+                    raise StorageReplaced(f"{self.loss} It cannot be opened again yet: {error}") from error
+                _open[self.name] = database
+            database.users += 1
+            return database
 
     def release(self) -> None:
         """Close it after its last user. A named one in memory stays: its data would be gone."""
@@ -56,6 +114,26 @@ class Database:
                 del _open[self.name]
         self.writer.close()
         self.exchange.close()
+
+
+def _opened(path: str, *, timeout_s: float) -> tuple[files.Identity, sqlite3.Connection]:
+    """Open the file that is at ``path`` after it was prepared: somebody may replace it while we wait for a lock."""
+    while True:
+        before = files.identity_of(path)
+        sql = _prepared(path, timeout_s=timeout_s)
+        if before is not None and files.identity_of(path) == before:
+            return before, sql
+        sql.close()
+
+
+def _prepared(path: str, *, timeout_s: float) -> sqlite3.Connection:
+    sql = connect(path)
+    try:
+        prepare(sql, path, timeout_s=timeout_s)
+    except BaseException:
+        sql.close()
+        raise
+    return sql
 
 
 def open_database(path: str, *, memory_name: str = "", timeout_s: float) -> Database:

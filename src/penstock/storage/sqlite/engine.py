@@ -96,6 +96,9 @@ class SqliteStorage(Operating, Reading):
             )
         if session.pid != os.getpid():
             session = self._session = self._open()
+        elif session.is_lost:
+            session = self._session = session.reopened(timeout_s=self._address.timeout_s)
+            self._news_seen.clear()  # The numbers of news begin anew in another file.
         return session
 
     # The way of a job

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from penstock.storage.sqlite.connection import connect
+from penstock.storage.sqlite.connection import check_format, connect
 from penstock.storage.sqlite.database import Database
 from penstock.storage.sqlite.deliver import deliver
 from penstock.storage.sqlite.failures import translate
@@ -35,13 +35,23 @@ class Session:
         self._bell = Bell(database.exchange, self.loop)
         self._reader: sqlite3.Connection | None = None
         if not database.in_memory:
-            self._reader = connect(database.path, timeout_s=timeout_s)
-            self._reader.execute("PRAGMA query_only = ON")
+            self._reader = _reader(database, timeout_s=timeout_s)
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the file was deleted or replaced."""
+        return self._database.loss is not None
+
+    def reopened(self, *, timeout_s: float) -> Session:
+        """Return a session on the file that took the place. Raise ``StorageReplaced`` if there is none."""
+        session = Session(self._database.reopen(timeout_s=timeout_s), self._namespace, timeout_s=timeout_s)
+        self.close()
+        return session
 
     def close(self) -> None:
         """End the waits, let go of the database."""
         self.closed = True
-        self._calls.close()
+        self._calls.close(self._database.loss)
         self._bell.close()
         if self._reader is not None:
             self._reader.close()
@@ -65,9 +75,13 @@ class Session:
         sql = self._reader
         if sql is None:
             return await self._calls.submit(lambda transaction: look(transaction.sql))
+        loss = self._database.find_loss()
+        if loss is not None:
+            raise loss
         try:
             sql.execute("BEGIN")
             try:
+                check_format(sql, self._database.path)
                 return look(sql)
             finally:
                 sql.execute("COMMIT")
@@ -108,3 +122,17 @@ class Session:
                 self._bell.forget(kind, address, signal)
             if self.closed:
                 return found
+
+
+def _reader(database: Database, *, timeout_s: float) -> sqlite3.Connection:
+    try:
+        sql = connect(database.path, timeout_s=timeout_s)
+        sql.execute("PRAGMA query_only = ON")
+        loss = database.find_loss()
+        if loss is not None:  # What was opened is perhaps another file than the one that is written to.
+            sql.close()
+            raise loss
+        return sql
+    except BaseException:
+        database.release()
+        raise

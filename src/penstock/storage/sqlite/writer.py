@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from penstock.errors import StorageUnavailable
 from penstock.storage.sqlite.checkpoint import Checkpoints
-from penstock.storage.sqlite.connection import MEMORY, begin
+from penstock.storage.sqlite.connection import MEMORY, begin, check_format
 from penstock.storage.sqlite.failures import translate
 from penstock.storage.sqlite.ties import TIES
 from penstock.storage.sqlite.transaction import Signal, Transaction
@@ -85,7 +85,8 @@ class _Group:
 class Writer:
     """The one connection of this process that writes to a database, and the thread that commits.
 
-    ``on_commit`` is called with the signals of every commit, on whatever thread that is.
+    ``on_commit`` is called with the signals of every commit, on whatever thread that is. ``find_loss`` is called before
+    a group is answered, on its loop's thread: it returns why none of its calls reached the store, if that is so.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Writer:
         *,
         timeout_s: float,
         on_commit: Callable[[set[Signal]], None],
+        find_loss: Callable[[], Exception | None],
         checkpoints: Checkpoints | None,
     ) -> None:
         self.commits = 0
@@ -102,6 +104,7 @@ class Writer:
         self._path = path
         self._timeout_s = timeout_s
         self._on_commit = on_commit
+        self._find_loss = find_loss
         self._checkpoints = checkpoints
         self._option_keys: dict[bytes, int] = {}
         self._free = threading.Lock()
@@ -145,7 +148,14 @@ class Writer:
 
     def _work(self) -> None:
         while (group := self._inbox.get()) is not None:
-            self._complete(group, deliver=partial(_deliver_from_thread, group))
+            self._complete(group, deliver=partial(_call_soon, group.loop, partial(self._deliver, group)))
+
+    def _deliver(self, group: _Group) -> None:
+        """Answer the callers of a group. On the loop's thread, where looking at the file waits for no other thread."""
+        loss = self._find_loss()
+        if loss is not None:
+            group.refuse(loss)
+        group.deliver()
 
     def _run_inline(self, group: _Group) -> None:
         """Run the calls here and now, unless another process has the lock; the thread then does what is left."""
@@ -192,8 +202,8 @@ class Writer:
 
     def _run_calls(self, group: _Group) -> None:
         """Run all of a group in the open transaction, which is rolled back if that cannot be done."""
-        transaction = Transaction(self.sql, self._option_keys, TIES)
         try:
+            transaction = self._transaction()
             for call in group.calls:
                 self._run_call(transaction, call)
             transaction.flush()
@@ -202,6 +212,12 @@ class Writer:
             group.apart = True
         else:
             group.transaction = transaction
+
+    def _transaction(self) -> Transaction:
+        """Return what the calls of the open transaction share. Raise ``StorageVersion`` if the format has changed."""
+        if self._path != MEMORY:
+            check_format(self.sql, self._path)
+        return Transaction(self.sql, self._option_keys, TIES)
 
     def _run_call(self, transaction: Transaction, call: _Call) -> None:
         """Run a call so that its failure leaves nothing behind and does not touch the others."""
@@ -224,7 +240,7 @@ class Writer:
         for call in group.calls:
             try:
                 begin(self.sql, timeout_s=self._timeout_s)
-                transaction = Transaction(self.sql, self._option_keys, TIES)
+                transaction = self._transaction()
                 self._run_call(transaction, call)
                 transaction.flush()
                 signals |= self._commit(transaction)
@@ -258,10 +274,6 @@ class Writer:
             self._lined_up.popleft().wake()
 
 
-def _deliver_from_thread(group: _Group) -> None:
-    _call_soon(group.loop, group.deliver)
-
-
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
     """Run it on the loop's thread; a loop that is closed has nobody waiting."""
     try:
@@ -286,11 +298,11 @@ class Calls:
         self._schedule()
         return future
 
-    def close(self) -> None:
+    def close(self, reason: Exception | None = None) -> None:
         """Refuse what has not begun."""
         group = _Group(self._loop, list(self._pending))
         self._pending.clear()
-        group.refuse(StorageUnavailable("The storage was closed before the call was made."))
+        group.refuse(reason or StorageUnavailable("The storage was closed before the call was made."))
         group.deliver()
 
     def wake(self) -> None:

@@ -3,3 +3,12 @@ SELECT value FROM meta WHERE name = 'identity'
 
 -- name: set_meta
 INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value
+
+-- name: highest_number
+SELECT max(
+    (SELECT coalesce(max(seq), 0) FROM queues),
+    coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'first_number'), 0)
+)
+
+-- name: raise_numbers
+UPDATE queues SET seq = ?

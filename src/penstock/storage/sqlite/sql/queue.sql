@@ -4,7 +4,8 @@ SELECT key, name, seq, events, event_bytes, now_ms, shift_ms, paused, used, has_
 FROM queues WHERE namespace = ? AND name = ?
 
 -- name: create
-INSERT INTO queues (namespace, name) VALUES (?, ?)
+INSERT INTO queues (namespace, name, seq)
+VALUES (?, ?, coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'first_number'), 0))
 
 -- name: save
 UPDATE queues SET seq = ?, events = ?, event_bytes = ?, now_ms = ?, shift_ms = ?, paused = ?, used = ?, has_budgets = ?,
