@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         SandboxError,
         SerializationError,
         Snooze,
+        StorageDamaged,
         StorageError,
         StorageFull,
         StorageReadOnly,
@@ -132,6 +133,7 @@ __all__ = [
     "Signal",
     "Snooze",
     "State",
+    "StorageDamaged",
     "StorageError",
     "StorageFull",
     "StorageReadOnly",
@@ -175,7 +177,7 @@ _NAMES = {
         "CommandFailed CostTooHigh CpuLimitExceeded EventsLost InvalidInput InvalidName InvalidOption "
         "JobCancelled JobError JobExpired JobFailed JobNotFound LeaseLost MemoryLimitExceeded "
         "PayloadTooLarge PenstockError RateLimited ResultTimeout Retry SandboxCrashed SandboxError "
-        "SerializationError Snooze StorageError StorageFull StorageReadOnly StorageRefused "
+        "SerializationError Snooze StorageDamaged StorageError StorageFull StorageReadOnly StorageRefused "
         "StorageReplaced StorageUnavailable StorageVersion Suspend UnknownTask Unrecoverable Verdict "
         "WaitForChildren"
     ),

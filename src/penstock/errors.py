@@ -16,7 +16,8 @@
     │   ├── StorageRefused                wrong user or password, or a right the user does not have
     │   ├── StorageFull                   out of memory or disk; nothing was written
     │   ├── StorageReadOnly               a replica, or a file that may not be written
-    │   └── StorageVersion                a server too old, or data written by a newer Penstock
+    │   ├── StorageVersion                a server too old, or data written by a newer Penstock
+    │   └── StorageDamaged                stored data that cannot be read
     ├── EventsLost                        events that were to be read are no longer kept
     ├── LeaseLost                         somebody else holds the job by now; the call changed nothing
     ├── ResultTimeout (TimeoutError)      the wait for a result ended; the job itself goes on
@@ -68,6 +69,7 @@ __all__ = [
     "SandboxError",
     "SerializationError",
     "Snooze",
+    "StorageDamaged",
     "StorageError",
     "StorageFull",
     "StorageReadOnly",
@@ -144,6 +146,10 @@ class StorageReadOnly(StorageError):
 
 class StorageVersion(StorageError):
     """The server is too old for Penstock, or the data was written by a Penstock newer than this one."""
+
+
+class StorageDamaged(StorageError):
+    """Stored data cannot be read, and the store cannot put it aside by itself. The message names the remedy."""
 
 
 class EventsLost(PenstockError):

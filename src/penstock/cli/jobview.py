@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from penstock.cli.output import ago, in_one_line, span, when
 from penstock.core.command import COMMAND_TASK
 from penstock.core.display import visible_in_line
@@ -65,6 +67,7 @@ def described(info: JobInfo) -> dict[str, Any]:
         "failure": None
         if raw.failure is None
         else {"type": raw.failure.type, "message": raw.failure.message},
+        "damaged": _damaged(raw.damaged),
         "progress": info.progress,
         "priority": info.priority,
         "runs": info.runs,
@@ -120,6 +123,14 @@ def _result(info: JobInfo) -> Any:
         return info.result
     except SerializationError:
         return f"<{len(info.raw.result or b'')} bytes>"
+
+
+def _damaged(packed: bytes | None) -> dict[str, Any] | None:
+    """The stored values of a record that could not be read: bytes in hex, numbers as they are."""
+    if packed is None:
+        return None
+    parts = msgspec.msgpack.decode(packed)
+    return {name: value.hex() if isinstance(value, bytes) else value for name, value in parts.items()}
 
 
 def _cut(text: str) -> str:

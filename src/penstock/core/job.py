@@ -167,7 +167,11 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the store has it now. Times are the store's, epoch milliseconds; 0 means never."""
+    """A job as the store has it now. Times are the store's, epoch milliseconds; 0 means never.
+
+    ``damaged`` is set if the stored record could not be read: the original values as MessagePack, a map from the
+    name of each part to its bytes. The job has then failed with the error class ``Damaged``.
+    """
 
     id: str
     queue: str
@@ -198,6 +202,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
     progress: bytes | None = None
     annex: Annex | None = None
+    damaged: bytes | None = None
 
     @property
     def is_staged(self) -> bool:

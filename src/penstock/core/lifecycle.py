@@ -65,7 +65,7 @@ class Transition(NamedTuple):
     ``deliver`` stands for what the end of a dependency does to a dependent, whichever verb brought that end about.
     ``None`` as a source is an id without a record, as a target the end of the record. What only forgets a
     finished job (retention) is no event; ``obliterate`` is one event of the queue. The verb ``fill`` is what every verb
-    does to the groups it made room in.
+    does to the groups it made room in. ``quarantine`` is what every verb does to a record that it cannot read.
     """
 
     verb: str
@@ -138,6 +138,7 @@ def _table() -> tuple[Transition, ...]:
         *(t("clean", source, None, e.REMOVED) for source in finished),
         *(t("obliterate", source, None, None) for source in State),
         t("fill", s.BLOCKED, s.WAITING, e.UNBLOCKED),
+        *(t("quarantine", source, s.FAILED, e.FAILED) for source in State),
     ]
     return tuple(rows)
 

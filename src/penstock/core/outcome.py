@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 __all__ = [
+    "DAMAGED",
     "FAILURE_TEXTS",
     "Await",
     "Cancel",
@@ -21,7 +22,11 @@ __all__ = [
     "Release",
     "Snooze",
     "Suspend",
+    "damaged_failure",
 ]
+
+DAMAGED: Final = "Damaged"
+"""The error class of a job whose stored record cannot be read."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -38,8 +43,14 @@ FAILURE_TEXTS: Final = {
     "BudgetExceeded": "the budget of its flow was spent before it began",
     "NothingToWaitFor": "the job was to wait for its children, and was given none since it last did. "
     "Add children before it waits, or end it.",
+    "Damaged": "the stored record cannot be read: %s. Its bytes are kept with the job",
 }
 """The messages of failures that a store itself gives a job, by type. Every engine uses these texts."""
+
+
+def damaged_failure(why: str) -> Failure:
+    """Return the failure of a job whose record cannot be read because of ``why``."""
+    return Failure(DAMAGED, FAILURE_TEXTS[DAMAGED] % why)
 
 
 class Complete(msgspec.Struct, frozen=True):

@@ -203,7 +203,8 @@ class Swept(msgspec.Struct, frozen=True):
     """What one sweep did. ``more``: it stopped at its bound. ``wait_ms``: when time brings the next thing.
 
     ``due``: schedulers to fire now. ``slot_wait_ms``: when the next slot of another comes. ``awaiting``: one has its
-    next slot when a job has ended, which nobody knows before. ``delivered``: messages to other queues.
+    next slot when a job has ended, which nobody knows before. ``delivered``: messages to other queues. ``damaged``:
+    records that could not be read and were put aside, so that the sweep could go on.
     """
 
     promoted: int = 0
@@ -218,6 +219,7 @@ class Swept(msgspec.Struct, frozen=True):
     due: tuple[DueScheduler, ...] = ()
     slot_wait_ms: int | None = None
     awaiting: bool = False
+    damaged: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -180,12 +180,12 @@ async def test_check_finds_and_mends_what_does_not_fit(storage: SqliteStorage) -
     assert dict(found.problems) == {
         "payloads_without_job": 1,
         "waiters_without_job": 1,
-        "jobs_without_payload": 1,
-        "wrong_counts": 1,
+        "damaged_jobs": 1,
     }
     assert found.repaired
     assert not (await storage.check("q")).problems
-    assert (await storage.counts("q")).waiting == 3
+    counts = await storage.counts("q")
+    assert (counts.waiting, counts.failed) == (2, 1)
 
 
 async def test_check_mends_holds_and_signals_without_a_job(storage: SqliteStorage) -> None:

@@ -216,5 +216,13 @@ def _tell_open(step: Step) -> None:
         step.tell_of(key, Finished(id_, incarnation, State(CANCELLED)))
     for packed, id_, incarnation in step.sql.execute(_sql["reruns"], (step.queue.key,)).fetchall():
         news = Finished(id_, incarnation, State(CANCELLED))
-        step.tell_of(0, news, also=_slots.decode(packed).listeners)
+        step.tell_of(0, news, also=_listeners(packed))
     step.save(())
+
+
+def _listeners(packed: bytes) -> list[str]:
+    """Return the listeners of a rerun; none if its record is damaged."""
+    try:
+        return _slots.decode(packed).listeners
+    except msgspec.DecodeError:
+        return []

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, get_args
 
-from penstock.core.job import DEFAULT_OPTIONS
+import msgspec
+
+from penstock.core.flow import DependencyState
 from penstock.core.lifecycle import State
+from penstock.core.limits import Limit
 from penstock.storage.sqlite import admission
-from penstock.storage.sqlite.records import COMPLETED, FAILED, Record
+from penstock.storage.sqlite.damage import any_text, is_sound, walk
+from penstock.storage.sqlite.eventlog import check_log
+from penstock.storage.sqlite.records import COMPLETED, FAILED, Record, unpack_failure
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.values import Checked
 
-__all__ = ["check"]
+__all__ = ["check", "check_counts", "check_groups", "check_values"]
 
 # Whole tables: an orphan does not say which queue it was of.
 _ORPHANS: Final = (
@@ -24,7 +30,6 @@ _ORPHANS: Final = (
     "waiters_without_job",
 )
 _RECORDS: Final = (
-    "jobs_without_payload",
     "active_without_lease",
     "finished_without_expiry",
     "dedup_without_job",
@@ -34,7 +39,12 @@ _RECORDS: Final = (
     "dependents_without_job",
 )
 
+_POLICIES: Final = ("fail", "ignore", "wait")
+_ENDS: Final = get_args(DependencyState)
+
 _sql = statements("check")
+_damage_sql = statements("damage")
+_limits: Final = msgspec.json.Decoder(Limit)
 
 
 def check(step: Step, *, repair: bool) -> Checked:
@@ -45,9 +55,12 @@ def check(step: Step, *, repair: bool) -> Checked:
         problems[kind] = _one(step, kind, *arguments)
         if repair and problems[kind]:
             step.sql.execute(_sql[f"repair_{kind}"], arguments)
-    problems["jobs_without_options"] = _check_options(step, repair=repair)
-    problems["wrong_counts"] = _check_counts(step, repair=repair)
-    problems["wrong_groups"] = _check_groups(step, repair=repair)
+    problems["damaged_jobs"] = sum(map(len, walk(step)))
+    problems.update(check_values(step, repair=repair))
+    problems.update(check_log(step, repair=repair))
+    problems["wrong_counters"] = _check_counters(step, repair=repair)
+    problems["wrong_counts"] = check_counts(step, repair=repair)
+    problems["wrong_groups"] = check_groups(step, repair=repair)
     problems["damaged_pages"] = _check_pages(step, repair=repair)
     return Checked(_one(step, "records", step.queue.key), dict(+problems), repair)
 
@@ -56,18 +69,70 @@ def _one(step: Step, statement: str, *arguments: object) -> int:
     return int(step.sql.execute(_sql[statement], arguments).fetchone()[0])
 
 
-def _check_options(step: Step, *, repair: bool) -> int:
-    """Jobs whose options are gone get the defaults."""
-    found = _one(step, "jobs_without_options", step.queue.key)
-    if found and repair:
-        key, _ = step.intern(DEFAULT_OPTIONS)
-        step.sql.execute(_sql["repair_jobs_without_options"], (key, step.queue.key))
-    return found
+def check_values(step: Step, *, repair: bool) -> dict[str, int]:
+    """Count values beside the records that cannot be read. Repaired, settings are the defaults, a limit is gone, and a
+    dependency has failed."""
+    return {
+        "damaged_settings": _check_settings(step, repair=repair),
+        "damaged_limits": _check_limits(step, repair=repair),
+        "damaged_dependencies": _check_dependencies(step, repair=repair),
+    }
 
 
-def _check_counts(step: Step, *, repair: bool) -> int:
-    counted = dict(step.sql.execute(_sql["counts"], (step.queue.key,)).fetchall())
-    held = dict(step.sql.execute(_sql["held_counts"], (step.queue.key,)).fetchall())
+def _check_settings(step: Step, *, repair: bool) -> int:
+    if _can(lambda _: step.queue.settings, None):
+        return 0
+    if repair:
+        step.queue.settings_json = "{}"
+    return 1
+
+
+def _check_limits(step: Step, *, repair: bool) -> int:
+    with any_text(step.sql):
+        rows = step.sql.execute(_damage_sql["limits"], (step.queue.key,)).fetchall()
+    damaged = [key for key, value in rows if not _can(_limits.decode, value)]
+    if repair:
+        step.sql.executemany(_damage_sql["drop_limit"], [(step.queue.key, key) for key in damaged])
+    return len(damaged)
+
+
+def _check_dependencies(step: Step, *, repair: bool) -> int:
+    with any_text(step.sql):
+        rows = step.sql.execute(_damage_sql["edges"], (step.queue.key,)).fetchall()
+    damaged = [
+        (policy if policy in _POLICIES else "fail", state if state in _ENDS else "pending", key)
+        for key, policy, state, failure in rows
+        if policy not in _POLICIES or state not in _ENDS or not _can(unpack_failure, failure)
+    ]
+    if repair:
+        step.sql.executemany(_damage_sql["mend_edge"], damaged)
+    return len(damaged)
+
+
+def _can(read: Callable[[Any], object], value: Any) -> bool:
+    """Return whether a value can be read."""
+    try:
+        read(value)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True
+
+
+def _check_counters(step: Step, *, repair: bool) -> int:
+    """The two counters are never behind what was drawn from them."""
+    queue = step.queue
+    seq, events = step.sql.execute(_sql["drawn"], {"queue": queue.key}).fetchone()
+    wrong = int(queue.seq < seq) + int(queue.events < events)
+    if repair:
+        queue.seq, queue.events = max(queue.seq, seq), max(queue.events, events)
+    return wrong
+
+
+def check_counts(step: Step, *, repair: bool) -> int:
+    """Compare the counts by state with the records."""
+    with any_text(step.sql):
+        counted = dict(step.sql.execute(_sql["counts"], (step.queue.key,)).fetchall())
+        held = dict(step.sql.execute(_sql["held_counts"], (step.queue.key,)).fetchall())
     right = {state.value: counted.get(state.value, 0) for state in State}
     right |= {f"held_{state}": held.get(state, 0) for state in (COMPLETED, FAILED)}
     wrong = {name: count for name, count in right.items() if getattr(step.queue, name) != count}
@@ -77,10 +142,12 @@ def _check_counts(step: Step, *, repair: bool) -> int:
     return len(wrong)
 
 
-def _check_groups(step: Step, *, repair: bool) -> int:
-    """Counts of groups, and their blocked members, held against the jobs."""
+def check_groups(step: Step, *, repair: bool) -> int:
+    """Counts of groups, and their blocked members, held against the jobs; those that are damaged do not count."""
     members: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in step.adopt(step.sql.execute(_sql["members"], (step.queue.key,)).fetchall()):
+    with any_text(step.sql):
+        rows = step.sql.execute(_sql["members"], (step.queue.key,)).fetchall()
+    for record in step.adopt(row for row in rows if is_sound(Record(*row))):
         if record.part:
             members[record.annex.group].append(record)
     for (key,) in step.sql.execute(_sql["group_keys"], {"queue": step.queue.key}).fetchall():

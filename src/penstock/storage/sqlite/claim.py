@@ -21,6 +21,7 @@ from penstock.storage.sqlite.records import (
     FAILED,
     WAITING,
     Record,
+    Unreadable,
     as_annex,
     as_lease,
     pack_failure,
@@ -69,6 +70,8 @@ def _take(step: Step, take: Take, count: int) -> list[Lease]:
     leases: list[Lease] = []
     while len(leases) < count:
         head = _head(step, count - len(leases))
+        if not head and step.queue.waiting:
+            raise Unreadable(f"{step.queue.waiting} jobs are counted as waiting, but none can be read")
         if not head:
             break
         leases += _take_from(step, take, head)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 
-from penstock.storage.entries import EntryPage
+from penstock.core.event import pack, unpack
+from penstock.storage.entries import LOST, EntryPage, count_lost, page_of
 from penstock.storage.sqlite.queuerow import find_queue
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
-from penstock.storage.values import Consumer, Gap, QueueSettings
+from penstock.storage.values import Consumer, QueueSettings
 
-__all__ = ["consumers", "hold_events", "read_entries", "release_events", "trim"]
+__all__ = ["check_log", "consumers", "hold_events", "read_entries", "release_events", "trim"]
 
 _sql = statements("events")
 
@@ -22,18 +23,42 @@ def read_entries(sql: sqlite3.Connection, namespace: str, queue: str, *, after: 
     last = row.events if row else 0
     if row is None or after >= last:
         return EntryPage([], after, last, epoch)
-    entries: list[tuple[int, bytes]] = []
-    before: int | None = None
-    cursor = sql.execute(_sql["after"], (row.key, after))
-    for last_seq, first_seq, entry in cursor:
-        before = first_seq - 1 if before is None else before
-        entries.append((last_seq, entry))
-        if last_seq - max(before, after) >= limit:
-            break
-    cursor.close()
-    if before is None:
-        return EntryPage([], last, last, epoch, Gap(after + 1, last))
-    return EntryPage(entries, entries[-1][0], last, epoch, Gap(after + 1, before) if before > after else None)
+    rows = sql.execute(_sql["after"], (row.key, after))
+    try:
+        entries = ((last_seq, entry) for last_seq, _, entry in rows)
+        return page_of(entries, after=after, limit=limit, last=last, epoch=epoch)
+    finally:
+        rows.close()
+
+
+def check_log(step: Step, *, repair: bool) -> dict[str, int]:
+    """Count damaged entries and missing events. Repaired, both stand in the log as lost."""
+    damaged, missing, before = [], [], None
+    for last_seq, first_seq, entry in step.sql.execute(_sql["after"], (step.queue.key, 0)):
+        if before is not None and first_seq > before + 1:
+            missing.append((before + 1, first_seq - 1))
+        if not _is_sound(entry, last_seq - first_seq + 1):
+            damaged.append((first_seq, last_seq))
+        before = last_seq
+    if before is not None and before < step.queue.events:
+        missing.append((before + 1, step.queue.events))
+    if repair:
+        step.sql.executemany(_sql["drop_entry"], [(step.queue.key, last) for _, last in damaged])
+        for first, last in (*damaged, *missing):
+            entry = pack([{"t": LOST, "at": step.now_ms, "n": last - first + 1}])
+            step.sql.execute(_sql["add_entry"], (step.queue.key, last, first, step.now_ms, len(entry), entry))
+    return {
+        "damaged_events": len(damaged),
+        "missing_events": sum(last - first + 1 for first, last in missing),
+    }
+
+
+def _is_sound(entry: bytes, count: int) -> bool:
+    """Return whether an entry holds ``count`` readable events, or stands for that many lost ones."""
+    try:
+        return count_lost(entry) == count or len(unpack(entry, last_seq=count, queue="")) == count
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return False
 
 
 def trim(step: Step, settings: QueueSettings, *, limit: int) -> int:

@@ -6,6 +6,7 @@ import sqlite3
 
 from penstock.errors import (
     PenstockError,
+    StorageDamaged,
     StorageError,
     StorageFull,
     StorageReadOnly,
@@ -58,8 +59,9 @@ def translate(error: Exception, path: str) -> Exception:
                 f"{path}: is not a SQLite database ({error}). Check the URL, or move the file away."
             )
         case sqlite3.SQLITE_CORRUPT:
-            return StorageError(
-                f"{path}: is damaged ({error}). Restore it from a backup, or recover it with `sqlite3 {path} .recover`."
+            return StorageDamaged(
+                f"{path}: pages of the file are damaged ({error}). Stop all workers, then restore the file from a"
+                f" backup, or recover what can be read: `sqlite3 {path} .recover | sqlite3 new.db`."
             )
         case _:
             return StorageError(f"{path}: {error}")

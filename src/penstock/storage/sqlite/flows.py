@@ -51,6 +51,7 @@ __all__ = [
     "refuse_unknown",
     "refused",
     "removed",
+    "tell",
     "to_look_at_again",
 ]
 
@@ -215,8 +216,12 @@ def link_to(step: Step, record: Record, dependents: Sequence[Dependent]) -> None
 
 def ended(step: Step, record: Record) -> None:
     """A job has ended, or is removed before its end: tell its dependents."""
-    end = _end(step, record)
-    for dependent in _dependents(step, record):
+    tell(step, _dependents(step, record), _end(step, record))
+
+
+def tell(step: Step, dependents: Iterable[Dependent], end: End) -> None:
+    """Tell these dependents of the end of a job."""
+    for dependent in dependents:
         _send(step, dependent, end)
     _work_off(step)
 
@@ -337,11 +342,10 @@ def forget(step: Step, ids: Sequence[str]) -> None:
 
 def obliterated(step: Step) -> None:
     """All records go. Dependents in other queues are told; those in this one go as well."""
-    for row in step.sql.execute(_sql["tied"], (step.queue.key,)).fetchall():
-        record = Record(*row)
-        for dependent in _dependents(step, record):
-            if dependent.queue != step.queue.name:
-                _send(step, dependent, End(step.queue.name, record.id, "removed", None, None))
+    # By what the dependents know, so that no record has to be read.
+    here = (step.namespace, step.queue.name, step.queue.key)
+    for queue, parent, flow, id_ in step.sql.execute(_sql["waiting_elsewhere"], here).fetchall():
+        _send(step, Dependent(queue, parent, flow), End(step.queue.name, id_, "removed", None, None))
     for table in ("parents", "dependencies", "dependents"):
         step.sql.execute(_sql[f"obliterate_{table}"], (step.queue.key,))
 

@@ -6,6 +6,7 @@ Leases are not kept with their payloads: they are read back, without those that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +17,8 @@ from penstock.storage.sqlite.step import Step
 from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Ticket
 
 __all__ = ["MEMO_KEPT_MS", "claimed_once", "enqueued_once", "settled_once"]
+
+Kept = TypeVar("Kept")
 
 MEMO_KEPT_MS = 60_000
 
@@ -43,9 +46,9 @@ _settled = msgspec.msgpack.Decoder(_SettleMemo)
 
 def enqueued_once(step: Step, ticket: Ticket | None, work: Callable[[], list[Enqueued]]) -> list[Enqueued]:
     """Do the work, or give the answer it had under this ticket."""
-    kept = _recall(step, ticket)
+    kept = _read(_enqueued, _recall(step, ticket))
     if kept is not None:
-        return _enqueued.decode(kept)
+        return kept
     answers = work()
     _remember(step, ticket, answers)
     return answers
@@ -53,9 +56,9 @@ def enqueued_once(step: Step, ticket: Ticket | None, work: Callable[[], list[Enq
 
 def claimed_once(step: Step, ticket: Ticket | None, work: Callable[[], Claimed]) -> Claimed:
     """Do the work, or give the leases it got under this ticket that are still held."""
-    kept = _recall(step, ticket)
+    kept = _read(_claimed, _recall(step, ticket))
     if kept is not None:
-        return _restored(step, _claimed.decode(kept))
+        return _restored(step, kept)
     claimed = work()
     _remember(step, ticket, _claim_memo(claimed))
     return claimed
@@ -63,9 +66,8 @@ def claimed_once(step: Step, ticket: Ticket | None, work: Callable[[], Claimed])
 
 def settled_once(step: Step, ticket: Ticket | None, work: Callable[[], SettledBatch]) -> SettledBatch:
     """Do the work, or give the answers it had under this ticket."""
-    kept = _recall(step, ticket)
-    if kept is not None:
-        memo = _settled.decode(kept)
+    memo = _read(_settled, _recall(step, ticket))
+    if memo is not None:
         return SettledBatch(memo.answers, None if memo.claimed is None else _restored(step, memo.claimed))
     batch = work()
     claimed = None if batch.claimed is None else _claim_memo(batch.claimed)
@@ -81,6 +83,14 @@ def _claim_memo(claimed: Claimed) -> _ClaimMemo:
 def _restored(step: Step, memo: _ClaimMemo) -> Claimed:
     leases = read_back(step, memo.held)
     return Claimed(leases, memo.wait_ms, memo.paused, over_budget=memo.over_budget, limited=memo.limited)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[Kept], packed: bytes | None) -> Kept | None:
+    """Return the answer that was kept; ``None`` if it is damaged, so that the call is made again."""
+    try:
+        return None if packed is None else decoder.decode(packed)
+    except msgspec.DecodeError:
+        return None
 
 
 def _recall(step: Step, ticket: Ticket | None) -> bytes | None:

@@ -23,7 +23,7 @@ def count_events(
 ) -> bytes | None:
     """The queue's present minute with these events. One that is over is written away."""
     at_ms = now_ms // MINUTE_MS * MINUTE_MS
-    last = None if packed is None else _unpack(packed)
+    last = _read(packed)
     present = counted(last if last is not None and last.at_ms == at_ms else Minute(at_ms), notes.groups)
     if present is None:
         return packed
@@ -39,4 +39,13 @@ def told(
     rows = [minute for (minute,) in sql.execute(_sql["minutes"], (queue,))]
     if packed is not None:
         rows.append(packed)
-    return latest((_unpack(row) for row in rows), last_ms=last_ms, now_ms=now_ms)
+    minutes = (_read(row) for row in rows)
+    return latest((minute for minute in minutes if minute is not None), last_ms=last_ms, now_ms=now_ms)
+
+
+def _read(packed: bytes | None) -> Minute | None:
+    """Return the minute of these bytes; ``None`` if they are damaged, because nothing depends on it."""
+    try:
+        return None if packed is None else _unpack(packed)
+    except msgspec.DecodeError:
+        return None

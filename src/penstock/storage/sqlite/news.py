@@ -50,4 +50,13 @@ def news_after(
 ) -> tuple[int, list[Finished]]:
     """The listener's news after that key, and the key of the last."""
     rows = sql.execute(_sql["after"], (namespace, queue, listener, key)).fetchall()
-    return (rows[-1][0] if rows else key), [_news.decode(body) for _, body in rows]
+    told = (_read(body) for _, body in rows)
+    return (rows[-1][0] if rows else key), [news for news in told if news is not None]
+
+
+def _read(body: bytes) -> Finished | None:
+    """The news of these bytes; ``None`` if they are damaged. Who waits looks at the job itself from time to time."""
+    try:
+        return _news.decode(body)
+    except msgspec.DecodeError:
+        return None

@@ -53,10 +53,12 @@ class Operating(Verbs):
 
     async def cancel(self, queue: str, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
         act = operate.cancel_rerun if rerun_only else operate.cancel
-        return await self._opened.write(queue, lambda step: act(step, ids), weight=len(ids))
+        return await self._opened.write(queue, lambda step: act(step, ids), weight=len(ids), ids=ids)
 
     async def retry(self, queue: str, ids: Sequence[str]) -> list[RetryAnswer]:
-        return await self._opened.write(queue, lambda step: operate.retry(step, ids), weight=len(ids))
+        return await self._opened.write(
+            queue, lambda step: operate.retry(step, ids), weight=len(ids), ids=ids
+        )
 
     async def retry_all(self, queue: str, *, limit: int = 1000, cursor: str = "") -> Bulk:
         return await self._opened.write(
@@ -64,7 +66,9 @@ class Operating(Verbs):
         )
 
     async def promote(self, queue: str, ids: Sequence[str]) -> list[PromoteAnswer]:
-        return await self._opened.write(queue, lambda step: operate.promote(step, ids), weight=len(ids))
+        return await self._opened.write(
+            queue, lambda step: operate.promote(step, ids), weight=len(ids), ids=ids
+        )
 
     async def dedup_of(self, queue: str, key: str) -> str | None:
         return await self._opened.read(lambda sql: dedup.dedup_of(sql, self._namespace, queue, key))
@@ -73,10 +77,12 @@ class Operating(Verbs):
         return await self._opened.write(queue, lambda step: dedup.clear_dedup(step, key))
 
     async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
-        return await self._opened.write(queue, lambda step: operate.change(step, id, change))
+        return await self._opened.write(queue, lambda step: operate.change(step, id, change), ids=[id])
 
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
-        return await self._opened.write(queue, lambda step: operate.remove(step, ids), weight=len(ids))
+        return await self._opened.write(
+            queue, lambda step: operate.remove(step, ids), weight=len(ids), ids=ids
+        )
 
     async def remove_unchanged(
         self, queue: str, jobs: Sequence[Unchanged], *, consumer: str = ""
@@ -158,7 +164,12 @@ class Operating(Verbs):
         return await self._opened.read(lambda sql: read.settings(sql, self._namespace, queue))
 
     async def check(self, queue: str, *, repair: bool = False) -> Checked:
-        return await self._opened.write(queue, lambda step: check(step, repair=repair), weight=_CHECK_WEIGHT)
+        session = self._opened
+        damaged = await session.mend(queue, weight=_CHECK_WEIGHT) if repair else 0
+        checked = await session.write(queue, lambda step: check(step, repair=repair), weight=_CHECK_WEIGHT)
+        if not damaged:
+            return checked
+        return Checked(checked.records, {**checked.problems, "damaged_jobs": damaged}, repair)
 
     # Usage
 

@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from penstock.core.annex import EMPTY_ANNEX, Annex, pack_annex, unpack_annex
-from penstock.core.job import Job, Lease, Options
+from penstock.core.job import DEFAULT_OPTIONS, Job, Lease, Options
 from penstock.core.lifecycle import State
-from penstock.core.outcome import Failure
+from penstock.core.outcome import DAMAGED, Failure, damaged_failure
 from penstock.core.staging import STAGED_FROM_MS
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "WAITING",
     "Record",
     "Slot",
+    "Unreadable",
     "as_annex",
     "as_job",
     "as_lease",
@@ -54,6 +55,10 @@ pack_options: Final = msgspec.msgpack.Encoder().encode
 unpack_options: Final = lru_cache(4096)(msgspec.msgpack.Decoder(Options).decode)
 pack_failure: Final = msgspec.msgpack.Encoder().encode
 _failures: Final = msgspec.msgpack.Decoder(Failure)
+
+
+class Unreadable(Exception):
+    """Stored values contradict each other. ``mend`` finds out why."""
 
 
 class Slot(msgspec.Struct, array_like=True):
@@ -246,7 +251,16 @@ def as_lease(record: Record, payload: bytes, *, signal: bytes | None) -> Lease:
 
 
 def as_job(record: Record, payload: bytes, *, queue: str) -> Job:
-    """The record as users see it."""
+    """The record as users see it; one that cannot be read is shown as damaged."""
+    try:
+        return _as_job(record, payload, queue=queue)
+    except (ValueError, LookupError, TypeError) as error:
+        return _damaged_job(record, payload, queue=queue, error=error)
+
+
+def _as_job(record: Record, payload: bytes, *, queue: str) -> Job:
+    failure = unpack_failure(record.failure)
+    is_damaged = failure is not None and failure.type == DAMAGED and record.state == FAILED
     return Job(
         id=record.id,
         queue=queue,
@@ -273,8 +287,22 @@ def as_job(record: Record, payload: bytes, *, queue: str) -> Job:
         lease_until_ms=record.lease_until,
         cancelling=bool(record.cancelling),
         has_rerun=record.rerun is not None,
-        result=record.result,
-        failure=unpack_failure(record.failure),
+        result=None if is_damaged else record.result,
+        failure=failure,
         progress=record.progress,
         annex=as_annex(record.packed_annex),
+        damaged=record.result if is_damaged else None,
+    )
+
+
+def _damaged_job(record: Record, payload: bytes, *, queue: str, error: Exception) -> Job:
+    return Job(
+        id=record.id,
+        queue=queue,
+        state=STATES.get(record.state, State.FAILED),
+        incarnation=record.incarnation,
+        options=DEFAULT_OPTIONS,
+        payload=payload,
+        enqueued_at_ms=record.enqueued_at,
+        failure=damaged_failure(f"{type(error).__name__}: {error}"),
     )

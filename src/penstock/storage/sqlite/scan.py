@@ -40,7 +40,7 @@ def scan_jobs(
     row = find_queue(sql, namespace, queue)
     if row is None:
         return JobPage([])
-    wanted = _json.encode(states if states is not None else list(State)).decode()
+    wanted = None if states is None else _json.encode(states).decode()
     jobs: list[Job] = []
     left = _LOOKED_AT
     while left > 0 and len(jobs) < limit:
@@ -54,8 +54,10 @@ def scan_jobs(
     return JobPage(jobs, cursor)
 
 
-def _read(sql: sqlite3.Connection, queue: str, keys: list[int], states: str, *, light: bool) -> Iterator[Job]:
+def _read(
+    sql: sqlite3.Connection, queue: str, keys: list[int], states: str | None, *, light: bool
+) -> Iterator[Job]:
     # Columns that are not named are not read: a long result stays where it is.
     statement = _sql["light"].replace("j.result", "NULL") if light else _sql["jobs"]
-    for payload, *rest in sql.execute(statement, (_json.encode(keys).decode(), states)):
+    for payload, *rest in sql.execute(statement, {"keys": _json.encode(keys).decode(), "states": states}):
         yield as_job(Record(*rest), payload, queue=queue)

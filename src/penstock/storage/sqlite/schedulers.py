@@ -28,6 +28,7 @@ __all__ = [
     "fire",
     "forget_jobs",
     "is_awaiting",
+    "last_ended",
     "pause_scheduler",
     "put_scheduler",
     "remove_scheduler",
@@ -143,6 +144,15 @@ def ended(step: Step, name: str, record: Record) -> None:
     if row is not None and row.awaits == record.incarnation:
         row.go_on(step.now_ms)
         _save(step, row)
+
+
+def last_ended(step: Step, id_: str) -> None:
+    """The job of this id has ended: schedulers that wait for it go on."""
+    for values in step.sql.execute(_sql["awaiting"], (step.queue.key,)).fetchall():
+        row = _Row(*values)
+        if row.last_id == id_:
+            row.go_on(step.now_ms)
+            _save(step, row)
 
 
 def forget_jobs(step: Step) -> None:

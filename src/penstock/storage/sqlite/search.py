@@ -42,10 +42,18 @@ def search(
                 break
             scanned += 1
             cursor = _json.encode((getattr(record, first), getattr(record, second))).decode()
-            if query.fits(record.options.task, record.enqueued_at, record.finished_at):
+            if query.fits(_task(record), record.enqueued_at, record.finished_at):
                 ids.append(record.id)
     jobs = [job for job in get(sql, namespace, queue, ids) if job is not None]
     return Found(jobs, scanned, "" if is_end else cursor, row.clock())
+
+
+def _task(record: Record) -> str:
+    """The task of a job; that of a damaged one is not known."""
+    try:
+        return record.options.task
+    except msgspec.DecodeError:
+        return ""
 
 
 def _order(query: Query) -> tuple[str, str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from penstock.storage.sqlite.connection import check_format, connect
+from penstock.storage.sqlite.damage import any_text
 from penstock.storage.sqlite.database import Database
 from penstock.storage.sqlite.deliver import deliver
 from penstock.storage.sqlite.failures import translate
+from penstock.storage.sqlite.mend import is_damage, mend_all, repeat_mended
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transaction import Transaction
 from penstock.storage.sqlite.wake import POLL_S, Bell
@@ -57,24 +59,42 @@ class Session:
             self._reader.close()
         self._database.release()
 
-    def write(self, queue: str, verb: Callable[[Step], Answer], *, weight: int = 1) -> asyncio.Future[Answer]:
-        """Run a verb on a queue in the next group; done when it is committed."""
+    def write(
+        self, queue: str, verb: Callable[[Step], Answer], *, weight: int = 1, ids: Sequence[str] = ()
+    ) -> asyncio.Future[Answer]:
+        """Run a verb on a queue in the next group; done when it is committed. ``ids``: the jobs it is about."""
 
-        def work(transaction: Transaction) -> Answer:
+        def attempt(transaction: Transaction, mended: int = 0) -> Answer:
             step = transaction.step(self._namespace, queue)
+            step.mended = mended
             answer = verb(step)
             if step.outbox:
                 deliver(transaction, step)
             transaction.accept(step)
             return answer
 
+        def work(transaction: Transaction) -> Answer:
+            try:
+                return attempt(transaction)
+            except Exception as error:
+                if not is_damage(error):
+                    raise
+                place = (self._namespace, queue)
+                return repeat_mended(transaction, place, attempt, error=error, ids=ids)
+
         return self._calls.submit(work, weight=weight)
+
+    def mend(self, queue: str, *, weight: int) -> asyncio.Future[int]:
+        """Put all damaged records of a queue aside; how many there were."""
+        return self._calls.submit(
+            lambda transaction: mend_all(transaction, (self._namespace, queue)), weight=weight
+        )
 
     async def read(self, look: Callable[[sqlite3.Connection], Answer]) -> Answer:
         """See one committed state of the database. In memory there is one connection, so it takes its turn."""
         sql = self._reader
         if sql is None:
-            return await self._calls.submit(lambda transaction: look(transaction.sql))
+            return await self._calls.submit(lambda transaction: _look(look, transaction.sql))
         loss = self._database.find_loss()
         if loss is not None:
             raise loss
@@ -82,7 +102,7 @@ class Session:
             sql.execute("BEGIN")
             try:
                 check_format(sql, self._database.path)
-                return look(sql)
+                return _look(look, sql)
             finally:
                 sql.execute("COMMIT")
         except sqlite3.Error as error:
@@ -136,3 +156,14 @@ def _reader(database: Database, *, timeout_s: float) -> sqlite3.Connection:
     except BaseException:
         database.release()
         raise
+
+
+def _look(look: Callable[[sqlite3.Connection], Answer], sql: sqlite3.Connection) -> Answer:
+    """Look, and once more if a text is not UTF-8: damaged jobs are shown as such."""
+    try:
+        return look(sql)
+    except sqlite3.OperationalError as error:
+        if not is_damage(error):
+            raise
+        with any_text(sql):
+            return look(sql)

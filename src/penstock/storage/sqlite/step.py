@@ -100,6 +100,8 @@ class Step:
         self.namespace = namespace
         self.queue = queue
         self.now_ms = queue.clock()
+        self.mended = 0
+        """Damaged records that were put aside for this call."""
         self.notes = EventNotes()
         self.wakes: set[str] = set()
         self.ties = ties

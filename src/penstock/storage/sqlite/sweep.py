@@ -22,6 +22,7 @@ from penstock.storage.sqlite.records import (
     SCHEDULED,
     WAITING,
     Record,
+    Unreadable,
     pack_failure,
 )
 from penstock.storage.sqlite.statements import statements
@@ -75,6 +76,7 @@ def sweep(step: Step, *, limit: int) -> Swept:
         due=schedulers.due(step, limit=limit),
         slot_wait_ms=slot_wait_ms,
         awaiting=schedulers.is_awaiting(step),
+        damaged=step.mended,
     )
 
 
@@ -92,6 +94,9 @@ def _time_out(step: Step, limit: int) -> int:
 
 
 def _rescue(step: Step, limit: int) -> int:
+    active = step.sql.execute(_sql["active"], (step.queue.key,)).fetchone()[0]
+    if active != step.queue.active:
+        raise Unreadable(f"{step.queue.active} jobs are counted as active, but {active} are")
     stalled = _records(step, "stalled", step.now_ms, limit)
     for record in stalled:
         _rescue_one(step, record)

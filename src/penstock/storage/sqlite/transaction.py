@@ -52,6 +52,20 @@ class Transaction:
         for place in self._rows.keys() - self._changed.keys():
             del self._rows[place]
 
+    def places(self) -> list[tuple[str, str]]:
+        """Return namespace and name of the queues that were looked at so far."""
+        return list(self._rows)
+
+    def roll_back_call(self) -> None:
+        """Undo what the call under way has done since it began, or since ``keep_call``."""
+        self.sql.execute("ROLLBACK TO call")
+        self.forget()
+
+    def keep_call(self) -> None:
+        """Keep what the call under way has done so far, whatever becomes of it."""
+        self.sql.execute("RELEASE call")
+        self.sql.execute("SAVEPOINT call")
+
     def accept(self, step: Step) -> None:
         """Take over what a successful call did."""
         if step.groups:

@@ -4,17 +4,10 @@ SELECT count(*) FROM jobs WHERE queue = ?
 -- name: counts
 SELECT state, count(*) FROM jobs WHERE queue = ? GROUP BY state
 
--- name: jobs_without_payload
-SELECT count(*) FROM jobs WHERE queue = ? AND key NOT IN (SELECT job FROM payloads)
-
--- name: repair_jobs_without_payload
-INSERT INTO payloads (job, payload) SELECT key, x'' FROM jobs WHERE queue = ? AND key NOT IN (SELECT job FROM payloads)
-
--- name: jobs_without_options
-SELECT count(*) FROM jobs WHERE queue = ? AND options NOT IN (SELECT key FROM options)
-
--- name: repair_jobs_without_options
-UPDATE jobs SET options = ? WHERE queue = ? AND options NOT IN (SELECT key FROM options)
+-- name: drawn
+SELECT
+    coalesce((SELECT max(max(incarnation, token, abs(place))) FROM jobs WHERE queue = :queue), 0),
+    coalesce((SELECT max(last_seq) FROM events WHERE queue = :queue), 0)
 
 -- name: payloads_without_job
 SELECT count(*) FROM payloads WHERE job NOT IN (SELECT key FROM jobs)

@@ -1,6 +1,12 @@
 -- name: after
 SELECT last_seq, first_seq, entry FROM events WHERE queue = ? AND last_seq > ? ORDER BY last_seq
 
+-- name: drop_entry
+DELETE FROM events WHERE queue = ? AND last_seq = ?
+
+-- name: add_entry
+INSERT INTO events (queue, last_seq, first_seq, at_ms, bytes, entry) VALUES (?, ?, ?, ?, ?, ?)
+
 -- name: oldest
 SELECT last_seq, at_ms, bytes, last_seq - first_seq + 1 FROM events WHERE queue = ? ORDER BY last_seq LIMIT ?
 

@@ -71,10 +71,11 @@ DELETE FROM dependencies WHERE queue = ? AND parent IN (SELECT value FROM json_e
 -- name: forget_dependents
 DELETE FROM later_dependents WHERE queue = ? AND id IN (SELECT value FROM json_each(?))
 
--- name: tied
-SELECT {record}
-FROM jobs j JOIN options o ON o.key = j.options
-WHERE j.queue = ? AND j.binds AND j.state <> 'completed'
+-- name: waiting_elsewhere
+SELECT q.name, d.parent, p.flow, d.on_id
+FROM dependencies d JOIN parents p ON p.queue = d.queue AND p.id = d.parent JOIN queues q ON q.key = d.queue
+WHERE q.namespace = ? AND d.on_queue = ? AND d.queue <> ? AND d.state <> 'completed'
+ORDER BY d.key
 
 -- name: obliterate_parents
 DELETE FROM parents WHERE queue = ?

@@ -4,6 +4,9 @@ FROM jobs j JOIN options o ON o.key = j.options
 WHERE j.queue = ? AND j.wake_at > 0 AND j.wake_at <= ?
 ORDER BY j.wake_at, j.id LIMIT ?
 
+-- name: active
+SELECT count(*) FROM jobs WHERE queue = ? AND state = 'active'
+
 -- name: stalled
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options

@@ -1,0 +1,260 @@
+"""Damaged records: finding stored values that cannot be read, and putting their jobs aside as failed.
+
+Nothing here runs unless a call could not read what it found, or ``check`` looks at everything.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.core.annex import Dependent
+from penstock.core.job import DAY_MS, DEFAULT_OPTIONS
+from penstock.core.lifecycle import EventType
+from penstock.core.outcome import DAMAGED, damaged_failure
+from penstock.storage.sqlite import flows, schedulers
+from penstock.storage.sqlite.messages import End
+from penstock.storage.sqlite.records import (
+    FAILED,
+    SCHEDULED,
+    STATES,
+    Record,
+    as_annex,
+    pack_failure,
+    unpack_failure,
+    unpack_options,
+)
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.transitions import finish
+
+__all__ = [
+    "Found",
+    "any_text",
+    "find_among",
+    "find_any",
+    "has_unknown_states",
+    "is_sound",
+    "quarantine",
+    "recent",
+    "walk",
+]
+
+_FAILED: Final = EventType.FAILED.value
+_KEPT_MS: Final = 30 * DAY_MS
+_PER_PAGE: Final = 1000
+_RECENT_MS: Final = 60_000
+_BLOCKED_BY: Final = ("", "group", "children", "signal")
+_TEXTS: Final = ("id", "state", "run_id", "write_id", "blocked_by", "settled_as", "worker")
+_COUNTS: Final = (
+    "incarnation", "ttl_ms", "runs", "failures", "stalls", "ready_at", "run_at", "enqueued_at", "expires_at",
+    "claimed_at", "finished_at", "kept_until", "token", "lease_until", "held_until",
+)  # fmt: skip
+_COLUMNS: Final = Record.__struct_fields__[1 : Record.__struct_fields__.index("was")]
+_MOST: Final = 2**53
+
+_sql = statements("damage")
+_json = msgspec.json.Encoder()
+_pack: Final = msgspec.msgpack.Encoder().encode
+
+
+class Found(NamedTuple):
+    """A record that cannot be read, as far as it could be, and why."""
+
+    record: Record
+    has_payload: bool
+    why: str
+
+
+@contextmanager
+def any_text(sql: sqlite3.Connection) -> Iterator[None]:
+    """Read text that is not UTF-8 as surrogates instead of failing on it."""
+    sql.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+    try:
+        yield
+    finally:
+        sql.text_factory = str
+
+
+def find_among(step: Step, ids: Sequence[str]) -> list[Found]:
+    """Return the damaged records of these ids."""
+    return _damaged(step, "by_ids", (_json.encode(ids).decode(), step.queue.key))
+
+
+def find_any(step: Step, *, limit: int) -> list[Found]:
+    """Return up to ``limit`` damaged records: those a claim or a sweep meets first, or the first there are."""
+    found = _damaged(step, "heads", {"queue": step.queue.key, "limit": _PER_PAGE})
+    pages = walk(step)
+    while not found and (page := next(pages, None)) is not None:
+        found = page
+    return found[:limit]
+
+
+def walk(step: Step) -> Iterator[list[Found]]:
+    """Go through all records of the queue, a page at a time; give the damaged ones of each."""
+    after = -1
+    while True:
+        with any_text(step.sql):
+            rows = step.sql.execute(_sql["walk"], (step.queue.key, after, _PER_PAGE)).fetchall()
+        if not rows:
+            return
+        after = rows[-1][1]
+        yield _examined(rows)
+
+
+def recent(step: Step) -> int:
+    """Return how many records of the queue were put aside within the last minute."""
+    since_ms = step.now_ms - _RECENT_MS
+    return int(step.sql.execute(_sql["recent"], (step.queue.key, DAMAGED, since_ms)).fetchone()[0])
+
+
+def has_unknown_states(step: Step) -> bool:
+    """Return whether a record of the queue has an unknown state, so that no index has it."""
+    known = _json.encode(list(STATES)).decode()
+    return bool(step.sql.execute(_sql["has_unknown_states"], (step.queue.key, known)).fetchone()[0])
+
+
+def _damaged(step: Step, statement: str, values: Any) -> list[Found]:
+    with any_text(step.sql):
+        rows = step.sql.execute(_sql[statement], values).fetchall()
+    return _examined(rows)
+
+
+def _examined(rows: Iterable[Sequence[Any]]) -> list[Found]:
+    found = (Found(Record(*row), not lacks_payload, "") for lacks_payload, *row in rows)
+    return [one._replace(why=why) for one in found if (why := _problem(one))]
+
+
+def _problem(found: Found) -> str:
+    """Say why a record cannot be read; the empty text if it can."""
+    record = found.record
+    if not found.has_payload:
+        return "the payload is missing"
+    if record.packed_options is None:
+        return "the options are missing"
+    for name in _TEXTS:
+        if not _is_text(getattr(record, name)):
+            return f"{name} is not UTF-8"
+    if record.state not in STATES or (record.settled_as and record.settled_as not in STATES):
+        return "unknown state"
+    if record.blocked_by not in _BLOCKED_BY or record.grip not in (0, 1, 2):
+        return "unknown reason for being blocked"
+    for name in _COUNTS:
+        if not 0 <= getattr(record, name) < _MOST:
+            return f"{name} is out of range"
+    return _undecodable(record)
+
+
+def is_sound(record: Record) -> bool:
+    """Return whether a record can be read."""
+    return not _problem(Found(record, True, ""))
+
+
+def _undecodable(record: Record) -> str:
+    for name, decode in (
+        ("options", lambda: unpack_options(record.packed_options)),
+        ("failure", lambda: unpack_failure(record.failure)),
+        ("rerun", lambda: record.slot),
+        ("annex", lambda: as_annex(record.packed_annex)),
+    ):
+        try:
+            decode()
+        except (ValueError, TypeError, RecursionError) as error:
+            return f"{name} cannot be decoded ({type(error).__name__})"
+    return ""
+
+
+def _is_text(value: Any) -> bool:
+    return (type(value) is str and value.isascii()) or not any("\ud800" <= one <= "\udfff" for one in value)
+
+
+def quarantine(step: Step, found: Found, *, alone: bool = False) -> None:
+    """End the job as failed, with its stored values kept, and free what it holds; ``alone``: tell no other job."""
+    original = _pack({name: _raw(getattr(found.record, name)) for name in _COLUMNS})
+    record, is_whole = _salvaged(step, found)
+    failure = damaged_failure(found.why)
+    if alone:
+        record.annex, record.part = None, ""
+    step.meet(record)
+    record.failure = pack_failure(failure)
+    finish(step, record, FAILED, _FAILED, run=record.runs, et=failure.type, em=failure.message)
+    record.result = original
+    step.save([record])
+    if not is_whole or alone:
+        _free(step, record, alone=alone)
+
+
+def _raw(value: Any) -> Any:
+    return value.encode("utf-8", "surrogateescape") if type(value) is str else value
+
+
+def _salvaged(step: Step, found: Found) -> tuple[Record, bool]:
+    """Return a sound record with what can be read of a damaged one, and whether its ties can be."""
+    record = found.record
+    values = {name: getattr(record, name) for name in Record.__struct_fields__}
+    for name in _TEXTS:
+        values[name] = _raw(values[name]).decode("utf-8", "replace")
+    values |= {name: 0 for name in _COUNTS if not 0 <= values[name] < _MOST}
+    annex, is_whole = _annex(record)
+    values |= {
+        "packed_annex": record.packed_annex if annex else None,
+        "binds": int(annex is not None and annex.binds),
+    }
+    values |= {"rerun": None, "failure": None, "payload": None if found.has_payload else b""}
+    if record.grip not in (0, 1, 2) or record.blocked_by not in _BLOCKED_BY:
+        values |= {"grip": 0, "blocked_by": ""}
+    if record.state not in STATES:
+        values |= {"state": SCHEDULED, "was": ""}
+        is_whole = False
+    if record.settled_as not in STATES:
+        values["settled_as"] = ""
+    values["options_key"], values["packed_options"] = _options(step, record)
+    values["id"] = _named(step, record.key, record.id, values["id"])
+    clean = Record(**values)
+    if clean.binds:
+        clean.note_part()
+    return clean, is_whole
+
+
+def _annex(record: Record) -> tuple[Any, bool]:
+    try:
+        return as_annex(record.packed_annex), True
+    except (ValueError, TypeError, RecursionError):
+        return None, False
+
+
+def _options(step: Step, record: Record) -> tuple[int, bytes]:
+    """Return the options, or the defaults; kept long enough for somebody to look."""
+    try:
+        options = unpack_options(record.packed_options)
+    except (ValueError, TypeError):
+        options = DEFAULT_OPTIONS
+    return step.intern(msgspec.structs.replace(options, failure_ttl_ms=max(options.failure_ttl_ms, _KEPT_MS)))
+
+
+def _named(step: Step, key: int, id_: str, shown: str) -> str:
+    """Give a record whose id is not UTF-8 an id by which it can be found."""
+    if shown != id_:
+        if step.sql.execute(_sql["is_taken"], (step.queue.key, shown)).fetchone():
+            shown = f"{shown}~{key}"
+        step.sql.execute(_sql["rename"], (shown, key))
+    return shown
+
+
+def _free(step: Step, record: Record, *, alone: bool) -> None:
+    """Free what the job holds, found by its id because its annex cannot be read."""
+    queue, id_ = step.queue.key, record.id
+    step.sql.execute(_sql["leave_lines"], (queue, id_))
+    step.sql.execute(_sql["forget_dedup"], (queue, id_, record.incarnation))
+    step.sql.execute(_sql["forget_signals"], (record.key,))
+    schedulers.last_ended(step, id_)
+    rows = step.sql.execute(_sql["dependents_of"], (step.namespace, step.queue.name, id_)).fetchall()
+    end = End(step.queue.name, id_, "failed", None, unpack_failure(record.failure))
+    if not alone:
+        flows.tell(step, [Dependent(*row) for row in rows], end)
+    flows.forget(step, [id_])
+    step.save(())

@@ -1,0 +1,108 @@
+"""Damage to stored values, on every engine: what a fault of a disk, or of another program, leaves behind."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any, Final
+
+from penstock.storage.base import Storage
+from penstock.storage.sqlite.engine import SqliteStorage
+from penstock.storage.valkey.engine import ValkeyStorage
+
+__all__ = ["GARBAGE", "PARTS", "database", "harm", "harm_events", "harm_limit"]
+
+GARBAGE: Final = b"\xc1\xff\x00 not what was written"
+PARTS: Final = ("record", "options", "annex", "failure", "rerun")
+"""What of a job may be damaged."""
+
+_COLUMNS: Final = {"annex": "annex", "failure": "failure", "rerun": "rerun"}
+_HASHES: Final = {"record": "jobs", "annex": "annex", "failure": "failures", "rerun": "rerun"}
+_HAS: Final = {"failure": 8, "rerun": 4, "annex": 128 + 64}
+"""The flag of the state record that says that a job has it."""
+
+
+def database(storage: SqliteStorage) -> sqlite3.Connection:
+    """Return the connection that writes."""
+    session = storage._session
+    assert session is not None
+    return session._database.writer.sql
+
+
+async def harm(storage: Storage, queue: str, id: str, part: str) -> None:
+    """Replace a part of a job by bytes that mean nothing."""
+    if isinstance(storage, SqliteStorage):
+        _harm_row(database(storage), id, part)
+    else:
+        assert isinstance(storage, ValkeyStorage)
+        await _harm_hash(storage, queue, id, part)
+
+
+def _harm_row(sql: sqlite3.Connection, id: str, part: str) -> None:
+    if part == "record":
+        sql.execute("UPDATE jobs SET state = ?, run_id = CAST(x'ff' AS TEXT) WHERE id = ?", ("?", id))
+    elif part == "options":
+        sql.execute("INSERT OR IGNORE INTO options (value) VALUES (?)", (GARBAGE,))
+        sql.execute(
+            "UPDATE jobs SET options = (SELECT key FROM options WHERE value = ?) WHERE id = ?", (GARBAGE, id)
+        )
+    else:
+        sql.execute(f"UPDATE jobs SET {_COLUMNS[part]} = ? WHERE id = ?", (GARBAGE, id))
+
+
+async def _harm_hash(storage: ValkeyStorage, queue: str, id: str, part: str) -> None:
+    if part == "options":
+        await _harm_header(storage, queue, id)
+        return
+    if part in _HAS:
+        state = bytearray(await _value(storage, queue, "state", id) or b"")
+        state[68] |= _HAS[part]
+        await _put(storage, queue, "state", id, bytes(state))
+    await _put(storage, queue, _HASHES[part], id, GARBAGE)
+
+
+async def _harm_header(storage: ValkeyStorage, queue: str, id: str) -> None:
+    """Have the job refer to options that the queue does not have."""
+    for name in ("jobs", "state"):
+        record = await _value(storage, queue, name, id)
+        if record is not None:
+            at = 13 if name == "jobs" else 80 + record[75]
+            await _put(storage, queue, name, id, record[:at] + b"\0gone!" + record[at + 6 :])
+
+
+async def harm_limit(storage: Storage, queue: str, group: str) -> None:
+    """Replace the limit of a group by bytes that mean nothing."""
+    if isinstance(storage, SqliteStorage):
+        database(storage).execute("UPDATE limits SET value = '{' WHERE key = ?", (group,))
+    else:
+        assert isinstance(storage, ValkeyStorage)
+        await _put(storage, queue, "limits", group, GARBAGE)
+
+
+async def harm_events(storage: Storage, queue: str, *, last: int, missing: bool = False) -> None:
+    """Damage, or remove, the entry of the log whose last event has this number."""
+    if isinstance(storage, SqliteStorage):
+        if missing:
+            database(storage).execute("DELETE FROM events WHERE last_seq = ?", (last,))
+        else:
+            database(storage).execute("UPDATE events SET entry = ? WHERE last_seq = ?", (GARBAGE, last))
+        return
+    assert isinstance(storage, ValkeyStorage)
+    calls = storage._calls
+    key = calls.keys.part(queue, "events")
+    entries = await calls.plain(key, "XRANGE", key, "-", "+")
+    await calls.plain(key, "DEL", key)
+    for number, fields in entries:
+        is_it = number == b"%d-0" % last
+        if not (is_it and missing):
+            await calls.plain(key, "XADD", key, number, "e", GARBAGE if is_it else fields[1])
+
+
+async def _value(storage: ValkeyStorage, queue: str, part: str, field: str) -> bytes | None:
+    key = storage._calls.keys.part(queue, part)
+    found: bytes | None = await storage._calls.plain(key, "HGET", key, field)
+    return found
+
+
+async def _put(storage: ValkeyStorage, queue: str, part: str, field: str, value: Any) -> None:
+    key = storage._calls.keys.part(queue, part)
+    await storage._calls.plain(key, "HSET", key, field, value)

@@ -1,0 +1,320 @@
+"""Damaged records: one that cannot be read is put aside as failed, and all others go on."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from penstock.core.annex import Annex
+from penstock.core.dedup import Dedup
+from penstock.core.flow import Node, woven
+from penstock.core.job import Dependency
+from penstock.core.lifecycle import EventType, State
+from penstock.core.limits import Limit
+from penstock.core.outcome import Complete
+from penstock.errors import StorageDamaged
+from penstock.storage.search import Query
+from penstock.storage.values import Take
+from tests.contract.damage import PARTS, harm, harm_events, harm_limit
+from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench, redispatch
+
+HEALTHY = [f"healthy-{n}" for n in range(20)]
+
+
+@pytest.fixture(autouse=True)
+def _on_sqlite(engine: str) -> None:
+    if engine not in ("memory", "sqlite"):
+        pytest.skip("this engine does not put damaged records aside yet")
+
+
+async def complete_all(bench: Bench) -> list[str]:
+    """Claim and complete until nothing is left; the ids in order."""
+    done: list[str] = []
+    while leases := await bench.claim_all(7):
+        for lease in leases:
+            await bench.settle(lease, Complete(b"1"))
+        done += [lease.id for lease in leases]
+    return done
+
+
+async def bring_with(bench: Bench, part: str, state: State = State.WAITING) -> None:
+    """A job, named ``bad``, that has this part."""
+    fields = {"annex": Annex(group="g", step="later")} if part == "annex" else {}
+    await bench.bring(state, "bad", **fields)
+
+
+@pytest.mark.parametrize("part", ["record", "options"])
+async def test_twenty_healthy_jobs_run_beside_a_damaged_one(bench: Bench, part: str) -> None:
+    await bring_with(bench, part)
+    await bench.put_all([bench.new(id) for id in HEALTHY])
+    await harm(bench.storage, bench.queue, "bad", part)
+
+    assert await complete_all(bench) == HEALTHY
+
+    bad = await bench.job("bad")
+    assert bad.state is State.FAILED
+    assert bad.failure is not None
+    assert bad.failure.type == "Damaged"
+    assert await bench.counts() == {State.COMPLETED: 20, State.FAILED: 1}
+    assert not (await bench.storage.check(bench.queue)).problems
+
+
+async def test_the_bytes_of_a_damaged_record_are_kept(bench: Bench) -> None:
+    await bench.put("bad")
+    await harm(bench.storage, bench.queue, "bad", "record")
+
+    await bench.claim_all()
+
+    bad = await bench.job("bad")
+    assert bad.damaged is not None
+    parts = msgspec.msgpack.decode(bad.damaged)
+    assert any(b"?" in value or b"not what" in value for value in parts.values() if type(value) is bytes)
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_sweep_rescues_all_but_the_damaged_one_and_says_so(bench: Bench, part: str) -> None:
+    await bring_with(bench, part, State.ACTIVE)
+    await bench.put_all([bench.new(id) for id in HEALTHY])
+    assert len(await bench.claim_all()) == 20
+    if part == "rerun":
+        await bench.put("bad", conflict=redispatch())
+    await harm(bench.storage, bench.queue, "bad", part)
+    await bench.shift(LEASE_MS)
+
+    swept = await bench.storage.sweep(bench.queue)
+
+    if part != "failure":  # A sweep does not look at the last failure of a job it puts back.
+        assert swept.damaged == 1
+        assert await bench.state("bad") is State.FAILED
+    assert swept.rescued >= 20
+    assert set(await complete_all(bench)) - {"bad"} == set(HEALTHY)
+
+
+async def test_the_log_tells_of_a_damaged_record(bench: Bench) -> None:
+    await bench.put("bad")
+    await harm(bench.storage, bench.queue, "bad", "options")
+
+    await bench.claim_all()
+
+    *_, event = await bench.events()
+    assert (event.type, event.id, event.state) == (EventType.FAILED, "bad", "failed")
+    assert event.error_type == "Damaged"
+
+
+@pytest.mark.parametrize("part", ["record", "annex"])
+@pytest.mark.parametrize("state", [State.WAITING, State.ACTIVE])
+async def test_the_slot_of_its_group_is_freed(bench: Bench, state: State, part: str) -> None:
+    await bench.storage.limit(bench.queue, "g", Limit(concurrency=1))
+    await bench.bring(state, "bad", annex=Annex(group="g", step="later"))
+    await bench.put_all([bench.new(id, annex=Annex(group="g")) for id in HEALTHY])
+    await harm(bench.storage, bench.queue, "bad", part)
+    await bench.shift(LEASE_MS)
+
+    await bench.storage.sweep(bench.queue)
+
+    assert await complete_all(bench) == HEALTHY
+    assert await bench.state("bad") is State.FAILED
+    assert not (await bench.storage.check(bench.queue)).problems
+
+
+async def test_its_dedup_key_is_freed(bench: Bench) -> None:
+    await bench.put("bad", dedup=Dedup("key"))
+    await harm(bench.storage, bench.queue, "bad", "record")
+    await bench.claim_all()
+
+    answer = await bench.put("next", dedup=Dedup("key"))
+
+    assert (answer.id, answer.status) == ("next", "queued")
+    assert not (await bench.storage.check(bench.queue)).problems
+
+
+@pytest.mark.parametrize("part", ["record", "annex"])
+async def test_its_parent_is_told_that_it_failed(bench: Bench, part: str) -> None:
+    flow = woven(
+        [
+            Node(bench.queue, bench.new("parent", after=(Dependency(bench.queue, "bad"),))),
+            Node(bench.queue, bench.new("bad")),
+        ],
+        flow="flow",
+    )
+    await bench.storage.enqueue_flows(bench.queue, [flow])
+    await bench.claim()
+    await harm(bench.storage, bench.queue, "bad", part)
+    await bench.shift(LEASE_MS)
+
+    await bench.storage.sweep(bench.queue)
+
+    parent = await bench.job("parent")
+    assert parent.state is State.FAILED
+    assert parent.failure is not None
+    assert parent.failure.type == "DependencyFailed"
+    assert "Damaged" in parent.failure.message
+
+
+async def test_a_parent_in_another_queue_is_told_too(bench: Bench) -> None:
+    other = Bench(bench.storage, f"{bench.queue}-other")
+    flow = woven(
+        [
+            Node(other.queue, other.new("parent", after=(Dependency(bench.queue, "bad"),))),
+            Node(bench.queue, bench.new("bad")),
+        ],
+        flow="flow",
+    )
+    await bench.storage.enqueue_flows(other.queue, [flow])
+    await bench.claim()
+    await harm(bench.storage, bench.queue, "bad", "record")
+    await bench.shift(LEASE_MS)
+
+    await bench.storage.sweep(bench.queue)
+    await bench.storage.sweep(bench.queue)
+
+    assert await other.state("parent") is State.FAILED
+
+
+async def test_a_listener_is_told(bench: Bench) -> None:
+    await bench.put("bad", notify="ear")
+    await harm(bench.storage, bench.queue, "bad", "record")
+    await bench.claim_all()
+
+    [news] = await bench.storage.listen(bench.queue, "ear", timeout_ms=5000)
+
+    assert (news.id, news.state) == ("bad", State.FAILED)
+    assert news.failure is not None
+    assert news.failure.type == "Damaged"
+
+
+@pytest.mark.parametrize("part", ["record", "options"])
+@pytest.mark.parametrize("state", [one for one in State if one is not State.ACTIVE])
+async def test_remove_gets_rid_of_it(bench: Bench, state: State, part: str) -> None:
+    await bench.bring(state, "bad")
+    await harm(bench.storage, bench.queue, "bad", part)
+
+    assert await bench.storage.remove(bench.queue, ["bad"]) == ["removed"]
+
+    assert await bench.find("bad") is None
+    assert not (await bench.storage.check(bench.queue)).problems
+
+
+@pytest.mark.parametrize("part", ["record", "options"])
+async def test_obliterate_gets_rid_of_it(bench: Bench, part: str) -> None:
+    for n in range(30):
+        await bench.put(f"bad-{n}", annex=Annex(group="g", flow="f"))
+        await harm(bench.storage, bench.queue, f"bad-{n}", part)
+
+    await bench.storage.obliterate(bench.queue, force=True)
+
+    assert await bench.counts() == {}
+    checked = await bench.storage.check(bench.queue)
+    assert (checked.records, dict(checked.problems)) == (0, {})
+
+
+@pytest.mark.parametrize("part", ["record", "options"])
+async def test_check_counts_it_and_repair_puts_it_aside(bench: Bench, part: str) -> None:
+    await bench.put_all([bench.new(f"bad-{n}") for n in range(15)])
+    for n in range(15):
+        await harm(bench.storage, bench.queue, f"bad-{n}", part)
+
+    found = await bench.storage.check(bench.queue)
+    mended = await bench.storage.check(bench.queue, repair=True)
+
+    assert found.problems["damaged_jobs"] == mended.problems["damaged_jobs"] == 15
+    assert not (await bench.storage.check(bench.queue)).problems
+    assert await bench.counts() == {State.FAILED: 15}
+
+
+async def test_many_damaged_records_are_not_buried(bench: Bench) -> None:
+    await bench.put_all([bench.new(f"bad-{n}") for n in range(25)])
+    for n in range(25):
+        await harm(bench.storage, bench.queue, f"bad-{n}", "options")
+
+    for _ in range(2):
+        with pytest.raises(StorageDamaged, match="doctor --repair"):
+            await bench.storage.claim(bench.queue, Take("worker", 5, LEASE_MS))
+
+    assert (await bench.counts())[State.FAILED] == 10
+    await bench.shift(MINUTE_MS)
+    with pytest.raises(StorageDamaged):
+        await bench.storage.claim(bench.queue, Take("worker", 5, LEASE_MS))
+    assert (await bench.counts())[State.FAILED] == 20
+
+
+@pytest.mark.parametrize("part", ["record", "options"])
+async def test_a_damaged_job_is_shown_as_such(bench: Bench, part: str) -> None:
+    await bench.bring(State.SCHEDULED, "bad")
+    await bench.bring(State.SCHEDULED, "good")
+    await harm(bench.storage, bench.queue, "bad", part)
+
+    bad, good = await bench.storage.get(bench.queue, ["bad", "good"])
+
+    assert bad is not None
+    assert bad.failure is not None
+    assert bad.failure.type == "Damaged"
+    assert good is not None
+    assert good.failure is None
+    assert "good" in await bench.ids(State.SCHEDULED)
+    assert "bad" in [job.id for job in (await bench.storage.scan_jobs(bench.queue)).jobs]
+    found = await bench.storage.search(bench.queue, Query(state=State.SCHEDULED))
+    assert "good" in [job.id for job in found.jobs]
+
+
+async def test_an_id_whose_record_is_damaged_can_be_queued_afresh(bench: Bench) -> None:
+    await bench.put("bad")
+    await harm(bench.storage, bench.queue, "bad", "record")
+
+    answer = await bench.put("bad", payload=b"2")
+
+    assert answer.status == "queued"
+    assert await complete_all(bench) == ["bad"]
+    assert (await bench.job("bad")).damaged is None
+
+
+async def test_a_damaged_limit_does_not_stop_the_queue(bench: Bench) -> None:
+    await bench.storage.limit(bench.queue, "g", Limit(concurrency=2))
+    await bench.put_all([bench.new(id, annex=Annex(group="g")) for id in HEALTHY])
+    await harm_limit(bench.storage, bench.queue, "g")
+
+    assert sorted(await complete_all(bench)) == sorted(HEALTHY)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+async def test_a_damaged_or_missing_entry_of_the_log_is_a_gap(bench: Bench, missing: bool) -> None:
+    for id in ("one", "two", "three"):
+        await bench.put(id)
+    await harm_events(bench.storage, bench.queue, last=2, missing=missing)
+
+    first = await bench.storage.read_events(bench.queue, after=0)
+    rest = await bench.storage.read_events(bench.queue, after=first.next)
+
+    assert [event.id for event in first.events] == ["one"]
+    assert (first.next, first.gap) == (1, None)
+    assert [event.id for event in rest.events] == ["three"]
+    assert (rest.next, rest.gap) == (3, (2, 2))
+
+
+@pytest.mark.parametrize("missing", [False, True])
+async def test_check_sees_damaged_and_missing_entries(bench: Bench, missing: bool) -> None:
+    for id in ("one", "two", "three"):
+        await bench.put(id)
+    await harm_events(bench.storage, bench.queue, last=2, missing=missing)
+    kind = "missing_events" if missing else "damaged_events"
+
+    found = await bench.storage.check(bench.queue)
+    mended = await bench.storage.check(bench.queue, repair=True)
+
+    assert found.problems == mended.problems == {kind: 1}
+    assert not (await bench.storage.check(bench.queue)).problems
+    page = await bench.storage.read_events(bench.queue, after=1)
+    assert (page.gap, [event.id for event in page.events]) == ((2, 2), ["three"])
+    await bench.put("four")
+    tail = await bench.storage.tail(bench.queue, after=3, timeout_ms=0)
+    assert [event.id for event in tail.events] == ["four"]
+
+
+async def test_a_damaged_last_entry_does_not_hold_up_a_reader(bench: Bench) -> None:
+    await bench.put("one")
+    await bench.put("two")
+    await harm_events(bench.storage, bench.queue, last=2)
+
+    page = await bench.storage.read_events(bench.queue, after=1)
+
+    assert (page.events, page.next, page.gap) == ([], 2, (2, 2))
