@@ -11,12 +11,13 @@ PYTEST = JAVA_HOME="$(CURDIR)/$(VENV)/java" $(PY) -m pytest $(SPLIT)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-spark test-python check lint fmt bench bench-scale bench-features bench-spark clean
+.PHONY: help demo test test-slow test-storm test-spark test-python check lint fmt bench bench-scale bench-features bench-spark clean
 
 help:
 	@echo "make demo            the main job on the embedded store, in a minute"
 	@echo "make test            all tests but the slow ones      (ARGS='-k name' is passed on to pytest)"
 	@echo "make test-slow       crashes, soak, failover"
+	@echo "make test-storm      kills, pauses, failovers under load (ARGS='--engine valkey --jobs 20000 --kills 40')"
 	@echo "make test-spark      the tests of Spark on another pyspark (SPARK=4.0.0)"
 	@echo "make test-python     core, contract and client tests on another interpreter (PYTHON=python3.13)"
 	@echo "make check           all of it: lint, test"
@@ -36,6 +37,9 @@ test: $(VENV)/.java
 
 test-slow: $(VENV)/.java
 	$(PYTEST) -m slow $(ARGS)
+
+test-storm: $(VENV)/.dev
+	$(PY) -m tests.storm $(ARGS)
 
 # Releases before 4.2 leave sockets open; what they warn of is not ours to mend.
 test-spark: .venv-spark-$(SPARK)/.made

@@ -84,6 +84,25 @@ class Crew:
             return
         self._start(name)
 
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def names(self, role: str) -> list[str]:
+        """The processes of a role."""
+        return [name for name, command in self._commands.items() if command[-3] == role]
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        self._processes[name].send_signal(number)
+
+    def exit_status(self, name: str) -> int | None:
+        """How the process ended; ``None`` while it runs."""
+        return self._processes[name].poll()
+
+    def start_again(self, name: str) -> None:
+        """Replace a process that has ended."""
+        assert not self.running(name)
+        self._start(name)
+
     def kill_somebody(self) -> None:
         self.kill(self.chance.choice(list(self._processes)))
 

@@ -1,0 +1,268 @@
+"""The independent check of a storm: ledgers, calls, records, results, event log, counts and ``check()`` must agree.
+
+It knows the plan (``plan.py``), the files (``journal.py``) and the table of transitions. It only reads from the store,
+and shares no code with the engines that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.core.job import Job
+from penstock.core.lifecycle import OPEN, State
+from penstock.storage.base import Storage
+from tests.storm.history import Claim, History
+from tests.storm.journal import Answer, Call, read_answers, read_calls, read_faults, sessions
+from tests.storm.plan import QUEUES, Planned, number_of, planned
+
+SHOWN = 5
+"""Examples to print of each kind of violation."""
+
+LOSABLE = frozenset(
+    {
+        "job lost",
+        "job queued twice",
+        "wrong answer",
+        "call without a claim",
+        "epoch changed",
+        "job never ended",
+    }
+)
+"""Kinds that the loss of acknowledged writes explains: asynchronous replication may lose them in a failover."""
+
+
+@dataclass
+class Verdict:
+    """Everything the checker found. ``lost`` are the violations that a lossy failover explains."""
+
+    violations: dict[str, list[str]] = field(default_factory=dict)
+    lost: dict[str, list[str]] = field(default_factory=dict)
+    figures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def holds(self) -> bool:
+        return not self.violations
+
+    def lines(self) -> Iterator[str]:
+        for title, found in (("VIOLATION", self.violations), ("lost by failover", self.lost)):
+            for kind, details in sorted(found.items()):
+                yield f"{title}: {kind} ({len(details)})"
+                yield from (f"    {detail}" for detail in details[:SHOWN])
+
+
+async def check_storm(
+    storage: Storage, folder: Path, *, jobs: int, lossy: bool = False, calm: bool = False
+) -> Verdict:
+    """Compare everything there is. ``lossy``: a failover may have lost acknowledged writes. ``calm``: only processes
+    were disturbed, so a worker that was stopped had the time to settle its finished jobs."""
+    checker = _Checker(storage, folder, jobs=jobs, lossy=lossy, calm=calm)
+    await checker.run()
+    return checker.verdict
+
+
+class _Checker:
+    def __init__(self, storage: Storage, folder: Path, *, jobs: int, lossy: bool, calm: bool) -> None:
+        self.verdict = Verdict()
+        self._storage = storage
+        self._folder = folder
+        self._jobs = jobs
+        self._lossy = lossy
+        self._calm = calm
+        self._treatment = self._read_treatment()
+        self._robbed: set[str] = set()
+
+    async def run(self) -> None:
+        answers = self._read_ledgers()
+        records: dict[str, Job] = {}
+        for queue in QUEUES:
+            found = await self._scan(queue)
+            records |= found
+            await self._check_counts(queue, found)
+            history = await self._read_log(queue)
+            self._check_records(found, history)
+            self._check_calls(queue, history)
+        self._check_ledger(answers, records)
+        self._check_processes()
+        killed = {worker for worker in self._robbed if self._treatment.get(worker) == "killed"}
+        self.verdict.figures["killed while they held jobs"] = len(killed)
+
+    def found(self, kind: str, detail: str) -> None:
+        explained = self._lossy and kind in LOSABLE
+        (self.verdict.lost if explained else self.verdict.violations).setdefault(kind, []).append(detail)
+
+    # The ledger
+
+    def _read_ledgers(self) -> list[Answer]:
+        answers = [
+            answer for path in sorted((self._folder / "ledgers").glob("*")) for answer in read_answers(path)
+        ]
+        self.verdict.figures["accepted"] = len(
+            {answer.id for answer in answers if answer.answered == answer.id}
+        )
+        self.verdict.figures["deduplicated"] = sum(answer.answered != answer.id for answer in answers)
+        self.verdict.figures["asked again"] = sum(answer.again for answer in answers)
+        return answers
+
+    def _check_ledger(self, answers: list[Answer], records: dict[str, Job]) -> None:
+        queued = Counter(answer.id for answer in answers if answer.status == "queued")
+        for id, times in queued.items():
+            if times > 1:
+                self.found("job queued twice", f"{id}: answered 'queued' {times} times")
+        for answer in answers:
+            n = number_of(answer.answered)
+            if answer.answered not in records:
+                self.found("job lost", f"{answer.answered}: answered {answer.status!r}, has no record")
+            elif answer.again and answer.status not in ("duplicate", "completed"):
+                self.found("wrong answer", f"{answer.id}: known, but answered {answer.status!r}")
+            elif n is None or answer.result not in ("-", str(planned(n).result)):
+                self.found("wrong answer", f"{answer.id}: answered with the result {answer.result}")
+
+    # Records and results
+
+    async def _scan(self, queue: str) -> dict[str, Job]:
+        found: dict[str, Job] = {}
+        cursor = ""
+        while True:
+            page = await self._storage.scan_jobs(queue, cursor=cursor)
+            found |= {job.id: job for job in page.jobs}
+            cursor = page.cursor
+            if not cursor:
+                return found
+
+    async def _check_counts(self, queue: str, records: dict[str, Job]) -> None:
+        counts = await self._storage.counts(queue)
+        states = Counter(job.state for job in records.values())
+        for state in State:
+            if getattr(counts, state) != states[state]:
+                self.found(
+                    "wrong counts", f"{queue}: {state} {getattr(counts, state)}, records {states[state]}"
+                )
+        checked = await self._storage.check(queue)
+        for problem, times in checked.problems.items():
+            self.found("check() complains", f"{queue}: {problem} {times} times")
+
+    def _check_records(self, records: dict[str, Job], history: History) -> None:
+        for id, job in records.items():
+            n = number_of(id)
+            if n is None or n >= self._jobs + 20 or planned(n).queue != job.queue:
+                self.found("unknown job", f"{id} in {job.queue}")
+                continue
+            self._check_end(planned(n), job)
+            self._check_against_log(job, history)
+        for id in history.trails.keys() - records.keys():
+            self.found("record missing", f"{id}: the log has it, {history.queue} does not")
+
+    def _check_end(self, plan: Planned, job: Job) -> None:
+        expected = State.FAILED if plan.result is None else State.COMPLETED
+        if job.state in OPEN:
+            self.found("job never ended", f"{job.id} is {job.state} {job.blocked_by}")
+        elif job.state is not expected:
+            self.found("wrong end", f"{job.id} is {job.state}, not {expected}: {job.failure}")
+        elif job.state is State.COMPLETED and job.result != str(plan.result).encode():
+            self.found("wrong result", f"{job.id}: {job.result!r}, expected {plan.result}")
+
+    def _check_against_log(self, job: Job, history: History) -> None:
+        trail = history.trails.get(job.id)
+        if trail is None:
+            self.found("no enqueue event", job.id)
+            return
+        logged = (trail.state, len(trail.claims), trail.failures, trail.stalls)
+        stored = (job.state, job.runs, job.failures, job.stalls)
+        if logged != stored:
+            self.found("log and record differ", f"{job.id}: log {logged}, record {stored}")
+
+    # The log
+
+    async def _read_log(self, queue: str) -> History:
+        history = History(queue, self.found)
+        after = 0
+        while True:
+            page = await self._storage.read_events(queue, after=after)
+            history.read(page)
+            if page.next in (after, page.last):
+                break
+            after = page.next
+        history.close()
+        self.verdict.figures += history.figures
+        self._robbed |= {claim.worker for claim in history.claims.values() if claim.end == "stalled"}
+        return history
+
+    # Calls
+
+    def _check_calls(self, queue: str, history: History) -> None:
+        called: dict[int, Call] = {}
+        ends: Counter[str] = Counter()
+        for call in read_calls(self._folder, queue):
+            ends["calls"] += 1
+            ends["calls cut off"] += not call.ended_ns
+            claim = history.claims.get(call.token)
+            if claim is None or claim.id != call.id or (claim.run, claim.worker) != (call.run, call.session):
+                self.found("call without a claim", f"{call}; claim {claim}")
+            elif call.token in called:
+                self.found("call repeated", f"{call.id}: two calls under token {call.token}")
+            else:
+                called[call.token] = call
+                self._check_outcome(call, claim, ends)
+            self._check_late(call, history)
+        self._check_claims(called, history)
+        self.verdict.figures += ends
+
+    def _check_outcome(self, call: Call, claim: Claim, ends: Counter[str]) -> None:
+        settled = {"completed": "completed", "failed": "failed", "retrying": "failed", "snoozed": "snoozed"}
+        expected = settled.get(claim.end)
+        if expected is not None:
+            if call.outcome != expected:
+                self.found("outcome differs", f"{call}; the log says {claim.end}")
+        elif call.outcome in settled.values():
+            treatment = self._treatment.get(call.session, "left alone")
+            ends[f"finished calls repeated ({treatment})"] += 1
+            if self._calm and treatment == "stopped":
+                self.found("stop repeats finished work", f"{call}; the log says {claim.end}")
+
+    def _check_late(self, call: Call, history: History) -> None:
+        """A job is not called under a newer token once it has completed."""
+        trail = history.trails.get(call.id)
+        if trail is not None and trail.completed_token and call.token > trail.completed_token:
+            self.found("call repeated", f"{call.id}: called after it completed, {call}")
+
+    def _check_claims(self, called: dict[int, Call], history: History) -> None:
+        for trail in history.trails.values():
+            before: tuple[Call, Claim] | None = None
+            for token in trail.claims:
+                claim, call = history.claims[token], called.get(token)
+                if call is None:
+                    if claim.end not in ("stalled", "released"):
+                        self.found("settled without a call", f"{claim}")
+                    continue
+                if before is not None:
+                    self._check_apart(*before, call)
+                before = (call, claim)
+
+    def _check_apart(self, earlier: Call, claim: Claim, later: Call) -> None:
+        """A settled run ends before the next begins. Only a rescue or a release may have two run at a time."""
+        if claim.end not in ("stalled", "released") and later.begun_ns < earlier.ended_ns:
+            self.found("ran in two places", f"{earlier}; {later}")
+
+    # Processes
+
+    def _read_treatment(self) -> dict[str, str]:
+        """The worst that happened to each worker session."""
+        faults: dict[tuple[str, int], set[str]] = {}
+        for fault in read_faults(self._folder):
+            faults.setdefault((fault.name, fault.pid), set()).add(fault.kind)
+        treatment = {}
+        for session in sessions(self._folder):
+            met = faults.get((session.name, session.pid), set())
+            for kind, word in (("kill", "killed"), ("pause", "paused"), ("stop", "stopped")):
+                if kind in met:
+                    treatment[session.worker] = word
+                    break
+        return treatment
+
+    def _check_processes(self) -> None:
+        for fault in read_faults(self._folder):
+            if fault.kind in ("stop hung", "died by itself", "not drained"):
+                self.found(fault.kind, f"{fault.name} ({fault.pid}): {fault.detail}")

@@ -1,0 +1,287 @@
+"""One storm on one store: start the processes, cause the faults, wait for the last job, check everything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.limits import Limit
+from penstock.errors import StorageError
+from penstock.storage.base import Storage
+from penstock.storage.values import QueueSettings
+from tests.slow.crew import Crew, opened
+from tests.storm.checker import Verdict, check_storm
+from tests.storm.journal import GATE, Appender, calls_path, fault_line
+from tests.storm.plan import CAPS, GROUPS, PRODUCERS, QUEUES
+from tests.storm.roles import AWAY, GRACE_S, LEASE_S
+from tests.storm.stores import STORES, Store
+
+RAGE = 0.85
+"""The share of the time in which faults happen; in the rest the last jobs end."""
+PER_KILL = {
+    "kill": 1.0,
+    "pause": 0.2,
+    "stop": 0.2,
+    "server": 0.05,
+    "network": 0.5,
+    "sentinel": 0.05,
+    "cluster": 0.05,
+    "slots": 0.1,
+    "crash": 0.05,
+}
+"""How many faults of each kind there are for every kill."""
+OF_PROCESSES = frozenset({"kill", "pause", "stop"})
+AT_WORK_BYTES = 200
+"""A call file that is longer has calls in it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of a storm. Faults are spread over ``seconds``; the storm ends soon after."""
+
+    store: str
+    jobs: int
+    kills: int
+    seconds: float
+    faults: frozenset[str]
+    seed: int = 1
+    workers: int = 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a storm."""
+
+    plan: Plan
+    verdict: Verdict
+    seconds: float
+    faults: Counter[str]
+
+
+async def rage(plan: Plan, folder: Path) -> Outcome:
+    """Run a storm in an empty folder."""
+    make, _ = STORES[plan.store]
+    begun = time.monotonic()
+    with make(folder, plan.faults, seed=plan.seed) as store:
+        storm = Storm(plan, store, folder)
+        await storm.run()
+        async with opened(store.own_url) as storage:
+            verdict = await check_storm(
+                storage, folder, jobs=plan.jobs, lossy=store.lossy, calm=plan.faults <= OF_PROCESSES
+            )
+    return Outcome(plan, verdict, time.monotonic() - begun, storm.done)
+
+
+class Storm:
+    """The processes of a storm, and the faults that befall them and their store. ``done`` counts the faults."""
+
+    def __init__(self, plan: Plan, store: Store, folder: Path) -> None:
+        self.done: Counter[str] = Counter()
+        self._plan = plan
+        self._store = store
+        self._folder = folder
+        self._chance = random.Random(plan.seed)
+        self._faults = Appender(folder / "faults")
+        self._busy: set[str] = set()
+        self._topology = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Return when the last job has ended and the workers have stopped."""
+        self._open_gate(0)
+        async with opened(self._store.own_url) as storage:
+            await _prepare(storage)
+        with Crew(
+            self._store.url, self._folder, seed=self._plan.seed, roles="tests.storm.roles"
+        ) as self._crew:
+            for n in range(PRODUCERS):
+                self._crew.hire("producer", f"producer-{n}", self._plan.jobs)
+            for n in range(self._plan.workers):
+                self._crew.hire("worker", f"worker-{n}")
+            supervision = asyncio.create_task(self._supervise())
+            try:
+                await self._cause_faults()
+                self._store.heal()
+                await self._drain()
+            finally:
+                supervision.cancel()
+                await asyncio.gather(supervision, return_exceptions=True)
+            await asyncio.gather(*(self._end(name) for name in self._crew.names("worker")))
+        self._faults.close()
+
+    # Faults
+
+    async def _cause_faults(self) -> None:
+        """Every fault at its time, beside the others; the gate opens as time goes by."""
+        begun, span = time.monotonic(), self._plan.seconds * RAGE
+        causes: dict[str, Callable[[], Awaitable[str]]] = {
+            "kill": self._kill,
+            "pause": self._pause,
+            "stop": self._stop,
+        } | {kind: self._of_store(fault) for kind, fault in self._store.faults.items()}
+        opening = asyncio.create_task(self._open_gate_slowly(begun, span))
+        async with asyncio.TaskGroup() as faults:
+            for at, kind in self._timetable(causes.keys(), span):
+                await asyncio.sleep(max(0.0, begun + at - time.monotonic()))
+                if time.monotonic() - begun > self._plan.seconds:
+                    break
+                faults.create_task(self._cause(kind, causes[kind]))
+        await opening
+
+    def _timetable(self, kinds: Collection[str], span: float) -> list[tuple[float, str]]:
+        """Each kind evenly over the time, but never on the beat."""
+        table = []
+        for kind in sorted(self._plan.faults.intersection(kinds)):
+            count = max(1, round(self._plan.kills * PER_KILL[kind]))
+            table += [((n + self._chance.random()) * span / count, kind) for n in range(count)]
+        return sorted(table)
+
+    async def _cause(self, kind: str, cause: Callable[[], Awaitable[str]]) -> None:
+        try:
+            detail = await cause()
+        except Exception as error:
+            self._note("fault failed", detail=f"{kind}: {error!r}")
+            raise
+        self.done[kind] += 1
+        if kind not in OF_PROCESSES:
+            self._note(kind, detail=detail)
+
+    def _of_store(self, fault: Callable[[], str]) -> Callable[[], Awaitable[str]]:
+        async def cause() -> str:
+            async with self._topology:
+                return await asyncio.to_thread(fault)
+
+        return cause
+
+    async def _kill(self) -> str:
+        role = "producer" if self._chance.random() < 0.15 else "worker"
+        name = await self._choose(role)
+        self._note("kill", name)
+        self._crew.kill(name)
+        self._busy.discard(name)
+        return name
+
+    async def _pause(self) -> str:
+        """Suspend a worker until its leases have run out, then let it go on."""
+        name = await self._choose("worker")
+        self._note("pause", name)
+        pid = self._crew.pid(name)
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(LEASE_S * self._chance.uniform(1.3, 2.5))
+        os.kill(pid, signal.SIGCONT)
+        self._busy.discard(name)
+        return name
+
+    async def _stop(self) -> str:
+        """Stop a worker as a deployment does, and replace it."""
+        name = await self._choose("worker")
+        await self._end(name)
+        self._crew.start_again(name)
+        self._busy.discard(name)
+        return name
+
+    async def _choose(self, role: str) -> str:
+        """A process that is at work, or after a while any; it is busy from then on."""
+        deadline = time.monotonic() + 10
+        while True:
+            names = [name for name in self._crew.names(role) if name not in self._busy]
+            self._chance.shuffle(names)
+            for name in names:
+                if self._is_at_work(name) or time.monotonic() > deadline:
+                    self._busy.add(name)
+                    return name
+            if role == "producer":
+                role = "worker"  # all producers are done
+            await asyncio.sleep(0.05)
+
+    def _is_at_work(self, name: str) -> bool:
+        if not self._crew.running(name):
+            return False
+        path = calls_path(self._folder, name, self._crew.pid(name))
+        return name.startswith("producer") or (path.exists() and path.stat().st_size > AT_WORK_BYTES)
+
+    async def _end(self, name: str) -> None:
+        """SIGTERM, and a note if the worker does not end in time."""
+        self._note("stop", name)
+        if self._crew.running(name):
+            self._crew.send(name, signal.SIGTERM)
+        allowed = GRACE_S + (10 if self._plan.faults <= OF_PROCESSES else 40)
+        deadline = time.monotonic() + allowed
+        while self._crew.running(name) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if self._crew.running(name):
+            self._note("stop hung", name, detail=f"not over after {allowed:.0f} s")
+            self._crew.send(name, signal.SIGKILL)
+            while self._crew.running(name):
+                await asyncio.sleep(0.02)
+        elif self._crew.exit_status(name) not in (0, AWAY, -signal.SIGTERM):
+            self._note("died by itself", name, detail=f"{self._crew.log_of(name)[-500:]!r}")
+
+    async def _supervise(self) -> None:
+        """Replace what ended by itself. Only a worker that cannot reach the store at its start may do so."""
+        while True:
+            for name in self._crew.names("worker") + self._crew.names("producer"):
+                status = self._crew.exit_status(name)
+                if status in (None, 0) or name in self._busy:
+                    continue
+                if status != AWAY:
+                    self._note("died by itself", name, detail=f"{status}: {self._crew.log_of(name)[-500:]!r}")
+                self.done["starts repeated"] += 1
+                self._crew.start_again(name)
+            await asyncio.sleep(0.1)
+
+    def _note(self, kind: str, name: str = "-", *, detail: str = "") -> None:
+        pid = self._crew.pid(name) if name != "-" else 0
+        self._faults.write(fault_line(kind.replace(" ", "_"), name, pid, detail))
+
+    # The jobs
+
+    def _open_gate(self, jobs: int) -> None:
+        """Let producers enqueue jobs up to this number; -1 ends them."""
+        new = self._folder / f"{GATE}.new"
+        new.write_text(str(jobs))
+        new.rename(self._folder / GATE)
+
+    async def _open_gate_slowly(self, begun: float, span: float) -> None:
+        """Spread the jobs over the time of the faults, a little ahead, so that workers always have some."""
+        while (share := (time.monotonic() - begun + 2) / span) < 1:
+            self._open_gate(int(share * self._plan.jobs))
+            await asyncio.sleep(0.1)
+        self._open_gate(2 * self._plan.jobs + 1000)
+
+    async def _drain(self) -> None:
+        """Wait until all producers are done and no job is open, for as long as the storm may take once more."""
+        deadline = time.monotonic() + max(60.0, self._plan.seconds)
+        ending = time.monotonic() + max(30.0, self._plan.seconds * (1 - RAGE))
+        async with opened(self._store.own_url) as storage:
+            while await self._open_jobs(storage) or self._are_producing():
+                if time.monotonic() > ending and self._are_producing():
+                    self._open_gate(-1)
+                if time.monotonic() > deadline:
+                    self._note("not drained", detail=str([await storage.counts(queue) for queue in QUEUES]))
+                    return
+                await asyncio.sleep(0.1)
+
+    def _are_producing(self) -> bool:
+        return any(self._crew.exit_status(name) != 0 for name in self._crew.names("producer"))
+
+    async def _open_jobs(self, storage: Storage) -> int:
+        try:
+            return sum([(await storage.counts(queue)).open for queue in QUEUES])
+        except StorageError:  # a failover is not over yet
+            return -1
+
+
+async def _prepare(storage: Storage) -> None:
+    """Keep the whole log, and limit the groups."""
+    for queue in QUEUES:
+        await storage.configure(queue, QueueSettings(events_count=None))
+        for kind, cap in CAPS.items():
+            for n in range(GROUPS):
+                await storage.limit(queue, f"{kind}-{n}", Limit(concurrency=cap))
