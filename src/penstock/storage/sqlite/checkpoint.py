@@ -82,6 +82,14 @@ class Checkpoints:
         except (sqlite3.Error, StorageError):
             pass  # Nothing is lost by a longer log. What keeps it from being copied is met by the next commits, too.
 
+    def make_room(self) -> None:
+        """Copy the log because the disk is full, so that the next commit starts it over. Never raises.
+
+        From now on the log gives its room back whenever it starts over: a disk that was full once may be so again.
+        """
+        self._writing.execute("PRAGMA journal_size_limit = 0")
+        self.run()
+
     def close(self) -> None:
         """To be called before the connection that writes is closed."""
         self._log.close()

@@ -15,7 +15,7 @@ from penstock.errors import (
     StorageVersion,
 )
 
-__all__ = ["is_busy", "translate"]
+__all__ = ["is_busy", "is_full", "translate"]
 
 _PRIMARY = 0xFF
 
@@ -27,6 +27,14 @@ def _code(error: sqlite3.Error) -> int:
 def is_busy(error: sqlite3.Error) -> bool:
     """Whether another connection holds the lock."""
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether the disk may be full. A quota, or a limit on the size of files, is a failed write to SQLite."""
+    return isinstance(error, sqlite3.Error) and (
+        _code(error) == sqlite3.SQLITE_FULL
+        or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_WRITE
+    )
 
 
 def translate(error: Exception, path: str) -> Exception:

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 from penstock.errors import StorageUnavailable
 from penstock.storage.sqlite.checkpoint import Checkpoints
 from penstock.storage.sqlite.connection import MEMORY, begin, check_format
-from penstock.storage.sqlite.failures import translate
+from penstock.storage.sqlite.failures import is_full, translate
 from penstock.storage.sqlite.ties import TIES
 from penstock.storage.sqlite.transaction import Signal, Transaction
 
@@ -183,7 +183,7 @@ class Writer:
             if group.transaction is None and not group.apart:
                 begin(self.sql, timeout_s=self._timeout_s)
                 self._run_calls(group)
-            signals = self._run_apart(group) if group.apart else self._commit(group.transaction)
+            signals = self._commit_group(group)
             is_due = checkpoints is not None and checkpoints.is_due()
         except Exception as error:
             group.refuse(translate(error, self._path))
@@ -199,6 +199,16 @@ class Writer:
             self._release()
         if signals:
             self._on_commit(signals)
+
+    def _commit_group(self, group: _Group) -> set[Signal]:
+        if not group.apart:
+            try:
+                return self._commit(group.transaction)
+            except sqlite3.Error as error:
+                if not is_full(error):
+                    raise
+                self._roll_back()
+        return self._run_apart(group)
 
     def _run_calls(self, group: _Group) -> None:
         """Run all of a group in the open transaction, which is rolled back if that cannot be done."""
@@ -228,7 +238,7 @@ class Writer:
             call.error = None
             call.answer = call.work(transaction)
         except Exception as error:
-            if not self.sql.in_transaction:
+            if not self.sql.in_transaction or is_full(error):
                 raise
             self.sql.execute("ROLLBACK TO call")
             transaction.forget()
@@ -236,18 +246,30 @@ class Writer:
         self.sql.execute("RELEASE call")
 
     def _run_apart(self, group: _Group) -> set[Signal]:
+        """Run each call in a transaction of its own. The first that finds the disk full has a second try."""
         signals: set[Signal] = set()
+        checkpoints = self._checkpoints
         for call in group.calls:
-            try:
-                begin(self.sql, timeout_s=self._timeout_s)
-                transaction = self._transaction()
-                self._run_call(transaction, call)
-                transaction.flush()
-                signals |= self._commit(transaction)
-            except Exception as error:
-                call.error = translate(error, self._path)
-                self._roll_back()
+            error = self._run_alone(call, signals)
+            if error is not None and is_full(error) and checkpoints is not None:
+                checkpoints.make_room()
+                checkpoints = None
+                self._run_alone(call, signals)
         return signals
+
+    def _run_alone(self, call: _Call, signals: set[Signal]) -> Exception | None:
+        """Run and commit a call, and add its signals. Return the error that kept it from being committed."""
+        try:
+            begin(self.sql, timeout_s=self._timeout_s)
+            transaction = self._transaction()
+            self._run_call(transaction, call)
+            transaction.flush()
+            signals |= self._commit(transaction)
+        except Exception as error:
+            call.error = translate(error, self._path)
+            self._roll_back()
+            return error
+        return None
 
     def _commit(self, transaction: Transaction | None) -> set[Signal]:
         assert transaction is not None
