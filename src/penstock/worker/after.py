@@ -131,7 +131,7 @@ class AfterHooks:
     """Calls the hooks in order. One that raises is undone and told to ``failed``; the outcome is stored all the same:
     the work is done, and to do it again for a hook's sake would be worse."""
 
-    def __init__(self, hooks: Sequence[AfterExecution], failed: Callable[[Exception, Run], None]) -> None:
+    def __init__(self, hooks: Sequence[AfterExecution], failed: Callable[[BaseException, Run], None]) -> None:
         self._hooks = tuple(hooks)
         self._failed = failed
 
@@ -162,7 +162,7 @@ class AfterHooks:
                 answer = hook(execution)
                 if inspect.isawaitable(answer):
                     await answer
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 logger.exception("the after-execution hook %r failed for job %r", hook, run.lease.id)
                 execution.take_back(before)
                 self._failed(error, run)

@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from penstock.core.display import get_logger
 from penstock.worker.run import Run
 
 __all__ = ["PATIENCE_S", "Deadlines"]
+
+logger = get_logger("penstock.worker")
 
 PATIENCE_S: Final = 5.0
 """How long an aborted handler may clean up before its job is settled without it."""
@@ -55,7 +58,10 @@ class Deadlines:
         now = time.monotonic()
         for run in list(self._watched):
             if _deadline(run, now) <= now:
-                self._overdue(run)
+                try:
+                    self._overdue(run)
+                except Exception:
+                    logger.exception("Job %r could not be stopped at its timeout", run.lease.id)
             if run.outcome is not None or (run.abort is not None and _deadline(run, now) <= now):
                 self._watched.discard(run)
             else:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from penstock.core.display import get_logger
 from penstock.core.flow import DependencyRecord
 from penstock.core.job import Job
 from penstock.core.lifecycle import OPEN, State
@@ -14,6 +15,8 @@ from penstock.storage.base import Storage
 from penstock.worker.lane import Lane
 
 __all__ = ["DrainWatch"]
+
+logger = get_logger("penstock.worker")
 
 _AT_ONCE: Final = 200
 
@@ -61,6 +64,8 @@ class DrainWatch:
         except StorageError:
             # The fetcher finds out by itself; the next dry claim asks again.
             pass
+        except Exception:
+            logger.exception("The look for what is left to do failed and will be repeated")
         finally:
             self._check = None
 

@@ -43,6 +43,7 @@ def make_executor(
     reporter: Reporter,
     finished: Callable[[Run], None],
     freed: Callable[[], None],
+    interrupts: bool = True,
 ) -> Executor:
     """An executor with the worker's hooks; it closes ``plans`` when it is closed."""
     hooks = worker.options.after_execution
@@ -56,4 +57,5 @@ def make_executor(
         finished=finished,
         freed=freed,
         stuck=worker.tally.stuck,
+        interrupts=interrupts,
     )

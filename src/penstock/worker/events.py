@@ -96,7 +96,9 @@ class Listeners:
                     task = asyncio.ensure_future(answer)
                     self._tasks.add(task)
                     task.add_done_callback(self._ended)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
                 logger.exception("a listener of %r failed", event.type)
 
     def _ended(self, task: asyncio.Future[Any]) -> None:

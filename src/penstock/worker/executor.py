@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, assert_never, cast
 
+from penstock.core.display import get_logger
 from penstock.core.job import Lease
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome
 from penstock.errors import (
@@ -24,12 +25,14 @@ from penstock.worker.lane import Lane
 from penstock.worker.plans import Plans
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Abort, EncodedResult, Run, Undecodable
-from penstock.worker.verdict import aborted, failed, final_failure
+from penstock.worker.verdict import aborted, failed, final_failure, undecided
 
 if TYPE_CHECKING:
     from penstock.app import App
 
 __all__ = ["Executor"]
+
+logger = get_logger("penstock.worker")
 
 # Where Python can, a run begins at once: one that never waits is then over without a turn of the loop.
 _new_task: Final[Callable[..., asyncio.Task[None]]] = (
@@ -42,7 +45,7 @@ class Executor:
 
     ``running`` are the runs that take up a slot. A handler that ignores its abort is finished without it, and
     stays in ``running`` and in ``stuck`` until it ends; ``freed`` tells of that, and of the end of a run that is
-    no longer ours to settle.
+    no longer ours to settle. With ``interrupts`` a ``KeyboardInterrupt`` ends the loop; without, it fails its run.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Executor:
         finished: Callable[[Run], None],
         freed: Callable[[], None],
         stuck: Callable[[Run], None],
+        interrupts: bool = True,
     ) -> None:
         self._backoffs = app.backoffs
         self._tasks = app.tasks
@@ -69,6 +73,7 @@ class Executor:
         self._deadlines = Deadlines(self._overdue)
         self._loop = asyncio.get_running_loop()
         self._largest = app.max_payload
+        self._interrupts = interrupts
         self.running: set[Run] = set()
         self.stuck: set[Run] = set()
 
@@ -126,7 +131,7 @@ class Executor:
 
     async def _run(self, run: Run) -> None:
         current_run.set(run)
-        outcome: Outcome | None
+        outcome: Outcome | None = None
         try:
             if run.lease.cancelling:
                 outcome = Cancel("cancelled before it ran")
@@ -138,15 +143,36 @@ class Executor:
                     outcome = self._returned(run, result)
                 else:
                     outcome = await self._reviewed(run, result, self._after)
-        except (KeyboardInterrupt, GeneratorExit):
-            raise
         except BaseException as raised:
+            if self._is_the_end(raised):
+                raise
+            outcome = await self._raised(run, raised)
+        if run.context is not None:
+            await self._last_words(run)
+        self._end(run, outcome)
+
+    async def _raised(self, run: Run, raised: BaseException) -> Outcome | None:
+        """Return the outcome of a run that raised. Code of the user's that decides about it may raise as well."""
+        try:
             error = await _checked_wait(run) if isinstance(raised, WaitForChildren) else raised
             outcome = self._failed(run, error)
             if isinstance(outcome, Fail) and self._after is not None:
                 outcome = await self._after.review(run, error, outcome)
-        if run.context is not None:
-            await self._last_words(run)
+        except BaseException as broken:
+            if self._is_the_end(broken):
+                raise
+            logger.exception("The outcome of job %r could not be decided; it counts as failed", run.lease.id)
+            return self._aborted(run) if run.abort is not None else undecided(raised, broken)
+        return outcome
+
+    def _is_the_end(self, raised: BaseException) -> bool:
+        """Return whether ``raised`` ends this process or its loop, rather than only the run that raised it."""
+        if isinstance(raised, KeyboardInterrupt):
+            # A worker handles the signals itself, so there it is one that the handler raised.
+            return self._interrupts
+        return isinstance(raised, GeneratorExit) and not self._loop.is_running()
+
+    def _end(self, run: Run, outcome: Outcome | None) -> None:
         self.running.discard(run)
         if run.lease.options.timeout_ms:
             self._deadlines.forget(run)
@@ -192,8 +218,11 @@ class Executor:
         """For a run whose handler goes on: the hooks have their say, then its failure is settled."""
 
         async def settle() -> None:
-            run.outcome = await after.review(run, TimeoutError(), outcome)
-            self._finished(run)
+            run.outcome = outcome
+            try:
+                run.outcome = await after.review(run, TimeoutError(), outcome)
+            finally:
+                self._finished(run)
 
         task = self._loop.create_task(settle())
         self._late.add(task)
@@ -220,6 +249,8 @@ class Executor:
         except asyncio.CancelledError:
             # Aborted while the job was done already: the outcome stands, whatever was to be said with it.
             pass
+        except Exception:
+            logger.exception("The last reports of job %r were not sent", run.lease.id)
 
     def _overdue(self, run: Run) -> None:
         if run.abort is None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from penstock.core.text import storable
+
 if TYPE_CHECKING:
     from penstock.worker.shift import Shift
 
@@ -110,7 +112,7 @@ def describe(shift: Shift) -> bytes:
     health = examine(shift)
     return msgspec.json.encode(
         Description(
-            host=platform.node(),
+            host=storable(platform.node()),
             pid=os.getpid(),
             version=_version(),
             started_at_ms=shift.started_at_ms,

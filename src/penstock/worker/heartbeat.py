@@ -30,7 +30,8 @@ _CLOSE_PATIENCE_S: Final = 2.0
 
 
 class Heartbeat:
-    """Extends what ``lanes`` hold. ``notify`` gets the runs that are to stop; it is called in this thread."""
+    """Extends what ``lanes`` hold, unless the worker is ``stuck``. ``notify`` gets the runs that are to stop; it is
+    called in this thread."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Heartbeat:
         interval_s: float,
         info: Callable[[], bytes],
         notify: Callable[[list[Notice]], None],
+        stuck: Callable[[], bool] = lambda: False,
     ) -> None:
         self._storage = storage
         self._lanes = lanes
@@ -50,6 +52,8 @@ class Heartbeat:
         self._interval_s = interval_s
         self._info = info
         self._notify = notify
+        self._stuck = stuck
+        self._renewing = True
         self.last_at = time.monotonic()
 
     async def run(self) -> None:
@@ -67,22 +71,42 @@ class Heartbeat:
                 log("the heartbeat failed and will be repeated: %s", error)
                 failing = True
                 pause_s = min(_AFTER_LOSS_S, self._interval_s)
+            except Exception:
+                # Whatever it is: without a heartbeat all jobs of this worker would be taken for dead.
+                log_failure = logger.debug if failing else logger.exception
+                log_failure("The heartbeat failed and will be repeated", exc_info=True)
+                failing = True
+                pause_s = min(_AFTER_LOSS_S, self._interval_s)
             await asyncio.sleep(max(0.0, pause_s - (time.monotonic() - began)))
 
     async def run_once(self) -> None:
         """One beat for every queue, and the worker's record in each."""
+        self._renewing = self._may_renew()
         info = self._info()
         for lane in self._lanes:
             await self._beat(lane, info)
         self.last_at = time.monotonic()
 
+    def _may_renew(self) -> bool:
+        stuck = self._stuck()
+        if stuck and self._renewing:
+            held = sum(len(lane.held) for lane in self._lanes)
+            logger.error(
+                "Worker %s is stuck and stops renewing the leases of its %d jobs: others take them over",
+                self._worker_id,
+                held,
+            )
+        return not stuck
+
     async def _beat(self, lane: Lane, info: bytes) -> None:
         now = time.monotonic()
         # A run that has only just begun has most of its lease before it; most are over by the next beat.
         young = now - self._interval_s / 10
-        runs = [run for run in list(lane.held.values()) if run.claimed_at <= young]
+        held_runs = list(lane.held.values()) if self._renewing else []
+        runs = [run for run in held_runs if run.claimed_at <= young]
         held = [Held(run.lease.id, run.lease.token) for run in runs]
-        if lane.unsure or now - min(lane.asked.copy(), default=now) > self._interval_s / 2:
+        late = lane.unsure or now - min(lane.asked.copy(), default=now) > self._interval_s / 2
+        if late and self._renewing:
             held += await self._unread_leases(lane)
         answers = await self._storage.extend(
             lane.name, held, worker=self._worker_id, lease_ms=self._lease_ms, info=info

@@ -43,6 +43,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     lease_ms: int
     heartbeat_ms: int
     grace_ms: int
+    stuck_after_ms: int
+    unknown_after_ms: int
     burst: bool
     sweep: bool
     threads: int
@@ -65,6 +67,8 @@ class WorkerKeywords(TypedDict, total=False):
     lease: Duration
     heartbeat: Duration | None
     grace: Duration
+    stuck_after: Duration
+    unknown_after: Duration
     burst: bool
     sweep: bool
     threads: int | None
@@ -109,6 +113,8 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
         lease_ms=lease_ms,
         heartbeat_ms=_heartbeat_ms(given.get("heartbeat"), lease_ms),
         grace_ms=milliseconds(given.get("grace", "30s"), what="grace"),
+        stuck_after_ms=milliseconds(given.get("stuck_after", "5m"), what="stuck_after"),
+        unknown_after_ms=milliseconds(given.get("unknown_after", "1h"), what="unknown_after"),
         burst=_flag("burst", given.get("burst", False)),
         sweep=_flag("sweep", given.get("sweep", True)),
         threads=concurrency if threads is None else _count("threads", threads),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from penstock.batching import Batching
 from penstock.core.command import COMMAND_TASK
-from penstock.errors import InvalidOption, PenstockError, UnknownTask
+from penstock.errors import InvalidOption, UnknownTask
 from penstock.worker.batch import Batch, Batcher
 from penstock.worker.middleware import Middleware, compose
 from penstock.worker.run import Call, Plan, Run
@@ -59,7 +59,7 @@ class Plans:
         if task is not None:
             try:
                 plan = self.by_task[name] = self._bound(task)
-            except InvalidOption as error:
+            except Exception as error:
                 return _refusing(name, error)
             return plan
         if name == COMMAND_TASK:
@@ -153,7 +153,7 @@ def _unknown(name: str) -> UnknownTask:
     )
 
 
-def _refusing(name: str, error: PenstockError) -> Plan:
+def _refusing(name: str, error: Exception) -> Plan:
     """Runs of this task fail; retries may reach a worker that can run it."""
 
     async def call(_: Run) -> Any:

@@ -14,6 +14,7 @@ from penstock.storage.base import Storage
 from penstock.storage.values import Held, Settled, Settlement
 from penstock.worker.lane import Lane
 from penstock.worker.run import Run
+from penstock.worker.verdict import final_failure
 
 __all__ = ["hand_back_unknown", "releases", "settle_one_by_one", "until_it_answers"]
 
@@ -76,18 +77,27 @@ async def settle_one_by_one(
     while lane.outcomes:
         run = lane.outcomes[0]
         assert run.outcome is not None
-        answers: list[Settled] = []
-        try:
-            batch = await storage.settle(lane.name, [Settlement(run.lease.id, run.lease.token, run.outcome)])
-            answers = batch.answers
-        except StorageError:
-            raise
-        except Exception:
-            logger.exception("the outcome of job %r cannot be settled; its lease will expire", run.lease.id)
+        answers = await _settle_alone(storage, lane, run)
         lane.outcomes.remove(run)
         lane.held.pop(run.lease.token, None)
         if answers:
             settled([run], answers)
+
+
+async def _settle_alone(storage: Storage, lane: Lane, run: Run) -> list[Settled]:
+    """Settle one run. If no store can take its outcome, settle it as failed, for another run would end the same way."""
+    for _ in range(2):
+        assert run.outcome is not None
+        try:
+            settlement = Settlement(run.lease.id, run.lease.token, run.outcome)
+            return (await storage.settle(lane.name, [settlement])).answers
+        except StorageError:
+            raise
+        except Exception as error:
+            logger.exception("The outcome of job %r cannot be stored", run.lease.id)
+            run.outcome = final_failure(error)
+    logger.error("Job %r cannot be settled; its lease will expire", run.lease.id)
+    return []
 
 
 def releases(leases: Sequence[Held]) -> list[Settlement]:

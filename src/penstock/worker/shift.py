@@ -24,6 +24,7 @@ from penstock.worker.limiter import Limits
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Abort
 from penstock.worker.sweeper import Sweeper
+from penstock.worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from penstock.worker.worker import Worker
@@ -56,6 +57,9 @@ class Shift:
         self._deadline = float("inf")
         self._own_duties: list[asyncio.Task[None]] = []
         self.heartbeat: Heartbeat | None = None
+        self._watchdog = Watchdog(
+            self._lanes, worker_id=self.options.id, stuck_after_s=self.options.stuck_after_ms / 1000
+        )
         self._thread = HeartbeatThread(self._connect_apart, self._duties)
         self.plans = make_plans(worker, self.options.middleware)
         self.fetcher = self._make_fetcher()
@@ -104,6 +108,7 @@ class Shift:
             reporter=reporter,
             finished=self.fetcher.finished,
             freed=self._freed,
+            interrupts=False,
         )
 
     def _duties(self, storage: Storage) -> Sequence[Coroutine[Any, Any, None]]:
@@ -115,11 +120,12 @@ class Shift:
             interval_s=self.options.heartbeat_ms / 1000,
             info=lambda: describe(self),
             notify=self._relay,
+            stuck=lambda: self._watchdog.stuck,
         )
-        if not self.options.sweep:
-            return [self.heartbeat.run()]
-        sweeper = Sweeper(storage, list(self.options.queues), fire=self._fires(storage))
-        return [self.heartbeat.run(), sweeper.run()]
+        duties = [self.heartbeat.run(), self._watchdog.run()]
+        if self.options.sweep:
+            duties.append(Sweeper(storage, list(self.options.queues), fire=self._fires(storage)).run())
+        return duties
 
     def _fires(self, storage: Storage) -> Fire:
         """Enqueue middleware is the user's code: that runs on the worker's loop, where no heartbeat waits for it."""
@@ -161,12 +167,15 @@ class Shift:
         for run, answer in notices:
             if run.outcome is not None or run.lease.token not in run.lane.held:
                 continue
-            if answer == "lost":
-                self.fetcher.forget(run)
-                self.worker.tally.stalled(run)
-                self.executor.abort(run, Abort.LOST)
-            else:
-                self.executor.abort(run, Abort.CANCEL if answer == "cancel" else Abort.EXPIRED)
+            try:
+                if answer == "lost":
+                    self.fetcher.forget(run)
+                    self.worker.tally.stalled(run)
+                    self.executor.abort(run, Abort.LOST)
+                else:
+                    self.executor.abort(run, Abort.CANCEL if answer == "cancel" else Abort.EXPIRED)
+            except Exception:
+                logger.exception("Job %r could not be stopped", run.lease.id)
 
     def _freed(self) -> None:
         self._changed.set()

@@ -30,12 +30,14 @@ __all__ = [
     "message_of",
     "suspension",
     "traceback_of",
+    "undecided",
     "wall_clock",
 ]
 
 _LONGEST_MESSAGE: Final = 2_000
 _LONGEST_TRACEBACK: Final = 8_000
 _MOST_FRAMES: Final = 30
+_BACKOFF_FAILED_MS: Final = 1_000
 
 chance: ContextVar[Callable[[], float]] = ContextVar("penstock_chance", default=random.random)
 """Where jitter comes from; tests put something predictable here."""
@@ -70,9 +72,14 @@ def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Bac
         return Fail(failure_of(error), retry_in_ms=rest, final=discarded)
     except Exception as broken:
         # A backoff function or a delay that fails must not cost the job its retries; say both.
-        return Fail(
-            failure_of(error, note=f" (and its backoff failed: {broken})"), retry_in_ms=1_000, final=discarded
-        )
+        note = f" (and its backoff failed: {message_of(broken)})"
+        return Fail(failure_of(error, note=note), retry_in_ms=_BACKOFF_FAILED_MS, final=discarded)
+
+
+def undecided(error: BaseException, broken: BaseException) -> Fail:
+    """Return the outcome of a run that raised ``error`` when the code that was to decide about it raised ``broken``."""
+    note = f" (and deciding about it failed: {type(broken).__name__}: {message_of(broken)})"
+    return Fail(failure_of(error, note=note), retry_in_ms=_BACKOFF_FAILED_MS)
 
 
 def _put_off(asked: SnoozeVerdict | SuspendVerdict) -> Outcome:
@@ -110,7 +117,11 @@ def aborted(abort: Abort, lease: Lease, *, discarded: bool, backoffs: Backoffs) 
             return Snooze(0)
         case Abort.TIMEOUT:
             text = f"the run took longer than its timeout of {lease.options.timeout_ms} ms"
-            rest = _backoff_ms(TimeoutError(text), lease, backoffs)
+            try:
+                rest = _backoff_ms(TimeoutError(text), lease, backoffs)
+            except Exception as broken:
+                text += f" (and its backoff failed: {storable(message_of(broken))})"
+                rest = _BACKOFF_FAILED_MS
             return Fail(Failure("Timeout", text), retry_in_ms=rest, final=discarded)
         case Abort.LOST:
             return None

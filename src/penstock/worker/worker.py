@@ -50,7 +50,9 @@ class Worker:
     many workers like this one, and restarts those that die. Its ``name`` is what its ``id`` begins with; by
     default host and process. ``lease`` is how long the jobs of a dead worker
     stay with it, ``heartbeat`` how often it says that it lives, and so how soon a cancel reaches a running job.
-    ``grace`` is how long a stopping worker lets its jobs finish before it hands them back. ``limit``
+    ``grace`` is how long a stopping worker lets its jobs finish before it hands them back. ``stuck_after`` is how
+    long its event loop may stand still before it gives its jobs up, and ``unknown_after`` how long a job whose task
+    no worker knows waits before it fails. ``limit``
     (``"100/s"``), and ``limits`` by queue, say how many jobs it starts in any stretch of that long, each of its
     ``processes`` for itself. ``burst`` ends it when its queues are drained or paused.
     ``commands``, true or the path of a shell, has it run shell commands, such as ``penstock enqueue`` puts in: then

@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import LeaseLost, StorageError
-
 if TYPE_CHECKING:
     from penstock.worker.context import JobContext
     from penstock.worker.reporter import Receipt
@@ -92,8 +90,8 @@ async def _answered(receipts: Sequence[Receipt]) -> None:
     try:
         for receipt in receipts:
             await receipt
-    except (LeaseLost, StorageError):
-        # The run is told of both in another way; its output has nowhere to go.
+    except Exception:
+        # A lost lease or store reaches the run in another way. A line that cannot be stored must not fail it.
         pass
 
 

@@ -116,7 +116,6 @@ def _settle_result(future: asyncio.Future[Any], answer: Any) -> None:
 
 def _settle_exception(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
-        # A future cannot carry StopIteration; a handler that leaks one has simply failed.
-        future.set_exception(
-            RuntimeError(f"the handler raised {error!r}") if isinstance(error, StopIteration) else error
-        )
+        # A future cannot carry StopIteration, and the others would end the loop: a handler that leaks one has failed.
+        odd = isinstance(error, StopIteration | KeyboardInterrupt | GeneratorExit)
+        future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}") if odd else error)

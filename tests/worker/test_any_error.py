@@ -1,0 +1,215 @@
+"""No exception of any class keeps a run from being settled or the worker from going on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from penstock import App, JobFailed, State
+from penstock.storage.values import Settlement, Take
+from penstock.worker import health
+from penstock.worker.after import Execution
+from penstock.worker.context import JobContext
+from tests.worker.conftest import running, until, working
+
+
+class Odd(BaseException):
+    """Neither an ``Exception`` nor one of Python's own."""
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RecursionError("no words")
+
+    __repr__ = __str__
+
+
+ERRORS: list[Callable[[], BaseException]] = [
+    lambda: UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed"),
+    lambda: RecursionError("too deep \udcff"),
+    lambda: StopIteration(1),
+    SystemExit,
+    KeyboardInterrupt,
+    GeneratorExit,
+    asyncio.CancelledError,
+    Odd,
+    Mute,
+]
+NAMES = [
+    "unicode",
+    "recursion",
+    "stop-iteration",
+    "exit",
+    "interrupt",
+    "generator-exit",
+    "cancelled",
+    "odd",
+    "mute",
+]
+any_error = pytest.mark.parametrize("error", ERRORS, ids=NAMES)
+
+
+async def _completes(app: App) -> None:
+    if "plain" not in app.tasks:
+
+        @app.task(name="plain")
+        async def plain() -> str:
+            return "done"
+
+    assert await app.tasks["plain"].call(timeout="10s") == "done"
+
+
+@any_error
+@pytest.mark.parametrize("runner", ["async", "thread"])
+async def test_whatever_a_handler_raises_fails_its_job(
+    memory_app: App, runner: str, error: Callable[[], BaseException]
+) -> None:
+    def fail() -> None:
+        raise error()
+
+    async def fail_async() -> None:
+        raise error()
+
+    task = memory_app.task(name="fail", attempts=1)(fail if runner == "thread" else fail_async)
+    async with working(memory_app, concurrency=1) as worker:
+        with pytest.raises(JobFailed):
+            await task.call(timeout="10s")
+        await _completes(memory_app)
+        await until(lambda: not worker.health().active)
+
+
+@pytest.mark.parametrize("error", [error for error in ERRORS if error is not KeyboardInterrupt])
+async def test_whatever_a_listener_raises_changes_nothing(
+    memory_app: App, error: Callable[[], BaseException]
+) -> None:
+    def fail(_: Any) -> None:
+        raise error()
+
+    worker = memory_app.worker(grace=0)
+    for name in ("ready", "started", "completed"):
+        worker.on(name, fail)
+    async with running(worker):
+        await _completes(memory_app)
+        await _completes(memory_app)
+
+
+@any_error
+async def test_whatever_middleware_raises_fails_its_job(
+    memory_app: App, error: Callable[[], BaseException]
+) -> None:
+    @memory_app.task(attempts=1)
+    async def work() -> None: ...
+
+    async def fail(context: JobContext, call_next: Any) -> Any:
+        if context.task != "plain":
+            raise error()
+        return await call_next()
+
+    async with working(memory_app, middleware=[fail], concurrency=1):
+        with pytest.raises(JobFailed):
+            await work.call(timeout="10s")
+        await _completes(memory_app)
+
+
+@any_error
+@pytest.mark.parametrize("fails", [False, True])
+async def test_whatever_a_hook_raises_the_run_is_settled(
+    memory_app: App, error: Callable[[], BaseException], fails: bool
+) -> None:
+    @memory_app.task(attempts=1)
+    async def work() -> None:
+        if fails:
+            raise ValueError
+
+    def fail(_: Execution) -> None:
+        raise error()
+
+    async with working(memory_app, after_execution=[fail], concurrency=1):
+        job = await work.enqueue()
+        await until(lambda: _ended(job))
+        job = await work.enqueue()
+        await until(lambda: _ended(job))
+
+
+async def _ended(job: Any) -> bool:
+    return await job.refresh() in (State.COMPLETED, State.FAILED)
+
+
+@pytest.mark.parametrize("runner", ["async", "thread"])
+async def test_a_backoff_that_fails_does_not_keep_a_timeout_from_being_settled(
+    memory_app: App, runner: str
+) -> None:
+    release = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def broken(failures: int, error: BaseException | None) -> int:
+        raise RecursionError("no backoff")
+
+    def block() -> None:
+        asyncio.run_coroutine_threadsafe(release.wait(), loop).result(20)
+
+    async def sleep() -> None:
+        await asyncio.sleep(3600)
+
+    slow = memory_app.task(name="slow", attempts=1, timeout="50ms", backoff=broken)(
+        block if runner == "thread" else sleep
+    )
+    try:
+        async with working(memory_app):
+            with pytest.raises(JobFailed, match="its backoff failed: no backoff"):
+                await slow.call(timeout="10s")
+    finally:
+        release.set()
+
+
+async def test_an_outcome_that_no_store_can_take_fails_its_job(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task(attempts=1)
+    async def work(text: str) -> str:
+        return text
+
+    storage = await app.connect()
+    settle = storage.settle
+
+    async def picky(queue: str, settlements: Sequence[Settlement], *, take: Take | None = None) -> Any:
+        if any(getattr(one.outcome, "result", b"") == b'"odd"' for one in settlements):
+            raise OverflowError("too odd")
+        return await settle(queue, settlements, take=take)
+
+    monkeypatch.setattr(storage, "settle", picky)
+    odd, fine = await work.enqueue_many([{"text": "odd"}, {"text": "fine"}])
+    async with working(app):
+        assert await fine.result(timeout="10s") == "fine"
+        with pytest.raises(JobFailed, match="too odd"):
+            await odd.result(timeout="10s")
+
+
+async def test_a_heartbeat_that_cannot_describe_its_worker_is_repeated(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the jobs of a healthy worker would be taken for those of a dead one."""
+    broken = True
+
+    def version() -> str:
+        if broken:
+            raise RecursionError("too deep")
+        return "1"
+
+    monkeypatch.setattr(health, "_version", version)
+
+    @app.task
+    async def work() -> str:
+        nonlocal broken
+        await asyncio.sleep(0.2)
+        broken = False
+        await asyncio.sleep(0.8)
+        return "kept"
+
+    async with working(app, lease="600ms", heartbeat="50ms") as worker:
+        job = await work.enqueue()
+        assert await job.result(timeout="10s") == "kept"
+        assert worker.stats.stalled == 0

@@ -1,0 +1,160 @@
+"""What a worker does when its event loop stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import App, State
+from penstock.worker import watchdog
+from penstock.worker.lane import Lane
+from penstock.worker.watchdog import WARN_AFTER_S, Watchdog
+from tests.worker.conftest import until, working
+
+
+class StandingLoop:
+    """A loop that takes callbacks and calls them when told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+        self.waiting.append(callback)
+
+    def turn(self) -> None:
+        while self.waiting:
+            self.waiting.pop()()
+
+
+class Watched:
+    """A watchdog whose clock and loop are moved by hand, a second at a time."""
+
+    def __init__(self, *, stuck_after_s: float = 300, timeouts_ms: tuple[int, ...] = ()) -> None:
+        lane = Lane("default")
+        lane.held = {n: _Run(timeout) for n, timeout in enumerate(timeouts_ms)}  # type: ignore[misc]
+        self.dog = Watchdog([lane], worker_id="w", stuck_after_s=stuck_after_s)
+        self.loop = StandingLoop()
+        self.dog._loop = self.loop  # type: ignore[assignment]
+        self._now = time.monotonic()
+
+    def look(self, seconds: float, *, step: float = 1.0) -> None:
+        for _ in range(round(seconds / step)):
+            self._now += step
+            self.dog.look(self._now)
+
+
+class _Run:
+    def __init__(self, timeout_ms: int) -> None:
+        self.lease = self.options = self
+        self.timeout_ms = timeout_ms
+
+
+async def test_a_loop_that_stands_still_is_reported_once_with_its_stack(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watched = Watched()
+    watched.look(WARN_AFTER_S)
+    assert caplog.records == []
+    watched.look(WARN_AFTER_S)
+    [record] = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "has not turned for 10 s" in record.getMessage()
+    assert "test_watchdog.py" in record.getMessage()
+    watched.loop.turn()
+    assert "turns again after 19 s" in caplog.records[1].getMessage()
+    watched.look(2 * WARN_AFTER_S)
+    assert len(caplog.records) == 3
+
+
+async def test_a_loop_that_turns_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    for _ in range(100):
+        watched.look(1)
+        watched.loop.turn()
+    assert caplog.records == []
+    assert not watched.dog.stuck
+
+
+async def test_a_machine_that_was_suspended_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched(stuck_after_s=60)
+    watched.look(1)
+    watched.look(3600, step=3600)
+    assert caplog.records == []
+    assert not watched.dog.stuck
+
+
+@pytest.mark.parametrize(("timeouts_ms", "after_s"), [((), 60), ((10_000, 0), 60), ((10_000, 90_000), 95)])
+async def test_a_worker_is_stuck_after_its_time_and_that_of_its_jobs(
+    timeouts_ms: tuple[int, ...], after_s: int
+) -> None:
+    watched = Watched(stuck_after_s=60, timeouts_ms=timeouts_ms)
+    watched.look(after_s)
+    assert not watched.dog.stuck
+    watched.look(1)
+    assert watched.dog.stuck
+    watched.loop.turn()
+    assert not watched.dog.stuck
+
+
+async def test_a_stuck_worker_gives_its_jobs_up_and_a_blocking_one_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watchdog, "WARN_AFTER_S", 0.1)
+    monkeypatch.setattr(watchdog, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(watchdog, "_TICK_S", 0.05)
+    async with App(f"sqlite:///{tmp_path}/s.db") as app:
+
+        @app.task
+        async def block(seconds: float) -> None:
+            time.sleep(seconds)
+
+        options: dict[str, Any] = {"lease": "300ms", "heartbeat": "50ms"}
+        async with working(app, **options, stuck_after="1h"):
+            job = await block.enqueue(seconds=0.8)
+            await job.result(timeout="10s")
+            info = await job.get()
+            assert info is not None
+            assert (info.runs, info.stalls) == (1, 0)
+        assert "time.sleep(seconds)" in caplog.text
+        async with working(app, **options, stuck_after="300ms") as worker:
+            job = await block.enqueue(seconds=1.5)
+            await until(lambda: worker.stats.stalled == 1)
+            assert "stops renewing the leases of its 1 jobs" in caplog.text
+            assert await job.refresh() is not State.COMPLETED
+
+
+SCRIPT = """
+import sys, time
+from penstock import App
+
+app = App(sys.argv[1])
+
+@app.task(queue="q")
+async def odd() -> None:
+    from penstock import current_job
+    current_job().log("name \\udcff")
+
+app.worker(concurrency=1).run_sync()
+"""
+
+
+async def test_sigterm_ends_a_worker_whose_jobs_log_odd_text(tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(SCRIPT)
+    async with App(f"sqlite:///{tmp_path}/s.db") as app:
+        jobs = [await app.queue("q").enqueue({}, task="odd") for _ in range(3)]
+        with subprocess.Popen([sys.executable, str(script), f"sqlite:///{tmp_path}/s.db"]) as process:
+            for job in jobs:
+                await job.result(timeout="20s")
+            os.kill(process.pid, signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 20) == 0
