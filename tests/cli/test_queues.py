@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -246,6 +247,23 @@ def test_the_doctor_says_what_is_wrong_with_a_server(valkey_url: str, tmp_path: 
     assert found["eviction"]["verdict"] == "ok"
     assert (found["persistence"]["verdict"], run.returncode) in (("problem", 1), ("ok", 0))
     assert found["persistence"]["verdict"] == "ok" or "appendonly yes" in found["persistence"]["advice"]
+
+
+async def test_the_doctor_names_tasks_that_a_worker_does_not_know(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/penstock.db"
+    async with App(url) as app:
+        storage = await app.connect()
+        for worker, unknown in (("old-1", "fresh"), ("old-2", "fresh")):
+            info = json.dumps({"state": "running", "queues": ["default"], "unknown": [unknown]}).encode()
+            await storage.extend("default", [], worker=worker, lease_ms=600_000, info=info)
+    run = await asyncio.to_thread(Shell(tmp_path, url), "doctor", "--json")
+    found = {row["what"]: row for row in json.loads(run.stdout)}
+    assert found["task fresh"]["verdict"] == "problem"
+    assert sorted(found["task fresh"]["found"].removeprefix("not known to ").split(", ")) == [
+        "old-1",
+        "old-2",
+    ]
+    assert run.returncode == ExitCode.FAILED
 
 
 async def test_a_worker_that_has_not_been_heard_of_is_not_counted_as_one_that_runs(tmp_path: Path) -> None:

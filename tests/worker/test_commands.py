@@ -288,7 +288,7 @@ async def test_long_lines_are_cut_and_bytes_that_are_no_text_are_shown(memory_ap
 
 
 async def test_a_worker_that_does_not_run_commands_says_so(memory_app: App) -> None:
-    async with working(memory_app, queues=["default"]):
+    async with working(memory_app, queues=["default"], unknown_after=0):
         info = await ended(await put(memory_app, "true"))
 
     assert info.failure.type == "UnknownTask"

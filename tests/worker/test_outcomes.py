@@ -22,8 +22,7 @@ from penstock import (
     WaitForChildren,
     current_job,
 )
-from penstock.core.job import NewJob, Options
-from penstock.core.retry import Fixed
+from penstock.core.job import NewJob
 from penstock.worker.context import JobContext as Context
 from tests.worker.conftest import recorded, until, working
 
@@ -157,17 +156,6 @@ async def test_snooze_runs_again_without_counting_a_failure(app: App) -> None:
         await until(lambda: worker.stats.snoozed == 2)
 
 
-async def test_an_unknown_task_fails_the_job_and_is_retried(app: App) -> None:
-    storage = await app.connect()
-    options = Options(task="nowhere", attempts=2, backoff=Fixed(1))
-    await storage.enqueue("default", [NewJob("a", b"{}", options)])
-    async with working(app, queues=["default"]):
-        failed = await until(lambda: _failed(app, "a"))
-    assert failed.failure.type == "UnknownTask"
-    assert "'nowhere'" in failed.failure.message
-    assert failed.failures == 2
-
-
 async def test_a_payload_that_cannot_be_decoded_fails_that_job_alone(app: App) -> None:
     @app.task(attempts=3)
     async def double(n: int) -> int:
@@ -284,7 +272,7 @@ async def test_jobs_without_a_task_go_to_the_queues_handler(app: App) -> None:
 
 
 async def test_jobs_without_a_task_and_without_a_handler_fail_with_the_reason(app: App) -> None:
-    async with working(app, queues=["raw"]):
+    async with working(app, queues=["raw"], unknown_after=0):
         job = await app.queue("raw").enqueue("x", attempts=1)
         with pytest.raises(JobFailed, match="no handler") as caught:
             await job.result(timeout="10s")

@@ -60,7 +60,7 @@ def doctor(flags: Flags, /, *, repair: bool, as_json: bool) -> int:
         found += _sqlite(storage) if is_local(app.url) else await _server(storage)
         for queue in await queues_of(app, None):
             found += await _queue(app, storage, queue, repair=repair)
-        return [*found, await _staff(app, settings["queue"])]
+        return [*found, *await _staff(app, settings["queue"])]
 
     findings = run_with_app(settings, examine)
     if as_json:
@@ -165,9 +165,24 @@ async def _queue(app: App, storage: Storage, queue: str, *, repair: bool) -> lis
     return findings
 
 
-async def _staff(app: App, default_queue: str) -> Finding:
+async def _staff(app: App, default_queue: str) -> list[Finding]:
     found = await read_workers(app, None, default_queue=default_queue)
     workers = [worker for worker in found if worker["state"] != "silent"]
-    if workers:
-        return Finding("ok", "workers", str(len(workers)))
-    return Finding("note", "workers", "none", "nothing is worked on: penstock worker")
+    if not workers:
+        return [Finding("note", "workers", "none", "nothing is worked on: penstock worker")]
+    return [Finding("ok", "workers", str(len(workers))), *_unknown_tasks(workers)]
+
+
+def _unknown_tasks(workers: list[dict[str, Any]]) -> list[Finding]:
+    """Return a problem for each task that a worker handed back and no finding for those that all workers know."""
+    holders: dict[str, list[str]] = {}
+    for worker in workers:
+        for name in worker["unknown"]:
+            holders.setdefault(name, []).append(worker["worker"])
+    advice = (
+        "deploy the task to these workers, or give it a queue of its own; its jobs fail after unknown_after"
+    )
+    return [
+        Finding("problem", f"task {name}", f"not known to {', '.join(ids)}", advice)
+        for name, ids in sorted(holders.items())
+    ]

@@ -75,6 +75,7 @@ async def read_workers(app: App, queue: str | None, *, default_queue: str) -> li
                 "active": info.get("active", 0),
                 "concurrency": info.get("concurrency", 0),
                 "running": info.get("running", []),
+                "unknown": list(info.get("unknown", ())),
                 "seen_ms_ago": worker.raw.age_ms,
             }
     return sorted(found.values(), key=lambda worker: worker["seen_ms_ago"])

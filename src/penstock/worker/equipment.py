@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["make_executor", "make_plans"]
 
 
-def make_plans(worker: Worker, middleware: Sequence[Middleware]) -> Plans:
+def make_plans(worker: Worker, middleware: Sequence[Middleware], *, unknown_after_ms: int = 0) -> Plans:
     """How this worker's jobs are run, with threads and processes of its own."""
     return Plans(
         worker.app,
@@ -33,6 +33,7 @@ def make_plans(worker: Worker, middleware: Sequence[Middleware]) -> Plans:
         sandboxes=SandboxRunner(worker.options.child_processes),
         concurrency=worker.options.concurrency,
         commands=None if worker.options.commands is None else CommandRunner(worker.options.commands),
+        unknown_after_ms=unknown_after_ms,
     )
 
 

@@ -11,10 +11,10 @@ from penstock.core.names import check_queue
 from penstock.errors import InvalidOption, SerializationError, UnknownTask
 from penstock.worker.batch import Batch, Batcher
 from penstock.worker.context import JobContext, context_of
-from penstock.worker.run import Call, Plan, Run
+from penstock.worker.run import Call, Plan
 from penstock.worker.runners.thread import ThreadRunner
 
-__all__ = ["BatchHandler", "Bound", "Handler", "Handlers"]
+__all__ = ["BatchHandler", "Bound", "Handler", "Handlers", "no_handler"]
 
 Handler = Callable[[JobContext], Any]
 """Gets the job, whose ``payload`` are the bytes as enqueued; what it returns is encoded by the app's result serde.
@@ -60,9 +60,7 @@ class Handlers:
         wrap: Callable[[Call], Call],
         encode: Callable[[Any], bytes],
     ) -> Plan:
-        """How jobs without a task of this queue are run."""
-        if queue not in self.by_queue:
-            return Plan("", "async", _refuse, encode, _pack)
+        """Return how jobs without a task of this queue are run. The queue must have a handler."""
         handler, batching = self.by_queue[queue]
         is_async = inspect.iscoroutinefunction(handler)
         if batching is not None:
@@ -82,9 +80,9 @@ def _joining(batcher: Batcher) -> Call:
     return lambda run: batcher.join(run, context_of(run))
 
 
-async def _refuse(run: Run) -> Any:
-    queue = run.lane.name
-    raise UnknownTask(
+def no_handler(queue: str) -> UnknownTask:
+    """Return the error of a job without a task in a queue that has no handler here."""
+    return UnknownTask(
         f"the job has no task, and this worker has no handler for jobs of queue {queue!r} without one. "
         f'Add one by @worker.handler("{queue}"), or let another process work on this queue.'
     )

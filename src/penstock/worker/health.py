@@ -70,7 +70,10 @@ class WorkerStats(msgspec.Struct):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker writes of itself with every heartbeat. ``running`` is cut at a hundred jobs."""
+    """What a worker writes of itself with every heartbeat. ``running`` is cut at a hundred jobs.
+
+    ``unknown`` are the tasks whose jobs it handed back lately because they are not registered in its app.
+    """
 
     host: str
     pid: int
@@ -84,6 +87,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     stuck: int
     running: tuple[ActiveJob, ...]
+    unknown: tuple[str, ...] = ()
 
 
 def examine(shift: Shift) -> Health:
@@ -124,6 +128,7 @@ def describe(shift: Shift) -> bytes:
             active=len(health.active),
             stuck=health.stuck,
             running=health.active[:_MOST_SHOWN],
+            unknown=shift.plans.unknown.names(),
         )
     )
 

@@ -114,7 +114,7 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
         heartbeat_ms=_heartbeat_ms(given.get("heartbeat"), lease_ms),
         grace_ms=milliseconds(given.get("grace", "30s"), what="grace"),
         stuck_after_ms=milliseconds(given.get("stuck_after", "5m"), what="stuck_after"),
-        unknown_after_ms=milliseconds(given.get("unknown_after", "1h"), what="unknown_after"),
+        unknown_after_ms=_unknown_after_ms(given),
         burst=_flag("burst", given.get("burst", False)),
         sweep=_flag("sweep", given.get("sweep", True)),
         threads=concurrency if threads is None else _count("threads", threads),
@@ -126,6 +126,12 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
         limits=_limits(given.get("limits", {}), queues),
         commands=_shell(given.get("commands", False)),
     )
+
+
+def _unknown_after_ms(given: WorkerKeywords) -> int:
+    """A burst worker ends when nothing is left to do, so by default it does not wait for one that knows the task."""
+    default = "0s" if given.get("burst") else "1h"
+    return milliseconds(given.get("unknown_after", default), what="unknown_after")
 
 
 def _shell(commands: bool | str) -> str | None:

@@ -1,14 +1,23 @@
-"""Plans: how the runs of each task are made, bound when its first job comes."""
+"""Plans: how the runs of each task are made, bound when its first job comes.
+
+A job that this worker cannot run, because its task is not registered here, is handed back: during a rolling deploy
+another worker knows it. It comes back after a delay that grows to 10 s and counts towards no limit. A strict group
+keeps its order meanwhile. The job fails once this worker has seen it for ``unknown_after``.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from penstock.batching import Batching
 from penstock.core.command import COMMAND_TASK
-from penstock.errors import InvalidOption, UnknownTask
+from penstock.core.display import get_logger
+from penstock.errors import InvalidOption, Snooze, UnknownTask
 from penstock.worker.batch import Batch, Batcher
+from penstock.worker.handlers import no_handler
 from penstock.worker.middleware import Middleware, compose
 from penstock.worker.run import Call, Plan, Run
 from penstock.worker.runners import batched, inline
@@ -22,7 +31,52 @@ if TYPE_CHECKING:
     from penstock.task import Task
     from penstock.worker.handlers import Handlers
 
-__all__ = ["Plans"]
+__all__ = ["Plans", "Unknown"]
+
+logger = get_logger("penstock.worker")
+
+_FIRST_DELAY_MS: Final = 250
+_LONGEST_DELAY_MS: Final = 10_000
+# Of more jobs than this the oldest are forgotten, and wait for longer.
+_MOST_WATCHED: Final = 10_000
+_MOST_NAMES: Final = 100
+# A task that has not come up for this long is no longer listed.
+_LISTED_S: Final = 600.0
+
+
+class Unknown:
+    """The jobs that came here and that this worker cannot run. Changed on the worker's loop."""
+
+    def __init__(self, after_ms: int) -> None:
+        self._after_s = after_ms / 1000
+        self._seen_at: OrderedDict[tuple[str, str, int], float] = OrderedDict()
+        self._names: dict[str, float] = {}
+
+    def hand_back(self, run: Run, error: UnknownTask) -> Exception:
+        """Return what the run is to raise: a ``Snooze``, or ``error`` if the job has waited long enough."""
+        if not self._after_s:
+            return error
+        now = time.monotonic()
+        self._note(run.lease.options.task or f"(no task, queue {run.lane.name})", now, error)
+        first_seen_at = self._seen_at.setdefault((run.lane.name, run.lease.id, run.lease.incarnation), now)
+        if now - first_seen_at >= self._after_s:
+            run.discarded = True
+            return error
+        while len(self._seen_at) > _MOST_WATCHED:
+            self._seen_at.popitem(last=False)
+        delay_ms = min(_FIRST_DELAY_MS << min(run.lease.run - 1, 10), _LONGEST_DELAY_MS)
+        return Snooze(delay_ms / 1000)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the tasks that came up lately. May be called from any thread."""
+        soonest = time.monotonic() - _LISTED_S
+        return tuple(sorted(name for name, at in list(self._names.items()) if at >= soonest))
+
+    def _note(self, name: str, now: float, error: UnknownTask) -> None:
+        if name not in self._names:
+            logger.warning("%s Jobs of this task are handed back until another worker takes them.", error)
+        if name in self._names or len(self._names) < _MOST_NAMES:
+            self._names[name] = now
 
 
 class Plans:
@@ -39,6 +93,7 @@ class Plans:
         sandboxes: SandboxRunner,
         concurrency: int,
         commands: CommandRunner | None = None,
+        unknown_after_ms: int = 0,
     ) -> None:
         self._tasks = app.tasks
         self._encode_untyped = app.result_serde.encode
@@ -49,6 +104,7 @@ class Plans:
         self._sandboxes = sandboxes
         self._concurrency = concurrency
         self._commands = commands
+        self.unknown = Unknown(unknown_after_ms)
         self.by_task: dict[str, Plan] = {}
         self._untasked: dict[str, Plan] = {}
         self._batchers: list[Batcher] = []
@@ -60,30 +116,35 @@ class Plans:
             try:
                 plan = self.by_task[name] = self._bound(task)
             except Exception as error:
-                return _refusing(name, error)
+                refused = error
+                return _refusing(name, lambda _: refused)
             return plan
         if name == COMMAND_TASK:
             return self._plan_command()
         if not name:
             return self._untasked.get(queue) or self._plan_untasked(queue)
         # Not kept: the task may be registered later.
-        return _refusing(name, _unknown(name))
+        return self._handing_back(name, _unknown(name))
 
     def _plan_command(self) -> Plan:
         if self._commands is None:
-            return _refusing(COMMAND_TASK, _no_commands())
+            return self._handing_back(COMMAND_TASK, _no_commands())
         call = self._wrap(self._commands.call)
         plan = self.by_task[COMMAND_TASK] = Plan(
             COMMAND_TASK, "async", call, self._encode_untyped, _pack_command
         )
         return plan
 
+    def _handing_back(self, name: str, error: UnknownTask) -> Plan:
+        return _refusing(name, lambda run: self.unknown.hand_back(run, error))
+
     def _plan_untasked(self, queue: str) -> Plan:
+        if queue not in self._handlers.by_queue:  # one may be added later
+            return self._handing_back("", no_handler(queue))
         plan = self._handlers.plan(
             queue, threads=self._threads, batcher=self._batcher, wrap=self._wrap, encode=self._encode_untyped
         )
-        if queue in self._handlers.by_queue:  # else one may be added later
-            self._untasked[queue] = plan
+        self._untasked[queue] = plan
         return plan
 
     def _bound(self, task: Task[..., Any]) -> Plan:
@@ -153,13 +214,13 @@ def _unknown(name: str) -> UnknownTask:
     )
 
 
-def _refusing(name: str, error: Exception) -> Plan:
-    """Runs of this task fail; retries may reach a worker that can run it."""
+def _refusing(name: str, error_for: Callable[[Run], Exception]) -> Plan:
+    """Runs of this task raise what ``error_for`` returns."""
 
-    async def call(_: Run) -> Any:
-        raise error.with_traceback(None)
+    async def call(run: Run) -> Any:
+        raise error_for(run).with_traceback(None)
 
     def pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        raise error
+        raise UnknownTask(f"no task {name!r} is registered in this worker's app.")
 
     return Plan(name, "async", call, bytes, pack)

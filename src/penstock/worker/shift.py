@@ -61,7 +61,9 @@ class Shift:
             self._lanes, worker_id=self.options.id, stuck_after_s=self.options.stuck_after_ms / 1000
         )
         self._thread = HeartbeatThread(self._connect_apart, self._duties)
-        self.plans = make_plans(worker, self.options.middleware)
+        self.plans = make_plans(
+            worker, self.options.middleware, unknown_after_ms=self.options.unknown_after_ms
+        )
         self.fetcher = self._make_fetcher()
         self.executor = self.fetcher.executor = self._make_executor()
         self._drain = DrainWatch(

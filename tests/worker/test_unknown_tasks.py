@@ -1,0 +1,124 @@
+"""Jobs whose task a worker does not know: a rolling deploy brings them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import App, JobFailed, State
+from penstock.core.job import Lease, Options
+from penstock.errors import Snooze, UnknownTask
+from penstock.worker import plans
+from penstock.worker.lane import Lane
+from penstock.worker.plans import Unknown
+from penstock.worker.run import Plan, Run
+from tests.worker.conftest import until, working
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/unknown.db"
+    return f"{request.getfixturevalue('valkey_url')}?namespace=unknown-{tmp_path.name}"
+
+
+async def test_an_unknown_task_is_handed_back_until_a_worker_knows_it(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with App(url) as old, App(url) as new:
+
+        @new.task(name="fresh", attempts=1)
+        async def fresh(n: int) -> int:
+            return n
+
+        jobs = await fresh.enqueue_many([{"n": n} for n in range(3)])
+        async with working(old, queues=["default"]) as worker:
+            await until(lambda: worker.stats.snoozed >= 6)
+            info = await jobs[0].get()
+            assert info is not None
+            assert (info.failures, info.stalls, info.state in ("scheduled", "active")) == (0, 0, True)
+            async with working(new):
+                assert [await job.result(timeout="20s") for job in jobs] == [0, 1, 2]
+    warnings = [record for record in caplog.records if "'fresh'" in record.getMessage()]
+    assert len(warnings) == 1, "one warning for all jobs of a task"
+
+
+async def test_an_unknown_task_keeps_its_place_in_a_strict_group(url: str) -> None:
+    ran: list[str] = []
+    async with App(url) as old, App(url) as new:
+        await old.queue("default").limit(group="g", concurrency=1)
+        for app in (old, new):
+
+            @app.task(name="known")
+            async def known() -> None:
+                ran.append("known")
+
+        @new.task(name="fresh")
+        async def fresh() -> None:
+            ran.append("fresh")
+
+        first = await fresh.enqueue(group="g")
+        second = await old.tasks["known"].enqueue(group="g")
+        async with working(old) as worker:
+            await until(lambda: worker.stats.snoozed >= 3)
+            assert ran == []
+            assert await second.refresh() is State.BLOCKED
+            async with working(new):
+                await second.result(timeout="20s")
+    assert ran == ["fresh", "known"]
+    assert first.id != second.id
+
+
+async def test_an_unknown_task_fails_for_good_after_its_time(app: App) -> None:
+    async with working(app, queues=["default"], unknown_after="300ms"):
+        job = await app.queue("default").enqueue({}, task="nowhere", attempts=5)
+        with pytest.raises(JobFailed, match="'nowhere'") as caught:
+            await job.result(timeout="20s")
+        info = await job.get()
+    assert caught.value.error_type == "UnknownTask"
+    assert info is not None
+    assert (info.failures, info.runs > 1) == (1, True)
+
+
+async def test_without_a_time_to_wait_an_unknown_task_fails_and_is_retried(app: App) -> None:
+    job = await app.queue("default").enqueue({}, task="nowhere", attempts=2, backoff="1ms")
+    await app.worker(queues=["default"], burst=True).run()
+    info = await job.get()
+    assert info is not None
+    assert (info.state, info.failures) == (State.FAILED, 2)
+
+
+async def test_a_worker_lists_the_tasks_it_does_not_know(app: App) -> None:
+    queue = app.queue("default")
+    await queue.enqueue({}, task="nowhere")
+    await queue.enqueue({}, task="elsewhere")
+
+    async def listed() -> bool:
+        workers = await queue.workers()
+        return bool(workers) and workers[0].info["unknown"] == ["elsewhere", "nowhere"]
+
+    async with working(app, queues=["default"], heartbeat="50ms"):
+        await until(listed)
+
+
+def _run(lane: Lane, *, id: str = "a", run: int = 1) -> Run:
+    lease = Lease(id, 1, 1, run, 0, 0, b"", Options(task="nowhere"), 0, 0, 0)
+    plan: Any = Plan("nowhere", "async", None, bytes, None)  # type: ignore[arg-type]
+    return Run(lease, lane, plan, 0.0)
+
+
+def test_the_delay_grows_to_ten_seconds() -> None:
+    unknown, lane = Unknown(3_600_000), Lane("default")
+    answers = [unknown.hand_back(_run(lane, run=run), UnknownTask("x")) for run in (1, 2, 3, 6, 7, 1000)]
+    assert [answer.delay for answer in answers if isinstance(answer, Snooze)] == [0.25, 0.5, 1, 8, 10, 10]
+
+
+def test_of_many_jobs_only_the_newest_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_MOST_WATCHED", 10)
+    unknown, lane = Unknown(3_600_000), Lane("default")
+    for n in range(100):
+        assert isinstance(unknown.hand_back(_run(lane, id=str(n)), UnknownTask("x")), Snooze)
+    assert len(unknown._seen_at) == 10
+    assert unknown.names() == ("nowhere",)
