@@ -15,11 +15,11 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_listings_are_tables_with_colours(penstock: Shell) -> None:
-    penstock.ok("enqueue", "true", "--id", "one")
+    penstock.ok("enqueue", "true", "--id", "one", "--delay", "1h")
     with Terminal(penstock, "list") as terminal:
         assert terminal.wait() == 0
         assert "━" in terminal.text or "─" in terminal.text
-        assert "\x1b[34mwaiting" in terminal.raw
+        assert "\x1b[35mscheduled" in terminal.raw
 
 
 def test_a_narrow_terminal_has_whole_ids_and_states_and_does_without_the_rest(penstock: Shell) -> None:

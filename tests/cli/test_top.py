@@ -1,96 +1,233 @@
 from __future__ import annotations
 
 import termios
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Static, Tab, TabbedContent
 
+from penstock import App
+from penstock.cli.output import sparkline
+from penstock.cli.topscreen import Confirm, Details, TopScreen
+from penstock.core.job import Options
+from penstock.core.outcome import Fail, Failure
+from penstock.storage.values import Settlement, Take
 from tests.cli.conftest import Shell, until
 from tests.cli.terminal import Terminal
 
-# Each starts the script many times, which takes a while where the machine is busy.
+# Some start the script, which takes a while where the machine is busy.
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_all_is_on_one_screen_and_keys_act(on_both: Shell) -> None:
+@pytest.fixture
+async def app(tmp_path: Path) -> AsyncIterator[App]:
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        yield app
+
+
+class Screen:
+    """``top`` of an app, looked at and used in this process. It shows changes when asked to."""
+
+    def __init__(self, top: TopScreen, pilot: Pilot[None]) -> None:
+        self.top = top
+        self._pilot = pilot
+
+    async def press(self, *keys: str) -> None:
+        await self._pilot.press(*keys)
+        await self._pilot.pause()
+
+    async def reload(self) -> None:
+        await self.top.reload()
+        await self._pilot.pause()
+
+    def rows(self, table: str = "jobs") -> list[list[str]]:
+        shown = self.top.query_one(f"#{table}", DataTable)
+        return [[str(cell) for cell in shown.get_row_at(at)] for at in range(shown.row_count)]
+
+    @property
+    def ids(self) -> list[str]:
+        return [row[0] for row in self.rows()]
+
+    def text(self, part: str) -> str:
+        return str(self.top.screen.query_one(f"#{part}", Static).render())
+
+    @property
+    def chosen(self) -> str | None:
+        table = self.top.query_one("#jobs", DataTable)
+        return self.ids[table.cursor_row] if table.show_cursor and self.ids else None
+
+
+class Opened:
+    """Opens ``Screen`` of a given size."""
+
+    def __init__(self, app: App, **size: int) -> None:
+        self._top = TopScreen(app, "default", every=3600)
+        self._context = self._top.run_test(size=(size.get("columns", 100), size.get("lines", 30)))
+
+    async def __aenter__(self) -> Screen:
+        return Screen(self._top, await self._context.__aenter__())
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._context.__aexit__(*error)
+
+
+async def fail_one(app: App, id: str, *, queue: str = "mail") -> None:
+    await app.queue(queue).enqueue({"to": id}, id=id, attempts=1)
+    storage = await app.connect()
+    (lease,) = (await storage.claim(queue, Take("w", 1, 30_000))).leases
+    failure = Failure("ValueError", "no such address", traceback="Traceback: line 7\nValueError")
+    await storage.settle(queue, [Settlement(lease.id, lease.token, Fail(failure, final=True))])
+
+
+async def test_it_shows_queues_jobs_and_who_works_on_them(app: App) -> None:
+    await fail_one(app, "bad-one")
+    await app.queue("reports").enqueue(1, id="next-one")
+    async with Opened(app) as screen:
+        assert screen.ids == ["bad-one", "next-one"]
+        assert [row[0] for row in screen.rows("queues")] == ["mail", "reports"]
+        assert "no worker" in screen.text("head")
+        assert str(screen.top.query_one("#failed", Tab).label) == "failed 1"
+
+
+async def test_keys_act_on_the_chosen_job(app: App) -> None:
+    await fail_one(app, "bad-one")
+    async with Opened(app) as screen:
+        await screen.press("r")
+        assert screen.text("message") == "bad-one: retried"
+        assert screen.rows()[0][2] == "waiting"
+        await screen.press("c")
+        assert screen.text("message") == "bad-one: cancelled"
+        info = await app.queue("mail").get("bad-one")
+        assert info is not None
+        assert info.state == "cancelled"
+
+
+async def test_removing_asks_first(app: App) -> None:
+    await app.queue("mail").enqueue(1, id="dear-one")
+    async with Opened(app) as screen:
+        await screen.press("x")
+        assert isinstance(screen.top.screen, Confirm)
+        assert "Remove dear-one from mail?" in screen.text("question")
+        await screen.press("n")
+        assert screen.ids == ["dear-one"]
+        await screen.press("x", "y")
+        assert screen.text("message") == "dear-one: removed"
+        assert screen.ids == []
+
+
+async def test_one_queue_is_paused_at_once_and_all_queues_after_a_question(app: App) -> None:
+    for name in ("mail", "reports"):
+        await app.queue(name).enqueue(1)
+    async with Opened(app) as screen:
+        await screen.press("p")
+        assert screen.text("message") == "mail paused"
+        await screen.press("p")
+        assert screen.text("message") == "mail resumed"
+        await screen.press("P")
+        assert "Pause all 2 queues?" in screen.text("question")
+        await screen.press("y")
+        assert [(await app.queue(name).counts()).paused for name in ("mail", "reports")] == [True, True]
+        assert all("paused" in row for row in screen.rows("queues"))
+        await screen.press("P", "y")
+        assert screen.text("message") == "all queues resumed"
+
+
+async def test_the_cursor_follows_the_chosen_job_to_its_new_row(app: App) -> None:
+    await app.queue("mail").enqueue(1, id="chosen-one")
+    async with Opened(app) as screen:
+        await app.queue("mail").enqueue(1, id="urgent-one", priority=-5)
+        await screen.reload()
+        assert screen.ids == ["urgent-one", "chosen-one"]
+        assert screen.chosen == "chosen-one"
+
+
+async def test_keys_do_nothing_when_the_chosen_job_is_gone(app: App) -> None:
+    await app.queue("mail").enqueue(1, id="a-job")
+    await app.queue("mail").enqueue(1, id="b-job")
+    async with Opened(app) as screen:
+        await app.queue("mail").remove("a-job")
+        await screen.reload()
+        assert screen.chosen is None
+        await screen.press("c")
+        assert "a-job is no longer listed" in screen.text("message")
+        assert (await app.queue("mail").counts()).waiting == 1
+        await screen.reload()
+        assert screen.chosen == "b-job"
+
+
+async def test_arrows_turn_to_the_jobs_of_another_state(app: App) -> None:
+    await fail_one(app, "bad-one")
+    await app.queue("mail").enqueue(1, id="later-one", delay="1h")
+    async with Opened(app) as screen:
+        await screen.press("right")
+        assert screen.ids == ["later-one"]
+        await screen.press("left")
+        assert screen.ids == ["bad-one", "later-one"]
+
+
+async def test_enter_on_a_queue_shows_its_jobs_alone(app: App) -> None:
+    await app.queue("mail").enqueue(1, id="a-mail")
+    await app.queue("reports").enqueue(1, id="a-report")
+    async with Opened(app) as screen:
+        screen.top.query_one("#queues", DataTable).focus()
+        await screen.press("down", "enter")
+        assert screen.ids == ["a-report"]
+        await screen.press("enter")
+        assert screen.ids == ["a-mail", "a-report"]
+
+
+async def test_details_have_facts_timeline_log_and_traceback(app: App) -> None:
+    await fail_one(app, "bad-one")
+    async with Opened(app) as screen:
+        await screen.press("enter")
+        assert isinstance(screen.top.screen, Details)
+        assert "ValueError: no such address" in screen.text("facts-text")
+        assert "enqueued" in screen.text("facts-text")
+        await screen.press("t")
+        assert screen.top.screen.query_one(TabbedContent).active == "traceback"
+        assert "line 7" in screen.text("traceback-text")
+        await screen.press("l")
+        assert screen.text("log-text") == "The job has logged nothing."
+        await screen.press("escape")
+        assert screen.ids == ["bad-one"]
+
+
+async def test_control_characters_of_jobs_are_shown_as_escapes(app: App) -> None:
+    storage = await app.connect()
+    from penstock.core.job import NewJob
+
+    await storage.enqueue("mail", [NewJob("evil", b'"\\u001b[2J"', Options(task="a\x1b[2Jb"))])
+    async with Opened(app) as screen:
+        assert "a\\x1b[2Jb" in screen.rows()[0][3]
+        await screen.press("enter")
+        assert "\x1b" not in screen.text("facts-text")
+
+
+async def test_it_fits_80_columns(app: App) -> None:
+    await fail_one(app, "0" * 32)
+    async with Opened(app, columns=80, lines=24) as screen:
+        for name in ("queues", "jobs"):
+            table = screen.top.query_one(f"#{name}", DataTable)
+            assert table.virtual_size.width <= 80
+        assert screen.ids == ["0" * 32]
+
+
+def test_a_sparkline_is_flat_without_values_and_full_at_the_most() -> None:
+    assert sparkline([0, 0]) == "▁▁"
+    assert sparkline([0, 1, 50, 100]) == "▁▂▅█"
+
+
+def test_at_a_terminal_keys_act_and_q_leaves(on_both: Shell) -> None:
     on_both.ok("enqueue", "exit 3", "--id", "failed-one", "--attempts", "1")
     on_both.ok("worker", "--burst", "--commands")
     with Terminal(on_both, "top", "--every", "0.2") as terminal:
-        screen = terminal.read_until("failed-one")
-        assert "queues" in screen
-        assert "exit code 3" in terminal.read_until("exit code 3")
+        terminal.read_until("failed-one")
         terminal.press("r")
         terminal.read_until("failed-one: retried")
         assert on_both.json("show", "failed-one")["state"] == "waiting"
-        terminal.press("c")
-        terminal.read_until("failed-one: cancelled")
-        terminal.press("p")
-        terminal.read_until("there is no job to choose")
-        on_both.ok("enqueue", "true", "--id", "other-one")
-        terminal.read_until("other-one")
-        terminal.press("p")
-        terminal.read_until("default paused")
-        assert on_both.json("status")["queues"][0]["paused"]
-        terminal.press("p")
-        terminal.read_until("default resumed")
-        terminal.press("P")
-        terminal.read_until("all queues paused")
-        terminal.press("P")
-        terminal.read_until("all queues resumed")
-        terminal.press("x")
-        terminal.read_until("other-one: removed")
-        terminal.press("\x1b[B")
-        terminal.press("q")
-        assert terminal.wait() == 0
-
-
-def test_keys_act_on_the_job_that_was_chosen_wherever_it_is(penstock: Shell) -> None:
-    penstock.ok("enqueue", "true", "--id", "chosen-one")
-    with Terminal(penstock, "top", "--every", "0.2") as terminal:
-        terminal.read_until("▶  chosen-one")
-        penstock.ok("enqueue", "true", "--id", "urgent-one", "--priority", "-5")
-        terminal.read_until("urgent-one")
-        terminal.press("x")
-        terminal.read_until("chosen-one: removed")
-        assert [job["id"] for job in penstock.json("list")] == ["urgent-one"]
-        terminal.press("q")
-        assert terminal.wait() == 0
-
-
-def test_keys_do_not_act_on_another_job_when_the_chosen_one_is_gone(penstock: Shell) -> None:
-    penstock.ok(
-        "enqueue", "-", input='{"command": "true", "id": "a-job"}\n{"command": "true", "id": "b-job"}\n'
-    )
-    with Terminal(penstock, "top", "--every", "0.2") as terminal:
-        terminal.read_until("▶  a-job")
-        penstock.ok("remove", "a-job")
-        terminal.read_until("default        1 ")
-        assert "▶" not in terminal.read_until("b-job")
-        terminal.press("x")
-        terminal.read_until("a-job is no longer here")
-        terminal.read_until("▶  b-job")
-        assert [job["id"] for job in penstock.json("list")] == ["b-job"]
-        terminal.press("x")
-        terminal.read_until("b-job: removed")
-        penstock.ok("enqueue", "true", "--id", "c-job")
-        terminal.read_until("c-job")
-        terminal.press("\x1b[B")
-        terminal.read_until("▶  c-job")
-        terminal.press("x")
-        terminal.read_until("c-job: removed")
-        terminal.press("q")
-        assert terminal.wait() == 0
-
-
-def test_a_small_screen_shows_the_chosen_job_in_a_line(penstock: Shell) -> None:
-    penstock.ok(
-        "enqueue", "-", input="".join(f'{{"command": "true", "id": "job-{n:03}"}}\n' for n in range(100))
-    )
-    with Terminal(penstock, "top", columns=60, lines=24) as terminal:
-        screen = terminal.read_until("job-001")
-        assert "▶  job-000" in screen
-        assert "waiting" in screen
-        # The last row the screen has room for: nothing is drawn beyond its end.
-        assert "job-030" not in screen
         terminal.press("q")
         assert terminal.wait() == 0
 
@@ -100,14 +237,12 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(penstock: Shell) -> None:
     with Terminal(penstock, "top") as terminal:
         before = termios.tcgetattr(terminal.descriptor)
         terminal.read_until("waiting-one")
-        assert not termios.tcgetattr(terminal.descriptor)[3] & termios.ECHO
         terminal.press("\x03")
-        assert terminal.wait() == 130
-        assert terminal.raw.endswith("interrupted\r\n")
+        assert terminal.wait() == 0
         assert "\x1b[?1049l" in terminal.raw
         assert until(lambda: termios.tcgetattr(terminal.descriptor)[3] & termios.ECHO)
         assert termios.tcgetattr(terminal.descriptor)[3] == before[3] | termios.ECHO
 
 
-def test_without_a_terminal_it_is_said_what_there_is_instead(penstock: Shell) -> None:
+def test_without_a_terminal_it_names_the_command_for_pipes(penstock: Shell) -> None:
     assert "penstock status --watch" in penstock.refused("top", code=2)

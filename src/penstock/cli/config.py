@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 import click
 
 from penstock.cli.errors import NotFound
 from penstock.cli.flags import Flags
 from penstock.cli.keys import KEYS, Value, known_key
-from penstock.cli.output import print_json, print_table
+from penstock.cli.output import print_json, print_table, without_password
 from penstock.cli.parameters import command_of, family, json_option
 from penstock.cli.settings import Setting, Settings, checked_value
 
 __all__ = ["config", "shown_argument"]
-
-_LOGIN: Final = re.compile(r"(://[^:/?@]*):.*@")
-_OPTION: Final = re.compile(r"([?&][^=&]*password=)[^&]*")
 
 
 @family("config")
@@ -135,7 +129,4 @@ def _text(value: Value) -> str:
 
 
 def _without_password(value: Value) -> Value:
-    """Without the login's, up to the last @, and without those among the options, which may have an @ in them."""
-    if not isinstance(value, str) or "://" not in value:
-        return value
-    return _LOGIN.sub(r"\1:***@", _OPTION.sub(r"\1***", value))
+    return without_password(value) if isinstance(value, str) else value

@@ -11,8 +11,8 @@ import click
 from penstock.cli.connect import find_job, queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
-from penstock.cli.jobview import BRIEF, SPARE, brief, described, happened, title
-from penstock.cli.output import json_text, print_json, print_table, when
+from penstock.cli.jobview import BRIEF, SPARE, brief, described, facts, happened
+from penstock.cli.output import print_json, print_table
 from penstock.cli.parameters import (
     STATES,
     command,
@@ -26,7 +26,6 @@ from penstock.cli.settings import Settings
 from penstock.cli.streams import raw
 from penstock.cli.values import whole
 from penstock.cli.waiting import LogFollower
-from penstock.core.command import COMMAND_TASK
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.errors import EventsLost
 
@@ -121,7 +120,7 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
         timeline = [{"at_ms": e.at_ms, "type": str(e.type), "state": e.state, "run": e.run} for e in events]
         print_json({**described(job), "timeline": timeline})
         return
-    for name, value in _facts(job):
+    for name, value in facts(job):
         # A line of a script must not look like a fact of its own.
         text = str(value).replace("\n", f"\n{'':13}")
         click.echo(f"{name:12} {text}")
@@ -130,37 +129,6 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
         click.echo(happened(event))
     if traceback and job.failure is not None and job.failure.traceback:
         click.echo(f"\n{job.failure.traceback}")
-
-
-def _facts(job: JobInfo) -> list[tuple[str, Any]]:
-    raw, told = job.raw, described(job)
-    facts = [
-        ("id", job.id),
-        ("queue", job.queue),
-        ("state", f"{job.state.value}{' (asked to stop)' if job.cancelling else ''}"),
-        ("what", title(job)),
-        ("folder", told["payload"].get("cwd", "") if job.task == COMMAND_TASK else ""),
-        ("failures", f"{job.failures} of {job.attempts} attempts; {_counted(job.runs, 'run')}{_stalls(job)}"),
-        ("failure", f"{raw.failure.type}: {raw.failure.message}" if raw.failure else ""),
-        ("result", json_text(told["result"]) if job.state == "completed" else ""),
-        ("progress", "" if job.progress is None else json_text(job.progress)),
-        ("priority", job.priority or ""),
-        ("group", job.group),
-        ("blocked by", job.blocked_by),
-        ("rerun", "waits for the end of this run" if job.has_rerun else ""),
-        ("worker", job.worker if job.state == "active" else ""),
-        ("due", when(raw.run_at_ms) if job.state == "scheduled" else ""),
-        ("kept until", when(raw.kept_until_ms) if job.state in TERMINAL else ""),
-    ]
-    return [(name, value) for name, value in facts if value not in ("", None)]
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
-def _stalls(job: JobInfo) -> str:
-    return f", {_counted(job.stalls, 'stall')}" if job.stalls else ""
 
 
 @command("logs")

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.cli.output import ago, in_one_line, span, when
+from penstock.cli.output import ago, in_one_line, json_text, span, when
 from penstock.core.command import COMMAND_TASK
 from penstock.core.display import visible_in_line
+from penstock.core.lifecycle import TERMINAL
 from penstock.errors import SerializationError
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.info import JobInfo
 
-__all__ = ["BRIEF", "SPARE", "brief", "described", "happened", "title"]
+__all__ = ["BRIEF", "SPARE", "brief", "described", "facts", "happened", "title"]
 
 BRIEF: Final = ("id", "queue", "state", "what", "tries", "when", "why")
 SPARE: Final = ("tries", "queue", "why", "when")
@@ -91,6 +92,38 @@ def described(info: JobInfo) -> dict[str, Any]:
         "expires_at": info.expires_at,
         "kept_until": info.kept_until,
     }
+
+
+def facts(job: JobInfo) -> list[tuple[str, Any]]:
+    """Return what there is to say about a job, each with its name."""
+    raw, told = job.raw, described(job)
+    facts = [
+        ("id", job.id),
+        ("queue", job.queue),
+        ("state", f"{job.state.value}{' (asked to stop)' if job.cancelling else ''}"),
+        ("what", title(job)),
+        ("folder", told["payload"].get("cwd", "") if job.task == COMMAND_TASK else ""),
+        ("failures", f"{job.failures} of {job.attempts} attempts; {_counted(job.runs, 'run')}{_stalls(job)}"),
+        ("failure", f"{raw.failure.type}: {raw.failure.message}" if raw.failure else ""),
+        ("result", json_text(told["result"]) if job.state == "completed" else ""),
+        ("progress", "" if job.progress is None else json_text(job.progress)),
+        ("priority", job.priority or ""),
+        ("group", job.group),
+        ("blocked by", job.blocked_by),
+        ("rerun", "waits for the end of this run" if job.has_rerun else ""),
+        ("worker", job.worker if job.state == "active" else ""),
+        ("due", when(raw.run_at_ms) if job.state == "scheduled" else ""),
+        ("kept until", when(raw.kept_until_ms) if job.state in TERMINAL else ""),
+    ]
+    return [(name, value) for name, value in facts if value not in ("", None)]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _stalls(job: JobInfo) -> str:
+    return f", {_counted(job.stalls, 'stall')}" if job.stalls else ""
 
 
 def happened(event: Event) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,21 +29,27 @@ __all__ = [
     "jsonable",
     "print_json",
     "print_table",
+    "prose_widths",
     "rich_table",
     "span",
+    "sparkline",
     "when",
+    "without_password",
 ]
 
+# Colours of the terminal's own palette that can be read on black and on white.
+TROUBLE: Final = "bold red"
 STATE_STYLES: Final = {
-    "scheduled": "cyan",
-    "waiting": "blue",
+    "scheduled": "magenta",
     "blocked": "magenta",
-    "active": "yellow",
+    "active": "bold green",
     "completed": "green",
-    "failed": "red",
-    "cancelled": "bright_black",
+    "failed": TROUBLE,
+    "cancelled": "dim",
 }
-
+_LOGIN: Final = re.compile(r"(://[^:/?@]*):.*@")
+_PASSWORD: Final = re.compile(r"([?&][^=&]*password=)[^&]*")
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 _PROSE: Final = frozenset({"what", "why", "found", "advice", "meaning", "value", "from", "options", "log"})
 """Columns whose cells may go on in the next line. An id or a state that is broken cannot be read, or copied."""
@@ -136,7 +143,7 @@ def rich_table(
     from rich.table import Table
     from rich.text import Text
 
-    shares = {} if width is None else _shares(columns, rows, width)
+    shares = {} if width is None else prose_widths(columns, rows, width)
     table = Table(
         box=SIMPLE_HEAD,
         title=None if title is None else Text(visible(title), style="table.title"),
@@ -160,8 +167,8 @@ def rich_table(
     return table
 
 
-def _shares(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> dict[int, int]:
-    """How wide the columns of prose may be, so that the others are whole: those that need little get that."""
+def prose_widths(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> dict[int, int]:
+    """Return how wide each column of prose may be, so that the others are whole."""
     needs = [
         max(len(_cell(cell)) for cell in (name, *(row[at] for row in rows)))
         for at, name in enumerate(columns)
@@ -231,6 +238,17 @@ def when(at_ms: int) -> str:
     from datetime import datetime
 
     return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(" ", "milliseconds") if at_ms else ""
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a block for each value, as high as the value is beside the largest; the lowest block is zero."""
+    most = max(values, default=0) or 1
+    return "".join(_BLOCKS[math.ceil(value / most * (len(_BLOCKS) - 1))] for value in values)
+
+
+def without_password(url: str) -> str:
+    """Return ``url`` with its passwords hidden: that of the login, up to the last @, and those of its options."""
+    return _LOGIN.sub(r"\1:***@", _PASSWORD.sub(r"\1***", url)) if "://" in url else url
 
 
 def in_one_line(text: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -13,16 +15,18 @@ from penstock.cli.output import at_terminal, console, fitted, print_json, print_
 from penstock.cli.parameters import command, every_option, json_option, queue_option
 from penstock.cli.settings import Settings
 from penstock.core.lifecycle import State
+from penstock.storage.minutes import MINUTE_MS, Minute
 
 if TYPE_CHECKING:
     from penstock.app import App
 
-__all__ = ["read_status", "read_workers", "status", "workers"]
+__all__ = ["read_status", "read_workers", "status", "workers", "workers_line"]
 
 _COLUMNS: Final = ("queue", *State, "oldest", "done/min", "failed/min", "")
 # Those that say nothing go first anyway.
 _SPARE: Final = ("cancelled", "blocked", "scheduled", "failed/min", "oldest", "done/min", "completed")
 _RATE_MINUTES: Final = 5
+_SHOWN_MINUTES: Final = 20
 _WORKER_COLUMNS: Final = ("worker", "host", "pid", "state", "queues", "running", "seen")
 _SEEN_LATELY_MS: Final = 60_000
 
@@ -45,16 +49,25 @@ async def read_status(app: App, queue: str | None, *, default_queue: str) -> dic
 async def _of_queue(app: App, name: str) -> dict[str, Any]:
     named = app.queue(name)
     counts = await named.counts()
-    minutes = await named.metrics(last=f"{_RATE_MINUTES}m")
+    minutes = await named.metrics(last=f"{_SHOWN_MINUTES}m")
+    completed, failed = (_by_minute(minutes, name) for name in ("completed", "failed"))
     return {
         "queue": name,
         **{state.value: getattr(counts, state.value) for state in State},
         "due": counts.due,
         "paused": counts.paused,
         "oldest_waiting_ms": counts.oldest_waiting_ms,
-        "completed_per_minute": round(sum(minute.completed for minute in minutes) / _RATE_MINUTES, 1),
-        "failed_per_minute": round(sum(minute.failed for minute in minutes) / _RATE_MINUTES, 1),
+        "completed_per_minute": round(sum(completed[-_RATE_MINUTES:]) / _RATE_MINUTES, 1),
+        "failed_per_minute": round(sum(failed[-_RATE_MINUTES:]) / _RATE_MINUTES, 1),
+        "completed_by_minute": completed,
     }
+
+
+def _by_minute(minutes: Sequence[Minute], name: str) -> list[int]:
+    """Return a count for each of the last minutes, the present one last."""
+    known = {minute.at_ms // MINUTE_MS: getattr(minute, name) for minute in minutes}
+    present = max([time.time_ns() // 1_000_000 // MINUTE_MS, *known])
+    return [known.get(present - back, 0) for back in reversed(range(_SHOWN_MINUTES))]
 
 
 async def read_workers(app: App, queue: str | None, *, default_queue: str) -> list[dict[str, Any]]:
@@ -119,7 +132,7 @@ async def _watch(app: App, queue: str | None, every: float, *, default_queue: st
         while True:
             told = await read_status(app, queue, default_queue=default_queue)
             table = fitted(_COLUMNS, _rows(told), width=live.console.width, spare=_SPARE)
-            live.update(rich_table(*table, title=_workers_line(told)), refresh=True)
+            live.update(rich_table(*table, title=workers_line(told)), refresh=True)
             await asyncio.sleep(every)
 
 
@@ -128,10 +141,11 @@ def _print(told: dict[str, Any], *, as_json: bool) -> None:
         print_json(told)
         return
     print_table(_COLUMNS, _rows(told), empty="no jobs were ever put in", spare=_SPARE)
-    click.echo(_workers_line(told))
+    click.echo(workers_line(told))
 
 
-def _workers_line(told: dict[str, Any]) -> str:
+def workers_line(told: dict[str, Any]) -> str:
+    """Return who works on the queues, and what to do about those that nobody works on."""
     count, silent, unattended = told["workers"], told["silent_workers"], told["unattended"]
     if not count:
         line = "no worker runs: start one by `penstock worker`"

@@ -1,0 +1,392 @@
+"""The screens of ``penstock top``: the overview, the details of one job, and a question before a drastic step."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from rich.text import Text
+from textual.app import App as TextualApp
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen, Screen
+from textual.widgets import DataTable, Footer, Static, Tab, TabbedContent, TabPane, Tabs
+
+from penstock.cli.jobview import BRIEF, SPARE, brief, facts, happened
+from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline, without_password
+from penstock.cli.status import read_status, read_workers, workers_line
+from penstock.core.display import visible, visible_in_line
+from penstock.core.lifecycle import State
+from penstock.errors import EventsLost, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.info import JobInfo
+
+__all__ = ["TopScreen"]
+
+_MOST_JOBS: Final = 200
+_ALL: Final = ("active", "failed", "waiting", "blocked", "scheduled")
+_QUEUE_COLUMNS: Final = (
+    "queue",
+    "waiting",
+    "active",
+    "scheduled",
+    "blocked",
+    "failed",
+    "oldest",
+    "done/min",
+    "",
+    "last 20 min",
+)
+_QUEUE_SPARE: Final = ("blocked", "scheduled", "last 20 min", "oldest", "done/min")
+_CSS: Final = """
+* { scrollbar-size-vertical: 1; }
+Screen, DataTable, Tabs, Footer, TabPane, Static, VerticalScroll { background: ansi_default; color: ansi_default; }
+#head { height: 1; padding: 0 1; text-style: bold; }
+#queues { height: auto; max-height: 10; margin: 0 0 1 0; }
+#jobs { height: 1fr; }
+#message { height: 1; padding: 0 1; }
+DataTable > .datatable--header { background: ansi_default; color: ansi_default; text-style: bold underline; }
+DataTable > .datatable--cursor { background: ansi_default; color: ansi_default; text-style: none; }
+DataTable:focus > .datatable--cursor { background: ansi_default; color: ansi_default; text-style: reverse; }
+Confirm { align: center middle; }
+#question { width: 60; max-width: 90%; height: auto; border: round ansi_default; padding: 1 2; }
+"""
+
+
+class TopScreen(TextualApp[None]):
+    """The overview. It follows the job that was chosen: keys never act on another one that took its row."""
+
+    CSS = _CSS
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "open", "details", priority=True),
+        Binding("r", "act('retry')", "retry"),
+        Binding("c", "act('cancel')", "cancel"),
+        Binding("x", "remove", "remove"),
+        Binding("p", "pause", "pause"),
+        Binding("P", "pause_all", "pause all"),
+        Binding("left", "turn(-1)", "", show=False, priority=True),
+        Binding("right", "turn(1)", "states", key_display="←→", priority=True),
+        Binding("q,ctrl+c", "quit", "quit", key_display="q"),
+    ]
+
+    def __init__(self, app: App, default_queue: str, *, every: float) -> None:
+        super().__init__(ansi_color=True)
+        self._app = app
+        self._default_queue = default_queue
+        self._every = every
+        self._queues: list[dict[str, Any]] = []
+        self._jobs: dict[str, JobInfo] = {}
+        self._chosen: str | None = None
+        self._only_queue: str | None = None
+
+    def compose(self) -> ComposeResult:
+        """Return the parts of the overview, from top to bottom."""
+        yield Static(id="head")
+        yield DataTable(id="queues", cursor_type="row")
+        yield Tabs(Tab("all", id="all"), *(Tab(state.value, id=state.value) for state in State))
+        yield DataTable(id="jobs", cursor_type="row")
+        yield Static(id="message")
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        """Show everything, and again at each interval."""
+        self.theme = "ansi-dark"
+        self.query_one(Tabs).can_focus = False
+        self.query_one("#jobs", DataTable).focus()
+        await self.reload()
+        self.set_interval(self._every, self.reload)
+
+    # Reading and drawing
+
+    async def reload(self) -> None:
+        """Read everything again, and show it."""
+        try:
+            status = await read_status(self._app, None, default_queue=self._default_queue)
+            workers = await read_workers(self._app, None, default_queue=self._default_queue)
+            self._queues = status["queues"]
+            jobs = await self._list_jobs()
+        except PenstockError as error:
+            self._say(str(error), trouble=True)
+            return
+        self._draw_head(status, workers)
+        self._draw_queues()
+        self._draw_tabs()
+        self._draw_jobs(jobs)
+
+    async def _list_jobs(self) -> list[JobInfo]:
+        state = self.query_one(Tabs).active
+        names = [self._only_queue] if self._only_queue else [row["queue"] for row in self._queues]
+        found: list[JobInfo] = []
+        for each in _ALL if state in ("", "all") else (state,):
+            for name in names:
+                if (left := _MOST_JOBS - len(found)) > 0:
+                    is_over = each in ("failed", "completed", "cancelled")
+                    listed = self._app.queue(name).list_jobs(State(each), limit=left, reverse=is_over)
+                    found += [job async for job in listed]
+        return found
+
+    def _draw_head(self, status: dict[str, Any], workers: list[dict[str, Any]]) -> None:
+        busy = sum(worker["active"] for worker in workers)
+        slots = sum(worker["concurrency"] for worker in workers if worker["state"] != "silent")
+        used = f" · {busy} of {slots} slots busy" if slots else ""
+        text = Text(f"{visible_in_line(without_password(self._app.url))}  ")
+        text.append(
+            workers_line(status) + used,
+            style=TROUBLE if not status["workers"] or status["unattended"] else "",
+        )
+        self.query_one("#head", Static).update(text)
+
+    def _draw_queues(self) -> None:
+        rows = [_queue_row(row) for row in self._queues]
+        columns, cells = fitted(_QUEUE_COLUMNS, rows, width=self.size.width - 2, spare=_QUEUE_SPARE)
+        names = [row["queue"] for row in self._queues]
+        _fill(self.query_one("#queues", DataTable), columns, cells, names)
+
+    def _draw_tabs(self) -> None:
+        shown = [row for row in self._queues if self._only_queue in (None, row["queue"])]
+        for state in State:
+            count = sum(row[state.value] for row in shown)
+            self.query_one(f"#{state.value}", Tab).label = f"{state.value} {count}" if count else state.value
+        self.query_one("#all", Tab).label = self._only_queue or "all"
+
+    def _draw_jobs(self, jobs: Sequence[JobInfo]) -> None:
+        self._jobs = {_key(job): job for job in jobs}
+        columns, cells = fitted(BRIEF, [brief(job) for job in jobs], width=self.size.width - 2, spare=SPARE)
+        table = self.query_one("#jobs", DataTable)
+        if self._chosen is None and self._jobs:
+            self._chosen = next(iter(self._jobs))
+        _fill(table, columns, cells, list(self._jobs), chosen=self._chosen)
+        table.show_cursor = self._chosen in self._jobs
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """Choose the job that the cursor was moved to."""
+        if event.data_table.id == "jobs" and event.row_key is not None:
+            self._chosen = event.row_key.value
+            event.data_table.show_cursor = True
+
+    async def on_tabs_tab_activated(self) -> None:
+        """Show the jobs of the state that was turned to."""
+        self._chosen = None
+        await self.reload()
+
+    def _say(self, text: str, *, trouble: bool = False) -> None:
+        self.query_one("#message", Static).update(
+            Text(visible_in_line(text), style=TROUBLE if trouble else "")
+        )
+
+    # Keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer the keys of the overview only there."""
+        return action in ("quit", "pop_screen") or len(self.screen_stack) == 1
+
+    def action_turn(self, step: int) -> None:
+        """Turn to the next state, or to the one before."""
+        tabs = self.query_one(Tabs)
+        tabs.action_next_tab() if step > 0 else tabs.action_previous_tab()
+
+    async def action_open(self) -> None:
+        """Show everything about the chosen job; on a queue, show only its jobs, or all jobs again."""
+        if (queue := self._focused_queue()) is not None:
+            self._only_queue = None if self._only_queue == queue else queue
+            self._chosen = None
+            await self.reload()
+        elif job := self._chosen_job():
+            self.push_screen(Details(self._app, job.queue, job.id, every=self._every))
+
+    async def action_act(self, verb: str) -> None:
+        """Retry or cancel the chosen job."""
+        if job := self._chosen_job():
+            queue = self._app.queue(job.queue)
+            answers = await (queue.retry(job.id) if verb == "retry" else queue.cancel(job.id))
+            self._say(f"{job.id}: {answers[job.id]}")
+            await self.reload()
+
+    def action_remove(self) -> None:
+        """Ask, then remove the chosen job."""
+        if not (job := self._chosen_job()):
+            return
+
+        async def remove() -> str:
+            return f"{job.id}: {(await self._app.queue(job.queue).remove(job.id))[job.id]}"
+
+        self._ask(f"Remove {job.id} from {job.queue}? This cannot be undone.", remove)
+
+    async def action_pause(self) -> None:
+        """Pause or resume the queue under the cursor, or that of the chosen job."""
+        name = self._focused_queue()
+        if name is None:
+            if not (job := self._chosen_job()):
+                return
+            name = job.queue
+        queue = self._app.queue(name)
+        was_paused = (await queue.counts()).paused
+        await (queue.resume() if was_paused else queue.pause())
+        self._say(f"{name} {'resumed' if was_paused else 'paused'}")
+        await self.reload()
+
+    def action_pause_all(self) -> None:
+        """Ask, then pause all queues; resume them if all are paused."""
+        resume = all(row["paused"] for row in self._queues)
+        names = [row["queue"] for row in self._queues]
+
+        async def act() -> str:
+            for name in names:
+                queue = self._app.queue(name)
+                await (queue.resume() if resume else queue.pause())
+            return f"all queues {'resumed' if resume else 'paused'}"
+
+        self._ask(f"{'Resume' if resume else 'Pause'} all {len(names)} queues?", act)
+
+    def _ask(self, question: str, act: Callable[[], Awaitable[str]]) -> None:
+        async def decide(is_sure: bool | None) -> None:
+            if is_sure:
+                self._say(await act())
+                await self.reload()
+
+        self.push_screen(Confirm(question), decide)
+
+    def _focused_queue(self) -> str | None:
+        table = self.query_one("#queues", DataTable)
+        is_there = self.focused is table and table.cursor_row < len(self._queues)
+        return str(self._queues[table.cursor_row]["queue"]) if is_there else None
+
+    def _chosen_job(self) -> JobInfo | None:
+        """Return the chosen job, or say why there is none. A job that is gone must be chosen anew."""
+        job = self._jobs.get(self._chosen or "")
+        if job is None:
+            gone, self._chosen = self._chosen, None
+            self._say(
+                f"{gone.partition('/')[2]} is no longer listed. Nothing was done; choose another job."
+                if gone and self._jobs
+                else "There is no job to choose.",
+                trouble=True,
+            )
+        return job
+
+
+class Details(Screen[None]):
+    """One job: its facts and timeline, its log, and the traceback of its last failure."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,enter", "app.pop_screen", "back", key_display="esc"),
+        Binding("s", "show('facts')", "show"),
+        Binding("l", "show('log')", "log"),
+        Binding("t", "show('traceback')", "traceback"),
+    ]
+
+    def __init__(self, app: App, queue: str, id: str, *, every: float) -> None:
+        super().__init__()
+        self._handle = app.job(queue, id)
+        self._every = every
+
+    def compose(self) -> ComposeResult:
+        """Return a tab for each part."""
+        with TabbedContent(id="parts"):
+            for name in ("facts", "log", "traceback"):
+                with TabPane(name, id=name), VerticalScroll():
+                    yield Static(id=f"{name}-text")
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        """Show the job, and again at each interval."""
+        await self.reload()
+        self.set_interval(self._every, self.reload)
+
+    def action_show(self, part: str) -> None:
+        """Turn to a tab."""
+        self.query_one(TabbedContent).active = part
+
+    async def reload(self) -> None:
+        """Read the job again, and show it."""
+        info = await self._handle.get()
+        if info is None:
+            self._put("facts", Text(visible(f"{self._handle.id} is gone."), style=TROUBLE))
+            return
+        lines = [Text.assemble((f"{name:12} ", "bold"), visible(str(value))) for name, value in facts(info)]
+        lines += [Text(""), *[Text(line) for line in await self._timeline()]]
+        self._put("facts", Text("\n").join(lines))
+        log = await self._handle.logs()
+        self._put("log", Text(visible("\n".join(log)) if log else "The job has logged nothing."))
+        trace = info.failure.traceback if info.failure is not None else ""
+        self._put("traceback", Text(visible(trace) if trace else "There is no traceback."))
+
+    async def _timeline(self) -> list[str]:
+        try:
+            return [happened(event) async for event in self._handle.events(follow=False)]
+        except EventsLost as lost:
+            return [visible_in_line(str(lost))]
+
+    def _put(self, part: str, text: Text) -> None:
+        self.query_one(f"#{part}-text", Static).update(text)
+
+
+class Confirm(ModalScreen[bool]):
+    """A question that must be answered with ``y`` before something drastic is done."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "yes"),
+        Binding("n,escape,q", "dismiss(False)", "no"),
+    ]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """Return the question."""
+        yield Static(Text(f"{visible(self._question)}\n\ny yes   n no"), id="question")
+
+
+def _key(job: JobInfo) -> str:
+    return f"{job.queue}/{job.id}"
+
+
+def _queue_row(row: dict[str, Any]) -> tuple[Any, ...]:
+    counts = (row[name] for name in ("waiting", "active", "scheduled", "blocked", "failed"))
+    oldest = span(row["oldest_waiting_ms"]) if row["waiting"] else ""
+    paused = "paused" if row["paused"] else ""
+    return (
+        row["queue"],
+        *counts,
+        oldest,
+        row["completed_per_minute"],
+        paused,
+        sparkline(row["completed_by_minute"]),
+    )
+
+
+def _fill(
+    table: DataTable[Text],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    keys: Sequence[str],
+    *,
+    chosen: str | None = None,
+) -> None:
+    """Replace what a table shows. The cursor stays on its row, or on that of ``chosen``."""
+    at = keys.index(chosen) if chosen in keys else min(table.cursor_row, len(keys) - 1)
+    with table.prevent(DataTable.RowHighlighted):
+        table.clear(columns=True)
+        widths = prose_widths(columns, rows, table.app.size.width - 2)
+        for number, name in enumerate(columns):
+            table.add_column(name, width=widths.get(number))
+        for key, row in zip(keys, rows, strict=True):
+            table.add_row(*(_cell(name, value) for name, value in zip(columns, row, strict=True)), key=key)
+        if at >= 0:
+            table.move_cursor(row=at)
+
+
+def _cell(column: str, value: Any) -> Text:
+    text = Text(visible_in_line("" if value is None else str(value)), no_wrap=True)
+    if isinstance(value, int | float):
+        text.justify = "right"
+    if value == "paused" or (column == "failed" and value):
+        text.stylize(TROUBLE)
+    elif column == "state":
+        text.stylize(STATE_STYLES.get(str(value), ""))
+    return text
