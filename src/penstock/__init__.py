@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from penstock.scheduler import SchedulerInfo
     from penstock.searching import SearchPage
     from penstock.serde import Serde, register_serde
+    from penstock.storage.sqlite.backup import backup, restore
     from penstock.subscription import Subscription
     from penstock.task import Dispatch, JobSpec, Task
     from penstock.worker.after import Execution
@@ -151,12 +152,14 @@ __all__ = [
     "Worker",
     "WorkerInfo",
     "__version__",
+    "backup",
     "chain",
     "chord",
     "content_id",
     "current_job",
     "group",
     "register_serde",
+    "restore",
     "uuid7",
 ]
 
@@ -190,6 +193,7 @@ _NAMES = {
     "scheduler": "SchedulerInfo",
     "searching": "SearchPage",
     "serde": "Serde register_serde",
+    "storage.sqlite.backup": "backup restore",
     "subscription": "Subscription",
     "task": "Dispatch JobSpec Task",
     "worker.after": "Execution",

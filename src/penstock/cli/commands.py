@@ -59,6 +59,8 @@ COMMANDS: Final[dict[str, Row]] = {
     "history": Row("history:history", _TABLES, "What happened in the queues, as tables and as a page."),
     "archive": Row("archive:archive", _TABLES, "Move jobs that have ended into a table."),
     "doctor": Row("doctor:doctor", _SETUP, "Check server, clock, libraries and records; say what to do."),
+    "backup": Row("backup:backup", _SETUP, "Write a copy of the store to a file while workers run."),
+    "restore": Row("backup:restore", _SETUP, "Replace the store by a backup."),
     "config": Row("config:config", _SETUP, "Show and set what commands go by: store, queue, attempts ..."),
     "completion": Row(
         "completion:completion", _SETUP, "Print the script that completes commands in your shell."

@@ -25,6 +25,7 @@ __all__ = [
     "is_local",
     "open_app",
     "queues_of",
+    "refuse_missing_file",
     "run_app",
     "run_with_app",
     "shared_store",
@@ -47,7 +48,7 @@ def run_with_app(
     """
     app = open_app(settings)
     if not create:
-        _refuse_missing_file(app.url)
+        refuse_missing_file(app.url)
     return run_app(app, lambda: work(app), patience_s=patience_s)
 
 
@@ -152,7 +153,8 @@ def is_local(url: str) -> bool:
     return url.startswith("sqlite:")
 
 
-def _refuse_missing_file(url: str) -> None:
+def refuse_missing_file(url: str) -> None:
+    """Raise ``NotFound`` if the store is a file that does not exist."""
     if not is_local(url):
         return
     from penstock.storage.sqlite.address import Address

@@ -16,6 +16,7 @@ from penstock.storage.sqlite.failures import is_busy, translate
 from penstock.storage.sqlite.statements import migrations, statements
 
 __all__ = [
+    "APPLICATION_ID",
     "MEMORY",
     "begin",
     "begin_history",
@@ -23,7 +24,9 @@ __all__ = [
     "connect",
     "file_identity",
     "highest_number",
+    "newest_format",
     "prepare",
+    "too_new",
 ]
 
 MEMORY: Final = ":memory:"
@@ -35,7 +38,7 @@ _OPENING_S: Final = 5
 _LOG_BYTES: Final = 64 * 1024 * 1024
 """What the write-ahead log may keep of the disk when it starts over. As a rule it is never that long."""
 
-_APPLICATION_ID: Final = 0x50454E53
+APPLICATION_ID: Final = 0x50454E53
 """``PENS``: what tells our file from somebody else's database."""
 
 _NUMBERS_PER_S: Final = 1 << 20
@@ -113,22 +116,24 @@ def prepare(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> None:
 def check_format(sql: sqlite3.Connection, path: str) -> None:
     """Raise ``StorageVersion`` if the file has another format than it was opened with. Call it in a transaction."""
     (version,) = sql.execute("PRAGMA user_version").fetchone()
-    if version > _newest():
-        raise _too_new(path, version)
-    if version != _newest():
+    if version > newest_format():
+        raise too_new(path, version)
+    if version != newest_format():
         raise StorageVersion(
             f"{path}: went back to format {version} while it was open. Restart this process."
         )
 
 
 @cache
-def _newest() -> int:
+def newest_format() -> int:
+    """Return the number of the format that this version reads and writes."""
     return max(migrations())
 
 
-def _too_new(path: str, version: int) -> StorageVersion:
+def too_new(path: str, version: int) -> StorageVersion:
+    """Return the error for a file of a format that this version does not know."""
     return StorageVersion(
-        f"{path}: has format {version}, this Penstock knows up to {_newest()}. Upgrade Penstock to use it."
+        f"{path}: has format {version}, this Penstock knows up to {newest_format()}. Upgrade Penstock to use it."
     )
 
 
@@ -166,9 +171,9 @@ def _use_wal(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> None:
 
 def _migrate(sql: sqlite3.Connection, path: str) -> None:
     (version,) = sql.execute("PRAGMA user_version").fetchone()
-    newest = _newest()
+    newest = newest_format()
     if version > newest:
-        raise _too_new(path, version)
+        raise too_new(path, version)
     if version == 0 and sql.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
         raise StorageVersion(f"{path}: is a database of something else. Give Penstock a file of its own.")
     for number in range(version + 1, newest + 1):
@@ -176,7 +181,7 @@ def _migrate(sql: sqlite3.Connection, path: str) -> None:
             sql.execute(statement)
         sql.execute(f"PRAGMA user_version = {number}")
     if version == 0:
-        sql.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        sql.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
 def _split(script: str) -> list[str]:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.errors import StorageReplaced, StorageUnavailable
+from penstock.errors import StorageError, StorageReplaced, StorageUnavailable
 from penstock.storage.sqlite import files
 from penstock.storage.sqlite.checkpoint import Checkpoints
 from penstock.storage.sqlite.connection import MEMORY, connect, file_identity, prepare
 from penstock.storage.sqlite.wake import Exchange, signal_directory
 from penstock.storage.sqlite.writer import Writer
 
-__all__ = ["Database", "keep_untouched", "open_database"]
+__all__ = ["Database", "closed_here", "keep_untouched", "open_database"]
 
 _guard = threading.Lock()
 _open: dict[str, Database] = {}
@@ -120,7 +122,12 @@ def _opened(path: str, *, timeout_s: float) -> tuple[files.Identity, sqlite3.Con
     """Open the file that is at ``path`` after it was prepared: somebody may replace it while we wait for a lock."""
     while True:
         before = files.identity_of(path)
-        sql = _prepared(path, timeout_s=timeout_s)
+        try:
+            sql = _prepared(path, timeout_s=timeout_s)
+        except StorageError:
+            if files.identity_of(path) == before:
+                raise
+            continue
         if before is not None and files.identity_of(path) == before:
             return before, sql
         sql.close()
@@ -148,6 +155,15 @@ def open_database(path: str, *, memory_name: str = "", timeout_s: float) -> Data
         _open[name] = database
         database.users += 1
         return database
+
+
+@contextmanager
+def closed_here(path: str) -> Iterator[None]:
+    """Keep this process from opening the file. Raise ``StorageUnavailable`` if it has it open."""
+    with _guard:
+        if path in _open:
+            raise StorageUnavailable(f"{path}: this process has it open. Close the apps that use it first.")
+        yield
 
 
 def keep_untouched(inherited: object) -> None:

@@ -68,8 +68,8 @@ def translate(error: Exception, path: str) -> Exception:
             )
         case sqlite3.SQLITE_CORRUPT:
             return StorageDamaged(
-                f"{path}: pages of the file are damaged ({error}). Stop all workers, then restore the file from a"
-                f" backup, or recover what can be read: `sqlite3 {path} .recover | sqlite3 new.db`."
+                f"{path}: pages of the file are damaged ({error}). Stop all workers, then restore a backup"
+                f" (`penstock restore`), or recover what can be read: `sqlite3 {path} .recover | sqlite3 new.db`."
             )
         case _:
             return StorageError(f"{path}: {error}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 from urllib.parse import quote
 
 from penstock.errors import StorageUnavailable
@@ -34,9 +34,9 @@ def create(path: str) -> None:
         pass  # It exists, or SQLite reports why it cannot be opened.
 
 
-def file_uri(path: str) -> str:
+def file_uri(path: str, *, mode: Literal["ro", "rw"] = "rw") -> str:
     """Return a URI by which SQLite opens the file, and never creates it."""
-    return f"file:{quote(os.fsencode(path))}?mode=rw"
+    return f"file:{quote(os.fsencode(path))}?mode={mode}"
 
 
 def identity_of(path: str) -> Identity | None:

@@ -1,0 +1,59 @@
+"""``penstock backup`` and ``penstock restore``, as users run them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.conftest import Shell, until
+
+
+def test_a_backup_brings_back_what_was_there(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("enqueue", "--id", "kept", "true")
+    assert "jobs.backup" in penstock.ok("backup", "jobs.backup")
+    penstock.ok("enqueue", "--id", "later", "true")
+
+    assert "add --yes" in penstock.refused("restore", "jobs.backup", code=4)
+    penstock.ok("restore", "jobs.backup", "--yes")
+
+    assert [job["id"] for job in penstock.json("list", "waiting")] == ["kept"]
+    assert (tmp_path / "jobs.backup").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_backup_overwrites_nothing_unless_asked(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("enqueue", "true")
+    (tmp_path / "notes").write_text("precious")
+
+    assert "--force" in penstock.refused("backup", "notes", code=4)
+    assert (tmp_path / "notes").read_text() == "precious"
+    penstock.ok("backup", "notes", "--force")
+
+    assert (tmp_path / "notes").read_bytes().startswith(b"SQLite format 3")
+
+
+def test_a_store_with_a_worker_is_backed_up_and_not_restored(penstock: Shell, tmp_path: Path) -> None:
+    penstock.ok("enqueue", "--id", "ran", "true")
+    worker = penstock.start("worker", "--commands")
+    try:
+        until(lambda: penstock.json("list", "completed"))
+        penstock.ok("backup", "jobs.backup")
+        said = penstock.refused("restore", "jobs.backup", "--yes", code=5)
+        assert "another process uses it" in said
+    finally:
+        worker.terminate()
+        worker.communicate(timeout=60)
+
+    penstock.ok("restore", "jobs.backup", "--yes")
+    assert [job["id"] for job in penstock.json("list", "completed")] == ["ran"]
+
+
+def test_a_store_that_is_not_there_is_not_made(penstock: Shell, tmp_path: Path) -> None:
+    assert "there is no store" in penstock.refused("backup", "jobs.backup", code=3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_makes_its_own_backups(valkey_url: str, tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+
+    assert "RDB" in shell.refused("backup", "jobs.backup", "--url", valkey_url, code=2)
+    assert "appendonly" in shell.refused("restore", "jobs.backup", "--url", valkey_url, code=2)
+    assert list(tmp_path.iterdir()) == []
