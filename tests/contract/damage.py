@@ -16,7 +16,7 @@ PARTS: Final = ("record", "options", "annex", "failure", "rerun")
 """What of a job may be damaged."""
 
 _COLUMNS: Final = {"annex": "annex", "failure": "failure", "rerun": "rerun"}
-_HASHES: Final = {"record": "jobs", "annex": "annex", "failure": "failures", "rerun": "rerun"}
+_HASHES: Final = {"annex": "annex", "failure": "failures", "rerun": "rerun"}
 _HAS: Final = {"failure": 8, "rerun": 4, "annex": 128 + 64}
 """The flag of the state record that says that a job has it."""
 
@@ -53,11 +53,20 @@ async def _harm_hash(storage: ValkeyStorage, queue: str, id: str, part: str) -> 
     if part == "options":
         await _harm_header(storage, queue, id)
         return
-    if part in _HAS:
-        state = bytearray(await _value(storage, queue, "state", id) or b"")
-        state[68] |= _HAS[part]
-        await _put(storage, queue, "state", id, bytes(state))
-    await _put(storage, queue, _HASHES[part], id, GARBAGE)
+    state = await _value(storage, queue, "state", id)
+    if part == "record":
+        await _put(storage, queue, "jobs", id, GARBAGE)
+        if state:
+            await _put(storage, queue, "state", id, GARBAGE)
+    elif state is None:
+        assert part == "annex"
+        static = await _value(storage, queue, "jobs", id)
+        assert static is not None
+        await _put(storage, queue, "jobs", id, static[:23] + b"\xc1" * (len(static) - 23))
+    else:
+        flags = bytes((state[68] | _HAS[part],))
+        await _put(storage, queue, "state", id, state[:68] + flags + state[69:])
+        await _put(storage, queue, _HASHES[part], id, GARBAGE)
 
 
 async def _harm_header(storage: ValkeyStorage, queue: str, id: str) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-from penstock.errors import StorageError, StorageRefused, StorageVersion
+import msgspec
+
+from penstock.errors import StorageDamaged, StorageError, StorageRefused, StorageVersion
 from penstock.storage.valkey.command import Arg, Caller
 from penstock.storage.valkey.keys import Keys
 from penstock.storage.valkey.library import Library, library
+from penstock.storage.valkey.mending import AT_MOST, Mending
 from penstock.storage.valkey.options import learn
 from penstock.storage.valkey.replies import ReplyError, check_server
 from penstock.storage.valkey.router import Router
@@ -19,6 +23,7 @@ __all__ = ["Calls", "Refused"]
 
 _REPEATED: Final = b"1"
 _FIRST: Final = b"0"
+_ROUNDS: Final = AT_MOST + 2
 _LOADS: Final = 3  # of the library in one call: the slot may move on to a server that lacks it, too
 
 
@@ -42,11 +47,30 @@ class Calls:
         self._process = secrets.token_hex(6)
         self._lanes = 0
         self._free: list[tuple[str, int]] = []
+        self.mending = Mending(keys, run=self.call_as_it_is, plain=self.plain)
 
-    async def call(self, queue: str, verb: str, *args: Arg) -> Any:
-        """Run a verb's function. Safe to be repeated: it does not matter whether it was carried out before."""
+    async def call(self, queue: str, verb: str, *args: Arg, ids: Sequence[Arg] = ()) -> Any:
+        """Run a verb's function. Safe to be repeated: it does not matter whether it was carried out before.
+
+        ``ids``: the jobs it is about; if one of them cannot be read, it is put aside.
+        """
         key, meta = self.keys.declared(queue)
-        return await self._send(key, ("FCALL", self._name(verb), 2, key, meta, *args))
+        return await self._send(queue, key, ("FCALL", self._name(verb), 2, key, meta, *args), ids=ids)
+
+    async def call_counted(self, queue: str, verb: str, *args: Arg) -> tuple[Any, int]:
+        """Run a verb's function as ``call`` does; say, too, how many damaged records were put aside for it."""
+        counted: list[int] = []
+        key, meta = self.keys.declared(queue)
+        command = ("FCALL", self._name(verb), 2, key, meta, *args)
+        return await self._send(queue, key, command, counted=counted), sum(counted)
+
+    async def call_as_it_is(self, queue: str, verb: str, *args: Arg) -> Any:
+        """Run a verb's function, and mend nothing. Raises ``StorageDamaged`` if it cannot read what it finds."""
+        key, meta = self.keys.declared(queue)
+        try:
+            return await self._attempt(key, ("FCALL", self._name(verb), 2, key, meta, *args))
+        except Refused as error:
+            raise _unreadable(queue, error) if error.code == "DAMAGED" else error from None
 
     async def call_once(
         self, queue: str, verb: str, args: Sequence[Arg], *, ticket: Ticket | None = None
@@ -55,10 +79,11 @@ class Calls:
         key, meta = self.keys.declared(queue)
         head = ("FCALL", self._name(verb), 2, key, meta)
         if ticket is not None:
-            return await self._send(key, (*head, ticket.lane, ticket.number, _REPEATED, *args))
+            return await self._send(queue, key, (*head, ticket.lane, ticket.number, _REPEATED, *args))
         lane, number = self._free.pop() if self._free else self._new_lane()
         number += 1
         reply = await self._send(
+            queue,
             key,
             (*head, lane, number, _FIRST, *args),
             again=lambda: (*head, lane, number, _REPEATED, *args),
@@ -86,7 +111,9 @@ class Calls:
             )
         except ReplyError as error:
             if "Function not found" not in str(error):
-                raise _meaning(error) from None
+                meaning = _meaning(error)
+                if not (isinstance(meaning, Refused) and meaning.code == "DAMAGED"):
+                    raise meaning from None
             return await self.call_once(queue, verb, args)
         self._free.append((lane, number))
         return reply
@@ -106,7 +133,8 @@ class Calls:
         key = self.keys.part(queue, "options")
         rows = await self.plain(key, "HGETALL", key)
         for reference, header in zip(rows[::2], rows[1::2], strict=True):
-            learn(reference, header)
+            with suppress(msgspec.DecodeError):  # Jobs with these options are damaged.
+                learn(reference, header)
 
     async def blocking(self, queue: str, *command: Arg, timeout_ms: int) -> Any:
         """A command that may block for ``timeout_ms``."""
@@ -116,7 +144,32 @@ class Calls:
         """A command of the server's own, on one key."""
         return await self.router.call(key, *command)
 
-    async def _send(self, key: bytes, command: tuple[Arg, ...], *, again: Any = None) -> Any:
+    async def _send(
+        self,
+        queue: str,
+        key: bytes,
+        command: tuple[Arg, ...],
+        *,
+        again: Any = None,
+        ids: Sequence[Arg] = (),
+        counted: list[int] | None = None,
+    ) -> Any:
+        """Run a function; if it cannot read what it finds, have that put aside and run it again."""
+        for _ in range(_ROUNDS + len(ids)):
+            try:
+                return await self._attempt(key, command, again=again)
+            except Refused as error:
+                if error.code != "DAMAGED":
+                    raise
+                refused = error
+            mended = await self.mending.mend(queue, ids)
+            if mended is None:
+                break
+            if counted is not None:
+                counted.append(mended)
+        raise _unreadable(queue, refused)
+
+    async def _attempt(self, key: bytes, command: tuple[Arg, ...], *, again: Any = None) -> Any:
         for _ in range(_LOADS):
             try:
                 return await self.router.call(key, *command, again=again)
@@ -171,4 +224,16 @@ def _meaning(error: ReplyError) -> StorageError:
             f"{text}. Nothing was written. Restore the keys from a backup, or start the queue afresh with "
             "`penstock obliterate --force`"
         )
+    if code == "META":
+        return StorageDamaged(
+            f"the counters of the queue cannot be read ({text}). Nothing was written. Run "
+            "`penstock doctor --repair`, which makes them anew from the jobs"
+        )
     return Refused(code, text)
+
+
+def _unreadable(queue: str, error: Refused) -> StorageDamaged:
+    return StorageDamaged(
+        f"queue {queue!r}: stored data cannot be read, and none of it could be put aside ({error.text}). Run "
+        "`penstock doctor --repair`"
+    )

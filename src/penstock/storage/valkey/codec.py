@@ -21,6 +21,7 @@ __all__ = [
     "News",
     "decode_leases",
     "decode_news",
+    "decode_readable_leases",
     "encode_after",
     "encode_jobs",
     "encode_outcome",
@@ -202,6 +203,23 @@ def decode_leases(reply: list[Any]) -> list[Lease]:
     for place, extra in zip(extras[::2], extras[1::2], strict=True):
         leases[place - 1] = _with_extra(leases[place - 1], extra)
     return leases
+
+
+def decode_readable_leases(reply: list[Any]) -> tuple[list[Lease], list[str], str]:
+    """The leases of a claim's reply that can be decoded, the ids of the others, and why the last of those cannot."""
+    now_ms, token, ids, statics, extras = reply[2:7]
+    extra_of = dict(zip(extras[::2], extras[1::2], strict=True))
+    leases: list[Lease] = []
+    damaged: list[str] = []
+    why = ""
+    for place, (id, static) in enumerate(zip(ids, statics, strict=True), 1):
+        try:
+            lease = _decode_lease(id.decode(), static, token=token + place - 1, now_ms=now_ms)
+            leases.append(_with_extra(lease, extra_of[place]) if place in extra_of else lease)
+        except (ValueError, LookupError, TypeError, struct.error) as error:
+            damaged.append(id)
+            why = f"{type(error).__name__} {error}"
+    return leases, damaged, why
 
 
 def _decode_lease(id: str, static: bytes, *, token: int, now_ms: int) -> Lease:

@@ -8,14 +8,15 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from penstock.core.annex import Annex, unpack_annex
-from penstock.core.job import Job, Options
+from penstock.core.job import DEFAULT_OPTIONS, Job, Options
 from penstock.core.lifecycle import State
-from penstock.core.outcome import Failure
+from penstock.core.outcome import Failure, damaged_failure
 from penstock.storage.valkey.options import decode_options
 
 __all__ = [
     "STATES",
     "Static",
+    "damaged_job",
     "decode_failure",
     "decode_job",
     "read_static",
@@ -117,13 +118,14 @@ def read_static(static: bytes) -> Static:
 
 
 def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
-    """A job of its two records and what hangs on them (lua/get.lua)."""
-    static, state, lease_until, result, failure, progress, annex = row
+    """A job of its two records and what hangs on them (lua/get.lua). Raises UnknownOptions."""
+    static, state, lease_until, result, failure, progress, annex, *damaged = row
     said = read_static(static)
     common: dict[str, Any] = {
         "id": id, "queue": queue, "incarnation": said.incarnation, "options": said.options,
         "payload": said.payload, "run_id": said.run_id, "write_id": said.write_id,
         "enqueued_at_ms": said.enqueued_at_ms, "annex": unpack_annex(annex) if annex else said.annex,
+        "damaged": damaged[0] if damaged else None,
     }  # fmt: skip
     if not state:
         return Job(
@@ -137,6 +139,15 @@ def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
         **common,
         **_read_state(state, result),
         kept_until_ms=_kept_until(state, said.options, common["annex"]),
+    )
+
+
+def damaged_job(queue: str, id: str, row: list[bytes], error: Exception) -> Job:
+    """A job that cannot be read, as users see it until it is put aside."""
+    state = _BY_BYTE.get(row[1][0], State.FAILED) if row[1] else State.WAITING
+    failure = damaged_failure(f"{type(error).__name__}: {error}")
+    return Job(
+        id=id, queue=queue, state=state, incarnation=0, options=DEFAULT_OPTIONS, payload=b"", failure=failure
     )
 
 

@@ -24,14 +24,21 @@ __all__ = ["Library", "assemble", "library"]
 SHARED: Final = (
     "parts", "prelude", "record", "metrics", "events", "settings", "outbox", "waiters", "job", "group_records",
     "groups", "admission", "usage", "slot", "deps", "flows", "steps", "holds", "dedup", "schedulers", "ties", "memo",
-    "line", "shortcut", "intake", "take", "walk",
+    "line", "shortcut", "intake", "take", "walk", "guard",
 )  # fmt: skip
 
 _HEADER: Final = """#!lua name={name}
 local READS, WRITES, REFUSED_WHEN_FULL = {{ 'no-writes' }}, {{ 'allow-oom' }}, {{}}
 
+local Guard = {{}} -- guard.lua
+
 local function register(verb, callback, flags)
-  redis.register_function({{ function_name = '{name}_' .. verb, callback = callback, flags = flags or WRITES }})
+  local function guarded(keys, args)
+    local is_done, reply = pcall(callback, keys, args)
+    if is_done then return reply end
+    error(Guard.meaning(reply, flags))
+  end
+  redis.register_function({{ function_name = '{name}_' .. verb, callback = guarded, flags = flags or WRITES }})
 end
 
 """

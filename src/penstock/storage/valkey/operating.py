@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from penstock.core.lifecycle import State
 from penstock.core.staging import staged_at_ms
+from penstock.errors import StorageDamaged
 from penstock.storage.operating import jobs_active
 from penstock.storage.scopes import KeptBudget, flow_scope, read_usage
 from penstock.storage.valkey.calls import Calls, Refused
@@ -145,7 +146,9 @@ class Operating:
         return [f"{prefix}{name.decode()}" for name in await self._calls.plain(key, "HKEYS", key)]
 
     async def _each(self, queue: str, verb: str, args: Sequence[Arg], answers: Mapping[int, _A]) -> list[_A]:
-        letters = await self._calls.call(queue, verb, *args)
+        letters = await self._calls.call(
+            queue, verb, *args, ids=args if answers is not _REMOVED_UNCHANGED else ()
+        )
         if isinstance(letters, list):  # there is something to tell other queues
             [letters] = letters
             self._courier.send_soon(queue)
@@ -219,13 +222,21 @@ class Operating:
     async def obliterate(self, queue: str, *, force: bool = False) -> int:
         """As ``Storage.obliterate``."""
         try:
-            reply: int | list[int] = await self._calls.call(queue, "obliterate", int(force))
+            reply: int | list[int] = await self._obliterate(queue, force=force)
         except Refused as error:
             raise jobs_active(queue, active=int(error.text)) from None
         if isinstance(reply, int):
             return reply
         self._courier.send_soon(queue)
         return reply[0]
+
+    async def _obliterate(self, queue: str, *, force: bool) -> Any:
+        """Obliterate as it is; if that is not possible, after all that is damaged was put aside."""
+        try:
+            return await self._calls.call_as_it_is(queue, "obliterate", int(force))
+        except StorageDamaged:
+            await self.check(queue, repair=True)
+            return await self._calls.call_as_it_is(queue, "obliterate", int(force))
 
     async def configure(self, queue: str, settings: QueueSettings) -> None:
         """As ``Storage.configure``."""
@@ -265,16 +276,38 @@ class Operating:
 
     async def check(self, queue: str, *, repair: bool = False) -> Checked:
         """As ``Storage.check``. In steps of some hundred entries, each atomic: jobs may move in between."""
-        records = 0
-        problems: Counter[str] = Counter()
+        calls, mending = self._calls, self._calls.mending
+        if await calls.call_as_it_is(queue, "restore_meta", int(repair)) and not repair:
+            return Checked(0, {"damaged_counters": 1}, repair)
+        problems = Counter(await mending.mend_values(queue, repair=repair))
+        if "wrong_type" in problems and not repair:
+            return Checked(0, dict(problems), repair)
+        damaged = await (mending.mend_all(queue) if repair else mending.count(queue))
+        problems.update({"damaged_jobs": damaged} if damaged else {})
+        if repair or not damaged:
+            problems.update(await mending.mend_values(queue, repair=repair, counters=True))
+        problems.update(await mending.check_log(queue, repair=repair))
         named = (*await self._parts(queue, "holders", "held:"), *await self._parts(queue, "errors", "error:"))
+        records = 0
         for part in (*_CHECKED, *named):
-            cursor = b"0"
-            while True:
-                cursor, count, *found = await self._calls.call(queue, "check", part, cursor, int(repair))
-                records += count if part == "jobs" else 0
-                for kind, times in zip(found[::2], found[1::2], strict=True):
-                    problems[kind.decode()] += times
-                if cursor == b"0":
-                    break
-        return Checked(records, dict(problems), repair)
+            try:
+                records += await self._check_part(queue, part, problems, repair=repair)
+            except StorageDamaged:
+                if repair or not damaged:
+                    raise
+        return Checked(
+            records or await calls.plain(key := calls.keys.part(queue, "jobs"), "HLEN", key),
+            dict(problems),
+            repair,
+        )
+
+    async def _check_part(self, queue: str, part: str, problems: Counter[str], *, repair: bool) -> int:
+        """Check a part in steps; how many records it has, if it is that of records."""
+        records, cursor = 0, b""
+        while cursor != b"0":
+            reply = await self._calls.call_as_it_is(queue, "check", part, cursor or b"0", int(repair))
+            cursor, count, *found = reply
+            records += count if part == "jobs" else 0
+            for kind, times in zip(found[::2], found[1::2], strict=True):
+                problems[kind.decode()] += times
+        return records

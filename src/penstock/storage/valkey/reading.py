@@ -11,20 +11,19 @@ import msgspec
 from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound
-from penstock.storage.entries import EntryPage
+from penstock.storage.entries import EntryPage, page_of
 from penstock.storage.minutes import Minute, latest
 from penstock.storage.search import Found, Query
 from penstock.storage.valkey.calls import Calls, Refused
-from penstock.storage.valkey.codec import decode_news
+from penstock.storage.valkey.codec import News, decode_news
 from penstock.storage.valkey.connection import ConnectionLost
-from penstock.storage.valkey.jobs import STATES, decode_job, without_result
+from penstock.storage.valkey.jobs import STATES, damaged_job, decode_job, without_result
 from penstock.storage.valkey.options import UnknownOptions
 from penstock.storage.values import (
     Consumer,
     Counts,
     EventPage,
     Finished,
-    Gap,
     JobPage,
     WorkerRecord,
 )
@@ -34,6 +33,8 @@ __all__ = ["Reading"]
 _unpack_consumer = struct.Struct(">HIHI").unpack
 _unpack_minute = struct.Struct(">IIIIIIHIHIHIHI").unpack
 _NEWS_AT_ONCE = 1000
+_CONSUMER_BYTES = 12
+_MINUTE_BYTES = 48
 
 
 def _minute(row: bytes) -> Minute:
@@ -41,6 +42,22 @@ def _minute(row: bytes) -> Minute:
     pairs = counts[5:]
     times = [high << 32 | low for high, low in zip(pairs[::2], pairs[1::2], strict=True)]
     return Minute(number * 60_000, *counts[:5], *times)
+
+
+def _shown(queue: str, id: str, row: list[bytes]) -> Job:
+    """A job, or that it is damaged."""
+    try:
+        return decode_job(queue, id, row)
+    except (ValueError, LookupError, TypeError, struct.error) as error:
+        return damaged_job(queue, id, row, error)
+
+
+def _news(row: bytes) -> News | None:
+    """The news of these bytes; ``None`` if they are damaged. Who waits looks at the job itself from time to time."""
+    try:
+        return decode_news(row)
+    except (ValueError, LookupError, struct.error):
+        return None
 
 
 class Reading:
@@ -62,7 +79,9 @@ class Reading:
             return [decode_job(queue, id, row) if row else None for id, row in pairs]
         except UnknownOptions:
             await self._calls.learn_options(queue)
-            return [decode_job(queue, id, row) if row else None for id, row in pairs]
+        except (ValueError, LookupError, TypeError, struct.error):
+            pass
+        return [_shown(queue, id, row) if row else None for id, row in pairs]
 
     async def list_jobs(
         self, queue: str, state: State, *, cursor: str = "", limit: int = 100, reverse: bool = False
@@ -146,7 +165,7 @@ class Reading:
     async def metrics(self, queue: str, *, last_ms: int = DAY_MS) -> list[Minute]:
         """As ``Storage.metrics``."""
         now_ms, present, earlier = await self._calls.call(queue, "metrics")
-        minutes = [_minute(row) for row in (*earlier, present) if row]
+        minutes = [_minute(row) for row in (*earlier, present) if len(row) == _MINUTE_BYTES]
         return latest(minutes, last_ms=last_ms, now_ms=now_ms)
 
     async def queues(self) -> list[str]:
@@ -210,7 +229,7 @@ class Reading:
 
     async def _with_results(self, queue: str, rows: list[bytes]) -> list[Finished]:
         """News, with long results fetched. A result that went meanwhile stays unknown."""
-        news = [decode_news(row) for row in rows]
+        news = [one for row in rows if (one := _news(row)) is not None]
         ids = [item.finished.id for item in news if item.fetch]
         jobs = {job.id: job for job in await self.get(queue, ids) if job}
         told: list[Finished] = []
@@ -229,10 +248,10 @@ class Reading:
         if not epoch or last < seen:
             epoch = await self._calls.call(queue, "renew_epoch", 0, seen)
         self._seen_events[queue] = last
-        entries = list(zip(rows[::2], rows[1::2], strict=True))
-        gap = Gap(after + 1, min(trimmed, last)) if after < trimmed else None
-        reached = entries[-1][0] if entries else max(after, trimmed) if gap else after
-        return EntryPage(entries, reached, last, epoch.decode(), gap)
+        entries = zip(rows[::2], rows[1::2], strict=True)
+        if after >= last:
+            return EntryPage([], after, last, epoch.decode())
+        return page_of(entries, after=after, limit=limit, last=last, epoch=epoch.decode(), trimmed=trimmed)
 
     async def read_events(self, queue: str, *, after: int, limit: int = 10_000) -> EventPage:
         """As ``Storage.read_events``."""
@@ -265,6 +284,8 @@ class Reading:
         rows = await self._calls.call(queue, "consumers")
         found = []
         for name, row in zip(rows[::2], rows[1::2], strict=True):
+            if len(row) != _CONSUMER_BYTES:
+                continue  # ``check`` mends it.
             a, b, c, d = _unpack_consumer(row)
             found.append(Consumer(name.decode(), a << 32 | b, c << 32 | d))
         return sorted(found, key=lambda consumer: consumer.name)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from penstock.core.job import Enqueued, EnqueueStatus, NewJob
+from penstock.core.job import Enqueued, EnqueueStatus, Lease, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
 from penstock.errors import CostTooHigh, JobNotFound
 from penstock.storage.valkey.calls import Calls, Refused
-from penstock.storage.valkey.codec import decode_leases, encode_jobs, encode_outcome
+from penstock.storage.valkey.codec import decode_leases, decode_readable_leases, encode_jobs, encode_outcome
 from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.courier import Courier
 from penstock.storage.valkey.jobs import STATES
@@ -173,7 +174,9 @@ class Running:
             leases = decode_leases(reply)
         except UnknownOptions:
             await self._calls.learn_options(queue)
-            leases = decode_leases(reply)
+            leases = await self._readable(queue, reply)
+        except (ValueError, LookupError, TypeError, struct.error):
+            leases = await self._readable(queue, reply)
         if leases:
             if reply[3] <= seen:
                 await self._went_back(queue, seen)
@@ -181,6 +184,13 @@ class Running:
         return Claimed(
             leases, None if reply[1] < 0 else reply[1], reply[0] == 1, reply[0] == 2, reply[0] == 3
         )
+
+    async def _readable(self, queue: str, reply: list[Any]) -> list[Lease]:
+        """The leases that can be decoded; the jobs of the others are put aside."""
+        leases, damaged, why = decode_readable_leases(reply)
+        if damaged:
+            await self._calls.mending.condemn(queue, damaged, why)
+        return leases
 
     async def _went_back(self, queue: str, seq: int) -> None:
         """A counter is behind what it was: the store was restored, or failed over with a loss."""
@@ -204,7 +214,7 @@ class Running:
 
     async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
         """As ``Storage.sweep``."""
-        reply: list[Any] = await self._calls.call(queue, "sweep", limit)
+        reply, damaged = await self._calls.call_counted(queue, "sweep", limit)
         promoted, unblocked, rescued, expired, pruned, trimmed, more, *rest = reply
         wait_ms, slot_wait_ms, awaiting, now_ms, rows, is_full = rest
         due = tuple(
@@ -223,6 +233,7 @@ class Running:
             due=due,
             slot_wait_ms=None if slot_wait_ms < 0 else slot_wait_ms,
             awaiting=awaiting == 1,
+            damaged=damaged,
             delivered=await self._courier.deliver(queue) if is_full else 0,
         )
 

@@ -1,7 +1,7 @@
 -- get: jobs by id.
 -- arguments: ids
 -- returns:   per id {static, state or '', lease_until or '', result or '', failure or '', progress or '',
---   annex or ''}, or ''
+--   annex or '' [, the bytes of a damaged record]}, or ''
 -- list:      jobs of an index, in its order.
 -- arguments: part, limit, reverse, score, member (place to go on from; '' at first)
 -- returns:   {ids, as get, score, member}: score is '' at the end
@@ -36,7 +36,7 @@ end
 local function read_jobs(ids, is_light)
   local states, statics = read_many('HMGET', K.state, ids), read_many('HMGET', K.jobs, ids)
   local function has(flag)
-    return function(i) return states[i] and bit_of(byte(states[i], FLAGS_AT), flag) end
+    return function(i) return states[i] and bit_of(byte(states[i], FLAGS_AT) or 0, flag) end
   end
   local function is(letter)
     return function(i) return states[i] and byte(states[i], 1) == letter end
@@ -44,12 +44,15 @@ local function read_jobs(ids, is_light)
   local leases, results = fields_of('active', ids, is(97)), is_light and {} or fields_of('results', ids, is(67))
   local failures, progress = fields_of('failures', ids, has(8)), fields_of('progress', ids, has(16))
   local annexes = fields_of('annex', ids, has(128))
+  local damaged = fields_of('damaged', ids, function(i)
+    return states[i] and byte(states[i], 1) == 102 and sub(states[i], -7) == 'Damaged'
+  end)
   local jobs = {}
   for i = 1, #ids do
     if is_light then statics[i] = without_payload(statics[i]) end
     jobs[i] = statics[i] and {
       statics[i], states[i] or '', leases[i] or '', results[i] or '', failures[i] or '', progress[i] or '',
-      annexes[i] or '',
+      annexes[i] or '', damaged[i] or nil,
     } or ''
   end
   return jobs

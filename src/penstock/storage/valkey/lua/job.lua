@@ -76,6 +76,10 @@ end
 local function drop_outcome(job)
   if job.big_result then hdel('results', job.id) end
   if job.has_failure then hdel('failures', job.id) end
+  if job.error_type == 'Damaged' then
+    hdel('damaged', job.id)
+    zrem('damaged_at', job.id)
+  end
   job.big_result, job.has_failure, job.result, job.failure = false, false, nil, nil
   job.save_result, job.save_failure, job.error_type = false, false, nil
 end
@@ -208,6 +212,7 @@ end
 
 -- Sends what was collected; what is read after it sees it.
 local function flush()
+  if Q.deps then Flows.write_deps() end
   local touched = J[1]
   if touched then
     for i = 1, #touched do save(touched[i]) end
@@ -217,6 +222,11 @@ local function flush()
   send_all('HSET', set_fields)
   send_all('ZADD', added_members)
   forget_buffers()
+  -- What guard.lua goes back to.
+  local groups = Q.groups
+  local last = groups[#groups]
+  Q.flushed, Q.marked_groups, Q.marked_rows = true, #groups, last and last.n or 0
+  Q.marked_outbox, Q.popped_entries, Q.popped_rows = Q.outbox and #Q.outbox or 0, false, false
 end
 
 -- A token too many wakes somebody for nothing, one too few leaves a job lying until somebody's wait is over.

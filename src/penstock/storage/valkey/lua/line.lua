@@ -96,14 +96,17 @@ local function pop_waiting(count)
   local ids, numbers = {}, {}
   if call('ZCARD', K.waiting) == 0 then
     local entries = call('LPOP', K.line, count) or {}
+    Q.popped_entries, Q.popped_from_entries, Q.popped_stale = entries, #entries, Q.stale
     for i = 1, #entries do ids[i] = sub(entries[i], 7) end
     return ids, true, entries
   end
   local rows = call('ZRANGE', K.waiting, 0, count - 1, 'WITHSCORES')
-  local members, _, is_of_line, from_rows, from_entries =
-    merge_waiting(rows, call('LRANGE', K.line, 0, count - 1), count, false)
+  local entries = call('LRANGE', K.line, 0, count - 1)
+  local members, _, is_of_line, from_rows, from_entries = merge_waiting(rows, entries, count, false)
   if from_rows > 0 then call('ZPOPMIN', K.waiting, from_rows) end
   if from_entries > 0 then call('LPOP', K.line, from_entries) end
+  Q.popped_rows, Q.popped_from_rows = rows, from_rows
+  Q.popped_entries, Q.popped_from_entries, Q.popped_stale = entries, from_entries, Q.stale
   for i = 1, #members do
     ids[i] = sub(members[i], 9)
     numbers[i] = is_of_line[i] and sub(members[i], 2, 7) or nil

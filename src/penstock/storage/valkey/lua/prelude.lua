@@ -30,6 +30,8 @@
 --   metrics    hash    number of a minute modulo 1440 -> what happened in it (metrics.lua)
 --   dedup      hash    dedup key -> the job that stands for it (dedup.lua);  dedup_times  zset  until -> dedup key
 --   schedulers hash    name -> when, and a spec (schedulers.lua);  slots  zset  next slot -> name
+--   damaged    hash    id -> the stored values of a record that could not be read (quarantine.lua);  damaged_at  zset  when
+--                      it was put aside -> id
 --   logged     set     ids that have log lines;  log:<id>  list  the lines
 --   rerun      hash    id -> the dispatch that waits for the end of an active job (slot.lua)
 --   waiters    hash    id -> listeners to be told of its end; the counter waiters is their number
@@ -126,6 +128,7 @@ end
 -- unless the verb does without (ignores_loss).
 local function open(keys, ignores_loss)
   if not call then bind() end
+  Q.is_open, Q.flushed = false, false
   local prefix = keys[1]
   K = keys_of(prefix)
   local counters = call('HGET', K.meta, 'counters')
@@ -152,6 +155,7 @@ local function open(keys, ignores_loss)
   Q.grouped, Q.limits, Q.touched = emptied(Q.grouped), emptied(Q.limits), false
   Q.fresh, Q.commons, Q.deps, Q.expected, Q.over, Q.spent = false, false, false, false, false, false
   forget_buffers()
+  Q.is_open = true
 end
 
 local function draw()

@@ -103,7 +103,10 @@ end
 local function cut_by_age(age_ms)
   local entries, cut = call('XRANGE', K.events, '-', '+', 'COUNT', ENTRIES_LOOKED_AT), 0
   for i = 1, #entries do
-    if decode(entries[i][2][2])[1].at > Q.now - age_ms then break end
+    local is_read, groups = pcall(decode, entries[i][2][2])
+    -- A damaged entry goes with those before it.
+    local at = is_read and type(groups) == 'table' and type(groups[1]) == 'table' and tonumber(groups[1].at)
+    if at and at > Q.now - age_ms then break end
     cut = tonumber((string.match(entries[i][1], '^%d+')))
   end
   return cut
@@ -144,7 +147,12 @@ local function trim(settings)
   local after = Q.events
   if first then
     after = tonumber((string.match(first[1], '^%d+')))
-    for _, group in ipairs(decode(first[2][2])) do after = after - group.n end
+    local is_read, count = pcall(function()
+      local sum = 0
+      for _, group in ipairs(decode(first[2][2])) do sum = sum + group.n end
+      return sum
+    end)
+    if is_read then after = after - count end
   end
   call('HSET', K.meta, 'trimmed', digits(after))
   return after - before

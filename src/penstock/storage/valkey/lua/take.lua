@@ -129,6 +129,7 @@ local function lease_fresh(leases, id, state, static)
 end
 
 local function lease_any(leases, id, job, static)
+  if job.state ~= 'w' then return false end -- a stray entry of the index
   job.is_popped = true
   J[id] = job
   if is_expired(job) then

@@ -1,0 +1,439 @@
+-- quarantine: puts jobs aside whose records cannot be read: they fail with the error Damaged, their bytes kept.
+-- arguments: most (how many within a minute; 0: no bound), part ('': what claims and sweeps meet first; 'jobs', 'state':
+--   a step of a walk; 'ids'), cursor, why (not empty: the caller cannot read them, whatever they look like here), ids
+-- returns:   {cursor ('0': the walk is over), how many were put aside, how many were not because of the bound, ids of jobs
+--   whose dependents in other queues are not known}
+-- end_dependency: tells dependents in this queue that a job of another, which cannot say so itself, has failed.
+-- arguments: queue, id, failure
+-- events:    failed, and what follows
+
+local AT_ONCE = 500
+local HEADS = 200
+local DAY = 86400000
+local NO_OPTIONS = '\144' -- an empty list: the defaults
+local BY_ID = { 'scheduled', 'blocked', 'active', 'completed', 'failed', 'cancelled', 'expiring', 'suspended',
+  'held_completed', 'held_failed', 'held_cancelled' }
+local OPTION_TYPES = { 'string', 'string', 'number', 'number', 'number', 'number', 'number' }
+local ANNEX_TYPES = {
+  g = 'string', c = 'number', h = 'table', d = 'string', u = 'table', s = 'string', t = 'number', r = 'boolean',
+  st = 'string', sw = 'string', su = 'number', sr = 'string', so = 'boolean', sk = 'number', hd = 'table',
+  fl = 'string', dn = 'table', dl = 'boolean', dp = 'boolean', pr = 'string', sd = 'number',
+}
+
+local function is_text(text)
+  for _, pattern in ipairs({ '[%z\1-\127]+', '[\194-\223][\128-\191]', '[\224-\239][\128-\191][\128-\191]',
+    '[\240-\244][\128-\191][\128-\191][\128-\191]' }) do
+    text = string.gsub(text, pattern, '')
+  end
+  return text == ''
+end
+
+local function must(condition, why)
+  if not condition then error({ why = why }) end
+end
+
+local function must_be_texts(list, count, why)
+  must(type(list) == 'table', why)
+  for i = 1, count do must(type(list[i]) == 'string' and is_text(list[i]), why) end
+end
+
+-- Reads the options anew: what this server remembers of them is not what is stored.
+local function examine_options(header)
+  local stored = header
+  if byte(header, 1) == 0 then stored = call('HGET', K.options, header) end
+  must(stored, 'the options are missing')
+  local given = decode(stored)
+  must(type(given) == 'table', 'the options are not a list')
+  for place, kind in ipairs(OPTION_TYPES) do
+    local value = given[place]
+    must(value == nil or type(value) == kind, 'the options have a value of a wrong type')
+    must(kind ~= 'string' or is_text(value or ''), 'the options are not UTF-8')
+  end
+end
+
+local function examine_annex(packed)
+  local annex = decode(packed)
+  must(type(annex) == 'table', 'the annex is not a map')
+  for name, value in pairs(annex) do
+    must(type(name) == 'string', 'the annex is not a map')
+    must(not ANNEX_TYPES[name] or type(value) == ANNEX_TYPES[name], 'the annex has a value of a wrong type')
+    must(type(value) ~= 'string' or is_text(value), 'the annex is not UTF-8')
+  end
+  for _, dependent in ipairs(annex.dn or {}) do must_be_texts(dependent, 3, 'a dependent cannot be read') end
+  for consumer, ms in pairs(annex.hd or {}) do
+    must(type(consumer) == 'string' and type(ms) == 'number', 'a hold cannot be read')
+  end
+  return annex
+end
+
+local function examine_body(job)
+  must(job.payload_at <= #job.body + 1, 'the record is too short')
+  must(is_text(job.run_id) and is_text(job.write_id), 'the record is not UTF-8')
+  examine_options(job.header)
+  if job.packed_annex then examine_annex(job.packed_annex) end
+end
+
+local function examine_deps(id)
+  local fields = call('HGETALL', Q.prefix .. ':deps:' .. id)
+  local known = {}
+  for i = 1, #fields, 2 do
+    local name, value = fields[i], fields[i + 1]
+    known[name] = value
+    if byte(name, 1) > 3 then
+      local entry = decode(value)
+      must(type(entry) == 'table' and type(entry[1]) == 'number' and string.find(entry[2], '^[fiw]$')
+        and string.find(entry[3], '^[cfxr]?$'), 'a dependency cannot be read')
+      if byte(name, 1) > 3 and string.find(entry[3], '^[fxr]$') and known['\1' .. name] then
+        must_be_texts(decode(known['\1' .. name]), 2, 'the failure of a dependency cannot be read')
+      end
+    elseif string.find(name, '^\3[gp]') then
+      must(tonumber(value), 'the number of dependencies cannot be read')
+    end
+  end
+  must(known['\3flow'], 'the dependencies are missing')
+end
+
+local function examine_state(job, record, inc)
+  must(#record >= WORKER_AT - 1, 'the state is too short')
+  local rest = { unpack('>BHH', record, WORKER_AT - 5) }
+  must(#record >= WORKER_AT - 1 + rest[1] + rest[2] + rest[3], 'the state is too short')
+  must(rest[2] > 0, 'the state has no options')
+  must(string.find(sub(record, 1, 1), '^[swacCfxghijklmt]$'), 'unknown state')
+  must(string.find(sub(record, 2, 2), '^[%-swbacfx]$'), 'unknown state')
+  read_state(job, record)
+  must(not inc or job.inc == inc, 'the state is that of another job')
+  must(is_text(job.worker) and is_text(job.run_id) and is_text(job.error_type or ''), 'the state is not UTF-8')
+  examine_options(job.header)
+end
+
+local function examine_extras(job)
+  local annex
+  if job.annex_moved then
+    local packed = call('HGET', K.annex, job.id)
+    must(packed, 'the annex is missing')
+    annex = examine_annex(packed)
+  elseif job.packed_annex then
+    annex = examine_annex(job.packed_annex)
+  end
+  if job.has_failure then
+    local failure = call('HGET', K.failures, job.id)
+    must(failure, 'the failure is missing')
+    must_be_texts(decode(failure), 2, 'the failure cannot be read')
+  end
+  if job.rerun then
+    local slot = call('HGET', K.rerun, job.id)
+    must(slot, 'the rerun is missing')
+    slot = decode(slot)
+    must(type(slot) == 'table' and type(slot.run_at) == 'number' and type(slot.rule) == 'string'
+      and type(slot.listeners) == 'table' and type(slot.run_id) == 'string', 'the rerun cannot be read')
+    if slot.header then examine_options(slot.header) end
+  end
+  if job.big_result then must(call('HEXISTS', K.results, job.id) == 1, 'the result is missing') end
+  if annex and annex.dp then examine_deps(job.id) end
+  if annex and annex.dl then
+    for _, one in ipairs(call('LRANGE', Q.prefix .. ':dependents:' .. job.id, 0, -1)) do
+      must_be_texts(decode(one), 3, 'a dependent cannot be read')
+    end
+  end
+end
+
+local function examine(id, state, static)
+  must(static, 'the record is missing')
+  must(#static >= 14, 'the record is too short')
+  local job = { id = id }
+  local inc, enq = unpack('>I6I6', static)
+  job.inc, job.enq = inc, enq
+  must(inc <= Q.seq, 'the incarnation is in the future')
+  read_body(job, sub(static, 13))
+  examine_body(job)
+  if state then
+    local packed_annex = job.packed_annex
+    examine_state(job, state, inc)
+    job.packed_annex = packed_annex
+  end
+  examine_extras(job)
+end
+
+-- Why the job cannot be read, or nil.
+local function problem_of(id, state, static)
+  local is_read, raised = pcall(examine, id, state, static)
+  if is_read then return nil end
+  return type(raised) == 'table' and raised.why or 'it cannot be decoded'
+end
+
+-- What can be kept
+
+local function tried(examination, ...)
+  local is_read, value = pcall(examination, ...)
+  return is_read and value or nil
+end
+
+local function readable_static(id, static)
+  local job = { id = id }
+  job.inc, job.enq = unpack('>I6I6', static)
+  must(job.inc <= Q.seq, '')
+  read_body(job, sub(static, 13))
+  examine_body(job)
+  return job
+end
+
+local function readable_state(id, state)
+  local job = { id = id }
+  examine_state(job, state)
+  return job
+end
+
+-- A record without anything but its id.
+local function bare(id, static)
+  local inc, enq = 0, Q.now
+  if static and #static >= 12 then inc, enq = unpack('>I6I6', static) end
+  if inc == 0 or inc > Q.seq then inc, enq = draw(), Q.now end
+  return {
+    id = id, inc = inc, enq = enq, header = NO_OPTIONS, lifo = false, priority = 0, ttl = 0, run_id = '', write_id = '',
+    binds = false, payload = '',
+  }
+end
+
+-- Long enough for somebody to look.
+local function keep_long(job)
+  local stored = byte(job.header, 1) == 0 and call('HGET', K.options, job.header) or job.header
+  local options = decode(stored)
+  if (options[6] or DEFAULTS[6]) >= 30 * DAY then return end
+  for place = #options + 1, 5 do options[place] = DEFAULTS[place] end
+  options[6] = 30 * DAY
+  job.header = encode(options)
+end
+
+-- The job with what can be read of it, and whether its annex can.
+local function salvaged(id, state, static)
+  local whole = static and tried(readable_static, id, static)
+  local job = whole or bare(id, static)
+  local was = state and tried(readable_state, id, state)
+  local is_bound = job.binds
+  pristine(job)
+  job.pristine = false
+  if was then
+    job.runs, job.failures, job.stalls, job.token = was.runs, was.failures, was.stalls, was.token
+    job.has_progress, job.has_log = was.has_progress, was.has_log
+  end
+  local moved = (was and was.annex_moved or not was) and call('HGET', K.annex, id)
+  local annex = moved and tried(examine_annex, moved)
+  if annex then
+    job.annex, job.annex_moved, job.binds = annex, true, true
+  elseif whole then
+    job.annex, job.binds = job.packed_annex and decode(job.packed_annex) or {}, is_bound
+  end
+  keep_long(job)
+  return job, (whole or annex) and true or false
+end
+
+-- Freeing what it holds
+
+local function leave_waiting(id)
+  local cursor, pattern = '0', '*' .. string.gsub(id, '[%*%?%[%]\\]', '\\%0')
+  repeat
+    local reply = call('ZSCAN', K.waiting, cursor, 'MATCH', pattern, 'COUNT', CHUNK)
+    cursor = reply[1]
+    for i = 1, #reply[2], 2 do
+      if sub(reply[2][i], 9) == id then call('ZREM', K.waiting, reply[2][i]) end
+    end
+  until cursor == '0'
+end
+
+-- Only a job without a state record has an entry that is not stale.
+local function leave_line(id)
+  local last
+  for first = 0, call('LLEN', K.line) - 1, CHUNK do
+    for _, entry in ipairs(call('LRANGE', K.line, first, first + CHUNK - 1)) do
+      if sub(entry, 7) == id then last = entry end
+    end
+  end
+  if last then call('LREM', K.line, -1, last) end
+end
+
+local function leave_indexes(id, state)
+  for _, part in ipairs(BY_ID) do call('ZREM', K[part], id) end
+  for _, class in ipairs(call('HKEYS', K.errors)) do call('ZREM', K['error:' .. class], id) end
+  for _, consumer in ipairs(call('HKEYS', K.holders)) do call('ZREM', K['held:' .. consumer], id) end
+  leave_waiting(id)
+  if not state then leave_line(id) end
+end
+
+-- Tells the parents in this queue that depend on a job.
+local function tell_parents(queue, id, failure)
+  local name = queue .. '\0' .. id
+  for _, parent in ipairs(call('SMEMBERS', K.parents)) do
+    local known = call('HMGET', Q.prefix .. ':deps:' .. parent, name, '\3flow')
+    if known[1] and known[2] then pcall(Flows.done, { parent, known[2], queue, id, 'f', failure }) end
+  end
+end
+
+local function forget_dedup(id)
+  local cursor = '0'
+  repeat
+    local reply = call('HSCAN', K.dedup, cursor, 'COUNT', CHUNK)
+    cursor = reply[1]
+    for i = 1, #reply[2], 2 do
+      local record = tried(Dedup.parse, reply[2][i + 1])
+      if record and record.id == id and record.until_ms == 0 then call('HDEL', K.dedup, reply[2][i]) end
+    end
+  until cursor == '0'
+end
+
+local function free_schedulers(id)
+  local stored = call('HGETALL', K.schedulers)
+  for i = 1, #stored, 2 do
+    local s = tried(Schedulers.parse, stored[i], stored[i + 1])
+    if s and s.awaits > 0 and s.last_id == id then
+      Schedulers.go_on(s)
+      Schedulers.save(s)
+    end
+  end
+end
+
+-- What the job is tied to is not known: it is found by the id.
+local function free_by_id(id, failure)
+  for _, one in ipairs(call('LRANGE', Q.prefix .. ':dependents:' .. id, 0, -1)) do
+    local dependent = tried(decode, one)
+    if dependent then pcall(Flows.tell_all, { dependent }, id, 'f', failure) end
+  end
+  tell_parents(Outbox.here(), id, failure)
+  forget_dedup(id)
+  free_schedulers(id)
+  call('HDEL', K.received, id)
+  call('HDEL', K.annex, id)
+  for part, prefix in pairs({ signalled = ':signals:', parents = ':deps:', linked = ':dependents:' }) do
+    call('SREM', K[part], id)
+    call('UNLINK', Q.prefix .. prefix .. id)
+  end
+end
+
+local function free(job, failure)
+  pcall(Flows.tell, job, 'f')
+  if job.annex.d then pcall(Dedup.ended, job.inc, job.annex.d) end
+  if job.annex.r and job.annex.s then pcall(Schedulers.ended, job, job.annex.s) end
+  if job.annex.dp and not tried(function()
+    examine_deps(job.id)
+    return true
+  end) then
+    call('SREM', K.parents, job.id)
+    call('UNLINK', Q.prefix .. ':deps:' .. job.id)
+    job.annex.dp = nil
+    keep_annex(job)
+  end
+end
+
+local function tell_listeners(job, rerun)
+  local slot = rerun and tried(decode, rerun)
+  for _, listener in ipairs(type(slot) == 'table' and type(slot.listeners) == 'table' and slot.listeners or {}) do
+    pcall(add_waiter, job.id, listener)
+  end
+  pcall(tell, job, 'f')
+end
+
+-- MessagePack of the stored values, as bytes: cmsgpack would write them as text.
+local function packed_parts(parts)
+  local names = {}
+  for name in pairs(parts) do names[#names + 1] = name end
+  table.sort(names)
+  local packed = { string.char(128 + #names) }
+  for _, name in ipairs(names) do
+    packed[#packed + 1] = string.char(160 + #name) .. name .. '\198' .. pack('>I4', #parts[name]) .. parts[name]
+  end
+  return table.concat(packed)
+end
+
+-- Returns whether it is known what the job was tied to.
+local function bury(id, state, static, why)
+  local parts = { jobs = static or nil, state = state or nil }
+  for _, part in ipairs({ 'annex', 'failures', 'rerun' }) do parts[part] = call('HGET', K[part], id) or nil end
+  local job, is_known = salvaged(id, state, static)
+  leave_indexes(id, state)
+  call('HDEL', K.rerun, id)
+  J[id] = job
+  local message = format(FAILURE_TEXTS.Damaged, why)
+  local failure = failure_of('Damaged', message)
+  set_failure(job, failure)
+  job.state, job.finished = 'f', Q.now
+  changed(job)
+  rewritten(job)
+  local group, row = emit('failed', job)
+  put(group, row, 'et', 'Damaged')
+  put(group, row, 'em', message)
+  tell_listeners(job, parts.rerun)
+  if Q.uses >= 128 then pcall(Outbox.bury, job) end
+  if is_known then free(job, failure) else free_by_id(id, failure) end
+  hset('damaged', id, packed_parts(parts))
+  zadd('damaged_at', Q.now, id)
+  write_waiters()
+  flush()
+  return is_known
+end
+
+-- Which jobs to look at
+
+local function heads()
+  local ids, seen = {}, {}
+  local function add(id)
+    if not seen[id] then ids[#ids + 1], seen[id] = id, true end
+  end
+  for _, entry in ipairs(call('LRANGE', K.line, 0, HEADS - 1)) do add(sub(entry, 7)) end
+  for _, member in ipairs(call('ZRANGE', K.waiting, 0, HEADS - 1)) do add(sub(member, 9)) end
+  for _, part in ipairs(BY_ID) do
+    for _, id in ipairs(call('ZRANGE', K[part], 0, HEADS - 1)) do add(id) end
+  end
+  return ids
+end
+
+local function scanned(part, cursor)
+  local reply, ids = call('HSCAN', K[part], cursor, 'COUNT', AT_ONCE), {}
+  for i = 1, #reply[2], 2 do ids[#ids + 1] = reply[2][i] end
+  return reply[1], ids
+end
+
+local function candidates(args)
+  if args[2] == '' then return '0', heads() end
+  if args[2] ~= 'ids' then return scanned(args[2], args[3]) end
+  local ids = {}
+  for i = 5, #args do ids[#ids + 1] = args[i] end
+  return '0', ids
+end
+
+local function damaged_among(ids, why)
+  local states, statics = read_many('HMGET', K.state, ids), read_many('HMGET', K.jobs, ids)
+  local damaged = {}
+  for i = 1, #ids do
+    local problem = (states[i] or statics[i]) and (why ~= '' and why or problem_of(ids[i], states[i], statics[i]))
+    if problem then damaged[#damaged + 1] = { ids[i], states[i], statics[i], problem } end
+  end
+  return damaged
+end
+
+register('quarantine', function(keys, args)
+  open(keys)
+  local most, cursor, ids = tonumber(args[1]), candidates(args)
+  local damaged = damaged_among(ids, args[4])
+  local room = #damaged
+  if most > 0 then room = max(0, most - call('ZCOUNT', K.damaged_at, '(' .. digits(Q.now - MINUTE), '+inf')) end
+  local done, untold = min(#damaged, room), {}
+  for i = 1, done do
+    local id, state, static, why = spread(damaged[i], 1, 4)
+    if not bury(id, state, static, why) then untold[#untold + 1] = id end
+  end
+  if done > 0 then close() end
+  return { cursor, done, #damaged - done, untold }
+end)
+
+-- How many there are, for check.
+register('count_damaged', function(keys, args)
+  open(keys)
+  local cursor, ids = scanned(args[1], args[2])
+  return { cursor, #damaged_among(ids, '') }
+end, READS)
+
+register('end_dependency', function(keys, args)
+  open(keys)
+  tell_parents(args[1], args[2], args[3])
+  close()
+  return Outbox.is_full() and 1 or 0
+end)

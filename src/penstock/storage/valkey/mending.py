@@ -1,0 +1,195 @@
+"""Going on after a function could not read what it found: what is damaged is put aside, and the call is repeated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from penstock.core.display import get_logger
+from penstock.core.outcome import damaged_failure
+from penstock.errors import StorageDamaged
+from penstock.storage.entries import count_events
+from penstock.storage.valkey.command import Arg
+from penstock.storage.valkey.keys import Keys
+
+__all__ = ["AT_MOST", "Mending"]
+
+AT_MOST: Final = 10
+"""Records of a queue that are put aside within a minute without anybody asking for it."""
+_ENTRIES: Final = 500
+
+logger = get_logger("penstock.storage")
+
+Run = Callable[..., Awaitable[Any]]
+"""Run a function of the library on a queue; or a command of the server on a key."""
+
+_lost: Final = msgspec.msgpack.Decoder(list[tuple[int, int]])
+
+
+class Mending:
+    """Finds damaged values of one namespace and puts them aside. ``run`` and ``plain`` do not come back here."""
+
+    def __init__(self, keys: Keys, *, run: Run, plain: Run) -> None:
+        self._keys = keys
+        self._run = run
+        self._plain = plain
+
+    async def mend(self, queue: str, ids: Sequence[Arg] = ()) -> int | None:
+        """Put a few damaged records aside, those of ``ids`` first; how many, ``None`` if nothing was wrong.
+
+        Raises ``StorageDamaged`` if there are too many.
+        """
+        values = await self.mend_values(queue, repair=True)
+        done = 0
+        if ids:
+            done, _ = await self._quarantine(queue, 0, "ids", ids=ids)
+        left = 0
+        for part in ("", "jobs", "state"):
+            if not done and not left:
+                done, left = await self._walk(queue, AT_MOST, part)
+        if left and not done:
+            raise _too_many(queue)
+        wrong = await self._recount(queue)
+        if not done:
+            values |= await self.mend_values(queue, repair=True, counters=True)
+        return done if done or values or wrong else None
+
+    async def mend_all(self, queue: str) -> int:
+        """Put all damaged records of a queue aside; how many there were."""
+        return sum([(await self._walk(queue, 0, part))[0] for part in ("jobs", "state")])
+
+    async def condemn(self, queue: str, ids: Sequence[str], why: str) -> None:
+        """Put jobs aside that the client cannot read, although the server can."""
+        await self._quarantine(queue, 0, "ids", why=why, ids=ids)
+        await self._recount(queue)
+
+    async def count(self, queue: str) -> int:
+        """Return how many records are damaged."""
+        total = 0
+        for part in ("jobs", "state"):
+            cursor: bytes | None = None
+            while cursor != b"0":
+                cursor, found = await self._run(queue, "count_damaged", part, cursor or b"0")
+                total += found if part == "jobs" else 0
+        return total
+
+    async def mend_values(self, queue: str, *, repair: bool, counters: bool = False) -> dict[str, int]:
+        """Count values beside the records that cannot be read. Repaired, they are dropped. ``counters``: hold these
+        against the records, too, none of which may be damaged."""
+        reply = await self._run(queue, "mend", int(repair), int(counters))
+        found = {kind.decode(): count for kind, count in zip(reply[::2], reply[1::2], strict=True)}
+        for kind, count in found.items() if repair else ():
+            logger.warning("queue %s: mended %s: %d", queue, kind, count)
+        return found
+
+    async def _walk(self, queue: str, most: int, part: str) -> tuple[int, int]:
+        """Go through a part until something was put aside, or to the end without a bound."""
+        total, cursor = 0, b"0"
+        while True:
+            done, left, cursor = await self._step(queue, most, part, cursor)
+            total += done
+            if cursor == b"0" or (most and (done or left)):
+                return total, left
+
+    async def _quarantine(
+        self, queue: str, most: int, part: str, *, why: str = "", ids: Sequence[Arg] = ()
+    ) -> tuple[int, int]:
+        done, left, _ = await self._step(queue, most, part, b"0", why=why, ids=ids)
+        return done, left
+
+    async def _step(
+        self, queue: str, most: int, part: str, cursor: bytes, *, why: str = "", ids: Sequence[Arg] = ()
+    ) -> tuple[int, int, bytes]:
+        cursor, done, left, untold = await self._run(queue, "quarantine", most, part, cursor, why, *ids)
+        if done:
+            logger.warning(
+                "queue %s: %d records cannot be read; their jobs were put aside as failed (Damaged)",
+                queue,
+                done,
+            )
+        for id in untold:
+            await self._tell_other_queues(queue, id)
+        return done, left, cursor
+
+    async def _tell_other_queues(self, queue: str, id: bytes) -> None:
+        """End the dependency of jobs elsewhere on one that cannot tell whom it was to tell."""
+        failure = msgspec.msgpack.encode(damaged_failure("its dependents are not known"))
+        registry = self._keys.registry
+        for name in await self._plain(registry, "SMEMBERS", registry):
+            if name.decode() != queue:
+                await self._run(name.decode(), "end_dependency", queue, id, failure)
+
+    async def _recount(self, queue: str) -> int:
+        """Make the counts of groups agree with their members; how many did not."""
+        try:
+            _, _, *found = await self._run(queue, "check", "groups", b"0", 1)
+        except StorageDamaged:
+            return 0  # A member is damaged as well, and has its turn later.
+        return found[1] if found else 0
+
+    # The event log
+
+    async def check_log(self, queue: str, *, repair: bool) -> dict[str, int]:
+        """Count damaged entries and missing events. Repaired, both are noted as lost."""
+        key, meta = self._keys.part(queue, "events"), self._keys.part(queue, "meta")
+        trimmed, packed = await self._plain(meta, "HMGET", meta, "trimmed", "lost")
+        first = int(trimmed or 0)
+        lost = [span for span in _read_lost(packed) if span[1] > first]
+        found: Counter[str] = Counter()
+        reached, start, noted = first, "-", list(lost)
+        while entries := await self._plain(key, "XRANGE", key, start, "+", "COUNT", _ENTRIES):
+            for number, fields in entries:
+                last = int(number.partition(b"-")[0])
+                count = count_events(fields[1])
+                if not count:
+                    found["damaged_events"] += 1
+                    if repair:
+                        await self._plain(key, "XDEL", key, number)
+                    count = last - reached
+                    noted.append((reached + 1, last))
+                missing = _not_in((reached + 1, last - count), lost)
+                found["missing_events"] += missing
+                if missing:
+                    noted.append((reached + 1, last - count))
+                reached = last
+            start = f"({entries[-1][0].decode()}"
+        reached, missing = await self._tail(queue, reached, lost, noted)
+        found["missing_events"] += missing
+        if repair and noted != lost:
+            await self._plain(meta, "HSET", meta, "lost", msgspec.msgpack.encode(noted))
+        return dict(+found)
+
+    async def _tail(
+        self, queue: str, reached: int, lost: list[tuple[int, int]], noted: list[tuple[int, int]]
+    ) -> tuple[int, int]:
+        """Look for events that are missing at the end of the log."""
+        last, *_ = await self._run(queue, "read_events", reached, 1)
+        missing = _not_in((reached + 1, last), lost)
+        if missing:
+            noted.append((reached + 1, last))
+        return last, missing
+
+
+def _read_lost(packed: bytes | None) -> list[tuple[int, int]]:
+    try:
+        return [] if packed is None else _lost.decode(packed)
+    except msgspec.DecodeError:
+        return []
+
+
+def _not_in(span: tuple[int, int], lost: list[tuple[int, int]]) -> int:
+    """Return how many numbers of a span are not known to be lost."""
+    first, last = span
+    known = sum(max(0, min(last, b) - max(first, a) + 1) for a, b in lost)
+    return max(0, last - first + 1 - known)
+
+
+def _too_many(queue: str) -> StorageDamaged:
+    return StorageDamaged(
+        f"queue {queue!r}: {AT_MOST} records that cannot be read were put aside within a minute, and there are more. "
+        "The rest stay where they are, because damage to many records has a common cause: find it, then run "
+        "`penstock doctor --repair`, which puts all of them aside"
+    )
