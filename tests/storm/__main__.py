@@ -62,6 +62,7 @@ def plans(arguments: argparse.Namespace) -> Iterator[Plan]:
                 seconds=arguments.seconds / len(stores),
                 faults=faults & (OF_PROCESSES | STORES[store][1]),
                 seed=arguments.seed,
+                replicas=arguments.replicas if store in ("sentinel", "cluster") else 0,
             )
 
 
@@ -102,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[*FAULTS][:-1],
         help=f"some of {','.join(FAULTS)} (default: all but crash, which may lose writes that were acknowledged)",
     )
+    parser.add_argument("--replicas", type=int, default=0, help="wait for that many replicas (default: none)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep the folder even if everything holds")
     return parser

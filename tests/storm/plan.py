@@ -61,7 +61,7 @@ GROUPS = 5
 CHILDREN = 3
 ATTEMPTS = 3
 FATAL_ATTEMPTS = 2
-LARGE = 20_000
+LARGE = 5_000
 
 
 class Planned(NamedTuple):

@@ -49,6 +49,7 @@ from tests.storm.plan import (
 
 LEASE_S = 2.0
 GRACE_S = 5.0
+UNITS_AT_A_TIME = 6
 AWAY = 75
 """Exit status of a worker that could not reach the store at its start."""
 
@@ -148,7 +149,7 @@ def flow(root: int) -> Flow:
 
 
 class Producer:
-    """Enqueues its units in order and writes every answer into its ledger."""
+    """Enqueues its units, some of them at a time, and writes every answer into its ledger."""
 
     def __init__(self, folder: Path, name: str, jobs: int) -> None:
         self._folder = folder
@@ -159,16 +160,24 @@ class Producer:
         self._answered = {answer.id for answer in read_answers(path)}
 
     async def run(self) -> None:
-        for unit in units(self._number, self._jobs):
-            numbers = numbers_of(unit, self._jobs)
-            missing = [n for n in numbers if planned(n).id not in self._answered]
-            if not missing:
-                continue
-            if not await self._passes(unit):
-                break
-            await self._until_taken(unit, missing)
-            await self._repeat(unit)
+        """Return when every unit is answered, or the storm is over."""
+        under_way = asyncio.Semaphore(UNITS_AT_A_TIME)
+        async with asyncio.TaskGroup() as group:
+            for unit in units(self._number, self._jobs):
+                if self._missing(unit):
+                    if not await self._passes(unit):
+                        break
+                    await under_way.acquire()
+                    group.create_task(self._take(unit)).add_done_callback(lambda _: under_way.release())
         await app.close()
+
+    def _missing(self, unit: int) -> list[int]:
+        """The numbers of the unit that are not answered yet."""
+        return [n for n in numbers_of(unit, self._jobs) if planned(n).id not in self._answered]
+
+    async def _take(self, unit: int) -> None:
+        await self._until_taken(unit, self._missing(unit))
+        await self._repeat(unit)
 
     async def _passes(self, unit: int) -> bool:
         """Wait until the storm lets this unit through; false: the storm is over."""
@@ -207,7 +216,7 @@ class Producer:
     async def _repeat(self, unit: int) -> None:
         """Enqueue jobs of an earlier unit once more: the store must know them."""
         earlier = unit - 2 * PRODUCERS
-        if earlier < 0 or mode_of(earlier) in ("flow", "dedup"):
+        if earlier < 0 or mode_of(earlier) in ("flow", "dedup") or self._missing(earlier):
             return
         for n in list(numbers_of(earlier, self._jobs))[::9]:
             try:
@@ -227,6 +236,7 @@ class Producer:
 
     def _write(self, answers: list[Answer]) -> None:
         self._ledger.write(*map(answer_line, answers))
+        self._answered |= {answer.id for answer in answers}
 
 
 def _result(handle: JobHandle[Any]) -> str:

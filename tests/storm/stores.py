@@ -36,7 +36,11 @@ class Store:
         self.own_url = own_url or url
         self.faults: dict[str, Callable[[], str]] = {}
         self.heal: Callable[[], None] = lambda: None
-        self.lossy = False
+
+    def wait_for(self, replicas: int) -> None:
+        """Have processes ask for that many replicas of every write."""
+        if replicas:
+            self.url += f"?replicas={replicas}"
 
 
 @contextmanager
@@ -77,7 +81,6 @@ def sentinel_store(folder: Path, faults: frozenset[str], *, seed: int) -> Iterat
         store = Store(f"valkey+sentinel://{HOST}:{sentinel.port}/{sentinel.service}/0")
         store.faults["sentinel"] = lambda: _fail_over(sentinel)
         store.faults["crash"] = lambda: _crash_primary(sentinel, servers)
-        store.lossy = "crash" in faults
         yield store
 
 
@@ -90,7 +93,6 @@ def cluster_store(folder: Path, faults: frozenset[str], *, seed: int) -> Iterato
         store.faults["cluster"] = lambda: _promote_replica(cluster, chance)
         store.faults["slots"] = lambda: _move_slot(cluster, chance)
         store.faults["crash"] = lambda: _crash_node(cluster, chance)
-        store.lossy = "crash" in faults
         yield store
 
 

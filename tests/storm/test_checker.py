@@ -16,7 +16,7 @@ from penstock.core.lifecycle import EventType, State
 from penstock.storage.values import EventPage, Gap
 from tests.servers import ValkeyServer
 from tests.slow.crew import opened
-from tests.storm.checker import Verdict, check_storm
+from tests.storm.checker import ENQUEUES_LOST, Verdict, check_storm
 from tests.storm.history import History
 from tests.storm.journal import Answer, Appender, answer_line, calls_path, fault_line, read_calls, sessions
 from tests.storm.plan import QUEUES, planned
@@ -34,9 +34,9 @@ class Calm(NamedTuple):
     folder: Path
     engine: Any
 
-    async def check(self, *, lossy: bool = False) -> Verdict:
+    async def check(self, *, excused: frozenset[str] = frozenset()) -> Verdict:
         async with opened(self.url) as storage:
-            return await check_storm(storage, self.folder, jobs=JOBS, lossy=lossy, calm=True)
+            return await check_storm(storage, self.folder, jobs=JOBS, excused=excused, calm=True)
 
 
 async def finish(url: str, folder: Path) -> None:
@@ -246,11 +246,11 @@ async def test_the_checker_listens_to_check(valkey_storm: Calm) -> None:
 
 async def test_a_lossy_failover_explains_a_lost_job_but_no_wrong_result(storm: Calm) -> None:
     lose_accepted_id(storm)
-    verdict = await storm.check(lossy=True)
+    verdict = await storm.check(excused=ENQUEUES_LOST)
     assert verdict.holds
     assert verdict.lost.keys() == {"job lost"}
     change_result(storm)
-    assert (await storm.check(lossy=True)).violations.keys() == {"wrong result"}
+    assert (await storm.check(excused=ENQUEUES_LOST)).violations.keys() == {"wrong result"}
 
 
 # The log, event by event
