@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -23,6 +24,8 @@ from tests.storm.plan import QUEUES
 FAILOVER_TIMEOUT_S = 60.0
 AWAY_S = 1.5
 NODE_TIMEOUT_MS = 3000
+KEY_S = 0.03
+"""The rest after every key of a slot that moves, so that a move takes as long as one of many slots."""
 
 
 class Store:
@@ -91,7 +94,8 @@ def cluster_store(folder: Path, faults: frozenset[str], *, seed: int) -> Iterato
     with _ReplicatedCluster(folder) as cluster:
         store = Store(f"valkey+cluster://{','.join(f'{HOST}:{node.port}' for node in cluster.nodes)}")
         store.faults["cluster"] = lambda: _promote_replica(cluster, chance)
-        store.faults["slots"] = lambda: _move_slot(cluster, chance)
+        whole = cycle((False, True))
+        store.faults["slots"] = lambda: _move_slot(cluster, chance, is_whole=next(whole))
         store.faults["crash"] = lambda: _crash_node(cluster, chance)
         yield store
 
@@ -216,19 +220,18 @@ def _crash_node(cluster: _ReplicatedCluster, chance: random.Random) -> str:
     return f"port {primary.port} killed"
 
 
-def _move_slot(cluster: _ReplicatedCluster, chance: random.Random) -> str:
+def _move_slot(cluster: _ReplicatedCluster, chance: random.Random, *, is_whole: bool) -> str:
     """Move the slot of a queue to another primary: key by key, as older tools do, or as a whole."""
     queue = chance.choice(QUEUES)
     with cluster.nodes[0].client() as client:
         slot = int(client.execute_command("CLUSTER KEYSLOT", f"{{default/{queue}/0}}"))
     source = cluster.owner(slot)
     target = chance.choice([node for node in _primaries(cluster) if node is not source])
-    is_atomic = chance.random() < 0.5
-    if is_atomic:
+    if is_whole:
         cluster.move_slot(slot, target)
     else:
         _move_by_key(SlotMove(cluster, slot, target))
-    how = "as a whole" if is_atomic else "key by key"
+    how = "as a whole" if is_whole else "key by key"
     return f"{queue}, slot {slot} from {source.port} to {target.port} {how}"
 
 
@@ -237,6 +240,7 @@ def _move_by_key(move: SlotMove) -> None:
     while keys := move.keys():
         for key in keys:
             move.move_key(key)
+            time.sleep(KEY_S)
     for node in (move.target, move.source):  # the replicas learn it from these
         with node.client() as client:
             client.execute_command("CLUSTER SETSLOT", move.slot, "NODE", move.target.node_id)
