@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from penstock.cli import detached, main
+from penstock.cli.errors import ExitCode
 from penstock.cli.pidfiles import Surroundings, held
 from tests.cli.conftest import Shell, until
 from tests.cli.terminal import Terminal
@@ -312,9 +313,14 @@ def test_a_worker_of_several_processes_runs_in_the_background(penstock: Shell, t
     assert "Traceback" not in log
 
 
-def test_several_processes_are_refused_in_a_line_if_the_store_is_away(penstock: Shell) -> None:
-    said = penstock.refused("worker", "-p", "2", "--commands", "--url", "valkey://127.0.0.1:1", code=5)
-    assert "cannot connect to 127.0.0.1:1" in said
+def test_several_processes_end_with_a_line_if_the_store_stays_away(penstock: Shell) -> None:
+    """They wait for it as any call does, and say so."""
+    run = penstock("worker", "-p", "2", "--commands", "--url", "valkey://127.0.0.1:1")
+    warning, last = run.stderr.splitlines()
+    assert "cannot connect to 127.0.0.1:1" in warning
+    assert "Trying again for 30 s" in warning
+    assert last.startswith("penstock: cannot connect to 127.0.0.1:1")
+    assert run.returncode == ExitCode.STORE
 
 
 def test_queues_have_weights_and_others_are_left_alone(penstock: Shell) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock import App, InvalidName, InvalidOption, StorageError
+from penstock import App, InvalidName, InvalidOption
 
 
 @pytest.fixture
@@ -78,10 +78,3 @@ async def test_a_second_handler_of_a_queue_is_refused(app: App) -> None:
     worker.handler("raw")(print)
     with pytest.raises(InvalidOption, match="already"):
         worker.handler("raw")(print)
-
-
-async def test_a_store_that_cannot_be_reached_is_told_at_the_start() -> None:
-    app = App("valkey://127.0.0.1:1")
-    with pytest.raises(StorageError):
-        await app.worker().run()
-    await app.close()

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from penstock.cli.connect import run_app
 from penstock.errors import EventsLost, StorageError
+from penstock.worker.recovery import connected
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
@@ -25,9 +25,10 @@ _LAST_LOOK_S: Final = 3.0
 def followed(worker: Worker, heard: Callable[[Event], None]) -> Iterator[None]:
     """Call ``heard`` with every event of the worker's processes, in a thread, until the block has ended.
 
-    Raises ``StorageError`` if the store is not there: before there is a process that would fail for it for ever.
+    Raises ``StorageError`` if the store is not there for as long as a worker waits for it at its start: before there
+    is a process that would fail for it for ever.
     """
-    follower = _Follower(worker, heard, run_app(worker.app, lambda: _ends(worker)))
+    follower = _Follower(worker, heard, asyncio.run(_ends(worker)))
     follower.start()
     try:
         yield
@@ -36,9 +37,10 @@ def followed(worker: Worker, heard: Callable[[Event], None]) -> Iterator[None]:
 
 
 async def _ends(worker: Worker) -> dict[str, int]:
-    storage = await worker.app.connect()
-    pages = {queue: await storage.read_events(queue, after=0, limit=1) for queue in worker.options.queues}
-    return {queue: page.last for queue, page in pages.items()}
+    storage = await connected(worker.app, stopped=worker.is_stopping)
+    async with worker.app:
+        pages = {queue: await storage.read_events(queue, after=0, limit=1) for queue in worker.options.queues}
+        return {queue: page.last for queue, page in pages.items()}
 
 
 class _Follower(threading.Thread):

@@ -70,7 +70,7 @@ class WorkerStats(msgspec.Struct):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker writes of itself with every heartbeat. ``running`` is cut at a hundred jobs.
+    """The record that a worker writes with every heartbeat. ``running`` is cut at a hundred jobs.
 
     ``unknown`` are the tasks whose jobs it handed back lately because they are not registered in its app.
     """

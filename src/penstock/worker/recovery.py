@@ -1,22 +1,25 @@
-"""What a worker does when its store answers again: put right what the lost answers left behind."""
+"""Get over a time without the store: connect patiently at the start, and put right what lost answers left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.display import get_logger
 from penstock.core.outcome import Release
-from penstock.errors import StorageError
+from penstock.errors import StorageError, StorageUnavailable
 from penstock.storage.base import Storage
 from penstock.storage.values import Held, Settled, Settlement
 from penstock.worker.lane import Lane
 from penstock.worker.run import Run
 from penstock.worker.verdict import final_failure
 
-__all__ = ["hand_back_unknown", "releases", "settle_one_by_one", "until_it_answers"]
+if TYPE_CHECKING:
+    from penstock.app import App
+
+__all__ = ["connected", "hand_back_unknown", "releases", "settle_one_by_one", "until_it_answers"]
 
 logger = get_logger("penstock.worker")
 
@@ -24,6 +27,30 @@ _FIRST_BACKOFF_S: Final = 0.1
 _LONGEST_BACKOFF_S: Final = 5.0
 # A store that fails again so soon has not recovered: one that can be read, and not written, answers in between.
 _RELAPSE_S: Final = 2.0
+# As long as any call insists. A file is there or it is not, and SQLite itself waits for locks.
+_START_PATIENCE_S: Final = 30.0
+_LONGEST_START_PAUSE_S: Final = 1.0
+
+
+async def connected(app: App, *, stopped: Callable[[], bool]) -> Storage:
+    """Open the app's storage. While the store is away, loads its data or fails over, try again for 30 s.
+
+    Raises ``StorageUnavailable`` after that, or as soon as ``stopped`` returns true, and other errors at once.
+    """
+    local = app.url.startswith(("sqlite:", "memory:"))
+    deadline = time.monotonic() + (0.0 if local else _START_PATIENCE_S)
+    pause_s = _FIRST_BACKOFF_S
+    while True:
+        try:
+            return await app.connect()
+        except StorageUnavailable as error:
+            rest_s = deadline - time.monotonic()
+            if rest_s <= 0 or stopped():
+                raise
+            if pause_s == _FIRST_BACKOFF_S:
+                logger.warning("%s. Trying again for %.0f s", str(error).rstrip("."), rest_s)
+        await asyncio.sleep(min(pause_s, rest_s))
+        pause_s = min(2 * pause_s, _LONGEST_START_PAUSE_S)
 
 
 async def until_it_answers(

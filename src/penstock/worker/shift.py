@@ -12,6 +12,7 @@ from penstock.errors import StorageError
 from penstock.firing import Fire, fire_due
 from penstock.storage.base import Storage
 from penstock.storage.values import DueScheduler
+from penstock.worker import recovery
 from penstock.worker.deadlines import PATIENCE_S
 from penstock.worker.drain import DrainWatch
 from penstock.worker.equipment import make_executor, make_plans
@@ -147,7 +148,7 @@ class Shift:
     async def _connect_apart(self) -> Storage | None:
         """A connection for the heartbeat's loop; none if the app has only the one it was given."""
         try:
-            storage = await self.worker.app.connect()
+            storage = await recovery.connected(self.worker.app, stopped=self.worker.is_stopping)
         except StorageError as error:
             # Unreachable, refused and the like have classes of their own: this one is about the loop.
             if type(error) is not StorageError:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from penstock.batching import parse_batching
 from penstock.core.display import get_logger
 from penstock.core.duration import Duration, milliseconds
-from penstock.errors import InvalidOption
-from penstock.worker import pool, signals
+from penstock.errors import InvalidOption, StorageUnavailable
+from penstock.worker import pool, recovery, signals
 from penstock.worker.events import Listener, Listeners
 from penstock.worker.handlers import BatchHandler, Handler, Handlers
 from penstock.worker.health import Health, WorkerState, WorkerStats
@@ -206,11 +206,16 @@ class Worker:
         if self._shift is not None:
             self._shift.hurry(self._grace_ms)
 
+    def is_stopping(self) -> bool:
+        """Return whether it was told to stop. May be called from any thread."""
+        return self._stop.is_set()
+
     async def run(self) -> None:
         """Work until stopped. SIGTERM and SIGINT stop it (in the main thread); the second one at once.
 
         Raises:
-            StorageError: the store could not be reached or refused us at the start. Later the worker waits for it.
+            StorageError: the store refused us at the start, or could not be reached for 30 s. Later the worker
+                waits for it.
         """
         if self._state != "new":
             raise InvalidOption(f"{self!r} has been run already. Make another by app.worker(...).")
@@ -236,7 +241,13 @@ class Worker:
         self.stop(0 if again else None)
 
     async def _run_shift(self) -> None:
-        shift = self._shift = Shift(self, await self.app.connect())
+        try:
+            storage = await recovery.connected(self.app, stopped=self.is_stopping)
+        except StorageUnavailable:
+            if self._stop.is_set():
+                return
+            raise
+        shift = self._shift = Shift(self, storage)
         try:
             self._start_probe()
             await self._begin(shift)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -262,6 +263,24 @@ async def test_a_refusal_that_passes_is_waited_for_and_is_no_repeat(code):
             assert await router.call("k", "ECHO", "x", again=again) == b"PONG"
     assert len(heard) == 3
     assert built == []
+
+
+@pytest.mark.slow
+async def test_a_silent_connection_is_noticed_in_time_for_another_attempt():
+    """A proxy or a server that accepts commands and never answers. The next connection works."""
+    connections = itertools.count(1)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_first = next(connections) == 1
+        while data := await reader.read(1000):
+            if b"SETNAME" in data or not is_first:
+                writer.write(b"+OK\r\n")
+        writer.transport.abort()
+
+    async with await asyncio.start_server(serve, HOST, port := free_port()):
+        async with routing(f"valkey://{HOST}:{port}", on_connect=nothing) as router:
+            async with asyncio.timeout(25):
+                assert await router.call("k", "PING") == b"OK"
 
 
 async def test_a_refusal_that_does_not_pass_is_unavailable_after_retry_for():

@@ -30,16 +30,20 @@ __all__ = [
 ]
 
 _HIGH_WATER: Final = 1 << 20
-_STALL_SECONDS: Final = 30.0
+# With the looks it takes up to 15 s to notice a silent connection: a call has as long again on another one.
+_STALL_SECONDS: Final = 12.5
+_LOOKS: Final = 5
 _pack = cast(Callable[[tuple[Arg, ...]], bytes], hiredis.pack_command)
 
 
 class ConnectionLost(StorageUnavailable):
-    """The connection went before the reply came. ``sent``: the command may have been carried out."""
+    """The connection went before the reply came. ``sent``: the command may have been carried out. ``waited_s`` is
+    how long the connection was silent before it was given up."""
 
-    def __init__(self, text: str, *, sent: bool) -> None:
+    def __init__(self, text: str, *, sent: bool, waited_s: float = 0.0) -> None:
         super().__init__(text)
         self.sent = sent
+        self.waited_s = waited_s
 
 
 class Connection(asyncio.Protocol):
@@ -50,9 +54,26 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "__weakref__", "_closed", "_create_future", "_gets", "_head", "_loop", "_pending", "_reader",
-        "_reason", "_resumed", "_stall_seconds", "_transport", "_unsent", "_watch", "_write", "address",
-        "lost", "ready",
+        "__weakref__",
+        "_closed",
+        "_create_future",
+        "_gets",
+        "_head",
+        "_looks",
+        "_loop",
+        "_pending",
+        "_reader",
+        "_reason",
+        "_resumed",
+        "_stall_seconds",
+        "_transport",
+        "_unsent",
+        "_waited_s",
+        "_watch",
+        "_write",
+        "address",
+        "lost",
+        "ready",
     )  # fmt: skip
 
     def __init__(self, address: Address, *, stall_seconds: float | None = _STALL_SECONDS) -> None:
@@ -71,6 +92,8 @@ class Connection(asyncio.Protocol):
         self._closed: asyncio.Future[None] = self._create_future()
         self._reason = ""
         self._head: asyncio.Future[Any] | None = None
+        self._looks = 0
+        self._waited_s = 0.0
         self._stall_seconds = stall_seconds
         self._watch: asyncio.TimerHandle | None = None
 
@@ -151,7 +174,8 @@ class Connection(asyncio.Protocol):
         self._unsent.clear()
         for index, future in enumerate(self._pending):
             if not future.done():
-                future.set_exception(ConnectionLost(self._lost_text(), sent=index < written))
+                lost = ConnectionLost(self._lost_text(), sent=index < written, waited_s=self._waited_s)
+                future.set_exception(lost)
         self._pending.clear()
         self._head = None
         if self._watch is not None:
@@ -183,12 +207,16 @@ class Connection(asyncio.Protocol):
         return f"lost the connection to {self.address}: {self._reason or 'it is not open'}"
 
     def _look_for_stall(self) -> None:
+        if self._stall_seconds is None:
+            return
         head = self._pending[0] if self._pending else None
-        if head is not None and head is self._head:
+        self._looks = self._looks + 1 if head is not None and head is self._head else 0
+        self._head = head
+        if self._looks >= _LOOKS:
+            self._waited_s = self._stall_seconds
             self.drop(f"no reply for {self._stall_seconds:g} s")
-        elif self._stall_seconds is not None:
-            self._head = head
-            self._watch = self._loop.call_later(self._stall_seconds, self._look_for_stall)
+        else:
+            self._watch = self._loop.call_later(self._stall_seconds / _LOOKS, self._look_for_stall)
 
 
 async def open_connection(

@@ -84,8 +84,13 @@ class NodeRouter:
         failure: StorageError | None = None,
         connection: Connection | None = None,
     ) -> Any:
-        """Attempt ``command`` until it is answered, refused for good, or ``retry_for`` has passed."""
-        deadline = asyncio.get_running_loop().time() + self._retry_for
+        """Attempt ``command`` until it is answered, refused for good, or ``retry_for`` has passed.
+
+        The time that a first attempt spent on a silent connection counts.
+        """
+        waited_s = failure.waited_s if isinstance(failure, ConnectionLost) else 0.0
+        insist_for = max(self._retry_for - waited_s, min(self._retry_for, self._endpoint.connect_timeout))
+        deadline = asyncio.get_running_loop().time() + insist_for
         node, asked = choose(), None
         attempt, repeat = 0, False
         while True:
