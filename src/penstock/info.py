@@ -231,6 +231,11 @@ class WorkerInfo:
         return described
 
     @property
+    def dead(self) -> bool:
+        """Return true if its process is known to have died; false if it lives, or if the store cannot tell."""
+        return self.raw.dead
+
+    @property
     def host(self) -> str:
         return str(self.info.get("host", ""))
 

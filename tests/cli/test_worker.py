@@ -182,7 +182,10 @@ def test_only_the_owner_can_read_what_a_worker_leaves_whatever_the_umask(
 
     assert "worker-1 runs" in said
     workers = tmp_path / ".penstock" / "workers"
-    private = [workers / "worker-1.pid", workers / "worker-1.log", *tmp_path.glob("penstock.db*")]
+    locks = tmp_path / "penstock.db-workers"
+    assert oct(locks.stat().st_mode & 0o777) == "0o700"
+    files = [path for path in tmp_path.glob("penstock.db*") if path != locks]
+    private = [workers / "worker-1.pid", workers / "worker-1.log", *files]
     assert {file.name: oct(file.stat().st_mode & 0o777) for file in private} == dict.fromkeys(
         ("worker-1.pid", "worker-1.log", "penstock.db", "penstock.db-wal", "penstock.db-shm"), "0o600"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
+from penstock.storage import open_storage
 from penstock.storage.values import Held, WorkerRecord
 from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench
 
@@ -85,6 +86,49 @@ async def test_a_rescued_lease_is_held_no_longer(bench: Bench) -> None:
     await bench.storage.sweep(bench.queue)
 
     assert await bench.storage.leases_of(bench.queue, "worker") == []
+
+
+async def test_a_worker_that_has_announced_itself_is_not_dead(bench: Bench) -> None:
+    """An engine that cannot tell leaves it out; none says that this process has died."""
+    await beat(bench, "ada")
+    await beat(bench, "bob")
+    await bench.storage.announce(bench.queue, "ada", lost=lambda: None)
+    await bench.storage.announce(bench.queue, "ada", lost=lambda: None)
+
+    lives = await bench.storage.lives(bench.queue)
+
+    assert lives in ({}, {"ada": True})
+    assert [worker.dead for worker in await bench.storage.workers(bench.queue)] == [False, False]
+
+
+async def test_what_was_announced_is_taken_back_when_the_storage_is_closed(
+    bench: Bench, store_url: str
+) -> None:
+    other = open_storage(store_url)
+    await other.open()
+    await other.extend(bench.queue, [], worker="ada", lease_ms=LEASE_MS, info=b"{}")
+    await other.announce(bench.queue, "ada", lost=lambda: None)
+
+    await other.close()
+
+    assert await bench.storage.lives(bench.queue) == {}
+
+
+async def test_a_worker_that_departs_is_announced_no_longer(bench: Bench) -> None:
+    await beat(bench, "ada")
+    await bench.storage.announce(bench.queue, "ada", lost=lambda: None)
+
+    await bench.storage.depart(bench.queue, "ada")
+
+    assert await bench.storage.lives(bench.queue) == {}
+
+
+async def test_announcing_a_worker_takes_no_job(bench: Bench) -> None:
+    await bench.storage.announce(bench.queue, "ada", lost=lambda: None)
+    await bench.put()
+    await bench.storage.announce(bench.queue, "ada", lost=lambda: None)
+
+    assert (await bench.claim()).id == "job"
 
 
 async def test_a_worker_of_one_queue_is_not_seen_in_another(bench: Bench) -> None:

@@ -56,6 +56,20 @@ async def test_a_process_that_dies_is_replaced_and_its_job_runs_again(tasks: Any
         assert len({id.rpartition("-")[0] for id in ids}) == 2
 
 
+async def test_the_supervisor_takes_back_the_jobs_of_a_process_that_exits(
+    tasks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks for deaths here, and the lease is 30 s: the exit alone tells."""
+    worker = tasks.app.worker(processes=2, concurrency=1, grace="5s", sweep=False)
+    async with running(worker):
+        await until(lambda: _known(tasks.app, 2), seconds=30)
+        job = await tasks.die_once.enqueue()
+        assert await job.result(timeout="10s") == 2
+        info = await job.get()
+        assert info is not None
+        assert info.stalls == 1
+
+
 async def test_jobs_of_a_batch_whose_process_dies_run_again(tasks: Any) -> None:
     jobs = await tasks.die_together.enqueue_many([(n,) for n in range(3)])
     worker = tasks.app.worker(processes=2, concurrency=3, grace="5s", lease="500ms")

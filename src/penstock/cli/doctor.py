@@ -167,7 +167,7 @@ async def _queue(app: App, storage: Storage, queue: str, *, repair: bool) -> lis
 
 async def _staff(app: App, default_queue: str) -> list[Finding]:
     found = await read_workers(app, None, default_queue=default_queue)
-    workers = [worker for worker in found if worker["state"] != "silent"]
+    workers = [worker for worker in found if worker["state"] not in ("silent", "dead")]
     if not workers:
         return [Finding("note", "workers", "none", "nothing is worked on: penstock worker")]
     return [Finding("ok", "workers", str(len(workers))), *_unknown_tasks(workers)]

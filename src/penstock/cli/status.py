@@ -19,6 +19,7 @@ from penstock.storage.minutes import MINUTE_MS, Minute
 
 if TYPE_CHECKING:
     from penstock.app import App
+    from penstock.info import WorkerInfo
 
 __all__ = ["read_status", "read_workers", "status", "workers", "workers_line"]
 
@@ -36,12 +37,14 @@ async def read_status(app: App, queue: str | None, *, default_queue: str) -> dic
     names = await queues_of(app, queue)
     rows = [await _of_queue(app, name) for name in names]
     workers = await read_workers(app, queue, default_queue=default_queue)
-    live = [worker for worker in workers if worker["state"] != "silent"]
+    live = [worker for worker in workers if worker["state"] not in ("silent", "dead")]
+    dead = [worker for worker in workers if worker["state"] == "dead"]
     attended = {name for worker in live for name in worker["queues"]}
     return {
         "queues": rows,
         "workers": len(live),
-        "silent_workers": len(workers) - len(live),
+        "silent_workers": len(workers) - len(live) - len(dead),
+        "dead_workers": len(dead),
         "unattended": [row["queue"] for row in rows if row["waiting"] and row["queue"] not in attended],
     }
 
@@ -83,7 +86,7 @@ async def read_workers(app: App, queue: str | None, *, default_queue: str) -> li
                 "worker": worker.id,
                 "host": worker.host,
                 "pid": worker.pid,
-                "state": info.get("state", "") if worker.raw.age_ms < _SEEN_LATELY_MS else "silent",
+                "state": _state_of(worker),
                 "queues": list(info.get("queues", ())),
                 "active": info.get("active", 0),
                 "concurrency": info.get("concurrency", 0),
@@ -92,6 +95,13 @@ async def read_workers(app: App, queue: str | None, *, default_queue: str) -> li
                 "seen_ms_ago": worker.raw.age_ms,
             }
     return sorted(found.values(), key=lambda worker: worker["seen_ms_ago"])
+
+
+def _state_of(worker: WorkerInfo) -> str:
+    """Return what the worker said of itself, unless it is known or likely to be gone."""
+    if worker.dead:
+        return "dead"
+    return str(worker.info.get("state", "")) if worker.raw.age_ms < _SEEN_LATELY_MS else "silent"
 
 
 @command("status")
@@ -154,6 +164,7 @@ def workers_line(told: dict[str, Any]) -> str:
         if unattended:
             options = " ".join(f"-q {name}" for name in unattended)
             line += f"; none works on {', '.join(unattended)}: `penstock worker {options}`"
+    line = f"{line}; {told['dead_workers']} died" if told["dead_workers"] else line
     return f"{line}; {silent} not heard of for {span(_SEEN_LATELY_MS)}" if silent else line
 
 

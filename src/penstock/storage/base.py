@@ -16,7 +16,7 @@ a minute. Engines that talk over a network issue tickets of their own when they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.core.flow import DependencyRecord, Node
@@ -135,6 +135,19 @@ class Storage(Operating, Reading, Protocol):
 
     async def depart(self, queue: str, worker: str) -> None:
         """Forget the worker's record. Its leases are not touched."""
+        ...
+
+    async def announce(self, queue: str, worker: str, *, lost: Callable[[], None]) -> None:
+        """Let others see it if this process dies, where the engine has a way to tell; see ``lives``.
+
+        To be repeated with every heartbeat, which costs nothing as a rule, and at once when ``lost`` is called. Holds
+        until the storage is closed. Raises nothing: without it a death is noticed when the leases run out.
+        """
+        ...
+
+    async def lives(self, queue: str) -> dict[str, bool]:
+        """Return whether the processes of announced workers live. False is proof of death; what nobody can tell, as of
+        a worker that was never announced, is left out."""
         ...
 
     # Flows

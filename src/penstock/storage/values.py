@@ -55,6 +55,7 @@ __all__ = [
     "UnchangedAnswer",
     "Usage",
     "WorkerRecord",
+    "with_deaths",
 ]
 
 CancelAnswer = Literal[
@@ -273,12 +274,14 @@ class GroupPage(msgspec.Struct, frozen=True):
 
 
 class WorkerRecord(msgspec.Struct, frozen=True):
-    """A worker as it last described itself. ``info`` is JSON of its own making."""
+    """A worker as it last described itself. ``info`` is JSON of its own making. ``dead``: its process is known to have
+    died (``Storage.lives``); false if it lives, or if nobody can tell."""
 
     id: str
     info: bytes
     seen_at_ms: int
     age_ms: int
+    dead: bool = False
 
 
 class Gap(NamedTuple):
@@ -390,3 +393,8 @@ class Checked(msgspec.Struct, frozen=True):
     records: int
     problems: Mapping[str, int]
     repaired: bool
+
+
+def with_deaths(workers: list[WorkerRecord], lives: Mapping[str, bool]) -> list[WorkerRecord]:
+    """Return the records with ``dead`` as ``Storage.lives`` tells."""
+    return [msgspec.structs.replace(one, dead=lives.get(one.id) is False) for one in workers]

@@ -24,6 +24,7 @@ Answer = TypeVar("Answer")
 _QUIET: Final = frozenset(
     {
         *("claim", "settle", "extend", "sweep", "report", "leases_of", "depart", "wait", "listen", "watch"),
+        *("announce", "lives"),
         *(
             "remove",
             "remove_unchanged",

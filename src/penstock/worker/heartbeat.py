@@ -26,6 +26,7 @@ logger = get_logger("penstock.worker")
 Notice = tuple[Run, Extended]
 
 _AFTER_LOSS_S: Final = 0.5
+_AT_LEAST_S: Final = 0.2
 _CLOSE_PATIENCE_S: Final = 2.0
 
 
@@ -54,6 +55,7 @@ class Heartbeat:
         self._notify = notify
         self._stuck = stuck
         self._renewing = True
+        self._hurried = asyncio.Event()
         self.last_at = time.monotonic()
 
     async def run(self) -> None:
@@ -77,7 +79,18 @@ class Heartbeat:
                 log_failure("The heartbeat failed and will be repeated", exc_info=True)
                 failing = True
                 pause_s = min(_AFTER_LOSS_S, self._interval_s)
-            await asyncio.sleep(max(0.0, pause_s - (time.monotonic() - began)))
+            await self._rest(max(0.0, pause_s - (time.monotonic() - began)))
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait for the next beat, which comes at once when what was announced of this process no longer holds."""
+        try:
+            await asyncio.wait_for(self._hurried.wait(), seconds)
+            await asyncio.sleep(
+                min(_AT_LEAST_S, seconds)
+            )  # It may be lost again at once, as while a slot moves.
+        except TimeoutError:
+            pass
+        self._hurried.clear()
 
     async def run_once(self) -> None:
         """One beat for every queue, and the worker's record in each."""
@@ -116,6 +129,7 @@ class Heartbeat:
         ]
         if notices:
             self._notify(notices)
+        await self._storage.announce(lane.name, self._worker_id, lost=self._hurried.set)
 
     async def _unread_leases(self, lane: Lane) -> list[Held]:
         """The loop is too busy to read the answers to its claims, or gave one up: those leases are ours as well."""

@@ -19,7 +19,9 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.core.display import get_logger
+from penstock.errors import StorageError
 from penstock.importing import locate
+from penstock.leases import take_back
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -61,9 +63,13 @@ class Supervisor:
             )
             for number in range(1, worker.options.processes + 1)
         ]
+        self._app = worker.app
+        self._queues = tuple(worker.options.queues)
+        self._ids: dict[int, str] = {}
+        self._rescues: set[asyncio.Task[None]] = set()
         self._children: dict[int, BaseProcess] = {}
         self._started_at: dict[int, float] = {}
-        # From each process that is not ready yet: a word when it is.
+        # From each process that is not ready yet: the id of its worker when it is.
         self._awaited: dict[int, Connection] = {}
 
     async def start(self) -> None:
@@ -81,7 +87,7 @@ class Supervisor:
         told = False
         while not stop.is_set() and self._children:
             self._replace_dead()
-            if not told and self._all_are_ready():
+            if self._all_are_ready() and not told:
                 told = True
                 ready()
             try:
@@ -110,7 +116,7 @@ class Supervisor:
         for number, connection in list(self._awaited.items()):
             try:
                 if connection.poll():
-                    connection.recv_bytes()
+                    self._ids[number] = connection.recv_bytes().decode()
                     del self._awaited[number]
             except EOFError:
                 # It died first. The one that takes its place will say so, too.
@@ -121,6 +127,7 @@ class Supervisor:
         for number, process in list(self._children.items()):
             if process.is_alive():
                 continue
+            self._rescue_jobs_of(number, process)
             if process.exitcode == 0:
                 del self._children[number]
             elif time.monotonic() - self._started_at[number] >= _SOONEST_RESTART_S:
@@ -128,6 +135,22 @@ class Supervisor:
                     "worker process %s ended with code %s; restarting", process.name, process.exitcode
                 )
                 self._start(number)
+
+    def _rescue_jobs_of(self, number: int, process: BaseProcess) -> None:
+        """Take back what a process held that ended before it could hand it back: its exit is proof enough."""
+        worker = self._ids.pop(number, None)
+        if worker is not None and process.exitcode != 0:
+            task = asyncio.create_task(self._take_back(worker))
+            self._rescues.add(task)
+            task.add_done_callback(self._rescues.discard)
+
+    async def _take_back(self, worker: str) -> None:
+        try:
+            storage = await self._app.connect()
+            for queue in self._queues:
+                await take_back(storage, queue, await storage.leases_of(queue, worker))
+        except StorageError as error:
+            logger.warning("the jobs of worker %s come back when their leases run out: %s", worker, error)
 
     async def _end(self, grace_ms: Callable[[], int]) -> None:
         """Pass the signal on; a second one when our own grace has been cut to nothing."""
@@ -143,6 +166,9 @@ class Supervisor:
                 for process in self._children.values():
                     process.kill()
             await asyncio.sleep(_LOOK_EVERY_S / 2)
+        for number, process in self._children.items():
+            self._rescue_jobs_of(number, process)
+        await asyncio.gather(*self._rescues)
 
     def _signal_all(self) -> None:
         for process in self._children.values():
@@ -173,7 +199,7 @@ def _work(plan: _Plan, ready: Connection) -> None:
     worker = Worker(app, **plan.options)
     for queue, bound in plan.handlers.items():
         worker.handlers.add(queue, *bound)
-    worker.on("ready", lambda event: ready.send_bytes(b"ready"))
+    worker.on("ready", lambda event: ready.send_bytes(worker.id.encode()))
     worker.run_sync()
 
 

@@ -14,6 +14,7 @@ from penstock.storage.base import Storage
 from penstock.storage.values import DueScheduler
 from penstock.worker import recovery
 from penstock.worker.deadlines import PATIENCE_S
+from penstock.worker.deathwatch import DeathWatch
 from penstock.worker.drain import DrainWatch
 from penstock.worker.equipment import make_executor, make_plans
 from penstock.worker.executor import Executor
@@ -127,7 +128,11 @@ class Shift:
         )
         duties = [self.heartbeat.run(), self._watchdog.run()]
         if self.options.sweep:
-            duties.append(Sweeper(storage, list(self.options.queues), fire=self._fires(storage)).run())
+            queues = list(self.options.queues)
+            duties += [
+                Sweeper(storage, queues, fire=self._fires(storage)).run(),
+                DeathWatch(storage, queues).run(),
+            ]
         return duties
 
     def _fires(self, storage: Storage) -> Fire:

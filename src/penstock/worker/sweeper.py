@@ -22,6 +22,7 @@ from penstock.errors import StorageError
 from penstock.firing import Fire, sweep
 from penstock.storage.base import Storage
 from penstock.storage.values import Swept
+from penstock.worker.deathwatch import DeathWatch
 
 __all__ = ["Sweeper", "main"]
 
@@ -101,7 +102,7 @@ async def _serve(url: str, queues: Sequence[str] | None, interval: str) -> None:
     storage = open_storage(url)
     await storage.open()
     try:
-        sweeping = asyncio.ensure_future(Sweeper(storage, queues, interval=interval).run())
+        sweeping = asyncio.ensure_future(_sweep_and_watch(storage, queues, interval))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, sweeping.cancel)
@@ -110,6 +111,11 @@ async def _serve(url: str, queues: Sequence[str] | None, interval: str) -> None:
             sweeping.result()
     finally:
         await storage.close()
+
+
+async def _sweep_and_watch(storage: Storage, queues: Sequence[str] | None, interval: str) -> None:
+    sweeper, watch = Sweeper(storage, queues, interval=interval), DeathWatch(storage, queues)
+    await asyncio.gather(sweeper.run(), watch.run())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,7 +6,7 @@ Thin: each verb hands a function of the module of its name to the session, which
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from penstock.core.flow import DependencyRecord, Node
@@ -45,6 +45,8 @@ from penstock.storage.values import (
     Swept,
     Take,
     Ticket,
+    WorkerRecord,
+    with_deaths,
 )
 
 __all__ = ["SqliteStorage"]
@@ -163,6 +165,23 @@ class SqliteStorage(Operating, Reading):
 
     async def depart(self, queue: str, worker: str) -> None:
         await self._opened.write(queue, lambda step: govern.depart(step, worker))
+
+    async def announce(self, queue: str, worker: str, *, lost: Callable[[], None]) -> None:
+        try:
+            locks = self._opened.locks
+        except StorageError:
+            return
+        if locks is not None:
+            locks.hold(worker)
+
+    async def lives(self, queue: str) -> dict[str, bool]:
+        if (locks := self._opened.locks) is None:
+            return {}
+        return locks.look(await self._opened.read(lambda sql: read.worker_ids(sql, self._namespace, queue)))
+
+    async def workers(self, queue: str) -> list[WorkerRecord]:
+        found = await self._opened.read(lambda sql: read.workers(sql, self._namespace, queue))
+        return with_deaths(found, await self.lives(queue))
 
     # Flows
 

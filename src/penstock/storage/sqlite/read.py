@@ -33,6 +33,7 @@ __all__ = [
     "place_of",
     "queues",
     "settings",
+    "worker_ids",
     "workers",
 ]
 
@@ -192,6 +193,12 @@ def workers(sql: sqlite3.Connection, namespace: str, queue: str) -> list[WorkerR
     now_ms = row.clock()
     found = sql.execute(_sql["workers"], (row.key,))
     return [WorkerRecord(id_, info, seen_at, max(0, now_ms - seen_at)) for id_, info, seen_at in found]
+
+
+def worker_ids(sql: sqlite3.Connection, namespace: str, queue: str) -> list[str]:
+    """Return the ids of ``workers``."""
+    row = find_queue(sql, namespace, queue)
+    return [] if row is None else [id_ for (id_,) in sql.execute(_sql["worker_ids"], (row.key,))]
 
 
 def leases_of(sql: sqlite3.Connection, namespace: str, queue: str, worker: str) -> list[Held]:

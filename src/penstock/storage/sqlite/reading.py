@@ -18,7 +18,6 @@ from penstock.storage.values import (
     EventPage,
     Finished,
     JobPage,
-    WorkerRecord,
 )
 
 __all__ = ["Reading"]
@@ -80,9 +79,6 @@ class Reading(Verbs):
 
     async def queues(self) -> list[str]:
         return await self._opened.read(lambda sql: read.queues(sql, self._namespace))
-
-    async def workers(self, queue: str) -> list[WorkerRecord]:
-        return await self._opened.read(lambda sql: read.workers(sql, self._namespace, queue))
 
     async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
         return await self._opened.read(

@@ -13,6 +13,7 @@ from penstock.storage.sqlite.damage import any_text
 from penstock.storage.sqlite.database import Database
 from penstock.storage.sqlite.deliver import deliver
 from penstock.storage.sqlite.failures import translate
+from penstock.storage.sqlite.lives import WorkerLocks
 from penstock.storage.sqlite.mend import is_damage, mend_all, repeat_mended
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transaction import Transaction
@@ -36,6 +37,7 @@ class Session:
         self._calls = Calls(database.writer, self.loop)
         self._bell = Bell(database.exchange, self.loop)
         self._reader: sqlite3.Connection | None = None
+        self.locks = None if database.in_memory else WorkerLocks(database.path)
         if not database.in_memory:
             self._reader = _reader(database, timeout_s=timeout_s)
 
@@ -53,6 +55,8 @@ class Session:
     def close(self) -> None:
         """End the waits, let go of the database."""
         self.closed = True
+        if self.locks is not None:
+            self.locks.release()
         self._calls.close(self._database.loss)
         self._bell.close()
         if self._reader is not None:

@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import math
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from penstock.errors import StorageError, StorageUnavailable
@@ -63,6 +63,14 @@ class ClientRouter:
         with contextlib.suppress(ConnectionLost):
             await self._insist(key, command, block_for=limit)
         return await self.call(key, *then, again=again)
+
+    async def line(self, key: Key, *, lost: Callable[[], None]) -> str:
+        """Return nothing: which of the client's connections is open says nothing of this process."""
+        return ""
+
+    def cut_at(self, key: Key) -> float:
+        """Return minus infinity: the client does not tell when it connects again."""
+        return float("-inf")
 
     async def call_every_node(self, *command: Arg) -> list[Any]:
         return [await self._insist(target, command) for target in await self._targets()]

@@ -5,6 +5,7 @@ The functions are in ``lua/``, a file per verb; the keys they use are told at th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 from penstock.core.names import check_namespace
@@ -14,11 +15,13 @@ from penstock.storage.valkey.endpoint import Endpoint
 from penstock.storage.valkey.flowing import Flowing
 from penstock.storage.valkey.keys import DEFAULT_NAMESPACE, Keys
 from penstock.storage.valkey.limiting import Limiting
+from penstock.storage.valkey.lives import Lives
 from penstock.storage.valkey.operating import Operating
 from penstock.storage.valkey.reading import Reading
 from penstock.storage.valkey.router import ClientRouter, Router, router_for
 from penstock.storage.valkey.running import Running
 from penstock.storage.valkey.scheduling import Scheduling
+from penstock.storage.values import WorkerRecord, with_deaths
 
 __all__ = ["ValkeyStorage"]
 
@@ -47,6 +50,7 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
         self._router = router or ClientRouter(client, on_connect=prepare)
         self._calls = Calls(self._router, Keys(self.namespace))
         self._courier = Courier(self._calls, meet=self._register)
+        self._lives = Lives(self._calls)
 
     @classmethod
     def from_url(cls, url: str, *, namespace: str | None = None, retry_for: float = 30.0) -> Self:
@@ -68,7 +72,20 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
     async def close(self) -> None:
         """Close the connections. Calls under way raise StorageError; a client passed in stays open."""
         await self._courier.close()
+        await self._lives.withdraw()
         await self._router.close()
+
+    async def announce(self, queue: str, worker: str, *, lost: Callable[[], None]) -> None:
+        """As ``Storage.announce``."""
+        await self._lives.announce(queue, worker, lost)
+
+    async def lives(self, queue: str) -> dict[str, bool]:
+        """As ``Storage.lives``."""
+        return await self._lives.look(queue)
+
+    async def workers(self, queue: str) -> list[WorkerRecord]:
+        """As ``Storage.workers``."""
+        return with_deaths(await self._workers(queue), await self._lives.look(queue))
 
     async def server_facts(self) -> list[dict[str, str]]:
         """What each server says of itself (INFO), and its clock as ``time_ms``: for whoever checks the set-up."""

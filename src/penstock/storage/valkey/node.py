@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from penstock.errors import StorageError, StorageUnavailable
-from penstock.storage.valkey.command import Arg
+from penstock.storage.valkey.command import Arg, Key
 from penstock.storage.valkey.connection import Connection, ConnectionLost
-from penstock.storage.valkey.replies import ReplyError
+from penstock.storage.valkey.replies import ReplyError, run_id
 
 __all__ = [
     "BLOCK_GRACE_SECONDS",
@@ -55,6 +55,11 @@ class Node:
         self._failures = 0
         self._cause: StorageError | None = None
         self._closed = False
+        self._line: Connection | None = None
+        self._line_lock = asyncio.Lock()
+        self._life = ""
+        self.cut_at = float("-inf")
+        """The time at which a connection to this server was last found lost, by the loop's clock."""
 
     async def ready(self, deadline: float) -> Connection:
         """The command connection, able to take a command. Concurrent callers share one attempt to connect."""
@@ -118,6 +123,40 @@ class Node:
             connection.drop("one idle connection too many")
         return reply
 
+    async def line(self, key: Key, *, deadline: float, lost: Callable[[], None]) -> str:
+        """Return what names the connection by which the server sees that this process lives: run id and client id.
+
+        It is blocked for ever, on a key nobody writes to, so that the server does not close it for being idle while
+        this process is suspended. ``lost`` is called when it ends. One for all callers, made again when it is gone.
+        """
+        await self.ready(deadline)
+        async with self._line_lock:
+            if self._line is None or self._line.lost:
+                self._line = await self._open_line(key, lost)
+        return self._life
+
+    async def _open_line(self, key: Key, lost: Callable[[], None]) -> Connection:
+        connection = await self._connect_once()
+        try:
+            info, client = await asyncio.gather(
+                connection.call("INFO", "server"), connection.call("CLIENT", "ID")
+            )
+        except BaseException:
+            connection.drop("it is not allowed to say who it is")
+            raise
+        self._life = f"{run_id(info)} {client}"
+        connection.expect_silence()
+
+        def ended(reply: asyncio.Future[Any]) -> None:
+            ignore_outcome(reply)
+            connection.drop("it waits no longer")  # Its slot has moved, or the server is a replica now.
+            self.cut_at = asyncio.get_running_loop().time()
+            if not self._closed:
+                lost()
+
+        connection.call("BLPOP", key, 0).add_done_callback(ended)
+        return connection
+
     @property
     def busy(self) -> bool:
         """Somebody waits for this node."""
@@ -133,11 +172,13 @@ class Node:
     async def close(self) -> None:
         self._closed = True
         await cancel_and_wait(self._dialing)
-        mine = [self.connection] if self.connection else []
+        mine = [connection for connection in (self.connection, self._line) if connection is not None]
         await asyncio.gather(*(connection.close() for connection in [*mine, *self._idle, *self._leased]))
         self._idle.clear()
 
     async def _connect(self) -> Connection:
+        if self.connection is not None:
+            self.cut_at = asyncio.get_running_loop().time()
         self.connection = await self._connect_once()
         return self.connection
 

@@ -75,6 +75,14 @@ class NodeRouter:
                 asked = await self._recover(error, node, connection=None, attempt=attempt, deadline=deadline)
             attempt += 1
 
+    async def line(self, key: Key, *, lost: Callable[[], None]) -> str:
+        self._check_open()
+        deadline = asyncio.get_running_loop().time() + self._endpoint.connect_timeout
+        return await self._node_of(key).line(key, deadline=deadline, lost=lost)
+
+    def cut_at(self, key: Key) -> float:
+        return self._node_of(key).cut_at
+
     async def _insist(
         self,
         choose: Callable[[], Node],

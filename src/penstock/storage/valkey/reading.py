@@ -173,8 +173,8 @@ class Reading:
         registry = self._calls.keys.registry
         return sorted(name.decode() for name in await self._calls.plain(registry, "SMEMBERS", registry))
 
-    async def workers(self, queue: str) -> list[WorkerRecord]:
-        """As ``Storage.workers``, by id."""
+    async def _workers(self, queue: str) -> list[WorkerRecord]:
+        """Return the records of workers, by id."""
         now_ms, rows = await self._calls.call(queue, "workers")
         found = [
             WorkerRecord(id.decode(), row[6:], seen_at_ms, now_ms - seen_at_ms)

@@ -93,5 +93,11 @@ async def check_server(caller: Caller) -> Server:
     return server
 
 
+def run_id(info: bytes) -> str:
+    """Return what tells this run of a server from every other, as INFO gives it."""
+    found = re.search(rb"^run_id:(\w+)", info, re.MULTILINE)
+    return found.group(1).decode() if found else ""
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.strip().split(".") if part.isdigit())

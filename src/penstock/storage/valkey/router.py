@@ -10,7 +10,7 @@ out, the command for each further one comes from ``again()``, so that the server
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from penstock.storage.valkey.client import ClientRouter
@@ -57,6 +57,14 @@ class Router(Protocol):
         If the caller is cancelled the connection is dropped, so a late reply reaches nobody. A connection
         lost after the command was written is not retried: StorageUnavailable tells the caller to look again.
         """
+
+    async def line(self, key: Key, *, lost: Callable[[], None]) -> str:
+        """Return what names the connection by which the server of ``key`` sees that this process lives, such as
+        ``<run id> <client id>``; empty if there can be none. ``lost`` is called when that connection ends."""
+
+    def cut_at(self, key: Key) -> float:
+        """Return when a connection to the server of ``key`` was last found lost, by the loop's clock; minus infinity
+        if none was."""
 
     async def call_every_node(self, *command: Arg) -> list[Any]:
         """Send ``command`` to every primary; the replies in no particular order."""

@@ -259,8 +259,9 @@ class Running:
 
     async def depart(self, queue: str, worker: str) -> None:
         """As ``Storage.depart``."""
-        key = self._calls.keys.part(queue, "workers")
-        await self._calls.plain(key, "HDEL", key, worker)
+        for part in ("workers", "lives"):
+            key = self._calls.keys.part(queue, part)
+            await self._calls.plain(key, "HDEL", key, worker)
 
 
 def refusal(queue: str, error: Refused) -> Exception:

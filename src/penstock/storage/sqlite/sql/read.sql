@@ -50,6 +50,9 @@ SELECT min(at) FROM (
 -- name: staged
 SELECT count(*) FROM jobs WHERE queue = ? AND state = 'scheduled' AND run_at >= {staged_from}
 
+-- name: worker_ids
+SELECT id FROM workers WHERE queue = ?
+
 -- name: workers
 SELECT id, info, seen_at FROM workers WHERE queue = ? ORDER BY id
 

@@ -47,6 +47,9 @@
 --   parked     zset    time -> group with blocked members that may have room then;  fading  the same, for groups that are
 --                      over then
 --   workers    hash    worker -> seen_at .. info
+--   lives      a hash that clients write, so that it tells nothing of the queue (lives.py): worker -> run id of the server,
+--                      client id of the worker's line
+--   lifeline   nothing ever: what the lines of workers are blocked on
 --   consumers  hash    name -> offset .. expires_at
 --   spent      zset    last time -> scope;  usage:<scope>  hash  name -> millionths (usage.lua)
 --   budgets    hash    scope NUL name -> budget (usage.lua)

@@ -161,7 +161,10 @@ end
 local function forget_workers()
   local stored = call('HGETALL', K.workers)
   for i = 1, #stored, 2 do
-    if unpack('>I6', stored[i + 1]) <= Q.now - HOUR then call('HDEL', K.workers, stored[i]) end
+    if unpack('>I6', stored[i + 1]) <= Q.now - HOUR then
+      call('HDEL', K.workers, stored[i])
+      call('HDEL', K.lives, stored[i])
+    end
   end
 end
 
