@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.cli.conftest import Shell, until
@@ -57,3 +58,30 @@ def test_a_server_makes_its_own_backups(valkey_url: str, tmp_path: Path) -> None
     assert "RDB" in shell.refused("backup", "jobs.backup", "--url", valkey_url, code=2)
     assert "appendonly" in shell.refused("restore", "jobs.backup", "--url", valkey_url, code=2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_goes_on_with_the_file_that_took_the_place_of_its_own(
+    penstock: Shell, tmp_path: Path
+) -> None:
+    penstock.ok("enqueue", "--id", "before", "true")
+    penstock.ok("backup", "jobs.backup")
+    worker = penstock.start("worker", "--commands")
+    try:
+        until(lambda: penstock.json("list", "completed"))
+        for name in ("penstock.db", "penstock.db-wal", "penstock.db-shm"):
+            (tmp_path / name).unlink()
+        (tmp_path / "jobs.backup").replace(tmp_path / "penstock.db")  # By hand, while the worker runs.
+        until(lambda: "before" in [job["id"] for job in completed(penstock)])
+        penstock.ok("enqueue", "--id", "after", "true")
+        until(lambda: "after" in [job["id"] for job in completed(penstock)])
+    finally:
+        worker.terminate()
+        said, _ = worker.communicate(timeout=60)
+
+    assert worker.returncode == 0, said
+    assert "while this process used it" in said  # It was deleted or replaced, whichever the worker saw.
+
+
+def completed(penstock: Shell) -> list[dict[str, str]]:
+    run = penstock("list", "completed", "--json")
+    return list(json.loads(run.stdout)) if run.returncode == 0 else []

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from penstock.core.job import NewJob
+from penstock.core.outcome import Complete
 from penstock.errors import JobNotFound, StorageError, StorageFull, StorageUnavailable
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.sqlite.writer import Writer
-from penstock.storage.values import Take
+from penstock.storage.values import Settlement, Take
 from tests.storage.sqlite.conftest import Opener
 
 BIG = b"x" * 200_000
@@ -246,3 +247,22 @@ async def test_calls_are_answered_though_no_file_descriptor_is_left_to_signal_wi
     (folder / "999999-other.1.w").unlink()
 
     assert (await storage.counts("q")).waiting == 2
+
+
+async def test_news_that_were_read_in_a_group_with_a_failing_call_are_not_lost(opened: Opener) -> None:
+    """Such a group is run twice, and in memory reads are part of it."""
+    storage = await opened("memory://")
+    await storage.enqueue("q", [NewJob("a")])
+    await storage.watch("q", ["a"], listener="me")
+    (lease,) = (await storage.claim("q", Take("w", 1, 1000))).leases
+    await storage.settle("q", [Settlement(lease.id, lease.token, Complete())])
+
+    found, failed = await asyncio.gather(
+        storage.listen("q", "me", timeout_ms=0),
+        storage.watch("q", ["unknown"], listener="me"),
+        return_exceptions=True,
+    )
+
+    assert isinstance(failed, JobNotFound)
+    assert isinstance(found, list)
+    assert [news.id for news in found] == ["a"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 from penstock.core.job import DAY_MS, Job
@@ -100,15 +99,14 @@ class Reading(Verbs):
         session = self._opened
 
         async def look() -> list[Finished]:
-            return await session.read(lambda sql: self._news(sql, queue, listener))
+            seen = self._news_seen.get((queue, listener), 0)
+            last, found = await session.read(
+                lambda sql: news.news_after(sql, self._namespace, queue, listener, key=seen)
+            )
+            self._news_seen[queue, listener] = last
+            return found
 
         return await session.until("n", queue, look, timeout_ms=timeout_ms)
-
-    def _news(self, sql: sqlite3.Connection, queue: str, listener: str) -> list[Finished]:
-        seen = self._news_seen.get((queue, listener), 0)
-        last, found = news.news_after(sql, self._namespace, queue, listener, key=seen)
-        self._news_seen[queue, listener] = last
-        return found
 
     async def watch(self, queue: str, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
         return await self._opened.write(

@@ -52,16 +52,23 @@ class _Call:
 class _Group:
     """Calls of one loop that share a transaction. ``transaction`` is set once they have run.
 
-    ``apart``: SQLite gave up their transaction because of one of them, so each gets one of its own.
+    ``guarded``: one of them failed, so all are run again, each behind a savepoint. ``apart``: SQLite gave up their
+    transaction because of one of them, so each gets one of its own.
     """
 
-    __slots__ = ("apart", "calls", "loop", "transaction")
+    __slots__ = ("apart", "calls", "guarded", "loop", "transaction")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, calls: list[_Call]) -> None:
         self.loop = loop
         self.calls = calls
         self.transaction: Transaction | None = None
+        self.guarded = False
         self.apart = False
+
+    @property
+    def has_run(self) -> bool:
+        """Return whether its calls have their answers, or have to be run apart."""
+        return self.transaction is not None or self.apart
 
     @property
     def weight(self) -> int:
@@ -160,8 +167,9 @@ class Writer:
     def _run_inline(self, group: _Group) -> None:
         """Run the calls here and now, unless another process has the lock; the thread then does what is left."""
         try:
-            self.sql.execute("BEGIN IMMEDIATE")
-            self._run_calls(group)
+            while not group.has_run:
+                self.sql.execute("BEGIN IMMEDIATE")
+                self._run_calls(group)
         except sqlite3.Error:
             return
         except BaseException as interrupt:
@@ -180,7 +188,7 @@ class Writer:
         signals: set[Signal] = set()
         checkpoints, is_due = self._checkpoints, False
         try:
-            if group.transaction is None and not group.apart:
+            while not group.has_run:
                 begin(self.sql, timeout_s=self._timeout_s)
                 self._run_calls(group)
             signals = self._commit_group(group)
@@ -211,15 +219,19 @@ class Writer:
         return self._run_apart(group)
 
     def _run_calls(self, group: _Group) -> None:
-        """Run all of a group in the open transaction, which is rolled back if that cannot be done."""
+        """Run all of a group in the open transaction, which is rolled back if that cannot be done.
+
+        Few calls fail, and a savepoint for each costs two statements. So they are run without at first.
+        """
+        run = self._run_call if group.guarded else _run_bare
         try:
             transaction = self._transaction()
             for call in group.calls:
-                self._run_call(transaction, call)
+                run(transaction, call)
             transaction.flush()
         except Exception:
             self._roll_back()
-            group.apart = True
+            group.apart, group.guarded = group.guarded, True
         else:
             group.transaction = transaction
 
@@ -294,6 +306,11 @@ class Writer:
         self._free.release()
         while self._lined_up:
             self._lined_up.popleft().wake()
+
+
+def _run_bare(transaction: Transaction, call: _Call) -> None:
+    if not call.future.cancelled():
+        call.answer = call.work(transaction)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
