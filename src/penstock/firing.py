@@ -32,6 +32,9 @@ logger = get_logger("penstock.scheduler")
 CAUGHT_UP_AT_ONCE: Final = 100
 """Missed slots of one scheduler that a sweep makes up for; the next one goes on."""
 
+_STEADY_MS: Final = 60_000
+"""A slot this near is left where it is: a clock set back by seconds must not fire the last one again."""
+
 Fire: TypeAlias = Callable[[str, DueScheduler], Awaitable[int | None]]
 """Fires what of a scheduler of this queue is due: ``fire_due`` of some store and app."""
 
@@ -80,12 +83,15 @@ async def sweep(
 async def fire_due(
     storage: Storage, queue: str, due: DueScheduler, intake: Intake | None = None
 ) -> int | None:
-    """Fire what of one scheduler is due; the slot that comes next, if it is known.
+    """Fire what of one scheduler is due; the slot that comes next, if it is known. Compute a slot that lies ahead
+    again: the clock was set back since.
 
     What the layers of ``intake`` raise leaves the slot due, for the next sweep to try again.
     """
     try:
         plan = unpack_plan(due.spec)
+        if due.slot_ms > due.now_ms:
+            return await _compute_again(storage, queue, due, plan)
         return await _fire(storage, queue, due, plan, intake)
     except msgspec.MsgspecError as error:
         logger.warning("queue %s: scheduler %r cannot be read and is left out: %s", queue, due.name, error)
@@ -99,6 +105,25 @@ async def fire_due(
             raise
         logger.warning("queue %s: enqueue middleware holds up scheduler %r: %r", queue, due.name, error)
     return None
+
+
+async def _compute_again(storage: Storage, queue: str, due: DueScheduler, plan: Plan) -> int:
+    """Return the slot that comes next, which takes the place of one that a clock ahead of its time has led to."""
+    schedule, now_ms = plan.schedule, due.now_ms
+    if schedule.repeat_ms is None:
+        sooner_ms = schedule.next_after(now_ms)
+        is_passed_over = (schedule.next_after(now_ms + _STEADY_MS) or due.slot_ms) < due.slot_ms
+    else:
+        sooner_ms = now_ms + schedule.repeat_ms
+        is_passed_over = sooner_ms + _STEADY_MS < due.slot_ms
+    if sooner_ms is None or not is_passed_over:
+        return due.slot_ms
+    if await storage.move_slot(queue, due.name, slot_ms=due.slot_ms, next_ms=sooner_ms):
+        logger.warning(
+            "queue %s: the clock was set back; the next slot of scheduler %r is %s, not %s",
+            queue, due.name, _shown(sooner_ms), _shown(due.slot_ms),
+        )  # fmt: skip
+    return sooner_ms
 
 
 async def _fire(

@@ -286,3 +286,24 @@ def test_the_sync_face_has_it_too() -> None:
     assert info is not None
     assert [one.name for one in queue.schedulers()] == [info.name]
     app.sync.close()
+
+
+@pytest.mark.parametrize("ms", [3 * HOUR_MS, 10 * 365 * 24 * HOUR_MS])
+@pytest.mark.parametrize("when", [{"cron": "* * * * *"}, {"every": "10m"}, {"after_completion": "10m"}])
+async def test_a_clock_that_was_ahead_for_a_moment_does_not_silence_a_scheduler(
+    app: App, report: Any, when: Any, ms: int
+) -> None:
+    queue, storage = app.queue("default"), await app.connect()
+    await app.schedule("often", report.job(), **when)
+    await storage.shift_clock("default", ms, jump=True)
+    await pass_time(app, 0)
+    for job in await jobs_of(app):
+        await queue.remove(job)
+    await storage.shift_clock("default", -ms, jump=True)
+    await pass_time(app, 0)
+    before = await jobs_of(app)
+    await pass_time(app, HOUR_MS // 2)
+    assert len(await jobs_of(app)) > len(before)
+    info = await queue.scheduler("often")
+    assert info is not None
+    assert info.next is None or info.next < datetime.now(UTC) + timedelta(hours=2)

@@ -137,6 +137,13 @@ class Bench:
     async def shift(self, ms: int) -> None:
         await self.storage.shift_clock(self.queue, ms)
 
+    async def jump(self, ms: int) -> None:
+        """Let the store's wall clock jump, without telling the queue."""
+        await self.storage.shift_clock(self.queue, ms, jump=True)
+
+    async def now(self) -> int:
+        return (await self.storage.clock(self.queue)).now_ms
+
     # Looking
 
     async def find(self, id: str = "job") -> Job | None:

@@ -229,7 +229,7 @@ def _reset_active(flags: Flags, queue: str | None, *, older_than_ms: int, as_jso
         for name in await queues_of(app, queue):
             named = app.queue(name)
             # The store's time, not ours.
-            now_ms = (await storage.schedulers(name, [])).now_ms
+            now_ms = (await storage.clock(name)).now_ms
             ids = [
                 job.id
                 async for job in named.list_jobs("active")

@@ -196,6 +196,10 @@ class Storage(Operating, Reading, Protocol):
         """The end of a pause. A slot that passed meanwhile gives way to ``next_ms``."""
         ...
 
+    async def move_slot(self, queue: str, name: str, *, slot_ms: int, next_ms: int) -> bool:
+        """Make ``next_ms`` the next slot, if that still is ``slot_ms``. Return whether it was."""
+        ...
+
     async def remove_scheduler(self, queue: str, name: str) -> bool:
         """Forget the scheduler; its jobs stay."""
         ...
@@ -206,6 +210,10 @@ class Storage(Operating, Reading, Protocol):
 
     # For tests
 
-    async def shift_clock(self, queue: str, ms: int) -> None:
-        """Move this queue's clock forward: what tests do instead of sleeping."""
+    async def shift_clock(self, queue: str, ms: int, *, jump: bool = False) -> None:
+        """Move this queue's clock forward: what tests do instead of sleeping.
+
+        With ``jump`` the wall clock that the queue sees is off by ``ms`` from now on, in either direction, and the
+        queue is not told: what a wrong clock does.
+        """
         ...

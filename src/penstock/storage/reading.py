@@ -16,6 +16,7 @@ from penstock.storage.values import (
     EventPage,
     Finished,
     JobPage,
+    QueueClock,
     WorkerRecord,
 )
 
@@ -67,6 +68,10 @@ class Reading(Protocol):
 
     async def queues(self) -> list[str]:
         """Every queue that was ever enqueued to, sorted."""
+        ...
+
+    async def clock(self, queue: str) -> QueueClock:
+        """Return the queue's time and the store's wall clock."""
         ...
 
     async def workers(self, queue: str) -> list[WorkerRecord]:

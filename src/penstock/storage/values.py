@@ -36,6 +36,7 @@ __all__ = [
     "JobPage",
     "NewScheduler",
     "PromoteAnswer",
+    "QueueClock",
     "QueueSettings",
     "ReleaseAnswer",
     "RemoveAnswer",
@@ -192,7 +193,8 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class DueScheduler(msgspec.Struct, frozen=True):
-    """A scheduler whose slot has come: who is told of it is to fire it. ``now_ms`` is the store's."""
+    """A scheduler whose slot has come, for the caller to fire. ``now_ms`` is the store's wall clock; a slot
+    after it is to be computed again."""
 
     name: str
     slot_ms: int
@@ -364,10 +366,22 @@ class Scheduler(msgspec.Struct, frozen=True):
 
 
 class Schedulers(msgspec.Struct, frozen=True):
-    """All schedulers of a queue, by name, and the queue's time."""
+    """All schedulers of a queue, by name, and the store's wall clock, which slots compare with."""
 
     now_ms: int
     schedulers: list[Scheduler]
+
+
+class QueueClock(msgspec.Struct, frozen=True):
+    """A queue's time, and the wall clock of its store."""
+
+    now_ms: int
+    wall_ms: int
+
+    @property
+    def ahead_ms(self) -> int:
+        """By how much queue time is ahead of the wall clock."""
+        return self.now_ms - self.wall_ms
 
 
 class Fired(msgspec.Struct, frozen=True):

@@ -44,12 +44,13 @@ _QUIET: Final = frozenset(
             "counts",
             "queues",
             "workers",
+            "clock",
             "logs",
             "read_entries",
             "read_events",
             "tail",
         ),
-        *("schedulers", "pause_scheduler", "remove_scheduler", "dedup_of", "clear_dedup"),
+        *("schedulers", "pause_scheduler", "move_slot", "remove_scheduler", "dedup_of", "clear_dedup"),
         *("hold_events", "release_events", "consumers", "open", "close", "shift_clock"),
     }
 )

@@ -26,7 +26,7 @@ def attach(
 ) -> AttachAnswer:
     """Give the job further dependencies, and put in those that come along."""
     record = step.find([id_]).get(id_)
-    if record is None or record.is_forgotten(step.now_ms) or record.is_staged:
+    if record is None or step.is_over(record) or record.is_staged:
         return "not_found"
     if record.state in (COMPLETED, FAILED, CANCELLED):
         return "ended"

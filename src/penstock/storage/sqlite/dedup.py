@@ -52,7 +52,7 @@ def meet(step: Step, dedup: Dedup, *, id_: str) -> Earlier | None:
 
 def _earlier(step: Step, id_: str, incarnation: int) -> Earlier:
     record = step.find([id_]).get(id_)
-    is_there = record and record.incarnation == incarnation and not record.is_forgotten(step.now_ms)
+    is_there = record and record.incarnation == incarnation and not step.is_over(record)
     return Earlier(id_, incarnation, record if is_there else None)
 
 

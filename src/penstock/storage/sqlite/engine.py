@@ -226,6 +226,11 @@ class SqliteStorage(Operating, Reading):
             queue, lambda step: schedulers.resume_scheduler(step, name, next_ms=next_ms)
         )
 
+    async def move_slot(self, queue: str, name: str, *, slot_ms: int, next_ms: int) -> bool:
+        return await self._opened.write(
+            queue, lambda step: schedulers.move_slot(step, name, slot_ms=slot_ms, next_ms=next_ms)
+        )
+
     async def remove_scheduler(self, queue: str, name: str) -> bool:
         return await self._opened.write(queue, lambda step: schedulers.remove_scheduler(step, name))
 
@@ -236,5 +241,5 @@ class SqliteStorage(Operating, Reading):
 
     # For tests
 
-    async def shift_clock(self, queue: str, ms: int) -> None:
-        await self._opened.write(queue, lambda step: govern.shift_clock(step, ms))
+    async def shift_clock(self, queue: str, ms: int, *, jump: bool = False) -> None:
+        await self._opened.write(queue, lambda step: govern.shift_clock(step, ms, jump=jump))

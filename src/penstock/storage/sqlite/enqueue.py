@@ -182,7 +182,7 @@ def _dispatch(step: Step, record: Record, job: NewJob, status: EnqueueStatus) ->
 
 
 def _decide(step: Step, record: Record, job: NewJob) -> EnqueueStatus:
-    if job.unchecked or record.is_forgotten(step.now_ms):
+    if job.unchecked or step.is_over(record):
         return "queued"
     if record.is_staged and job.write_id != record.write_id:
         return "queued"

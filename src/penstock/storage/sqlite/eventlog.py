@@ -87,7 +87,7 @@ def _is_beyond(step: Step, settings: QueueSettings, last_seq: int, at_ms: int) -
         return False
     return (
         (settings.events_count is not None and behind >= settings.events_count)
-        or (settings.events_age_ms is not None and at_ms <= step.now_ms - settings.events_age_ms)
+        or (settings.events_age_ms is not None and step.moment.is_past(at_ms + settings.events_age_ms))
         or (settings.events_bytes is not None and step.queue.event_bytes > settings.events_bytes)
     )
 

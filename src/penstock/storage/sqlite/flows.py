@@ -330,7 +330,7 @@ def _unblock(step: Step, record: Record) -> None:
 
 
 def _is_there(step: Step, record: Record) -> bool:
-    return record.state != REMOVED and not record.is_forgotten(step.now_ms)
+    return record.state != REMOVED and not step.is_over(record)
 
 
 def forget(step: Step, ids: Sequence[str]) -> None:

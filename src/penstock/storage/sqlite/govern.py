@@ -69,6 +69,9 @@ def depart(step: Step, worker: str) -> None:
     step.sql.execute(statements("read")["depart"], (step.queue.key, worker))
 
 
-def shift_clock(step: Step, ms: int) -> None:
-    """Move the queue's clock forward."""
+def shift_clock(step: Step, ms: int, *, jump: bool) -> None:
+    """Move the queue's clock forward. ``jump``: the queue is not told."""
     step.queue.shift_ms += ms
+    if not jump:
+        moment = step.moment
+        step.set_moment(moment._replace(now_ms=moment.now_ms + ms, wall_ms=moment.wall_ms + ms))

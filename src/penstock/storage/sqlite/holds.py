@@ -30,7 +30,7 @@ def hold(step: Step, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[
     answers: list[HoldAnswer] = []
     for id_ in ids:
         record = known.get(id_)
-        if record is None or record.is_forgotten(step.now_ms):
+        if record is None or step.is_over(record):
             answers.append("not_found")
             continue
         since_ms = step.now_ms - record.finished_at if record.state in _FINISHED else 0
@@ -47,7 +47,7 @@ def release(step: Step, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer
     answers: list[ReleaseAnswer] = []
     for id_ in ids:
         record = known.get(id_)
-        if record is None or record.is_forgotten(step.now_ms):
+        if record is None or step.is_over(record):
             answers.append("not_found")
         elif consumer not in (record.annex.holds or {}):
             answers.append("not_held")
@@ -61,7 +61,9 @@ def release(step: Step, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer
 
 def lapse(step: Step, *, limit: int) -> None:
     """Nobody fetched these jobs in time: ordinary retention applies."""
-    abandoned = step.adopt(step.sql.execute(_sql["lapsed"], (step.queue.key, step.now_ms, limit)))
+    abandoned = step.adopt(
+        step.sql.execute(_sql["lapsed"], (step.queue.key, step.now_ms - step.moment.hole[0], limit))
+    )
     for record in abandoned:
         _set(record, {})
     step.save(abandoned)

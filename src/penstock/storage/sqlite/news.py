@@ -28,7 +28,7 @@ def watch(step: Step, ids: Sequence[str], *, listener: str) -> list[Finished | N
     known = step.find(ids)
     for id_ in ids:
         record = known.get(id_)
-        if record is None or record.is_forgotten(step.now_ms):
+        if record is None or step.is_over(record):
             raise JobNotFound(f"There is no job {id_!r} in queue {step.queue.name!r}.", job_id=id_)
     answers = [_ended(known[id_]) for id_ in ids]
     for id_, answer in zip(ids, answers, strict=True):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from typing import Final
 
 import msgspec
 
+from penstock.storage.sqlite.clock import Moment, Reading, moment_after, read_clocks
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import QueueSettings
 
-__all__ = ["USES_STAGED", "QueueRow", "clock_ms", "find_queue"]
+__all__ = ["USES_STAGED", "QueueRow", "find_queue"]
 
 USES_STAGED: Final = 4
 """The bit of ``QueueRow.uses`` that says that there may be staged jobs."""
@@ -20,13 +20,8 @@ _sql = statements("queue")
 _settings = msgspec.json.Decoder(QueueSettings)
 
 
-def clock_ms() -> int:
-    """The store's clock."""
-    return time.time_ns() // 1_000_000
-
-
 class QueueRow(msgspec.Struct):
-    """A queue's own row: its two counters, clock, flags, and how many jobs it has in each state.
+    """A queue's own row: its two counters, clock (``clock.py``), flags, and how many jobs it has in each state.
 
     ``uses``: a bit for each feature that costs a look; what is not in use is not looked for.
     """
@@ -54,10 +49,26 @@ class QueueRow(msgspec.Struct):
     held_completed: int
     held_failed: int
     minute: bytes | None
+    clock_ms: int
+    boot_ms: int
+    boot: int
+    clock_marks: str
+
+    def moment(self) -> Moment:
+        """Return the queue's time: never earlier than any it has had."""
+        seen = Reading(self.clock_ms or self.now_ms, self.boot_ms, self.boot)
+        return moment_after(
+            self.now_ms, seen, self.clock_marks, shift_ms=self.shift_ms, reading=read_clocks()
+        )
 
     def clock(self) -> int:
-        """The queue's now: never earlier than any it has had."""
-        return max(clock_ms() + self.shift_ms, self.now_ms)
+        """Return the queue's now."""
+        return self.moment().now_ms
+
+    def see(self, moment: Moment) -> None:
+        """Keep a moment: the next one is counted from it."""
+        self.now_ms, self.clock_ms, reading, self.clock_marks = moment
+        self.boot_ms, self.boot = reading.boot_ms, reading.boot
 
     @property
     def settings(self) -> QueueSettings:

@@ -14,15 +14,17 @@ from penstock.core.limits import Limit
 from penstock.errors import InvalidOption
 from penstock.storage.minutes import Minute
 from penstock.storage.scopes import KeptBudget
+from penstock.storage.sqlite.clock import wall_ms
 from penstock.storage.sqlite.metrics import told
 from penstock.storage.sqlite.queuerow import USES_STAGED, QueueRow, find_queue
 from penstock.storage.sqlite.records import Record, as_job
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.values import Counts, Held, JobPage, QueueSettings, WorkerRecord
+from penstock.storage.values import Counts, Held, JobPage, QueueClock, QueueSettings, WorkerRecord
 
 __all__ = [
     "ORDERS",
     "after_place",
+    "clock",
     "counts",
     "get",
     "has_work",
@@ -140,6 +142,15 @@ def metrics(sql: sqlite3.Connection, namespace: str, queue: str, *, last_ms: int
     if row is None:
         return []
     return told(sql, row.key, row.minute, last_ms=last_ms, now_ms=row.clock())
+
+
+def clock(sql: sqlite3.Connection, namespace: str, queue: str) -> QueueClock:
+    """Return the queue's time and the wall clock."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return QueueClock(wall_ms(), wall_ms())
+    moment = row.moment()
+    return QueueClock(moment.now_ms, moment.wall_ms)
 
 
 def has_work(sql: sqlite3.Connection, namespace: str, queue: str) -> bool:

@@ -17,6 +17,7 @@ from penstock.storage.values import (
     EventPage,
     Finished,
     JobPage,
+    QueueClock,
 )
 
 __all__ = ["Reading"]
@@ -78,6 +79,9 @@ class Reading(Verbs):
 
     async def queues(self) -> list[str]:
         return await self._opened.read(lambda sql: read.queues(sql, self._namespace))
+
+    async def clock(self, queue: str) -> QueueClock:
+        return await self._opened.read(lambda sql: read.clock(sql, self._namespace, queue))
 
     async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
         return await self._opened.read(

@@ -207,10 +207,6 @@ class Record(msgspec.Struct, gc=False):
         """Whether it is kept back until its write is whole."""
         return self.state == SCHEDULED and self.run_at >= STAGED_FROM_MS
 
-    def is_forgotten(self, now_ms: int) -> bool:
-        """Whether only the next sweep keeps it from being gone."""
-        return 0 < self.kept_until <= now_ms
-
 
 def unpack_failure(packed: bytes | None) -> Failure | None:
     """The failure kept in a record, if any."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.core.job import NewJob
+from penstock.storage.sqlite.clock import wall_ms
 from penstock.storage.sqlite.enqueue import enqueue
-from penstock.storage.sqlite.queuerow import clock_ms, find_queue
+from penstock.storage.sqlite.queuerow import find_queue
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
@@ -29,6 +30,7 @@ __all__ = [
     "forget_jobs",
     "is_awaiting",
     "last_ended",
+    "move_slot",
     "pause_scheduler",
     "put_scheduler",
     "remove_scheduler",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _NOT_AFTER_COMPLETION = -1
+_NO_END = 2**53
 
 _sql = statements("schedulers")
 
@@ -109,8 +112,18 @@ def resume_scheduler(step: Step, name: str, *, next_ms: int | None) -> bool:
     if row is None:
         return False
     row.paused = 0
-    if next_ms is not None and row.is_due(step.now_ms):
+    if next_ms is not None and row.is_due(step.moment.wall_ms):
         row.next_at = next_ms
+    _save(step, row)
+    return True
+
+
+def move_slot(step: Step, name: str, *, slot_ms: int, next_ms: int) -> bool:
+    """Make ``next_ms`` the next slot, if that still is ``slot_ms``."""
+    row = _find(step, name)
+    if row is None or row.next_at != slot_ms:
+        return False
+    row.next_at = next_ms
     _save(step, row)
     return True
 
@@ -123,7 +136,7 @@ def remove_scheduler(step: Step, name: str) -> bool:
 def fire(step: Step, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
     """Put in the job of the slot, if that is still to be fired."""
     row = _find(step, name)
-    if row is None or not row.is_due(step.now_ms) or row.next_at != slot_ms:
+    if row is None or not row.is_due(step.moment.wall_ms) or row.next_at != slot_ms:
         return Fired(False)
     [answer] = enqueue(step, [job])
     row.fired += 1
@@ -131,7 +144,7 @@ def fire(step: Step, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> F
     if row.repeat_ms != _NOT_AFTER_COMPLETION:
         row.next_at, row.awaits = 0, answer.incarnation
         if answer.status != "queued":
-            row.go_on(step.now_ms)
+            row.go_on(step.moment.wall_ms)
     if row.limit and row.fired >= row.limit:
         row.next_at = row.awaits = 0
     _save(step, row)
@@ -142,7 +155,7 @@ def ended(step: Step, name: str, record: Record) -> None:
     """A job that its scheduler may wait for has ended."""
     row = _find(step, name)
     if row is not None and row.awaits == record.incarnation:
-        row.go_on(step.now_ms)
+        row.go_on(step.moment.wall_ms)
         _save(step, row)
 
 
@@ -159,14 +172,16 @@ def forget_jobs(step: Step) -> None:
     """All jobs are gone: none of them will tell that it has ended."""
     for values in step.sql.execute(_sql["awaiting"], (step.queue.key,)).fetchall():
         row = _Row(*values)
-        row.go_on(step.now_ms)
+        row.go_on(step.moment.wall_ms)
         _save(step, row)
 
 
 def due(step: Step, *, limit: int) -> tuple[DueScheduler, ...]:
-    """Those whose slot has come."""
-    rows = step.sql.execute(_sql["due"], (step.queue.key, step.now_ms, limit))
-    return tuple(DueScheduler(name, next_at, step.now_ms, spec) for name, next_at, spec in rows)
+    """Return those whose slot has come; after the clock was set back, all slots, which are to be computed again."""
+    wall_ms = step.moment.wall_ms
+    is_set_back = step.now_ms < step.moment.marks.recheck_until
+    rows = step.sql.execute(_sql["due"], (step.queue.key, _NO_END if is_set_back else wall_ms, limit))
+    return tuple(DueScheduler(name, next_at, wall_ms, spec) for name, next_at, spec in rows)
 
 
 def is_awaiting(step: Step) -> bool:
@@ -176,8 +191,8 @@ def is_awaiting(step: Step) -> bool:
 
 def slot_wait_ms(step: Step) -> int | None:
     """The time to the first slot that is not due."""
-    at = step.sql.execute(_sql["next_slot"], (step.queue.key, step.now_ms)).fetchone()[0]
-    return None if at is None else int(at) - step.now_ms
+    at = step.sql.execute(_sql["next_slot"], (step.queue.key, step.moment.wall_ms)).fetchone()[0]
+    return None if at is None else int(at) - step.moment.wall_ms
 
 
 def schedulers(
@@ -186,11 +201,11 @@ def schedulers(
     """Those of these names, or all, by name."""
     row = find_queue(sql, namespace, queue)
     if row is None:
-        return Schedulers(clock_ms(), [])
+        return Schedulers(wall_ms(), [])
     wanted = None if names is None else set(names)
     rows = (_Row(*values) for values in sql.execute(_sql["all"], (row.key,)))
     found = [_shown(one) for one in rows if wanted is None or one.name in wanted]
-    return Schedulers(row.clock(), found)
+    return Schedulers(row.moment().wall_ms, found)
 
 
 def _shown(row: _Row) -> Scheduler:

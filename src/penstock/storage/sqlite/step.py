@@ -16,10 +16,11 @@ import msgspec
 from penstock.core.annex import Dependent
 from penstock.core.job import Options
 from penstock.core.limits import Limit
+from penstock.storage.sqlite.clock import Moment, wall_ms
 from penstock.storage.sqlite.eventnotes import EventNotes
 from penstock.storage.sqlite.group import Group
 from penstock.storage.sqlite.messages import End, Message
-from penstock.storage.sqlite.queuerow import QueueRow, clock_ms
+from penstock.storage.sqlite.queuerow import QueueRow
 from penstock.storage.sqlite.records import (
     REMOVED,
     SCHEDULED,
@@ -99,7 +100,8 @@ class Step:
         self.sql = sql
         self.namespace = namespace
         self.queue = queue
-        self.now_ms = queue.clock()
+        self.moment = queue.moment()
+        self.now_ms = self.moment.now_ms
         self.mended = 0
         """Damaged records that were put aside for this call."""
         self.notes = EventNotes()
@@ -122,6 +124,14 @@ class Step:
         self._listeners: list[tuple[Record, str]] = []
         self._without_log: list[int] = []
         self._without_signals: list[int] = []
+
+    def set_moment(self, moment: Moment) -> None:
+        """Go by another time from here on."""
+        self.moment, self.now_ms = moment, moment.now_ms
+
+    def is_over(self, record: Record) -> bool:
+        """Return whether only the next sweep keeps a finished record from being gone."""
+        return 0 < record.kept_until <= self.now_ms and self.moment.is_past(record.kept_until)
 
     def draw(self) -> int:
         """The next number of the queue's counter: an incarnation, a place in line, or a token."""
@@ -312,7 +322,7 @@ class Step:
             self.sql.execute(_sql["delete_waiters"], listed)
         if self._told:
             # By the clock on the wall: a listener's minute is not the queue's, which tests move.
-            at_ms = clock_ms()
+            at_ms = wall_ms()
             told = dict.fromkeys(self._told)  # Who waited for the run and for its rerun is told once.
             rows = [(self.queue.key, who, at_ms, _pack_news(news)) for who, news in told]
             self.sql.executemany(_news_sql["publish"], rows)

@@ -58,7 +58,7 @@ def suspend(step: Step, record: Record, name: str, *, timeout_ms: int) -> None:
 def signal(step: Step, id_: str, name: str, data: bytes) -> SignalAnswer:
     """Resume the job that waits for it, or keep it for later."""
     record = step.find([id_]).get(id_)
-    if record is None or record.is_forgotten(step.now_ms):
+    if record is None or step.is_over(record):
         return "not_found"
     if record.state not in _OPEN:
         return "ended"

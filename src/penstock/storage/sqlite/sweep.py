@@ -8,11 +8,11 @@ from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.storage.sqlite import dedup, flows, schedulers
 from penstock.storage.sqlite.admission import sweep_groups
 from penstock.storage.sqlite.claim import promote_due
+from penstock.storage.sqlite.clock import TERM_MS, wall_ms
 from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.groups import USES_LIMITS
 from penstock.storage.sqlite.holds import lapse
 from penstock.storage.sqlite.memo import MEMO_KEPT_MS
-from penstock.storage.sqlite.queuerow import clock_ms
 from penstock.storage.sqlite.records import (
     BLOCKED,
     CANCELLED,
@@ -50,6 +50,7 @@ def sweep(step: Step, *, limit: int) -> Swept:
     settings = step.queue.settings
     promoted = promote_due(step, limit=limit)
     unblocked = _time_out(step, limit)
+    _renew_leases(step)
     rescued = _rescue(step, limit)
     expired = _expire(step, limit)
     regrouped = sweep_groups(step, limit=limit)
@@ -91,6 +92,16 @@ def _time_out(step: Step, limit: int) -> int:
         time_out(step, record)
     step.save(due)
     return len(due)
+
+
+def _renew_leases(step: Step) -> None:
+    """Let leases that ran out during a gap go on with what was left of them, and for a term at least: their holders
+    could not extend them."""
+    marks = step.moment.marks
+    if marks.gap_from != marks.gap_to:
+        values = (marks.gap_to, marks.gap_from, step.now_ms + TERM_MS, step.queue.key, marks.gap_to)
+        step.sql.execute(_sql["renew_leases"], values)
+        step.set_moment(step.moment.renewed())
 
 
 def _rescue(step: Step, limit: int) -> int:
@@ -140,7 +151,10 @@ def _expire(step: Step, limit: int) -> int:
 
 
 def _prune(step: Step, settings: QueueSettings, limit: int) -> int:
-    pruned = _drop(step, _records(step, "forgotten", step.now_ms, limit))
+    lag_ms, edge = step.moment.hole
+    pruned = _drop(step, _records(step, "forgotten", 0, step.now_ms - lag_ms, limit))
+    if lag_ms and edge > step.now_ms - lag_ms:
+        pruned += _drop(step, _records(step, "forgotten", edge, step.now_ms, limit))
     lapse(step, limit=limit)
     queue = step.queue
     for state, keep, held in (
@@ -166,14 +180,18 @@ def _drop(step: Step, records: list[Record]) -> int:
 
 def _forget(step: Step) -> None:
     forget_usage(step)
-    step.sql.execute(_sql["forget_consumers"], (step.queue.key, step.now_ms))
-    step.sql.execute(_sql["forget_workers"], (step.queue.key, step.now_ms - _WORKERS_KEPT_MS))
+    sure_ms = step.now_ms - step.moment.hole[0]
+    step.sql.execute(_sql["forget_consumers"], (step.queue.key, sure_ms))
+    step.sql.execute(_sql["forget_workers"], (step.queue.key, sure_ms - _WORKERS_KEPT_MS))
     step.sql.execute(_sql["forget_memos"], (step.queue.key, step.now_ms - MEMO_KEPT_MS))
-    step.sql.execute(_news_sql["forget"], (step.queue.key, clock_ms() - _NEWS_KEPT_MS))
+    step.sql.execute(_news_sql["forget"], (step.queue.key, wall_ms() - _NEWS_KEPT_MS))
 
 
 def _wait_ms(step: Step, slot_wait_ms: int | None) -> int | None:
-    at = step.sql.execute(_sql["next_time"], {"queue": step.queue.key}).fetchone()[0]
+    is_lagging = step.moment.hole[0] > 0  # What was to go stays for now: nobody need come for it.
+    at = step.sql.execute(_sql["next_time"], {"queue": step.queue.key, "is_lagging": is_lagging}).fetchone()[
+        0
+    ]
     if at is None:
         return slot_wait_ms
     wait_ms = max(0, int(at) - step.now_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from copy import copy
+from typing import Final
 
 import msgspec
 
@@ -19,6 +20,15 @@ Signal = tuple[str, str]
 """What a commit tells those who wait: a kind (``w`` work, ``n`` news, ``e`` events) and ``namespace/queue``."""
 
 _sql = statements("queue")
+
+
+_SEEN_MS: Final = 2_000
+
+
+def _is_due(step: Step, before: QueueRow) -> bool:
+    """Return whether the time of a call that leaves the queue as it was is kept all the same. While jobs are active, a
+    queue that nobody calls is one whose workers are cut off."""
+    return before.active > 0 and step.now_ms - before.now_ms >= _SEEN_MS
 
 
 class Transaction:
@@ -74,8 +84,8 @@ class Transaction:
         place = (step.namespace, step.queue.name)
         before = self._rows[place]
         step.queue.events += step.notes.count
-        if step.queue != before:
-            step.queue.now_ms = step.now_ms
+        if step.queue != before or step.moment.packed_marks != before.clock_marks or _is_due(step, before):
+            step.queue.see(step.moment)
             self._rows[place] = step.queue
             self._changed.setdefault(place, EventNotes()).extend(step.notes)
         address = f"{step.namespace}/{step.queue.name}"

@@ -56,4 +56,4 @@ def reset_usage(step: Step) -> None:
 
 def forget_usage(step: Step) -> None:
     """Forget sums that nothing was added to for long."""
-    step.sql.execute(_sql["forget"], (step.queue.key, step.now_ms - KEPT_DAYS * DAY_MS))
+    step.sql.execute(_sql["forget"], (step.queue.key, step.now_ms - step.moment.hole[0] - KEPT_DAYS * DAY_MS))

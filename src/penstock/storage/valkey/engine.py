@@ -98,6 +98,6 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
             facts.append({**node, "time_ms": str(int(seconds) * 1000 + int(micros) // 1000)})
         return facts
 
-    async def shift_clock(self, queue: str, ms: int) -> None:
+    async def shift_clock(self, queue: str, ms: int, *, jump: bool = False) -> None:
         """As ``Storage.shift_clock``."""
-        await self._calls.call(queue, "shift_clock", ms)
+        await self._calls.call(queue, "shift_clock", ms, "1" if jump else "")

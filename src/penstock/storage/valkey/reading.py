@@ -25,6 +25,7 @@ from penstock.storage.values import (
     EventPage,
     Finished,
     JobPage,
+    QueueClock,
     WorkerRecord,
 )
 
@@ -172,6 +173,10 @@ class Reading:
         """As ``Storage.queues``."""
         registry = self._calls.keys.registry
         return sorted(name.decode() for name in await self._calls.plain(registry, "SMEMBERS", registry))
+
+    async def clock(self, queue: str) -> QueueClock:
+        """As ``Storage.clock``."""
+        return QueueClock(*await self._calls.call(queue, "clock"))
 
     async def _workers(self, queue: str) -> list[WorkerRecord]:
         """Return the records of workers, by id."""

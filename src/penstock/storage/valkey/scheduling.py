@@ -49,6 +49,10 @@ class Scheduling(Running):
         given = "" if next_ms is None else next_ms
         return bool(await self._calls.call(queue, "resume_scheduler", name, given))
 
+    async def move_slot(self, queue: str, name: str, *, slot_ms: int, next_ms: int) -> bool:
+        """As ``Storage.move_slot``."""
+        return bool(await self._calls.call(queue, "move_slot", name, slot_ms, next_ms))
+
     async def remove_scheduler(self, queue: str, name: str) -> bool:
         """As ``Storage.remove_scheduler``."""
         return bool(await self._calls.call(queue, "remove_scheduler", name))

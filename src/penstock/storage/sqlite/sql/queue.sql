@@ -1,6 +1,7 @@
 -- name: load
 SELECT key, name, seq, events, event_bytes, now_ms, shift_ms, paused, used, has_budgets, settings, uses, regroup,
-    scheduled, waiting, blocked, active, completed, failed, cancelled, held_completed, held_failed, minute
+    scheduled, waiting, blocked, active, completed, failed, cancelled, held_completed, held_failed, minute,
+    clock_ms, boot_ms, boot, clock_marks
 FROM queues WHERE namespace = ? AND name = ?
 
 -- name: create
@@ -11,7 +12,7 @@ VALUES (?, ?, coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'fi
 UPDATE queues SET seq = ?, events = ?, event_bytes = ?, now_ms = ?, shift_ms = ?, paused = ?, used = ?, has_budgets = ?,
     settings = ?, uses = ?, regroup = ?,
     scheduled = ?, waiting = ?, blocked = ?, active = ?, completed = ?, failed = ?, cancelled = ?,
-    held_completed = ?, held_failed = ?, minute = ?
+    held_completed = ?, held_failed = ?, minute = ?, clock_ms = ?, boot_ms = ?, boot = ?, clock_marks = ?
 WHERE key = ?
 
 -- name: append_events

@@ -7,6 +7,10 @@ ORDER BY j.wake_at, j.id LIMIT ?
 -- name: active
 SELECT count(*) FROM jobs WHERE queue = ? AND state = 'active'
 
+-- name: renew_leases
+UPDATE jobs SET lease_until = max(? + max(lease_until - ?, 0), ?)
+WHERE queue = ? AND state = 'active' AND lease_until <= ?
+
 -- name: stalled
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options
@@ -22,7 +26,7 @@ ORDER BY j.expires_at, j.id LIMIT ?
 -- name: forgotten
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options
-WHERE j.queue = ? AND j.kept_until > 0 AND j.state IN ('completed', 'failed', 'cancelled') AND j.kept_until <= ?
+WHERE j.queue = ? AND j.kept_until > 0 AND j.state IN ('completed', 'failed', 'cancelled') AND j.kept_until BETWEEN ? AND ?
 LIMIT ?
 
 -- name: surplus
@@ -44,13 +48,13 @@ DELETE FROM memo WHERE queue = ? AND at_ms <= ?
 SELECT min(at) FROM (
     SELECT min(run_at) AS at FROM jobs WHERE queue = :queue AND state = 'scheduled' AND run_at < {staged_from}
     UNION ALL SELECT min(wake_at) FROM jobs WHERE queue = :queue AND wake_at > 0
-    UNION ALL SELECT min(held_until) FROM jobs WHERE queue = :queue AND held_until > 0
+    UNION ALL SELECT min(held_until) FROM jobs WHERE queue = :queue AND NOT :is_lagging AND held_until > 0
     UNION ALL SELECT min(lease_until) FROM jobs WHERE queue = :queue AND state = 'active'
     UNION ALL SELECT min(expires_at) FROM jobs
         WHERE queue = :queue AND expires_at > 0 AND kept_until = 0 AND lease_until = 0
-    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = :queue AND state = 'completed' AND kept_until > 0
-    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = :queue AND state = 'failed' AND kept_until > 0
-    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = :queue AND state = 'cancelled' AND kept_until > 0
+    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = :queue AND NOT :is_lagging AND state = 'completed' AND kept_until > 0
+    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = :queue AND NOT :is_lagging AND state = 'failed' AND kept_until > 0
+    UNION ALL SELECT min(kept_until) FROM jobs WHERE queue = :queue AND NOT :is_lagging AND state = 'cancelled' AND kept_until > 0
     UNION ALL SELECT min(look_at) FROM job_groups WHERE queue = :queue AND look_at > 0
     UNION ALL SELECT min(over_at) FROM job_groups WHERE queue = :queue AND over_at > 0
 )

@@ -7,7 +7,7 @@
 -- returns:   {id, token, id, token ...}
 -- workers:   {now, worker, seen_at .. info ...}
 -- metrics:   {now, the present minute, minutes before it (metrics.lua) ...}
--- now:       the queue's clock
+-- clock:     {now, the wall clock}
 
 local function next_ms()
   local first
@@ -60,4 +60,9 @@ end, READS)
 register('metrics', function(keys)
   open(keys)
   return { Q.now, Q.minute, call('HVALS', K.metrics) }
+end, READS)
+
+register('clock', function(keys)
+  open(keys)
+  return { Q.now, Clock.wall() }
 end, READS)

@@ -11,7 +11,7 @@ register('hold_events', function(keys, args)
   local offset, expires_at = tonumber(args[2]), Q.now + tonumber(args[3])
   if stored then
     local held, until_ms = unpack('>I6I6', stored)
-    if until_ms > Q.now then offset = max(offset, held) end
+    if not Clock.is_past(until_ms) then offset = max(offset, held) end
   end
   call('HSET', K.consumers, args[1], pack('>I6I6', offset, expires_at))
   close()
@@ -28,7 +28,7 @@ register('consumers', function(keys)
   local stored, reply = call('HGETALL', K.consumers), {}
   for i = 1, #stored, 2 do
     local _, expires_at = unpack('>I6I6', stored[i + 1])
-    if expires_at > Q.now then
+    if not Clock.is_past(expires_at) then
       reply[#reply + 1], reply[#reply + 2] = stored[i], stored[i + 1]
     end
   end

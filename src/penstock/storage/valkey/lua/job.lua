@@ -292,5 +292,5 @@ end
 
 -- A finished record past its time counts as absent.
 local function is_over(job)
-  return ENDED[job.state] and kept_until(job) <= Q.now
+  return ENDED[job.state] and Clock.is_past(kept_until(job))
 end

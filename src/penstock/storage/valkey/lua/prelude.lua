@@ -4,7 +4,7 @@
 --
 --   meta       hash    counters (COUNTERS below), epoch, settings, trimmed, regroup (groups.lua), outbox (the last
 --                      sequence), tied (jobs here have had dependents elsewhere); m:<lane>, the last call of a lane and its
---                      answer, kept for a minute (memo.lua)
+--                      answer, kept for a minute (memo.lua); clock (CLOCK below), if the clock was ever odd
 --   jobs       hash    id -> static record (record.lua): written once, rewritten only by change and re-dispatch
 --   options    hash    reference -> header: options of jobs, each stored once (record.lua)
 --   state      hash    id -> what changes (record.lua); absent while a job waits as it was enqueued ("pristine")
@@ -85,6 +85,9 @@ local FORMAT = 1
 -- Behind it stands the present minute (metrics.lua).
 local COUNTERS = '>BBI6I6I6i6I6I6B'
 local MINUTE_AT = 40
+-- What has happened to the clock (Clock below), in a field of its own that few queues have: moved gap_from gap_to lag edge
+-- doubt_until recheck_until
+local CLOCK = '>i6I6I6I6I6I6I6'
 local CHUNK = 4000 -- arguments per command: Lua's stack takes less than 8000
 local MINUTE = 60000
 
@@ -126,7 +129,91 @@ local function forget_buffers()
   set_fields, added_members = emptied(set_fields), emptied(added_members)
 end
 
--- Begins every verb: reads the counters and the clock. now never goes back within a queue.
+-- Queue time, as docs/verbs.md has it under Time. Every call that writes keeps the pair (clock seen, now): shift is their
+-- difference. It is 0 while nothing has ever happened to the clock; most calls look no further.
+local Clock = {
+  NEAR = 10, GAP = 10000, TERM = 30000, DOUBT = 15 * MINUTE, KEPT = 30 * 24 * 60 * MINUTE, SET_BACK = MINUTE,
+  RECHECK = 10 * MINUTE,
+}
+
+-- moved: by how much tests have moved the clock. gap_from, gap_to: now before and after the last gap; equal once a sweep
+-- has renewed the leases. lag, edge, doubt_until: see Clock.lag(). recheck_until: until then slots are computed again.
+function Clock.record()
+  local c = Q.clock
+  if not c then
+    c = { moved = 0, gap_from = 0, gap_to = 0, lag = 0, edge = 0, doubt_until = 0, recheck_until = 0 }
+    local stored = call('HGET', K.meta, 'clock')
+    if stored then
+      c.moved, c.gap_from, c.gap_to, c.lag, c.edge, c.doubt_until, c.recheck_until = unpack(CLOCK, stored)
+    end
+    Q.clock = c
+  end
+  return c
+end
+
+function Clock.write()
+  local c = Q.clock
+  call('HSET', K.meta, 'clock',
+    pack(CLOCK, c.moved, c.gap_from, c.gap_to, c.lag, c.edge, c.doubt_until, c.recheck_until))
+end
+
+-- The clock is behind what was seen of it. A jump that is still in doubt was wrong if the clock takes half of it back.
+function Clock.set_back(c, by, last)
+  if by >= Clock.SET_BACK then c.recheck_until, c.changed = last + Clock.RECHECK, true end
+  if c.lag > 0 and last < c.edge + Clock.DOUBT and by >= c.lag / 2 then
+    c.doubt_until, c.changed = c.edge + Clock.KEPT, true
+  end
+end
+
+-- Nobody called for a while, or the clock jumped: who can tell?
+function Clock.note_gap(c, from, to)
+  if from - c.gap_to >= Clock.TERM then c.gap_from, c.gap_to, c.changed = from, to, true end
+  if to - from >= Clock.DOUBT then
+    local lag = from < c.doubt_until and to < c.doubt_until and c.lag or 0
+    c.lag, c.edge, c.doubt_until, c.changed = lag + to - from, to, max(c.doubt_until, to + Clock.DOUBT), true
+  end
+end
+
+-- Sets now, and shift, where they are not just the clock and 0.
+function Clock.advance(clock, last)
+  local c, seen = Clock.record(), last - Q.shift
+  local elapsed = clock - seen
+  if elapsed < 0 then
+    Clock.set_back(c, -elapsed, last)
+    Q.shift = last - clock
+  elseif Q.shift > c.moved and clock + c.moved >= last - Clock.NEAR then
+    Q.shift = c.moved -- the clock has caught up
+  elseif Q.shift ~= c.moved then -- a hundredth of what has passed, and none of it lost to rounding
+    local most = floor(clock / 100) - floor(seen / 100)
+    Q.shift = Q.shift - max(-most, min(most, Q.shift - c.moved))
+  end
+  if Q.shift == 0 and c.moved ~= 0 then Q.shift = 1 end
+  Q.now = max(clock + Q.shift, last)
+  if elapsed >= Clock.GAP then Clock.note_gap(c, last, Q.now) end
+end
+
+-- What run_at and slots compare with: the store's clock, as it is now.
+function Clock.wall()
+  if Q.shift == 0 then return Q.now end
+  return Q.now - Q.shift + Clock.record().moved
+end
+
+-- By how much deletion lags behind now, because a long jump is not proven, or has proved wrong; and the now it led to. What
+-- was to go in between stays for so long.
+function Clock.lag()
+  local c = Clock.record()
+  if Q.now >= c.doubt_until then return 0, 0 end
+  return c.lag, c.edge
+end
+
+-- Whether what was to be kept until then may be deleted.
+function Clock.is_past(at)
+  if at > Q.now then return false end
+  local lag, edge = Clock.lag()
+  return lag == 0 or at <= Q.now - lag or at >= edge
+end
+
+-- Begins every verb: reads the counters and the clock. now never goes back within a queue, and never stands still.
 -- A queue is new if nothing of it exists. Where other keys do, its counters are lost, and tokens would come back: refused,
 -- unless the verb does without (ignores_loss).
 local function open(keys, ignores_loss)
@@ -148,7 +235,6 @@ local function open(keys, ignores_loss)
   Q.minute = counters and sub(counters, MINUTE_AT) or ''
   local time = call('TIME')
   Q.prefix, Q.is_new, Q.time = prefix, not counters, time
-  Q.now = max(time[1] * 1000 + floor(time[2] / 1000) + shift, last)
   Q.seq, Q.events, Q.shift, Q.paused, Q.waiters, Q.stale = seq, events, shift, paused == 1, waiters, stale
   Q.uses = uses
   Q.wake, Q.due, Q.memo, Q.answer, Q.dedup = false, false, false, false, false
@@ -158,6 +244,9 @@ local function open(keys, ignores_loss)
   Q.grouped, Q.limits, Q.touched = emptied(Q.grouped), emptied(Q.limits), false
   Q.fresh, Q.commons, Q.deps, Q.expected, Q.over, Q.spent = false, false, false, false, false, false
   forget_buffers()
+  local clock = time[1] * 1000 + floor(time[2] / 1000)
+  Q.now, Q.clock = clock, false
+  if shift ~= 0 or counters and (clock < last or clock >= last + Clock.GAP) then Clock.advance(clock, last) end
   Q.is_open = true
 end
 
@@ -244,6 +333,7 @@ end
 local function write_meta()
   local counters = pack(COUNTERS, FORMAT, Q.paused and 1 or 0, Q.seq, Q.events, Q.now, Q.shift, Q.waiters, Q.stale,
     Q.uses) .. Q.minute
+  if Q.clock and Q.clock.changed then Clock.write() end
   if Q.is_new then call('HSET', K.meta, 'epoch', new_epoch()) end
   if Q.memo then
     call('HSET', K.meta, 'counters', counters, Q.memo, Q.answer)

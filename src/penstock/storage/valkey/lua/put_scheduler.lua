@@ -4,7 +4,10 @@
 -- pause_scheduler, resume_scheduler, remove_scheduler
 -- arguments: name; resume: and next ('': none given)
 -- returns:   1 if there is one of that name
--- schedulers: {now, name, record (schedulers.lua) ...}
+-- move_slot: the next slot is another one, if it still is the one the caller knows.
+-- arguments: name, slot, next
+-- returns:   1 if it was
+-- schedulers: {the clock, name, record (schedulers.lua) ...}
 -- arguments: '1' for those of the names that follow; nothing for all
 -- events:    none
 
@@ -37,7 +40,17 @@ register('resume_scheduler', function(keys, args)
   local s = Schedulers.read(args[1])
   if not s then return 0 end
   s.paused = false
-  if args[2] ~= '' and s.next_ms > 0 and s.next_ms <= Q.now then s.next_ms = tonumber(args[2]) end
+  if args[2] ~= '' and s.next_ms > 0 and s.next_ms <= Clock.wall() then s.next_ms = tonumber(args[2]) end
+  Schedulers.save(s)
+  close()
+  return 1
+end)
+
+register('move_slot', function(keys, args)
+  open(keys)
+  local s = Schedulers.read(args[1])
+  if not s or s.next_ms ~= tonumber(args[2]) then return 0 end
+  s.next_ms = tonumber(args[3])
   Schedulers.save(s)
   close()
   return 1
@@ -54,7 +67,7 @@ end)
 
 register('schedulers', function(keys, args)
   open(keys)
-  if args[1] ~= '1' then return { Q.now, call('HGETALL', K.schedulers) } end
+  if args[1] ~= '1' then return { Clock.wall(), call('HGETALL', K.schedulers) } end
   local names, found_ones = {}, {}
   for i = 2, #args do names[i - 1] = args[i] end
   local records = read_many('HMGET', K.schedulers, names)
@@ -64,5 +77,5 @@ register('schedulers', function(keys, args)
       found_ones[at + 1], found_ones[at + 2] = names[i], records[i]
     end
   end
-  return { Q.now, found_ones }
+  return { Clock.wall(), found_ones }
 end, READS)

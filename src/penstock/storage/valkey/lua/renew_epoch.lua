@@ -4,7 +4,7 @@
 -- arguments: seq, events (the highest the caller has seen)
 -- returns:   the epoch
 -- shift_clock: moves the queue's clock forward, for tests.
--- arguments: ms
+-- arguments: ms, '1' if the queue is not told: then its clock jumps
 -- returns:   the clock
 -- events:    none
 
@@ -19,7 +19,9 @@ end)
 
 register('shift_clock', function(keys, args)
   open(keys)
-  Q.shift, Q.now = Q.shift + tonumber(args[1]), Q.now + tonumber(args[1])
+  local ms, c = tonumber(args[1]), Clock.record()
+  Q.shift, c.moved, c.changed = Q.shift + ms, c.moved + ms, true
+  if args[2] ~= '1' then Q.now = Q.now + ms end
   close()
   return Q.now
 end)

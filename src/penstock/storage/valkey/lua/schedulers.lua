@@ -35,12 +35,12 @@ function Schedulers.save(s)
 end
 
 function Schedulers.is_due(s)
-  return not s.paused and s.next_ms > 0 and s.next_ms <= Q.now
+  return not s.paused and s.next_ms > 0 and s.next_ms <= Clock.wall()
 end
 
 -- The job it waited for has ended.
 function Schedulers.go_on(s)
-  s.awaits, s.next_ms = 0, Q.now + s.repeat_ms
+  s.awaits, s.next_ms = 0, Clock.wall() + s.repeat_ms
   if s.end_ms > 0 and s.next_ms > s.end_ms then s.next_ms = 0 end
 end
 
@@ -63,11 +63,13 @@ function Schedulers.move_on(s, next_ms, job_id, inc, queued)
   Schedulers.save(s)
 end
 
--- Up to limit due ones: name, slot, spec, and so on.
+-- Up to limit due ones: name, slot, spec, and so on. After the clock was set back, all that await no job: the caller
+-- computes their slots again.
 function Schedulers.due(limit)
   local due = {}
   if not bit_of(Q.uses, 8) then return due end
-  local names = call('ZRANGEBYSCORE', K.slots, '-inf', digits(Q.now), 'LIMIT', 0, limit)
+  local last = Q.now < Clock.record().recheck_until and '(' .. digits(Schedulers.AWAITED) or digits(Clock.wall())
+  local names = call('ZRANGEBYSCORE', K.slots, '-inf', last, 'LIMIT', 0, limit)
   local records = read_many('HMGET', K.schedulers, names)
   for i = 1, #names do
     local s = records[i] and Schedulers.parse(names[i], records[i])
@@ -83,9 +85,10 @@ end
 function Schedulers.wait()
   if not bit_of(Q.uses, 8) then return -1, 0 end
   local awaited = digits(Schedulers.AWAITED)
-  local first = call('ZRANGEBYSCORE', K.slots, '(' .. digits(Q.now), '(' .. awaited, 'WITHSCORES', 'LIMIT', 0, 1)
+  local wall = Clock.wall()
+  local first = call('ZRANGEBYSCORE', K.slots, '(' .. digits(wall), '(' .. awaited, 'WITHSCORES', 'LIMIT', 0, 1)
   local awaiting = min(call('ZCOUNT', K.slots, awaited, awaited), 1)
-  return first[1] and tonumber(first[2]) - Q.now or -1, awaiting
+  return first[1] and tonumber(first[2]) - wall or -1, awaiting
 end
 
 -- All jobs are gone: none of them will tell that it has ended.

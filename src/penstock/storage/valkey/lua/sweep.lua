@@ -1,7 +1,7 @@
 -- sweep: what time brings, up to limit of each kind.
 -- arguments: limit
 -- returns:   {promoted, unblocked, rescued, expired, pruned, trimmed, more, wait_ms (-1: none), slot_wait_ms (-1: none),
---   awaiting, now, due schedulers: name, slot, spec, and so on, 1 if the outbox is not empty}
+--   awaiting, the clock (Clock.wall), due schedulers: name, slot, spec, and so on, 1 if the outbox is not empty}
 -- events:    promoted, unblocked, stalled, failed, expired, cancelled, enqueued
 
 local HOUR = 3600000
@@ -30,9 +30,23 @@ local function rescue(job)
   emit('stalled', job)
 end
 
--- Applies each to the first limit jobs of an index whose score has come.
-local function each_due(part, limit, each)
-  local ids = call('ZRANGEBYSCORE', K[part], '-inf', digits(Q.now), 'LIMIT', 0, limit)
+-- After a gap the holders of leases have had no chance to extend them. Those that ran out meanwhile go on with what was left
+-- of them, and for TERM at least.
+local function renew_leases()
+  local c = Clock.record()
+  if c.gap_from == c.gap_to then return end
+  local found, renewed = call('ZRANGEBYSCORE', K.active, '-inf', digits(c.gap_to), 'WITHSCORES'), {}
+  for i = 1, #found, 2 do
+    local left = max(tonumber(found[i + 1]) - c.gap_from, 0)
+    renewed[i], renewed[i + 1] = digits(max(c.gap_to + left, Q.now + Clock.TERM)), found[i]
+  end
+  if renewed[1] then send('ZADD', K.active, renewed) end
+  c.gap_from, c.changed = c.gap_to, true
+end
+
+-- Applies each to the first limit jobs of an index whose score is in a range: up to now, unless it is given.
+local function each_due(part, limit, each, first, last)
+  local ids = call('ZRANGEBYSCORE', K[part], first or '-inf', digits(last or Q.now), 'LIMIT', 0, limit)
   load(ids)
   for i = 1, #ids do
     local job = found(ids[i])
@@ -75,13 +89,21 @@ local function prune_surplus(part, keep, limit)
   return #ids
 end
 
+-- The same for what is to be deleted: not on the strength of one jump of the clock (Clock.lag).
+local function each_past(part, limit, each)
+  local lag, edge = Clock.lag()
+  local count = each_due(part, limit, each, nil, Q.now - lag)
+  if lag > 0 and edge > Q.now - lag then count = count + each_due(part, limit, each, digits(edge)) end
+  return count
+end
+
 local function prune_all(limit, settings)
   local pruned = 0
   for _, part in ipairs({ 'completed', 'failed', 'cancelled' }) do
-    pruned = pruned + each_due(part, limit, forget)
+    pruned = pruned + each_past(part, limit, forget)
   end
   if bit_of(Q.uses, 64) then
-    for _, part in ipairs(HELD) do each_due(part, limit, Holds.lapse) end
+    for _, part in ipairs(HELD) do each_past(part, limit, Holds.lapse) end
   end
   return pruned + prune_surplus('completed', settings.keep_completed, limit)
     + prune_surplus('failed', settings.keep_failed, limit)
@@ -106,7 +128,7 @@ local function cut_by_age(age_ms)
     local is_read, groups = pcall(decode, entries[i][2][2])
     -- A damaged entry goes with those before it.
     local at = is_read and type(groups) == 'table' and type(groups[1]) == 'table' and tonumber(groups[1].at)
-    if at and at > Q.now - age_ms then break end
+    if at and not Clock.is_past(at + age_ms) then break end
     cut = tonumber((string.match(entries[i][1], '^%d+')))
   end
   return cut
@@ -117,7 +139,7 @@ local function held_back()
   local held, stored = nil, call('HGETALL', K.consumers)
   for i = 1, #stored, 2 do
     local offset, expires_at = unpack('>I6I6', stored[i + 1])
-    if expires_at <= Q.now then
+    if Clock.is_past(expires_at) then
       call('HDEL', K.consumers, stored[i])
     else
       held = min(held or offset, offset)
@@ -161,7 +183,7 @@ end
 local function forget_workers()
   local stored = call('HGETALL', K.workers)
   for i = 1, #stored, 2 do
-    if unpack('>I6', stored[i + 1]) <= Q.now - HOUR then
+    if Clock.is_past(unpack('>I6', stored[i + 1]) + HOUR) then
       call('HDEL', K.workers, stored[i])
       call('HDEL', K.lives, stored[i])
     end
@@ -170,12 +192,13 @@ end
 
 local function next_thing(slot_wait)
   local wait = slot_wait >= 0 and slot_wait or nil
-  for _, part in ipairs({ 'scheduled', 'suspended', 'active', 'expiring', 'completed', 'failed', 'cancelled', 'parked',
-    'fading' }) do
-    local one = until_next(K[part], nil)
+  local parts = { 'scheduled', 'suspended', 'active', 'expiring', 'parked', 'fading', 'completed', 'failed', 'cancelled' }
+  local is_lagging = Clock.lag() > 0 -- what was to go stays for now: nobody need come for it
+  for i = 1, is_lagging and 6 or 9 do
+    local one = until_next(K[parts[i]], nil)
     if one and (not wait or one < wait) then wait = one end
   end
-  if bit_of(Q.uses, 64) then
+  if bit_of(Q.uses, 64) and not is_lagging then
     for _, part in ipairs(HELD) do
       local one = until_next(K[part], wait)
       wait = wait and min(wait, one) or one
@@ -189,6 +212,7 @@ register('sweep', function(keys, args)
   local limit, settings = tonumber(args[1]), read_settings()
   local promoted = promote_due(limit)
   local unblocked = bit_of(Q.uses, 16) and each_due('suspended', limit, Steps.time_out) or 0
+  renew_leases()
   local rescued = each_due('active', limit, rescue)
   local expired = each_due('expiring', limit, expire_pending)
   local regrouped = bit_of(Q.uses, 2) and Groups.sweep(limit) or 0
@@ -209,6 +233,6 @@ register('sweep', function(keys, args)
   local slot_wait, awaiting = Schedulers.wait()
   return {
     promoted, unblocked, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing(slot_wait), slot_wait,
-    awaiting, Q.now, Schedulers.due(limit), Outbox.is_full() and 1 or 0,
+    awaiting, Clock.wall(), Schedulers.due(limit), Outbox.is_full() and 1 or 0,
   }
 end)

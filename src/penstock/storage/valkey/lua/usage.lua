@@ -119,7 +119,7 @@ end
 
 -- Forgets sums that nothing was added to for long; all of them, if now is given.
 function Usage.forget(now)
-  for _, scope in ipairs(call('ZRANGEBYSCORE', K.spent, '-inf', digits(now or Q.now - Usage.KEPT))) do
+  for _, scope in ipairs(call('ZRANGEBYSCORE', K.spent, '-inf', digits(now or Q.now - Clock.lag() - Usage.KEPT))) do
     call('UNLINK', Usage.key(scope))
     call('ZREM', K.spent, scope)
   end

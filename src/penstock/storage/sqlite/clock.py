@@ -1,0 +1,179 @@
+"""Queue time: how a queue's ``now`` follows the clocks of the machine. docs/verbs.md has the rules under *Time*."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.core.job import DAY_MS
+
+__all__ = ["GAP_MS", "TERM_MS", "Marks", "Moment", "Reading", "moment_after", "read_clocks", "wall_ms"]
+
+GAP_MS: Final = 10_000
+"""A queue with workers is called more often than that: they sweep every 5 s."""
+
+TERM_MS: Final = 30_000
+"""The least that is left of a lease that ran out during a gap, and the time a queue is steady between two gaps."""
+
+_NEAR_MS: Final = 10
+_MINUTE_MS: Final = 60_000
+_DOUBT_MS: Final = 15 * _MINUTE_MS
+_KEPT_MS: Final = 30 * DAY_MS
+_SET_BACK_MS: Final = _MINUTE_MS
+_RECHECK_MS: Final = 10 * _MINUTE_MS
+_SLOWLY: Final = 100
+"""Queue time runs at most one part in a hundred faster or slower than the clock."""
+
+
+class Reading(NamedTuple):
+    """The wall clock, the time since the machine started, and a number that stands for that start (0: unknown)."""
+
+    wall_ms: int
+    boot_ms: int
+    boot: int
+
+
+def wall_ms() -> int:
+    """Return the wall clock."""
+    return time.time_ns() // 1_000_000
+
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def _boot_ms() -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+else:  # pragma: no cover
+
+    def _boot_ms() -> int:
+        return 0
+
+
+@cache
+def _boot() -> int:
+    """Return a number for this boot of the machine as this process sees it: a container may have its own boot clock."""
+    try:
+        started = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
+        space = os.readlink("/proc/self/ns/time") if os.path.exists("/proc/self/ns/time") else ""
+    except OSError:
+        return 0
+    return int.from_bytes(hashlib.sha256(f"{started} {space}".encode()).digest()[:6])
+
+
+def read_clocks() -> Reading:
+    """Read the clocks of this machine. Tests replace it."""
+    return Reading(wall_ms(), _boot_ms(), _boot())
+
+
+class Marks(msgspec.Struct, array_like=True, frozen=True):
+    """The history of a queue's clock. All zero for most queues.
+
+    ``gap_from``, ``gap_to``: now before and after the last gap; equal once a sweep has renewed the leases. ``lag_ms``,
+    ``edge``, ``doubt_until``: see ``Moment.lag_ms``. ``recheck_until``: until then slots are computed again.
+    """
+
+    gap_from: int = 0
+    gap_to: int = 0
+    lag_ms: int = 0
+    edge: int = 0
+    doubt_until: int = 0
+    recheck_until: int = 0
+
+
+_NOTHING: Final = Marks()
+_pack: Final = msgspec.json.Encoder().encode
+_unpack: Final = msgspec.json.Decoder(Marks).decode
+
+
+class Moment(NamedTuple):
+    """A queue's now, the wall clock it was made of, and what has happened to its clock."""
+
+    now_ms: int
+    wall_ms: int
+    reading: Reading
+    packed_marks: str
+
+    @property
+    def marks(self) -> Marks:
+        return _unpack(self.packed_marks) if self.packed_marks else _NOTHING
+
+    def renewed(self) -> Moment:
+        """Return the same after a sweep has renewed the leases."""
+        marks = self.marks
+        return self._replace(packed_marks=_packed(msgspec.structs.replace(marks, gap_from=marks.gap_to)))
+
+    @property
+    def hole(self) -> tuple[int, int]:
+        """By how much deletion lags behind now, because a long jump is not proven or has proved wrong, and the now it
+        led to. What was to go in between stays for so long."""
+        marks = self.marks
+        return (marks.lag_ms, marks.edge) if self.now_ms < marks.doubt_until else (0, 0)
+
+    def is_past(self, at_ms: int) -> bool:
+        """Return whether what was to be kept until then may be deleted."""
+        if at_ms > self.now_ms or not self.packed_marks:
+            return at_ms <= self.now_ms
+        lag_ms, edge = self.hole
+        return not lag_ms or at_ms <= self.now_ms - lag_ms or at_ms >= edge
+
+
+def moment_after(
+    last_ms: int, seen: Reading, packed_marks: str, *, shift_ms: int, reading: Reading
+) -> Moment:
+    """Return the moment of ``reading``, for a queue whose last now was ``last_ms``, at the reading ``seen``.
+
+    ``seen.wall_ms`` has the shift of then in it.
+    """
+    wall = reading.wall_ms + shift_ms
+    if not last_ms:
+        return Moment(wall, wall, reading, packed_marks)
+    is_proven = seen.boot == reading.boot != 0 and reading.boot_ms >= seen.boot_ms
+    since = seen.boot_ms if is_proven else seen.wall_ms
+    elapsed = reading.boot_ms - since if is_proven else max(wall - since, 0)
+    now = last_ms + elapsed
+    ahead = now - wall
+    if ahead > 0 and not is_proven and wall >= last_ms - _NEAR_MS:
+        now = max(wall, last_ms)  # The clock has caught up.
+    elif ahead:
+        most = (since + elapsed) // _SLOWLY - since // _SLOWLY
+        now -= max(-most, min(most, ahead))
+    set_back = seen.wall_ms - wall
+    if elapsed >= GAP_MS or set_back >= _SET_BACK_MS:
+        marks = _unpack(packed_marks) if packed_marks else _NOTHING
+        if set_back >= _SET_BACK_MS:
+            marks = _after_set_back(marks, set_back, last_ms)
+        if elapsed >= GAP_MS:
+            marks = _after_gap(marks, last_ms, now, is_proven=is_proven)
+        packed_marks = _packed(marks)
+    return Moment(now, wall, reading, packed_marks)
+
+
+def _after_set_back(marks: Marks, by_ms: int, last_ms: int) -> Marks:
+    """A jump that is still in doubt was wrong if the clock takes half of it back."""
+    doubt_until = marks.doubt_until
+    if marks.lag_ms and last_ms < marks.edge + _DOUBT_MS and by_ms >= marks.lag_ms / 2:
+        doubt_until = marks.edge + _KEPT_MS
+    return msgspec.structs.replace(marks, doubt_until=doubt_until, recheck_until=last_ms + _RECHECK_MS)
+
+
+def _after_gap(marks: Marks, from_ms: int, to_ms: int, *, is_proven: bool) -> Marks:
+    """Nobody called for a while, or the clock jumped: only the boot clock proves which."""
+    if from_ms - marks.gap_to >= TERM_MS:
+        marks = msgspec.structs.replace(marks, gap_from=from_ms, gap_to=to_ms)
+    if to_ms - from_ms < _DOUBT_MS or is_proven:
+        return marks
+    lag_ms = marks.lag_ms if to_ms < marks.doubt_until else 0
+    doubt_until = max(marks.doubt_until, to_ms + _DOUBT_MS)
+    return msgspec.structs.replace(
+        marks, lag_ms=lag_ms + to_ms - from_ms, edge=to_ms, doubt_until=doubt_until
+    )
+
+
+def _packed(marks: Marks) -> str:
+    return "" if marks == _NOTHING else _pack(marks).decode()
