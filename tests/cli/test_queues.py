@@ -266,6 +266,19 @@ async def test_the_doctor_names_tasks_that_a_worker_does_not_know(tmp_path: Path
     assert run.returncode == ExitCode.FAILED
 
 
+async def test_the_doctor_says_how_far_a_queue_is_from_its_clock(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/penstock.db"
+    async with App(url) as app:
+        await app.queue("default").enqueue({})
+        storage = await app.connect()
+        await storage.shift_clock("default", -3 * 3_600_000, jump=True)
+        await app.queue("default").enqueue({})
+
+    found = await asyncio.to_thread(Shell(tmp_path, url).json, "doctor")
+    notes = [row["found"] for row in found if (row["what"], row["verdict"]) == ("queue default", "note")]
+    assert any(note.startswith("its time is ") and "ahead of the store's clock" in note for note in notes)
+
+
 async def test_a_worker_that_has_not_been_heard_of_is_not_counted_as_one_that_runs(tmp_path: Path) -> None:
     async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
         storage = await app.connect()

@@ -103,3 +103,19 @@ def test_without_a_url_it_says_what_is_missing(
 
 async def _waiting(storage: Storage) -> bool:
     return (await storage.counts("a")).waiting == 1
+
+
+async def test_the_log_tells_once_that_a_clock_is_off(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    storage = await app.connect()
+    await storage.enqueue("a", [NewJob("1")])
+    await storage.shift_clock("a", -3 * 3_600_000, jump=True)
+    await storage.enqueue("a", [NewJob("2")])
+    sweeper = Sweeper(storage)
+    for _ in range(2):
+        sweeper._clocks_at = -1e9
+        await sweeper._look_at_clocks(["a"])
+    ours, theirs = [record.getMessage() for record in caplog.records if record.name == "penstock.sweeper"]
+    assert ours.startswith("the time of queue 'a' is ")
+    assert ours.endswith(" ahead of the store's clock")
+    assert theirs.startswith("the store's clock (queue 'a') is ")
+    assert theirs.endswith(" behind this machine's")

@@ -23,6 +23,7 @@ from penstock.errors import StorageRefused
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.storage.base import Storage
+    from penstock.storage.values import QueueClock
 
 __all__ = ["doctor"]
 
@@ -144,10 +145,21 @@ def _clock(node: dict[str, str]) -> Finding:
     off_ms = int(node["time_ms"]) - time.time_ns() // 1_000_000
     if abs(off_ms) <= _FURTHEST_CLOCK_MS:
         return Finding("ok", "clock", f"{span(abs(off_ms))} from ours")
-    advice = "the store's clock counts; instants given by run_at will be off by as much. Keep both by NTP"
+    advice = "the store's clock counts; instants given by run_at, and cron slots, are off by as much. Keep both by NTP"
     return Finding(
         "note", "clock", f"{span(abs(off_ms))} {'ahead of' if off_ms > 0 else 'behind'} ours", advice
     )
+
+
+def _queue_clock(queue: str, clock: QueueClock) -> list[Finding]:
+    if abs(clock.ahead_ms) <= _FURTHEST_CLOCK_MS:
+        return []
+    side = "ahead of" if clock.ahead_ms > 0 else "behind"
+    found = f"its time is {span(abs(clock.ahead_ms))} {side} the store's clock"
+    advice = (
+        "the clock was wrong, and is or was put right; delays and leases keep their length. Keep it by NTP"
+    )
+    return [Finding("note", f"queue {queue}", found, advice)]
 
 
 async def _queue(app: App, storage: Storage, queue: str, *, repair: bool) -> list[Finding]:
@@ -160,6 +172,7 @@ async def _queue(app: App, storage: Storage, queue: str, *, repair: bool) -> lis
         findings.append(Finding("note" if checked.repaired else "problem", f"queue {queue}", what, advice))
     else:
         findings.append(Finding("ok", f"queue {queue}", f"{checked.records} records, all indexes agree"))
+    findings += _queue_clock(queue, await storage.clock(queue))
     if counts.paused:
         findings.append(Finding("note", f"queue {queue}", "is paused", f"run: penstock resume -q {queue}"))
     return findings

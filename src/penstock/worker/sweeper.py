@@ -12,11 +12,12 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.core.display import get_logger, log_to_stderr
-from penstock.core.duration import Duration, milliseconds
+from penstock.core.duration import Duration, describe, milliseconds
 from penstock.core.names import check_queue
 from penstock.errors import StorageError
 from penstock.firing import Fire, sweep
@@ -32,6 +33,8 @@ _SOONEST_S: Final = 1.0
 _SOONEST_SLOT_S: Final = 0.05
 _SPREAD_S: Final = 0.02
 _MOST_ROUNDS: Final = 20
+_CLOCKS_EVERY_S: Final = 60.0
+_SKEW_MS: Final = 2_000
 
 
 class Sweeper:
@@ -49,6 +52,8 @@ class Sweeper:
         self._queues = None if queues is None else tuple(check_queue(queue) for queue in queues)
         self._fire = fire
         self._interval_s = milliseconds(interval, what="interval") / 1000
+        self._clocks_at = 0.0
+        self._skewed: set[str] = set()
 
     async def run_once(self) -> dict[str, Swept]:
         """Sweep each queue until nothing is left to do now; what the last call on each did and said."""
@@ -61,7 +66,9 @@ class Sweeper:
         await asyncio.sleep(random.random() * min(_SOONEST_S, self._interval_s))
         while True:
             try:
-                rest_s = self._sleep_s(await self.run_once())
+                swept = await self.run_once()
+                rest_s = self._sleep_s(swept)
+                await self._look_at_clocks(swept)
             except StorageError as error:
                 logger.warning("the sweep failed and will be repeated: %s", error)
                 rest_s = self._interval_s
@@ -77,6 +84,27 @@ class Sweeper:
                 break
             swept = await sweep(self._storage, queue, fire=self._fire)
         return swept
+
+    async def _look_at_clocks(self, queues: Iterable[str]) -> None:
+        """Warn once a queue's time is away from its store's clock, or that clock from ours."""
+        if time.monotonic() - self._clocks_at < _CLOCKS_EVERY_S:
+            return
+        self._clocks_at = time.monotonic()
+        for queue in queues:
+            clock = await self._storage.clock(queue)
+            self._tell_skew(f"the time of queue {queue!r}", "the store's clock", clock.ahead_ms)
+            apart_ms = clock.wall_ms - time.time_ns() // 1_000_000
+            self._tell_skew(f"the store's clock (queue {queue!r})", "this machine's", apart_ms)
+
+    def _tell_skew(self, what: str, other: str, ahead_ms: int) -> None:
+        if abs(ahead_ms) < _SKEW_MS:
+            if what in self._skewed:
+                self._skewed.remove(what)
+                logger.info("%s agrees with %s again", what, other)
+        elif what not in self._skewed:
+            self._skewed.add(what)
+            side = "ahead of" if ahead_ms > 0 else "behind"
+            logger.warning("%s is %s %s %s", what, describe(abs(ahead_ms)), side, other)
 
     def _sleep_s(self, swept: dict[str, Swept]) -> float:
         """A rest that differs from worker to worker; but a slot is to be fired when it comes."""
