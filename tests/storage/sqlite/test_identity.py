@@ -167,6 +167,25 @@ async def test_every_storage_of_the_process_moves_to_the_new_file(opened: Opener
     assert one._opened._database is other._opened._database
 
 
+async def test_a_worker_is_known_to_live_after_its_file_was_replaced(
+    storage: SqliteStorage, path: Path
+) -> None:
+    await storage.enqueue("q", [NewJob("a")])
+    await storage.claim("q", Take("w", 1, 60_000))
+    await storage.announce("q", "w", lost=lambda: None)
+    locks = storage._opened.locks
+    assert locks is not None
+    copy_of(path).replace(path)
+    with pytest.raises(StorageReplaced):
+        await storage.counts("q")
+
+    await storage.counts("q")
+
+    assert locks.look(["w"]) == {"w": True}
+    await storage.close()
+    assert locks.look(["w"]) == {}
+
+
 async def test_letting_go_of_a_replaced_file_leaves_the_new_ones_log_alone(
     opened: Opener, path: Path, peer: Starter
 ) -> None:

@@ -49,6 +49,7 @@ class Session:
     def reopened(self, *, timeout_s: float) -> Session:
         """Return a session on the file that took the place. Raise ``StorageReplaced`` if there is none."""
         session = Session(self._database.reopen(timeout_s=timeout_s), self._namespace, timeout_s=timeout_s)
+        session.locks, self.locks = self.locks, None  # Its workers live on.
         self.close()
         return session
 
