@@ -118,6 +118,37 @@ async def test_queue_time_converges_slowly_to_the_clock(bench: Bench) -> None:
     assert first.ahead_ms - second.ahead_ms <= passed_ms / 50 + 2
 
 
+# Instants
+
+
+@pytest.mark.parametrize("ms", BOTH_WAYS)
+async def test_run_at_means_the_clock_on_the_wall(bench: Bench, ms: int) -> None:
+    await bench.put("first")
+    await wrong_for_a_moment(bench, ms)
+    await bench.storage.remove(bench.queue, ["first"])
+    wall = (await bench.storage.clock(bench.queue)).wall_ms
+    await bench.put(run_at_ms=wall + HOUR_MS)
+    await bench.put("past", run_at_ms=wall - 1)
+    assert [lease.id for lease in await bench.claim_all()] == ["past"]
+    await bench.shift(HOUR_MS // 2)
+    assert await bench.claim_all() == []
+    await bench.shift(HOUR_MS // 2)
+    assert [lease.id for lease in await bench.claim_all()] == ["job"]
+
+
+@pytest.mark.parametrize("ms", [3 * HOUR_MS, 10 * YEAR_MS])
+async def test_run_at_means_the_clock_on_the_wall_after_it_was_set_back(bench: Bench, ms: int) -> None:
+    await bench.put("first")
+    await bench.jump(-ms)
+    await bench.storage.remove(bench.queue, ["first"])
+    wall = (await bench.storage.clock(bench.queue)).wall_ms
+    await bench.put(run_at_ms=wall + MINUTE_MS)
+    await bench.shift(MINUTE_MS // 2)
+    assert await bench.claim_all() == []
+    await bench.shift(MINUTE_MS // 2)
+    assert [lease.id for lease in await bench.claim_all()] == ["job"]
+
+
 # Leases
 
 

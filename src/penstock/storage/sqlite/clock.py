@@ -22,6 +22,7 @@ TERM_MS: Final = 30_000
 """The least that is left of a lease that ran out during a gap, and the time a queue is steady between two gaps."""
 
 _NEAR_MS: Final = 10
+_APART_MS: Final = 1_000
 _MINUTE_MS: Final = 60_000
 _DOUBT_MS: Final = 15 * _MINUTE_MS
 _KEPT_MS: Final = 30 * DAY_MS
@@ -102,6 +103,17 @@ class Moment(NamedTuple):
     @property
     def marks(self) -> Marks:
         return _unpack(self.packed_marks) if self.packed_marks else _NOTHING
+
+    def when(self, instant_ms: int) -> int:
+        """Return the queue time at which the wall clock will show an instant: their difference shrinks on the way."""
+        ahead = self.now_ms - self.wall_ms
+        if abs(ahead) < _APART_MS:
+            return instant_ms
+        left_ms = instant_ms - self.wall_ms
+        if left_ms <= 0:
+            return min(instant_ms, self.now_ms)
+        shrunk = left_ms // _SLOWLY
+        return instant_ms + (max(ahead - shrunk, 0) if ahead > 0 else min(ahead + shrunk, 0))
 
     def renewed(self) -> Moment:
         """Return the same after a sweep has renewed the leases."""

@@ -57,7 +57,7 @@ def instant(step: Step, job: NewJob) -> int:
     """When a dispatch is due."""
     if job.staged:
         return staged_at_ms(job.write_id)
-    return step.now_ms + job.delay_ms if job.run_at_ms is None else job.run_at_ms
+    return step.now_ms + job.delay_ms if job.run_at_ms is None else step.moment.when(job.run_at_ms)
 
 
 def enter_waiting(step: Step, record: Record) -> None:

@@ -133,7 +133,7 @@ end
 local function enqueue_one(id, said, special)
   local job, mode, notify = found(id), special[5], special[4]
   if job then need_static(job) end -- a dependency of the same call was read without it
-  local run_at = special[2] >= 0 and special[2] or Q.now + special[1]
+  local run_at = special[2] >= 0 and Clock.when(special[2]) or Q.now + special[1]
   local status, record = 'q', nil
   if not job or is_over(job) or special[3] or (is_staged(job) and said.write_id ~= job.write_id) then
     status, job, record = admit(id, said, special, run_at)

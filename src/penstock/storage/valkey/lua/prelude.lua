@@ -132,8 +132,8 @@ end
 -- Queue time, as docs/verbs.md has it under Time. Every call that writes keeps the pair (clock seen, now): shift is their
 -- difference. It is 0 while nothing has ever happened to the clock; most calls look no further.
 local Clock = {
-  NEAR = 10, GAP = 10000, TERM = 30000, DOUBT = 15 * MINUTE, KEPT = 30 * 24 * 60 * MINUTE, SET_BACK = MINUTE,
-  RECHECK = 10 * MINUTE,
+  NEAR = 10, APART = 1000, GAP = 10000, TERM = 30000, DOUBT = 15 * MINUTE, KEPT = 30 * 24 * 60 * MINUTE,
+  SET_BACK = MINUTE, RECHECK = 10 * MINUTE,
 }
 
 -- moved: by how much tests have moved the clock. gap_from, gap_to: now before and after the last gap; equal once a sweep
@@ -196,6 +196,16 @@ end
 function Clock.wall()
   if Q.shift == 0 then return Q.now end
   return Q.now - Q.shift + Clock.record().moved
+end
+
+-- The queue time at which the wall clock will show an instant: their difference shrinks on the way.
+function Clock.when(instant)
+  local ahead = Q.shift ~= 0 and Q.now - Clock.wall() or 0
+  if ahead > -Clock.APART and ahead < Clock.APART or instant >= 2 ^ 47 then return instant end
+  local left = instant - Q.now + ahead
+  if left <= 0 then return min(instant, Q.now) end
+  local shrunk = floor(left / 100)
+  return instant + (ahead > 0 and max(ahead - shrunk, 0) or min(ahead + shrunk, 0))
 end
 
 -- By how much deletion lags behind now, because a long jump is not proven, or has proved wrong; and the now it led to. What
