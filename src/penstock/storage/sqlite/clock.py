@@ -7,13 +7,23 @@ import os
 import time
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from penstock.core.job import DAY_MS
 
-__all__ = ["GAP_MS", "TERM_MS", "Marks", "Moment", "Reading", "moment_after", "read_clocks", "wall_ms"]
+__all__ = [
+    "GAP_MS",
+    "NEAR_MS",
+    "TERM_MS",
+    "Marks",
+    "Moment",
+    "Reading",
+    "moment_after",
+    "read_clocks",
+    "wall_ms",
+]
 
 GAP_MS: Final = 10_000
 """A queue with workers is called more often than that: they sweep every 5 s."""
@@ -21,7 +31,9 @@ GAP_MS: Final = 10_000
 TERM_MS: Final = 30_000
 """The least that is left of a lease that ran out during a gap, and the time a queue is steady between two gaps."""
 
-_NEAR_MS: Final = 10
+NEAR_MS: Final = 10
+"""Clocks that are no further apart than that agree."""
+
 _APART_MS: Final = 1_000
 _MINUTE_MS: Final = 60_000
 _DOUBT_MS: Final = 15 * _MINUTE_MS
@@ -32,7 +44,7 @@ _SLOWLY: Final = 100
 """Queue time runs at most one part in a hundred faster or slower than the clock."""
 
 
-class Reading(NamedTuple):
+class Reading(msgspec.Struct, frozen=True, gc=False):
     """The wall clock, the time since the machine started, and a number that stands for that start (0: unknown)."""
 
     wall_ms: int
@@ -92,12 +104,13 @@ _pack: Final = msgspec.json.Encoder().encode
 _unpack: Final = msgspec.json.Decoder(Marks).decode
 
 
-class Moment(NamedTuple):
-    """A queue's now, the wall clock it was made of, and what has happened to its clock."""
+class Moment(msgspec.Struct, frozen=True, gc=False):
+    """A queue's now, the clocks it was made of (the wall clock with its shift), and the history of its clock."""
 
     now_ms: int
     wall_ms: int
-    reading: Reading
+    boot_ms: int
+    boot: int
     packed_marks: str
 
     @property
@@ -118,7 +131,8 @@ class Moment(NamedTuple):
     def renewed(self) -> Moment:
         """Return the same after a sweep has renewed the leases."""
         marks = self.marks
-        return self._replace(packed_marks=_packed(msgspec.structs.replace(marks, gap_from=marks.gap_to)))
+        packed = _packed(msgspec.structs.replace(marks, gap_from=marks.gap_to))
+        return msgspec.structs.replace(self, packed_marks=packed)
 
     @property
     def hole(self) -> tuple[int, int]:
@@ -144,13 +158,13 @@ def moment_after(
     """
     wall = reading.wall_ms + shift_ms
     if not last_ms:
-        return Moment(wall, wall, reading, packed_marks)
+        return Moment(wall, wall, reading.boot_ms, reading.boot, packed_marks)
     is_proven = seen.boot == reading.boot != 0 and reading.boot_ms >= seen.boot_ms
     since = seen.boot_ms if is_proven else seen.wall_ms
     elapsed = reading.boot_ms - since if is_proven else max(wall - since, 0)
     now = last_ms + elapsed
     ahead = now - wall
-    if ahead > 0 and not is_proven and wall >= last_ms - _NEAR_MS:
+    if ahead > 0 and not is_proven and wall >= last_ms - NEAR_MS:
         now = max(wall, last_ms)  # The clock has caught up.
     elif ahead:
         most = (since + elapsed) // _SLOWLY - since // _SLOWLY
@@ -163,7 +177,7 @@ def moment_after(
         if elapsed >= GAP_MS:
             marks = _after_gap(marks, last_ms, now, is_proven=is_proven)
         packed_marks = _packed(marks)
-    return Moment(now, wall, reading, packed_marks)
+    return Moment(now, wall, reading.boot_ms, reading.boot, packed_marks)
 
 
 def _after_set_back(marks: Marks, by_ms: int, last_ms: int) -> Marks:

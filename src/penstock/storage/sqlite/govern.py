@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.lifecycle import EventType
 from penstock.storage.sqlite import groups
@@ -74,4 +75,4 @@ def shift_clock(step: Step, ms: int, *, jump: bool) -> None:
     step.queue.shift_ms += ms
     if not jump:
         moment = step.moment
-        step.set_moment(moment._replace(now_ms=moment.now_ms + ms, wall_ms=moment.wall_ms + ms))
+        step.set_moment(replace(moment, now_ms=moment.now_ms + ms, wall_ms=moment.wall_ms + ms))

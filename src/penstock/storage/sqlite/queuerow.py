@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.storage.sqlite.clock import Moment, Reading, moment_after, read_clocks
+from penstock.storage.sqlite.clock import GAP_MS, NEAR_MS, Moment, Reading, moment_after, read_clocks
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import QueueSettings
 
@@ -56,10 +56,17 @@ class QueueRow(msgspec.Struct):
 
     def moment(self) -> Moment:
         """Return the queue's time: never earlier than any it has had."""
-        seen = Reading(self.clock_ms or self.now_ms, self.boot_ms, self.boot)
-        return moment_after(
-            self.now_ms, seen, self.clock_marks, shift_ms=self.shift_ms, reading=read_clocks()
-        )
+        reading = read_clocks()
+        boot_ms, last_ms = reading.boot_ms, self.now_ms
+        elapsed, wall = boot_ms - self.boot_ms, reading.wall_ms + self.shift_ms
+        if (  # As a rule: the same boot, no gap, and clocks that agree and agreed before.
+            reading.boot == self.boot
+            and 0 <= elapsed < GAP_MS
+            and -NEAR_MS <= last_ms + elapsed - wall <= NEAR_MS >= self.clock_ms - last_ms
+        ):
+            return Moment(last_ms + elapsed, wall, boot_ms, reading.boot, self.clock_marks)
+        seen = Reading(self.clock_ms or last_ms, self.boot_ms, self.boot)
+        return moment_after(last_ms, seen, self.clock_marks, shift_ms=self.shift_ms, reading=reading)
 
     def clock(self) -> int:
         """Return the queue's now."""
@@ -67,8 +74,8 @@ class QueueRow(msgspec.Struct):
 
     def see(self, moment: Moment) -> None:
         """Keep a moment: the next one is counted from it."""
-        self.now_ms, self.clock_ms, reading, self.clock_marks = moment
-        self.boot_ms, self.boot = reading.boot_ms, reading.boot
+        self.now_ms, self.clock_ms = moment.now_ms, moment.wall_ms
+        self.boot_ms, self.boot, self.clock_marks = moment.boot_ms, moment.boot, moment.packed_marks
 
     @property
     def settings(self) -> QueueSettings:
