@@ -220,9 +220,15 @@ def _meaning(error: ReplyError) -> StorageError:
     if code == "VERSION":
         return StorageVersion(f"{text}. Update Penstock here; it was updated elsewhere")
     if code == "TORN":
-        return StorageError(
-            f"{text}. Nothing was written. Restore the keys from a backup, or start the queue afresh with "
-            "`penstock obliterate --force`"
+        return StorageDamaged(
+            f"{text}. Nothing was written. Run `penstock doctor --repair`, which makes the counters anew from the jobs"
+        )
+    if code == "KEY":
+        midway, _, said = text.partition(" ")
+        written = "Nothing was written" if midway == "0" else "Part of the call may have been written"
+        return StorageDamaged(
+            f"{said}: something else wrote to it. {written}. Run `penstock doctor --repair`, which deletes that key "
+            "and mends the rest"
         )
     if code == "META":
         return StorageDamaged(

@@ -24,16 +24,16 @@ __all__ = ["Library", "assemble", "library"]
 SHARED: Final = (
     "parts", "prelude", "record", "metrics", "events", "settings", "outbox", "waiters", "job", "group_records",
     "groups", "admission", "usage", "slot", "deps", "flows", "steps", "holds", "dedup", "schedulers", "ties", "memo",
-    "line", "shortcut", "intake", "take", "walk", "guard",
+    "line", "shortcut", "intake", "take", "walk", "typecheck", "guard",
 )  # fmt: skip
 
 _HEADER: Final = """#!lua name={name}
 local READS, WRITES, REFUSED_WHEN_FULL = {{ 'no-writes' }}, {{ 'allow-oom' }}, {{}}
-
 local Guard = {{}} -- guard.lua
 
 local function register(verb, callback, flags)
   local function guarded(keys, args)
+    Guard.writes = flags ~= READS
     local is_done, reply = pcall(callback, keys, args)
     if is_done then return reply end
     error(Guard.meaning(reply, flags))

@@ -254,7 +254,7 @@ local function check_part(part, names, repair, problems)
 end
 
 register('check', function(keys, args)
-  open(keys)
+  open(keys, 'any')
   local part, repair = args[1], args[3] == '1'
   if part == 'groups' then
     local problems = {}

@@ -4,10 +4,11 @@
 -- events:    promoted, expired, claimed
 
 register('claim', function(keys, args)
-  open(keys)
+  open(keys, Parts.HOT)
   local memo = remembered(args[1], args[2], args[3])
   local reply = memo and reply_of_memo(memo)
   if not reply then
+    Parts.check(Parts.TAKEN)
     reply = take(args[4], tonumber(args[5]), tonumber(args[6]))
     remember(args[1], args[2], memo_of(reply))
     close()

@@ -217,26 +217,35 @@ local function enqueue_alone(reference, header, id, body, notify)
   if byte(body, 1) ~= 0 or call('HEXISTS', K.jobs, id) == 1 then return false end
   if call('HGET', K.options, reference) ~= header then return false end
   local seq, now, options = draw(), Q.now, options_of(reference)
-  local number = pack('>I6', seq)
-  Q.events = Q.events + 1
+  local number, last = pack('>I6', seq), Q.events + 1
+  call('RPUSH', K.line, number .. id)
   Metrics.add_one()
   call('HSET', K.jobs, id, number .. pack('>I6', now) .. body)
-  call('RPUSH', K.line, number .. id)
-  call('XADD', K.events, digits(Q.events) .. '-0', 'e', encode({ {
+  call('XADD', K.events, digits(last) .. '-0', 'e', encode({ {
     t = 'enqueued', at = now, n = 1, id = id, inc = seq, enq = now, st = 'waiting', size = #body - 7,
     task = options.task ~= '' and options.task or nil, ver = options.version ~= '' and options.version or nil,
   } }))
+  Q.events = last
   if notify then Q.waiters = Q.waiters + call('HSET', K.waiters, id, encode({ notify })) end
   wake_one()
   write_meta()
   return seq
 end
 
+-- Looks at what the call will write: at all keys, if a job comes with more than a listener.
+local function look_first(specials, count)
+  for _, special in pairs(specials) do
+    if type(special) == 'table' then return Parts.check_all() end
+  end
+  Parts.check(specials ~= NONE and Parts.ADDED_MANY or Parts.ADDED)
+end
+
 register('enqueue', function(keys, args)
-  open(keys)
+  open(keys, Parts.HOT)
   local memo = remembered(args[1], args[2], args[3])
   if memo then return decode(memo) end
   local specials = args[4] ~= '' and decode(args[4]) or NONE
+  look_first(specials, #args)
   if #args == 9 and args[5] == '1' and type(specials[1]) ~= 'table' then
     remember(args[1], args[2], encode({ Q.seq + 1, NONE }))
     local incarnation = enqueue_alone(args[6], args[7], args[8], args[9], specials[1])

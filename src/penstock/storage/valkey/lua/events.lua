@@ -104,12 +104,13 @@ local function stored_group(group)
 end
 
 local function write_events()
-  local groups, stored = Q.groups, {}
+  local groups, stored, last = Q.groups, {}, Q.events
   if not groups[1] then return end
   for i = 1, #groups do
     stored[i] = stored_group(groups[i])
-    Q.events = Q.events + groups[i].n
+    last = last + groups[i].n
   end
   Metrics.add(groups)
-  call('XADD', K.events, digits(Q.events) .. '-0', 'e', encode(stored))
+  call('XADD', K.events, digits(last) .. '-0', 'e', encode(stored))
+  Q.events = last
 end

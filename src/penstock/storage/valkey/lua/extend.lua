@@ -6,7 +6,7 @@
 local HEAD = 4
 
 register('extend', function(keys, args)
-  open(keys)
+  open(keys, Parts.HOT)
   local ids, letters, tokens = {}, {}, {}
   for at = HEAD + 1, #args, 2 do
     ids[#ids + 1] = args[at]

@@ -52,6 +52,12 @@ end
 function Guard.meaning(raised, flags)
   local text = type(raised) == 'table' and raised.err or tostring(raised)
   local told = string.match(text, '^(%u%u+) ')
+  if K then rawset(K, 1, nil) end -- the next call looks at all keys
+  local key = told == 'WRONGTYPE' and Q.is_open and Parts.damaged_key()
+  if key then
+    if flags ~= READS and not Q.is_checking then pcall(Guard.abandon) end
+    return { err = 'PENSTOCK KEY ' .. (Q.is_checking and '0 ' or '1 ') .. key }
+  end
   local is_about_data = not told or told == 'WRONGTYPE'
     or told == 'ERR' and not string.find(text, 'ACL failure', 1, true)
   if not is_about_data then return type(raised) == 'table' and raised or { err = text } end

@@ -233,7 +233,7 @@ end
 local MOST_TOKENS = 16
 
 local function wake_one()
-  if call('LLEN', K.wake) < MOST_TOKENS then call('RPUSH', K.wake, '1') end
+  if (Q.wake_tokens or call('LLEN', K.wake)) < MOST_TOKENS then call('RPUSH', K.wake, '1') end
 end
 
 -- Whether a job or a group will be due before all others: who waits knows of the first due time there was.

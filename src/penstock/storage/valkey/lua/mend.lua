@@ -7,7 +7,6 @@
 -- returns:   1 if they could not be
 -- events:    none
 
-local LENGTHS = { hash = 'HLEN', zset = 'ZCARD', list = 'LLEN', set = 'SCARD', stream = 'XLEN' }
 local COUNTERS_LENGTH, MINUTE_LENGTH, GROUP_LENGTH = 39, 48, 63
 local BEYOND = 2 ^ 20
 local KINDS_OF_SETTINGS = { dead_letter = 'string', dead_letter_task = 'string' }
@@ -26,7 +25,7 @@ end
 -- A key of another type than it is to have. A string in its place is kept.
 local function check_types(repair, note)
   for part, kind in pairs(Parts.TYPES) do
-    local reply = redis.pcall(LENGTHS[kind], K[part])
+    local reply = redis.pcall(Parts.SIZES[kind], K[part])
     if type(reply) == 'table' and reply.err then
       note('wrong_type')
       if repair then
@@ -153,7 +152,7 @@ local function check_counters(repair, note)
 end
 
 register('mend', function(keys, args)
-  open(keys)
+  open(keys, 'any')
   local repair, problems, reply = args[1] == '1', {}, {}
   local function note(kind) problems[kind] = (problems[kind] or 0) + 1 end
   check_types(repair, note)
@@ -173,13 +172,13 @@ register('restore_meta', function(keys, args)
   K = keys_of(keys[1])
   local counters = redis.pcall('HGET', K.meta, 'counters')
   local is_wrong_type = type(counters) == 'table'
-  if not is_wrong_type and not counters and not Parts.any_exists(keys[1]) then return 0 end
+  if not is_wrong_type and not counters and not Parts.any_exists() then return 0 end
   if not is_wrong_type and counters and (#counters >= COUNTERS_LENGTH or byte(counters, 1) and byte(counters, 1) > FORMAT) then
     return 0
   end
   if args[1] ~= '1' then return 1 end
   if is_wrong_type then call('UNLINK', K.meta) else call('HDEL', K.meta, 'counters') end
-  open(keys, true)
+  open(keys, 'any')
   -- Some beyond what is known: tokens must not come back. Every feature may be in use.
   Q.seq, Q.events, Q.uses = highest() + BEYOND, last_event(), 255
   Q.waiters, Q.stale = call('HLEN', K.waiters), count_stale()

@@ -58,8 +58,8 @@ local function tell_dependents()
 end
 
 register('obliterate', function(keys, args)
-  open(keys, true)
-  if Q.is_new and Parts.any_exists(Q.prefix) then
+  open(keys, 'any')
+  if Q.is_new and Parts.any_exists() then
     call('UNLINK', K.events)
     Q.seq = Q.now -- the counters are lost: in milliseconds the clock is above all tokens there were
   end

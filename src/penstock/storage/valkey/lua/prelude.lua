@@ -225,8 +225,8 @@ end
 
 -- Begins every verb: reads the counters and the clock. now never goes back within a queue, and never stands still.
 -- A queue is new if nothing of it exists. Where other keys do, its counters are lost, and tokens would come back: refused,
--- unless the verb does without (ignores_loss).
-local function open(keys, ignores_loss)
+-- unless the mode is 'any'. Otherwise a verb that writes looks at the types of keys here (parts.lua).
+local function open(keys, mode)
   if not call then bind() end
   Q.is_open, Q.flushed = false, false
   local prefix = keys[1]
@@ -239,7 +239,7 @@ local function open(keys, ignores_loss)
       refuse('VERSION', 'the queue has data of format ' .. version .. '; this Penstock knows ' .. FORMAT)
     end
     version, paused, seq, events, last, shift, waiters, stale, uses = unpack(COUNTERS, counters)
-  elseif not ignores_loss and Parts.any_exists(prefix) then
+  elseif mode ~= 'any' and Parts.any_exists() then
     refuse('TORN', 'the key ' .. K.meta .. ' is gone or damaged, but other keys of the queue exist')
   end
   Q.minute = counters and sub(counters, MINUTE_AT) or ''
@@ -257,7 +257,8 @@ local function open(keys, ignores_loss)
   local clock = time[1] * 1000 + floor(time[2] / 1000)
   Q.now, Q.clock = clock, false
   if shift ~= 0 or counters and (clock < last or clock >= last + Clock.GAP) then Clock.advance(clock, last) end
-  Q.is_open = true
+  Q.is_open, Q.is_renewed, Q.is_checking, Q.wake_tokens = true, false, false, false
+  if Guard.writes and mode ~= 'any' then Parts.look(mode) end
 end
 
 local function draw()
@@ -344,7 +345,7 @@ local function write_meta()
   local counters = pack(COUNTERS, FORMAT, Q.paused and 1 or 0, Q.seq, Q.events, Q.now, Q.shift, Q.waiters, Q.stale,
     Q.uses) .. Q.minute
   if Q.clock and Q.clock.changed then Clock.write() end
-  if Q.is_new then call('HSET', K.meta, 'epoch', new_epoch()) end
+  if Q.is_new or Q.is_renewed then call('HSET', K.meta, 'epoch', new_epoch()) end
   if Q.memo then
     call('HSET', K.meta, 'counters', counters, Q.memo, Q.answer)
   else

@@ -410,7 +410,7 @@ local function damaged_among(ids, why)
 end
 
 register('quarantine', function(keys, args)
-  open(keys)
+  open(keys, 'any')
   local most, cursor, ids = tonumber(args[1]), candidates(args)
   local damaged = damaged_among(ids, args[4])
   local room = #damaged
@@ -426,13 +426,13 @@ end)
 
 -- How many there are, for check.
 register('count_damaged', function(keys, args)
-  open(keys)
+  open(keys, 'any')
   local cursor, ids = scanned(args[1], args[2])
   return { cursor, #damaged_among(ids, '') }
 end, READS)
 
 register('end_dependency', function(keys, args)
-  open(keys)
+  open(keys, 'any')
   tell_parents(args[1], args[2], args[3])
   close()
   return Outbox.is_full() and 1 or 0

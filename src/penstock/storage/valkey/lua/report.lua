@@ -32,7 +32,7 @@ local function report(job, given, progress, payload, used)
 end
 
 register('report', function(keys, args)
-  open(keys)
+  open(keys, Parts.HOT)
   local memo = remembered(args[1], args[2], args[3])
   if memo then return memo end
   local at, starts, ids, uses = 4, {}, {}, false

@@ -241,8 +241,16 @@ local function settle_all(ids, outcomes)
   return table.concat(letters)
 end
 
+-- Looks at what the call will write: at all keys, if an outcome is more than a short result.
+local function look_first(outcomes, takes)
+  for i = 1, #outcomes do
+    if byte(outcomes[i], 7) ~= COMPLETE or #outcomes[i] > INLINE_RESULT then return Parts.check_all() end
+  end
+  Parts.check(takes and Parts.SETTLED_AND_TAKEN or Parts.SETTLED)
+end
+
 register('settle', function(keys, args)
-  open(keys)
+  open(keys, Parts.HOT)
   local count = tonumber(args[5])
   local memo = remembered(args[1], args[2], args[3])
   local n = (#args - HEAD) / 2
@@ -251,6 +259,7 @@ register('settle', function(keys, args)
   for i = 1, n do
     ids[i], outcomes[i] = args[HEAD + 2 * i - 1], args[HEAD + 2 * i]
   end
+  look_first(outcomes, count > 0)
   local letters, claimed = settle_all(ids, outcomes), nil
   -- They are written by take(), or at the end, unless one is to be looked at again at once, for which its time is needed.
   if next(Q.grouped) and Groups.fill_touched() then Groups.write() end

@@ -225,7 +225,10 @@ function Groups.take(leases, count)
   flush()
   local waiting, room, wait_ms = waiting_count(), Groups.allowance(1)
   Q.wake = waiting > 0 and room > 0
-  if not Q.wake then call('DEL', K.wake) end
+  if not Q.wake then
+    call('DEL', K.wake)
+    Q.wake_tokens = 0
+  end
   if waiting > 0 and room == 0 and leases.n < count then return reply_of(leases, wait_ms, 3) end
   return reply_of(leases, (leases.n == count or waiting > 0) and 0 or until_due())
 end
@@ -247,7 +250,10 @@ function take(worker, count, lease_ms)
   end
   local waiting = waiting_count()
   Q.wake = waiting > 0
-  if waiting == 0 then call('DEL', K.wake) end
+  if waiting == 0 then
+    call('DEL', K.wake)
+    Q.wake_tokens = 0
+  end
   if leases.n == count or waiting > 0 then return reply_of(leases, 0) end
   return reply_of(leases, until_due())
 end

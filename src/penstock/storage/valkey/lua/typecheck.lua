@@ -1,0 +1,69 @@
+-- Looks at what a verb is about to write, before its first write (parts.lua).
+
+-- How far seq jumps when numbers may have been lost: above all that a server could have given out by then.
+Parts.JUMP = 2 ^ 20
+
+-- The log is ahead of the counters: these went back, or something else wrote to the log. Both go on behind it, in a new
+-- epoch. Written by close().
+function Parts.catch_up(last_id)
+  local last = tonumber((string.match(last_id, '^%d+')))
+  if last <= Q.events then return end
+  Q.events, Q.seq, Q.is_renewed = last, Q.seq + Parts.JUMP, true
+end
+
+function Parts.size_of(part)
+  return call(Parts.SIZES[Parts.TYPES[part]], K[part])
+end
+
+-- Whether a queue without counters has other keys: then it is not a new one, but has lost them.
+function Parts.any_exists()
+  for part in pairs(Parts.TYPES) do
+    local is_readable, size = pcall(Parts.size_of, part)
+    if not is_readable or size > 0 then return true end
+  end
+  return false
+end
+
+-- Looks at the keys of a list (parts.lua), and at the end of the log.
+function Parts.check(list)
+  Q.is_checking = true
+  local zsets = {}
+  for i = 1, #list.zsets do zsets[i] = K[list.zsets[i]] end
+  -- The prefix never exists: it makes the intersection empty without a look at the members.
+  if zsets[1] then call('ZINTERCARD', #zsets + 1, Q.prefix, spread(zsets)) end
+  for i = 1, #list - 1 do Parts.size_of(list[i]) end
+  Q.wake_tokens = Parts.size_of(list[#list])
+  local newer = call('XREAD', 'COUNT', 1, 'STREAMS', K.events, digits(Q.events) .. '-0')
+  if newer then Parts.catch_up(call('XREVRANGE', K.events, '+', '-', 'COUNT', 1)[1][1]) end
+  Q.is_checking = false
+end
+
+-- The highest id that the log has had, even if its entries are gone.
+function Parts.last_generated()
+  local info = redis.pcall('XINFO', 'STREAM', K.events)
+  for i = 1, #info, 2 do
+    if info[i] == 'last-generated-id' then return info[i + 1] end
+  end
+  return '0-0' -- the log does not exist
+end
+
+-- Looks at all keys.
+function Parts.check_all()
+  Q.is_checking = true
+  for part in pairs(Parts.TYPES) do Parts.size_of(part) end
+  if Q.events > 0 then Parts.catch_up(Parts.last_generated()) end
+  rawset(K, 1, Q.time[1])
+  Q.is_checking = false
+end
+
+-- The second in which all keys were looked at stands at 1 in K. mode: that of open().
+function Parts.look(mode)
+  if mode ~= Parts.HOT or rawget(K, 1) ~= Q.time[1] then Parts.check_all() end
+end
+
+-- The key that is not of its type, if there is one.
+function Parts.damaged_key()
+  for part, wanted in pairs(Parts.TYPES) do
+    if not pcall(Parts.size_of, part) then return K[part] .. ' is not a ' .. wanted end
+  end
+end
