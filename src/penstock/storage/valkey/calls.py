@@ -10,7 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import StorageDamaged, StorageError, StorageRefused, StorageVersion
-from penstock.storage.valkey.command import Arg, Caller
+from penstock.storage.valkey.command import Arg
+from penstock.storage.valkey.identity import Identity
 from penstock.storage.valkey.keys import Keys
 from penstock.storage.valkey.library import Library, library
 from penstock.storage.valkey.mending import AT_MOST, Mending
@@ -39,10 +40,19 @@ class Refused(StorageError):
 class Calls:
     """One client's calls to one namespace. ``keys`` names what they are about."""
 
-    def __init__(self, router: Router, keys: Keys, *, functions: Library | None = None) -> None:
+    def __init__(
+        self,
+        router: Router,
+        keys: Keys,
+        *,
+        identity: Identity | None = None,
+        functions: Library | None = None,
+    ) -> None:
         self.keys = keys
         self.router = router
         self.library = functions or library()
+        self._identity = identity
+        self._met: set[str] = set()
         self._names: dict[str, str] = {}
         self._process = secrets.token_hex(6)
         self._lanes = 0
@@ -97,6 +107,8 @@ class Calls:
     ) -> Any:
         """Run a verb's function the moment a blocking ``command`` ends. Not repeated if the connection is lost:
         then it may have run."""
+        if queue not in self._met:
+            await self._meet(queue)
         key, meta = self.keys.declared(queue)
         lane, number = self._free.pop() if self._free else self._new_lane()
         number += 1
@@ -144,6 +156,13 @@ class Calls:
         """A command of the server's own, on one key."""
         return await self.router.call(key, *command)
 
+    async def _meet(self, queue: str) -> None:
+        """Before the first call: the queue may have been used on another server, or in another life of this one."""
+        if self._identity is not None:
+            caller = _NodeOf(self.router, self.keys.of(queue))
+            await self._identity.recognise(caller, queue, await check_server(caller))
+        self._met.add(queue)
+
     async def _send(
         self,
         queue: str,
@@ -155,6 +174,8 @@ class Calls:
         counted: list[int] | None = None,
     ) -> Any:
         """Run a function; if it cannot read what it finds, have that put aside and run it again."""
+        if queue not in self._met:
+            await self._meet(queue)
         for _ in range(_ROUNDS + len(ids)):
             try:
                 return await self._attempt(key, command, again=again)
@@ -204,12 +225,6 @@ class _NodeOf:
     async def call(self, *command: Arg) -> Any:
         # REPLACE would do no harm either, but would throw away the compiled library of everybody else.
         return await self._router.call(self._key, *command)
-
-
-async def prepare(caller: Caller) -> None:
-    """What a new connection needs: a server new enough, and the library."""
-    await check_server(caller)
-    await library().ensure(caller)
 
 
 def _meaning(error: ReplyError) -> StorageError:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
+from weakref import WeakSet
 
 from penstock.errors import StorageError, StorageUnavailable
 from penstock.storage.valkey.command import Again, Arg, Key, OnConnect
@@ -24,7 +25,8 @@ class ClientRouter:
 
     Slower than the others, and with the client's own limits: its pool, its timeouts. Its retries are not
     used on a plain client; a cluster client follows redirects by itself. ``on_connect`` runs once per
-    primary, at ``connect``, since a client does not tell when it connects again.
+    primary, at ``connect``, and again after a lost connection; a connection that a pool made anew before it was
+    used is told by redis-py and valkey-py, but not by their cluster clients.
     """
 
     def __init__(self, client: Any, *, on_connect: OnConnect = check_server, retry_for: float = 30.0) -> None:
@@ -32,6 +34,8 @@ class ClientRouter:
         self._on_connect = on_connect
         self._retry_for = retry_for
         self._is_cluster = hasattr(client, "get_node_from_key")
+        self._watched: WeakSet[Any] = WeakSet()
+        self._has_reconnected = False
         self._pool_args: tuple[str, ...] = ()
         if not self._is_cluster:  # valkey-py wants a name here, redis-py warns of one
             wanted = inspect.signature(client.connection_pool.get_connection).parameters.get("command_name")
@@ -107,6 +111,10 @@ class ClientRouter:
         pool = self._client.connection_pool
         connection = await pool.get_connection(*self._pool_args)
         try:
+            self._watch(connection)
+            if self._has_reconnected:
+                self._has_reconnected = False
+                await self._on_connect(_ClientCaller(self, None))
             options = {"timeout": min(block_for, 1e9)} if block_for else {}
             await connection.send_command(*command)
             return await connection.read_response(disable_decoding=True, **options)
@@ -117,15 +125,28 @@ class ClientRouter:
         finally:
             await pool.release(connection)
 
+    def _watch(self, connection: Any) -> None:
+        """Have a connection tell when it connects again."""
+        register = getattr(connection, "register_connect_callback", None)
+        if register is not None and connection not in self._watched:
+            self._watched.add(connection)
+            register(self._note_reconnect)
+
+    def _note_reconnect(self, connection: Any) -> None:
+        self._has_reconnected = True
+
     async def _insist(
         self, key: Any, command: Sequence[Arg], *, again: Again | None = None, block_for: float = 0.0
     ) -> Any:
         loop = asyncio.get_running_loop()
         deadline: float | None = None
-        attempt, repeat = 0, False
+        attempt, repeat, is_lost = 0, False, False
         while True:
             try:
                 target = await self._target(key)
+                if is_lost:
+                    await self._on_connect(_ClientCaller(self, target))
+                    is_lost = False
                 asked = again() if again and repeat else command
                 return await self.attempt(asked, target=target, block_for=block_for)
             except StorageError as error:
@@ -135,6 +156,7 @@ class ClientRouter:
                 deadline = deadline or loop.time() + self._retry_for
                 if not isinstance(told, StorageUnavailable) or loop.time() >= deadline:
                     raise told from None
+                is_lost = is_lost or isinstance(error, ConnectionLost)
                 repeat = repeat or isinstance(error, ConnectionLost)
             attempt += 1
             await asyncio.sleep(min(backoff(attempt), max(0.0, deadline - loop.time())))

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from penstock.core.names import check_namespace
-from penstock.storage.valkey.calls import Calls, prepare
+from penstock.storage.valkey.calls import Calls
 from penstock.storage.valkey.courier import Courier
 from penstock.storage.valkey.endpoint import Endpoint
 from penstock.storage.valkey.flowing import Flowing
+from penstock.storage.valkey.identity import Identity
 from penstock.storage.valkey.keys import DEFAULT_NAMESPACE, Keys
+from penstock.storage.valkey.library import library
 from penstock.storage.valkey.limiting import Limiting
 from penstock.storage.valkey.lives import Lives
 from penstock.storage.valkey.operating import Operating
@@ -39,16 +41,23 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
         self,
         client: Any = None,
         *,
-        router: Router | None = None,
+        endpoint: Endpoint | None = None,
         namespace: str = DEFAULT_NAMESPACE,
         url: str = "a client passed in",
+        retry_for: float = 30.0,
     ) -> None:
         Running.__init__(self)
         Reading.__init__(self)
         self.url = url
         self.namespace = check_namespace(namespace)
-        self._router = router or ClientRouter(client, on_connect=prepare)
-        self._calls = Calls(self._router, Keys(self.namespace))
+        keys = Keys(self.namespace)
+        identity = Identity(keys, library(), seen=self._seen)
+        self._router: Router = (
+            router_for(endpoint, on_connect=identity.prepare, retry_for=retry_for)
+            if endpoint
+            else ClientRouter(client, on_connect=identity.prepare, retry_for=retry_for)
+        )
+        self._calls = Calls(self._router, keys, identity=identity)
         self._courier = Courier(self._calls, meet=self._register)
         self._lives = Lives(self._calls)
 
@@ -60,10 +69,15 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
         """
         endpoint = Endpoint.parse(url)
         return cls(
-            router=router_for(endpoint, on_connect=prepare, retry_for=retry_for),
+            endpoint=endpoint,
+            retry_for=retry_for,
             namespace=namespace or endpoint.namespace or DEFAULT_NAMESPACE,
             url=f"{url.partition('://')[0]}://{endpoint}",
         )
+
+    def _seen(self, queue: str) -> tuple[int, int]:
+        """Return the highest number and the highest event of a queue that this process was told of."""
+        return self._seen_seq.get(queue, 0), self._seen_events.get(queue, 0)
 
     async def open(self) -> None:
         """Connect and load the function library, without retries: a wrong URL or password is told at once."""

@@ -6,8 +6,8 @@ An error reply is raised as ``ReplyError``; ``storage_error`` says which of Pens
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from penstock.errors import (
     StorageError,
@@ -72,25 +72,50 @@ def storage_error(error: ReplyError, where: object) -> StorageError:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Who the server is: ``name`` is valkey or redis, ``compatible`` the Redis version it stands for."""
+    """Who the server is: ``name`` is valkey or redis, ``compatible`` the Redis version it stands for.
+
+    ``run_id`` names its process, ``history`` what it replicates; ``earlier`` is the history that it took over when it
+    was promoted. ``up_ms``: how long it has run. ``from_snapshot``: it began with the data of a snapshot, which may
+    lack the last writes.
+    """
 
     name: str
     version: tuple[int, ...]
     compatible: tuple[int, ...]
+    run_id: str = ""
+    history: str = ""
+    earlier: str = ""
+    up_ms: int = 0
+    from_snapshot: bool = False
 
 
 async def check_server(caller: Caller) -> Server:
     """Ask who the server is. Raises StorageVersion if it is older than 7.0."""
-    info = await caller.call("INFO", "server")
-    lines = bytes(info).decode(errors="replace").splitlines()
-    found = {name: value for name, _, value in (line.partition(":") for line in lines)}
+    try:
+        found = _facts(await caller.call("INFO", "server", "replication", "persistence"))
+    except ReplyError as error:
+        if "syntax error" not in str(error):
+            raise
+        found = _facts(await caller.call("INFO", "server"))  # before 7.0
     redis, valkey = found.get("redis_version", "0"), found.get("valkey_version")
     name = "redis" if valkey is None else "valkey"
     server = Server(name, _numbers(valkey or redis), _numbers(redis))
     if max(server.version, server.compatible) < _MINIMUM:
         told = f"the server is {name} {valkey or redis}"
         raise StorageVersion(f"{told}; Penstock needs Valkey, or Redis 7.0 or newer")
-    return server
+    return replace(
+        server,
+        run_id=found.get("run_id", ""),
+        history=found.get("master_replid", ""),
+        earlier=found.get("master_replid2", ""),
+        up_ms=int(found.get("uptime_in_seconds", 0)) * 1000,
+        from_snapshot=found.get("aof_enabled") != "1" and found.get("rdb_last_load_keys_loaded") != "0",
+    )
+
+
+def _facts(info: Any) -> dict[str, str]:
+    lines = bytes(info).decode(errors="replace").splitlines()
+    return {name: value for name, _, value in (line.partition(":") for line in lines)}
 
 
 def run_id(info: bytes) -> str:

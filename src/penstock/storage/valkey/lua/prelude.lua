@@ -2,9 +2,10 @@
 --
 -- Keys of a queue, all under one hash tag, so in one slot: penstock:{<namespace>/<queue>/0}:<part>
 --
---   meta       hash    counters (COUNTERS below), epoch, settings, trimmed, regroup (groups.lua), outbox (the last
---                      sequence), tied (jobs here have had dependents elsewhere); m:<lane>, the last call of a lane and its
---                      answer, kept for a minute (memo.lua); clock (CLOCK below), if the clock was ever odd
+--   meta       hash    counters (COUNTERS below), epoch, server and resumed (renew_epoch.lua), settings, trimmed, regroup
+--                      (groups.lua), outbox (the last sequence), tied (jobs here have had dependents elsewhere); m:<lane>,
+--                      the last call of a lane and its answer, kept for a minute (memo.lua); clock (CLOCK
+--                      below), if the clock was ever odd
 --   jobs       hash    id -> static record (record.lua): written once, rewritten only by change and re-dispatch
 --   options    hash    reference -> header: options of jobs, each stored once (record.lua)
 --   state      hash    id -> what changes (record.lua); absent while a job waits as it was enqueued ("pristine")
@@ -346,6 +347,7 @@ local function write_meta()
     Q.uses) .. Q.minute
   if Q.clock and Q.clock.changed then Clock.write() end
   if Q.is_new or Q.is_renewed then call('HSET', K.meta, 'epoch', new_epoch()) end
+  if Q.is_new and Q.server then call('HSET', K.meta, 'server', Q.server) end
   if Q.memo then
     call('HSET', K.meta, 'counters', counters, Q.memo, Q.answer)
   else

@@ -1,0 +1,61 @@
+"""Which life of the store a queue was last used in: whether a server was restarted or replaced in between.
+
+A queue keeps the run id of the server that it was used on (``recognise`` in ``lua/renew_epoch.lua``). A process tells
+it the server's run id before its first call, and again when a connection leads to another one, before anybody uses
+that connection. If they differ, fencing tokens jump ahead, so that none comes back even if writes were lost. The epoch
+changes if writes may have been lost: the server was a replica of the earlier one, it began with a snapshot, or this
+process was told of more than there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from penstock.core.display import get_logger
+from penstock.errors import StorageError, StorageUnavailable
+from penstock.storage.valkey.command import Arg, Caller
+from penstock.storage.valkey.keys import Keys
+from penstock.storage.valkey.library import Library
+from penstock.storage.valkey.replies import Server, check_server
+
+__all__ = ["Identity"]
+
+_log: Final = get_logger("penstock.storage")
+
+
+class Identity:
+    """What one process knows of the servers of its queues. ``seen`` gives the highest number and the highest event
+    of a queue that it was told of."""
+
+    def __init__(self, keys: Keys, functions: Library, *, seen: Callable[[str], tuple[int, int]]) -> None:
+        self._keys = keys
+        self._library = functions
+        self._seen = seen
+        self._servers: dict[str, str] = {}
+
+    async def prepare(self, caller: Caller) -> None:
+        """Make a new connection ready: a server new enough, the library, and the queues that are known here."""
+        server = await check_server(caller)
+        await self._library.ensure(caller)
+        moved = [queue for queue, known in self._servers.items() if not known.startswith(server.run_id)]
+        # A node of a cluster answers for those that it has. The others are told when theirs is connected to.
+        await asyncio.gather(*(self.recognise(caller, queue, server) for queue in moved))
+
+    async def recognise(self, caller: Caller, queue: str, server: Server) -> None:
+        """Tell a queue which server it is on. An error reply is left to the call that follows."""
+        known, (seq, events) = self._servers.get(queue, ""), self._seen(queue)
+        here = server.run_id + server.history
+        began_ms = server.up_ms if server.from_snapshot else -1
+        args: list[Arg] = [server.run_id, server.history, server.earlier, began_ms, known, seq, events]
+        function = self._library.function("recognise")
+        try:
+            renewed = await caller.call("FCALL", function, 2, *self._keys.declared(queue), *args)
+        except StorageUnavailable:
+            raise
+        except StorageError:
+            return
+        self._servers[queue] = here
+        if renewed:
+            _log.warning("queue %r may have lost its last writes: its event log begins a new epoch", queue)
