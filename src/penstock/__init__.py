@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         JobNotFound,
         LeaseLost,
         MemoryLimitExceeded,
+        NotReplicated,
         PayloadTooLarge,
         PenstockError,
         RateLimited,
@@ -118,6 +119,7 @@ __all__ = [
     "LeaseLost",
     "Limit",
     "MemoryLimitExceeded",
+    "NotReplicated",
     "PayloadTooLarge",
     "PenstockError",
     "Queue",
@@ -179,10 +181,10 @@ _NAMES = {
     "errors": (
         "CommandFailed CostTooHigh CpuLimitExceeded EventsLost InvalidInput InvalidName InvalidOption "
         "JobCancelled JobError JobExpired JobFailed JobNotFound LeaseLost MemoryLimitExceeded "
-        "PayloadTooLarge PenstockError RateLimited ResultTimeout Retry SandboxCrashed SandboxError "
-        "SerializationError Snooze StorageDamaged StorageError StorageFull StorageReadOnly StorageRefused "
-        "StorageReplaced StorageUnavailable StorageVersion Suspend UnknownTask Unrecoverable Verdict "
-        "WaitForChildren"
+        "NotReplicated PayloadTooLarge PenstockError RateLimited ResultTimeout Retry SandboxCrashed "
+        "SandboxError SerializationError Snooze StorageDamaged StorageError StorageFull StorageReadOnly "
+        "StorageRefused StorageReplaced StorageUnavailable StorageVersion Suspend UnknownTask Unrecoverable "
+        "Verdict WaitForChildren"
     ),
     "flow": "Dag Flow FlowHandle FlowNode chain chord group",
     "handle": "JobHandle",

@@ -12,7 +12,8 @@
     ├── UnknownTask (LookupError)         no task of that name is registered here
     ├── StorageError                      the store did not do what it was asked
     │   ├── StorageUnavailable            unreachable, or the connection was lost; try again later
-    │   │   └── StorageReplaced           the file was deleted or replaced while it was open; nothing was written
+    │   │   ├── StorageReplaced           the file was deleted or replaced while it was open; nothing was written
+    │   │   └── NotReplicated             written, but not on as many replicas as asked for; repeating it is safe
     │   ├── StorageRefused                wrong user or password, or a right the user does not have
     │   ├── StorageFull                   out of memory or disk; nothing was written
     │   ├── StorageReadOnly               a replica, or a file that may not be written
@@ -130,6 +131,11 @@ class StorageReplaced(StorageUnavailable):
 
     The next call opens the file that is there by then. A file that is missing is not created again.
     """
+
+
+class NotReplicated(StorageUnavailable):
+    """The call was carried out, but too few replicas have confirmed it in time (``?replicas=1``). Repeating the call
+    does no harm: it does nothing twice, and waits for the replicas again."""
 
 
 class StorageRefused(StorageError, PermissionError):

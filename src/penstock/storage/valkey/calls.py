@@ -25,6 +25,8 @@ __all__ = ["Calls", "Refused"]
 _REPEATED: Final = b"1"
 _FIRST: Final = b"0"
 _ROUNDS: Final = AT_MOST + 2
+_PROMISES: Final = frozenset({"enqueue", "enqueue_flows", "attach", "settle"})
+"""Verbs whose answer promises that a job or a result is kept: with ``replicas`` they wait for these."""
 _LOADS: Final = 3  # of the library in one call: the slot may move on to a server that lacks it, too
 
 
@@ -47,11 +49,13 @@ class Calls:
         *,
         identity: Identity | None = None,
         functions: Library | None = None,
+        replicas: int = 0,
     ) -> None:
         self.keys = keys
         self.router = router
         self.library = functions or library()
         self._identity = identity
+        self.replicas = replicas
         self._met: set[str] = set()
         self._names: dict[str, str] = {}
         self._process = secrets.token_hex(6)
@@ -88,8 +92,10 @@ class Calls:
         """Run a verb's function at most once: a repetition is marked as such, and gets the first answer."""
         key, meta = self.keys.declared(queue)
         head = ("FCALL", self._name(verb), 2, key, meta)
+        replicas = self.replicas if self.replicas and verb in _PROMISES else 0
         if ticket is not None:
-            return await self._send(queue, key, (*head, ticket.lane, ticket.number, _REPEATED, *args))
+            command = (*head, ticket.lane, ticket.number, _REPEATED, *args)
+            return await self._send(queue, key, command, replicas=replicas)
         lane, number = self._free.pop() if self._free else self._new_lane()
         number += 1
         reply = await self._send(
@@ -97,6 +103,7 @@ class Calls:
             key,
             (*head, lane, number, _FIRST, *args),
             again=lambda: (*head, lane, number, _REPEATED, *args),
+            replicas=replicas,
         )
         # Only now: a call that failed or was given up may still be under way, and its lane is left alone.
         self._free.append((lane, number))
@@ -129,6 +136,11 @@ class Calls:
             return await self.call_once(queue, verb, args)
         self._free.append((lane, number))
         return reply
+
+    def warn_of_servers(self) -> None:
+        """Log what is wrong with how the servers keep jobs: once per process and server."""
+        if self._identity is not None:
+            self._identity.warn()
 
     async def check_rights(self, queue: str) -> None:
         """Raises ``StorageRefused`` if the user may not do all that the functions do to the queue's keys."""
@@ -172,13 +184,14 @@ class Calls:
         again: Any = None,
         ids: Sequence[Arg] = (),
         counted: list[int] | None = None,
+        replicas: int = 0,
     ) -> Any:
         """Run a function; if it cannot read what it finds, have that put aside and run it again."""
         if queue not in self._met:
             await self._meet(queue)
         for _ in range(_ROUNDS + len(ids)):
             try:
-                return await self._attempt(key, command, again=again)
+                return await self._attempt(key, command, again=again, replicas=replicas)
             except Refused as error:
                 if error.code != "DAMAGED":
                     raise
@@ -190,9 +203,13 @@ class Calls:
                 counted.append(mended)
         raise _unreadable(queue, refused)
 
-    async def _attempt(self, key: bytes, command: tuple[Arg, ...], *, again: Any = None) -> Any:
+    async def _attempt(
+        self, key: bytes, command: tuple[Arg, ...], *, again: Any = None, replicas: int = 0
+    ) -> Any:
         for _ in range(_LOADS):
             try:
+                if replicas:
+                    return await self.router.call_replicated(key, *command, replicas=replicas, again=again)
                 return await self.router.call(key, *command, again=again)
             except ReplyError as error:
                 if "Function not found" not in str(error):

@@ -25,8 +25,8 @@ class ClientRouter:
 
     Slower than the others, and with the client's own limits: its pool, its timeouts. Its retries are not
     used on a plain client; a cluster client follows redirects by itself. ``on_connect`` runs once per
-    primary, at ``connect``, and again after a lost connection; a connection that a pool made anew before it was
-    used is told by redis-py and valkey-py, but not by their cluster clients.
+    primary, at ``connect``, and again after a lost connection, or when a pool has connected anew. Cluster clients
+    do not say when they do.
     """
 
     def __init__(self, client: Any, *, on_connect: OnConnect = check_server, retry_for: float = 30.0) -> None:
@@ -75,6 +75,13 @@ class ClientRouter:
     def cut_at(self, key: Key) -> float:
         """Return minus infinity: the client does not tell when it connects again."""
         return float("-inf")
+
+    async def call_replicated(
+        self, key: Key, *command: Arg, replicas: int, again: Again | None = None
+    ) -> Any:
+        raise NotImplementedError(
+            "the option 'replicas' is for URLs: a client's connections are not ours to wait on"
+        )
 
     async def call_every_node(self, *command: Arg) -> list[Any]:
         return [await self._insist(target, command) for target in await self._targets()]

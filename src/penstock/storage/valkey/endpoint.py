@@ -32,6 +32,7 @@ OPTIONS: Final = (
     "connect_timeout",
     "db",
     "namespace",
+    "replicas",
     "sentinel_password",
     "sentinel_username",
     "ssl_ca_certs",
@@ -100,6 +101,7 @@ class Endpoint:
     sentinel_password: str | None = field(default=None, repr=False)
     namespace: str | None = None
     connect_timeout: float = 5.0
+    replicas: int = 0
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
@@ -143,6 +145,7 @@ class Endpoint:
             sentinel_password=options.get("sentinel_password"),
             namespace=options.get("namespace"),
             connect_timeout=_seconds(options.get("connect_timeout", "5")),
+            replicas=_replicas(options.get("replicas", "0")),
         )
 
     def __str__(self) -> str:
@@ -212,6 +215,12 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise InvalidOption("the option 'connect_timeout' is a number of seconds above 0, like 5 or 0.5")
     return seconds
+
+
+def _replicas(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,3}", text):
+        raise InvalidOption("the option 'replicas' is the number of replicas to wait for, like 1")
+    return int(text)
 
 
 def _tls(options: dict[str, str]) -> Tls:

@@ -57,7 +57,9 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
             if endpoint
             else ClientRouter(client, on_connect=identity.prepare, retry_for=retry_for)
         )
-        self._calls = Calls(self._router, keys, identity=identity)
+        self._calls = Calls(
+            self._router, keys, identity=identity, replicas=endpoint.replicas if endpoint else 0
+        )
         self._courier = Courier(self._calls, meet=self._register)
         self._lives = Lives(self._calls)
 

@@ -1,4 +1,4 @@
-"""Which life of the store a queue was last used in: whether a server was restarted or replaced in between.
+"""Notice that a server was restarted or replaced since a queue was last used.
 
 A queue keeps the run id of the server that it was used on (``recognise`` in ``lua/renew_epoch.lua``). A process tells
 it the server's run id before its first call, and again when a connection leads to another one, before anybody uses
@@ -23,10 +23,11 @@ from penstock.storage.valkey.replies import Server, check_server
 __all__ = ["Identity"]
 
 _log: Final = get_logger("penstock.storage")
+_warned: Final[set[str]] = set()  # run ids of servers
 
 
 class Identity:
-    """What one process knows of the servers of its queues. ``seen`` gives the highest number and the highest event
+    """The servers that one process knows its queues on. ``seen`` gives the highest number and the highest event
     of a queue that it was told of."""
 
     def __init__(self, keys: Keys, functions: Library, *, seen: Callable[[str], tuple[int, int]]) -> None:
@@ -34,14 +35,23 @@ class Identity:
         self._library = functions
         self._seen = seen
         self._servers: dict[str, str] = {}
+        self._connected: dict[str, Server] = {}
 
     async def prepare(self, caller: Caller) -> None:
         """Make a new connection ready: a server new enough, the library, and the queues that are known here."""
         server = await check_server(caller)
+        self._connected[server.run_id] = server
         await self._library.ensure(caller)
         moved = [queue for queue, known in self._servers.items() if not known.startswith(server.run_id)]
-        # A node of a cluster answers for those that it has. The others are told when theirs is connected to.
+        # A node of a cluster answers for those that it has. The others wait until theirs is connected to.
         await asyncio.gather(*(self.recognise(caller, queue, server) for queue in moved))
+
+    def warn(self) -> None:
+        """Log what is wrong with how the servers keep jobs: once per process and server."""
+        for run_id, server in self._connected.items():
+            if run_id not in _warned:
+                _warned.add(run_id)
+                _log_doubts(server)
 
     async def recognise(self, caller: Caller, queue: str, server: Server) -> None:
         """Tell a queue which server it is on. An error reply is left to the call that follows."""
@@ -59,3 +69,19 @@ class Identity:
         self._servers[queue] = here
         if renewed:
             _log.warning("queue %r may have lost its last writes: its event log begins a new epoch", queue)
+
+
+def _log_doubts(server: Server) -> None:
+    if not server.appends:
+        _log.warning(
+            "the %s server has no append-only file: if it dies, accepted jobs and results are lost. "
+            "Set 'appendonly yes'",
+            server.name,
+        )
+    if server.eviction != "noeviction":
+        _log.warning(
+            "the %s server deletes jobs when its memory is full (maxmemory-policy %s). "
+            "Set 'maxmemory-policy noeviction'",
+            server.name,
+            server.eviction,
+        )

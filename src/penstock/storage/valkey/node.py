@@ -90,25 +90,32 @@ class Node:
     ) -> Any:
         """As ``Router.call_blocking``, without retries. The last command decides: an error reply to the
         first one does not keep the server from running ``then``."""
+        commands = (command, then) if then else (command,)
+        replies = await self.call_alone(commands, timeout=timeout, deadline=deadline, asking=asking)
+        reply = replies[-1]
+        if isinstance(reply, ReplyError):
+            raise RefusedAfterWait(str(reply)) if then and not isinstance(replies[0], ReplyError) else reply
+        return reply
+
+    async def call_alone(
+        self, commands: Sequence[Sequence[Arg]], *, timeout: float | None, deadline: float, asking: bool
+    ) -> list[Any]:
+        """Send commands one behind the other, on a connection that nobody else uses meanwhile, and that may be silent
+        for ``timeout`` seconds. Return the replies, among them ``ReplyError``s."""
         await self.ready(deadline)
         while (connection := self._idle.pop() if self._idle else await self._connect_once()).lost:
             pass
         connection.expect_silence()
         self._leased.add(connection)
         try:
-            replies = []
-            for one in (command, then) if then else (command,):
+            pending = []
+            for command in commands:
                 if asking:
                     ignore_outcome(connection.call("ASKING"))
-                replies.append(connection.call(*one))
-                ignore_outcome(replies[-1])
+                pending.append(connection.call(*command))
+                ignore_outcome(pending[-1])
             async with asyncio.timeout(None if timeout is None else timeout + BLOCK_GRACE_SECONDS):
-                reply = await replies[-1]
-        except ReplyError as error:
-            connection.drop("its blocking call was refused")
-            if then and replies[0].exception() is None:
-                raise RefusedAfterWait(str(error)) from None
-            raise
+                replies = [await _replied(future) for future in pending]
         except BaseException as error:
             connection.drop("its blocking call was given up")
             if isinstance(error, TimeoutError):
@@ -117,11 +124,15 @@ class Node:
             raise
         finally:
             self._leased.discard(connection)
-        if len(self._idle) < _KEPT_IDLE:
+        if any(isinstance(reply, ReplyError) for reply in replies):
+            connection.drop(
+                "its blocking call was refused"
+            )  # it may lead to a server that is not the primary any more
+        elif len(self._idle) < _KEPT_IDLE:
             self._idle.append(connection)
         else:
             connection.drop("one idle connection too many")
-        return reply
+        return replies
 
     async def line(self, key: Key, *, deadline: float, lost: Callable[[], None]) -> str:
         """Return what names the connection by which the server sees that this process lives: run id and client id.
@@ -201,6 +212,13 @@ class Node:
     def _dialed(self, task: asyncio.Task[Connection]) -> None:
         self._dialing = None
         ignore_outcome(task)
+
+
+async def _replied(future: asyncio.Future[Any]) -> Any:
+    try:
+        return await future
+    except ReplyError as error:
+        return error
 
 
 async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.errors import StorageError, StorageUnavailable
+from penstock.errors import NotReplicated, StorageError, StorageRefused, StorageUnavailable
 from penstock.storage.valkey.command import Again, Arg, Key, OnConnect
 from penstock.storage.valkey.connection import Connection, ConnectionLost, open_connection
 from penstock.storage.valkey.endpoint import Address, Endpoint
@@ -82,6 +82,34 @@ class NodeRouter:
 
     def cut_at(self, key: Key) -> float:
         return self._node_of(key).cut_at
+
+    async def call_replicated(
+        self, key: Key, *command: Arg, replicas: int, again: Again | None = None
+    ) -> Any:
+        wait = ("WAIT", replicas, max(1, int(self._retry_for * 1000)))
+        deadline: float | None = None
+        asked: Node | None = None
+        attempt, repeat = 0, False
+        while True:
+            self._check_open()
+            node = asked or self._node_of(key)
+            try:
+                reply, confirmed = await node.call_alone(
+                    (again() if again and repeat else command, wait),
+                    timeout=self._retry_for,
+                    deadline=deadline or self._first_deadline(),
+                    asking=asked is not None,
+                )
+                if isinstance(reply, ReplyError):
+                    raise reply
+                return _confirmed(reply, confirmed, replicas=replicas)
+            except NotReplicated:
+                raise
+            except StorageError as error:
+                repeat = repeat or (isinstance(error, ConnectionLost) and error.sent)
+                deadline = deadline or asyncio.get_running_loop().time() + self._retry_for
+                asked = await self._recover(error, node, connection=None, attempt=attempt, deadline=deadline)
+            attempt += 1
 
     async def _insist(
         self,
@@ -196,3 +224,19 @@ class NodeRouter:
                 raise storage_error(error, address) from None
             raise
         return connection
+
+
+def _confirmed(reply: Any, confirmed: Any, *, replicas: int) -> Any:
+    """Return the reply of a call that enough replicas have confirmed."""
+    if isinstance(confirmed, ReplyError):
+        if confirmed.code == "NOPERM":
+            raise StorageRefused(f"{confirmed}. The call was carried out. Give the user the right to WAIT")
+        raise NotReplicated(
+            f"written, but no replica has confirmed it: {confirmed}. Repeating the call is safe"
+        )
+    if confirmed < replicas:
+        raise NotReplicated(
+            f"written, but {confirmed} of {replicas} replicas have confirmed it. Repeating the call is safe. Check "
+            "that the replicas run and keep up, or ask for fewer (replicas in the URL)"
+        )
+    return reply

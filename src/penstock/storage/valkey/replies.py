@@ -72,11 +72,11 @@ def storage_error(error: ReplyError, where: object) -> StorageError:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Who the server is: ``name`` is valkey or redis, ``compatible`` the Redis version it stands for.
+    """Facts of a server: ``name`` is valkey or redis, ``compatible`` the Redis version it stands for.
 
     ``run_id`` names its process, ``history`` what it replicates; ``earlier`` is the history that it took over when it
     was promoted. ``up_ms``: how long it has run. ``from_snapshot``: it began with the data of a snapshot, which may
-    lack the last writes.
+    lack the last writes. ``appends``: it has an append-only file. ``eviction``: what it does when it is full.
     """
 
     name: str
@@ -87,12 +87,14 @@ class Server:
     earlier: str = ""
     up_ms: int = 0
     from_snapshot: bool = False
+    appends: bool = True
+    eviction: str = "noeviction"
 
 
 async def check_server(caller: Caller) -> Server:
     """Ask who the server is. Raises StorageVersion if it is older than 7.0."""
     try:
-        found = _facts(await caller.call("INFO", "server", "replication", "persistence"))
+        found = _facts(await caller.call("INFO", "server", "replication", "persistence", "memory"))
     except ReplyError as error:
         if "syntax error" not in str(error):
             raise
@@ -109,6 +111,8 @@ async def check_server(caller: Caller) -> Server:
         history=found.get("master_replid", ""),
         earlier=found.get("master_replid2", ""),
         up_ms=int(found.get("uptime_in_seconds", 0)) * 1000,
+        appends=found.get("aof_enabled", "1") == "1",
+        eviction=found.get("maxmemory_policy", "noeviction"),
         from_snapshot=found.get("aof_enabled") != "1" and found.get("rdb_last_load_keys_loaded") != "0",
     )
 

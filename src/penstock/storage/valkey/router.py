@@ -66,6 +66,14 @@ class Router(Protocol):
         """Return when a connection to the server of ``key`` was last found lost, by the loop's clock; minus infinity
         if none was."""
 
+    async def call_replicated(
+        self, key: Key, *command: Arg, replicas: int, again: Again | None = None
+    ) -> Any:
+        """As ``call``, and wait until ``replicas`` replicas have confirmed it, on a connection nobody else uses.
+
+        Raises NotReplicated if they have not within ``retry_for`` seconds: then the command was carried out.
+        """
+
     async def call_every_node(self, *command: Arg) -> list[Any]:
         """Send ``command`` to every primary; the replies in no particular order."""
 

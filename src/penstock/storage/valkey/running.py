@@ -67,6 +67,7 @@ class Running:
         self._met: set[str] = set()
         self._registered: set[str] = set()
         self._seen_seq: dict[str, int] = {}
+        self._claims = False
 
     async def enqueue(
         self, queue: str, jobs: Sequence[NewJob], *, ticket: Ticket | None = None
@@ -128,6 +129,9 @@ class Running:
         """As ``Storage.claim``."""
         if queue not in self._met:
             await self._meet(queue)
+        if not self._claims:
+            self._claims = True
+            self._calls.warn_of_servers()
         seen = self._seen_seq.get(queue, 0)
         args = (take.worker, take.count, take.lease_ms)
         if wait_ms > 0:
@@ -149,7 +153,11 @@ class Running:
         take: Take | None = None,
         ticket: Ticket | None = None,
     ) -> SettledBatch:
-        """As ``Storage.settle``."""
+        """As ``Storage.settle``. Where replicas are waited for, the claim is a call of its own: it promises nothing,
+        and its leases must not be lost with a shortfall."""
+        if take is not None and self._calls.replicas:
+            batch = await self.settle(queue, settlements, ticket=ticket)
+            return SettledBatch(batch.answers, await self.claim(queue, take))
         seen = self._seen_seq.get(queue, 0)
         args: list[Arg] = [take.worker, take.count, take.lease_ms] if take else ["", 0, 0]
         for item in settlements:
