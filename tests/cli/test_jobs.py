@@ -197,6 +197,22 @@ def test_the_rerun_of_an_active_job_is_shown_and_cancelled_alone(on_both: Shell)
         assert on_both.json("show", "a")["state"] == "active"
 
 
+def test_a_killed_worker_is_shown_as_dead(on_both: Shell) -> None:
+    on_both.ok("enqueue", "sleep 60")
+    worker = on_both.start("worker", "--commands")
+    until(lambda: [row["active"] for row in on_both.json("workers")] == [1])
+
+    worker.kill()
+    worker.communicate(timeout=60)
+
+    [listed] = on_both.json("workers")
+    assert listed["state"] == "dead"
+    assert "dead" in on_both.ok("workers")
+    told = on_both.json("status")
+    assert (told["workers"], told["dead_workers"], told["silent_workers"]) == (0, 1, 0)
+    assert "1 died" in on_both.ok("status")
+
+
 def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Shell, tmp_path: Path) -> None:
     on_both.ok(
         "enqueue", "-", input=f'{{"command": "echo $$ >> {tmp_path}/pids; sleep 60", "id": "x"}}\nsleep 60\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import sys
 
 from penstock import App
@@ -15,6 +16,12 @@ app = App(sys.argv[1] if len(sys.argv) > 1 else "memory://")
 @app.task(queue=QUEUE)
 async def hang() -> None:
     await asyncio.sleep(3600)
+
+
+@app.task(queue=QUEUE)
+async def hog() -> None:
+    """Hold the GIL, as a long ``sorted()`` or a regular expression does: no thread of this process runs meanwhile."""
+    ctypes.PyDLL(None).sleep(3600)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import pytest
 
 from penstock import App, uuid7
 from penstock.core.event import Event
-from penstock.core.lifecycle import State
 from penstock.storage.base import Storage
 from penstock.worker.deathwatch import DeathWatch
 from tests.servers import ValkeyServer
@@ -40,24 +39,18 @@ async def app(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[A
 
 
 @asynccontextmanager
-async def victim(app: App, *options: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+async def victim(app: App, *options: str, task: str = "hang") -> AsyncIterator[subprocess.Popen[bytes]]:
     """A worker in another process that has a job, and has announced itself."""
-    await app.queue(QUEUE).enqueue({}, id="job", task="hang")
     process = subprocess.Popen([sys.executable, "-m", "tests.worker.mortal", app.url, *options])
     try:
         storage = await app.connect()
-        await until(lambda: has_announced_and_claimed(storage), seconds=30)
+        await until(lambda: storage.lives(QUEUE), seconds=60)
+        await app.queue(QUEUE).enqueue({}, id="job", task=task)
+        await first_event(app, "claimed")
         yield process
     finally:
         process.kill()
         process.wait()
-
-
-async def has_announced_and_claimed(storage: Storage) -> bool:
-    [job] = await storage.get(QUEUE, ["job"])
-    return (
-        job is not None and job.state is State.ACTIVE and (await storage.lives(QUEUE)).get(job.worker, False)
-    )
 
 
 async def first_event(app: App, kind: str) -> Event:
@@ -110,6 +103,20 @@ async def test_a_suspended_worker_is_never_taken_for_dead(app: App) -> None:
     watch = DeathWatch(storage, [QUEUE])
     async with victim(app, "200ms") as process:
         os.kill(process.pid, signal.SIGSTOP)
+        await until(lambda: is_overdue(storage, ms=2_000))
+
+        rescued = [await watch.run_once() for _ in range(3)]
+
+        [worker] = await app.queue(QUEUE).workers()
+        assert (rescued, worker.dead) == ([0, 0, 0], False)
+        assert (await app.queue(QUEUE).counts()).active == 1
+
+
+@pytest.mark.timeout(120)
+async def test_a_worker_that_holds_the_gil_is_never_taken_for_dead(app: App) -> None:
+    storage = await app.connect()
+    watch = DeathWatch(storage, [QUEUE])
+    async with victim(app, "200ms", task="hog"):
         await until(lambda: is_overdue(storage, ms=2_000))
 
         rescued = [await watch.run_once() for _ in range(3)]

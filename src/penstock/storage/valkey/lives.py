@@ -88,21 +88,30 @@ class Lives:
 
     async def _seen(self, queue: str, announced: Mapping[str, str]) -> dict[str, bool]:
         """Return whose connections this server has, of those it had. Of earlier runs it knows none."""
-        found = {w: False for w, life in announced.items() if self._proven.get((queue, w)) == life}
+        own = {w for w, life in announced.items() if self._announced.get((queue, w)) == life}
+        gone = {w for w, life in announced.items() if self._proven.get((queue, w)) == life}
+        found = dict.fromkeys(own, True) | dict.fromkeys(gone, False)
         asked = {w: life.partition(" ")[::2] for w, life in announced.items() if w not in found}
         if not asked or self._is_refused or self._was_cut_off(queue):
             return found
         try:
-            before = await self._run_id(queue)
-            here = {worker: client for worker, (server, client) in asked.items() if server == before}
-            clients = await self._clients(queue, here.values()) if here else set()
-            # The same before and after: the list in between is of that server.
-            if await self._run_id(queue) != before:
-                return found
+            there = await self._clients(queue, [client for _, client in asked.values()])
+            if all(client in there for _, client in asked.values()):  # as nearly always
+                return found | dict.fromkeys(asked, True)
+            return found | await self._examine(queue, asked)
         except (ReplyError, StorageRefused) as error:
             self._refused(error)
             return found
-        return found | {worker: client in clients for worker, client in here.items()}
+
+    async def _examine(self, queue: str, asked: Mapping[str, tuple[str, ...]]) -> dict[str, bool]:
+        """Return who has a connection here, of those who had one to this run of this server."""
+        before = await self._run_id(queue)
+        here = {worker: client for worker, (server, client) in asked.items() if server == before}
+        clients = await self._clients(queue, here.values()) if here else set()
+        # The same before and after: the list in between is of that server.
+        if await self._run_id(queue) != before:
+            return {}
+        return {worker: client in clients for worker, client in here.items()}
 
     def _was_cut_off(self, queue: str) -> bool:
         cut_at = self._calls.router.cut_at(self._calls.keys.of(queue))
