@@ -81,7 +81,7 @@ async def test_whatever_a_handler_raises_fails_its_job(
         await until(lambda: not worker.health().active)
 
 
-@pytest.mark.parametrize("error", [error for error in ERRORS if error is not KeyboardInterrupt])
+@any_error
 async def test_whatever_a_listener_raises_changes_nothing(
     memory_app: App, error: Callable[[], BaseException]
 ) -> None:
@@ -186,6 +186,32 @@ async def test_an_outcome_that_no_store_can_take_fails_its_job(
         assert await fine.result(timeout="10s") == "fine"
         with pytest.raises(JobFailed, match="too odd"):
             await odd.result(timeout="10s")
+
+
+async def test_a_result_that_is_not_utf8_fails_its_job_with_the_reason(app: App) -> None:
+    """A result is the user's own value: it is refused, not changed."""
+
+    @app.task
+    async def work() -> dict[str, str]:
+        return {"name": "\udcff"}
+
+    async with working(app):
+        with pytest.raises(JobFailed, match="surrogates not allowed") as caught:
+            await work.call(timeout="10s")
+    assert caught.value.error_type == "SerializationError"
+
+
+@any_error
+async def test_whatever_a_handler_raises_every_engine_stores(
+    app: App, error: Callable[[], BaseException]
+) -> None:
+    @app.task(attempts=1)
+    async def fail() -> None:
+        raise error()
+
+    async with working(app):
+        with pytest.raises(JobFailed):
+            await fail.call(timeout="10s")
 
 
 async def test_a_heartbeat_that_cannot_describe_its_worker_is_repeated(

@@ -96,9 +96,9 @@ class Listeners:
                     task = asyncio.ensure_future(answer)
                     self._tasks.add(task)
                     task.add_done_callback(self._ended)
-            except KeyboardInterrupt:
-                raise
-            except BaseException:
+            except (
+                BaseException
+            ):  # the worker handles Ctrl-C itself, so even an interrupt is the listener's own
                 logger.exception("a listener of %r failed", event.type)
 
     def _ended(self, task: asyncio.Future[Any]) -> None:
