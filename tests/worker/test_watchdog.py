@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +70,7 @@ async def test_a_loop_that_stands_still_is_reported_once_with_its_stack(
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert "has not turned for 10 s" in record.getMessage()
-    assert "test_watchdog.py" in record.getMessage()
+    assert "in test_a_loop_that_stands_still" in caplog.text
     watched.loop.turn()
     assert "turns again after 19 s" in caplog.records[1].getMessage()
     watched.look(2 * WARN_AFTER_S)
@@ -112,11 +113,12 @@ async def test_a_stuck_worker_gives_its_jobs_up_and_a_blocking_one_keeps_them(
     monkeypatch.setattr(watchdog, "WARN_AFTER_S", 0.1)
     monkeypatch.setattr(watchdog, "PATIENCE_S", 0.0)
     monkeypatch.setattr(watchdog, "_TICK_S", 0.05)
+    rescued = threading.Event()
     async with App(f"sqlite:///{tmp_path}/s.db") as app:
 
         @app.task
         async def block(seconds: float) -> None:
-            time.sleep(seconds)
+            rescued.wait(seconds)
 
         options: dict[str, Any] = {"lease": "300ms", "heartbeat": "50ms"}
         async with working(app, **options, stuck_after="1h"):
@@ -125,12 +127,29 @@ async def test_a_stuck_worker_gives_its_jobs_up_and_a_blocking_one_keeps_them(
             info = await job.get()
             assert info is not None
             assert (info.runs, info.stalls) == (1, 0)
-        assert "time.sleep(seconds)" in caplog.text
+        assert "rescued.wait(seconds)" in caplog.text
         async with working(app, **options, stuck_after="300ms") as worker:
-            job = await block.enqueue(seconds=1.5)
+            job = await block.enqueue(seconds=30)
+            watching = asyncio.create_task(asyncio.to_thread(_set_when_stalled, app.url, job.id, rescued))
             await until(lambda: worker.stats.stalled == 1)
+            await watching
             assert "stops renewing the leases of its 1 jobs" in caplog.text
-            assert await job.refresh() is not State.COMPLETED
+
+
+def _set_when_stalled(url: str, id: str, rescued: threading.Event) -> None:
+    """From another thread: the loop of the test is blocked, too."""
+
+    async def watch() -> None:
+        async with App(url) as app:
+            await until(lambda: _has_stalled(app, id))
+        rescued.set()
+
+    asyncio.run(watch())
+
+
+async def _has_stalled(app: App, id: str) -> bool:
+    info = await app.queue("default").get(id)
+    return info is not None and info.stalls > 0
 
 
 SCRIPT = """
@@ -158,3 +177,47 @@ async def test_sigterm_ends_a_worker_whose_jobs_log_odd_text(tmp_path: Path) -> 
                 await job.result(timeout="20s")
             os.kill(process.pid, signal.SIGTERM)
             assert await asyncio.to_thread(process.wait, 20) == 0
+
+
+BLOCKING = """
+import sys, time
+from penstock import App
+from penstock.worker import watchdog, worker
+
+watchdog.PATIENCE_S = worker.PATIENCE_S = 0.5
+app = App(sys.argv[1])
+
+@app.task(queue="q")
+async def block(how: str) -> None:
+    print("started", flush=True)
+    while how == "spin":
+        pass
+    time.sleep(600)
+
+@app.task(queue="q")
+async def quick() -> str:
+    return "done"
+
+app.worker(concurrency=2, grace="500ms").run_sync()
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["spin", "sleep"])
+async def test_sigterm_ends_a_worker_whose_loop_is_blocked_and_its_jobs_are_handed_back(
+    tmp_path: Path, how: str
+) -> None:
+    script, url = tmp_path / "worker.py", f"sqlite:///{tmp_path}/s.db"
+    script.write_text(BLOCKING)
+    async with App(url) as app:
+        job = await app.queue("q").enqueue({"how": how}, task="block")
+        command = [sys.executable, str(script), url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert await asyncio.to_thread(process.stdout.readline) == "started\n"
+            os.kill(process.pid, signal.SIGTERM)
+            assert await asyncio.to_thread(process.stdout.readline) == "ended\n"
+            assert await asyncio.to_thread(process.wait, 20) == 0
+        info = await job.get()
+        assert info is not None
+        assert (info.state, info.failures, info.stalls) == (State.WAITING, 0, 0)

@@ -25,6 +25,7 @@ from penstock.worker.lane import Lane
 from penstock.worker.plans import Plans
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Abort, EncodedResult, Run, Undecodable
+from penstock.worker.signals import LoopBlocked
 from penstock.worker.verdict import aborted, failed, final_failure, undecided
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class Executor:
 
     async def _raised(self, run: Run, raised: BaseException) -> Outcome | None:
         """Return the outcome of a run that raised. Code of the user's that decides about it may raise as well."""
+        if isinstance(raised, LoopBlocked):
+            run.abort = run.abort or Abort.RELEASE
         try:
             error = await _checked_wait(run) if isinstance(raised, WaitForChildren) else raised
             outcome = self._failed(run, error)

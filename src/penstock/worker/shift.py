@@ -59,8 +59,11 @@ class Shift:
         self._deadline = float("inf")
         self._own_duties: list[asyncio.Task[None]] = []
         self.heartbeat: Heartbeat | None = None
-        self._watchdog = Watchdog(
-            self._lanes, worker_id=self.options.id, stuck_after_s=self.options.stuck_after_ms / 1000
+        self.watchdog = Watchdog(
+            self._lanes,
+            worker_id=self.options.id,
+            stuck_after_s=self.options.stuck_after_ms / 1000,
+            interrupt_at=lambda: worker.interrupt_at,
         )
         self._thread = HeartbeatThread(self._connect_apart, self._duties)
         self.plans = make_plans(
@@ -124,9 +127,9 @@ class Shift:
             interval_s=self.options.heartbeat_ms / 1000,
             info=lambda: describe(self),
             notify=self._relay,
-            stuck=lambda: self._watchdog.stuck,
+            stuck=lambda: self.watchdog.stuck,
         )
-        duties = [self.heartbeat.run(), self._watchdog.run()]
+        duties = [self.heartbeat.run(), self.watchdog.run()]
         if self.options.sweep:
             queues = list(self.options.queues)
             duties += [

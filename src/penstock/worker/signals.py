@@ -1,4 +1,8 @@
-"""SIGTERM and SIGINT: the first asks, the second insists."""
+"""SIGTERM and SIGINT: the first asks, the second insists.
+
+The event loop takes the signals. While a handler blocks it, Python still calls ``received`` in the main thread,
+which may raise ``LoopBlocked`` there to end that handler.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["STOP_SIGNALS", "handled"]
+__all__ = ["STOP_SIGNALS", "LoopBlocked", "handled"]
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
+class LoopBlocked(BaseException):
+    """Raised in a handler that blocks the event loop although the time of its worker is over."""
+
+
 @contextmanager
-def handled(on_signal: Callable[[], None]) -> Iterator[None]:
+def handled(on_signal: Callable[[], None], *, received: Callable[[], None]) -> Iterator[None]:
     """Call ``on_signal`` on the running loop at each of the stop signals; afterwards all is as it was.
 
+    ``received`` is called before that, in the middle of whatever the main thread does.
     Only the main thread can have them: elsewhere, and where the platform has none, nothing happens. A signal that
     the process ignores stays ignored: a supervisor passes Ctrl-C on by itself.
     """
@@ -30,6 +39,9 @@ def handled(on_signal: Callable[[], None]) -> Iterator[None]:
     try:
         for number in heeded:
             loop.add_signal_handler(number, on_signal)
+            # The loop learns of signals by a file descriptor and has no use for Python's own handler.
+            signal.signal(number, lambda *_: received())
+            signal.siginterrupt(number, False)
     except NotImplementedError:
         yield
         return

@@ -20,6 +20,7 @@ from penstock.core.display import get_logger
 from penstock.core.duration import Duration, milliseconds
 from penstock.errors import InvalidOption, StorageUnavailable
 from penstock.worker import pool, recovery, signals
+from penstock.worker.deadlines import PATIENCE_S
 from penstock.worker.events import Listener, Listeners
 from penstock.worker.handlers import BatchHandler, Handler, Handlers
 from penstock.worker.health import Health, WorkerState, WorkerStats
@@ -79,6 +80,8 @@ class Worker:
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._grace_ms = self.options.grace_ms
+        self.interrupt_at = float("inf")
+        """When a handler that blocks the loop is to be ended, because a signal asked the worker to stop."""
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.state}, queues {', '.join(self.options.queues)}>"
@@ -221,7 +224,7 @@ class Worker:
             raise InvalidOption(f"{self!r} has been run already. Make another by app.worker(...).")
         self._state = "starting"
         try:
-            with signals.handled(self._on_signal):
+            with signals.handled(self._on_signal, received=self._on_receipt):
                 if self.options.processes > 1:
                     await self._run_pool()
                 else:
@@ -234,6 +237,13 @@ class Worker:
         """``run()`` for synchronous code, on uvloop if it is installed."""
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self.run())
+
+    def _on_receipt(self) -> None:
+        """Note a signal even while a handler blocks the loop; raise in that handler once its time is over."""
+        if self._shift is not None and self._shift.watchdog.interrupting:
+            raise signals.LoopBlocked
+        grace_s = self._grace_ms / 1000 if self.interrupt_at == float("inf") else 0.0
+        self.interrupt_at = min(self.interrupt_at, time.monotonic() + grace_s + PATIENCE_S)
 
     def _on_signal(self) -> None:
         again = self._stop.is_set()
