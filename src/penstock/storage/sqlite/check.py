@@ -12,8 +12,9 @@ from penstock.core.flow import DependencyState
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.storage.sqlite import admission
-from penstock.storage.sqlite.damage import any_text, is_sound, walk
+from penstock.storage.sqlite.damage import is_sound, walk
 from penstock.storage.sqlite.eventlog import check_log
+from penstock.storage.sqlite.queuerow import any_text
 from penstock.storage.sqlite.records import COMPLETED, FAILED, Record, unpack_failure
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step

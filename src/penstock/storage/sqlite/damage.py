@@ -5,9 +5,7 @@ Nothing here runs unless a call could not read what it found, or ``check`` looks
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -18,6 +16,7 @@ from penstock.core.lifecycle import EventType
 from penstock.core.outcome import DAMAGED, damaged_failure
 from penstock.storage.sqlite import flows, schedulers
 from penstock.storage.sqlite.messages import End
+from penstock.storage.sqlite.queuerow import any_text
 from penstock.storage.sqlite.records import (
     FAILED,
     SCHEDULED,
@@ -68,16 +67,6 @@ class Found(NamedTuple):
     record: Record
     has_payload: bool
     why: str
-
-
-@contextmanager
-def any_text(sql: sqlite3.Connection) -> Iterator[None]:
-    """Read text that is not UTF-8 as surrogates instead of failing on it."""
-    sql.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
-    try:
-        yield
-    finally:
-        sql.text_factory = str
 
 
 def find_among(step: Step, ids: Sequence[str]) -> list[Found]:

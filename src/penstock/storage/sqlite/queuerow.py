@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -11,7 +13,7 @@ from penstock.storage.sqlite.clock import GAP_MS, NEAR_MS, Moment, Reading, mome
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import QueueSettings
 
-__all__ = ["USES_STAGED", "QueueRow", "find_queue"]
+__all__ = ["USES_STAGED", "QueueRow", "any_text", "find_queue"]
 
 USES_STAGED: Final = 4
 """The bit of ``QueueRow.uses`` that says that there may be staged jobs."""
@@ -89,7 +91,30 @@ class QueueRow(msgspec.Struct):
             setattr(self, state, getattr(self, state) + count)
 
 
+@contextmanager
+def any_text(sql: sqlite3.Connection) -> Iterator[None]:
+    """Read text that is not UTF-8 as surrogates instead of failing on it."""
+    sql.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+    try:
+        yield
+    finally:
+        sql.text_factory = str
+
+
 def find_queue(sql: sqlite3.Connection, namespace: str, name: str) -> QueueRow | None:
     """The queue's row; ``None`` if nobody has used it yet."""
-    row = sql.execute(_sql["load"], (namespace, name)).fetchone()
+    try:
+        row = sql.execute(_sql["load"], (namespace, name)).fetchone()
+    except sqlite3.OperationalError as error:
+        if "decode to UTF-8" not in str(error):
+            raise
+        return _damaged_queue(sql, namespace, name)
     return None if row is None else QueueRow(*row)
+
+
+def _damaged_queue(sql: sqlite3.Connection, namespace: str, name: str) -> QueueRow:
+    """The queue's row if a text in it is not UTF-8: with settings that cannot be read, for ``mend``."""
+    with any_text(sql):
+        row = QueueRow(*sql.execute(_sql["load"], (namespace, name)).fetchone())
+    row.settings_json, row.regroup = "damaged", ""
+    return row

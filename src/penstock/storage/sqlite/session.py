@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from penstock.storage.sqlite.connection import check_format, connect
-from penstock.storage.sqlite.damage import any_text
 from penstock.storage.sqlite.database import Database
 from penstock.storage.sqlite.deliver import deliver
 from penstock.storage.sqlite.failures import translate
 from penstock.storage.sqlite.lives import WorkerLocks
 from penstock.storage.sqlite.mend import is_damage, mend_all, repeat_mended
+from penstock.storage.sqlite.queuerow import any_text
 from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transaction import Transaction
 from penstock.storage.sqlite.wake import POLL_S, Bell

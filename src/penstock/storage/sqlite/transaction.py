@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from copy import copy
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -105,4 +105,11 @@ class Transaction:
                 self.sql.execute(_sql["append_events"], values)
                 row.minute = count_events(self.sql, row.key, row.minute, notes, now_ms=row.now_ms)
             key, _, *rest = msgspec.structs.astuple(row)
-            self.sql.execute(_sql["save"], (*rest, key))
+            try:
+                self.sql.execute(_sql["save"], (*rest, key))
+            except OverflowError:  # A count was damaged: 0 is as wrong, and ``mend`` counts anew.
+                self.sql.execute(_sql["save"], (*map(_bounded, rest), key))
+
+
+def _bounded(value: Any) -> Any:
+    return 0 if isinstance(value, int) and abs(value) >= 2**62 else value

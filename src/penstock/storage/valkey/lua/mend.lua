@@ -7,7 +7,7 @@
 -- returns:   1 if they could not be
 -- events:    none
 
-local COUNTERS_LENGTH, MINUTE_LENGTH, GROUP_LENGTH = 39, 48, 63
+local COUNTERS_LENGTH, MINUTE_LENGTH, GROUP_LENGTH = MINUTE_AT - 1, 48, 63
 local BEYOND = 2 ^ 20
 local KINDS_OF_SETTINGS = { dead_letter = 'string', dead_letter_task = 'string' }
 
@@ -179,6 +179,7 @@ register('restore_meta', function(keys, args)
   if args[1] ~= '1' then return 1 end
   if is_wrong_type then call('UNLINK', K.meta) else call('HDEL', K.meta, 'counters') end
   open(keys, 'any')
+  check_types(true, function() end)
   -- Some beyond what is known: tokens must not come back. Every feature may be in use.
   Q.seq, Q.events, Q.uses = highest() + BEYOND, last_event(), 255
   Q.waiters, Q.stale = call('HLEN', K.waiters), count_stale()

@@ -20,6 +20,8 @@ local ANNEX_TYPES = {
   fl = 'string', dn = 'table', dl = 'boolean', dp = 'boolean', pr = 'string', sd = 'number',
 }
 
+local SLOT_TYPES = { run_at = 'number', rule = 'string', run_id = 'string', write_id = 'string', listeners = 'table' }
+
 local function is_text(text)
   for _, pattern in ipairs({ '[%z\1-\127]+', '[\194-\223][\128-\191]', '[\224-\239][\128-\191][\128-\191]',
     '[\240-\244][\128-\191][\128-\191][\128-\191]' }) do
@@ -106,6 +108,19 @@ local function examine_state(job, record, inc)
   examine_options(job.header)
 end
 
+local function examine_slot(slot)
+  local why = 'the rerun cannot be read'
+  must(type(slot) == 'table', why)
+  for name, kind in pairs(SLOT_TYPES) do must(type(slot[name]) == kind, why) end
+  must(type(slot.payload or '') == 'string' and type(slot.header or '') == 'string', why)
+  must(is_text(slot.run_id) and is_text(slot.write_id), why)
+  must_be_texts(slot.listeners, #slot.listeners, why)
+  if slot.header then
+    must(type(slot.priority) == 'number' and type(slot.lifo) == 'boolean' and type(slot.ttl) == 'number', why)
+    examine_options(slot.header)
+  end
+end
+
 local function examine_extras(job)
   local annex
   if job.annex_moved then
@@ -123,10 +138,7 @@ local function examine_extras(job)
   if job.rerun then
     local slot = call('HGET', K.rerun, job.id)
     must(slot, 'the rerun is missing')
-    slot = decode(slot)
-    must(type(slot) == 'table' and type(slot.run_at) == 'number' and type(slot.rule) == 'string'
-      and type(slot.listeners) == 'table' and type(slot.run_id) == 'string', 'the rerun cannot be read')
-    if slot.header then examine_options(slot.header) end
+    examine_slot(decode(slot))
   end
   if job.big_result then must(call('HEXISTS', K.results, job.id) == 1, 'the result is missing') end
   if annex and annex.dp then examine_deps(job.id) end
