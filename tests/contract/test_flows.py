@@ -939,3 +939,14 @@ async def test_many_jobs_tell_their_parents_in_one_settle(bench: Bench) -> None:
     results = [edge.result for parent in "ab" for edge in await edges(bench, parent)]
     assert results == [id.encode() for id in ids]
     assert (await bench.storage.check(bench.queue)).problems == {}
+
+
+async def test_a_job_that_was_attached_to_nothing_has_nothing_to_wait_for(bench: Bench) -> None:
+    await bench.put("lonely")
+    assert await bench.storage.attach(bench.queue, "lonely", [], flow="flow") == "attached"
+
+    await bench.settle(await bench.claim(), Await())
+
+    lonely = await bench.job("lonely")
+    assert lonely.state is S.FAILED
+    assert lonely.failure == NOTHING_TO_WAIT_FOR

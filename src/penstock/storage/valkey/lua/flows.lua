@@ -291,8 +291,10 @@ function Flows.await(job)
   if Flows.is_parent(job) then
     local key = deps_of(job.id)
     local known = call('HMGET', key, GIVEN, PENDING, AWAITED)
-    call('HSET', key, AWAITED, known[1])
-    if tonumber(known[2]) > 0 or known[1] ~= known[3] then return nil end
+    if known[1] then -- else it was attached to nothing
+      call('HSET', key, AWAITED, known[1])
+      if tonumber(known[2]) > 0 or known[1] ~= known[3] then return nil end
+    end
   end
   return failure_of('NothingToWaitFor', FAILURE_TEXTS.NothingToWaitFor)
 end
