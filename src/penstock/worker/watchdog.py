@@ -50,7 +50,7 @@ class Watchdog:
         self._stuck_after_s = stuck_after_s
         self._interrupt_at = interrupt_at
         self.interrupting = False
-        """Whether the next signal is to end the handler that blocks the loop."""
+        """True if the next signal is to end the handler that blocks the loop."""
         self._awaits_turn = False
         self._warned = False
         self._looked_at = time.monotonic()

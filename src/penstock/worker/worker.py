@@ -81,7 +81,7 @@ class Worker:
         self._stop = asyncio.Event()
         self._grace_ms = self.options.grace_ms
         self.interrupt_at = float("inf")
-        """When a handler that blocks the loop is to be ended, because a signal asked the worker to stop."""
+        """The time at which a handler that blocks the loop is ended, because a signal asked the worker to stop."""
 
     def __repr__(self) -> str:
         return f"<Worker {self.id} {self.state}, queues {', '.join(self.options.queues)}>"
