@@ -58,6 +58,10 @@ CAPS = {"strict": 1, "capped": 3}
 GROUPS = 5
 """Number of groups of each kind in every queue."""
 
+LEASE_S = 2.0
+GRACE_S = 5.0
+LONGEST_PAUSE_S = 2.5 * LEASE_S
+
 CHILDREN = 3
 ATTEMPTS = 3
 FATAL_ATTEMPTS = 2

@@ -33,6 +33,8 @@ from tests.storm.journal import GATE, Answer, Appender, Calls, answer_line, read
 from tests.storm.plan import (
     ATTEMPTS,
     FATAL_ATTEMPTS,
+    GRACE_S,
+    LEASE_S,
     PRODUCERS,
     QUEUES,
     UNIT,
@@ -47,8 +49,6 @@ from tests.storm.plan import (
     units,
 )
 
-LEASE_S = 2.0
-GRACE_S = 5.0
 UNITS_AT_A_TIME = 6
 AWAY = 75
 """Exit status of a worker that could not reach the store at its start."""

@@ -19,8 +19,8 @@ from penstock.storage.values import QueueSettings
 from tests.slow.crew import Crew, opened
 from tests.storm.checker import CLAIMS_LOST, ENQUEUES_LOST, Verdict, check_storm
 from tests.storm.journal import GATE, Appender, calls_path, fault_line
-from tests.storm.plan import CAPS, GROUPS, PRODUCERS, QUEUES
-from tests.storm.roles import AWAY, GRACE_S, LEASE_S
+from tests.storm.plan import CAPS, GRACE_S, GROUPS, LEASE_S, LONGEST_PAUSE_S, PRODUCERS, QUEUES
+from tests.storm.roles import AWAY
 from tests.storm.stores import STORES, Store
 
 RAGE = 0.85
@@ -183,7 +183,7 @@ class Storm:
         self._note("pause", name)
         pid = self._crew.pid(name)
         os.kill(pid, signal.SIGSTOP)
-        await asyncio.sleep(LEASE_S * self._chance.uniform(1.3, 2.5))
+        await asyncio.sleep(self._chance.uniform(1.3 * LEASE_S, LONGEST_PAUSE_S))
         os.kill(pid, signal.SIGCONT)
         self._busy.discard(name)
         return name

@@ -16,7 +16,7 @@ from penstock.core.lifecycle import EventType, State
 from penstock.storage.values import EventPage, Gap
 from tests.servers import ValkeyServer
 from tests.slow.crew import opened
-from tests.storm.checker import ENQUEUES_LOST, Verdict, check_storm
+from tests.storm.checker import ENQUEUES_LOST, Verdict, check_storm, is_near_pause
 from tests.storm.history import History
 from tests.storm.journal import Answer, Appender, answer_line, calls_path, fault_line, read_calls, sessions
 from tests.storm.plan import QUEUES, planned
@@ -310,6 +310,13 @@ def test_two_members_of_a_strict_group_at_a_time_are_named() -> None:
     first, second = life("job-1", group="strict-1"), life("job-2", after=2, group="strict-1")
     events = [*first[:2], *second[:2]]
     assert complaints(events) == {"group limit exceeded", "strict group out of order"}
+
+
+def test_only_a_pause_nearby_explains_that_a_stopped_worker_could_not_settle() -> None:
+    second = 10**9
+    assert is_near_pause(100 * second, [99 * second])
+    assert is_near_pause(100 * second, [101 * second])
+    assert not is_near_pause(100 * second, [90 * second, 110 * second])
 
 
 def test_a_clock_that_goes_back_is_named() -> None:
