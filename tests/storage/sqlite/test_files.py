@@ -7,7 +7,9 @@ import shutil
 import sqlite3
 import threading
 from pathlib import Path
+from urllib.parse import quote
 
+import psutil
 import pytest
 
 from penstock.core.annex import Annex
@@ -202,3 +204,24 @@ async def test_check_mends_holds_and_signals_without_a_job(storage: SqliteStorag
     assert dict(found.problems) == {"holds_without_job": 1, "signals_without_job": 1}
     assert not (await storage.check("q")).problems
     assert [job.id for job in (await storage.held("q", "ledger")).jobs] == ["a"]
+
+
+async def test_a_path_may_have_characters_that_mean_something_in_a_uri(
+    opened: Opener, tmp_path: Path
+) -> None:
+    path = tmp_path / "50% of #1? ü&mode=ro.db"
+
+    storage = await opened(f"sqlite:///{quote(str(path))}")
+    await storage.enqueue("q", [NewJob("a")])
+
+    assert path.exists()
+    assert (await storage.counts("q")).waiting == 1
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+async def test_a_file_that_is_refused_is_closed(opened: Opener, path: Path) -> None:
+    path.write_text("this is a letter to my aunt\n" * 100)
+    with pytest.raises(StorageVersion):
+        await opened()
+
+    assert str(path) not in {file.path for file in psutil.Process().open_files()}

@@ -128,7 +128,11 @@ def _translated(path: str) -> Iterator[None]:
 def _open(path: str, *, mode: Literal["ro", "rw"] = "rw") -> sqlite3.Connection:
     """Open a file that exists, whatever it is. Its log is not copied by commits, as with all our connections."""
     sql = sqlite3.connect(files.file_uri(path, mode=mode), uri=True, isolation_level=None, timeout=_WAIT_S)
-    sql.execute("PRAGMA wal_autocheckpoint = 0")
+    try:
+        sql.execute("PRAGMA wal_autocheckpoint = 0")
+    except BaseException:
+        sql.close()
+        raise
     return sql
 
 

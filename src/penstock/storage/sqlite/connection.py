@@ -66,14 +66,22 @@ def connect(path: str, *, timeout_s: float = 0) -> sqlite3.Connection:
             check_same_thread=False,
             uri=path != MEMORY,
         )
-        sql.execute("PRAGMA temp_store = MEMORY")
-        sql.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-        sql.execute("PRAGMA synchronous = FULL")
-        sql.execute("PRAGMA wal_autocheckpoint = 0")  # See checkpoint.py.
-        sql.execute(f"PRAGMA busy_timeout = {int(timeout_s * 1000)}")
+        try:
+            _set_up(sql, timeout_s=timeout_s)
+        except BaseException:
+            sql.close()
+            raise
     except sqlite3.Error as error:
         raise translate(error, path) from error
     return sql
+
+
+def _set_up(sql: sqlite3.Connection, *, timeout_s: float) -> None:
+    sql.execute("PRAGMA temp_store = MEMORY")
+    sql.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    sql.execute("PRAGMA synchronous = FULL")
+    sql.execute("PRAGMA wal_autocheckpoint = 0")  # See checkpoint.py.
+    sql.execute(f"PRAGMA busy_timeout = {int(timeout_s * 1000)}")
 
 
 def begin(sql: sqlite3.Connection, *, timeout_s: float) -> None:
