@@ -1,6 +1,6 @@
 """Random damage to stored values: nothing but documented errors, and every job that was not hit completes.
 
-``PENSTOCK_FUZZ_SEEDS=1000`` tries more seeds than a normal run does.
+``PENSTOCK_FUZZ_SEEDS=1000`` tries more seeds than a normal run does; the slow suite always tries some hundred.
 """
 
 from __future__ import annotations
@@ -19,6 +19,16 @@ _SEEDS = int(os.environ.get("PENSTOCK_FUZZ_SEEDS", "12"))
 
 @pytest.mark.parametrize("seed", range(_SEEDS))
 async def test_jobs_beside_random_damage_complete(bench: Bench, engine: str, seed: int) -> None:
+    await hold_against_damage(bench, engine, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1000, 1300))
+async def test_jobs_beside_more_random_damage_complete(bench: Bench, engine: str, seed: int) -> None:
+    await hold_against_damage(bench, engine, seed)
+
+
+async def hold_against_damage(bench: Bench, engine: str, seed: int) -> None:
     if engine == "cluster":
         pytest.skip("the same functions as on one server")
     expected = await fill(bench)
