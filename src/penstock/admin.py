@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 
 from msgspec.structs import replace
 
+from penstock.core.display import shown
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import (
@@ -21,15 +22,16 @@ from penstock.core.names import (
     check_signal,
     check_task,
 )
+from penstock.core.usage import check_usage_name
 from penstock.errors import InvalidOption
 from penstock.events import After, EventTypes, Filter, check_after, queue_events
 from penstock.info import JobInfo, WorkerInfo
 from penstock.leases import EndLeaseAnswer, end_leases
 from penstock.limiting import QueueLimits
 from penstock.options import refuse_unknown
-from penstock.optionvalues import whole_number
+from penstock.optionvalues import listed, whole_number
 from penstock.searching import Searching, as_state, at_most, to_the_end
-from penstock.spending import BudgetInfo, UsageReport, budget_info, budget_of, usage_report
+from penstock.spending import BudgetInfo, UsageReport, budget_info, budget_of, check_flow, usage_report
 from penstock.storage.values import Change
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ class QueueAdmin(Searching, QueueLimits):
 
     async def get_many(self, ids: Sequence[str]) -> list[JobInfo | None]:
         """The jobs as they are now, in the order of the ids."""
-        ids = [check_id(id) for id in ids]
+        ids = [check_id(id) for id in listed("ids", ids, of="ids")]
         storage, infos = await self._storage(), list[JobInfo | None]()
         for start in range(0, len(ids), _AT_ONCE):
             jobs = await storage.get(self.name, ids[start : start + _AT_ONCE])
@@ -162,6 +164,7 @@ class QueueAdmin(Searching, QueueLimits):
 
     async def remove_budget(self, name: str, *, flow: str = "") -> bool:
         """Whether there was one."""
+        name, flow = check_usage_name(name), check_flow(flow)
         return await (await self._storage()).remove_budget(self.name, name, flow=flow)
 
     # Operate on jobs
@@ -195,7 +198,7 @@ class QueueAdmin(Searching, QueueLimits):
         ``resumed``: it was suspended until this signal, and waits for a worker now. ``kept``: it was not; the
         signal is there when it asks for it. ``full``: a hundred are kept already, this one is not.
         """
-        check_id(id)
+        id = check_id(id)
         return await (await self._storage()).signal(
             self.name, id, check_signal(name), self._source.encode_signal(data)
         )
@@ -286,7 +289,9 @@ class QueueAdmin(Searching, QueueLimits):
         storage, wanted = await self._storage(), as_state(state)
         older_than_ms = milliseconds(older_than, what="older_than")
         if wanted not in TERMINAL:
-            raise InvalidOption(f"state={state!r} is no end of a job. Give {', '.join(sorted(TERMINAL))}.")
+            raise InvalidOption(
+                f"state={shown(state)} is no end of a job. Give {', '.join(sorted(TERMINAL))}."
+            )
         return await to_the_end(
             lambda cursor, most: storage.clean(
                 self.name, wanted, older_than_ms=older_than_ms, limit=most, cursor=cursor
@@ -309,7 +314,7 @@ class QueueAdmin(Searching, QueueLimits):
         if "events_age" in fields:
             age = fields.pop("events_age")
             fields["events_age_ms"] = None if age is None else milliseconds(age, what="events_age")
-        _check_dead_letter(self.name, fields)
+        fields |= _dead_letter(self.name, fields)
         for name, value in fields.items():
             if name in ("dead_letter", "dead_letter_task"):
                 continue
@@ -360,14 +365,20 @@ class QueueAdmin(Searching, QueueLimits):
         return await (await self._storage()).consumers(self.name)
 
 
-def _check_dead_letter(queue: str, fields: Mapping[str, Any]) -> None:
-    if fields.get("dead_letter") is not None and check_queue(fields["dead_letter"]) == queue:
+def _dead_letter(queue: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the dead letter among ``fields``, checked."""
+    found: dict[str, Any] = {}
+    if fields.get("dead_letter") is not None:
+        found["dead_letter"] = check_queue(fields["dead_letter"])
+    if "dead_letter_task" in fields:
+        task = fields["dead_letter_task"]
+        found["dead_letter_task"] = "" if isinstance(task, str) and not task else check_task(task)
+    if found.get("dead_letter") == queue:
         raise InvalidOption(
-            f"dead_letter={queue!r} is the queue itself: a letter that failed would write another, without end. "
+            f"dead_letter={shown(queue)} is the queue itself: a letter that failed would write another, without end. "
             "Give another queue."
         )
-    if fields.get("dead_letter_task"):
-        check_task(fields["dead_letter_task"])
+    return found
 
 
 async def _by_id(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, 
 from msgspec.structs import replace
 
 from penstock.batching import batch_signature, parse_batching
+from penstock.core.display import shown
 from penstock.core.job import Options
 from penstock.core.names import check_namespace, check_queue, check_task
 from penstock.core.retry import BackoffFunction, custom_name
@@ -172,13 +173,16 @@ class App(AppHooks, AppSchedulers):
     def task_named(self, name: str) -> Task[..., Any]:
         """The task of that name. Raises ``UnknownTask``."""
         try:
-            return self._tasks[name]
-        except KeyError:
+            found = self._tasks.get(name)
+        except TypeError:  # It cannot be a key.
+            found = None
+        if found is None:
             known = ", ".join(sorted(self._tasks)) or "none at all"
             raise UnknownTask(
-                f"no task {name!r} is registered in this app, which has {known}. "
+                f"no task {shown(name)} is registered in this app, which has {known}. "
                 "Import the module that defines it before the worker starts."
-            ) from None
+            )
+        return found
 
     def queue(
         self,
@@ -332,12 +336,12 @@ class App(AppHooks, AppSchedulers):
         name = check_task(getattr(func, "__name__", "") if name is None else name)
         if name in self._tasks:
             raise InvalidOption(
-                f"a task {name!r} is registered already ({self._tasks[name].func!r}), and a job carries "
+                f"a task {shown(name)} is registered already ({shown(self._tasks[name].func)}), and a job carries "
                 "only the name. Give this one another by @app.task(name=...)."
             )
         runner = resolve_runner(name, func, given.get("runner", "auto"))
         takes_context = given.get("takes_context", False)
-        batching = parse_batching(given.get("batch"), given.get("batch_wait"), where=f"task {name!r}")
+        batching = parse_batching(given.get("batch"), given.get("batch_wait"), where=f"task {shown(name)}")
         if batching is None:
             signature = Signature.of(func, takes_context=takes_context)
         else:

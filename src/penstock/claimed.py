@@ -20,7 +20,7 @@ from penstock.core.duration import Duration, milliseconds
 from penstock.core.job import Lease, Policy
 from penstock.core.names import check_step
 from penstock.core.outcome import Await, Complete, Fail, Limited, Outcome, Release, Snooze
-from penstock.core.text import storable
+from penstock.core.text import text_of
 from penstock.core.usage import amounts as in_millionths
 from penstock.errors import (
     InvalidInput,
@@ -176,7 +176,7 @@ class ClaimedJob(LeasedJob):
 
     async def log(self, *lines: str) -> None:
         """Append lines to the job's log. Raises ``LeaseLost``."""
-        await self._report(Report(self.id, self.token, log=tuple(storable(str(line)) for line in lines)))
+        await self._report(Report(self.id, self.token, log=tuple(text_of(line) for line in lines)))
 
     async def update_payload(self, payload: Any) -> None:
         """Replace the stored payload: the next run gets it. Raises ``LeaseLost``."""

@@ -282,7 +282,7 @@ class Suspend(Verdict):
     def __init__(
         self, signal: str, *, timeout: timedelta | str | float | None = None, step: str | None = None
     ) -> None:
-        super().__init__(f"the handler asked to wait for the signal {signal!r}")
+        super().__init__(f"the handler asked to wait for the signal {_brief(signal)}")
         self.signal = signal
         self.timeout = timeout
         self.step = step
@@ -296,7 +296,7 @@ class RateLimited(Verdict):
         self, retry_in: timedelta | str | float, *, scope: Literal["group", "queue"] = "group"
     ) -> None:
         if scope not in ("group", "queue"):
-            raise InvalidOption(f"scope={scope!r} is not usable. Give 'group' or 'queue'.")
+            raise InvalidOption(f"scope must be 'group' or 'queue', got {_brief(scope)}.")
         super().__init__("the handler met a rate limit")
         self.retry_in = retry_in
         self.scope = scope
@@ -310,6 +310,11 @@ class WaitForChildren(Verdict):
 
     def __init__(self) -> None:
         super().__init__("the handler waits for its children")
+
+
+def _brief(value: object) -> str:
+    """Return the start of a text, or the type of anything else: its ``repr`` may raise."""
+    return f"{value!r:.80}" if isinstance(value, str) else f"<{type(value).__qualname__}>"
 
 
 def _with_zone(at: datetime | None) -> datetime | None:

@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
+from penstock.core.display import shown
 from penstock.core.lifecycle import OPEN, EventType
 from penstock.core.names import check_id
 from penstock.errors import EventsLost, InvalidOption, JobNotFound
-from penstock.optionvalues import whole_number
+from penstock.optionvalues import listed, whole_number
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -221,7 +222,7 @@ def check_after(after: After) -> After:
         return after
     if isinstance(after, str):
         raise InvalidOption(
-            f"after={after!r} is no place in a log. Give a sequence number (0: all), 'earliest', or None for "
+            f"after={shown(after)} is no place in a log. Give a sequence number (0: all), 'earliest', or None for "
             "what comes from now on."
         )
     return whole_number("after", after, least=0, most=_FURTHEST)
@@ -248,12 +249,12 @@ def _first_kept(page: EventPage) -> int:
 def _checked_types(types: EventTypes) -> frozenset[str] | None:
     if types is None:
         return None
-    given: Collection[Any] = [types] if isinstance(types, str) else list(types)
-    unknown = [kind for kind in given if kind not in set(EventType)]
+    given: Collection[Any] = [types] if isinstance(types, str) else listed("types", types, of="event types")
+    unknown = [kind for kind in given if not isinstance(kind, str) or kind not in set(EventType)]
     if unknown or not given:
+        culprit = shown(unknown[0]) if unknown else "it is empty"
         raise InvalidOption(
-            f"types={types!r} names no type of event: {', '.join(map(repr, unknown)) or 'it is empty'}. "
-            f"There are: {', '.join(EventType)}."
+            f"types={shown(types)} names no type of event: {culprit}. There are: {', '.join(EventType)}."
         )
     return frozenset(map(str, given))
 

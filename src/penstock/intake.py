@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from penstock.core.display import shown
 from penstock.core.flow import Node
 from penstock.core.job import Enqueued, NewJob
 from penstock.core.size import describe_size
@@ -61,7 +62,7 @@ class Intake:
         """Inside those that are there. Raises ``InvalidOption`` for what cannot be called."""
         if not callable(layer):
             raise InvalidOption(
-                f"enqueue_middleware={layer!r} cannot be called. Give async def f(call, call_next)."
+                f"enqueue_middleware={shown(layer)} cannot be called. Give async def f(call, call_next)."
             )
         self.layers.append(layer)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from penstock.core.display import shown
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.limits import EVERY_GROUP, Bucket, Limit
 from penstock.core.names import check_group
@@ -90,7 +91,7 @@ class QueueLimits:
             duration_ms = milliseconds(duration, what="duration")
             if duration_ms < 1:
                 raise InvalidOption(
-                    f"duration={duration!r} is over at once. Leave it out to pause until resume()."
+                    f"duration={shown(duration)} is over at once. Leave it out to pause until resume()."
                 )
         storage = await self._storage()
         await storage.pause(self._source.queue, group=_one_group(group), duration_ms=duration_ms)
@@ -142,12 +143,12 @@ def _parse_bucket(value: Any) -> Bucket:
             rate = parse_rate(refill, what="bucket")
         case _:
             raise InvalidOption(
-                f"bucket={value!r:.60} is not usable. Give its capacity and how fast it refills: (100, '10/s')."
+                f"bucket={shown(value)} is not usable. Give its capacity and how fast it refills: (100, '10/s')."
             )
     whole_number("capacity of the bucket", capacity, least=1, most=_MOST)
     if capacity * rate.per_ms > _LARGEST_BUCKET:
         raise InvalidOption(
-            f"bucket={value!r:.60} refills too slowly to be counted exactly. Give the same speed over a shorter time."
+            f"bucket={shown(value)} refills too slowly to be counted exactly. Give the same speed over a shorter time."
         )
     return Bucket(capacity, rate.count, rate.per_ms)
 

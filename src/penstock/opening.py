@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from penstock.core.display import shown
 from penstock.core.ids import uuid7
 from penstock.errors import InvalidOption, StorageError
 
@@ -51,7 +52,7 @@ class Opening:
 def _checked_storage(given: Storage) -> Storage:
     if not hasattr(given, "capabilities"):
         raise InvalidOption(
-            f"url={given!r} is of type {type(given).__qualname__}, and no store. "
+            f"url={shown(given)} is of type {type(given).__qualname__}, and no store. "
             "Give a URL such as 'sqlite:///penstock.db', or an open storage."
         )
     return given

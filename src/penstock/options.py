@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.core.annex import EMPTY_ANNEX, Annex
 from penstock.core.dedup import Dedup
+from penstock.core.display import shown
 from penstock.core.duration import Duration
 from penstock.core.ids import uuid7
 from penstock.core.job import Conflict, Dependency, Options, Policy
@@ -170,8 +171,10 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], *, where: str) 
     for name in given:
         if name not in known:
             close = get_close_matches(name, known, n=1)
-            meant = f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(sorted(known))}."
-            raise InvalidOption(f"{where} has no option {name!r}.{meant}")
+            meant = (
+                f" Did you mean {shown(close[0])}?" if close else f" There are: {', '.join(sorted(known))}."
+            )
+            raise InvalidOption(f"{where} has no option {shown(name)}.{meant}")
 
 
 def treatment(base: Options, given: Mapping[str, Any]) -> Options:

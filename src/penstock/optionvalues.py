@@ -6,19 +6,21 @@ A parser takes the option's name, for its message, and the value as the user wro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from penstock.core.dedup import Dedup
+from penstock.core.display import shown
 from penstock.core.duration import MAX_MS, milliseconds
 from penstock.core.job import Conflict, Policy
 from penstock.core.names import check_consumer, check_group, check_id, check_queue
 from penstock.core.retry import parse_backoff
 from penstock.core.staging import STAGED_FROM_MS
+from penstock.core.text import check_text
 from penstock.errors import InvalidOption
 
-__all__ = ["PLACEMENT_PARSERS", "TREATMENT_PARSERS", "epoch_ms", "whole_number"]
+__all__ = ["PLACEMENT_PARSERS", "TREATMENT_PARSERS", "epoch_ms", "listed", "whole_number"]
 
 _INT32: Final = 2**31 - 1
 _LAST_YEAR: Final = 6429
@@ -33,15 +35,24 @@ _CONFLICTS: Final = {
 def whole_number(name: str, value: Any, *, least: int, most: int = _INT32) -> int:
     """``value`` if it is an ``int`` in the range; raises ``InvalidOption``."""
     if type(value) is not int or not least <= value <= most:
-        raise InvalidOption(f"{name}={value!r} is not usable. Give a whole number from {least} to {most}.")
+        raise InvalidOption(
+            f"{name}={shown(value)} is not usable. Give a whole number from {least} to {most}."
+        )
     return value
+
+
+def listed(name: str, value: Any, *, of: str) -> list[Any]:
+    """Return the items of ``value``. Raise ``InvalidOption`` unless it is a list or the like; a text is none."""
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
+        raise InvalidOption(f"{name} must be a list of {of}, got {shown(value)}.")
+    return list(value)
 
 
 def epoch_ms(name: str, value: Any) -> int:
     """The instant ``value`` names. Raises ``InvalidOption`` for a naive time: whose clock would it be?"""
     if not isinstance(value, datetime):
         raise InvalidOption(
-            f"{name}={value!r} is not a time. Give a datetime with a time zone, or use delay."
+            f"{name}={shown(value)} is not a time. Give a datetime with a time zone, or use delay."
         )
     if value.utcoffset() is None:
         raise InvalidOption(
@@ -70,7 +81,7 @@ def _limit(name: str, value: Any) -> int:
     if value is None:
         return 0
     if (limit := milliseconds(value, what=name)) < 1:
-        raise InvalidOption(f"{name}={value!r} leaves no time at all. Give None for no limit.")
+        raise InvalidOption(f"{name}={shown(value)} leaves no time at all. Give None for no limit.")
     return limit
 
 
@@ -81,30 +92,34 @@ def _kept(name: str, value: Any) -> int:
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > 200 or not (value.isprintable()):
         raise InvalidOption(
-            f"{name}={value!r} is not usable. Give a text of at most 200 printable characters."
+            f"{name}={shown(value)} is not usable. Give a text of at most 200 printable characters."
         )
     return str(value)
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidOption(f"{name}={value!r} is not usable. Give True or False.")
+        raise InvalidOption(f"{name}={shown(value)} is not usable. Give True or False.")
     return value
 
 
 def _headers(name: str, value: Any) -> dict[str, str] | None:
     if not isinstance(value, Mapping):
-        raise InvalidOption(f"{name}={value!r:.80} is not usable. Give a mapping of names to texts.")
+        raise InvalidOption(f"{name}={shown(value)} is not usable. Give a mapping of names to texts.")
+    headers: dict[str, str] = {}
     for key, text in value.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise InvalidOption(
-                f"{name}: {key!r:.80} or its value is no text. Give str to str; encode other values."
+                f"{name}: {shown(key)} or its value is no text. Give str to str; encode other values."
             )
-    if sum(len(key) + len(text) for key, text in value.items()) > _MOST_HEADERS:
+        check_text(key, what=f"{name}: the name")
+        check_text(text, what=f"{name}: the value of {shown(key)}")
+        headers[str.__str__(key)] = str.__str__(text)
+    if sum(len(key) + len(text) for key, text in headers.items()) > _MOST_HEADERS:
         raise InvalidOption(
             f"{name}: together they have more than {_MOST_HEADERS} characters. What is large belongs into the payload."
         )
-    return dict(value) or None
+    return headers or None
 
 
 def _dedup(name: str, value: Any) -> Dedup:
@@ -113,14 +128,14 @@ def _dedup(name: str, value: Any) -> Dedup:
     if isinstance(value, Dedup):
         return value
     raise InvalidOption(
-        f"{name}={value!r:.80} is not usable. Give a key, or one of Dedup.simple, Dedup.throttle, Dedup.debounce."
+        f"{name}={shown(value)} is not usable. Give a key, or one of Dedup.simple, Dedup.throttle, Dedup.debounce."
     )
 
 
 def _holds(name: str, value: Any) -> dict[str, int] | None:
     if not isinstance(value, Mapping):
         raise InvalidOption(
-            f'{name}={value!r:.80} is not usable. Give consumers and durations: {{"ledger": "7d"}}.'
+            f'{name}={shown(value)} is not usable. Give consumers and durations: {{"ledger": "7d"}}.'
         )
     return {check_consumer(who): _hold_ms(name, ttl) for who, ttl in value.items()} or None
 
@@ -132,12 +147,12 @@ def _hold_ms(name: str, ttl: Any) -> int:
 def _places(name: str, value: Any) -> list[tuple[str, str]]:
     """Queue and id of each job: of a handle, a ``job()``, or a pair."""
     places: list[tuple[str, str]] = []
-    for one in [value] if hasattr(value, "id") else value:
+    for one in [value] if hasattr(value, "id") else listed(name, value, of="jobs"):
         pair = one if isinstance(one, tuple) and len(one) == 2 else None
         queue, id = pair or (getattr(one, "queue", None), getattr(one, "id", None))
         if not isinstance(queue, str) or not isinstance(id, str):
             raise InvalidOption(
-                f"{name}: {one!r:.80} is no job. Give handles, task.job(...)s, or pairs of queue and id."
+                f"{name}: {shown(one)} is no job. Give handles, task.job(...)s, or pairs of queue and id."
             )
         places.append((check_queue(queue), check_id(id)))
     return places
@@ -148,7 +163,7 @@ def _policy(name: str, value: Any) -> Policy:
         case "fail" | "ignore" | "wait":
             return value  # type: ignore[no-any-return]
         case _:
-            raise InvalidOption(f"{name}={value!r} is not usable. Give 'fail', 'ignore' or 'wait'.")
+            raise InvalidOption(f"{name}={shown(value)} is not usable. Give 'fail', 'ignore' or 'wait'.")
 
 
 def _conflict(name: str, value: Any) -> Conflict:
@@ -157,7 +172,7 @@ def _conflict(name: str, value: Any) -> Conflict:
     if isinstance(value, str) and value in _CONFLICTS:
         return _CONFLICTS[value]
     raise InvalidOption(
-        f"{name}={value!r} is not usable. Give {', '.join(map(repr, _CONFLICTS))} or a Conflict."
+        f"{name}={shown(value)} is not usable. Give {', '.join(map(repr, _CONFLICTS))} or a Conflict."
     )
 
 

@@ -11,6 +11,7 @@ from penstock.admin import QueueAdmin
 from penstock.bulk import enqueue_many
 from penstock.claimed import Claim, ClaimedJob
 from penstock.claiming import Claiming
+from penstock.core.display import shown
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.ids import uuid7
 from penstock.core.job import NewJob, Options
@@ -18,7 +19,7 @@ from penstock.core.names import check_id, check_task, check_worker
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.handle import JobHandle, call
 from penstock.options import PLACEMENT, TREATMENT, CallOptions, JobOptions, placed, refuse_unknown
-from penstock.optionvalues import whole_number
+from penstock.optionvalues import listed, whole_number
 from penstock.scheduler import SchedulerInfo, When
 from penstock.schedulers import QueueSchedulers
 from penstock.source import Source
@@ -93,8 +94,10 @@ class Queue(QueueAdmin, QueueSchedulers):
             raise InvalidOption("id is one job's. Give ids=[...], one for each payload.")
         treated, fields = self._parse(task, options)
         encode = self._source.encode_payload
-        data = [encode(payload) for payload in payloads]
-        names = [uuid7() for _ in data] if ids is None else [check_id(id) for id in ids]
+        data = [encode(payload) for payload in listed("payloads", payloads, of="payloads")]
+        names = (
+            [uuid7() for _ in data] if ids is None else [check_id(id) for id in listed("ids", ids, of="ids")]
+        )
         if len(names) != len(data):
             raise InvalidInput(f"there are {len(data)} payloads but {len(names)} ids. Give one for each.")
         jobs = [NewJob(id, payload, treated, **fields) for id, payload in zip(names, data, strict=True)]
@@ -175,7 +178,7 @@ class Queue(QueueAdmin, QueueSchedulers):
         return NewJob(id, self._source.encode_payload(payload), treated, **fields)
 
     def _parse(self, task: str, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-        refuse_unknown(options, _OPTIONS, where=f"queue {self.name!r}")
+        refuse_unknown(options, _OPTIONS, where=f"queue {shown(self.name)}")
         treated = self._source.app.treatment(self._defaults, options)
         if task:
             treated = replace(treated, task=check_task(task))
@@ -185,7 +188,7 @@ class Queue(QueueAdmin, QueueSchedulers):
         lease_ms = milliseconds(lease, what="lease")
         if lease_ms < 1:
             raise InvalidOption(
-                f"lease={lease!r} is over at once. Give how long a vanished owner may go unnoticed."
+                f"lease={shown(lease)} is over at once. Give how long a vanished owner may go unnoticed."
             )
         return Claiming(
             self._source,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypedDict, get_args
 
 from msgspec.structs import replace
 
+from penstock.core.display import shown
 from penstock.core.duration import Duration, describe, milliseconds
 from penstock.core.schedule import (
     AfterCompletion,
@@ -65,7 +66,7 @@ def read_schedule(when: When) -> Schedule:
     end_ms = 0 if end is None else epoch_ms("end", end)
     missed = when.get("missed", "skip")
     if missed not in get_args(Missed):
-        raise InvalidOption(f"missed={missed!r} is not usable. Give 'skip' or 'catch_up'.")
+        raise InvalidOption(f"missed={shown(missed)} is not usable. Give 'skip' or 'catch_up'.")
     if start_ms and end_ms and end_ms < start_ms:
         raise InvalidOption(f"end={end} lies before start={start}: there would be no slot.")
     return Schedule(
@@ -92,7 +93,7 @@ def _timing(when: When, start_ms: int) -> Timing:
         every_ms = milliseconds(when["every"], what="every")
         if every_ms < 1:
             raise InvalidOption(
-                f"every={when['every']!r} is no time at all. Give how far apart the slots are."
+                f"every={shown(when['every'])} is no time at all. Give how far apart the slots are."
             )
         return Every(every_ms, start_ms)
     return AfterCompletion(milliseconds(when["after_completion"], what="after_completion"))
@@ -122,7 +123,7 @@ async def put_scheduler(
     is_same = known is not None and known.schedule == schedule
     next_ms = schedule.first(found.now_ms)
     if next_ms is None and not is_same:
-        raise InvalidOption(f"scheduler {name!r} would have no slot: its end has passed.")
+        raise InvalidOption(f"scheduler {shown(name)} would have no slot: its end has passed.")
     new = NewScheduler(
         name,
         pack_plan(plan),

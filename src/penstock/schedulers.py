@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from penstock.core.display import shown
 from penstock.core.names import check_scheduler
 from penstock.core.schedule import AfterCompletion, Plan, unpack_plan
 from penstock.errors import InvalidInput, InvalidOption
@@ -50,7 +51,7 @@ class AppSchedulers:
         name = check_scheduler(name)
         if not isinstance(job, JobSpec):
             raise InvalidInput(
-                f"{job!r:.80} cannot be scheduled. Give task.job(...); for a flow, of a task that puts it in."
+                f"{shown(job)} cannot be scheduled. Give task.job(...); for a flow, of a task that puts it in."
             )
         return await put_scheduler(await self.connect(), job.queue, name, schedule=schedule, job=job.job)
 
@@ -63,7 +64,7 @@ class AppSchedulers:
 
         def declare(task: T) -> T:
             if not isinstance(task, Task):
-                raise InvalidInput(f"{task!r:.80} is no task. Put @app.scheduled(...) above @app.task.")
+                raise InvalidInput(f"{shown(task)} is no task. Put @app.scheduled(...) above @app.task.")
             job = task.job()
             self._declared[job.queue, check_scheduler(name or task.name)] = Plan(schedule, job.job)
             return task
@@ -126,7 +127,9 @@ class QueueSchedulers:
         storage, queue = await self._source.app.connect(), self._source.queue
         found = await storage.schedulers(queue, [check_scheduler(name)])
         if not found.schedulers:
-            raise InvalidOption(f"queue {queue!r} has no scheduler {name!r}. Look at queue.schedulers().")
+            raise InvalidOption(
+                f"queue {shown(queue)} has no scheduler {shown(name)}. Look at queue.schedulers()."
+            )
         job = job_of_slot(unpack_plan(found.schedulers[0].spec), name, found.now_ms)
         answer = await (await self._source.app.session()).enqueue(queue, job)
         return JobHandle(self._source, answer.id, answer)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import msgspec
 
+from penstock.core.display import shown
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_task
+from penstock.core.text import check_text
 from penstock.errors import InvalidOption, SerializationError
 from penstock.info import JobInfo
 from penstock.options import refuse_unknown
@@ -25,6 +27,7 @@ __all__ = ["Filters", "SearchPage", "Searching", "as_state", "at_most", "to_the_
 
 _AT_ONCE: Final = 500
 _MOST_SCANNED: Final = 1_000_000
+_STATES: Final = frozenset(State)
 _MISSING: Final = object()
 
 Where = Mapping[str, Any] | Callable[[Any], bool]
@@ -85,6 +88,7 @@ class Searching:
         """
         whole_number("limit", limit, least=1, most=10_000)
         whole_number("scan", scan, least=1, most=_MOST_SCANNED)
+        cursor = check_text(cursor, what="cursor")
         query, fits = _parsed(as_state(state), filters)
         found: list[JobInfo] = []
         scanned = 0
@@ -183,12 +187,11 @@ class Searching:
         return await self._source.app.connect()
 
 
-def as_state(state: State | str) -> State:
+def as_state(state: Any) -> State:
     """The state of that name; raises ``InvalidOption``."""
-    try:
-        return State(state)
-    except ValueError:
-        raise InvalidOption(f"state={state!r} is not known. Give {', '.join(State)}.") from None
+    if not isinstance(state, str) or state not in _STATES:
+        raise InvalidOption(f"state={shown(state)} is not known. Give {', '.join(State)}.")
+    return State(state)
 
 
 async def to_the_end(step: Callable[[str, int], Awaitable[Bulk]], *, limit: int | None = None) -> int:
@@ -209,9 +212,10 @@ def at_most(limit: int | None) -> int:
 
 def _parsed(state: State, filters: Filters) -> tuple[Query, Callable[[JobInfo], bool]]:
     refuse_unknown(filters, Filters.__annotations__, where="a search")
-    task, error_type = filters.get("task"), filters.get("error_type", "")
+    task = filters.get("task")
+    error_type = check_text(filters.get("error_type") or "", what="error_type")
     if error_type and state is not State.FAILED:
-        raise InvalidOption(f"error_type={error_type!r} is of failed jobs only, not of {state} ones.")
+        raise InvalidOption(f"error_type={shown(error_type)} is of failed jobs only, not of {state} ones.")
     has_ended = "finished_after" in filters or "finished_before" in filters
     if has_ended and state not in TERMINAL:
         raise InvalidOption(f"{state} jobs have not ended. Give a time of their enqueue, or another state.")
@@ -227,14 +231,16 @@ def _predicate(where: Where | None) -> Callable[[JobInfo], bool]:
     if callable(where):
         test = where
     elif isinstance(where, Mapping):
-        fields = [(path.split("."), value) for path, value in where.items()]
+        fields = [
+            (check_text(path, what="where: the field").split("."), value) for path, value in where.items()
+        ]
 
         def test(payload: Any) -> bool:
             return all(_at(payload, path) == value for path, value in fields)
 
     else:
         raise InvalidOption(
-            f'where={where!r:.80} is not usable. Give fields, {{"user.id": 7}}, or a function.'
+            f'where={shown(where)} is not usable. Give fields, {{"user.id": 7}}, or a function.'
         )
 
     def fits(info: JobInfo) -> bool:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, Protocol, Union, cast, get_args, get_o
 
 import msgspec
 
+from penstock.core.display import shown
 from penstock.core.ids import plain_model
 from penstock.core.names import check_task
 from penstock.errors import InvalidOption, SerializationError
@@ -155,7 +156,7 @@ class Json(_Msgspec):
             found = _find(value, _is_not_finite)
             if found is not None:
                 raise SerializationError(
-                    f"the value {found[1]!r} at {found[0]} cannot be encoded as json, which has finite "
+                    f"the value {shown(found[1])} at {found[0]} cannot be encoded as json, which has finite "
                     'numbers only. Use None or text in its place, or the serde "msgpack".'
                 )
         return data
@@ -201,7 +202,7 @@ def resolve_serde(value: str | Serde) -> Serde:
     else:
         cause = f"{type(value).__qualname__} has no name, encode and decode"
     raise InvalidOption(
-        f"serde={value!r} is not usable: {cause}. Give a registered name, or an object with all three."
+        f"serde={shown(value)} is not usable: {cause}. Give a registered name, or an object with all three."
     )
 
 
@@ -216,7 +217,7 @@ def register_serde(serde: Serde) -> Serde:
     name = check_task(serde.name)
     if _serdes.setdefault(name, serde) is not serde:
         raise InvalidOption(
-            f"a serde named {name!r} is registered already, and jobs in the store may depend on it. "
+            f"a serde named {shown(name)} is registered already, and jobs in the store may depend on it. "
             "Give yours another name."
         )
     return serde
@@ -325,7 +326,7 @@ def _find(value: Any, bad: Callable[[Any], bool], path: str = "$") -> tuple[str,
 
 def _children(value: Any) -> Iterable[tuple[str, Any]] | None:
     if isinstance(value, dict):
-        return ((f"[{key!r}]", child) for key, child in value.items())
+        return ((f"[{shown(key)}]", child) for key, child in value.items())
     if isinstance(value, list | tuple | set | frozenset):
         return ((f"[{index}]", child) for index, child in enumerate(value))
     if hasattr(type(value), "model_dump"):

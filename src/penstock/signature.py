@@ -23,6 +23,7 @@ from typing import Any, Final, Optional, TypeAlias, Union, get_args, get_origin,
 import msgspec
 from msgspec.structs import FieldInfo, asdict, astuple
 
+from penstock.core.display import shown
 from penstock.errors import InvalidInput, InvalidOption, SerializationError
 from penstock.serde import Json, MessagePack, Raw, Serde, decodable
 
@@ -132,7 +133,7 @@ class Signature:
             try:
                 serde.encode(value if isinstance(serde, (*_TYPED, Raw)) else {name: value})
             except SerializationError as cause:
-                return SerializationError(f"argument {name!r} of {self.name}: {cause}")
+                return SerializationError(f"argument {shown(name)} of {self.name}: {cause}")
         return error
 
     def unpack(self, data: bytes, serde: Serde, *, context: Any = None) -> _Arguments:
@@ -162,7 +163,7 @@ class Signature:
         if isinstance(decoded, self._unpacked):
             return astuple(decoded)
         raise SerializationError(
-            f"serde {serde.name!r} decoded the payload of {self.name} to a {type(decoded).__qualname__}. "
+            f"serde {shown(serde.name)} decoded the payload of {self.name} to a {type(decoded).__qualname__}. "
             "It must return a dict by parameter name, or an instance of the type it was given."
         )
 
@@ -211,7 +212,7 @@ def _field_type(name: str, parameter: Parameter, hint: Any) -> Any:
     except NameError:
         hint = Any
     except SerializationError as error:
-        raise SerializationError(f"parameter {parameter.name!r} of {name}: {error}") from error
+        raise SerializationError(f"parameter {shown(parameter.name)} of {name}: {error}") from error
     if parameter.kind is Parameter.VAR_POSITIONAL:
         return tuple[hint, ...]
     return dict[str, hint] if parameter.kind is Parameter.VAR_KEYWORD else hint
@@ -273,7 +274,12 @@ def _arranger(parameters: list[Parameter], context: str | None) -> _Arrange | No
 
 def resolved(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
     """The signature of ``function`` and its annotations as types, by parameter and under ``"return"``."""
-    signature = _inspected(function)
+    try:
+        signature = _inspected(function)
+    except (TypeError, ValueError) as error:
+        raise InvalidOption(
+            f"{shown(function)} cannot be a task: {error}. Give a function of your own."
+        ) from error
     namespace = _namespace(function)
     hints = {key: _resolved(p.annotation, namespace) for key, p in signature.parameters.items()}
     return signature, hints | {"return": _resolved(signature.return_annotation, namespace)}
@@ -358,7 +364,7 @@ def _check_names(name: str, payload: list[Parameter]) -> None:
     for parameter in payload:
         if parameter.name.startswith("__"):
             raise InvalidOption(
-                f"parameter {parameter.name!r} of {name} cannot be part of a payload: names with two leading "
+                f"parameter {shown(parameter.name)} of {name} cannot be part of a payload: names with two leading "
                 "underscores are reserved. Rename it, or write def f(x, /) if it is to be positional only."
             )
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.core.display import shown
 from penstock.core.duration import Duration, milliseconds
-from penstock.core.usage import MILLION, amounts
+from penstock.core.names import check_id
+from penstock.core.usage import MILLION, amounts, check_usage_name
 from penstock.errors import InvalidOption
 from penstock.storage.values import Budget
 
 if TYPE_CHECKING:
     from penstock.storage.values import Usage
 
-__all__ = ["BudgetInfo", "UsageReport", "budget_info", "budget_of", "in_units", "usage_report"]
+__all__ = ["BudgetInfo", "UsageReport", "budget_info", "budget_of", "check_flow", "in_units", "usage_report"]
 
 Amounts = Mapping[str, float]
 
@@ -60,11 +62,19 @@ def usage_report(sums: Iterable[Usage]) -> UsageReport:
 
 def budget_of(name: str, amount: float, *, per: Duration | None, flow: str) -> Budget:
     """Raises ``InvalidOption`` for what is no amount or no period."""
+    name = check_usage_name(name)
     micros = amounts({name: amount}).get(name, 0)
     per_ms = 0 if per is None else milliseconds(per, what="per")
     if per is not None and per_ms == 0:
-        raise InvalidOption(f"per={per!r} is no period. Give one such as '1d', or leave it out for all time.")
-    return Budget(name, micros, per_ms, flow)
+        raise InvalidOption(
+            f"per={shown(per)} is no period. Give one such as '1d', or leave it out for all time."
+        )
+    return Budget(name, micros, per_ms, check_flow(flow))
+
+
+def check_flow(flow: Any) -> str:
+    """Return ``flow`` if it can name a flow; the empty text is none. Raise ``InvalidName`` otherwise."""
+    return "" if isinstance(flow, str) and not flow else check_id(flow)
 
 
 def budget_info(budget: Budget) -> BudgetInfo:

@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, TypeVar
 
-from penstock.core.display import get_logger
+from penstock.core.display import get_logger, shown
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.lifecycle import EventType
 from penstock.core.names import check_consumer, check_queue
@@ -80,7 +80,7 @@ class Subscription:
         on_error: str = "raise",
     ) -> None:
         if on_error not in ("raise", "log"):
-            raise InvalidOption(f"on_error={on_error!r} is not known. Give 'raise' or 'log'.")
+            raise InvalidOption(f"on_error={shown(on_error)} is not known. Give 'raise' or 'log'.")
         self._app = app
         self._queues = tuple(dict.fromkeys(check_queue(queue) for queue in queues))
         self._after = dict(after) if isinstance(after, Mapping) else after
@@ -90,7 +90,7 @@ class Subscription:
         self._consumer = None if consumer is None else check_consumer(consumer)
         self._hold_ms = milliseconds(hold, what="hold")
         if self._hold_ms < _SHORTEST_HOLD_MS:
-            raise InvalidOption(f"hold={hold!r} would not outlive a restart. Give at least a minute.")
+            raise InvalidOption(f"hold={shown(hold)} would not outlive a restart. Give at least a minute.")
         self._goes_on = on_error == "log"
         self._handlers: list[tuple[Filter, EventHandler]] = []
         self._lost_handlers: list[LostHandler] = []
@@ -250,7 +250,9 @@ class Subscription:
             await _call(handler, event)
         except Exception as error:
             if not self._goes_on:
-                error.add_note(f"while handling event {event.seq} ({event.type}) of queue {event.queue!r}")
+                error.add_note(
+                    f"while handling event {event.seq} ({event.type}) of queue {shown(event.queue)}"
+                )
                 raise
             _log.exception(
                 "the handler of event %d (%s) of queue %s failed", event.seq, event.type, event.queue

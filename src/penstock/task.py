@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from penstock.batching import Batching
 from penstock.bulk import enqueue_many
+from penstock.core.display import shown
 from penstock.core.duration import Duration
 from penstock.core.ids import uuid7
 from penstock.core.job import NewJob, Options
@@ -20,6 +21,7 @@ from penstock.core.sandbox import SandboxLimits, sandbox_limits
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.handle import JobHandle, call
 from penstock.options import PLACEMENT, TREATMENT, JobOptions, placed, refuse_unknown
+from penstock.optionvalues import listed
 from penstock.serde import Raw
 from penstock.signature import Signature
 from penstock.source import Source, too_large
@@ -106,7 +108,7 @@ class Dispatch(Generic[P, R]):
 
     def options(self, *, queue: str | None = None, **options: Unpack[JobOptions]) -> Dispatch[P, R]:
         """A copy with these options set as well."""
-        refuse_unknown(options, _DISPATCH, where=f"task {self.task.name!r}")
+        refuse_unknown(options, _DISPATCH, where=f"task {shown(self.task.name)}")
         return Dispatch(
             self.task,
             self._source if queue is None else self._source.on(check_queue(queue)),
@@ -162,7 +164,7 @@ class Dispatch(Generic[P, R]):
         task = self.task
         payload = task.signature.encode(args, kwargs, serde=task.serde)
         if len(payload) > self._max_payload:
-            raise too_large(f"payload of task {task.name!r}", payload, self._max_payload)
+            raise too_large(f"payload of task {shown(task.name)}", payload, self._max_payload)
         if fields is None:
             fields = self._fields
         if not fields:
@@ -291,11 +293,11 @@ class Task(Generic[P, R]):
         for name in kwargs:
             if name in TREATMENT | {"queue"} and name not in self.signature.parameters:
                 raise InvalidOption(
-                    f"{name!r} is an option of the task, not of one job. "
+                    f"{shown(name)} is an option of the task, not of one job. "
                     f"Use {self.name}.options({name}=...).enqueue(...)."
                 )
         refuse_unknown(
-            kwargs, self._option_names.union(self.signature.parameters), where=f"task {self.name!r}"
+            kwargs, self._option_names.union(self.signature.parameters), where=f"task {shown(self.name)}"
         )
 
 
@@ -306,7 +308,7 @@ def _new_jobs(
 ) -> list[NewJob]:
     jobs: list[NewJob] = []
     try:
-        for item in items:
+        for item in listed("jobs", items, of="tuples, dicts or job()s"):
             if isinstance(item, tuple):
                 jobs.append(build(item, {}))
             elif isinstance(item, Mapping):
@@ -315,8 +317,8 @@ def _new_jobs(
                 jobs.append(item.job)
             else:
                 raise InvalidInput(
-                    f"{item!r:.80} is no job for enqueue_many. Give a tuple of arguments, a dict of arguments by "
-                    f"name, or a job() for queue {source.queue!r}."
+                    f"{shown(item)} is no job for enqueue_many. Give a tuple of arguments, a dict of arguments by "
+                    f"name, or a job() for queue {shown(source.queue)}."
                 )
     except InvalidInput as error:
         error.add_note(f"item {len(jobs)} of the list; nothing was written")
@@ -341,11 +343,11 @@ def resolve_runner(name: str, func: Callable[..., Any], asked: str) -> Runner:
         case "async" | "thread" | "process":
             kind = "a coroutine function" if is_async else "not a coroutine function"
             raise InvalidOption(
-                f"runner={asked!r} does not suit task {name!r}: it is {kind}. Leave it at 'auto'."
+                f"runner={shown(asked)} does not suit task {shown(name)}: it is {kind}. Leave it at 'auto'."
             )
         case _:
             raise InvalidOption(
-                f"runner={asked!r} is not known. Give 'auto', 'async', 'thread', 'process' or 'sandbox'."
+                f"runner={shown(asked)} is not known. Give 'auto', 'async', 'thread', 'process' or 'sandbox'."
             )
 
 
@@ -354,7 +356,7 @@ def resolve_limits(name: str, runner: Runner, given: Mapping[str, Any]) -> Sandb
     for option in ("memory", "cpu_time"):
         if given.get(option) is not None and runner != "sandbox":
             raise InvalidOption(
-                f"{option}={given[option]!r} cannot be kept for task {name!r}, whose runs share a process. "
+                f"{option}={shown(given[option])} cannot be kept for task {shown(name)}, whose runs share a process. "
                 "Add runner='sandbox'."
             )
     return sandbox_limits(memory=given.get("memory"), cpu_time=given.get("cpu_time"))

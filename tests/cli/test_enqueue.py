@@ -293,3 +293,16 @@ def test_a_full_disk_is_told_and_what_was_answered_is_kept(penstock: Shell, tmp_
     waiting = json.loads(counts)["queues"][0]["waiting"]
     assert 0 < waiting < 20_000
     assert f"{waiting} records, all indexes agree" in run.stderr
+
+
+def test_json_that_is_nested_too_deeply_is_a_line_that_is_no_job(penstock: Shell, tmp_path: Path) -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    lines = [f'{{"task": "t", "args": {deep}}}', '{"command": "true"}', '{"args":' * 100_000]
+    (tmp_path / "lines").write_text("\n".join(lines) + "\n")
+    done = penstock("enqueue", "-k", "-f", "lines")
+    assert done.returncode == 2
+    assert done.stdout == "1 jobs: 1 queued; 2 lines are no jobs\n"
+    assert done.stderr.count("nested too deeply") == 2
+    assert "nested too deeply" in penstock.refused("enqueue", "-f", "lines", code=2)
+    done = penstock("enqueue", "-k", "-t", "t", "-f", "-", input=f"{deep}\n{{}}\n")
+    assert (done.returncode, done.stderr.count("nested too deeply")) == (2, 1)

@@ -147,7 +147,7 @@ def test_intervals_do_not_know_of_clocks() -> None:
         ("* * * *", "wrong number of fields"),
         ("@daily", "wrong number of fields"),
         ("", "wrong number of fields"),
-        (None, "wrong number of fields"),
+        (None, "cron must be a text"),
         ("0 0 31 feb *", "bad day-of-month"),
         ("0 0 * 4 mon#9", "bad day-of-week"),
         ("* * */20 * 1L,2#0", "bad day-of-week"),
@@ -165,7 +165,7 @@ def test_an_expression_that_never_comes_is_refused() -> None:
 
 @pytest.mark.parametrize("zone", ["Berlin/Europe", "", "../etc/passwd", "Europe", 3])
 def test_an_unknown_zone_is_refused(zone: Any) -> None:
-    with pytest.raises(InvalidOption, match="no known time zone"):
+    with pytest.raises(InvalidOption, match=r"no known time zone|tz must be an IANA name"):
         Cron.of("0 3 * * *", zone)
 
 

@@ -54,6 +54,8 @@ _OPTIONS: Final = frozenset(JobLine.__struct_fields__) - _PLAIN - {"task", "args
 _decode: Final = msgspec.json.Decoder(JobLine).decode
 _decode_any: Final = msgspec.json.Decoder().decode
 
+_TOO_DEEP: Final = "the JSON is nested too deeply. Flatten the arguments, or pass a reference to the data."
+
 
 def _in_utf8(text: str | bytes) -> bytes:
     """Without the byte order mark that some programs begin a file with: it is no part of the first line."""
@@ -82,6 +84,8 @@ def read_line(text: str | bytes) -> JobLine:
         raise InvalidInput(f"{error}.{known and f' A job has: {known}.'}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"that is no JSON: {error}.") from error
+    except RecursionError as error:
+        raise InvalidInput(_TOO_DEEP) from error
     if line.command is UNSET and line.task is UNSET:
         raise InvalidInput('there is no "command", and no "task". Give one of the two.')
     return line
@@ -173,6 +177,8 @@ def _arguments(text: str | bytes) -> dict[str, Any] | list[Any]:
         raise InvalidInput(
             f'the arguments are no JSON: {error}. Give an object, such as {{"to": "ada"}}.'
         ) from error
+    except RecursionError as error:
+        raise InvalidInput(_TOO_DEEP) from error
     if not isinstance(args, dict | list):
         raise InvalidInput(
             'the arguments are neither an object nor a list. Give them by name: {"to": "ada"}.'

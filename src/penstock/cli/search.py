@@ -90,7 +90,7 @@ def _field(text: str) -> tuple[str, Any]:
         )
     try:
         return name, msgspec.json.decode(value)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return name, value
 
 

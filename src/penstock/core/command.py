@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.core.display import shown
 from penstock.errors import InvalidInput
 
 __all__ = ["COMMAND_TASK", "CommandLine", "check_command", "decode_command", "encode_command"]
@@ -41,7 +42,7 @@ def check_command(line: CommandLine) -> CommandLine:
     for name, value in line.env.items():
         if not name or "=" in name or "\0" in name + value:
             raise InvalidInput(
-                f"the variable {name!r} cannot be set: its name is empty, or it holds '=' or a NUL."
+                f"the variable {shown(name)} cannot be set: its name is empty, or it holds '=' or a NUL."
             )
     return line
 

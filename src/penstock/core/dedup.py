@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.core.display import shown
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.names import check_dedup_key
 from penstock.errors import InvalidOption
@@ -52,5 +53,5 @@ class Dedup(msgspec.Struct, frozen=True):
 def _some(value: Duration, what: str, remedy: str) -> int:
     ms = milliseconds(value, what=what)
     if ms < 1:
-        raise InvalidOption(f"{what}={value!r} is over at once. {remedy}")
+        raise InvalidOption(f"{what}={shown(value)} is over at once. {remedy}")
     return ms

@@ -17,7 +17,7 @@ import logging
 import re
 from typing import Final
 
-__all__ = ["get_logger", "log_to_stderr", "visible", "visible_in_line"]
+__all__ = ["get_logger", "log_to_stderr", "shown", "visible", "visible_in_line"]
 
 _BIDI_AND_SURROGATES: Final = "\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _HIDDEN: Final = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI_AND_SURROGATES}]")
@@ -39,6 +39,19 @@ def _escape(found: re.Match[str]) -> str:
     if code == 0x0A:
         return "\\n"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return ``repr(value)`` for an error message, cut to ``most`` characters.
+
+    Return the type alone if there is none: the value's own ``__repr__`` raises, the value is nested too deeply, or it
+    is an integer of too many digits.
+    """
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{type(value).__qualname__}>"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def get_logger(name: str) -> logging.Logger:

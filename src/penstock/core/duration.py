@@ -14,6 +14,7 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Final, TypeAlias
 
+from penstock.core.display import shown
 from penstock.errors import InvalidOption
 
 __all__ = ["MAX_MS", "Duration", "describe", "milliseconds"]
@@ -95,7 +96,4 @@ def _parse(text: str, what: str) -> Fraction:
 
 
 def _refused(value: object, what: str, cause: str) -> InvalidOption:
-    shown = repr(value)
-    if len(shown) > 60:
-        shown = shown[:57] + "..."
-    return InvalidOption(f"{what}={shown} is not a usable duration: {cause}. Give {_ACCEPTED}.")
+    return InvalidOption(f"{what}={shown(value)} is not a usable duration: {cause}. Give {_ACCEPTED}.")

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.core.display import shown
 from penstock.errors import InvalidOption, SerializationError
 
 __all__ = ["content_id", "plain_model", "uuid7"]
@@ -95,7 +96,7 @@ def content_id(payload: Any, *, length: int = 32) -> str:
     """
     if not 16 <= length <= 128 or length % 2:
         raise InvalidOption(
-            f"length={length!r} is not usable for a content id: fewer digits than 16 collide, "
+            f"length={shown(length)} is not usable for a content id: fewer digits than 16 collide, "
             "and the hash has 128. Give an even number from 16 to 128."
         )
     return blake2b(_canonical_json(payload)).hexdigest()[:length]

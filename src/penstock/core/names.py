@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from penstock.core.display import shown
 from penstock.errors import InvalidName
 
 __all__ = [
@@ -152,7 +153,7 @@ def _plain(what: str, value: object, rule: str) -> str:
 
 
 def _refused(what: str, value: object, rule: str) -> InvalidName:
-    return InvalidName(f"{_shown(value)} is not allowed as {what}: {_cause(value)}. Use {rule}.")
+    return InvalidName(f"{shown(value)} is not allowed as {what}: {_cause(value)}. Use {rule}.")
 
 
 def _cause(value: object) -> str:
@@ -166,10 +167,5 @@ def _cause(value: object) -> str:
         return "it begins or ends with white space"
     unprintable = next((character for character in value if not character.isprintable()), None)
     if unprintable is not None:
-        return f"it holds the character {unprintable!r}"
+        return f"it holds the character {shown(unprintable)}"
     return "a character or its length is not allowed"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -21,6 +21,7 @@ from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
+from penstock.core.display import shown
 from penstock.core.duration import MAX_MS, Duration, describe, milliseconds
 from penstock.core.names import check_task
 from penstock.errors import InvalidName, InvalidOption
@@ -81,7 +82,7 @@ class Exponential(_Policy, frozen=True):
             )
         if not (math.isfinite(self.factor) and self.factor >= 1):
             raise InvalidOption(
-                f"backoff factor={self.factor!r} is not usable: the rest would shrink from failure "
+                f"backoff factor={shown(self.factor)} is not usable: the rest would shrink from failure "
                 "to failure. Give a number of 1 or more, such as 2."
             )
         _check_jitter(self.jitter)
@@ -132,7 +133,7 @@ def parse_backoff(value: Backoff | Duration | BackoffFunction) -> Backoff:
         return Fixed.of(value)
     except InvalidOption as error:
         raise InvalidOption(
-            f'backoff={value!r} is not "exponential", a duration, a policy or a function. {error}'
+            f'backoff={shown(value)} is not "exponential", a duration, a policy or a function. {error}'
         ) from error
 
 
@@ -147,7 +148,7 @@ def custom_name(function: BackoffFunction) -> str:
         return check_task(name.replace(".<locals>.", "."))
     except InvalidName as error:
         raise InvalidOption(
-            f"backoff={function!r} has no name by which a worker could find it. "
+            f"backoff={shown(function)} has no name by which a worker could find it. "
             "Define it with def, in a module that workers import: def rest(failures, error): return ..."
         ) from error
 
@@ -179,10 +180,10 @@ def delay_ms(
             function = (custom or {}).get(name)
             if function is None:
                 raise InvalidOption(
-                    f"backoff {name!r} is not known here: no task or app that this worker has loaded names "
+                    f"backoff {shown(name)} is not known here: no task or app that this worker has loaded names "
                     "that function among its options. Load one that does: @app.task(backoff=...)."
                 )
-            return milliseconds(function(failures, error), what=f"delay returned by backoff {name!r}")
+            return milliseconds(function(failures, error), what=f"delay returned by backoff {shown(name)}")
         case _ as never:
             assert_never(never)
 
@@ -202,7 +203,7 @@ def _shortened(rest_ms: int, jitter: float, random: Callable[[], float]) -> int:
 def _check_ms(value: int, *, what: str, least: int) -> None:
     if type(value) is not int or not least <= value <= MAX_MS:
         raise InvalidOption(
-            f"backoff {what}={value!r} is not usable: it counts whole milliseconds from {least} to {MAX_MS}. "
+            f"backoff {what}={shown(value)} is not usable: it counts whole milliseconds from {least} to {MAX_MS}. "
             'Use the policy\'s of(), which takes durations such as "10s".'
         )
 
@@ -210,6 +211,6 @@ def _check_ms(value: int, *, what: str, least: int) -> None:
 def _check_jitter(jitter: float) -> None:
     if not 0 <= jitter <= 1:
         raise InvalidOption(
-            f"backoff jitter={jitter!r} is not usable: it is the share of the rest that chance may take "
+            f"backoff jitter={shown(jitter)} is not usable: it is the share of the rest that chance may take "
             "away. Give a number from 0 (none) to 1 (all of it)."
         )

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.core.display import shown
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.size import Size, byte_count, describe_size
 from penstock.errors import InvalidOption
@@ -32,10 +33,10 @@ def sandbox_limits(*, memory: Size | None, cpu_time: Duration | None) -> Sandbox
     memory_bytes = 0 if memory is None else byte_count(memory, what="memory")
     if 0 < memory_bytes < _LEAST_MEMORY:
         raise InvalidOption(
-            f"memory={memory!r} is too little for a Python process, which the limit includes. "
+            f"memory={shown(memory)} is too little for a Python process, which the limit includes. "
             f"Give at least {describe_size(_LEAST_MEMORY)}."
         )
     cpu_ms = 0 if cpu_time is None else milliseconds(cpu_time, what="cpu_time")
     if cpu_time is not None and cpu_ms == 0:
-        raise InvalidOption(f"cpu_time={cpu_time!r} leaves a function no time. Give None for no limit.")
+        raise InvalidOption(f"cpu_time={shown(cpu_time)} leaves a function no time. Give None for no limit.")
     return SandboxLimits(memory_bytes, cpu_ms)

@@ -20,6 +20,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from cronsim import CronSim, CronSimError
 
+from penstock.core.display import shown
 from penstock.core.job import NewJob
 from penstock.errors import InvalidOption
 
@@ -49,18 +50,22 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
     @classmethod
     def of(cls, expression: str, tz: str = "UTC") -> Cron:
         """Raises ``InvalidOption`` for an expression or a zone that cannot be read, or that never comes."""
-        cron = cls(" ".join(str(expression).split()), tz)
+        if not isinstance(expression, str):
+            raise InvalidOption(f"cron must be a text such as '30 3 * * mon-fri', got {shown(expression)}.")
+        if not isinstance(tz, str):
+            raise InvalidOption(f"tz must be an IANA name such as 'Europe/Berlin', got {shown(tz)}.")
+        cron = cls(" ".join(expression.split()), str.__str__(tz))
         _zone(tz)
         try:
             CronSim(cron.expression, datetime(2024, 1, 1))
         except CronSimError as error:
             raise InvalidOption(
-                f"cron={expression!r} is not usable: {str(error).lower()}. Give minute, hour, day of the month, month "
-                "and day of the week, such as '30 3 * * mon-fri', or six fields with the second first."
+                f"cron={shown(expression)} is not usable: {str(error).lower()}. Give minute, hour, day of the month, "
+                "month and day of the week, such as '30 3 * * mon-fri', or six fields with the second first."
             ) from None
         if cron.next_after(0) is None:
             raise InvalidOption(
-                f"cron={expression!r} never comes: no date is like that. Look at day and month."
+                f"cron={shown(expression)} never comes: no date is like that. Look at day and month."
             )
         return cron
 
@@ -168,7 +173,7 @@ def _zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
         raise InvalidOption(
-            f"tz={name!r} is no known time zone. Give an IANA name such as 'Europe/Berlin'; if it is one, this "
+            f"tz={shown(name)} is no known time zone. Give an IANA name such as 'Europe/Berlin'; if it is one, this "
             "machine has no time zone data: install tzdata."
         ) from None
 

@@ -10,6 +10,7 @@ import re
 from fractions import Fraction
 from typing import Final, TypeAlias
 
+from penstock.core.display import shown
 from penstock.errors import InvalidOption
 
 __all__ = ["Size", "byte_count", "describe_size"]
@@ -39,7 +40,7 @@ def byte_count(value: Size, *, what: str = "size") -> int:
             count = int(Fraction(found[1]) * _UNITS.get(found[2].lower(), 0))
     if count < 1:
         raise InvalidOption(
-            f'{what}={value!r} is not a usable size. Give a number of bytes, or a text such as "64KiB" or "1MiB".'
+            f'{what}={shown(value)} is not a usable size. Give a number of bytes, or a text such as "64KiB" or "1MiB".'
         )
     return count
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core.display import shown
 from penstock.errors import InvalidInput
 
-__all__ = ["check_text", "is_storable", "storable", "storable_value"]
+__all__ = ["check_text", "is_storable", "storable", "storable_value", "text_of"]
 
 
 def is_storable(text: str) -> bool:
@@ -34,16 +35,24 @@ def storable(text: str) -> str:
     return text if is_storable(text) else text.encode("utf-8", "backslashreplace").decode()
 
 
-def check_text(text: str, *, what: str) -> str:
+def text_of(value: object) -> str:
+    """Return ``str(value)`` as storable text, or the type alone if the value cannot be made a text."""
+    try:
+        return storable(str(value))
+    except Exception:
+        return f"<{type(value).__qualname__}>"
+
+
+def check_text(text: Any, *, what: str) -> str:
     """Return ``text``. Raise ``InvalidInput`` if no store can keep it; ``what`` names it in the message."""
     if not isinstance(text, str):
-        raise InvalidInput(f"{what} must be text, got a {type(text).__qualname__}.")
+        raise InvalidInput(f"{what} must be text, got {shown(text)}.")
     if not is_storable(text):
         raise InvalidInput(
             f"{what} {text!r:.80} cannot be encoded as UTF-8: it contains a lone surrogate. "
             'Decode file names with errors="replace", or send the bytes.'
         )
-    return text
+    return str.__str__(text)
 
 
 def storable_value(value: Any) -> Any:

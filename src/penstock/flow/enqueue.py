@@ -6,14 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.core.display import shown
 from penstock.core.flow import Node
 from penstock.core.ids import uuid7
 from penstock.core.job import Dependency, Enqueued, Policy
 from penstock.errors import InvalidInput, JobError, JobNotFound
 from penstock.flow.graph import Graph, Key, Weave, is_several
 from penstock.flow.handle import FlowHandle
-from penstock.flow.parts import Chain, Chord, Dag, Flow, Group, Part, check_policy
+from penstock.flow.parts import Chain, Chord, Dag, Flow, Group, Part, check_part, check_policy
 from penstock.handle import JobHandle
+from penstock.optionvalues import listed
 from penstock.storage.coalesce import MAX_BYTES, MAX_COUNT
 from penstock.task import JobSpec
 
@@ -36,7 +38,7 @@ class _Drawn(NamedTuple):
 
 async def enqueue_flows(app: App, parts: Iterable[Part]) -> list[FlowHandle]:
     """What ``App.enqueue_flows`` does: all of them are checked before the first is written."""
-    drawn = [_draw(part) for part in parts]
+    drawn = [_draw(check_part(part)) for part in listed("flows", parts, of="flows")]
     weaves = [weave for one in drawn for weave in one.weaves]
     session = await app.session()
     if session.intake.layers and weaves:
@@ -135,7 +137,8 @@ async def add_children(
         InvalidInput: a cycle, or nothing to add.
     """
     graph = Graph()
-    ends = list(dict.fromkeys(key for part in parts for key in graph.add(part)))
+    children = map(check_part, listed("children", parts, of="jobs and flows"))
+    ends = list(dict.fromkeys(key for part in children for key in graph.add(part)))
     if not ends:
         raise InvalidInput("there are no children to add. Give at least one task.job(...).")
     if (source.queue, id) in ends:
@@ -160,10 +163,12 @@ async def add_children(
 
 def _refuse_unattached(queue: str, id: str, answer: AttachAnswer) -> None:
     if answer == "not_found":
-        raise JobNotFound(f"job {id!r} of queue {queue!r} is not known, so it has no children.", job_id=id)
+        raise JobNotFound(
+            f"job {shown(id)} of queue {shown(queue)} is not known, so it has no children.", job_id=id
+        )
     if answer == "ended":
         raise JobError(
-            f"job {id!r} of queue {queue!r} has ended, so it cannot wait for children. Nothing was written.",
+            f"job {shown(id)} of queue {shown(queue)} has ended, so it cannot wait for children. Nothing was written.",
             job_id=id,
         )
 
@@ -186,4 +191,4 @@ def app_of(part: Any) -> App:
                 "a Dag without jobs is no flow. Add at least one: dag.add(name, task.job(...))."
             )
         case _:
-            raise InvalidInput(f"{part!r:.80} is no flow.")
+            raise InvalidInput(f"{shown(part)} is no flow.")

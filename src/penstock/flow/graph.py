@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, assert_never
 from msgspec.structs import replace
 
 from penstock.core.annex import EMPTY_ANNEX
+from penstock.core.display import shown
 from penstock.core.flow import Node, woven
 from penstock.core.ids import uuid7
 from penstock.core.job import Dependency, NewJob, Policy
@@ -130,7 +131,9 @@ class Graph:
         if isinstance(one, str):
             if one not in keys:
                 known = ", ".join(map(repr, keys))
-                raise InvalidInput(f"{name!r} comes after {one!r}, which the graph has not. It has {known}.")
+                raise InvalidInput(
+                    f"{shown(name)} comes after {shown(one)}, which the graph has not. It has {known}."
+                )
             self._sources[keys[one]] = dag.names[one][0].source
             return keys[one]
         if isinstance(one, JobHandle):

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from penstock.core.display import shown
 from penstock.core.job import Policy
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.handle import JobHandle
+from penstock.optionvalues import listed
 from penstock.task import JobSpec
 
 if TYPE_CHECKING:
@@ -101,7 +103,7 @@ class Chord(_Whole):
     def __init__(self, header: Group, body: Body, *, pass_result: bool, on_failure: Policy) -> None:
         if not isinstance(body, JobSpec | _Whole):
             raise InvalidInput(
-                f"the body of a chord is {body!r:.80}, which is nothing to be put in. Give task.job(...), or a flow."
+                f"the body of a chord is {shown(body)}, which is nothing to be put in. Give task.job(...), or a flow."
             )
         self.header = header
         self.body = body
@@ -171,9 +173,11 @@ class Dag(_Whole):
         Raises ``InvalidInput`` for a name that is taken.
         """
         if name in self.names:
-            raise InvalidInput(f"the graph has a job named {name!r} already. Give this one another name.")
+            raise InvalidInput(
+                f"the graph has a job named {shown(name)} already. Give this one another name."
+            )
         policy = self.on_failure if on_failure is None else check_policy(on_failure)
-        spec = _checked_job(job, f"{name!r} of a Dag")
+        spec = _checked_job(job, f"{shown(name)} of a Dag")
         self.names[name] = (spec, tuple(after), policy, "list" if pass_results else "")
         return self
 
@@ -205,23 +209,27 @@ def check_policy(value: str) -> Policy:
             return value
         case _:
             raise InvalidOption(
-                f"on_failure={value!r} is not usable. Give {', '.join(map(repr, _POLICIES))}."
+                f"on_failure={shown(value)} is not usable. Give {', '.join(map(repr, _POLICIES))}."
             )
 
 
 def _checked_job(part: JobSpec, what: str) -> JobSpec:
     if not isinstance(part, JobSpec):
-        raise InvalidInput(f"{what} is {part!r:.80}, which is no job to be put in. Give task.job(...).")
+        raise InvalidInput(f"{what} is {shown(part)}, which is no job to be put in. Give task.job(...).")
     return part
 
 
 def _checked(parts: Iterable[Part]) -> tuple[Part, ...]:
-    found = tuple(parts)
-    for part in found:
-        if not isinstance(part, JobSpec | JobHandle | _Whole):
-            raise InvalidInput(
-                f"{part!r:.80} cannot be part of a flow. Give task.job(...), a handle, or a flow."
-            )
+    found = tuple(map(check_part, listed("parts", parts, of="jobs and flows")))
     if not found:
         raise InvalidInput("a flow without jobs is none. Give at least one task.job(...).")
     return found
+
+
+def check_part(part: Part) -> Part:
+    """Return ``part`` if it can be part of a flow, or a flow. Raise ``InvalidInput`` otherwise."""
+    if not isinstance(part, JobSpec | JobHandle | _Whole):
+        raise InvalidInput(
+            f"{shown(part)} cannot be part of a flow. Give task.job(...), a handle, or a flow."
+        )
+    return part

@@ -11,8 +11,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.children import Child, add_children, read_children
+from penstock.core.display import shown
 from penstock.core.job import Lease, Policy
-from penstock.core.text import storable
+from penstock.core.text import text_of
 from penstock.core.usage import amounts as in_millionths
 from penstock.leased import LeasedJob, encode_progress
 from penstock.worker.reporter import Receipt
@@ -98,7 +99,7 @@ class JobContext(LeasedJob):
         self.queue = queue
 
     def __repr__(self) -> str:
-        return f"<JobContext {self.task or 'job'} {self.id!r} of {self.queue!r}, run {self.run}>"
+        return f"<JobContext {self.task or 'job'} {shown(self.id)} of {shown(self.queue)}, run {self.run}>"
 
     @property
     def payload(self) -> bytes:
@@ -119,7 +120,7 @@ class JobContext(LeasedJob):
 
     def log(self, line: str) -> Receipt:
         """Append a line to the job's log. The newest 1000 lines are kept."""
-        return self._link.report(Words(log=storable(str(line))))
+        return self._link.report(Words(log=text_of(line)))
 
     def update_payload(self, *args: Any, **kwargs: Any) -> Receipt:
         """Replace the stored payload by these arguments of the task: the next run of this job gets them.

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 
 import msgspec
 
+from penstock.core.display import shown
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.ids import uuid7
 from penstock.core.names import check_queue, check_worker
 from penstock.core.rate import Rate, RateLike, parse_rate
 from penstock.errors import InvalidOption
 from penstock.observe.address import ProbeAddress, read_address
+from penstock.optionvalues import listed
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerKeywords", "WorkerOptions", "read_options"]
 
+F = TypeVar("F")
 Queues = Sequence[str] | Mapping[str, float]
 
 _LONGEST_HEARTBEAT_MS: Final = 5_000
@@ -98,7 +101,7 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
     lease_ms = milliseconds(given.get("lease", "30s"), what="lease")
     if lease_ms < _SHORTEST_LEASE_MS:
         raise InvalidOption(
-            f"lease={given.get('lease')!r} is too short to be renewed in time. Give at least 100ms."
+            f"lease={shown(given.get('lease'))} is too short to be renewed in time. Give at least 100ms."
         )
     concurrency = _count("concurrency", given.get("concurrency", 100))
     queues, limit = _weights(app, given.get("queues")), given.get("limit")
@@ -119,8 +122,8 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
         sweep=_flag("sweep", given.get("sweep", True)),
         threads=concurrency if threads is None else _count("threads", threads),
         child_processes=None if children is None else _count("child_processes", children),
-        middleware=(*app.middlewares, *map(_layer, given.get("middleware", ()))),
-        after_execution=(*app.after_hooks, *map(_after_hook, given.get("after_execution", ()))),
+        middleware=(*app.middlewares, *_functions(given, "middleware", _layer)),
+        after_execution=(*app.after_hooks, *_functions(given, "after_execution", _after_hook)),
         probe=_probe(given.get("probe"), given.get("probe_token")),
         limit=None if limit is None else parse_rate(limit, what="limit"),
         limits=_limits(given.get("limits", {}), queues),
@@ -134,18 +137,21 @@ def _unknown_after_ms(given: WorkerKeywords) -> int:
     return milliseconds(given.get("unknown_after", default), what="unknown_after")
 
 
-def _shell(commands: bool | str) -> str | None:
+def _shell(commands: Any) -> str | None:
     """What commands are run by; ``None`` if they are not."""
     if isinstance(commands, bool):
         return "/bin/sh" if commands else None
-    if not os.path.isabs(commands):
-        raise InvalidOption(f"commands={commands!r} is not usable. Give True, or the path of a shell.")
+    if not isinstance(commands, str) or not os.path.isabs(commands) or not commands.isprintable():
+        raise InvalidOption(f"commands={shown(commands)} is not usable. Give True, or the path of a shell.")
     return commands
 
 
-def _probe(given: str | None, token: str | None) -> ProbeAddress | None:
-    # A number is what people give for a port.
-    return None if given is None else read_address(str(given), token=token)
+def _probe(given: Any, token: str | None) -> ProbeAddress | None:
+    if given is None:
+        return None
+    # People give a port as a number.
+    address = str(given) if type(given) is int and 0 <= given <= 65_535 else given
+    return read_address(address, token=token)
 
 
 def _default_name() -> str:
@@ -164,46 +170,50 @@ def _weights(app: App, queues: Queues | None) -> dict[str, float]:
     if queues is None:
         queues = sorted({task.queue for task in app.tasks.values()}) or ["default"]
     if isinstance(queues, str):
-        raise InvalidOption(f"queues={queues!r} is one text. Give a list, such as [{queues!r}].")
-    weights = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, 1.0)
+        raise InvalidOption(f"queues={shown(queues)} is one text. Give a list, such as [{shown(queues)}].")
+    given = queues if isinstance(queues, Mapping) else listed("queues", queues, of="names")
+    weights = {check_queue(name): given[name] if isinstance(given, Mapping) else 1.0 for name in given}
     if not weights:
         raise InvalidOption("queues is empty: a worker needs a queue to work on.")
     for name, weight in weights.items():
-        check_queue(name)
         if type(weight) not in (int, float) or not 0 < weight < 1e6:
             raise InvalidOption(
-                f"queue {name!r} has weight {weight!r}. Give a number above 0, such as 1 or 3."
+                f"queue {shown(name)} has weight {shown(weight)}. Give a number above 0, such as 1 or 3."
             )
     return weights
 
 
 def _limits(given: Mapping[str, RateLike], queues: Mapping[str, float]) -> dict[str, Rate]:
     if not isinstance(given, Mapping):
-        raise InvalidOption(f'limits={given!r:.80} is no mapping. Give rates by queue: {{"mail": "10/s"}}.')
+        raise InvalidOption(f'limits={shown(given)} is no mapping. Give rates by queue: {{"mail": "10/s"}}.')
     for name in given:
         if name not in queues:
             raise InvalidOption(
-                f"limits has {name!r}, which is no queue of this worker: it has {', '.join(queues)}."
+                f"limits has {shown(name)}, which is no queue of this worker: it has {', '.join(queues)}."
             )
-    return {name: parse_rate(rate, what=f"limits[{name!r}]") for name, rate in given.items()}
+    return {name: parse_rate(rate, what=f"limits[{shown(name)}]") for name, rate in given.items()}
 
 
 def _count(what: str, value: int) -> int:
     if type(value) is not int or not 1 <= value <= 100_000:
-        raise InvalidOption(f"{what}={value!r} is not usable. Give a whole number from 1 to 100000.")
+        raise InvalidOption(f"{what}={shown(value)} is not usable. Give a whole number from 1 to 100000.")
     return value
 
 
 def _flag(what: str, value: bool) -> bool:
     if not isinstance(value, bool):
-        raise InvalidOption(f"{what}={value!r} is not usable. Give True or False.")
+        raise InvalidOption(f"{what}={shown(value)} is not usable. Give True or False.")
     return value
+
+
+def _functions(given: Mapping[str, Any], what: str, check: Callable[[Any], F]) -> list[F]:
+    return [check(value) for value in listed(what, given.get(what, ()), of="functions")]
 
 
 def _layer(value: Middleware) -> Middleware:
     if not callable(value):
         raise InvalidOption(
-            f"middleware has {value!r}, which cannot be called. Give async def f(context, call_next)."
+            f"middleware has {shown(value)}, which cannot be called. Give async def f(context, call_next)."
         )
     return value
 
@@ -211,7 +221,7 @@ def _layer(value: Middleware) -> Middleware:
 def _after_hook(value: AfterExecution) -> AfterExecution:
     if not callable(value):
         raise InvalidOption(
-            f"after_execution has {value!r}, which cannot be called. Give async def f(execution)."
+            f"after_execution has {shown(value)}, which cannot be called. Give async def f(execution)."
         )
     return value
 
@@ -222,6 +232,6 @@ def _heartbeat_ms(heartbeat: Duration | None, lease_ms: int) -> int:
     heartbeat_ms = milliseconds(heartbeat, what="heartbeat")
     if not 0 < heartbeat_ms <= lease_ms // 2:
         raise InvalidOption(
-            f"heartbeat={heartbeat!r} does not suit a lease of {lease_ms} ms: at least two must fit into one."
+            f"heartbeat={shown(heartbeat)} does not suit a lease of {lease_ms} ms: at least two must fit into one."
         )
     return heartbeat_ms

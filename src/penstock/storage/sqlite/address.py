@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
+from penstock.core.display import shown
 from penstock.core.duration import milliseconds
 from penstock.core.names import check_namespace
 from penstock.errors import InvalidOption
@@ -55,14 +56,14 @@ def _options(url: str, query: str) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
         if name not in ("namespace", "timeout"):
-            raise InvalidOption(f"{url!r}: unknown option {name!r}. Use namespace or timeout.")
+            raise InvalidOption(f"{shown(url)}: unknown option {shown(name)}. Use namespace or timeout.")
     return options
 
 
 def _path(url: str, netloc: str, path: str) -> str:
     if netloc or not path.strip("/"):
         raise InvalidOption(
-            f"{url!r} names no file. Use three slashes for a relative path (sqlite:///penstock.db), four for an"
+            f"{shown(url)} names no file. Use three slashes for a relative path (sqlite:///penstock.db), four for an"
             " absolute one (sqlite:////var/lib/penstock.db), memory:// for none."
         )
     return unquote(path[1:])

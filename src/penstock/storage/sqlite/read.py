@@ -106,7 +106,9 @@ def place_of(cursor: str) -> tuple[int, int | str]:
     try:
         return _cursors.decode(cursor)
     except msgspec.DecodeError as error:
-        raise InvalidOption(f"{cursor!r} is no cursor: {error}. Use one that list_jobs returned.") from error
+        raise InvalidOption(
+            f"{cursor!r:.80} is no cursor: {error}. Use one that list_jobs returned."
+        ) from error
 
 
 def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 from urllib.parse import parse_qsl, unquote
 
+from penstock.core.display import shown
 from penstock.errors import InvalidOption
 
 __all__ = ["Address", "Endpoint", "Tls", "Topology"]
@@ -75,13 +76,13 @@ class Tls:
         try:
             context = ssl.create_default_context(cafile=self.ca_certs)
         except OSError as error:
-            raise InvalidOption(f"ssl_ca_certs: cannot use {self.ca_certs!r}: {error}") from error
+            raise InvalidOption(f"ssl_ca_certs: cannot use {shown(self.ca_certs)}: {error}") from error
         context.check_hostname = self.check_hostname
         if self.certfile:
             try:
                 context.load_cert_chain(self.certfile, self.keyfile)
             except OSError as error:
-                files = f"{self.certfile!r}, {self.keyfile!r}"
+                files = f"{shown(self.certfile)}, {shown(self.keyfile)}"
                 raise InvalidOption(f"ssl_certfile, ssl_keyfile: cannot use {files}: {error}") from error
         return context
 
@@ -150,7 +151,7 @@ class Endpoint:
 
     def __str__(self) -> str:
         hosts = ", ".join(map(str, self.addresses))
-        return f"sentinels {hosts} (service {self.service!r})" if self.service else hosts
+        return f"sentinels {hosts} (service {shown(self.service)})" if self.service else hosts
 
     def for_sentinels(self) -> Endpoint:
         """The same, with the login that the sentinels themselves ask for."""
@@ -180,13 +181,13 @@ def _options(query: str, *, secure: bool, sentinel: bool) -> dict[str, str]:
         if name not in OPTIONS:
             raise InvalidOption(_unknown(name))
         if name in options:
-            raise InvalidOption(f"the option {name!r} is given twice in the store's URL")
+            raise InvalidOption(f"the option {shown(name)} is given twice in the store's URL")
         if name.startswith("ssl_") and not secure:
-            raise InvalidOption(f"the option {name!r} needs TLS: use valkeys:// or rediss://")
+            raise InvalidOption(f"the option {shown(name)} needs TLS: use valkeys:// or rediss://")
         if name.startswith("sentinel_") and not sentinel:
-            raise InvalidOption(f"the option {name!r} needs valkey+sentinel://")
+            raise InvalidOption(f"the option {shown(name)} needs valkey+sentinel://")
         if not value:
-            raise InvalidOption(f"the option {name!r} in the store's URL is empty")
+            raise InvalidOption(f"the option {shown(name)} in the store's URL is empty")
         options[name] = value
     return options
 
@@ -196,8 +197,8 @@ def _unknown(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_]{1,40}", name):
         return f"the store's URL has an option that cannot be one. {_ENCODE} {known}"
     near = difflib.get_close_matches(name.lower(), OPTIONS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown option {name!r} in the store's URL; {hint}{known}"
+    hint = f"did you mean {shown(near[0])}? " if near else ""
+    return f"unknown option {shown(name)} in the store's URL; {hint}{known}"
 
 
 def _db(path: list[str], option: str | None) -> int:

@@ -5,10 +5,17 @@ The functions are in ``lua/``, a file per verb; the keys they use are told at th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Self
+import inspect
+import struct
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
 
 from penstock.core.names import check_namespace
+from penstock.errors import StorageError
+from penstock.storage.base import Storage
 from penstock.storage.valkey.calls import Calls
 from penstock.storage.valkey.courier import Courier
 from penstock.storage.valkey.endpoint import Endpoint
@@ -26,6 +33,28 @@ from penstock.storage.valkey.scheduling import Scheduling
 from penstock.storage.values import WorkerRecord, with_deaths
 
 __all__ = ["ValkeyStorage"]
+
+
+T = TypeVar("T")
+
+_NONSENSE: Final = (AttributeError, LookupError, TypeError, ValueError, msgspec.MsgspecError, struct.error)
+
+
+def _answered(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """Return ``verb``, with a ``StorageError`` in place of what Python raises for an answer of the wrong shape."""
+
+    @wraps(verb)
+    async def call(self: ValkeyStorage, *args: Any, **kwargs: Any) -> T:
+        try:
+            return await verb(self, *args, **kwargs)
+        except _NONSENSE as error:
+            raise StorageError(
+                f"{self.url} gave an answer to {verb.__name__} that makes no sense: {type(error).__name__}: "
+                f"{error!s:.200}. See that the URL names a Valkey or Redis server, with no proxy in between that "
+                "changes answers, and that all clients run compatible releases of Penstock."
+            ) from error
+
+    return call
 
 
 class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
@@ -117,3 +146,8 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
     async def shift_clock(self, queue: str, ms: int, *, jump: bool = False) -> None:
         """As ``Storage.shift_clock``."""
         await self._calls.call(queue, "shift_clock", ms, "1" if jump else "")
+
+
+for _name, _verb in inspect.getmembers(Storage, inspect.iscoroutinefunction):
+    setattr(ValkeyStorage, _name, _answered(getattr(ValkeyStorage, _name)))
+ValkeyStorage.server_facts = _answered(ValkeyStorage.server_facts)  # type: ignore[method-assign, assignment]

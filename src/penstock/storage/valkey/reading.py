@@ -161,7 +161,7 @@ class Reading:
         """As ``Storage.errors``."""
         rows = await self._calls.call(queue, "errors")
         pairs = zip(rows[::2], rows[1::2], strict=True)
-        return dict(sorted((name.decode(), count) for name, count in pairs))
+        return dict(sorted((name.decode(), int(count)) for name, count in pairs))
 
     async def metrics(self, queue: str, *, last_ms: int = DAY_MS) -> list[Minute]:
         """As ``Storage.metrics``."""

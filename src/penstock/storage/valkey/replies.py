@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from penstock.core.display import visible_in_line
 from penstock.errors import (
     StorageError,
     StorageFull,
@@ -28,13 +29,14 @@ REDIRECT: Final = re.compile(r"(MOVED|ASK) (\d+) (.*):(\d+)$")
 """An error reply that names another server of the cluster: which kind, the slot, its host and port."""
 
 _MINIMUM: Final = (7, 0)
+_LONGEST: Final = 800
 
 
 class ReplyError(StorageError):
     """The server answered with an error: ``code`` is its first word, ``message`` the rest."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
+        super().__init__(visible_in_line(text[:_LONGEST]))
         self.code, _, self.message = text.partition(" ")
 
 
@@ -118,7 +120,12 @@ async def check_server(caller: Caller) -> Server:
 
 
 def _facts(info: Any) -> dict[str, str]:
-    lines = bytes(info).decode(errors="replace").splitlines()
+    if not isinstance(info, bytes | str):
+        raise StorageVersion(
+            f"the server answered INFO with a {type(info).__name__}, so it is neither Valkey nor Redis. Check the "
+            "address in the URL"
+        )
+    lines = (info if isinstance(info, str) else info.decode(errors="replace")).splitlines()
     return {name: value for name, _, value in (line.partition(":") for line in lines)}
 
 

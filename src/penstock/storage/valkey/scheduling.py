@@ -38,7 +38,7 @@ class Scheduling(Running):
         asked = () if names is None else ("1", *names)
         now_ms, rows = await self._calls.call(queue, "schedulers", *asked)
         found = (_decode(name.decode(), record) for name, record in zip(rows[::2], rows[1::2], strict=True))
-        return Schedulers(now_ms, sorted(found, key=lambda one: one.name))
+        return Schedulers(int(now_ms), sorted(found, key=lambda one: one.name))
 
     async def pause_scheduler(self, queue: str, name: str) -> bool:
         """As ``Storage.pause_scheduler``."""
