@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -52,6 +53,8 @@ class Terminal:
         os.close(theirs)
         self._ours = ours
         self._raw = ""
+        # A read may end within a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
     def descriptor(self) -> int:
@@ -109,7 +112,7 @@ class Terminal:
     def _read(self, seconds: float) -> None:
         if select.select([self._ours], [], [], seconds)[0]:
             try:
-                self._raw += os.read(self._ours, 65536).decode("utf-8", "replace")
+                self._raw += self._decoder.decode(os.read(self._ours, 65536))
             except OSError:
                 # The other end is closed: the process has ended.
                 time.sleep(seconds)

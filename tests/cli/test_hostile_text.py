@@ -36,7 +36,7 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 # What rich writes: styles, moves of the cursor, the cursor and the other screen switched on and off. No title, no link.
 STYLING = re.compile(r"\x1b\[[0-9;]*m|\x1b\[[0-9;]*[AGHK]|\x1b\[2J\x1b\[H|\x1b\[\?(25|1049)[hl]|\r")
 
-CSI = re.compile(r"\x1b\[[0-9;:?<>=]*[ -/]*[@-~]|\x1bP[ -~]*\x1b\\\\|\r")
+CSI = re.compile(r"\x1b\[[0-9;:?<>=]*[ -/]*[@-~]|\x1b\]22;[a-z]*\x07|\x1bP[ -~]*\x1b\\|\r")
 
 LINES: dict[str, list[list[str]]] = {
     "enqueue": [
