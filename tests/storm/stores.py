@@ -145,6 +145,7 @@ def _crash_primary(sentinel: Sentinel, servers: Mapping[int, ValkeyServer]) -> s
     before = sentinel.primary_port()
     servers[before].kill()
     _wait_for_change(sentinel, before)
+    servers[before].replica_of = None  # Sentinel decides which one it follows from now on
     servers[before].start()
     return f"{before} killed -> {sentinel.primary_port()}"
 
