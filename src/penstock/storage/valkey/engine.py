@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from penstock.core.names import check_namespace
-from penstock.errors import StorageError
+from penstock.errors import PenstockError, StorageError
 from penstock.storage.base import Storage
 from penstock.storage.valkey.calls import Calls
 from penstock.storage.valkey.courier import Courier
@@ -47,6 +47,9 @@ def _answered(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
     async def call(self: ValkeyStorage, *args: Any, **kwargs: Any) -> T:
         try:
             return await verb(self, *args, **kwargs)
+        except PenstockError:
+            # Some are a LookupError or a ValueError as well.
+            raise
         except _NONSENSE as error:
             raise StorageError(
                 f"{self.url} gave an answer to {verb.__name__} that makes no sense: {type(error).__name__}: "
