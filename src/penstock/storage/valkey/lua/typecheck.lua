@@ -17,11 +17,9 @@ end
 
 -- Whether a queue without counters has other keys: then it is not a new one, but has lost them.
 function Parts.any_exists()
-  for part in pairs(Parts.TYPES) do
-    local is_readable, size = pcall(Parts.size_of, part)
-    if not is_readable or size > 0 then return true end
-  end
-  return false
+  local keys = {}
+  for part in pairs(Parts.TYPES) do keys[#keys + 1] = K[part] end
+  return call('EXISTS', spread(keys)) > 0
 end
 
 -- Looks at the keys of a list (parts.lua), and at the end of the log.
@@ -56,9 +54,13 @@ function Parts.check_all()
   Q.is_checking = false
 end
 
--- The second in which all keys were looked at stands at 1 in K. mode: that of open().
+-- The second in which all keys were looked at stands at 1 in K. mode: that of open(). A new queue has no keys yet.
 function Parts.look(mode)
-  if mode ~= Parts.HOT or rawget(K, 1) ~= Q.time[1] then Parts.check_all() end
+  if Q.is_new then
+    rawset(K, 1, Q.time[1])
+  elseif mode ~= Parts.HOT or rawget(K, 1) ~= Q.time[1] then
+    Parts.check_all()
+  end
 end
 
 -- The key that is not of its type, if there is one.
