@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from penstock.storage.sqlite.backup import backup, restore
     from penstock.subscription import Subscription
     from penstock.task import Dispatch, JobSpec, Task
+    from penstock.why import Reason
     from penstock.worker.after import Execution
     from penstock.worker.context import JobContext, current_job
     from penstock.worker.worker import Worker
@@ -125,6 +126,7 @@ __all__ = [
     "Queue",
     "Rate",
     "RateLimited",
+    "Reason",
     "ResultTimeout",
     "Retry",
     "SandboxCrashed",
@@ -198,6 +200,7 @@ _NAMES = {
     "storage.sqlite.backup": "backup restore",
     "subscription": "Subscription",
     "task": "Dispatch JobSpec Task",
+    "why": "Reason",
     "worker.after": "Execution",
     "worker.context": "JobContext current_job",
     "worker.worker": "Worker",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -13,11 +13,20 @@ from penstock.children import Child, add_children, read_children
 from penstock.core.duration import Duration, describe, milliseconds
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_signal
-from penstock.errors import JobCancelled, JobError, JobExpired, JobFailed, JobNotFound, ResultTimeout
+from penstock.errors import (
+    JobCancelled,
+    JobError,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    PenstockError,
+    ResultTimeout,
+)
 from penstock.events import EventTypes, Filter, job_events
 from penstock.info import JobInfo
 from penstock.optionvalues import whole_number
 from penstock.storage.values import Change, Finished
+from penstock.why import Reason, explain
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
@@ -29,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["JobHandle", "call"]
 
 R = TypeVar("R")
+_ASK_WHY_S: Final = 2.0
+"""The time limit for finding out what the job waits for once a wait is over."""
 
 
 class JobHandle(Generic[R]):
@@ -100,14 +111,23 @@ class JobHandle(Generic[R]):
         self._state = job.state
         return JobInfo(self._source, job)
 
+    async def why(self) -> Reason:
+        """Return why the job does not run, in a sentence with the remedy; or that it runs, or how it ended.
+
+        Raises ``JobNotFound``.
+        """
+        storage = await self._source.app.connect()
+        [job] = await storage.get(self.queue, [self.id])
+        if job is None:
+            raise self._not_found()
+        self._state = job.state
+        return await explain(storage, job)
+
     async def refresh(self) -> State:
         """Renew ``state``. Raises ``JobNotFound``."""
         info = await self.get()
         if info is None:
-            raise JobNotFound(
-                f"job {self.id!r} of queue {self.queue!r} is not known: it never was, or it is no longer kept.",
-                job_id=self.id,
-            )
+            raise self._not_found()
         return info.state
 
     async def cancel(self, *, rerun_only: bool = False) -> CancelAnswer:
@@ -172,6 +192,12 @@ class JobHandle(Generic[R]):
         wanted = Filter.of(types)
         return job_events(self._source.app, self.queue, self.id, follow=follow, types=wanted.types)
 
+    def _not_found(self) -> JobNotFound:
+        return JobNotFound(
+            f"job {self.id!r} of queue {self.queue!r} is not known: it never was, or it is no longer kept.",
+            job_id=self.id,
+        )
+
     def _conclude(self, finished: Finished) -> R:
         self._state = finished.state
         if finished.state is State.COMPLETED:
@@ -195,6 +221,7 @@ async def call(source: Source, job: NewJob, timeout: Duration | None) -> Any:
             if answer.status == "completed":
                 return source.decode_result(answer.result)
             if answer.id != job.id:  # by its dedup key it is another's duplicate
+                handle.id = answer.id
                 return await JobHandle[Any](source, answer.id, answer).result()
             if answer.state in TERMINAL:  # a duplicate of a job that has ended: the store says how
                 await waiter.watch(expected)
@@ -216,9 +243,18 @@ async def _deadline(handle: JobHandle[Any], timeout: Duration | None) -> AsyncIt
             yield
     except TimeoutError as error:
         raise ResultTimeout(
-            f"job {handle.id!r} of queue {handle.queue!r} had not ended after {describe(ms)}. It is left alone: "
-            "ask for its result again, or cancel it."
+            f"job {handle.id!r} of queue {handle.queue!r} had not ended after {describe(ms)}. {await _why(handle)}"
+            "The job is left alone: ask for its result again, or cancel it."
         ) from error
+
+
+async def _why(handle: JobHandle[Any]) -> str:
+    """Return a sentence for an error; empty if the store does not tell in time."""
+    try:
+        async with asyncio.timeout(_ASK_WHY_S):
+            return f"{await handle.why()} "
+    except (PenstockError, TimeoutError):
+        return ""
 
 
 def _error_of(finished: Finished, queue: str) -> JobError:

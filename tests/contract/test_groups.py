@@ -660,6 +660,46 @@ async def test_groups_are_listed_by_key_in_pages(bench: Bench) -> None:
     assert listed == keys
 
 
+async def named(bench: Bench, *keys: str) -> list[GroupState]:
+    return (await bench.storage.groups(bench.queue, keys=keys)).groups
+
+
+async def test_groups_are_read_by_key_in_the_order_asked_for(bench: Bench) -> None:
+    await limit(bench, STRICT)
+    await put(bench, "a", "b")
+    await put(bench, "c", key="other")
+
+    assert await named(bench, "other", "nobody", "key") == [
+        GroupState("other", 1, 0, 0, 0, False),
+        GroupState("nobody", 0, 0, 0, 0, False),
+        GroupState("key", 1, 0, 0, 1, False, "concurrency"),
+    ]
+
+
+async def test_the_queue_says_which_pause_or_limit_of_its_own_holds_back_a_claim(bench: Bench) -> None:
+    await bench.put_all([bench.new(id) for id in "abcd"])
+    assert await named(bench, "") == [GroupState("", 4, 0, 0, 0, False)]
+
+    await limit(bench, TWO_A_MINUTE, "")
+    await claim(bench)
+    [state] = await named(bench, "")
+    assert (state.waiting, state.active, state.why) == (2, 2, "rate")
+    assert state.wait_ms is not None
+    assert 0 < state.wait_ms <= MINUTE_MS
+
+    await limit(bench, Limit(concurrency=2), "")
+    assert await named(bench, "") == [GroupState("", 2, 2, 0, 0, False, "concurrency")]
+
+    await bench.storage.pause(bench.queue, duration_ms=MINUTE_MS)
+    [state] = await named(bench, "")
+    assert (state.why, state.paused) == ("asked", False)
+    assert state.wait_ms is not None
+    assert 0 < state.wait_ms <= MINUTE_MS
+
+    await bench.storage.pause(bench.queue)
+    assert await named(bench, "") == [GroupState("", 2, 2, 0, 0, True, "paused")]
+
+
 async def test_a_check_finds_and_mends_nothing_wrong(bench: Bench) -> None:
     await limit(bench, STRICT, "*")
     await put(bench, "a", "b", "c")

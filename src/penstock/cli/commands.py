@@ -30,6 +30,7 @@ COMMANDS: Final[dict[str, Row]] = {
     "enqueue": Row("enqueue:enqueue", _JOBS, "Put in a command, a task, or thousands of either from a file."),
     "list": Row("jobs:list_", _JOBS, "Jobs by state."),
     "show": Row("jobs:show", _JOBS, "One job: what it is, and its life as a timeline."),
+    "why": Row("jobs:why", _JOBS, "Why a job does not run, and what to do about it."),
     "logs": Row("jobs:logs", _JOBS, "What a job has printed; --follow shows it live."),
     "search": Row("search:search", _JOBS, "Jobs by task, time, error or payload."),
     "cancel": Row("operate:cancel", _JOBS, "Cancel jobs: those that wait end, those that run are stopped."),

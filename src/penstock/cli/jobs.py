@@ -11,7 +11,7 @@ import click
 from penstock.cli.connect import find_job, queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
-from penstock.cli.jobview import BRIEF, SPARE, brief, described, facts, happened
+from penstock.cli.jobview import BRIEF, SPARE, brief, described, facts, happened, told
 from penstock.cli.output import print_json, print_table
 from penstock.cli.parameters import (
     STATES,
@@ -32,8 +32,9 @@ from penstock.errors import EventsLost
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.info import JobInfo
+    from penstock.why import Reason
 
-__all__ = ["STATES_HELP", "list_", "logs", "print_jobs", "show"]
+__all__ = ["STATES_HELP", "list_", "logs", "print_jobs", "show", "why"]
 
 _LOOK_EVERY_S: Final = 0.2
 _STATES: Final = click.Choice(STATES)
@@ -129,6 +130,27 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
         click.echo(happened(event))
     if traceback and job.failure is not None and job.failure.traceback:
         click.echo(f"\n{job.failure.traceback}")
+
+
+@command("why")
+@click.argument("id", shell_complete=completes_ids())
+@queue_option_for("Which queue it is in, if several have that id.")
+@json_option
+@click.pass_obj
+def why(flags: Flags, /, *, id: str, queue: str | None, as_json: bool) -> None:
+    """Say why a job does not run, and what to do about it. For other jobs, say where they run or how they ended."""
+
+    async def read(app: App) -> tuple[JobInfo, Reason]:
+        job = await find_job(app, id, queue)
+        return job, await app.job(job.queue, job.id).why()
+
+    job, reason = run_with_app(Settings(flags), read)
+    if as_json:
+        print_json({"id": job.id, "queue": job.queue, "state": job.state.value, **told(reason)})
+        return
+    click.echo(reason.text)
+    if reason.remedy:
+        click.echo(reason.remedy)
 
 
 @command("logs")

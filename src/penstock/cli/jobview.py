@@ -16,8 +16,9 @@ from penstock.errors import SerializationError
 if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.info import JobInfo
+    from penstock.why import Reason
 
-__all__ = ["BRIEF", "SPARE", "brief", "described", "facts", "happened", "title"]
+__all__ = ["BRIEF", "SPARE", "brief", "described", "facts", "happened", "title", "told"]
 
 BRIEF: Final = ("id", "queue", "state", "what", "tries", "when", "why")
 SPARE: Final = ("tries", "queue", "why", "when")
@@ -92,6 +93,11 @@ def described(info: JobInfo) -> dict[str, Any]:
         "expires_at": info.expires_at,
         "kept_until": info.kept_until,
     }
+
+
+def told(reason: Reason) -> dict[str, Any]:
+    """Return a reason for JSON."""
+    return msgspec.structs.asdict(reason)
 
 
 def facts(job: JobInfo) -> list[tuple[str, Any]]:

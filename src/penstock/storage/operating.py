@@ -121,8 +121,14 @@ class Operating(Protocol):
         """The limits that were set."""
         ...
 
-    async def groups(self, queue: str, *, cursor: str = "", limit: int = 100) -> GroupPage:
-        """The groups that have members, are paused, or have starts that still count, by key."""
+    async def groups(
+        self, queue: str, *, cursor: str = "", limit: int = 100, keys: Sequence[str] = ()
+    ) -> GroupPage:
+        """The groups that have members, are paused, or have starts that still count, by key.
+
+        With ``keys``, return exactly these groups in that order instead. The key ``""`` is the queue itself: its
+        ``why`` says which pause or limit of the queue holds back a claim, whether or not jobs wait.
+        """
         ...
 
     async def drain(

@@ -52,6 +52,7 @@ class SyncJobHandle(Face[JobHandle[R]], Generic[R]):
 
     get = as_sync(JobHandle.get)
     refresh = as_sync(JobHandle.refresh)
+    why = as_sync(JobHandle.why)
     cancel = as_sync(JobHandle.cancel)
     retry = as_sync(JobHandle.retry)
     promote = as_sync(JobHandle.promote)

@@ -19,7 +19,7 @@ from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.values import GroupPage
 
-__all__ = ["check_costs", "cost_refused", "limits", "list_groups", "set_limit"]
+__all__ = ["check_costs", "cost_refused", "limits", "list_groups", "read_groups", "set_limit"]
 
 _CONFIGURED = EventType.CONFIGURED.value
 
@@ -66,6 +66,31 @@ def list_groups(step: Step, *, cursor: str, limit: int) -> GroupPage:
     keys = [key for (key,) in step.sql.execute(_sql["keys_after"], (step.queue.key, cursor, limit + 1))]
     shown = [_state(step, groups.group_of(step, key)) for key in keys[:limit]]
     return GroupPage(shown, keys[limit - 1] if len(keys) > limit else "")
+
+
+def read_groups(step: Step, keys: Sequence[str]) -> GroupPage:
+    """Return the groups of these keys; the empty key is the queue itself."""
+    return GroupPage(
+        [_state(step, groups.group_of(step, key)) if key else _queue_state(step) for key in keys]
+    )
+
+
+def _queue_state(step: Step) -> GroupState:
+    queue, now_ms = step.queue, step.now_ms
+    group = groups.group_of(step, "")
+    rate = group.limit.rate
+    why: Reason = ""
+    at = 0
+    if queue.paused:
+        why = "paused"
+    elif group.parked_until > now_ms:
+        why, at = "asked", group.parked_until
+    elif group.is_full(queue.active):
+        why = "concurrency"
+    elif rate is not None and group.starts >= rate.count:
+        why, at = "rate", group.first_start + rate.per_ms
+    wait_ms = max(0, at - now_ms) if at else None
+    return GroupState("", queue.waiting, queue.active, 0, queue.blocked, bool(queue.paused), why, wait_ms)
 
 
 def _state(step: Step, group: Group) -> GroupState:

@@ -129,7 +129,13 @@ class Operating(Verbs):
     async def limits(self, queue: str) -> LimitsOfQueue:
         return await self._opened.read(lambda sql: limits.limits(sql, self._namespace, queue))
 
-    async def groups(self, queue: str, *, cursor: str = "", limit: int = 100) -> GroupPage:
+    async def groups(
+        self, queue: str, *, cursor: str = "", limit: int = 100, keys: Sequence[str] = ()
+    ) -> GroupPage:
+        if keys:
+            return await self._opened.write(
+                queue, lambda step: limits.read_groups(step, keys), weight=len(keys)
+            )
         return await self._opened.write(
             queue, lambda step: limits.list_groups(step, cursor=cursor, limit=limit), weight=limit
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -35,9 +36,11 @@ class Limiting:
         found = {group.decode(): _decode(packed) for group, packed in zip(rows[::2], rows[1::2], strict=True)}
         return dict(sorted(found.items()))
 
-    async def groups(self, queue: str, *, cursor: str = "", limit: int = 100) -> GroupPage:
+    async def groups(
+        self, queue: str, *, cursor: str = "", limit: int = 100, keys: Sequence[str] = ()
+    ) -> GroupPage:
         """As ``Storage.groups``. A cursor is the last key shown."""
-        more, *rows = await self._calls.call(queue, "groups", limit, cursor)
+        more, *rows = await self._calls.call(queue, "groups", limit, cursor, *keys)
         groups = [_state(*rows[at : at + _COLUMNS]) for at in range(0, len(rows), _COLUMNS)]
         return GroupPage(groups, groups[-1].key if more else "")
 

@@ -2,8 +2,8 @@
 -- arguments: group ('' the queue, '*' every group), limit (MessagePack, see groups.lua; '': none), the same as JSON
 -- returns:   1
 -- events:    configured, unblocked
--- groups:    the groups that have a record, by key.
--- arguments: limit, key to go on from ('' at first)
+-- groups:    the groups that have a record, by key; or the groups of the keys that are given ('': the queue itself).
+-- arguments: limit, key to go on from ('' at first), key ...
 -- returns:   {more, key, waiting, active, held, blocked, paused, why, wait_ms (-1: time does not tell), key ...}
 
 register('limit', function(keys, args)
@@ -28,24 +28,51 @@ register('limit', function(keys, args)
   return 1
 end)
 
+-- Which pause or limit of the queue holds back a claim, and when that ends (nil: time does not tell).
+local function why_queue()
+  local queue = Groups.of('')
+  local limit = queue.limit
+  if Q.paused then return 'paused' end
+  if queue.parked > Q.now then return 'asked', queue.parked end
+  if limit.concurrency > 0 and call('ZCARD', K.active) >= limit.concurrency then return 'concurrency' end
+  if limit.count > 0 and queue.starts >= limit.count then
+    return 'rate', queue.first_start and queue.first_start + limit.per
+  end
+end
+
+local function why_group(group)
+  if group.paused then return 'paused' end
+  if group.b == 0 then return nil end
+  local why, at = Groups.why(group)
+  if why then return why, at end
+  return Groups.why(group, Groups.head(group))
+end
+
+local function add_state(reply, key)
+  local values, why, at
+  if key == '' then
+    why, at = why_queue()
+    values = { key, waiting_count(), call('ZCARD', K.active), 0, call('ZCARD', K.blocked), Q.paused and 1 or 0 }
+  else
+    local group = Groups.of(key)
+    why, at = why_group(group)
+    values = { key, group.w, group.a, group.h, group.b, group.paused and 1 or 0 }
+  end
+  for i = 1, #values do reply[#reply + 1] = values[i] end
+  reply[#reply + 1] = why or ''
+  reply[#reply + 1] = at and max(0, at - Q.now) or -1
+end
+
 register('groups', function(keys, args)
   open(keys)
   local limit, from = tonumber(args[1]), args[2]
-  local found_keys = call('ZRANGEBYLEX', K.group_keys, from == '' and '-' or '(' .. from, '+', 'LIMIT', 0, limit + 1)
-  local reply = { #found_keys > limit and 1 or 0 }
-  for i = 1, min(#found_keys, limit) do
-    local group = Groups.of(found_keys[i])
-    local why, at = '', nil
-    if group.b > 0 then
-      why, at = Groups.why(group)
-      if not why then why, at = Groups.why(group, Groups.head(group)) end
-    end
-    if group.paused then why = 'paused' end
-    for _, value in ipairs({ group.key, group.w, group.a, group.h, group.b, group.paused and 1 or 0, why or '',
-      at and max(0, at - Q.now) or -1 }) do
-      reply[#reply + 1] = value
-    end
+  local asked, more = { spread(args, 3, #args) }, 0
+  if not asked[1] then
+    asked = call('ZRANGEBYLEX', K.group_keys, from == '' and '-' or '(' .. from, '+', 'LIMIT', 0, limit + 1)
+    if #asked > limit then asked[#asked], more = nil, 1 end
   end
+  local reply = { more }
+  for i = 1, #asked do add_state(reply, asked[i]) end
   close()
   return reply
 end)

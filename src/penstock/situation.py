@@ -1,0 +1,140 @@
+"""What one look at a queue tells about why its jobs do not run; ``penstock.why`` puts it into words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from penstock.core.annex import EMPTY_ANNEX
+from penstock.core.duration import describe
+from penstock.core.lifecycle import EventType, State
+from penstock.core.limits import GroupState, LimitsOfQueue
+
+if TYPE_CHECKING:
+    from penstock.core.flow import DependencyRecord
+    from penstock.core.job import Job
+    from penstock.storage.base import Storage
+    from penstock.storage.values import Budget, WorkerRecord
+
+__all__ = [
+    "NAMED",
+    "SEEN_LATELY_MS",
+    "Situation",
+    "at_second",
+    "group_of",
+    "in_units",
+    "instant",
+    "pause_began_ms",
+    "read_situation",
+]
+
+NAMED: Final = 3
+"""The number of jobs that an answer names."""
+SEEN_LATELY_MS: Final = 60_000
+"""A worker that has not renewed its record for this long does not count as live."""
+_MOST_ACTIVE: Final = 100
+_MOST_GROUPS: Final = 100
+_EVENTS_READ: Final = 1000
+_AFTER_ALL: Final = 2**52
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue as it was when it was read. ``groups`` has the queue itself under ``""``.
+
+    ``active`` are the first of the active jobs. ``paused_at_ms`` is when the pause that holds back the job began (0:
+    unknown). ``children`` are what the job that was asked for waits for; ``None`` if only the queue was read.
+    """
+
+    queue: str
+    now_ms: int
+    groups: Mapping[str, GroupState]
+    limits: LimitsOfQueue
+    budgets: Sequence[Budget]
+    workers: Sequence[WorkerRecord]
+    active: Sequence[Job]
+    paused_at_ms: int = 0
+    children: Sequence[DependencyRecord] | None = None
+
+    @property
+    def gate(self) -> GroupState:
+        """The queue's own pause and limits."""
+        return self.groups[""]
+
+    @property
+    def live(self) -> list[dict[str, Any]]:
+        """What the live workers of the queue say about themselves, with their ``id``."""
+        return [
+            {"id": one.id, **(msgspec.json.decode(one.info) if one.info else {})}
+            for one in self.workers
+            if not one.dead and one.age_ms < SEEN_LATELY_MS
+        ]
+
+    def after(self, wait_ms: int | None) -> datetime | None:
+        """Return the instant in ``wait_ms`` from now."""
+        return None if wait_ms is None else instant(self.now_ms + wait_ms)
+
+    def until(self, wait_ms: int | None) -> str:
+        """Return what follows the word "until"."""
+        return "a running job ends" if wait_ms is None else self.moment(self.now_ms + wait_ms)
+
+    def moment(self, at_ms: int) -> str:
+        """Return an instant to come, and in how long that is."""
+        return f"{at_second(at_ms)} (in {in_units(at_ms - self.now_ms)})"
+
+
+async def read_situation(storage: Storage, queue: str, *, groups: Iterable[str] = ()) -> Situation:
+    """Read what concerns all jobs of a queue, and of these groups, in one go. The queue must exist."""
+    keys = ("", *sorted(set(groups) - {""})[:_MOST_GROUPS])
+    clock, page, limits, budgets, workers, active = await asyncio.gather(
+        storage.clock(queue),
+        storage.groups(queue, keys=keys),
+        storage.limits(queue),
+        storage.budgets(queue),
+        storage.workers(queue),
+        storage.list_jobs(queue, State.ACTIVE, limit=_MOST_ACTIVE if len(keys) > 1 else NAMED),
+    )
+    return Situation(
+        queue=queue,
+        now_ms=clock.now_ms,
+        groups={state.key: state for state in page.groups},
+        limits=limits,
+        budgets=budgets,
+        workers=workers,
+        active=active.jobs,
+    )
+
+
+async def pause_began_ms(storage: Storage, queue: str, group: str) -> int:
+    """Return when a pause without an end began, if the newest events of the queue tell; 0 otherwise."""
+    last = (await storage.read_events(queue, after=_AFTER_ALL, limit=1)).last
+    page = await storage.read_events(queue, after=max(0, last - _EVENTS_READ), limit=_EVENTS_READ)
+    began = (
+        event.at_ms
+        for event in reversed(page.events)
+        if event.type == EventType.PAUSED and event.group == group and not event.data
+    )
+    return next(began, 0)
+
+
+def group_of(job: Job) -> str:
+    """Return the key of the job's group; empty if it has none."""
+    return (job.annex or EMPTY_ANNEX).group
+
+
+def instant(ms: int) -> datetime:
+    """Return an instant of the store for programs."""
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def at_second(ms: int) -> str:
+    """Return an instant in local time, to the second."""
+    return datetime.fromtimestamp(ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def in_units(ms: int) -> str:
+    """Return a duration, to the second if it is at least one."""
+    return describe(ms if ms < 1000 else ms // 1000 * 1000)

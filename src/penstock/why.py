@@ -1,0 +1,442 @@
+"""Why a job does not run: the first cause in the way, in a sentence, with the remedy.
+
+``explain`` answers for one job. A list reads the ``Situation`` of its queue once, and ``reason_of`` derives the answer
+for each row from that.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.core.annex import EMPTY_ANNEX
+from penstock.core.duration import describe
+from penstock.core.lifecycle import TERMINAL, State
+from penstock.core.limits import EVERY_GROUP, GroupState, Limit
+from penstock.core.usage import MILLION
+from penstock.situation import (
+    NAMED,
+    Situation,
+    at_second,
+    group_of,
+    in_units,
+    instant,
+    pause_began_ms,
+    read_situation,
+)
+
+if TYPE_CHECKING:
+    from penstock.core.job import Job
+    from penstock.storage.base import Storage
+    from penstock.storage.values import Budget
+
+__all__ = ["Cause", "Reason", "explain", "reason_of", "stoppage"]
+
+Cause: TypeAlias = Literal[
+    "paused", "no worker", "not consuming", "busy", "unknown task", "queue limit", "rate limit", "budget",
+    "group paused", "group limit", "group rate limit", "group order", "children", "signal", "not due", "retry",
+    "staged", "ready", "active", "worker died", "completed", "failed", "cancelled",
+]  # fmt: skip
+
+_MOST_CHILDREN: Final = 1000
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job is where it is. ``remedy`` is empty if there is nothing to do but wait.
+
+    ``until`` is when time removes the cause, if it does. ``jobs`` names a few jobs that stand in the way, each as
+    ``queue/id``.
+    """
+
+    kind: Cause
+    text: str
+    remedy: str = ""
+    until: datetime | None = None
+    jobs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.remedy}" if self.remedy else self.text
+
+
+async def explain(storage: Storage, job: Job) -> Reason:
+    """Return why ``job``, as it was just read, does not run. The number of round trips is bounded."""
+    if (reason := _ended(job)) is not None:
+        return reason
+    children, group = None, group_of(job)
+    if job.blocked_by == "children":
+        children = await storage.dependencies(job.queue, job.id, limit=_MOST_CHILDREN)
+    situation = await read_situation(storage, job.queue, groups=[group] if group else ())
+    situation = replace(situation, children=children)
+    reason = reason_of(job, situation)
+    if reason.kind not in ("paused", "group paused") or reason.until is not None:
+        return reason
+    began_ms = await pause_began_ms(storage, job.queue, group if reason.kind == "group paused" else "")
+    return reason_of(job, replace(situation, paused_at_ms=began_ms))
+
+
+def reason_of(job: Job, situation: Situation) -> Reason:
+    """Return why ``job`` does not run, as far as ``situation`` tells."""
+    match job.state:
+        case State.SCHEDULED:
+            return _scheduled(job, situation)
+        case State.BLOCKED:
+            return _blocked(job, situation)
+        case State.WAITING:
+            return _waiting(job, situation)
+        case State.ACTIVE:
+            return _active(job, situation)
+        case State.COMPLETED | State.FAILED | State.CANCELLED:
+            return _finished(job)
+        case _ as never:
+            assert_never(never)
+
+
+def stoppage(situation: Situation) -> Reason | None:
+    """Return what keeps every job of the queue from starting; ``None`` if nothing does."""
+    return _stopped(situation) or _unattended(situation)
+
+
+# By state
+
+
+def _scheduled(job: Job, situation: Situation) -> Reason:
+    if job.is_staged:
+        return _staged(job)
+    if (unknown := _unknown_task(job, situation)) is not None:
+        return unknown
+    if job.run_at_ms <= situation.now_ms:
+        return _waiting(job, situation)
+    due = situation.moment(job.run_at_ms)
+    remedy = f"Run {_command('promote', job.id)} to run it now."
+    if job.failure is not None and job.failures:
+        tries = f"{job.failures} of {job.options.attempts} attempts failed ({job.failure.type})"
+        text = f"{tries}. It is retried at {due}."
+        return Reason(kind="retry", text=text, remedy=remedy, until=instant(job.run_at_ms))
+    return Reason(
+        kind="not due", text=f"It is not due until {due}.", remedy=remedy, until=instant(job.run_at_ms)
+    )
+
+
+def _waiting(job: Job, situation: Situation) -> Reason:
+    return (
+        _stopped(situation)
+        or _flow_spent(job, situation)
+        or _held_by_group(job, situation)
+        or _unattended(situation)
+        or _unknown_task(job, situation)
+        or _busy(situation)
+        or Reason(
+            kind="ready",
+            text=f"It is ready: it is one of {_counted(max(1, situation.gate.waiting), 'job')} in line for "
+            f"{_counted(len(situation.live), 'worker')}.",
+        )
+    )
+
+
+def _blocked(job: Job, situation: Situation) -> Reason:
+    match job.blocked_by:
+        case "children":
+            return _waits_for_children(job, situation)
+        case "signal":
+            return _waits_for_signal(job, situation)
+        case _:
+            return _held_by_group(job, situation) or _group_order(job, situation)
+
+
+def _active(job: Job, situation: Situation) -> Reason:
+    worker = next((one for one in situation.workers if one.id == job.worker), None)
+    since = f"since {at_second(job.claimed_at_ms)} ({in_units(situation.now_ms - job.claimed_at_ms)})"
+    if worker is not None and worker.dead:
+        return Reason(
+            kind="worker died",
+            text=f"Its worker {job.worker} died. Its lease ends at {at_second(job.lease_until_ms)} at the latest.",
+            remedy=f"Run {_command('reset', job.id)} to take it back now.",
+            until=instant(job.lease_until_ms),
+        )
+    stopping = " and was asked to stop" if job.cancelling else ""
+    return Reason(kind="active", text=f"It runs {since} on worker {job.worker}{stopping}.")
+
+
+def _ended(job: Job) -> Reason | None:
+    """Return the reason for a job whose record alone tells it."""
+    if job.is_staged:
+        return _staged(job)
+    return _finished(job) if job.state in TERMINAL else None
+
+
+def _staged(job: Job) -> Reason:
+    return Reason(
+        kind="staged",
+        text=f"It is staged: its write {job.write_id!r} is not complete.",
+        remedy="It is released when that write commits. If the writer has died, run the write again.",
+    )
+
+
+def _finished(job: Job) -> Reason:
+    at, failure = at_second(job.finished_at_ms), job.failure
+    again = _command("retry", job.id)
+    match job.state:
+        case State.FAILED:
+            cause = f": {failure.type}: {failure.message}" if failure is not None else ""
+            text = f"It failed at {at} after {_counted(job.runs, 'run')}{cause}."
+            return Reason(kind="failed", text=text, remedy=f"Fix the cause, then run {again}.")
+        case State.CANCELLED:
+            text = f"It was cancelled at {at}."
+            return Reason(kind="cancelled", text=text, remedy=f"Run {again} to run it again.")
+        case _:
+            return Reason(kind="completed", text=f"It completed at {at}.")
+
+
+# What holds back the whole queue
+
+
+def _stopped(situation: Situation) -> Reason | None:
+    """Return which pause, budget or limit of the queue is in the way, in the order in which a claim looks at them."""
+    gate, queue = situation.gate, situation.queue
+    if gate.why == "paused":
+        since = f" since {at_second(situation.paused_at_ms)}" if situation.paused_at_ms else ""
+        return Reason(
+            kind="paused",
+            text=f"Queue {queue} is paused{since}, until it is resumed.",
+            remedy=f"Run {_command('resume', '-q', queue)}.",
+        )
+    spent = [budget for budget in situation.budgets if not budget.flow and _is_spent(budget)]
+    if spent:
+        return _over_budget(spent[0], queue)
+    match gate.why:
+        case "asked":
+            return Reason(
+                kind="paused",
+                text=f"Queue {queue} is paused until {situation.until(gate.wait_ms)}.",
+                remedy=f"Run {_command('resume', '-q', queue)} to go on now.",
+                until=situation.after(gate.wait_ms),
+            )
+        case "concurrency":
+            return _queue_full(situation)
+        case "rate":
+            return _queue_rate(situation)
+        case _:
+            return None
+
+
+def _is_spent(budget: Budget) -> bool:
+    return budget.spent >= budget.micros
+
+
+def _over_budget(budget: Budget, queue: str) -> Reason:
+    renews = f" It begins again at {at_second(budget.until_ms)}." if budget.until_ms else ""
+    return Reason(
+        kind="budget",
+        text=f"The budget {budget.name!r} of queue {queue} is spent: "
+        f"{budget.spent / MILLION:g} of {budget.micros / MILLION:g}.{renews}",
+        remedy=f"Raise it: app.queue({queue!r}).set_budget({budget.name!r}, ...).",
+        until=instant(budget.until_ms) if budget.until_ms else None,
+    )
+
+
+def _queue_full(situation: Situation) -> Reason:
+    limit = situation.limits.get("", Limit()).concurrency
+    running = _named(situation.active[:NAMED], situation.gate.active)
+    return Reason(
+        kind="queue limit",
+        text=f"Queue {situation.queue} runs {limit} at a time, and {situation.gate.active} run: {running}.",
+        remedy=f"Wait for one to end, or raise the limit with {_command('limit', 'set', '-q', situation.queue)}.",
+        jobs=_refs(situation.active[:NAMED]),
+    )
+
+
+def _queue_rate(situation: Situation) -> Reason:
+    gate, rate = situation.gate, situation.limits.get("", Limit()).rate
+    allowed = f" to {rate.count} starts in {describe(rate.per_ms)}" if rate is not None else ""
+    return Reason(
+        kind="rate limit",
+        text=f"Queue {situation.queue} is limited{allowed}, until {situation.until(gate.wait_ms)}.",
+        remedy=f"Wait, or raise the limit with {_command('limit', 'set', '-q', situation.queue)}.",
+        until=situation.after(gate.wait_ms),
+    )
+
+
+def _unattended(situation: Situation) -> Reason | None:
+    workers, queue = situation.live, situation.queue
+    if not workers:
+        gone = len(situation.workers)
+        last = f" {_counted(gone, 'worker')} died or fell silent." if gone else ""
+        return Reason(
+            kind="no worker",
+            text=f"No worker runs for queue {queue}.{last}",
+            remedy=f"Start one with {_command('worker', '-q', queue)}.",
+        )
+    if any(worker.get("consuming", True) for worker in workers):
+        return None
+    first = workers[0]
+    return Reason(
+        kind="not consuming",
+        text=f"No worker of queue {queue} takes jobs. {first['id']}: {first.get('reason', '')}.",
+        remedy="See `penstock workers`.",
+    )
+
+
+def _busy(situation: Situation) -> Reason | None:
+    workers = situation.live
+    slots = sum(worker.get("concurrency", 0) for worker in workers)
+    if not slots or sum(worker.get("active", 0) for worker in workers) < slots:
+        return None
+    return Reason(
+        kind="busy",
+        text=f"All {_counted(slots, 'slot')} of the {_counted(len(workers), 'worker')} of queue {situation.queue} are "
+        "busy.",
+        remedy="Wait, or start another worker.",
+        jobs=_refs(situation.active[:NAMED]),
+    )
+
+
+# What holds back this job
+
+
+def _unknown_task(job: Job, situation: Situation) -> Reason | None:
+    workers = situation.live
+    name = job.options.task or f"(no task, queue {job.queue})"
+    if not workers or not all(name in worker.get("unknown", ()) for worker in workers):
+        return None
+    what = f"task {job.options.task!r}" if job.options.task else "jobs without a task"
+    return Reason(
+        kind="unknown task",
+        text=f"No live worker of queue {job.queue} knows {what}.",
+        remedy="Import the module that defines the task in the worker's app, then restart the worker.",
+    )
+
+
+def _flow_spent(job: Job, situation: Situation) -> Reason | None:
+    flow = (job.annex or EMPTY_ANNEX).flow
+    spent = next((one for one in situation.budgets if flow and one.flow == flow and _is_spent(one)), None)
+    if spent is None:
+        return None
+    return Reason(
+        kind="budget",
+        text=f"The budget {spent.name!r} of its flow {flow} is spent. The next claim fails the job.",
+        remedy=f"Raise it: app.queue({job.queue!r}).set_budget({spent.name!r}, ..., flow={flow!r}).",
+    )
+
+
+def _held_by_group(job: Job, situation: Situation) -> Reason | None:
+    key = group_of(job)
+    state = situation.groups.get(key) if key else None
+    if state is None:
+        return None
+    match state.why:
+        case "paused":
+            since = f" since {at_second(situation.paused_at_ms)}" if situation.paused_at_ms else ""
+            return Reason(
+                kind="group paused",
+                text=f"Group {key} is paused{since}, until it is resumed.",
+                remedy=f"Run {_command('resume', '-q', job.queue, '--group', key)}.",
+            )
+        case "asked":
+            return Reason(
+                kind="group paused",
+                text=f"Group {key} is paused until {situation.until(state.wait_ms)}.",
+                remedy=f"Run {_command('resume', '-q', job.queue, '--group', key)} to go on now.",
+                until=situation.after(state.wait_ms),
+            )
+        case _ if job.state is not State.BLOCKED:
+            return None
+        case "concurrency":
+            is_stuck = not state.active and not state.held
+            halted = stoppage(situation) if is_stuck else None
+            return halted or _group_full(key, state, situation)
+        case "rate" | "bucket":
+            return Reason(
+                kind="group rate limit",
+                text=f"Group {key} has used up its {state.why}, until {situation.until(state.wait_ms)}.",
+                remedy=f"Wait, or raise the limit with {_command('limit', 'set', '-q', job.queue, '--group', key)}.",
+                until=situation.after(state.wait_ms),
+            )
+        case "":
+            return None
+        case _ as never:
+            assert_never(never)
+
+
+def _group_full(key: str, state: GroupState, situation: Situation) -> Reason:
+    limit = situation.limits.get(key) or situation.limits.get(EVERY_GROUP, Limit())
+    members = [job for job in situation.active if group_of(job) == key][:NAMED]
+    busy = state.waiting + state.active + state.held
+    raise_it = _command("limit", "set", "-q", situation.queue, "--group", key)
+    who = _named(members, busy) if members else f"{busy} are in line or rest before their next run"
+    return Reason(
+        kind="group limit",
+        text=f"Group {key} runs {limit.concurrency} at a time, and {busy} {'is' if busy == 1 else 'are'} ahead: {who}.",
+        remedy=f"Wait for one to end, or raise the limit with {raise_it}.",
+        jobs=_refs(members),
+    )
+
+
+def _group_order(job: Job, situation: Situation) -> Reason:
+    """Its group has room, or was not read: the next claim or sweep lets it in."""
+    turn = Reason(kind="group order", text=f"It waits for its turn in group {group_of(job)}.")
+    return stoppage(situation) or turn
+
+
+def _waits_for_children(job: Job, situation: Situation) -> Reason:
+    if situation.children is None:
+        return Reason(kind="children", text="It waits for other jobs.")
+    pending = [child for child in situation.children if child.state == "pending"]
+    more = "at least " if len(situation.children) == _MOST_CHILDREN else ""
+    count = f"{more}{_counted(len(pending), 'job')}"
+    refs = tuple(f"{child.queue}/{child.id}" for child in pending[:NAMED])
+    failed = [child for child in situation.children if child.state == "failed" and child.policy == "wait"]
+    if not pending and failed:
+        first = failed[0]
+        return Reason(
+            kind="children",
+            text=f"It waits for {first.queue}/{first.id}, which failed.",
+            remedy=f"Run {_command('retry', first.id)}.",
+            jobs=(f"{first.queue}/{first.id}",),
+        )
+    return Reason(
+        kind="children",
+        text=f"It waits for {count} to end{f': {_listed(refs, len(pending))}' if refs else ''}.",
+        remedy=f"See {_command('why', pending[0].id)}." if pending else "",
+        jobs=refs,
+    )
+
+
+def _waits_for_signal(job: Job, situation: Situation) -> Reason:
+    annex = job.annex or EMPTY_ANNEX
+    until_ms = annex.awaits_until_ms
+    until = f", until {at_second(until_ms)} at the latest" if until_ms else ""
+    return Reason(
+        kind="signal",
+        text=f"It waits for the signal {annex.awaits!r}{until}.",
+        remedy=f"Send it: app.queue({job.queue!r}).signal({job.id!r}, {annex.awaits!r}).",
+        until=instant(until_ms) if until_ms else None,
+    )
+
+
+# Words
+
+
+def _command(*words: str) -> str:
+    return f"`penstock {shlex.join(words)}`"
+
+
+def _refs(jobs: Iterable[Job]) -> tuple[str, ...]:
+    return tuple(f"{job.queue}/{job.id}" for job in jobs)
+
+
+def _named(jobs: Sequence[Job], count: int) -> str:
+    return _listed([job.id for job in jobs], count)
+
+
+def _listed(names: Sequence[str], count: int) -> str:
+    more = count - len(names)
+    return f"{', '.join(names)}{f' and {more} more' if more > 0 else ''}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

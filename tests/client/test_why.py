@@ -1,0 +1,153 @@
+"""Why a job does not run: the first cause in its way, in a sentence, with the remedy."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from penstock import App, JobNotFound, Reason, ResultTimeout
+from penstock.core.job import NewJob
+from penstock.why import explain
+from tests.causes import CAUSES, plant
+from tests.client.spy import Spy
+
+
+async def alive(app: App, queue: str, worker: str = "w", **info: object) -> None:
+    """Have a worker describe itself."""
+    said = json.dumps({"queues": [queue], "concurrency": 2, "consuming": True} | info)
+    storage = await app.connect()
+    await storage.extend(queue, [], worker=worker, lease_ms=60_000, info=said.encode())
+
+
+async def test_each_planted_cause_is_named_with_its_remedy(app: App) -> None:
+    await plant(app)
+
+    for cause in CAUSES:
+        reason = await app.job(cause.queue, cause.id).why()
+        assert reason.kind == cause.kind, reason
+        for words in cause.words:
+            assert words in reason.text
+        assert cause.remedy in reason.remedy
+        assert str(reason) == f"{reason.text} {reason.remedy}"
+
+
+async def test_a_reason_says_until_when_and_because_of_which_jobs(app: App) -> None:
+    await plant(app)
+    now = datetime.now(UTC)
+
+    due = await app.job("timed", "tomorrow").why()
+    assert due.until is not None
+    assert now + timedelta(hours=23) < due.until < now + timedelta(hours=25)
+    rated = await app.job("rated", "later").why()
+    assert rated.until is not None
+    assert now < rated.until < now + timedelta(hours=1)
+    assert (await app.job("capped", "second").why()).jobs == ("capped/first-of-queue",)
+    assert (await app.job("grouped", "behind").why()).jobs == ("grouped/first-of-group",)
+    assert (await app.job("flows", "parent").why()).jobs == ("flows/child-1", "flows/child-2")
+
+
+async def test_jobs_that_run_or_have_ended_say_so(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.enqueue(1, id="a")
+    job = await queue.claim_one(worker="w-7")
+    assert job is not None
+
+    running = await app.job("mail", "a").why()
+    assert running.kind == "active"
+    assert "on worker w-7" in running.text
+
+    await job.complete()
+    assert (await app.job("mail", "a").why()).kind == "completed"
+    await queue.enqueue(1, id="b", attempts=1)
+    job = await queue.claim_one()
+    assert job is not None
+    await job.fail(ValueError("no route"))
+    failed = await app.job("mail", "b").why()
+    assert failed.kind == "failed"
+    assert "after 1 run: ValueError: no route" in failed.text
+    assert "`penstock retry b`" in failed.remedy
+    handle = await queue.enqueue(1, id="c")
+    await handle.cancel()
+    assert (await handle.why()).kind == "cancelled"
+
+
+async def test_a_job_between_two_attempts_says_when_the_next_is(app: App) -> None:
+    queue = app.queue("mail")
+    handle = await queue.enqueue(1, attempts=3, backoff="10m")
+    job = await queue.claim_one()
+    assert job is not None
+    await job.fail(ValueError("no route"))
+
+    reason = await handle.why()
+    assert reason.kind == "retry"
+    assert reason.text.startswith("1 of 3 attempts failed (ValueError). It is retried at 20")
+
+
+async def test_a_ready_job_says_whether_workers_are_free_busy_or_not_consuming(app: App) -> None:
+    handle = await app.queue("mail").enqueue(1)
+    await alive(app, "mail", active=1)
+    assert (await handle.why()).kind == "ready"
+
+    await alive(app, "mail", active=2)
+    assert (await handle.why()).kind == "busy"
+
+    await alive(app, "mail", consuming=False, reason="the worker is paused")
+    reason = await handle.why()
+    assert (reason.kind, "the worker is paused" in reason.text) == ("not consuming", True)
+
+
+async def test_a_task_that_some_live_worker_may_know_is_not_unknown(app: App) -> None:
+    handle = await app.queue("mail").enqueue(1, task="send")
+    await alive(app, "mail", "old", unknown=["send"])
+    assert (await handle.why()).kind == "unknown task"
+
+    await alive(app, "mail", "new")
+    assert (await handle.why()).kind == "ready"
+
+
+async def test_a_group_behind_jobs_that_nobody_runs_names_the_cause_of_those(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.limit(group="*", concurrency=1)
+    await queue.enqueue(1, group="a")
+    behind = await queue.enqueue(2, group="a")
+
+    assert (await behind.why()).kind == "no worker"
+
+
+async def test_an_unknown_job_raises(app: App) -> None:
+    with pytest.raises(JobNotFound, match="nobody"):
+        await app.job("mail", "nobody").why()
+
+
+def test_synchronous_code_can_ask_too() -> None:
+    with App("memory://").sync as app:
+        reason = app.queue("mail").enqueue(1, id="a").why()
+    assert isinstance(reason, Reason)
+    assert reason.kind == "no worker"
+
+
+async def test_a_wait_that_is_over_says_why(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.pause()
+    job = await queue.enqueue(1, id="a")
+
+    with pytest.raises(
+        ResultTimeout, match=r"after 20ms\. Queue mail is paused since .* `penstock resume -q mail`"
+    ):
+        await job.result(timeout="20ms")
+    with pytest.raises(ResultTimeout, match="Queue mail is paused"):
+        await queue.call(1, id="b", timeout="20ms")
+
+
+async def test_the_cost_does_not_grow_with_the_queue(spy: Spy) -> None:
+    await spy.enqueue("mail", [NewJob(f"j-{number}") for number in range(500)])
+    await spy.pause("mail")
+    [job] = await spy.get("mail", ["j-250"])
+    assert job is not None
+    spy.calls.clear()
+
+    assert (await explain(spy, job)).kind == "paused"
+    assert len(spy.calls) <= 8
+    assert not {"scan_jobs", "search"} & set(spy.calls)
