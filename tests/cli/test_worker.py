@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -465,3 +466,74 @@ def test_ctrl_c_twice_hands_the_jobs_back_and_leaves_nothing_behind(penstock: Sh
         assert terminal.wait() == 0
     assert not is_alive(int((tmp_path / "pid").read_text()))
     assert penstock.json("show", "x")["state"] == "waiting"
+
+
+FAILING = """
+from penstock import App, JobContext, Retry
+
+app = App()
+
+@app.task(queue="mail")
+def fail(to: str) -> None:
+    raise ValueError(f"no address {to}")
+
+@app.task(queue="mail")
+async def again(context: JobContext) -> None:
+    if context.run == 1:
+        raise Retry("busy", delay="10ms")
+"""
+
+
+def _failing(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(FAILING)
+    twice = ("--attempts", "2", "--backoff", "10ms")
+    penstock.ok("enqueue", "--task", "fail", "-q", "mail", "--id", "f1", '{"to": "ada"}', *twice)
+    penstock.ok("enqueue", "--task", "again", "-q", "mail", "--id", "a1", "{}")
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_each_failed_run_is_one_record_of_the_log(penstock: Shell, tmp_path: Path, processes: str) -> None:
+    _failing(penstock, tmp_path)
+    run = penstock("worker", "jobs:app", "--burst", "-p", processes)
+    assert run.returncode == 0
+    lines = [line for line in run.stderr.splitlines() if "no address ada" in line and "f1" in line]
+    retry, end = lines
+    assert " WARNING job 'f1' of queue 'mail' (task 'fail') failed in run 1 and is retried in 10ms" in retry
+    assert " ERROR job 'f1' of queue 'mail' (task 'fail') failed in run 2: ValueError: no address ada" in end
+    assert run.stderr.count("Traceback (most recent call last)") == 2
+    [asked] = [line for line in run.stderr.splitlines() if "busy" in line]
+    assert " INFO " in asked
+    assert "a1" in asked
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_the_log_can_be_json(penstock: Shell, tmp_path: Path, processes: str) -> None:
+    _failing(penstock, tmp_path)
+    penstock.ok("config", "set", "log_format", "json")
+    run = penstock("worker", "jobs:app", "--burst", "-v", "-p", processes)
+    records = [json.loads(line) for line in run.stderr.splitlines()]
+    retry, end = (record for record in records if record.get("id") == "f1")
+    assert (retry["level"], end["level"]) == ("WARNING", "ERROR")
+    assert {name: end[name] for name in ("logger", "queue", "task", "run")} == {
+        "logger": "penstock.worker",
+        "queue": "mail",
+        "task": "fail",
+        "run": 2,
+    }
+    assert end["exception"].endswith("ValueError: no address ada")
+    assert any(record.get("id") == "a1" and record["message"].startswith("completed") for record in records)
+    text = penstock("worker", "jobs:app", "--burst", "--log-format", "text").stderr
+    assert " INFO worker " in text
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_the_live_view_shows_a_failure_in_its_table_alone(
+    penstock: Shell, tmp_path: Path, processes: str
+) -> None:
+    _failing(penstock, tmp_path)
+    with Terminal(penstock, "worker", "jobs:app", "-p", processes) as terminal:
+        terminal.read_until("failed 1", seconds=60)
+        terminal.press("\x03")
+        assert terminal.wait() == 0
+        assert "Traceback" not in terminal.text
+        assert "is retried in" not in terminal.text

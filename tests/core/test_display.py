@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.display import get_logger, log_to_stderr, visible, visible_in_line
+from penstock.core import display
+from penstock.core.display import StderrLog, get_logger, log_to_stderr, visible, visible_in_line
 
 HOSTILE = "\x1b[2J\x00\x07\x08\x0b\r\x7f\x9b31m\u202e\u2066\udcff"
 
@@ -86,3 +89,60 @@ def test_the_log_on_stderr_shows_escapes_of_every_logger(
     logging.getLogger("somebody.else").warning("got \x1b]0;owned\x07")
     sys.stderr.flush()
     assert capsys.readouterr().err.endswith(" WARNING got \\x1b]0;owned\\x07\n")
+
+
+@pytest.fixture
+def log_as_json(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def begin(*handlers: logging.Handler) -> None:
+        # In the test itself, because pytest adds handlers of its own before it.
+        root = logging.getLogger()
+        monkeypatch.setattr(root, "handlers", list(handlers))
+        monkeypatch.setattr(root, "level", root.level)
+        monkeypatch.setattr(display, "_stderr_log", None)
+        log_to_stderr(StderrLog("json"))
+
+    return begin
+
+
+def test_the_log_on_stderr_can_be_json(
+    log_as_json: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_as_json()
+    try:
+        raise ValueError("two\nlines \x1b[2J")
+    except ValueError:
+        get_logger("penstock.test.json").exception("job %r\x85", "é", extra={"queue": "mail", "run": 2})
+    [line] = capsys.readouterr().err.splitlines()
+    fields = json.loads(line)
+    assert list(fields) == ["time", "level", "logger", "message", "queue", "run", "exception"]
+    assert datetime.fromisoformat(fields["time"]).utcoffset() == timedelta(0)
+    assert (fields["level"], fields["logger"]) == ("ERROR", "penstock.test.json")
+    assert fields["message"] == "job 'é'\\x85"
+    assert (fields["queue"], fields["run"]) == ("mail", 2)
+    assert fields["exception"].startswith("Traceback (most recent call last):\n")
+    assert "\x1b" not in line
+
+
+def test_json_lines_take_any_field(
+    log_as_json: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_as_json()
+    circular: list[object] = []
+    circular.append(circular)
+    extra = {"time": "mine", "n": float("nan"), "o": object, "c": circular, "d": {1: (2, "\ud800")}}
+    logging.getLogger("somebody.else").warning("x", extra=extra)
+    fields = json.loads(capsys.readouterr().err, parse_constant=pytest.fail)
+    assert fields["time"] != "mine"
+    assert (fields["n"], fields["o"]) == ("nan", "<class 'object'>")
+    assert fields["c"] == "[[...]]"
+    assert fields["d"] == {"1": [2, "\ud800"]}
+
+
+def test_json_that_was_asked_for_replaces_the_lines_of_an_application(
+    log_as_json: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = logging.StreamHandler(io.StringIO())
+    log_as_json(logging.StreamHandler(), elsewhere)
+    logging.getLogger("somebody.else").warning("x")
+    assert json.loads(capsys.readouterr().err)["message"] == "x"
+    assert elsewhere.stream.getvalue() == "x\n"

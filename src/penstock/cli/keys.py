@@ -76,6 +76,12 @@ def _backoff(value: Any) -> str:
     return "exponential" if value == "exponential" else _duration(value)
 
 
+def _log_format(value: Any) -> str:
+    if value not in ("text", "json"):
+        raise ValueError("text or json")
+    return str(value)
+
+
 _ROWS: Final = [
     Key("url", "url", "sqlite:///penstock.db", _text, "where jobs are kept"),
     Key("namespace", "text", None, _text, "a part of the store to itself"),
@@ -100,6 +106,7 @@ _ROWS: Final = [
         _flag,
         "whether workers run shell commands; by default with a local store only",
     ),
+    Key("log_format", "text or json", "text", _log_format, "how a worker prints its log lines"),
     Key("shell", "path", "/bin/sh", _text, "what commands are run by"),
 ]
 KEYS: Final = {key.name: key for key in _ROWS}

@@ -23,6 +23,7 @@ from penstock.cli.values import duration
 
 if TYPE_CHECKING:
     from penstock.app import App
+    from penstock.core.display import LogFormat
 
 __all__ = ["worker"]
 
@@ -117,6 +118,12 @@ def worker() -> None:
 )
 @click.option("--lifeline", metavar="DESCRIPTOR", type=int, hidden=True)
 @click.option("--live/--no-live", default=True, help="At a terminal, show a live view, or log lines. [live]")
+@click.option(
+    "--log-format",
+    metavar="FORMAT",
+    type=click.Choice(["text", "json"]),
+    help="Print log lines as text or JSON. JSON turns the live view off. [text]",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Log jobs that completed, too.")
 @click.pass_context
 def run(
@@ -127,6 +134,7 @@ def run(
     pid_file: Path | None,
     lifeline: int | None,
     live: bool,
+    log_format: LogFormat | None,
     verbose: bool,
     reload: bool,
     **options: Any,
@@ -166,7 +174,8 @@ def run(
                 held(pid_file, arguments, grace_ms=made.options.grace_ms, surroundings=surroundings)
             )
             made.on("ready", lambda event: mine.tell_ready())
-        stack.enter_context(shown(made, live=live, verbose=verbose))
+        log_format = log_format or settings["log_format"]
+        stack.enter_context(shown(made, live=live, log_format=log_format, verbose=verbose))
         made.run_sync()
     return 0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.cli.output import at_terminal, console, fitted, rich_table, span
 from penstock.cli.poolwatch import followed
-from penstock.core.display import get_logger, log_to_stderr
+from penstock.core.display import LogFormat, StderrLog, get_logger, log_to_stderr
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,10 +33,10 @@ _PER_SECOND: Final = 4
 
 
 @contextmanager
-def shown(worker: Worker, *, live: bool, verbose: bool) -> Iterator[None]:
+def shown(worker: Worker, *, live: bool, log_format: LogFormat, verbose: bool) -> Iterator[None]:
     """Show ``worker`` while the block runs it: its jobs, and those of its processes if it has several."""
     is_pool = worker.options.processes > 1
-    if live and at_terminal():
+    if live and at_terminal() and log_format == "text":
         view = _PoolView(worker) if is_pool else _OneView(worker)
         with _live(view):
             if not isinstance(view, _PoolView):
@@ -45,14 +45,13 @@ def shown(worker: Worker, *, live: bool, verbose: bool) -> Iterator[None]:
             with followed(worker, view.hear):
                 yield
         return
-    log_to_stderr()
+    log_to_stderr(StderrLog(log_format))
     if is_pool:
         with followed(worker, lambda event: _log_event(event, verbose=verbose)):
             yield
         return
-    for name in _ENDS:
-        if verbose or name != "completed":
-            worker.on(name, lambda event: logger.info("%s", _line(event)))
+    for name in ("completed", "cancelled") if verbose else ("cancelled",):
+        worker.on(name, lambda event: logger.info("%s", _line(event), extra=_about(event)))
     yield
 
 
@@ -61,23 +60,38 @@ def _live(view: _View) -> Iterator[None]:
     from rich.live import Live
 
     with Live(get_renderable=view.render, console=console(), refresh_per_second=_PER_SECOND, transient=False):
-        log_to_stderr()
+        # The view itself shows how runs ended.
+        log_to_stderr(StderrLog(runs=False))
         yield
 
 
 def _line(event: WorkerEvent) -> str:
-    why = f": {event.failure.type}: {event.failure.message}" if event.failure is not None else ""
     what = f" {event.task}" if event.task else ""
-    return f"{event.type} {event.queue}/{event.id}{what} after {span(event.run_ms)}{why}"
+    return f"{event.type} {event.queue}/{event.id}{what} after {span(event.run_ms)}"
+
+
+def _about(event: WorkerEvent | Event) -> dict[str, Any]:
+    return {"queue": event.queue, "id": event.id, "task": event.task, "run": event.run}
 
 
 def _log_event(event: Event, *, verbose: bool) -> None:
-    if event.type in _COUNTED and (verbose or event.type != "completed"):
+    """Log what the worker processes do not print themselves: they print warnings and errors."""
+    match event.type:
+        case "completed":
+            is_ours = verbose
+        case "failed":
+            is_ours = event.error_type == "Stalled"
+        case "retrying":
+            is_ours = event.error_type == "Retry"
+        case _:
+            is_ours = event.type in ("cancelled", "stalled")
+    if is_ours:
         why = f": {event.error_type}: {event.error}" if event.error_type else ""
         what = f" {event.task}" if event.task else ""
         logger.info(
             "%s %s/%s%s after %s by %s%s",
             *(event.type, event.queue, event.id, what, span(event.run_ms), event.worker, why),
+            extra=_about(event),
         )
 
 

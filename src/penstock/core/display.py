@@ -13,14 +13,31 @@ other sequences rename the window, hide lines or forge them. Penstock shows such
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from typing import Final
+import sys
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, NamedTuple
 
-__all__ = ["get_logger", "log_to_stderr", "shown", "visible", "visible_in_line"]
+__all__ = [
+    "LogFormat",
+    "StderrLog",
+    "get_logger",
+    "log_to_stderr",
+    "shown",
+    "stderr_log",
+    "visible",
+    "visible_in_line",
+]
+
+LogFormat = Literal["text", "json"]
 
 _BIDI_AND_SURROGATES: Final = "\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _HIDDEN: Final = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI_AND_SURROGATES}]")
+_LINE: Final = "%(asctime)s %(levelname)s %(message)s"
+# The attributes of every record. All others are fields that the caller gave in ``extra``.
+_RECORD_FIELDS: Final = frozenset({*logging.makeLogRecord({}).__dict__, "asctime", "message", "taskName"})
 _HIDDEN_OR_LINE_END: Final = re.compile(f"[\x00-\x08\x0a-\x1f\x7f-\x9f{_BIDI_AND_SURROGATES}]")
 
 
@@ -61,11 +78,76 @@ def get_logger(name: str) -> logging.Logger:
     return logger
 
 
-def log_to_stderr() -> None:
-    """Print log lines on stderr, unless the application has set up its own log."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+class StderrLog(NamedTuple):
+    """Options of ``log_to_stderr``. Without ``runs`` it leaves out the records about single runs of jobs."""
+
+    format: LogFormat = "text"
+    runs: bool = True
+
+
+_stderr_log: StderrLog | None = None
+
+
+def stderr_log() -> StderrLog | None:
+    """Return how this process prints its log on stderr, so that processes it starts can do the same."""
+    return _stderr_log
+
+
+def log_to_stderr(how: StderrLog = StderrLog(), *, level: int = logging.INFO) -> None:  # noqa: B008
+    """Print log lines on stderr, unless the application has set up its own log.
+
+    JSON was asked for, so it is also what an application's handlers print on a standard stream.
+    """
+    global _stderr_log
+    _stderr_log = how
+    root = logging.getLogger()
+    formatter = _JsonFormatter() if how.format == "json" else _VisibleFormatter(_LINE)
+    if not root.handlers:
+        ours = logging.StreamHandler()
+        ours.setFormatter(formatter)
+        if not how.runs:
+            ours.addFilter(lambda record: not _is_about_run(record))
+        logging.basicConfig(level=level, handlers=[ours])
+    elif how.format == "json":
+        for handler in root.handlers:
+            if getattr(handler, "stream", None) in (sys.stderr, sys.stdout):
+                handler.setFormatter(formatter)
+
+
+def _is_about_run(record: logging.LogRecord) -> bool:
+    return record.name == "penstock.worker" and hasattr(record, "id") and hasattr(record, "run")
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object per line, in ASCII, so that no text can leave its line or reach a terminal unescaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in record.__dict__.items():
+            if name not in _RECORD_FIELDS:
+                fields.setdefault(name, value)
+        if record.exc_info or record.exc_text:
+            fields["exception"] = record.exc_text or self.formatException(record.exc_info)  # type: ignore[arg-type]
+        if record.stack_info:
+            fields["stack"] = record.stack_info
+        try:
+            return json.dumps(fields, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return json.dumps({name: _plain(value) for name, value in fields.items()})
+
+
+def _plain(value: object) -> object:
+    """Return ``value`` if JSON has it, or its text."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return shown(value, most=1_000)
+    return value
 
 
 class _VisibleFormatter(logging.Formatter):
@@ -86,7 +168,11 @@ def _make_visible(record: logging.LogRecord) -> bool:
         record.msg, record.args = shown, ()
     if record.exc_info and not record.exc_text:
         # A handler takes the traceback from here if it is set. It formats harmless ones itself, in its own way.
-        traceback = logging.Formatter().formatException(record.exc_info)
+        try:
+            traceback = logging.Formatter().formatException(record.exc_info)
+        except Exception as broken:
+            record.exc_text = f"<the traceback cannot be formatted: {type(broken).__name__}>"
+            return True
         if (shown := visible(traceback)) != traceback:
             record.exc_text = shown
     return True

@@ -153,6 +153,7 @@ class AfterHooks:
         failure = outcome.failure
         if execution.error is not None and execution.error is not error:
             failure = failure_of(execution.error)
+            run.error = execution.error
         return Fail(failure, outcome.retry_in_ms, outcome.final, execution.ttl_ms)
 
     async def _call(self, run: Run, execution: Execution) -> Execution:

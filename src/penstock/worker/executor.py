@@ -159,12 +159,15 @@ class Executor:
         try:
             error = await _checked_wait(run) if isinstance(raised, WaitForChildren) else raised
             outcome = self._failed(run, error)
-            if isinstance(outcome, Fail) and self._after is not None:
-                outcome = await self._after.review(run, error, outcome)
+            if isinstance(outcome, Fail):
+                run.error = _logged(run, error, outcome)
+                if self._after is not None:
+                    outcome = await self._after.review(run, error, outcome)
         except BaseException as broken:
             if self._is_the_end(broken):
                 raise
             logger.exception("The outcome of job %r could not be decided; it counts as failed", run.lease.id)
+            run.error = raised
             return self._aborted(run) if run.abort is not None else undecided(raised, broken)
         return outcome
 
@@ -204,9 +207,11 @@ class Executor:
         try:
             data = result.data if type(result) is EncodedResult else run.plan.encode(result)
         except SerializationError as error:
+            run.error = error
             return final_failure(error)
         if len(data) > self._largest:
-            return final_failure(_too_large(run, len(data), self._largest))
+            run.error = too_large = _too_large(run, len(data), self._largest)
+            return final_failure(too_large)
         return Complete(data)
 
     async def _reviewed(self, run: Run, result: Any, after: AfterHooks) -> Outcome | None:
@@ -260,6 +265,15 @@ class Executor:
             self.abort(run, Abort.TIMEOUT)
         else:
             self.give_up(run)
+
+
+def _logged(run: Run, error: BaseException, outcome: Fail) -> BaseException:
+    """Return the exception to log for a run that raised ``error``. A run that was stopped has timed out."""
+    if run.abort is not None:
+        return TimeoutError(outcome.failure.message).with_traceback(error.__traceback__)
+    if isinstance(error, Undecodable) and error.__cause__ is not None:
+        return error.__cause__
+    return error
 
 
 async def _checked_wait(run: Run) -> BaseException:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -18,7 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.core.display import get_logger
+from penstock.core.display import StderrLog, get_logger, log_to_stderr, stderr_log
 from penstock.errors import StorageError
 from penstock.importing import locate
 from penstock.leases import take_back
@@ -39,14 +40,15 @@ _SOONEST_RESTART_S: Final = 1.0
 
 
 class _Plan(NamedTuple):
-    """What a child is to do: the app, found as ``module`` and ``name``, where that has moved, if it has, and how its
-    worker is made."""
+    """The task of a child: the app, found as ``module`` and ``name``, where that has moved, if it has, how its
+    worker is made, and how it logs, if the supervisor prints its log."""
 
     module: str
     name: str
     moved_to: tuple[str, str | None] | None
     options: dict[str, Any]
     handlers: dict[str, Any]
+    log: StderrLog | None
 
 
 class Supervisor:
@@ -60,6 +62,7 @@ class Supervisor:
                 worker.app.moved_to,
                 options | _own(worker, number),
                 dict(worker.handlers.by_queue),
+                stderr_log(),
             )
             for number in range(1, worker.options.processes + 1)
         ]
@@ -196,6 +199,8 @@ def _work(plan: _Plan, ready: Connection) -> None:
     app: App = getattr(importlib.import_module(plan.module), plan.name)
     if plan.moved_to is not None:
         app.move_to(plan.moved_to[0], namespace=plan.moved_to[1])
+    if plan.log is not None:
+        log_to_stderr(plan.log, level=logging.WARNING)
     worker = Worker(app, **plan.options)
     for queue, bound in plan.handlers.items():
         worker.handlers.add(queue, *bound)

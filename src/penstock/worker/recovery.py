@@ -122,7 +122,7 @@ async def _settle_alone(storage: Storage, lane: Lane, run: Run) -> list[Settled]
             raise
         except Exception as error:
             logger.exception("The outcome of job %r cannot be stored", run.lease.id)
-            run.outcome = final_failure(error)
+            run.outcome, run.error = final_failure(error), error
     logger.error("Job %r cannot be settled; its lease will expire", run.lease.id)
     return []
 

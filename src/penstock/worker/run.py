@@ -64,6 +64,7 @@ class Run:
         "claimed_at",
         "context",
         "discarded",
+        "error",
         "kill",
         "lane",
         "lease",
@@ -83,6 +84,8 @@ class Run:
         self.started_at = now
         self.abort: Abort | None = None
         self.outcome: Outcome | None = None
+        # The exception that made it fail, until that is logged.
+        self.error: BaseException | None = None
         self.aio_task: asyncio.Task[None] | None = None
         self.context: JobContext | None = None
         self.kill: Callable[[], None] | None = None

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Any, assert_never
 
 from penstock.core.display import get_logger
+from penstock.core.duration import describe
 from penstock.core.lifecycle import State
-from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Release, Snooze, Suspend
+from penstock.core.outcome import (
+    FAILURE_TEXTS,
+    Await,
+    Cancel,
+    Complete,
+    Fail,
+    Limited,
+    Release,
+    Snooze,
+    Suspend,
+)
+from penstock.errors import Retry
 from penstock.storage.values import Settled
 from penstock.worker.events import EventName, Listeners, WorkerEvent
 from penstock.worker.health import WorkerStats
@@ -48,11 +61,13 @@ class Tally:
     def stalled(self, run: Run) -> None:
         """The lease was lost; what the run did counts for nothing."""
         self.stats.stalled += 1
-        logger.warning("job %r of queue %r was lost to another worker", run.lease.id, run.lane.name)
+        logger.warning(
+            "job %r of queue %r was lost to another worker", run.lease.id, run.lane.name, extra=_about(run)
+        )
         self._tell("stalled", run)
 
     def stuck(self, run: Run) -> None:
-        logger.warning("the handler of job %r was told to stop, and goes on", run.lease.id)
+        logger.warning("the handler of job %r was told to stop, and goes on", run.lease.id, extra=_about(run))
         self._tell("stuck", run)
 
     def error(self, error: BaseException, *, queue: str = "") -> None:
@@ -71,6 +86,12 @@ class Tally:
             return
         name = event_name(run, answer.state)
         setattr(self.stats, name, getattr(self.stats, name) + 1)
+        if name == "failed":
+            _log_end(run)
+        elif name == "retrying":
+            _log_retry(run)
+        # Its traceback refers to the run, so only the garbage collector would free them.
+        run.error = None
         if name in self._listeners:
             self._tell(name, run)
 
@@ -89,6 +110,52 @@ class Tally:
                 failure=outcome.failure if isinstance(outcome, Fail) else None,
             )
         )
+
+
+def _log_end(run: Run) -> None:
+    logger.error(
+        "job %r of queue %r (task %r) failed in run %d: %s",
+        *(run.lease.id, run.lane.name, run.lease.options.task, run.lease.run, _reason(run)),
+        exc_info=_exception(run),
+        extra=_about(run),
+    )
+
+
+def _log_retry(run: Run) -> None:
+    """Log that the job runs again: as a warning, unless its handler asked for that with ``Retry``."""
+    assert isinstance(run.outcome, Fail)
+    asked = isinstance(run.error, Retry)
+    logger.log(
+        logging.INFO if asked else logging.WARNING,
+        "job %r of queue %r (task %r) failed in run %d and is retried in %s: %s",
+        *(run.lease.id, run.lane.name, run.lease.options.task, run.lease.run),
+        *(describe(run.outcome.retry_in_ms), _reason(run)),
+        exc_info=None if asked else _exception(run),
+        extra=_about(run),
+    )
+
+
+def _about(run: Run) -> dict[str, Any]:
+    """Return the fields that tell structured logs and error trackers which job a record is about."""
+    lease = run.lease
+    return {"queue": run.lane.name, "id": lease.id, "task": lease.options.task, "run": lease.run}
+
+
+def _reason(run: Run) -> str:
+    match run.outcome:
+        case Fail(failure=failure):
+            return f"{failure.type}: {failure.message}"
+        case Snooze() | Suspend():
+            return FAILURE_TEXTS["Expired"]
+        case _:
+            return "its ttl has passed, or it has no further children to wait for"
+
+
+def _exception(run: Run) -> BaseException | None:
+    """Return what the handler raised. A handler that goes on after its timeout has raised nothing yet."""
+    if run.error is None and isinstance(run.outcome, Fail):
+        return TimeoutError(run.outcome.failure.message)
+    return run.error
 
 
 def event_name(run: Run, state: State | None) -> EventName:
