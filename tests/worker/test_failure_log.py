@@ -159,6 +159,7 @@ async def test_a_failed_command_is_logged_with_its_last_line(memory_app: App, lo
         await until(lambda: worker.stats.failed == 1)
     [end] = about(logged, "x")
     assert type(error_of(end)).__name__ == "CommandFailed"
+    assert error_of(end).__traceback__ is None
     assert "no space left" in end.getMessage()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, assert_never, cast
 
+from penstock.core.command import COMMAND_TASK
 from penstock.core.display import get_logger
 from penstock.core.job import Lease
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome
@@ -273,7 +274,8 @@ def _logged(run: Run, error: BaseException, outcome: Fail) -> BaseException:
         return TimeoutError(outcome.failure.message).with_traceback(error.__traceback__)
     if isinstance(error, Undecodable) and error.__cause__ is not None:
         return error.__cause__
-    return error
+    # Of a command, the traceback shows only how the worker runs commands.
+    return error.with_traceback(None) if run.plan.task == COMMAND_TASK else error
 
 
 async def _checked_wait(run: Run) -> BaseException:
