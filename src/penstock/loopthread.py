@@ -48,12 +48,6 @@ class _LoopThread:
         return self._thread.is_alive()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if threading.current_thread() is self._thread:
-            coroutine.close()
-            raise PenstockError(
-                "the sync face was used on the thread that its calls run on, which would wait for itself. "
-                "Await the same method without .sync there."
-            )
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -81,12 +75,21 @@ _lock = threading.Lock()
 _inherited: list[_LoopThread | None] = []
 
 
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
+def run(coroutine: Coroutine[Any, Any, T], *, may_block_loop: bool = False) -> T:
     """The result of ``coroutine``, run on the loop thread; callable from any number of other threads at once.
 
-    An interrupt of the calling thread cancels it. Raises ``PenstockError`` on the loop thread itself.
+    An interrupt of the calling thread cancels it. Raises ``PenstockError`` if the calling thread runs an event loop:
+    the call would block that loop, and would never return if it waited for something that the loop does. Pass
+    ``may_block_loop`` where neither matters.
     """
     global _thread
+    if asyncio._get_running_loop() is not None and not may_block_loop:
+        coroutine.close()
+        raise PenstockError(
+            "`.sync` cannot be used in a thread that runs an event loop, because the call would block the loop. "
+            "Await the same method without `.sync`. In synchronous code that async code calls, run that code "
+            "in a thread: await asyncio.to_thread(function)."
+        )
     thread = _thread
     if thread is None or not thread.is_alive:
         with _lock:

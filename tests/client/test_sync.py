@@ -27,6 +27,8 @@ from penstock.testing.harness import Harness
 from penstock.testing.sync import SyncHarness
 from tests.client.spy import Spy, spy_on
 
+IN_A_LOOP: Final = "thread that runs an event loop.*Await the same method without `.sync`"
+
 
 @pytest.fixture
 def sync_app() -> Iterator[App]:
@@ -140,8 +142,87 @@ async def test_a_call_on_the_loop_thread_itself_is_refused_not_waited_for_ever()
     async def wrong() -> None:
         app.queue("mail").sync.counts()
 
-    with pytest.raises(PenstockError, match=r"Await the same method without \.sync"):
+    with pytest.raises(PenstockError, match=IN_A_LOOP):
         await asyncio.to_thread(run, wrong())
+
+
+async def test_a_call_in_a_running_loop_says_to_use_await(sync_app: App) -> None:
+    @sync_app.task(queue="mail")
+    async def send(to: str) -> str:
+        return to
+
+    job = await send.enqueue("ada")
+    calls: list[Callable[[], object]] = [
+        lambda: send.sync.enqueue("bob"),
+        lambda: send.sync.call("bob"),
+        lambda: sync_app.sync.job("mail", job.id).result(timeout="30s"),
+        lambda: list(sync_app.queue("mail").sync.events(follow=False)),
+        sync_app.sync.__enter__,
+        sync_app.sync.close,
+    ]
+    for call in calls:
+        with pytest.raises(PenstockError, match=IN_A_LOOP):
+            call()
+    asyncio.get_running_loop().call_soon(lambda: refused.set_exception(_raised_by(calls[0])))
+    refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    with pytest.raises(PenstockError, match=IN_A_LOOP):
+        await refused
+    assert (await sync_app.queue("mail").counts()).waiting == 1
+
+
+def _raised_by(call: Callable[[], object]) -> Exception:
+    try:
+        call()
+    except PenstockError as error:
+        return error
+    return AssertionError("it raised nothing")
+
+
+def test_a_program_that_waits_for_its_own_loop_ends_with_the_error() -> None:
+    program = """
+import asyncio
+from penstock import App
+
+app = App("memory://")
+
+@app.task
+async def send(to):
+    return to
+
+async def main():
+    running = asyncio.create_task(app.worker().run())
+    send.sync.call("ada")
+
+asyncio.run(main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "PenstockError: `.sync` cannot be used in a thread that runs an event loop" in ended.stderr
+    assert ended.returncode == 1
+
+
+async def test_handlers_in_threads_and_to_thread_may_use_it_beside_a_running_loop() -> None:
+    app = App("memory://")
+
+    @app.task(queue="mail")
+    def first(to: str) -> str:
+        return second.sync.enqueue(to, id="second").id
+
+    @app.task(queue="mail")
+    async def second(to: str) -> str:
+        return await asyncio.to_thread(lambda: third.sync.enqueue(to, id="third").id)
+
+    @app.task(queue="mail")
+    async def third(to: str) -> str:
+        return to
+
+    async with app:
+        worker = asyncio.create_task(app.worker(burst=True).run())
+        assert await first.call("ada") == "second"
+        await asyncio.wait_for(worker, 30)
+        assert await app.job("mail", "second").result(timeout="5s") == "third"
+        assert await app.job("mail", "third").result(timeout="5s") == "ada"
 
 
 def test_a_program_that_used_the_default_executor_exits_without_a_traceback() -> None:
@@ -161,9 +242,9 @@ print(run(length()))
     assert (ended.stdout, ended.stderr, ended.returncode) == ("3\n", "", 0)
 
 
-async def test_it_may_be_used_beside_a_running_loop(sync_app: App) -> None:
+async def test_a_thread_may_use_it_beside_a_running_loop(sync_app: App) -> None:
     await sync_app.queue("mail").enqueue("async")
-    sync_app.queue("mail").sync.enqueue("sync")
+    await asyncio.to_thread(sync_app.queue("mail").sync.enqueue, "sync")
 
     assert await sync_app.queue("mail").open() == 2
 

@@ -131,7 +131,7 @@ class Harness(Assertions):
                 # The loop of a test that is over: what its hooks opened is closed where it was opened.
                 home.run_until_complete(self._finish())
             elif home is not None:
-                run(self._finish())
+                run(self._finish(), may_block_loop=True)
             self._sessions.close_idle()
 
     def __enter__(self) -> Self:
