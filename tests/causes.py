@@ -28,7 +28,7 @@ CAUSES: Final = (
     Cause("capped", "second", "queue limit", ("runs 1 at a time", "first-of-queue"), "`penstock limit set"),
     Cause("grouped", "behind", "group limit", ("Group tenant 7 runs 1", "first-of-group"), "'tenant 7'`"),
     Cause("grouped", "quiet", "group paused", ("Group other is paused since 20",), "--group other`"),
-    Cause("rated", "later", "rate limit", ("1 starts in 1h, until 20", "(in 59m"), "raise the limit"),
+    Cause("rated", "later", "rate limit", ("limited to 1 start in 1h", "until 20", "(in 59m"), "raise the limit"),
     Cause("costly", "poor", "budget", ("budget 'usd' of queue costly is spent: 3 of 2",), "set_budget('usd'"),
     Cause("flows", "parent", "children", ("waits for 2 jobs to end", "flows/child-1"), "`penstock why child-1`"),
     Cause("signals", "asks", "signal", ("waits for the signal 'paid'",), "signal('asks', 'paid')"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -25,9 +26,12 @@ __all__ = [
     "SEEN_LATELY_MS",
     "Situation",
     "at_second",
+    "command_line",
+    "counted",
     "group_of",
     "in_units",
     "instant",
+    "listed",
     "pause_began_ms",
     "read_situation",
 ]
@@ -138,3 +142,19 @@ def at_second(ms: int) -> str:
 def in_units(ms: int) -> str:
     """Return a duration, to the second if it is at least one."""
     return describe(ms if ms < 1000 else ms // 1000 * 1000)
+
+
+def command_line(*words: str) -> str:
+    """Return a command to run, as it is typed into a shell."""
+    return f"`penstock {shlex.join(words)}`"
+
+
+def listed(names: Sequence[str], count: int) -> str:
+    """Return these names, and how many of ``count`` they leave out."""
+    more = count - len(names)
+    return f"{', '.join(names)}{f' and {more} more' if more > 0 else ''}"
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun."""
+    return f"{number} {what}{'s' * (number != 1)}"

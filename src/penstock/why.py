@@ -6,7 +6,8 @@ for each row from that.
 
 from __future__ import annotations
 
-import shlex
+import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never
@@ -23,9 +24,12 @@ from penstock.situation import (
     NAMED,
     Situation,
     at_second,
+    command_line,
+    counted,
     group_of,
     in_units,
     instant,
+    listed,
     pause_began_ms,
     read_situation,
 )
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.storage.base import Storage
     from penstock.storage.values import Budget
 
-__all__ = ["Cause", "Reason", "explain", "reason_of", "stoppage"]
+__all__ = ["Cause", "Reason", "explain", "explain_all", "reason_of", "stoppage"]
 
 Cause: TypeAlias = Literal[
     "paused", "no worker", "not consuming", "busy", "unknown task", "queue limit", "rate limit", "budget",
@@ -79,6 +83,17 @@ async def explain(storage: Storage, job: Job) -> Reason:
     return reason_of(job, replace(situation, paused_at_ms=began_ms))
 
 
+async def explain_all(storage: Storage, jobs: Iterable[Job]) -> dict[tuple[str, str], Reason]:
+    """Return why these jobs do not run, by queue and id. Read each queue once, however many its jobs are."""
+    by_queue: defaultdict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        if job.state not in TERMINAL:
+            by_queue[job.queue].append(job)
+    read = (read_situation(storage, queue, groups=map(group_of, some)) for queue, some in by_queue.items())
+    situations = await asyncio.gather(*read)
+    return {(one.queue, job.id): reason_of(job, one) for one in situations for job in by_queue[one.queue]}
+
+
 def reason_of(job: Job, situation: Situation) -> Reason:
     """Return why ``job`` does not run, as far as ``situation`` tells."""
     match job.state:
@@ -112,7 +127,7 @@ def _scheduled(job: Job, situation: Situation) -> Reason:
     if job.run_at_ms <= situation.now_ms:
         return _waiting(job, situation)
     due = situation.moment(job.run_at_ms)
-    remedy = f"Run {_command('promote', job.id)} to run it now."
+    remedy = f"Run {command_line('promote', job.id)} to run it now."
     if job.failure is not None and job.failures:
         tries = f"{job.failures} of {job.options.attempts} attempts failed ({job.failure.type})"
         text = f"{tries}. It is retried at {due}."
@@ -132,8 +147,8 @@ def _waiting(job: Job, situation: Situation) -> Reason:
         or _busy(situation)
         or Reason(
             kind="ready",
-            text=f"It is ready: it is one of {_counted(max(1, situation.gate.waiting), 'job')} in line for "
-            f"{_counted(len(situation.live), 'worker')}.",
+            text=f"It is ready: it is one of {counted(max(1, situation.gate.waiting), 'job')} in line for "
+            f"{counted(len(situation.live), 'worker')}.",
         )
     )
 
@@ -155,7 +170,7 @@ def _active(job: Job, situation: Situation) -> Reason:
         return Reason(
             kind="worker died",
             text=f"Its worker {job.worker} died. Its lease ends at {at_second(job.lease_until_ms)} at the latest.",
-            remedy=f"Run {_command('reset', job.id)} to take it back now.",
+            remedy=f"Run {command_line('reset', job.id)} to take it back now.",
             until=instant(job.lease_until_ms),
         )
     stopping = " and was asked to stop" if job.cancelling else ""
@@ -179,11 +194,11 @@ def _staged(job: Job) -> Reason:
 
 def _finished(job: Job) -> Reason:
     at, failure = at_second(job.finished_at_ms), job.failure
-    again = _command("retry", job.id)
+    again = command_line("retry", job.id)
     match job.state:
         case State.FAILED:
             cause = f": {failure.type}: {failure.message}" if failure is not None else ""
-            text = f"It failed at {at} after {_counted(job.runs, 'run')}{cause}."
+            text = f"It failed at {at} after {counted(job.runs, 'run')}{cause}."
             return Reason(kind="failed", text=text, remedy=f"Fix the cause, then run {again}.")
         case State.CANCELLED:
             text = f"It was cancelled at {at}."
@@ -203,7 +218,7 @@ def _stopped(situation: Situation) -> Reason | None:
         return Reason(
             kind="paused",
             text=f"Queue {queue} is paused{since}, until it is resumed.",
-            remedy=f"Run {_command('resume', '-q', queue)}.",
+            remedy=f"Run {command_line('resume', '-q', queue)}.",
         )
     spent = [budget for budget in situation.budgets if not budget.flow and _is_spent(budget)]
     if spent:
@@ -213,7 +228,7 @@ def _stopped(situation: Situation) -> Reason | None:
             return Reason(
                 kind="paused",
                 text=f"Queue {queue} is paused until {situation.until(gate.wait_ms)}.",
-                remedy=f"Run {_command('resume', '-q', queue)} to go on now.",
+                remedy=f"Run {command_line('resume', '-q', queue)} to go on now.",
                 until=situation.after(gate.wait_ms),
             )
         case "concurrency":
@@ -245,18 +260,18 @@ def _queue_full(situation: Situation) -> Reason:
     return Reason(
         kind="queue limit",
         text=f"Queue {situation.queue} runs {limit} at a time, and {situation.gate.active} run: {running}.",
-        remedy=f"Wait for one to end, or raise the limit with {_command('limit', 'set', '-q', situation.queue)}.",
+        remedy=f"Wait for one to end, or raise the limit with {command_line('limit', 'set', '-q', situation.queue)}.",
         jobs=_refs(situation.active[:NAMED]),
     )
 
 
 def _queue_rate(situation: Situation) -> Reason:
     gate, rate = situation.gate, situation.limits.get("", Limit()).rate
-    allowed = f" to {rate.count} starts in {describe(rate.per_ms)}" if rate is not None else ""
+    allowed = f" to {counted(rate.count, 'start')} in {describe(rate.per_ms)}" if rate is not None else ""
     return Reason(
         kind="rate limit",
         text=f"Queue {situation.queue} is limited{allowed}, until {situation.until(gate.wait_ms)}.",
-        remedy=f"Wait, or raise the limit with {_command('limit', 'set', '-q', situation.queue)}.",
+        remedy=f"Wait, or raise the limit with {command_line('limit', 'set', '-q', situation.queue)}.",
         until=situation.after(gate.wait_ms),
     )
 
@@ -265,11 +280,11 @@ def _unattended(situation: Situation) -> Reason | None:
     workers, queue = situation.live, situation.queue
     if not workers:
         gone = len(situation.workers)
-        last = f" {_counted(gone, 'worker')} died or fell silent." if gone else ""
+        last = f" {counted(gone, 'worker')} died or fell silent." if gone else ""
         return Reason(
             kind="no worker",
             text=f"No worker runs for queue {queue}.{last}",
-            remedy=f"Start one with {_command('worker', '-q', queue)}.",
+            remedy=f"Start one with {command_line('worker', '-q', queue)}.",
         )
     if any(worker.get("consuming", True) for worker in workers):
         return None
@@ -288,7 +303,7 @@ def _busy(situation: Situation) -> Reason | None:
         return None
     return Reason(
         kind="busy",
-        text=f"All {_counted(slots, 'slot')} of the {_counted(len(workers), 'worker')} of queue {situation.queue} are "
+        text=f"All {counted(slots, 'slot')} of the {counted(len(workers), 'worker')} of queue {situation.queue} are "
         "busy.",
         remedy="Wait, or start another worker.",
         jobs=_refs(situation.active[:NAMED]),
@@ -334,13 +349,13 @@ def _held_by_group(job: Job, situation: Situation) -> Reason | None:
             return Reason(
                 kind="group paused",
                 text=f"Group {key} is paused{since}, until it is resumed.",
-                remedy=f"Run {_command('resume', '-q', job.queue, '--group', key)}.",
+                remedy=f"Run {command_line('resume', '-q', job.queue, '--group', key)}.",
             )
         case "asked":
             return Reason(
                 kind="group paused",
                 text=f"Group {key} is paused until {situation.until(state.wait_ms)}.",
-                remedy=f"Run {_command('resume', '-q', job.queue, '--group', key)} to go on now.",
+                remedy=f"Run {command_line('resume', '-q', job.queue, '--group', key)} to go on now.",
                 until=situation.after(state.wait_ms),
             )
         case _ if job.state is not State.BLOCKED:
@@ -350,12 +365,7 @@ def _held_by_group(job: Job, situation: Situation) -> Reason | None:
             halted = stoppage(situation) if is_stuck else None
             return halted or _group_full(key, state, situation)
         case "rate" | "bucket":
-            return Reason(
-                kind="group rate limit",
-                text=f"Group {key} has used up its {state.why}, until {situation.until(state.wait_ms)}.",
-                remedy=f"Wait, or raise the limit with {_command('limit', 'set', '-q', job.queue, '--group', key)}.",
-                until=situation.after(state.wait_ms),
-            )
+            return _group_rate(key, state, situation)
         case "":
             return None
         case _ as never:
@@ -366,13 +376,23 @@ def _group_full(key: str, state: GroupState, situation: Situation) -> Reason:
     limit = situation.limits.get(key) or situation.limits.get(EVERY_GROUP, Limit())
     members = [job for job in situation.active if group_of(job) == key][:NAMED]
     busy = state.waiting + state.active + state.held
-    raise_it = _command("limit", "set", "-q", situation.queue, "--group", key)
+    raise_it = command_line("limit", "set", "-q", situation.queue, "--group", key)
     who = _named(members, busy) if members else f"{busy} are in line or rest before their next run"
     return Reason(
         kind="group limit",
         text=f"Group {key} runs {limit.concurrency} at a time, and {busy} {'is' if busy == 1 else 'are'} ahead: {who}.",
         remedy=f"Wait for one to end, or raise the limit with {raise_it}.",
         jobs=_refs(members),
+    )
+
+
+def _group_rate(key: str, state: GroupState, situation: Situation) -> Reason:
+    raise_it = command_line("limit", "set", "-q", situation.queue, "--group", key)
+    return Reason(
+        kind="group rate limit",
+        text=f"Group {key} has used up its {state.why}, until {situation.until(state.wait_ms)}.",
+        remedy=f"Wait, or raise the limit with {raise_it}.",
+        until=situation.after(state.wait_ms),
     )
 
 
@@ -387,7 +407,7 @@ def _waits_for_children(job: Job, situation: Situation) -> Reason:
         return Reason(kind="children", text="It waits for other jobs.")
     pending = [child for child in situation.children if child.state == "pending"]
     more = "at least " if len(situation.children) == _MOST_CHILDREN else ""
-    count = f"{more}{_counted(len(pending), 'job')}"
+    count = f"{more}{counted(len(pending), 'job')}"
     refs = tuple(f"{child.queue}/{child.id}" for child in pending[:NAMED])
     failed = [child for child in situation.children if child.state == "failed" and child.policy == "wait"]
     if not pending and failed:
@@ -395,13 +415,13 @@ def _waits_for_children(job: Job, situation: Situation) -> Reason:
         return Reason(
             kind="children",
             text=f"It waits for {first.queue}/{first.id}, which failed.",
-            remedy=f"Run {_command('retry', first.id)}.",
+            remedy=f"Run {command_line('retry', first.id)}.",
             jobs=(f"{first.queue}/{first.id}",),
         )
     return Reason(
         kind="children",
-        text=f"It waits for {count} to end{f': {_listed(refs, len(pending))}' if refs else ''}.",
-        remedy=f"See {_command('why', pending[0].id)}." if pending else "",
+        text=f"It waits for {count} to end{f': {listed(refs, len(pending))}' if refs else ''}.",
+        remedy=f"See {command_line('why', pending[0].id)}." if pending else "",
         jobs=refs,
     )
 
@@ -421,22 +441,9 @@ def _waits_for_signal(job: Job, situation: Situation) -> Reason:
 # Words
 
 
-def _command(*words: str) -> str:
-    return f"`penstock {shlex.join(words)}`"
-
-
 def _refs(jobs: Iterable[Job]) -> tuple[str, ...]:
     return tuple(f"{job.queue}/{job.id}" for job in jobs)
 
 
 def _named(jobs: Sequence[Job], count: int) -> str:
-    return _listed([job.id for job in jobs], count)
-
-
-def _listed(names: Sequence[str], count: int) -> str:
-    more = count - len(names)
-    return f"{', '.join(names)}{f' and {more} more' if more > 0 else ''}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+    return listed([job.id for job in jobs], count)

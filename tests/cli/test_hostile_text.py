@@ -48,6 +48,7 @@ LINES: dict[str, list[list[str]]] = {
     ],
     "list": [["list"], ["list", "--json"], ["list", "failed", "--task", "\x1b[2J"]],
     "show": [["show", "failed"], ["show", "failed", "--traceback"], ["show", "active"], ["show", "\x1b[2J"]],
+    "why": [["why", "failed"], ["why", "active"], ["why", "active", "--json"], ["why", "cmd"], ["why", "\x1b[2J"]],
     "logs": [["logs", "active"], ["logs", "active", "--json"], ["logs", "\x1b[2J"]],
     "search": [["search", "failed"], ["search", "failed", "--where", f"to={EVIL[:30].replace(chr(0), '')}"]],
     "events": [["events"], ["events", "--json"], ["events", "--since", "\x1b[2J"]],

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from textual.widgets import DataTable, Static
 
 from penstock import App
+from penstock.cli.topscreen import Details, TopScreen
 from tests.causes import CAUSES, plant
 from tests.cli.conftest import Shell
 
@@ -41,3 +44,50 @@ def test_why_of_an_unknown_job_fails(on_both: Shell) -> None:
     on_both.ok("enqueue", "true")
     on_both.ok("why", on_both.json("list")[0]["id"])
     assert "no job 'nobody'" in on_both.refused("why", "nobody", code=3)
+
+
+def test_show_and_list_name_each_cause(planted: Shell) -> None:
+    listed = {(job["queue"], job["id"]): job["why"] for job in planted.json("list")}
+    for cause in CAUSES:
+        assert listed[cause.queue, cause.id]["kind"] == cause.kind
+    table = {line.split()[0]: line for line in planted.ok("list").splitlines()[1:] if line.strip()}
+    for cause in CAUSES:
+        # A list reads each queue once: when a pause began, and how many children there are, takes more.
+        words = {"paused": f"Queue {cause.queue} is paused", "group paused": "Group other is paused"}
+        expected = words.get(cause.kind, "other jobs" if cause.kind == "children" else cause.words[0])
+        assert expected[:40] in table[cause.id]
+    for cause in (CAUSES[0], CAUSES[3], CAUSES[8]):
+        shown = planted.ok("show", cause.id)
+        assert all(words in shown for words in cause.words)
+        assert cause.remedy in shown
+        assert planted.json("show", cause.id)["why"]["kind"] == cause.kind
+
+
+def test_status_says_why_a_queue_stands_still(planted: Shell) -> None:
+    told = {row["queue"]: row["why"] for row in planted.json("status")["queues"]}
+    for cause in CAUSES:
+        if cause.id not in ("quiet", "parent"):
+            assert told[cause.queue]["kind"] == cause.kind
+    assert told["grouped"]["job"] == "behind"
+    text = planted.ok("status")
+    assert "\npaused: Queue paused is paused since 20" in text
+    assert "\ntimed/tomorrow: It is not due until 20" in text
+    assert "none works on alone: `penstock worker -q alone`" in text
+    assert "No worker runs" not in text
+
+
+async def test_top_shows_each_cause(tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        await plant(app)
+        top = TopScreen(app, "default", every=3600)
+        async with top.run_test(size=(160, 50)) as pilot:
+            table = top.query_one("#jobs", DataTable)
+            rows = {
+                str(row[0]): " ".join(map(str, row)) for row in map(table.get_row_at, range(table.row_count))
+            }
+            assert "Queue capped runs 1 at a time" in rows["second"]
+            assert "waits for the signal 'paid'" in rows["asks"]
+            top.push_screen(Details(app, "flows", "parent", every=3600))
+            await pilot.pause()
+            facts = str(top.screen.query_one("#facts-text", Static).render())
+            assert "It waits for 2 jobs to end: flows/child-1, flows/child-2." in facts

@@ -32,6 +32,7 @@ class Grouping:
     """One queue's groups. The empty key is the queue itself."""
 
     now: int
+    paused: bool
     records: dict[str, Record]
 
     def __init__(self) -> None:
@@ -90,6 +91,22 @@ class Grouping:
     def list_groups(self) -> GroupPage:
         keys = sorted((key for key in self.groups if key), key=str.encode)
         return GroupPage([self._state(key) for key in keys])
+
+    def read_groups(self, *keys: str) -> GroupPage:
+        return GroupPage([self._state(key) if key else self._queue_state() for key in keys])
+
+    def _queue_state(self) -> GroupState:
+        states = [record.state for record in self.records.values()]
+        queue, (room, wait_ms) = self._group(""), self._allowance(1)
+        why: Reason = ""
+        if self.paused:
+            why, wait_ms = "paused", None
+        elif queue.parked_until > self.now:
+            why = "asked"
+        elif not room:
+            why = "concurrency" if wait_ms is None else "rate"
+        counts = states.count(S.WAITING), states.count(S.ACTIVE), 0, states.count(S.BLOCKED)
+        return GroupState("", *counts, self.paused, why, wait_ms)
 
     def _state(self, key: str) -> GroupState:
         w, a, h, b, _ = self._counts(key)

@@ -503,6 +503,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def the_groups_are_the_same(self) -> None:
         self.same(self.storage.groups(self.queue), self.model.list_groups)
+        self.same(self.storage.groups(self.queue, keys=[""]), lambda: self.model.read_groups(""))
 
     @invariant()
     def the_schedulers_are_the_same(self) -> None:

@@ -86,7 +86,7 @@ def list_(
                 found.append(job)
         return found
 
-    print_jobs(run_with_app(Settings(flags), read), as_json=as_json)
+    print_jobs(run_with_app(Settings(flags), read), {}, as_json=as_json)
 
 
 @command_of(dlq, "show")

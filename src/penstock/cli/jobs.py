@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
 from penstock.cli.connect import find_job, queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
-from penstock.cli.jobview import BRIEF, SPARE, brief, described, facts, happened, told
+from penstock.cli.jobview import BRIEF, SPARE, brief, described, facts, happened, reason_fields
 from penstock.cli.output import print_json, print_table
 from penstock.cli.parameters import (
     STATES,
@@ -26,6 +26,7 @@ from penstock.cli.settings import Settings
 from penstock.cli.streams import raw
 from penstock.cli.values import whole
 from penstock.cli.waiting import LogFollower
+from penstock.core.display import visible_in_line
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.errors import EventsLost
 
@@ -34,19 +35,32 @@ if TYPE_CHECKING:
     from penstock.info import JobInfo
     from penstock.why import Reason
 
-__all__ = ["STATES_HELP", "list_", "logs", "print_jobs", "show", "why"]
+__all__ = ["STATES_HELP", "Reasons", "list_", "logs", "print_jobs", "read_reasons", "show", "why"]
 
 _LOOK_EVERY_S: Final = 0.2
 _STATES: Final = click.Choice(STATES)
 STATES_HELP: Final = f"STATE is one of {', '.join(STATES)}."
 
 
-def print_jobs(jobs: list[JobInfo], *, as_json: bool) -> None:
-    """A row for each, or all of each as JSON."""
+Reasons: TypeAlias = "dict[tuple[str, str], Reason]"
+"""Why jobs do not run, by queue and id."""
+
+
+async def read_reasons(app: App, jobs: list[JobInfo]) -> Reasons:
+    """Return why the open ones of these jobs do not run."""
+    from penstock.why import explain_all
+
+    return await explain_all(await app.connect(), [job.raw for job in jobs])
+
+
+def print_jobs(jobs: list[JobInfo], reasons: Reasons, *, as_json: bool) -> None:
+    """Print a row for each job, or everything about each as JSON."""
+    with_reasons = [(job, reasons.get((job.queue, job.id))) for job in jobs]
     if as_json:
-        print_json([described(job) for job in jobs])
+        print_json([described(job, reason) for job, reason in with_reasons])
     else:
-        print_table(BRIEF, [brief(job) for job in jobs], empty="no jobs", spare=SPARE)
+        rows = [brief(job, reason) for job, reason in with_reasons]
+        print_table(BRIEF, rows, empty="no jobs", spare=SPARE)
 
 
 @command("list", epilog=STATES_HELP)
@@ -97,7 +111,11 @@ def list_(
                         found.append(job)
         return found
 
-    print_jobs(run_with_app(Settings(flags), read), as_json=as_json)
+    async def explained(app: App) -> tuple[list[JobInfo], Reasons]:
+        jobs = await read(app)
+        return jobs, await read_reasons(app, jobs)
+
+    print_jobs(*run_with_app(Settings(flags), explained), as_json=as_json)
 
 
 @command("show")
@@ -108,20 +126,22 @@ def list_(
 @click.pass_obj
 def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_json: bool) -> None:
     """One job: what it is, how it is, and its whole life as a timeline. What it printed: `penstock logs ID`."""
+    from penstock.why import explain
 
-    async def read(app: App) -> tuple[JobInfo, list[Any], str]:
+    async def read(app: App) -> tuple[JobInfo, Reason, list[Any], str]:
         job = await find_job(app, id, queue)
+        reason = await explain(await app.connect(), job.raw)
         try:
-            return job, [event async for event in app.job(job.queue, id).events(follow=False)], ""
+            return job, reason, [event async for event in app.job(job.queue, id).events(follow=False)], ""
         except EventsLost as lost:
-            return job, [], str(lost)
+            return job, reason, [], str(lost)
 
-    job, events, lost = run_with_app(Settings(flags), read)
+    job, reason, events, lost = run_with_app(Settings(flags), read)
     if as_json:
         timeline = [{"at_ms": e.at_ms, "type": str(e.type), "state": e.state, "run": e.run} for e in events]
-        print_json({**described(job), "timeline": timeline})
+        print_json({**described(job, reason), "timeline": timeline})
         return
-    for name, value in facts(job):
+    for name, value in facts(job, reason):
         # A line of a script must not look like a fact of its own.
         text = str(value).replace("\n", f"\n{'':13}")
         click.echo(f"{name:12} {text}")
@@ -146,11 +166,11 @@ def why(flags: Flags, /, *, id: str, queue: str | None, as_json: bool) -> None:
 
     job, reason = run_with_app(Settings(flags), read)
     if as_json:
-        print_json({"id": job.id, "queue": job.queue, "state": job.state.value, **told(reason)})
+        print_json({"id": job.id, "queue": job.queue, "state": job.state.value, **reason_fields(reason)})
         return
-    click.echo(reason.text)
+    click.echo(visible_in_line(reason.text))
     if reason.remedy:
-        click.echo(reason.remedy)
+        click.echo(visible_in_line(reason.remedy))
 
 
 @command("logs")

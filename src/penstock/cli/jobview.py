@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from penstock.info import JobInfo
     from penstock.why import Reason
 
-__all__ = ["BRIEF", "SPARE", "brief", "described", "facts", "happened", "title", "told"]
+__all__ = ["BRIEF", "SPARE", "brief", "described", "facts", "happened", "reason_fields", "title"]
 
 BRIEF: Final = ("id", "queue", "state", "what", "tries", "when", "why")
 SPARE: Final = ("tries", "queue", "why", "when")
 """What a narrow terminal does without."""
 _LONGEST: Final = 48
+_UNHINDERED: Final = ("ready", "active", "retry", "completed", "failed", "cancelled")
 
 
 def title(info: JobInfo) -> str:
@@ -34,8 +35,8 @@ def title(info: JobInfo) -> str:
     return f"{info.task} {payload}" if info.task else str(payload)
 
 
-def brief(info: JobInfo) -> tuple[Any, ...]:
-    """A row of ``BRIEF``."""
+def brief(info: JobInfo, reason: Reason | None = None) -> tuple[Any, ...]:
+    """Return a row of ``BRIEF``."""
     raw = info.raw
     at_ms = (
         raw.finished_at_ms
@@ -43,7 +44,6 @@ def brief(info: JobInfo) -> tuple[Any, ...]:
         or raw.run_at_ms
         or raw.enqueued_at_ms
     )
-    why = raw.failure.message if raw.failure is not None else raw.blocked_by
     tries = f"{info.failures}/{info.attempts}"
     return (
         info.id,
@@ -52,11 +52,18 @@ def brief(info: JobInfo) -> tuple[Any, ...]:
         _cut(title(info)),
         tries,
         ago(at_ms, time.time_ns() // 1_000_000),
-        _cut(why),
+        _cut(_why(info, reason)),
     )
 
 
-def described(info: JobInfo) -> dict[str, Any]:
+def _why(info: JobInfo, reason: Reason | None) -> str:
+    """Return what is in the job's way, or its last failure."""
+    if reason is not None and reason.kind not in _UNHINDERED:
+        return reason.text
+    return info.raw.failure.message if info.raw.failure is not None else info.blocked_by
+
+
+def described(info: JobInfo, reason: Reason | None = None) -> dict[str, Any]:
     """All there is to know, for JSON."""
     raw = info.raw
     return {
@@ -79,6 +86,7 @@ def described(info: JobInfo) -> dict[str, Any]:
         "timeout_ms": raw.options.timeout_ms,
         "worker": info.worker,
         "blocked_by": info.blocked_by,
+        "why": None if reason is None else reason_fields(reason),
         "group": info.group,
         "flow": info.flow,
         "scheduler": info.scheduler,
@@ -95,18 +103,19 @@ def described(info: JobInfo) -> dict[str, Any]:
     }
 
 
-def told(reason: Reason) -> dict[str, Any]:
+def reason_fields(reason: Reason) -> dict[str, Any]:
     """Return a reason for JSON."""
     return msgspec.structs.asdict(reason)
 
 
-def facts(job: JobInfo) -> list[tuple[str, Any]]:
+def facts(job: JobInfo, reason: Reason | None = None) -> list[tuple[str, Any]]:
     """Return what there is to say about a job, each with its name."""
     raw, told = job.raw, described(job)
     facts = [
         ("id", job.id),
         ("queue", job.queue),
         ("state", f"{job.state.value}{' (asked to stop)' if job.cancelling else ''}"),
+        ("why", "" if reason is None or job.state in TERMINAL else str(reason)),
         ("what", title(job)),
         ("folder", told["payload"].get("cwd", "") if job.task == COMMAND_TASK else ""),
         ("failures", f"{job.failures} of {job.attempts} attempts; {_counted(job.runs, 'run')}{_stalls(job)}"),

@@ -10,7 +10,7 @@ import click
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
-from penstock.cli.jobs import STATES_HELP, print_jobs
+from penstock.cli.jobs import STATES_HELP, Reasons, print_jobs, read_reasons
 from penstock.cli.parameters import STATES, command, json_option, limit_option, queue_option
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration, some_text
@@ -111,7 +111,7 @@ def search(
       penstock search waiting --where 'command=make report'
     """
 
-    async def read(app: App) -> tuple[list[JobInfo], int, bool]:
+    async def read(app: App) -> tuple[list[JobInfo], Reasons, int, bool]:
         found: list[JobInfo] = []
         scanned, more = 0, False
         for name in await queues_of(app, queue):
@@ -121,9 +121,9 @@ def search(
                 )
                 found += page.jobs
                 scanned, more = scanned + page.scanned, more or bool(page.cursor)
-        return found, scanned, more
+        return found, await read_reasons(app, found), scanned, more
 
-    jobs, scanned, more = run_with_app(Settings(flags), read)
-    print_jobs(jobs, as_json=as_json)
+    jobs, reasons, scanned, more = run_with_app(Settings(flags), read)
+    print_jobs(jobs, reasons, as_json=as_json)
     if more:
         click.echo(f"{scanned} jobs were looked at; there may be more", err=True)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.flags import Flags
+from penstock.cli.jobview import reason_fields
 from penstock.cli.output import at_terminal, console, fitted, print_json, print_table, rich_table, span
 from penstock.cli.parameters import command, every_option, json_option, queue_option
 from penstock.cli.settings import Settings
+from penstock.core.display import visible_in_line
 from penstock.core.lifecycle import State
+from penstock.situation import SEEN_LATELY_MS
 from penstock.storage.minutes import MINUTE_MS, Minute
+from penstock.why import explain
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -29,13 +33,19 @@ _SPARE: Final = ("cancelled", "blocked", "scheduled", "failed/min", "oldest", "d
 _RATE_MINUTES: Final = 5
 _SHOWN_MINUTES: Final = 20
 _WORKER_COLUMNS: Final = ("worker", "host", "pid", "state", "queues", "running", "seen")
-_SEEN_LATELY_MS: Final = 60_000
+_MOVING: Final = ("ready", "busy", "active", "completed", "failed", "cancelled")
+_PATIENT: Final = ("not due", "retry", "children", "signal", "staged")
+_OF_QUEUE: Final = ("paused", "budget", "queue limit", "rate limit", "not consuming")
 
 
-async def read_status(app: App, queue: str | None, *, default_queue: str) -> dict[str, Any]:
-    """Counts and rates of the queues, and how many workers there are."""
+async def read_status(
+    app: App, queue: str | None, *, default_queue: str, explained: bool = True
+) -> dict[str, Any]:
+    """Return counts and rates of the queues, the number of workers, and, if ``explained``, why queues stand still."""
     names = await queues_of(app, queue)
     rows = [await _of_queue(app, name) for name in names]
+    for row in rows if explained else ():
+        row["why"] = await _why_still(app, row)
     workers = await read_workers(app, queue, default_queue=default_queue)
     live = [worker for worker in workers if worker["state"] not in ("silent", "dead")]
     dead = [worker for worker in workers if worker["state"] == "dead"]
@@ -57,6 +67,7 @@ async def _of_queue(app: App, name: str) -> dict[str, Any]:
     return {
         "queue": name,
         **{state.value: getattr(counts, state.value) for state in State},
+        "staged": counts.staged,
         "due": counts.due,
         "paused": counts.paused,
         "oldest_waiting_ms": counts.oldest_waiting_ms,
@@ -64,6 +75,21 @@ async def _of_queue(app: App, name: str) -> dict[str, Any]:
         "failed_per_minute": round(sum(failed[-_RATE_MINUTES:]) / _RATE_MINUTES, 1),
         "completed_by_minute": completed,
     }
+
+
+async def _why_still(app: App, row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return why the first job in line does not run; ``None`` if nothing keeps it, or jobs run and it has to wait."""
+    states = [state for state in (State.WAITING, State.BLOCKED, State.SCHEDULED) if row[state.value]]
+    if not states and not row["staged"]:
+        return None
+    storage = await app.connect()
+    page = await storage.list_jobs(row["queue"], states[0] if states else State.SCHEDULED, limit=1)
+    if not page.jobs:
+        return None
+    reason = await explain(storage, page.jobs[0])
+    if reason.kind in _MOVING or (row["active"] and reason.kind in _PATIENT):
+        return None
+    return {"job": page.jobs[0].id, **reason_fields(reason)}
 
 
 def _by_minute(minutes: Sequence[Minute], name: str) -> list[int]:
@@ -101,7 +127,7 @@ def _state_of(worker: WorkerInfo) -> str:
     """Return what the worker said of itself, unless it is known or likely to be gone."""
     if worker.dead:
         return "dead"
-    return str(worker.info.get("state", "")) if worker.raw.age_ms < _SEEN_LATELY_MS else "silent"
+    return str(worker.info.get("state", "")) if worker.raw.age_ms < SEEN_LATELY_MS else "silent"
 
 
 @command("status")
@@ -142,7 +168,8 @@ async def _watch(app: App, queue: str | None, every: float, *, default_queue: st
         while True:
             told = await read_status(app, queue, default_queue=default_queue)
             table = fitted(_COLUMNS, _rows(told), width=live.console.width, spare=_SPARE)
-            live.update(rich_table(*table, title=workers_line(told)), refresh=True)
+            title = "\n".join([*_standstill(told), workers_line(told)])
+            live.update(rich_table(*table, title=title), refresh=True)
             await asyncio.sleep(every)
 
 
@@ -151,7 +178,19 @@ def _print(told: dict[str, Any], *, as_json: bool) -> None:
         print_json(told)
         return
     print_table(_COLUMNS, _rows(told), empty="no jobs were ever put in", spare=_SPARE)
+    for line in _standstill(told):
+        click.echo(line)
     click.echo(workers_line(told))
+
+
+def _standstill(told: dict[str, Any]) -> Iterator[str]:
+    """Return a line for each queue that stands still. That no worker runs is said below, for all queues at once."""
+    for row in told["queues"]:
+        why = row["why"]
+        if why is None or why["kind"] == "no worker":
+            continue
+        who = row["queue"] if why["kind"] in _OF_QUEUE else f"{row['queue']}/{why['job']}"
+        yield visible_in_line(f"{who}: {why['text']} {why['remedy']}".rstrip())
 
 
 def workers_line(told: dict[str, Any]) -> str:
@@ -165,7 +204,7 @@ def workers_line(told: dict[str, Any]) -> str:
             options = " ".join(f"-q {name}" for name in unattended)
             line += f"; none works on {', '.join(unattended)}: `penstock worker {options}`"
     line = f"{line}; {told['dead_workers']} died" if told["dead_workers"] else line
-    return f"{line}; {silent} not heard of for {span(_SEEN_LATELY_MS)}" if silent else line
+    return f"{line}; {silent} not heard of for {span(SEEN_LATELY_MS)}" if silent else line
 
 
 def _rows(told: dict[str, Any]) -> list[tuple[Any, ...]]:

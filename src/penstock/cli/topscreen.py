@@ -13,12 +13,14 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Static, Tab, TabbedContent, TabPane, Tabs
 
+from penstock.cli.jobs import Reasons, read_reasons
 from penstock.cli.jobview import BRIEF, SPARE, brief, facts, happened
 from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline, without_password
 from penstock.cli.status import read_status, read_workers, workers_line
 from penstock.core.display import visible, visible_in_line
 from penstock.core.lifecycle import State
 from penstock.errors import EventsLost, PenstockError
+from penstock.why import explain
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -80,6 +82,7 @@ class TopScreen(TextualApp[None]):
         self._every = every
         self._queues: list[dict[str, Any]] = []
         self._jobs: dict[str, JobInfo] = {}
+        self._reasons: Reasons = {}
         self._chosen: str | None = None
         self._only_queue: str | None = None
 
@@ -105,10 +108,11 @@ class TopScreen(TextualApp[None]):
     async def reload(self) -> None:
         """Read everything again, and show it."""
         try:
-            status = await read_status(self._app, None, default_queue=self._default_queue)
+            status = await read_status(self._app, None, default_queue=self._default_queue, explained=False)
             workers = await read_workers(self._app, None, default_queue=self._default_queue)
             self._queues = status["queues"]
             jobs = await self._list_jobs()
+            self._reasons = await read_reasons(self._app, jobs)
         except PenstockError as error:
             self._say(str(error), trouble=True)
             return
@@ -155,7 +159,8 @@ class TopScreen(TextualApp[None]):
 
     def _draw_jobs(self, jobs: Sequence[JobInfo]) -> None:
         self._jobs = {_key(job): job for job in jobs}
-        columns, cells = fitted(BRIEF, [brief(job) for job in jobs], width=self.size.width - 2, spare=SPARE)
+        rows = [brief(job, self._reasons.get((job.queue, job.id))) for job in jobs]
+        columns, cells = fitted(BRIEF, rows, width=self.size.width - 2, spare=SPARE)
         table = self.query_one("#jobs", DataTable)
         if self._chosen is None and self._jobs:
             self._chosen = next(iter(self._jobs))
@@ -281,6 +286,7 @@ class Details(Screen[None]):
 
     def __init__(self, app: App, queue: str, id: str, *, every: float) -> None:
         super().__init__()
+        self._store = app
         self._handle = app.job(queue, id)
         self._every = every
 
@@ -307,7 +313,8 @@ class Details(Screen[None]):
         if info is None:
             self._put("facts", Text(visible(f"{self._handle.id} is gone."), style=TROUBLE))
             return
-        lines = [Text.assemble((f"{name:12} ", "bold"), visible(str(value))) for name, value in facts(info)]
+        known = facts(info, await explain(await self._store.connect(), info.raw))
+        lines = [Text.assemble((f"{name:12} ", "bold"), visible(str(value))) for name, value in known]
         lines += [Text(""), *[Text(line) for line in await self._timeline()]]
         self._put("facts", Text("\n").join(lines))
         log = await self._handle.logs()
