@@ -13,7 +13,8 @@ __all__ = ["features_report", "verdicts"]
 PHASES = ("enqueue", "drain")
 FIGURES = {"server_us": "server us", "python_us": "Python us", "cpu_us": "CPU us", "commands": "commands"}
 """CPU is that of both: what a job costs the machine."""
-BEFORE_LIMITS = {"valkey": {"cpu_us": 1.05, "commands": 1.0}, "sqlite": {"python_us": 1.05}}
+# A call looks at the types of the keys that it writes: about five commands, shared by all jobs of the call.
+BEFORE_LIMITS = {"valkey": {"cpu_us": 1.03, "commands": 1.3}, "sqlite": {"python_us": 1.03}}
 """Plain jobs, to those of the checkout before."""
 DRAIN_LIMITS = {"groups": 3.0, "groups-capped": 3.0, "flows": 5.0}
 """Server CPU of a drain, to that of plain jobs."""
