@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from penstock.core.text import storable
 from tests.servers import ValkeyCluster, ValkeyServer
 
 pytest_plugins = ["pytester"]
@@ -19,6 +20,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says nothing where the machine is busy.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape lone surrogates in captured output: a report that has one ends the whole run of pytest-xdist."""
+    report = yield
+    report.sections = [(name, storable(text)) for name, text in report.sections]
+    return report
 
 
 @pytest.fixture(scope="session")
