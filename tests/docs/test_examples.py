@@ -1,6 +1,6 @@
 """The examples of README.md and docs/ are run as they stand, each as a script in an empty folder.
 
-A block that opens with ```` ```python ```` is run; with ```` ```python notest ```` it is not; with
+A block that opens with ```` ```python ```` is run; with ```` ```python notest ```` it is only compiled; with
 ```` ```python spark ```` it is run by ``tests/spark/test_docs.py``, in the session that is there. What a comment
 behind ``print(...)`` says is printed: all of it after ``# ->``, else the part before the first colon.
 ``valkey://localhost``, and ``redis://localhost``, become the URL of a server of the tests' own.
@@ -8,12 +8,15 @@ behind ``print(...)`` says is printed: all of it after ``# ->``, else the part b
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -101,6 +104,39 @@ def test_an_example_prints_what_it_says(
     printed = iter(run.stdout.splitlines())
     for line in example.promised:
         assert line in printed, f"{line!r} was not printed, or not in this order:\n{run.stdout}{run.stderr}"
+
+
+NOT_RUN: Final = {
+    "README.md": (2, "they go on from the example before them, with a worker elsewhere or a table"),
+    "history.md": (1, "it needs a session with a catalog"),
+    "spark.md": (7, "they go on from tables and sessions of the reader"),
+    "testing.md": (2, "they are tests, for a test runner"),
+}
+"""The most fragments that a page may have, and why they cannot be run."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_every_python_block_is_run_or_is_a_known_fragment(page: Path) -> None:
+    openings = Counter(re.findall(r"^ *```(py.*)$", page.read_text(), re.MULTILINE))
+    assert set(openings) <= {"python", "python spark", "python notest"}
+    assert openings["python"] == len(list(examples(page)))
+    assert openings["python spark"] == len(list(examples(page, "python spark")))
+    most, _ = NOT_RUN.get(page.name, (0, ""))
+    assert openings["python notest"] <= most
+
+
+FRAGMENTS = [example for page in PAGES for example in examples(page, "python notest")]
+
+
+@pytest.mark.parametrize("fragment", FRAGMENTS, ids=[fragment.where for fragment in FRAGMENTS])
+def test_a_fragment_compiles_and_imports_what_there_is(fragment: Example) -> None:
+    compile(fragment.code, fragment.where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for node in ast.walk(ast.parse(fragment.code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
+            module = pytest.importorskip(str(node.module), exc_type=ImportError)
+            for alias in node.names:
+                if not hasattr(module, alias.name):
+                    import_module(f"{node.module}.{alias.name}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])

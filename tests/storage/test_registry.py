@@ -48,10 +48,10 @@ def test_a_third_party_serves_a_scheme_of_its_own() -> None:
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_redis(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {name!r}", name="redis")
+    def no_hiredis(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}", name="hiredis")
 
-    monkeypatch.setattr("penstock.storage.registry.import_module", no_redis)
+    monkeypatch.setattr("penstock.storage.registry.import_module", no_hiredis)
 
     with pytest.raises(InvalidOption, match=r"pip install 'penstock\[valkey\]'"):
         open_storage("valkey://localhost")

@@ -32,7 +32,7 @@ _BUILT_IN: Final = {
     "memory": _SQLITE,
     **dict.fromkeys(_VALKEY_SCHEMES, _VALKEY),
 }
-_EXTRAS: Final = {"redis": "valkey", "hiredis": "valkey"}
+_EXTRAS: Final = {"hiredis": "valkey"}
 _GROUP: Final = "penstock.engines"
 
 _registered: dict[str, EngineFactory] = {}
