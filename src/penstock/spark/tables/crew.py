@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from types import ModuleType, TracebackType
 from typing import Final
 
 from penstock.app import App
+from penstock.core.display import StderrLog, log_to_stderr
 from penstock.errors import InvalidOption
 from penstock.importing import locate
 from penstock.spark.errors import FleetFailed
@@ -122,6 +124,8 @@ def main() -> None:
     module = _script(where) if where.endswith(".py") else import_module(where)
     app: App = getattr(module, name)
     app.move_to(os.environ[_MARK])
+    # Failures come back as rows. Of many, the tracebacks would bury the progress of the run.
+    log_to_stderr(StderrLog(runs=False), level=logging.WARNING)
     asyncio.run(_serve(app, queue, int(concurrency)))
 
 
