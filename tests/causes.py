@@ -25,17 +25,43 @@ CAUSES: Final = (
     Cause("paused", "stopped", "paused", ("Queue paused is paused since 20",), "`penstock resume -q paused`"),
     Cause("resting", "rested", "paused", ("Queue resting is paused until 20", "(in 59m"), "`penstock resume"),
     Cause("alone", "orphan", "no worker", ("No worker runs for queue alone",), "`penstock worker -q alone`"),
-    Cause("capped", "second", "queue limit", ("runs 1 at a time", "first-of-queue"), "`penstock limit set"),
-    Cause("grouped", "behind", "group limit", ("Group tenant 7 runs 1", "first-of-group"), "'tenant 7'`"),
+    Cause(
+        "capped",
+        "second",
+        "queue limit",
+        ("Queue capped is at its limit of 1: first-of-queue",),
+        "limit set -q capped --concurrency N`",
+    ),
+    Cause(
+        "grouped",
+        "behind",
+        "group limit",
+        ("Group tenant 7 is at its limit of 1: first-of-group",),
+        "--group 'tenant 7' --concurrency N`",
+    ),
     Cause("grouped", "quiet", "group paused", ("Group other is paused since 20",), "--group other`"),
-    Cause("rated", "later", "rate limit", ("limited to 1 start in 1h", "until 20", "(in 59m"), "raise the limit"),
+    Cause(
+        "rated",
+        "later",
+        "rate limit",
+        ("limited to 1 start in 1h", "until 20", "(in 59m"),
+        "`penstock limit set -q rated --rate N/s`",
+    ),
     Cause("costly", "poor", "budget", ("budget 'usd' of queue costly is spent: 3 of 2",), "set_budget('usd'"),
-    Cause("flows", "parent", "children", ("waits for 2 jobs to end", "flows/child-1"), "`penstock why child-1`"),
+    Cause(
+        "flows", "parent", "children", ("waits for 2 jobs to end", "flows/child-1"), "`penstock why child-1`"
+    ),
     Cause("signals", "asks", "signal", ("waits for the signal 'paid'",), "signal('asks', 'paid')"),
-    Cause("known", "foreign", "unknown task", ("No live worker of queue known knows task 'other.task'",), "Import"),
+    Cause(
+        "known",
+        "foreign",
+        "unknown task",
+        ("No live worker of queue known knows task 'other.task'",),
+        "Import",
+    ),
     Cause("timed", "tomorrow", "not due", ("not due until 20", "(in 23h59m"), "`penstock promote tomorrow`"),
     Cause("staging", "half", "staged", ("its write 'w-1' is not complete",), "when that write commits"),
-)  # fmt: skip
+)
 _ATTENDED: Final = sorted({cause.queue for cause in CAUSES} - {"alone"})
 
 

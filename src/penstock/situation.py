@@ -6,14 +6,15 @@ import asyncio
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from penstock.core.annex import EMPTY_ANNEX
 from penstock.core.duration import describe
 from penstock.core.lifecycle import EventType, State
-from penstock.core.limits import GroupState, LimitsOfQueue
+from penstock.core.limits import GroupState, Limit, LimitsOfQueue
+from penstock.errors import StorageError
 
 if TYPE_CHECKING:
     from penstock.core.flow import DependencyRecord
@@ -77,6 +78,12 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             if not one.dead and one.age_ms < SEEN_LATELY_MS
         ]
 
+    def limit_command(self, bound: Literal["concurrency", "rate", "bucket"], group: str = "") -> str:
+        """Return the command that raises a limit; N stands for a larger number."""
+        value = {"concurrency": "N", "rate": "N/s", "bucket": "N:N/s"}[bound]
+        of_group = ("--group", group) if group else ()
+        return command_line("limit", "set", "-q", self.queue, *of_group, f"--{bound}", value)
+
     def after(self, wait_ms: int | None) -> datetime | None:
         """Return the instant in ``wait_ms`` from now."""
         return None if wait_ms is None else instant(self.now_ms + wait_ms)
@@ -93,9 +100,9 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 async def read_situation(storage: Storage, queue: str, *, groups: Iterable[str] = ()) -> Situation:
     """Read what concerns all jobs of a queue, and of these groups, in one go. The queue must exist."""
     keys = ("", *sorted(set(groups) - {""})[:_MOST_GROUPS])
-    clock, page, limits, budgets, workers, active = await asyncio.gather(
+    clock, states, limits, budgets, workers, active = await asyncio.gather(
         storage.clock(queue),
-        storage.groups(queue, keys=keys),
+        _read_groups(storage, queue, keys),
         storage.limits(queue),
         storage.budgets(queue),
         storage.workers(queue),
@@ -104,12 +111,26 @@ async def read_situation(storage: Storage, queue: str, *, groups: Iterable[str] 
     return Situation(
         queue=queue,
         now_ms=clock.now_ms,
-        groups={state.key: state for state in page.groups},
+        groups={state.key: state for state in states},
         limits=limits,
         budgets=budgets,
         workers=workers,
         active=active.jobs,
     )
+
+
+async def _read_groups(storage: Storage, queue: str, keys: Sequence[str]) -> list[GroupState]:
+    """Return the queue and the groups of ``keys``; of a store that only reads, such as a replica, the queue alone."""
+    try:
+        return (await storage.groups(queue, keys=keys)).groups
+    except StorageError:
+        # An engine may drop starts that no longer count as it reads them, which such a store refuses.
+        counts, limits = await storage.counts(queue), await storage.limits(queue)
+        concurrency = limits.get("", Limit()).concurrency
+        is_full = concurrency is not None and counts.active >= concurrency
+        why: Literal["paused", "concurrency", ""] = "concurrency" if is_full else ""
+        why = "paused" if counts.paused else why
+        return [GroupState("", counts.waiting, counts.active, 0, counts.blocked, counts.paused, why)]
 
 
 async def pause_began_ms(storage: Storage, queue: str, group: str) -> int:

@@ -174,7 +174,7 @@ def _active(job: Job, situation: Situation) -> Reason:
             until=instant(job.lease_until_ms),
         )
     stopping = " and was asked to stop" if job.cancelling else ""
-    return Reason(kind="active", text=f"It runs {since} on worker {job.worker}{stopping}.")
+    return Reason(kind="active", text=f"It has been running {since} on worker {job.worker}{stopping}.")
 
 
 def _ended(job: Job) -> Reason | None:
@@ -212,31 +212,35 @@ def _finished(job: Job) -> Reason:
 
 def _stopped(situation: Situation) -> Reason | None:
     """Return which pause, budget or limit of the queue is in the way, in the order in which a claim looks at them."""
-    gate, queue = situation.gate, situation.queue
+    gate = situation.gate
     if gate.why == "paused":
-        since = f" since {at_second(situation.paused_at_ms)}" if situation.paused_at_ms else ""
-        return Reason(
-            kind="paused",
-            text=f"Queue {queue} is paused{since}, until it is resumed.",
-            remedy=f"Run {command_line('resume', '-q', queue)}.",
-        )
+        return _paused(gate, situation)
     spent = [budget for budget in situation.budgets if not budget.flow and _is_spent(budget)]
     if spent:
-        return _over_budget(spent[0], queue)
+        return _over_budget(spent[0], situation.queue)
     match gate.why:
         case "asked":
-            return Reason(
-                kind="paused",
-                text=f"Queue {queue} is paused until {situation.until(gate.wait_ms)}.",
-                remedy=f"Run {command_line('resume', '-q', queue)} to go on now.",
-                until=situation.after(gate.wait_ms),
-            )
+            return _paused(gate, situation)
         case "concurrency":
             return _queue_full(situation)
         case "rate":
             return _queue_rate(situation)
         case _:
             return None
+
+
+def _paused(state: GroupState, situation: Situation) -> Reason:
+    """Return the reason for a queue or a group that is paused, for a time or until it is resumed."""
+    key, queue = state.key, situation.queue
+    kind: Cause = "group paused" if key else "paused"
+    what = f"Group {key}" if key else f"Queue {queue}"
+    resume = command_line("resume", "-q", queue, *(("--group", key) if key else ()))
+    if state.why == "asked":
+        text = f"{what} is paused until {situation.until(state.wait_ms)}."
+        until = situation.after(state.wait_ms)
+        return Reason(kind=kind, text=text, remedy=f"Run {resume} to go on now.", until=until)
+    since = f" since {at_second(situation.paused_at_ms)}" if situation.paused_at_ms else ""
+    return Reason(kind=kind, text=f"{what} is paused{since}, until it is resumed.", remedy=f"Run {resume}.")
 
 
 def _is_spent(budget: Budget) -> bool:
@@ -257,10 +261,11 @@ def _over_budget(budget: Budget, queue: str) -> Reason:
 def _queue_full(situation: Situation) -> Reason:
     limit = situation.limits.get("", Limit()).concurrency
     running = _named(situation.active[:NAMED], situation.gate.active)
+    raised = situation.limit_command("concurrency")
     return Reason(
         kind="queue limit",
-        text=f"Queue {situation.queue} runs {limit} at a time, and {situation.gate.active} run: {running}.",
-        remedy=f"Wait for one to end, or raise the limit with {command_line('limit', 'set', '-q', situation.queue)}.",
+        text=f"Queue {situation.queue} is at its limit of {limit}: {running}.",
+        remedy=f"Wait for one to end, or run {raised}.",
         jobs=_refs(situation.active[:NAMED]),
     )
 
@@ -271,7 +276,7 @@ def _queue_rate(situation: Situation) -> Reason:
     return Reason(
         kind="rate limit",
         text=f"Queue {situation.queue} is limited{allowed}, until {situation.until(gate.wait_ms)}.",
-        remedy=f"Wait, or raise the limit with {command_line('limit', 'set', '-q', situation.queue)}.",
+        remedy=f"Wait, or run {situation.limit_command('rate')}.",
         until=situation.after(gate.wait_ms),
     )
 
@@ -344,20 +349,8 @@ def _held_by_group(job: Job, situation: Situation) -> Reason | None:
     if state is None:
         return None
     match state.why:
-        case "paused":
-            since = f" since {at_second(situation.paused_at_ms)}" if situation.paused_at_ms else ""
-            return Reason(
-                kind="group paused",
-                text=f"Group {key} is paused{since}, until it is resumed.",
-                remedy=f"Run {command_line('resume', '-q', job.queue, '--group', key)}.",
-            )
-        case "asked":
-            return Reason(
-                kind="group paused",
-                text=f"Group {key} is paused until {situation.until(state.wait_ms)}.",
-                remedy=f"Run {command_line('resume', '-q', job.queue, '--group', key)} to go on now.",
-                until=situation.after(state.wait_ms),
-            )
+        case "paused" | "asked":
+            return _paused(state, situation)
         case _ if job.state is not State.BLOCKED:
             return None
         case "concurrency":
@@ -376,22 +369,22 @@ def _group_full(key: str, state: GroupState, situation: Situation) -> Reason:
     limit = situation.limits.get(key) or situation.limits.get(EVERY_GROUP, Limit())
     members = [job for job in situation.active if group_of(job) == key][:NAMED]
     busy = state.waiting + state.active + state.held
-    raise_it = command_line("limit", "set", "-q", situation.queue, "--group", key)
-    who = _named(members, busy) if members else f"{busy} are in line or rest before their next run"
+    raised = situation.limit_command("concurrency", key)
+    who = _named(members, busy) if members else f"{counted(busy, 'job')} in line or between two runs"
     return Reason(
         kind="group limit",
-        text=f"Group {key} runs {limit.concurrency} at a time, and {busy} {'is' if busy == 1 else 'are'} ahead: {who}.",
-        remedy=f"Wait for one to end, or raise the limit with {raise_it}.",
+        text=f"Group {key} is at its limit of {limit.concurrency}: {who}.",
+        remedy=f"Wait for one to end, or run {raised}.",
         jobs=_refs(members),
     )
 
 
 def _group_rate(key: str, state: GroupState, situation: Situation) -> Reason:
-    raise_it = command_line("limit", "set", "-q", situation.queue, "--group", key)
+    raised = situation.limit_command("rate" if state.why == "rate" else "bucket", key)
     return Reason(
         kind="group rate limit",
         text=f"Group {key} has used up its {state.why}, until {situation.until(state.wait_ms)}.",
-        remedy=f"Wait, or raise the limit with {raise_it}.",
+        remedy=f"Wait, or run {raised}.",
         until=situation.after(state.wait_ms),
     )
 

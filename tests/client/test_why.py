@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from penstock import App, JobNotFound, Reason, ResultTimeout
+from penstock import App, JobNotFound, Limit, Reason, ResultTimeout, StorageReadOnly
+from penstock.core.annex import Annex
 from penstock.core.job import NewJob
-from penstock.why import explain
+from penstock.storage import open_storage
+from penstock.storage.values import GroupPage, Take
+from penstock.why import explain, explain_all
 from tests.causes import CAUSES, plant
-from tests.client.spy import Spy
+from tests.client.spy import Spy, spy_on
 
 
 async def alive(app: App, queue: str, worker: str = "w", **info: object) -> None:
@@ -151,3 +156,51 @@ async def test_the_cost_does_not_grow_with_the_queue(spy: Spy) -> None:
     assert (await explain(spy, job)).kind == "paused"
     assert len(spy.calls) <= 8
     assert not {"scan_jobs", "search"} & set(spy.calls)
+
+
+class Replica(Spy):
+    """A store that refuses what may write."""
+
+    async def groups(self, *arguments: Any, **options: Any) -> GroupPage:
+        raise StorageReadOnly("a replica does not write")
+
+
+async def test_a_store_that_only_reads_tells_what_it_can() -> None:
+    storage = open_storage("memory://")
+    await storage.open()
+    try:
+        await storage.enqueue("mail", [NewJob("a"), NewJob("b", annex=Annex(group="g"))])
+        jobs = [job for job in await storage.get("mail", ["a", "b"]) if job is not None]
+        replica = spy_on(storage, Replica)
+        assert {one.kind for one in (await explain_all(replica, jobs)).values()} == {"no worker"}
+        await storage.limit("mail", "", Limit(concurrency=1))
+        await storage.claim("mail", Take("w", 1, 60_000))
+        assert (await explain(replica, jobs[1])).kind == "queue limit"
+        await storage.pause("mail")
+        assert (await explain(replica, jobs[1])).kind == "paused"
+    finally:
+        await storage.close()
+
+
+async def test_a_list_reads_each_queue_once(spy: Spy) -> None:
+    await spy.enqueue(
+        "mail", [NewJob(f"j-{number}", annex=Annex(group=f"g-{number}")) for number in range(50)]
+    )
+    jobs = [job for job in await spy.get("mail", [f"j-{number}" for number in range(50)]) if job is not None]
+    spy.calls.clear()
+
+    assert len(await explain_all(spy, jobs)) == 50
+    assert len(spy.calls) <= 6
+
+
+async def test_a_worker_that_does_not_know_the_task_is_found_out(app: App) -> None:
+    handle = await app.queue("mail").enqueue(1, task="elsewhere")
+    worker = app.worker(queues=["mail"], heartbeat="50ms")
+    running = asyncio.create_task(worker.run())
+    try:
+        async with asyncio.timeout(20):
+            while (await handle.why()).kind != "unknown task":
+                await asyncio.sleep(0.02)
+    finally:
+        worker.stop()
+        await running

@@ -41,7 +41,7 @@ def brief(info: JobInfo, reason: Reason | None = None) -> tuple[Any, ...]:
     at_ms = (
         raw.finished_at_ms
         or raw.claimed_at_ms * (info.state == "active")
-        or raw.run_at_ms
+        or raw.run_at_ms * (not raw.is_staged)
         or raw.enqueued_at_ms
     )
     tries = f"{info.failures}/{info.attempts}"
