@@ -104,7 +104,7 @@ async def read_situation(storage: Storage, queue: str, *, groups: Iterable[str] 
         storage.clock(queue),
         _read_groups(storage, queue, keys),
         storage.limits(queue),
-        storage.budgets(queue),
+        _read_budgets(storage, queue),
         storage.workers(queue),
         storage.list_jobs(queue, State.ACTIVE, limit=_MOST_ACTIVE if len(keys) > 1 else NAMED),
     )
@@ -131,6 +131,14 @@ async def _read_groups(storage: Storage, queue: str, keys: Sequence[str]) -> lis
         why: Literal["paused", "concurrency", ""] = "concurrency" if is_full else ""
         why = "paused" if counts.paused else why
         return [GroupState("", counts.waiting, counts.active, 0, counts.blocked, counts.paused, why)]
+
+
+async def _read_budgets(storage: Storage, queue: str) -> Sequence[Budget]:
+    """Return the budgets; none if the store only reads, because an engine may renew a budget as it reads it."""
+    try:
+        return await storage.budgets(queue)
+    except StorageError:
+        return ()
 
 
 async def pause_began_ms(storage: Storage, queue: str, group: str) -> int:

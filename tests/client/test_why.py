@@ -13,7 +13,7 @@ from penstock import App, JobNotFound, Limit, Reason, ResultTimeout, StorageRead
 from penstock.core.annex import Annex
 from penstock.core.job import NewJob
 from penstock.storage import open_storage
-from penstock.storage.values import GroupPage, Take
+from penstock.storage.values import Budget, GroupPage, Take
 from penstock.why import explain, explain_all
 from tests.causes import CAUSES, plant
 from tests.client.spy import Spy, spy_on
@@ -162,6 +162,9 @@ class Replica(Spy):
     """A store that refuses what may write."""
 
     async def groups(self, *arguments: Any, **options: Any) -> GroupPage:
+        raise StorageReadOnly("a replica does not write")
+
+    async def budgets(self, queue: str) -> list[Budget]:
         raise StorageReadOnly("a replica does not write")
 
 
