@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Generator, Iterator
 
@@ -28,6 +29,16 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, storable(text)) for name, text in report.sections]
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Give captured log lines their usual form: where a logger of PySpark exists, it makes JSON of them."""
+    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    assert plugin is not None
+    for handler in logging.getLogger().handlers:
+        if type(handler.formatter).__module__.startswith("pyspark."):
+            handler.setFormatter(plugin.formatter)
 
 
 @pytest.fixture(scope="session")
