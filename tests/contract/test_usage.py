@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.core.annex import Annex
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Snooze
-from penstock.storage.values import Budget, Claimed, Report, Take, Ticket, Usage
+from penstock.storage.values import Budget, Claimed, QueueSettings, Report, Take, Ticket, Usage
 from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench
 
 DAY_MS = 24 * 60 * MINUTE_MS
@@ -101,6 +101,17 @@ async def test_a_spent_budget_stops_claims_until_it_is_raised(bench: Bench) -> N
     )
     await bench.storage.set_budget(bench.queue, Budget("usd", 100))
     assert [lease.id for lease in (await take(bench)).leases] == ["b"]
+
+
+async def test_new_settings_leave_a_spent_budget_spent(bench: Bench) -> None:
+    await bench.put("a")
+    await bench.put("b")
+    await bench.storage.set_budget(bench.queue, Budget("usd", 10))
+    lease = await bench.claim()
+    await use(bench, "a", lease.token, usd=18)
+    for settings in (QueueSettings(keep_completed=10), QueueSettings(dead_letter="dead"), QueueSettings()):
+        await bench.storage.configure(bench.queue, settings)
+        assert (await take(bench)).over_budget
 
 
 async def test_a_repeated_claim_says_again_that_the_budget_is_spent(bench: Bench) -> None:

@@ -39,8 +39,8 @@ async def test_an_unknown_task_is_handed_back_until_a_worker_knows_it(
             info = await jobs[0].get()
             assert info is not None
             assert (info.failures, info.stalls, info.state in ("scheduled", "active")) == (0, 0, True)
-            async with working(new):
-                assert [await job.result(timeout="20s") for job in jobs] == [0, 1, 2]
+        async with working(new):
+            assert [await job.result(timeout="30s") for job in jobs] == [0, 1, 2]
     warnings = [record for record in caplog.records if "'fresh'" in record.getMessage()]
     assert len(warnings) == 1, "one warning for all jobs of a task"
 
@@ -65,8 +65,8 @@ async def test_an_unknown_task_keeps_its_place_in_a_strict_group(url: str) -> No
             await until(lambda: worker.stats.snoozed >= 3)
             assert ran == []
             assert await second.refresh() is State.BLOCKED
-            async with working(new):
-                await second.result(timeout="20s")
+        async with working(new):
+            await second.result(timeout="30s")
     assert ran == ["fresh", "known"]
     assert first.id != second.id
 

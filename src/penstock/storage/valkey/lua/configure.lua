@@ -6,8 +6,8 @@
 register('configure', function(keys, args)
   open(keys)
   call('HSET', K.meta, 'settings', args[1])
-  local has_dead_letter = read_settings().dead_letter ~= nil
-  if has_dead_letter ~= (Q.uses >= 128) then Q.uses = Q.uses + (has_dead_letter and 128 or -128) end
+  -- The bit stays when the dead_letter queue goes: budgets share it.
+  if read_settings().dead_letter and Q.uses < 128 then Q.uses = Q.uses + 128 end
   emit_queue('configured', 'data', args[1])
   close()
   return 1

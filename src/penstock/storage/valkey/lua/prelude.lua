@@ -82,7 +82,8 @@ end
 
 local FORMAT = 1
 -- format paused seq events now shift waiters stale uses: one field, because every call reads and writes all of it.
--- uses: a bit for each feature (128: a dead_letter queue) that costs a look; what is not in use is not looked for.
+-- uses: a bit for each feature that costs a look; what is not in use is not looked for. 128 is a dead_letter queue, or usage
+-- and budgets.
 -- Behind it stands the present minute (metrics.lua).
 local COUNTERS = '>BBI6I6I6i6I6I6B'
 local MINUTE_AT = 40
