@@ -164,7 +164,7 @@ def test_the_store_that_is_said_goes_before_the_one_an_app_names(penstock: Shell
         (('{"command": "x", "attempts": 0}',), "attempts=0"),
         (("   ",), "the command is empty"),
         ((), "give a command"),
-        (("x", "--delay", "soon"), "'soon' is no duration"),
+        (("x", "--delay", "soon"), "'soon' is not a duration"),
         (("x", "--id", " "), "is not allowed as id"),
         (("x", "-q", "a/b"), "is not allowed as queue name"),
         (("x", "--env", "NO_SUCH_VARIABLE_HERE"), "there is no such variable here"),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["enqueue"]
 
 _EPILOG: Final = """\
-A DURATION is 250ms, 30s, 5m, 1h30m, 2d, or a number of seconds. What is not given is as `penstock config list` says:
+A DURATION is 250ms, 30s, 5min, 1h30m, 2d, or a number of seconds. What is not given is as `penstock config list` says:
 queue, priority, timeout, attempts, backoff.
 
 Exit codes: 0 put in, or with --wait the code of the command; 2 no job, nothing was put in; 3 --after an unknown job;

@@ -50,7 +50,7 @@ def _duration(value: Any) -> str:
     try:
         return describe(milliseconds(with_unit(value) if isinstance(value, str) else value))
     except InvalidOption:
-        raise ValueError('seconds, or a duration such as "30s", "5m", "1h30m"') from None
+        raise ValueError('seconds, or a duration such as "30s", "5min", "1h30m"') from None
 
 
 def _flag(value: Any) -> bool:

@@ -28,7 +28,7 @@ def duration(text: str) -> str:
         milliseconds(with_unit(text))
     except InvalidOption:
         raise click.BadParameter(
-            f"{text!r} is no duration. Give seconds, or 250ms, 30s, 5m, 1h30m, 2d."
+            f"{text!r} is not a duration. Give seconds, or 250ms, 30s, 5min, 1h30m, 2d."
         ) from None
     return with_unit(text)
 

@@ -2,8 +2,8 @@
 in.
 
 Text is one or more amounts with a unit, largest unit first, each unit at most once: ``"250ms"``, ``"30s"``,
-``"1.5h"``, ``"1h30m"``, ``"2d"``, ``"1w"``. Numbers are seconds. A text without a unit is refused: nobody can
-tell what was meant.
+``"1.5h"``, ``"1h30m"``, ``"5min"``, ``"2 days"``, ``"1w"``. Numbers are seconds. Text without a unit is refused,
+because its unit would be a guess.
 """
 
 from __future__ import annotations
@@ -27,11 +27,21 @@ _UNITS_MS: Final = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_0
 # a float, which is what Lua counts in.
 MAX_MS: Final = 10_000 * _UNITS_MS["w"]
 
+_SPELLINGS: Final = {
+    "w": "w(?:eeks?)?",
+    "d": "d(?:ays?)?",
+    "h": "h(?:rs?|ours?)?",
+    "m": "m(?:ins?|inutes?)?",
+    "s": "s(?:ecs?|econds?)?",
+    "ms": "ms|msecs?|milliseconds?",
+}
 # [0-9] and not \d, which would take any script's digits.
-_TEXT: Final = re.compile(r"\s*".join(rf"(?:([0-9]+(?:\.[0-9]+)?){unit})?" for unit in _UNITS_MS))
+_TEXT: Final = re.compile(
+    r"\s*".join(rf"(?:([0-9]+(?:\.[0-9]+)?) ?(?:{_SPELLINGS[unit]}))?" for unit in _UNITS_MS)
+)
 _LONGEST_TEXT: Final = 100
 _ACCEPTED: Final = (
-    'a timedelta, a number of seconds, or a text such as "250ms", "30s", "5m", "1h30m", "2d", "1w"'
+    'a timedelta, a number of seconds, or a text such as "250ms", "30s", "5min", "1h30m", "2d", "1w"'
 )
 
 
