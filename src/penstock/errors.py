@@ -235,7 +235,22 @@ class Verdict(PenstockError):
 
 
 class Unrecoverable(Verdict):
-    """Fail now: no further attempt would help."""
+    """Fail now: no further attempt would help.
+
+    It may wrap the error that decided it: ``raise Unrecoverable("no such page") from error``, or
+    ``Unrecoverable(error)``. The failure then keeps the class of that error.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        if args and isinstance(args[0], BaseException):
+            self.__cause__ = args[0]
+
+    @property
+    def wrapped(self) -> BaseException | None:
+        """The error it wraps."""
+        first = self.args[0] if self.args else None
+        return first if isinstance(first, BaseException) else self.__cause__
 
 
 class Retry(Verdict):

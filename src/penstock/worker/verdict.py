@@ -27,6 +27,7 @@ __all__ = [
     "failure_of",
     "final_failure",
     "is_last",
+    "kind_and_message",
     "message_of",
     "suspension",
     "traceback_of",
@@ -148,11 +149,21 @@ def _delay_ms(delay: Duration | None, at: datetime | None) -> int | None:
 def failure_of(error: BaseException, *, note: str = "") -> Failure:
     """What is stored of an error: bounded, and sayable in UTF-8."""
     shown = error.__cause__ if isinstance(error, Undecodable) and error.__cause__ else error
+    kind, message = kind_and_message(shown)
     return Failure(
-        storable(type(shown).__name__),
-        _bounded(message_of(shown) + note, _LONGEST_MESSAGE),
+        storable(kind),
+        _bounded(message + note, _LONGEST_MESSAGE),
         "" if shown is not error else _bounded(traceback_of(error), _LONGEST_TRACEBACK, keep_end=True),
     )
+
+
+def kind_and_message(error: BaseException) -> tuple[str, str]:
+    """Return the class name and message to store. An ``Unrecoverable`` has the class of the error it wraps."""
+    wrapped = error.wrapped if type(error) is Unrecoverable else None
+    if wrapped is None:
+        return type(error).__name__, message_of(error)
+    own, cause = message_of(error), message_of(wrapped)
+    return type(wrapped).__name__, own if cause in own else f"{own}: {cause}" if own else cause
 
 
 def message_of(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from penstock.core.duration import milliseconds
 from penstock.core.job import Lease
 from penstock.core.sandbox import SandboxLimits
 from penstock.core.text import storable
-from penstock.worker.verdict import message_of, traceback_of
+from penstock.worker.verdict import kind_and_message, traceback_of
 from penstock.worker.words import Words
 
 __all__ = [
@@ -72,7 +72,7 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
         """Penstock's own error that was raised, or an exception of a class with the same name and words."""
         match self.own:
             case "Unrecoverable":
-                return errors.Unrecoverable(self.message)
+                return self._unrecoverable()
             case "Retry":
                 return errors.Retry(self.message, delay=self.delay_s, at=self.at)
             case "WaitForChildren":
@@ -87,6 +87,11 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
                 return _with_trace(errors.MemoryLimitExceeded(self.message), self.traceback)
             case _:
                 return _with_trace(_remote_class(self.error_type)(self.message), self.traceback)
+
+    def _unrecoverable(self) -> Exception:
+        if self.error_type == "Unrecoverable":
+            return _with_trace(errors.Unrecoverable(self.message), self.traceback)
+        return errors.Unrecoverable(_with_trace(_remote_class(self.error_type)(self.message), self.traceback))
 
 
 class Discarded(msgspec.Struct, frozen=True, tag=True):
@@ -114,9 +119,10 @@ def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
     delays = (getattr(error, name, None) for name in ("delay", "timeout", "retry_in"))
     delay = next((delay for delay in delays if delay is not None), None) if own else None
     at = getattr(error, "at", None) if own else None
+    kind, message = kind_and_message(error)
     return Raised(
-        storable(type(error).__name__),
-        storable(message_of(error)),
+        storable(kind),
+        storable(message),
         storable(traceback_of(error)),
         undecodable=undecodable,
         own=own,
