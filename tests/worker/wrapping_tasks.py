@@ -11,9 +11,12 @@ class NoSuchUser(Unrecoverable):
     """A verdict of the user's own."""
 
 
+users: dict[str, int] = {}
+
+
 def lookup(kind: str) -> None:
     try:
-        {}["ada"]
+        users["ada"]
     except KeyError as error:
         match kind:
             case "from":
