@@ -91,6 +91,7 @@ async def _put_all(storage: Storage, weaves: Sequence[Weave]) -> dict[Key, Enque
 def _draw(part: Part) -> _Drawn:
     graph = Graph()
     ends = graph.add(part)
+    graph.keep_outcomes(ends)
     return _Drawn(graph, ends, graph.weaves(), is_several(part))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
@@ -11,7 +11,7 @@ from penstock.core.annex import EMPTY_ANNEX
 from penstock.core.display import shown
 from penstock.core.flow import Node, woven
 from penstock.core.ids import uuid7
-from penstock.core.job import Dependency, NewJob, Policy
+from penstock.core.job import Dependency, NewJob, Options, Policy
 from penstock.errors import InvalidInput
 from penstock.flow.parts import Chain, Chord, Dag, Flow, Group, Part, Passing
 from penstock.handle import JobHandle
@@ -35,6 +35,7 @@ class Before(NamedTuple):
 
 
 _NOTHING = Before()
+_SHORTEST_RETENTION_MS: Final = 60_000
 
 
 class Draft:
@@ -102,6 +103,17 @@ class Graph:
                 return self._dag(part, before)
             case _ as never:
                 assert_never(never)
+
+    def keep_outcomes(self, ends: Iterable[Key]) -> None:
+        """Keep the last jobs of a flow for at least a minute: ``result()`` may be called after they have ended."""
+        kept: dict[int, Options] = {}
+        for key in ends:
+            if (draft := self.drafts.get(key)) is not None:
+                given = draft.job.options
+                # Jobs that share their options go on sharing them, so that engines encode them once.
+                options = kept.setdefault(id(given), _kept(given))
+                if options is not given:
+                    draft.job = replace(draft.job, options=options)
 
     def _side_by_side(self, parts: Iterable[Part], before: Before) -> list[Key]:
         return list(dict.fromkeys(key for part in parts for key in self.add(part, before)))
@@ -264,3 +276,14 @@ class Graph:
 
     def _shown(self, key: Key) -> str:
         return self.drafts[key].name or "/".join(key)
+
+
+def _kept(options: Options) -> Options:
+    shortest = _SHORTEST_RETENTION_MS
+    if min(options.result_ttl_ms, options.failure_ttl_ms) >= shortest:
+        return options
+    return replace(
+        options,
+        result_ttl_ms=max(options.result_ttl_ms, shortest),
+        failure_ttl_ms=max(options.failure_ttl_ms, shortest),
+    )

@@ -1,0 +1,74 @@
+"""The result of a flow can be read after its end, whatever retention its last jobs have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock import App, Dag, Flow, JobFailed, chain, chord, group
+
+
+def declared(app: App) -> tuple[Any, Any]:
+    @app.task
+    async def add(x: int, y: int = 1) -> int:
+        return x + y
+
+    @app.task
+    async def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    return add, total
+
+
+@pytest.mark.parametrize("shape", ["chain", "group", "chord", "dag", "flow", "job"])
+async def test_a_result_ttl_of_0_does_not_lose_the_result_of_a_flow(app: App, shape: str) -> None:
+    add, total = declared(app)
+    last = add.options(result_ttl=0)
+    dag = Dag()
+    dag.add("first", add.job(1))
+    dag.add("last", last.job(1), after=["first"])
+    flows: dict[str, tuple[Any, Any]] = {
+        "chain": (chain(add.job(1), last.job(1)), 3),
+        "group": (group([last.job(1), last.job(2)]), [2, 3]),
+        "chord": (chord([add.job(1), last.job(2)], total.options(result_ttl=0).job()), 5),
+        "dag": (dag, 2),
+        "flow": (Flow(last.job(1), [add.job(1)]), 2),
+        "job": (last.job(1), 2),
+    }
+    flow, expected = flows[shape]
+    handle = await app.enqueue_flow(flow)
+    await app.worker(burst=True).run()
+    assert await handle.result(timeout="10s") == expected
+
+
+async def test_a_failure_ttl_of_0_does_not_lose_the_failure_of_a_flow(app: App) -> None:
+    @app.task(attempts=1, failure_ttl=0)
+    async def broken() -> None:
+        raise ValueError("no such thing")
+
+    add, _ = declared(app)
+    handle = await app.enqueue_flow(chain(add.job(1), broken.job(), pass_result=False))
+    await app.worker(burst=True).run()
+    with pytest.raises(JobFailed, match="ValueError: no such thing"):
+        await handle.result(timeout="10s")
+
+
+async def test_only_the_last_job_of_a_flow_is_kept_and_only_for_a_minute(app: App) -> None:
+    add, _ = declared(app)
+    quick = add.options(result_ttl=0)
+    handle = await app.enqueue_flow(chain(quick.job(1), quick.job(1)))
+    await app.worker(burst=True).run()
+    first, last = [await job.get() for job in handle.jobs]
+    assert first is None
+    assert last is not None
+    assert last.raw.options.result_ttl_ms == 60_000
+
+
+async def test_a_longer_result_ttl_stays_as_it_is(app: App) -> None:
+    add, _ = declared(app)
+    handle = await app.enqueue_flow(chain(add.job(1), add.options(result_ttl="2h", failure_ttl="3h").job(1)))
+    last = await handle.root.get()
+    assert last is not None
+    assert last.raw.options.result_ttl_ms == 2 * 3_600_000
+    assert last.raw.options.failure_ttl_ms == 3 * 3_600_000
