@@ -100,6 +100,20 @@ _ROWS: Final = [
     Key("stale_after", "duration", None, _duration, "which active jobs `reset-stale` takes back"),
     Key("grace", "duration", "30s", _duration, "how long a stopping worker lets its jobs finish"),
     Key(
+        "stuck_after",
+        "duration",
+        "5m",
+        _duration,
+        "how long a worker's event loop may stand still before it gives up its jobs",
+    ),
+    Key(
+        "unknown_after",
+        "duration",
+        None,
+        _duration,
+        "how long a worker hands back a job of an unknown task before it fails; 1h, or 0s with --burst",
+    ),
+    Key(
         "commands",
         "flag",
         None,

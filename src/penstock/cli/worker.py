@@ -107,6 +107,18 @@ def worker() -> None:
     type=duration,
     help="How long it lets its jobs finish when it is stopped. [30s]",
 )
+@click.option(
+    "--stuck-after",
+    metavar="DURATION",
+    type=duration,
+    help="Give up its jobs after its event loop has stood still for this long. [5m]",
+)
+@click.option(
+    "--unknown-after",
+    metavar="DURATION",
+    type=duration,
+    help="Fail a job of an unknown task after handing it back for this long. [1h; 0s with --burst]",
+)
 @click.option("--limit", metavar="RATE", help='Start at most so many jobs, such as "100/s".')
 @click.option("--name", metavar="NAME", help="What its id begins with. [host and process]")
 @click.option("--probe", metavar="PORT", help="Serve health and metrics on this port of the loopback.")
@@ -197,8 +209,9 @@ def _plain_app(settings: Settings) -> App:
 def _options(settings: Settings, app: App, target: str | None, given: dict[str, Any]) -> dict[str, Any]:
     """What ``app.worker`` takes: flags first, then settings."""
     options = {name: value for name, value in given.items() if value not in (None, ())}
-    for name in ("lease", "grace", "processes"):
-        options.setdefault(name, settings[name])
+    for name in ("lease", "grace", "processes", "stuck_after", "unknown_after"):
+        if settings[name] is not None:
+            options.setdefault(name, settings[name])
     concurrency = settings["concurrency"] or (100 if target else os.cpu_count() or 1)
     options.setdefault("concurrency", concurrency)
     if "queues" in options:
