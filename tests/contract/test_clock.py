@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.core.job import DAY_MS, HOUR_MS, NewJob
+from penstock.core.annex import Annex
+from penstock.core.job import DAY_MS, HOUR_MS, Dependency, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
 from penstock.storage.sqlite import queuerow
 from penstock.storage.sqlite.clock import Reading, read_clocks
-from penstock.storage.values import Held, NewScheduler, QueueSettings
-from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench
+from penstock.storage.values import Change, Held, NewScheduler, QueueSettings
+from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench, redispatch
 
 YEAR_MS = 365 * DAY_MS
 JUMPS = [5_000, 3 * HOUR_MS, 10 * YEAR_MS]
@@ -146,6 +147,95 @@ async def test_run_at_means_the_clock_on_the_wall_after_it_was_set_back(bench: B
     await bench.shift(MINUTE_MS // 2)
     assert await bench.claim_all() == []
     await bench.shift(MINUTE_MS // 2)
+    assert [lease.id for lease in await bench.claim_all()] == ["job"]
+
+
+@pytest.mark.parametrize("ms", [3 * HOUR_MS, 10 * YEAR_MS])
+async def test_run_at_of_a_scheduled_job_follows_the_clock_when_it_is_set_back(bench: Bench, ms: int) -> None:
+    await bench.put("first")
+    wall = (await bench.storage.clock(bench.queue)).wall_ms
+    await bench.put(run_at_ms=wall + 2 * MINUTE_MS)
+    await bench.put("delayed", delay_ms=2 * MINUTE_MS)
+    await bench.jump(-ms)
+    await bench.storage.remove(bench.queue, ["first"])
+    await bench.shift(3 * MINUTE_MS)
+    assert [lease.id for lease in await bench.claim_all()] == ["delayed"]
+    await bench.shift(ms - 2 * MINUTE_MS)
+    assert [lease.id for lease in await bench.claim_all()] == ["job"]
+
+
+@pytest.mark.parametrize("ms", [3 * HOUR_MS, 10 * YEAR_MS])
+async def test_run_at_of_a_scheduled_job_follows_the_clock_when_it_is_put_right(
+    bench: Bench, ms: int
+) -> None:
+    await bench.put("first")
+    await bench.jump(-ms)
+    await bench.storage.remove(bench.queue, ["first"])
+    wall = (await bench.storage.clock(bench.queue)).wall_ms
+    await bench.put("soon", run_at_ms=wall + ms // 2)
+    await bench.put("later", run_at_ms=wall + ms + 2 * MINUTE_MS)
+    await bench.put("delayed", delay_ms=2 * MINUTE_MS)
+    await bench.jump(ms)
+    await bench.storage.sweep(bench.queue)
+    assert [lease.id for lease in await bench.claim_all()] == ["soon"]
+    await bench.shift(MINUTE_MS)
+    assert await bench.claim_all() == []
+    await bench.shift(MINUTE_MS)
+    assert {lease.id for lease in await bench.claim_all()} == {"later", "delayed"}
+
+
+async def test_many_scheduled_jobs_follow_the_clock_over_several_sweeps(bench: Bench) -> None:
+    await bench.put("first")
+    wall = (await bench.storage.clock(bench.queue)).wall_ms
+    await bench.put_all([bench.new(str(n), run_at_ms=wall + MINUTE_MS + n // 5 * 1_000) for n in range(25)])
+    await bench.jump(-HOUR_MS)
+    swept = await bench.storage.sweep(bench.queue, limit=10)
+    while swept.more:
+        swept = await bench.storage.sweep(bench.queue, limit=10)
+    await bench.shift(2 * MINUTE_MS)
+    assert [lease.id for lease in await bench.claim_all()] == ["first"]
+    await bench.shift(HOUR_MS)
+    assert len(await bench.claim_all(count=100)) == 25
+
+
+async def test_a_scheduled_job_that_got_a_delay_keeps_it_when_the_clock_is_set_back(bench: Bench) -> None:
+    await bench.put("first")
+    wall = (await bench.storage.clock(bench.queue)).wall_ms
+    await bench.put(run_at_ms=wall + MINUTE_MS)
+    await bench.storage.change(bench.queue, "job", Change(delay_ms=2 * MINUTE_MS))
+    await bench.put("again", run_at_ms=wall + MINUTE_MS)
+    await bench.put("again", delay_ms=2 * MINUTE_MS, conflict=redispatch())
+    await bench.jump(-HOUR_MS)
+    await bench.storage.remove(bench.queue, ["first"])
+    await bench.shift(2 * MINUTE_MS)
+    assert {lease.id for lease in await bench.claim_all()} == {"job", "again"}
+
+
+async def test_a_job_that_waits_for_others_keeps_to_the_clock(bench: Bench) -> None:
+    await bench.put("child")
+    wall = (await bench.storage.clock(bench.queue)).wall_ms
+    after = (Dependency(bench.queue, "child"),)
+    await bench.put(run_at_ms=wall + MINUTE_MS, after=after, annex=Annex(flow="f"))
+    await bench.jump(-HOUR_MS)
+    await bench.storage.sweep(bench.queue)
+    await bench.settle(await bench.claim(), Complete(b""))
+    await bench.shift(2 * MINUTE_MS)
+    assert await bench.claim_all() == []
+    await bench.shift(HOUR_MS)
+    assert [lease.id for lease in await bench.claim_all()] == ["job"]
+
+
+async def test_a_rerun_keeps_to_the_clock(bench: Bench) -> None:
+    await bench.put()
+    lease = await bench.claim()
+    wall = (await bench.storage.clock(bench.queue)).wall_ms
+    await bench.put(run_at_ms=wall + MINUTE_MS, conflict=redispatch())
+    await bench.jump(-HOUR_MS)
+    await bench.settle(lease, Complete(b""))
+    await bench.shift(2 * MINUTE_MS)
+    assert await bench.claim_all() == []
+    await bench.jump(HOUR_MS)
+    await bench.storage.sweep(bench.queue)
     assert [lease.id for lease in await bench.claim_all()] == ["job"]
 
 

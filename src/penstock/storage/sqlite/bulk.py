@@ -192,7 +192,8 @@ def obliterate(step: Step, *, force: bool) -> int:
     flows.obliterated(step)
     for table in ("waiters", "logs", "signals", "holds", "payloads"):
         step.sql.execute(_sql[f"obliterate_{table}"], (queue.key,))
-    step.sql.execute(statements("dedup")["obliterate"], (queue.key,))
+    for subject in ("dedup", "instants"):
+        step.sql.execute(statements(subject)["obliterate"], (queue.key,))
     removed = step.sql.execute(_sql["obliterate_jobs"], (queue.key,)).rowcount
     for state in State:
         setattr(queue, state.value, 0)

@@ -14,7 +14,7 @@ from penstock.core.job import Lease
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.storage.scopes import flow_scope
-from penstock.storage.sqlite import admission, groups
+from penstock.storage.sqlite import admission, groups, instants
 from penstock.storage.sqlite.budgets import look
 from penstock.storage.sqlite.records import (
     ACTIVE,
@@ -94,6 +94,8 @@ def _answer(step: Step, take: Take, leases: list[Lease]) -> Claimed:
 
 def promote_due(step: Step, *, limit: int) -> int:
     """Let scheduled jobs whose time has come wait; how many there were, at most ``limit``."""
+    if step.moment.packed_marks and step.moment.marks.follow:
+        instants.follow(step, limit=limit)
     if not step.queue.scheduled:
         return 0
     rows = step.sql.execute(_sql["due"], (step.queue.key, step.now_ms, limit))

@@ -89,6 +89,7 @@ class Marks(msgspec.Struct, array_like=True, frozen=True):
 
     ``gap_from``, ``gap_to``: now before and after the last gap; equal once a sweep has renewed the leases. ``lag_ms``,
     ``edge``, ``doubt_until``: see ``Moment.lag_ms``. ``recheck_until``: until then slots are computed again.
+    ``follow``: jobs that are due at this instant of the wall clock or later have yet to follow a correction (0: none).
     """
 
     gap_from: int = 0
@@ -97,6 +98,7 @@ class Marks(msgspec.Struct, array_like=True, frozen=True):
     edge: int = 0
     doubt_until: int = 0
     recheck_until: int = 0
+    follow: int = 0
 
 
 _NOTHING: Final = Marks()
@@ -134,6 +136,11 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
         packed = _packed(msgspec.structs.replace(marks, gap_from=marks.gap_to))
         return msgspec.structs.replace(self, packed_marks=packed)
 
+    def followed(self, next_at: int) -> Moment:
+        """Return the same after jobs that are due before ``next_at`` (0: all of them) have followed the clock."""
+        packed = _packed(msgspec.structs.replace(self.marks, follow=next_at))
+        return msgspec.structs.replace(self, packed_marks=packed)
+
     @property
     def hole(self) -> tuple[int, int]:
         """By how much deletion lags behind now, because a long jump is not proven or has proved wrong, and the now it
@@ -164,20 +171,28 @@ def moment_after(
     elapsed = reading.boot_ms - since if is_proven else max(wall - since, 0)
     now = last_ms + elapsed
     ahead = now - wall
+    most = (since + elapsed) // _SLOWLY - since // _SLOWLY
     if ahead > 0 and not is_proven and wall >= last_ms - NEAR_MS:
         now = max(wall, last_ms)  # The clock has caught up.
-    elif ahead:
-        most = (since + elapsed) // _SLOWLY - since // _SLOWLY
-        now -= max(-most, min(most, ahead))
+    else:
+        now = wall + _converged(ahead, most)
+    was_ahead = _converged(last_ms - seen.wall_ms, most)
+    is_corrected = abs(now - wall - was_ahead) >= _APART_MS
     set_back = seen.wall_ms - wall
-    if elapsed >= GAP_MS or set_back >= _SET_BACK_MS:
+    if elapsed >= GAP_MS or set_back >= _SET_BACK_MS or is_corrected:
         marks = _unpack(packed_marks) if packed_marks else _NOTHING
+        if is_corrected:
+            marks = msgspec.structs.replace(marks, follow=1)
         if set_back >= _SET_BACK_MS:
             marks = _after_set_back(marks, set_back, last_ms)
         if elapsed >= GAP_MS:
             marks = _after_gap(marks, last_ms, now, is_proven=is_proven)
         packed_marks = _packed(marks)
     return Moment(now, wall, reading.boot_ms, reading.boot, packed_marks)
+
+
+def _converged(ahead_ms: int, most_ms: int) -> int:
+    return ahead_ms - max(-most_ms, min(most_ms, ahead_ms))
 
 
 def _after_set_back(marks: Marks, by_ms: int, last_ms: int) -> Marks:

@@ -13,10 +13,13 @@ from penstock.storage.sqlite.clock import GAP_MS, NEAR_MS, Moment, Reading, mome
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import QueueSettings
 
-__all__ = ["USES_STAGED", "QueueRow", "any_text", "find_queue"]
+__all__ = ["USES_INSTANTS", "USES_STAGED", "QueueRow", "any_text", "find_queue"]
 
 USES_STAGED: Final = 4
 """The bit of ``QueueRow.uses`` that says that there may be staged jobs."""
+
+USES_INSTANTS: Final = 8
+"""The bit that says that there may be jobs that are due at an instant of the wall clock."""
 
 _sql = statements("queue")
 _settings = msgspec.json.Decoder(QueueSettings)
@@ -64,7 +67,8 @@ class QueueRow(msgspec.Struct):
         if (  # As a rule: the same boot, no gap, and clocks that agree and agreed before.
             reading.boot == self.boot
             and 0 <= elapsed < GAP_MS
-            and -NEAR_MS <= last_ms + elapsed - wall <= NEAR_MS >= self.clock_ms - last_ms
+            and -NEAR_MS <= last_ms + elapsed - wall <= NEAR_MS
+            and -NEAR_MS <= last_ms - self.clock_ms <= NEAR_MS
         ):
             return Moment(last_ms + elapsed, wall, boot_ms, reading.boot, self.clock_marks)
         seen = Reading(self.clock_ms or last_ms, self.boot_ms, self.boot)

@@ -64,8 +64,8 @@ class Unreadable(Exception):
 class Slot(msgspec.Struct, array_like=True):
     """A dispatch that found its id active: what becomes of the job after this run.
 
-    ``run_at`` is an instant, ``run_at_mode`` how it compares with a pending job's. ``listeners`` wait for the
-    rerun, not for the run that is under way.
+    ``run_at`` is an instant, ``wall_at`` that of the wall clock which it stands for (0: none), ``run_at_mode`` how it
+    compares with a pending job's. ``listeners`` wait for the rerun, not for the run that is under way.
     """
 
     payload: bytes | None
@@ -79,6 +79,7 @@ class Slot(msgspec.Struct, array_like=True):
     run_id: str
     write_id: str
     listeners: list[str]
+    wall_at: int = 0
 
 
 _slots: Final = msgspec.msgpack.Decoder(Slot)
@@ -92,7 +93,8 @@ class Record(msgspec.Struct, gc=False):
     ``REMOVED`` one that is to lose it; ``was`` is the state it was read in. ``payload`` is set if it is to be
     written. ``part`` is as what its group counts it: ``w`` waiting, ``a`` active, ``b`` blocked, ``h`` holding a slot,
     ``k`` both, or nothing; ``line`` is its place among the blocked. ``grip`` is what it keeps of a slot while it is
-    blocked or scheduled: 1 stands at the front of its group, 2 holds the slot.
+    blocked or scheduled: 1 stands at the front of its group, 2 holds the slot. ``wall_at`` is the instant of the wall
+    clock that ``run_at`` stands for, if this call said it.
     """
 
     key: int
@@ -135,6 +137,7 @@ class Record(msgspec.Struct, gc=False):
     part: str = ""
     line: tuple[int, int, int] = (0, 0, 0)
     unpacked_annex: Annex | None = None
+    wall_at: int = 0
 
     @property
     def options(self) -> Options:
@@ -201,6 +204,11 @@ class Record(msgspec.Struct, gc=False):
         options = self.options
         ttl_ms = options.failure_ttl_ms if self.state == FAILED else options.result_ttl_ms
         self.kept_until = self.finished_at + max(ttl_ms, self.annex.longest_hold_ms if self.binds else 0)
+
+    @property
+    def is_timed(self) -> bool:
+        """Return whether ``run_at`` still has to come, or counts once the jobs it waits for have ended."""
+        return self.state == SCHEDULED or (self.state == BLOCKED and self.blocked_by == "children")
 
     @property
     def is_staged(self) -> bool:

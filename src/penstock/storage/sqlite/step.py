@@ -20,8 +20,9 @@ from penstock.storage.sqlite.clock import Moment, wall_ms
 from penstock.storage.sqlite.eventnotes import EventNotes
 from penstock.storage.sqlite.group import Group
 from penstock.storage.sqlite.messages import End, Message
-from penstock.storage.sqlite.queuerow import QueueRow
+from penstock.storage.sqlite.queuerow import USES_INSTANTS, QueueRow
 from penstock.storage.sqlite.records import (
+    BLOCKED,
     REMOVED,
     SCHEDULED,
     STATES,
@@ -37,6 +38,7 @@ __all__ = ["Step", "Ties"]
 
 _sql = statements("records")
 _news_sql = statements("news")
+_instants_sql = statements("instants")
 _json = msgspec.json.Encoder()
 _pack_news = msgspec.msgpack.Encoder().encode
 
@@ -257,6 +259,8 @@ class Step:
         if tied := [record.id for record in removed if record.binds]:
             self.ties.forget(self, tied)
         self._insert(new)
+        if self.queue.uses & USES_INSTANTS:
+            self._save_instants((*removed, *changed, *new))
         for record in (*removed, *changed, *new):
             if record.binds or record.held_until:
                 self.ties.saving(self, record)
@@ -271,6 +275,17 @@ class Step:
         self._ended, self._told, self._listeners = {}, [], []
         self._without_log, self._without_signals = [], []
         self._known, self._touched = {}, {}
+
+    def _save_instants(self, records: Sequence[Record]) -> None:
+        queue = self.queue.key
+        self.forget_instants([r.id for r in records if r.was in (SCHEDULED, BLOCKED) and not r.is_timed])
+        timed = [(queue, r.id, r.wall_at, r.run_at) for r in records if r.wall_at and r.is_timed]
+        self.sql.executemany(_instants_sql["note"], timed)
+
+    def forget_instants(self, ids: Sequence[str]) -> None:
+        """Let these jobs go by the queue's time alone."""
+        if ids:
+            self.sql.execute(_instants_sql["forget"], (self.queue.key, _json.encode(ids).decode()))
 
     def _wake_if_sooner(self, due: list[int]) -> None:
         """Who waits knows of the first due time there was when it asked."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.core.job import HOUR_MS
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
-from penstock.storage.sqlite import dedup, flows, schedulers
+from penstock.storage.sqlite import dedup, flows, instants, schedulers
 from penstock.storage.sqlite.admission import sweep_groups
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.clock import TERM_MS, wall_ms
@@ -59,10 +59,12 @@ def sweep(step: Step, *, limit: int) -> Swept:
     pruned = _prune(step, settings, limit)
     trimmed = trim(step, settings, limit=limit)
     _forget(step)
+    instants.tidy(step)
     forgotten = dedup.forget(step, limit=limit)
     more = (
         limit in (promoted, unblocked, rescued, expired, forgotten)
         or max(pruned, trimmed, regrouped) >= limit
+        or step.moment.marks.follow > 0
     )
     slot_wait_ms = schedulers.slot_wait_ms(step)
     return Swept(

@@ -10,7 +10,7 @@ from penstock.core.job import NewJob
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.core.staging import STAGED_FROM_MS, staged_at_ms
-from penstock.storage.sqlite.queuerow import USES_STAGED
+from penstock.storage.sqlite.queuerow import USES_INSTANTS, USES_STAGED
 from penstock.storage.sqlite.records import (
     BLOCKED,
     CANCELLED,
@@ -58,6 +58,13 @@ def instant(step: Step, job: NewJob) -> int:
     if job.staged:
         return staged_at_ms(job.write_id)
     return step.now_ms + job.delay_ms if job.run_at_ms is None else step.moment.when(job.run_at_ms)
+
+
+def _go_by(step: Step, record: Record, wall_at: int) -> None:
+    """Have a job that is due at an instant of the wall clock (0: that is not) follow the clock."""
+    record.wall_at = wall_at
+    if wall_at:
+        step.queue.uses |= USES_INSTANTS
 
 
 def enter_waiting(step: Step, record: Record) -> None:
@@ -176,7 +183,7 @@ def new_record(step: Step, job: NewJob) -> Record:
     )  # fmt: skip
     if job.annex is not None or job.dedup is not None or job.staged:
         record.annex = job.stored_annex
-    _queue(step, record, run_at=instant(step, job), lifo=job.lifo)
+    _queue(step, record, run_at=instant(step, job), wall_at=job.run_at_ms or 0, lifo=job.lifo)
     return record
 
 
@@ -192,7 +199,7 @@ def queue_afresh(step: Step, record: Record, job: NewJob) -> None:
     record.token = 0
     record.settled_as = ""
     _clear(step, record)
-    _queue(step, record, run_at=instant(step, job), lifo=job.lifo)
+    _queue(step, record, run_at=instant(step, job), wall_at=job.run_at_ms or 0, lifo=job.lifo)
 
 
 def take_options(step: Step, record: Record, job: NewJob | Slot) -> None:
@@ -214,12 +221,13 @@ def _clear(step: Step, record: Record) -> None:
     step.clear_log(record)
 
 
-def _queue(step: Step, record: Record, *, run_at: int, lifo: bool) -> None:
+def _queue(step: Step, record: Record, *, run_at: int, wall_at: int, lifo: bool) -> None:
     record.incarnation = step.draw()
     record.renumber(record.incarnation, lifo=lifo)
     record.enqueued_at = step.now_ms
     record.expires_at = step.now_ms + record.ttl_ms if record.ttl_ms else 0
     record.run_at = run_at
+    _go_by(step, record, wall_at)
     record.ready_at = 0
     if record.binds and step.ties.awaits_children(step, record):
         pass
@@ -241,9 +249,9 @@ def update(step: Step, record: Record, job: NewJob) -> None:
         record.payload = job.payload
     if conflict.options == "replace":
         _replace_options(step, record, job)
-    _update_rest(
-        step, record, run_at=instant(step, job), mode=conflict.run_at, reset_counts=conflict.reset_counts
-    )
+    if conflict.reset_counts:
+        record.failures = record.stalls = 0
+    _take_time(step, record, run_at=instant(step, job), wall_at=job.run_at_ms or 0, mode=conflict.run_at)
 
 
 def _replace_options(step: Step, record: Record, job: NewJob | Slot) -> None:
@@ -254,11 +262,10 @@ def _replace_options(step: Step, record: Record, job: NewJob | Slot) -> None:
         step.ties.reordered(step, record)
 
 
-def _update_rest(step: Step, record: Record, *, run_at: int, mode: str, reset_counts: bool) -> None:
-    if reset_counts:
-        record.failures = record.stalls = 0
+def _take_time(step: Step, record: Record, *, run_at: int, wall_at: int, mode: str) -> None:
     if not replaces(run_at, record.run_at, mode):
         return
+    _go_by(step, record, wall_at)
     if record.state != BLOCKED:
         due_at(step, record, run_at)
     elif record.blocked_by == "children":
@@ -281,12 +288,12 @@ def replaces(new: int, old: int, mode: str) -> bool:
 def keep_slot(step: Step, record: Record, job: NewJob) -> None:
     """Keep a dispatch for after the run under way; a later one merges into it by its own flags."""
     conflict = job.conflict
-    run_at = instant(step, job)
+    run_at, wall_at = instant(step, job), job.run_at_ms or 0
     slot = record.slot
     if slot is None:
-        slot = Slot(None, None, 0, False, 0, run_at, conflict.run_at, False, "", "", [])
-    elif replaces(run_at, slot.run_at, conflict.run_at):
-        slot.run_at = run_at
+        slot = Slot(None, None, 0, False, 0, run_at, conflict.run_at, False, "", "", [], wall_at)
+    elif replaces(run_at, _due_of(step, slot), conflict.run_at):
+        slot.run_at, slot.wall_at = run_at, wall_at
         slot.run_at_mode = "always" if slot.run_at_mode == "always" else conflict.run_at
     if conflict.payload == "replace":
         slot.payload = job.payload
@@ -297,6 +304,10 @@ def keep_slot(step: Step, record: Record, job: NewJob) -> None:
     if job.notify and job.notify not in slot.listeners:
         slot.listeners.append(job.notify)
     record.slot = slot
+
+
+def _due_of(step: Step, slot: Slot) -> int:
+    return step.moment.when(slot.wall_at) if slot.wall_at else slot.run_at
 
 
 def join_slot(step: Step, record: Record, listener: str) -> None:
@@ -319,7 +330,10 @@ def absorb_slot(step: Step, record: Record) -> None:
         record.payload = slot.payload
     if slot.options is not None:
         _replace_options(step, record, slot)
-    _update_rest(step, record, run_at=slot.run_at, mode=slot.run_at_mode, reset_counts=slot.reset_counts)
+    if slot.reset_counts:
+        record.failures = record.stalls = 0
+    run_at = _due_of(step, slot)
+    _take_time(step, record, run_at=run_at, wall_at=slot.wall_at, mode=slot.run_at_mode)
     drop_slot(step, record)
 
 
@@ -348,6 +362,6 @@ def _rerun(step: Step, record: Record, slot: Slot) -> None:
         step.ties.forget(step, [record.id])
     record.annex = record.annex.shed()
     _clear(step, record)
-    _queue(step, record, run_at=slot.run_at, lifo=lifo)
+    _queue(step, record, run_at=_due_of(step, slot), wall_at=slot.wall_at, lifo=lifo)
     for listener in slot.listeners:
         step.listen(record, listener)

@@ -81,8 +81,9 @@ _RELEASED: Final[Mapping[int, ReleaseAnswer]] = {
 _CHANGED: Final[Mapping[bytes, ChangeAnswer]] = {b"c": "changed", b"w": "wrong_state", b"-": "not_found"}
 _CHECKED: Final = (
     "jobs", "state", "waiting", "scheduled", "blocked", "active", "completed", "failed", "cancelled",
-    "expiring", "results", "failures", "progress", "rerun", "waiters", "annex", "dedup", "dedup_times", "schedulers",
-    "slots", "suspended", "received", "held_completed", "held_failed", "held_cancelled", "groups", "parents", "linked",
+    "expiring", "instants", "results", "failures", "progress", "rerun", "waiters", "annex", "dedup",
+    "dedup_times", "schedulers", "slots", "suspended", "received", "held_completed", "held_failed",
+    "held_cancelled", "groups", "parents", "linked",
 )  # fmt: skip
 _FIRST_STEP: Final = ("", "", "", "", "")
 

@@ -67,6 +67,7 @@ end
 local function is_rightly_in(part, job)
   if part == 'expiring' then return job.was_expiring end
   if part == 'suspended' then return job.was_suspended end
+  if part == 'instants' then return job.was_run_at end
   if sub(part, 1, 6) == 'error:' then return job.was_error == sub(part, 7) end
   return sub(part, 1, 4) == 'held' and is_rightly_held(part, job)
 end

@@ -47,10 +47,16 @@ local function answer_elsewhere(exceptions, place, record, job)
   exceptions[at + 4] = { record.id, job and job.state == 'c' and job.result or '' }
 end
 
+-- The instant of the wall clock at which a job is to be due, if one is given.
+function Clock.instant_of(special)
+  local instant = special[2]
+  return instant >= 0 and instant < STAGED_FROM and instant or nil
+end
+
 -- A dispatch, of which what is to be kept is left out.
 local function dispatch_of(said, special, run_at)
   local dispatch = {
-    run_at = run_at, rule = special[7], reset = special[9], run_id = said.run_id, write_id = said.write_id,
+    run_at = run_at, wall_at = Clock.instant_of(special), rule = special[7], reset = special[9], run_id = said.run_id, write_id = said.write_id,
     listeners = special[4] ~= '' and { special[4] } or {},
   }
   if not special[6] then dispatch.payload = payload_of(said) end
@@ -66,7 +72,7 @@ local function replace(job)
   Flows.untie(job)
 end
 
-local function put_in(id, said, run_at, after)
+local function put_in(id, said, special, run_at)
   local job = J[id]
   if not job then
     job = { id = id }
@@ -75,12 +81,14 @@ local function put_in(id, said, run_at, after)
     Holds.drop(job)
     replace(job)
   end
+  local after = special[13]
   if job.part then Groups.leave(job) end -- replaced while it was open: the promise that the id is new was broken
   local may_conclude = after and Flows.depend(id, Shortcut.annex_of_packed(said.packed_annex).fl, after)
   job.header, job.priority, job.lifo, job.ttl = said.header, said.priority, said.lifo, said.ttl
   job.run_id, job.write_id, job.payload = said.run_id, said.write_id, payload_of(said)
   job.packed_annex, job.binds = said.packed_annex, said.binds
   queue_afresh(job, run_at, #job.payload)
+  job.wall_at, job.wall_run_at = Clock.instant_of(special), run_at
   return job, may_conclude
 end
 
@@ -99,11 +107,11 @@ end
 
 -- Queues the job afresh unless its dedup key says that it is another's duplicate.
 local function admit(id, said, special, run_at)
-  local key, mode, after = special[10], special[11], special[13]
+  local key, mode = special[10], special[11]
   local record, earlier
   if key then record, earlier = Dedup.meet(id, key, mode) end
   if record then return 'e', earlier, record end
-  local job, may_conclude = put_in(id, said, run_at, after)
+  local job, may_conclude = put_in(id, said, special, run_at)
   if key then Dedup.note(job, key, mode, special[12]) end
   if may_conclude then Flows.conclude(job) end
   return 'q', job

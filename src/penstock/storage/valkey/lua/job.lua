@@ -160,12 +160,24 @@ local function save_error(job)
   end
 end
 
+-- Jobs that are due at an instant of the wall clock are found by it. job.wall_at is that instant, if the call named one, and
+-- job.wall_run_at the queue time it stood for.
+function Clock.save_instant(job)
+  local is_timed = job.state == 's' or job.state == 'b' and job.by == 'h'
+  if is_timed and job.wall_at and job.run_at == job.wall_run_at then
+    zadd('instants', job.wall_at, job.id)
+  elseif job.was_run_at and (not is_timed or job.run_at ~= job.was_run_at) then
+    zrem('instants', job.id)
+  end
+end
+
 local function save_gone(job)
   if job.was then
     leave(job)
     if job.was_error then save_error(job) end
     if job.was_suspended then zrem('suspended', job.id) end
     if job.was_expiring then zrem('expiring', job.id) end
+    if job.was_run_at then zrem('instants', job.id) end
     hdel('jobs', job.id)
     hdel('state', job.id)
   end
@@ -191,6 +203,7 @@ local function save_places(job)
   elseif job.was_suspended and not (job.state == 'b' and job.by == 'i') then
     zrem('suspended', job.id)
   end
+  if job.was_run_at or job.wall_at then Clock.save_instant(job) end
   if job.was_error or job.state == 'f' then save_error(job) end
   if job.binds then Holds.save(job) end
   if job.state == 'w' then Q.wake = true end
@@ -293,4 +306,41 @@ end
 -- A finished record past its time counts as absent.
 local function is_over(job)
   return ENDED[job.state] and Clock.is_past(kept_until(job))
+end
+
+-- The next instants whose jobs have yet to follow a correction of the clock, with their jobs, at least limit if there are
+-- as many: all jobs of an instant, or none.
+function Clock.instants_to_follow(c, limit)
+  local found = call('ZRANGEBYSCORE', K.instants, digits(c.follow), '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
+  local last, n = found[#found], #found
+  if n < 2 * limit then
+    c.follow = 0
+  elseif found[2] == last then
+    found, c.follow = call('ZRANGEBYSCORE', K.instants, last, last, 'WITHSCORES'), tonumber(last) + 1
+  else
+    while found[n] == last do
+      found[n], found[n - 1] = nil, nil
+      n = n - 2
+    end
+    c.follow = tonumber(last)
+  end
+  c.changed = true
+  return found
+end
+
+-- After a correction of the clock, jobs that are due at an instant of the wall clock are due when the clock shows it. Their
+-- queue time is computed again, for about limit jobs. Written when it returns.
+function Clock.follow(limit)
+  local instants, ids = Clock.instants_to_follow(Q.clock, limit), {}
+  for i = 1, #instants, 2 do ids[#ids + 1] = instants[i] end
+  load(ids)
+  for i = 1, #ids do
+    local job, wall = found(ids[i]), tonumber(instants[2 * i])
+    local run_at = Clock.when(wall)
+    if job and job.was_run_at and job.run_at ~= run_at then
+      job.run_at, job.wall_at, job.wall_run_at = run_at, wall, run_at
+      changed(job)
+    end
+  end
+  flush()
 end

@@ -15,7 +15,7 @@ Parts.TYPES = {
   waiting = 'zset', scheduled = 'zset', blocked = 'zset', active = 'zset', completed = 'zset', failed = 'zset',
   cancelled = 'zset', expiring = 'zset', suspended = 'zset', held_completed = 'zset', held_failed = 'zset',
   held_cancelled = 'zset', dedup_times = 'zset', slots = 'zset', group_keys = 'zset', parked = 'zset', fading = 'zset',
-  spent = 'zset', damaged_at = 'zset',
+  spent = 'zset', damaged_at = 'zset', instants = 'zset',
   line = 'list', outbox = 'list', wake = 'list',
   signalled = 'set', logged = 'set', parents = 'set', linked = 'set',
   events = 'stream',

@@ -17,6 +17,7 @@
 --   blocked    zset    number (negative: LIFO) -> id
 --   active     zset    lease_until -> id: the only place of the deadline, so that a heartbeat writes nothing else
 --   completed, failed, cancelled   zset   kept_until -> id
+--   instants   zset    instant of the wall clock -> id, of jobs that are due then: scheduled ones, and those that wait for others
 --   expiring   zset    expires_at -> id, of jobs with a ttl that are scheduled, waiting or blocked
 --   results    hash    id -> result, if it is too long to stand in the state record
 --   failures   hash    id -> MessagePack of core.outcome.Failure
@@ -88,8 +89,8 @@ local FORMAT = 1
 local COUNTERS = '>BBI6I6I6i6I6I6B'
 local MINUTE_AT = 40
 -- What has happened to the clock (Clock below), in a field of its own that few queues have: moved gap_from gap_to lag edge
--- doubt_until recheck_until
-local CLOCK = '>i6I6I6I6I6I6I6'
+-- doubt_until recheck_until follow
+local CLOCK = '>i6I6I6I6I6I6I6I6'
 local CHUNK = 4000 -- arguments per command: Lua's stack takes less than 8000
 local MINUTE = 60000
 
@@ -139,14 +140,16 @@ local Clock = {
 }
 
 -- moved: by how much tests have moved the clock. gap_from, gap_to: now before and after the last gap; equal once a sweep
--- has renewed the leases. lag, edge, doubt_until: see Clock.lag(). recheck_until: until then slots are computed again.
+-- has renewed the leases. lag, edge, doubt_until: see Clock.lag(). recheck_until: until then slots are computed again. follow:
+-- jobs that are due at this instant of the wall clock or later have yet to follow a correction (Clock.follow); 0: none.
 function Clock.record()
   local c = Q.clock
   if not c then
-    c = { moved = 0, gap_from = 0, gap_to = 0, lag = 0, edge = 0, doubt_until = 0, recheck_until = 0 }
+    c = { moved = 0, gap_from = 0, gap_to = 0, lag = 0, edge = 0, doubt_until = 0, recheck_until = 0, follow = 0 }
     local stored = call('HGET', K.meta, 'clock')
     if stored then
-      c.moved, c.gap_from, c.gap_to, c.lag, c.edge, c.doubt_until, c.recheck_until = unpack(CLOCK, stored)
+      c.moved, c.gap_from, c.gap_to, c.lag, c.edge, c.doubt_until, c.recheck_until, c.follow =
+        unpack(CLOCK, stored .. string.rep('\0', 6)) -- follow came later than the others
     end
     Q.clock = c
   end
@@ -156,11 +159,12 @@ end
 function Clock.write()
   local c = Q.clock
   call('HSET', K.meta, 'clock',
-    pack(CLOCK, c.moved, c.gap_from, c.gap_to, c.lag, c.edge, c.doubt_until, c.recheck_until))
+    pack(CLOCK, c.moved, c.gap_from, c.gap_to, c.lag, c.edge, c.doubt_until, c.recheck_until, c.follow))
 end
 
 -- The clock is behind what was seen of it. A jump that is still in doubt was wrong if the clock takes half of it back.
 function Clock.set_back(c, by, last)
+  if by >= Clock.APART then c.follow, c.changed = 1, true end
   if by >= Clock.SET_BACK then c.recheck_until, c.changed = last + Clock.RECHECK, true end
   if c.lag > 0 and last < c.edge + Clock.DOUBT and by >= c.lag / 2 then
     c.doubt_until, c.changed = c.edge + Clock.KEPT, true
@@ -184,6 +188,7 @@ function Clock.advance(clock, last)
     Clock.set_back(c, -elapsed, last)
     Q.shift = last - clock
   elseif Q.shift > c.moved and clock + c.moved >= last - Clock.NEAR then
+    if Q.shift - c.moved >= Clock.APART then c.follow, c.changed = 1, true end
     Q.shift = c.moved -- the clock has caught up
   elseif Q.shift ~= c.moved then -- a hundredth of what has passed, and none of it lost to rounding
     local most = floor(clock / 100) - floor(seen / 100)

@@ -12,7 +12,7 @@ local HEADS = 200
 local DAY = 86400000
 local NO_OPTIONS = '\144' -- an empty list: the defaults
 local BY_ID = { 'scheduled', 'blocked', 'active', 'completed', 'failed', 'cancelled', 'expiring', 'suspended',
-  'held_completed', 'held_failed', 'held_cancelled' }
+  'held_completed', 'held_failed', 'held_cancelled', 'instants' }
 local OPTION_TYPES = { 'string', 'string', 'number', 'number', 'number', 'number', 'number' }
 local ANNEX_TYPES = {
   g = 'string', c = 'number', h = 'table', d = 'string', u = 'table', s = 'string', t = 'number', r = 'boolean',

@@ -218,6 +218,7 @@ local function note_place(job)
   job.was_member = job.state == 'w' and member_of(job) or job.id
   job.was_expiring = expiring(job)
   job.was_suspended = job.by == 'i'
+  if job.state == 's' or job.by == 'h' then job.was_run_at = job.run_at end
   job.was_error = job.state == 'f' and job.error_type or nil
   if job.binds then Groups.note_part(job) end
 end

@@ -1,7 +1,7 @@
 -- Queueing afresh, updating, the rerun slot, and the end of a job, which belong together: an end may queue afresh.
 --
--- A dispatch is a table: payload (nil: keep), header, priority, lifo, ttl (header nil: keep all four), run_at,
--- rule (of run_at: always, never, if_earlier, if_later), reset, run_id, write_id, listeners. The rerun hash holds it
+-- A dispatch is a table: payload (nil: keep), header, priority, lifo, ttl (header nil: keep all four), run_at, wall_at (the
+-- instant of the wall clock that run_at stands for; nil: none), rule (of run_at: always, never, if_earlier, if_later), reset, run_id, write_id, listeners. The rerun hash holds it
 -- packed.
 
 -- The id begins a new life. job.body or the parts it is made of have been set by the caller.
@@ -43,7 +43,7 @@ local function update(job, dispatch)
   local rule, new, old = dispatch.rule, dispatch.run_at, job.run_at
   local is_taken = rule == 'always' or (rule == 'if_earlier' and new < old) or (rule == 'if_later' and new > old)
   if is_taken and (job.state ~= 'b' or job.by == 'h') then
-    job.run_at = new
+    job.run_at, job.wall_at, job.wall_run_at = new, dispatch.wall_at, new
     if job.state == 'b' then
       -- It does not move; its time counts when its children have ended.
     elseif new > now then
@@ -63,7 +63,7 @@ local function merge(slot, dispatch)
   end
   local rule, new, old = dispatch.rule, dispatch.run_at, slot.run_at
   if rule == 'always' or (rule == 'if_earlier' and new < old) or (rule == 'if_later' and new > old) then
-    slot.run_at, slot.rule = new, slot.rule == 'always' and 'always' or rule
+    slot.run_at, slot.wall_at, slot.rule = new, dispatch.wall_at, slot.rule == 'always' and 'always' or rule
   end
   slot.reset = slot.reset or dispatch.reset
   slot.run_id, slot.write_id = dispatch.run_id, dispatch.write_id
@@ -71,7 +71,11 @@ local function merge(slot, dispatch)
 end
 
 local function slot_of(job)
-  if job.rerun and not job.slot then job.slot = decode(call('HGET', K.rerun, job.id)) end
+  if job.rerun and not job.slot then
+    local slot = decode(call('HGET', K.rerun, job.id))
+    if slot.wall_at then slot.run_at = Clock.when(slot.wall_at) end
+    job.slot = slot
+  end
   return job.slot
 end
 
@@ -132,6 +136,7 @@ local function requeue(job, slot)
   shed_annex(job)
   local token, settled = job.token, job.settled
   queue_afresh(job, slot.run_at, #job.payload)
+  job.wall_at, job.wall_run_at = slot.wall_at, slot.run_at
   job.token, job.settled = token, settled
   add_waiters(job, slot.listeners)
 end

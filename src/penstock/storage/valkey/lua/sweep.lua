@@ -210,6 +210,7 @@ end
 register('sweep', function(keys, args)
   open(keys)
   local limit, settings = tonumber(args[1]), read_settings()
+  Clock.record()
   local promoted = promote_due(limit)
   local unblocked = bit_of(Q.uses, 16) and each_due('suspended', limit, Steps.time_out) or 0
   renew_leases()
@@ -229,7 +230,7 @@ register('sweep', function(keys, args)
   forget_memos()
   close()
   local more = promoted >= limit or unblocked >= limit or rescued >= limit or expired >= limit or pruned >= limit
-    or forgotten >= limit or regrouped >= limit
+    or forgotten >= limit or regrouped >= limit or Q.clock.follow > 0
   local slot_wait, awaiting = Schedulers.wait()
   return {
     promoted, unblocked, rescued, expired, pruned, trimmed, more and 1 or 0, next_thing(slot_wait), slot_wait,

@@ -16,6 +16,7 @@ local EXPIRED_PER_CLAIM = 10000
 
 -- Up to limit due jobs enter waiting. Written when it returns.
 function promote_due(limit)
+  if Q.clock and Q.clock.follow > 0 then Clock.follow(limit) end
   local ids = call('ZRANGEBYSCORE', K.scheduled, '-inf', digits(Q.now), 'LIMIT', 0, limit)
   if not ids[1] then return 0 end
   load(ids)
