@@ -16,10 +16,8 @@ from penstock.core.lifecycle import OPEN, State
 from penstock.storage.base import Storage
 from tests.storm.history import Claim, History
 from tests.storm.journal import Answer, Call, read_answers, read_calls, read_faults, sessions
-from tests.storm.plan import LEASE_S, LONGEST_PAUSE_S, QUEUES, Planned, number_of, planned
+from tests.storm.plan import QUEUES, Planned, number_of, planned
 
-LEASE_NS = int(LEASE_S * 1e9)
-PAUSE_NS = int(LONGEST_PAUSE_S * 1e9)
 SHOWN = 5
 """Examples to print of each kind of violation."""
 
@@ -57,16 +55,11 @@ async def check_storm(
     calm: bool = False,
 ) -> Verdict:
     """Compare everything there is. ``excused`` are the kinds that a failover explains. ``calm``: only processes were
-    disturbed, so a worker that was stopped had the time to settle its finished jobs, unless another was suspended."""
+    disturbed, so a worker that was stopped had the time to settle its finished jobs. A process that was suspended with
+    the write lock of a SQLite file is no excuse."""
     checker = _Checker(storage, folder, jobs=jobs, excused=excused, calm=calm)
     await checker.run()
     return checker.verdict
-
-
-def is_near_pause(at_ns: int, pauses_ns: list[int]) -> bool:
-    """Whether some process was suspended around that time. A process that holds the write lock of a SQLite file keeps
-    all others from settling and from renewing their leases, so theirs run out as well."""
-    return any(begun - LEASE_NS <= at_ns <= begun + PAUSE_NS + LEASE_NS for begun in pauses_ns)
 
 
 class _Checker:
@@ -80,7 +73,6 @@ class _Checker:
         self._excused = excused
         self._calm = calm
         self._treatment = self._read_treatment()
-        self._pauses_ns = [fault.at_ns for fault in read_faults(folder) if fault.kind == "pause"]
         self._robbed: set[str] = set()
 
     async def run(self) -> None:
@@ -227,8 +219,6 @@ class _Checker:
                 self.found("outcome differs", f"{call}; the log says {claim.end}")
         elif call.outcome in settled.values():
             treatment = self._treatment.get(call.session, "left alone")
-            if treatment == "stopped" and is_near_pause(call.ended_ns, self._pauses_ns):
-                treatment = "stopped beside a pause"
             ends[f"finished calls repeated ({treatment})"] += 1
             if self._calm and treatment == "stopped":
                 self.found("stop repeats finished work", f"{call}; the log says {claim.end}")

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.core.event import Event
+from penstock.core.job import NewJob
 from penstock.core.lifecycle import EventType, State
-from penstock.storage.values import EventPage, Gap
+from penstock.core.outcome import Complete
+from penstock.storage.values import EventPage, Gap, Held, Settlement, Take
 from tests.servers import ValkeyServer
 from tests.slow.crew import opened
-from tests.storm.checker import ENQUEUES_LOST, Verdict, check_storm, is_near_pause
+from tests.storm.checker import ENQUEUES_LOST, Verdict, check_storm
 from tests.storm.history import History
 from tests.storm.journal import Answer, Appender, answer_line, calls_path, fault_line, read_calls, sessions
 from tests.storm.plan import QUEUES, planned
@@ -244,6 +246,26 @@ async def test_the_checker_listens_to_check(valkey_storm: Calm) -> None:
     assert "check() complains" in (await valkey_storm.check()).violations
 
 
+async def test_the_checker_names_finished_work_that_ran_again_even_beside_a_pause(storm: Calm) -> None:
+    job = next(job for job in map(planned, range(JOBS, JOBS + 20)) if job.kind == "plain")
+    [session] = sessions(storm.folder)
+    take = Take(session.worker, 1, 30_000)
+    async with opened(storm.url) as storage:
+        await storage.enqueue(job.queue, [NewJob(job.id)])
+        [first] = (await storage.claim(job.queue, take)).leases
+        held = [Held(first.id, first.token)]
+        await storage.extend(job.queue, held, worker=session.worker, lease_ms=0)
+        assert (await storage.sweep(job.queue)).rescued == 1
+        [second] = (await storage.claim(job.queue, take)).leases
+        outcome = Complete(str(job.result).encode())
+        await storage.settle(job.queue, [Settlement(second.id, second.token, outcome)])
+    for lease in (first, second):
+        _append_call(storm, f"{job.queue} {job.id} {lease.run} {lease.token}")
+    _append(storm.folder / "faults", fault_line("pause", "worker-1", 1))
+    verdict = await storm.check()
+    assert verdict.violations.keys() == {"stop repeats finished work"}, list(verdict.lines())
+
+
 async def test_a_lossy_failover_explains_a_lost_job_but_no_wrong_result(storm: Calm) -> None:
     lose_accepted_id(storm)
     verdict = await storm.check(excused=ENQUEUES_LOST)
@@ -310,13 +332,6 @@ def test_two_members_of_a_strict_group_at_a_time_are_named() -> None:
     first, second = life("job-1", group="strict-1"), life("job-2", after=2, group="strict-1")
     events = [*first[:2], *second[:2]]
     assert complaints(events) == {"group limit exceeded", "strict group out of order"}
-
-
-def test_only_a_pause_nearby_explains_that_a_stopped_worker_could_not_settle() -> None:
-    second = 10**9
-    assert is_near_pause(100 * second, [99 * second])
-    assert is_near_pause(100 * second, [101 * second])
-    assert not is_near_pause(100 * second, [90 * second, 110 * second])
 
 
 def test_a_clock_that_goes_back_is_named() -> None:

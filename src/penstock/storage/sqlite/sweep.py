@@ -107,10 +107,11 @@ def _renew_leases(step: Step) -> None:
 
 
 def _rescue(step: Step, limit: int) -> int:
+    """Take back the jobs whose leases ran out while their holders could extend them."""
     active = step.sql.execute(_sql["active"], (step.queue.key,)).fetchone()[0]
     if active != step.queue.active:
         raise Unreadable(f"{step.queue.active} jobs are counted as active, but {active} are")
-    stalled = _records(step, "stalled", step.now_ms, limit)
+    stalled = _records(step, "stalled", step.now_ms - step.locked_ms, limit)
     for record in stalled:
         _rescue_one(step, record)
     step.save(stalled)

@@ -32,9 +32,23 @@ def _is_due(step: Step, before: QueueRow) -> bool:
 
 
 class Transaction:
-    """What the calls of one group share: each queue's row is read once and written once, its events are one entry."""
+    """The state that the calls of one group share. Each queue's row is read once and written once; its events are one
+    entry.
 
-    def __init__(self, sql: sqlite3.Connection, option_keys: dict[bytes, int], ties: Ties) -> None:
+    ``asked_at`` is when the group asked for the lock, by the monotonic clock. ``locked_ms``: see ``Step``.
+    """
+
+    def __init__(
+        self,
+        sql: sqlite3.Connection,
+        option_keys: dict[bytes, int],
+        ties: Ties,
+        *,
+        asked_at: float,
+        locked_ms: int,
+    ) -> None:
+        self.asked_at = asked_at
+        self.locked_ms = locked_ms
         self.sql = sql
         self.option_keys = option_keys
         self.ties = ties
@@ -48,7 +62,9 @@ class Transaction:
         if row is None:
             row = find_queue(self.sql, namespace, queue) or self._create(namespace, queue)
             self._rows[namespace, queue] = row
-        return Step(self.sql, namespace, copy(row), option_keys=self.option_keys, ties=self.ties)
+        step = Step(self.sql, namespace, copy(row), option_keys=self.option_keys, ties=self.ties)
+        step.locked_ms = self.locked_ms
+        return step
 
     def _create(self, namespace: str, queue: str) -> QueueRow:
         self.sql.execute(_sql["create"], (namespace, queue))

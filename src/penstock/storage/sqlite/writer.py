@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 from penstock.errors import StorageUnavailable
@@ -37,6 +38,29 @@ _GROUP_WEIGHT: Final = 20_000
 _INLINE_WEIGHT: Final = 2_000
 """Jobs in a group that an event loop may be held up for: some tens of milliseconds."""
 
+_LONG_S: Final = 1.0
+_TURN_S: Final = 0.5
+"""Shorter than the shortest rest of a sweeper, so that the sweep after next rescues as usual."""
+
+
+class _LongLocks:
+    """Remembers since when nobody could write, if the lock of the database was held for a second or more.
+
+    A process that is suspended in a transaction, or a slow disk, keeps all holders of leases from extending them. They
+    take their turn as soon as the lock is free, so sweeps wait for them for a moment.
+    """
+
+    def __init__(self) -> None:
+        self._since = self._over_at = float("-inf")
+
+    def note(self, asked_at: float) -> int:
+        """Note that a lock which was asked for at ``asked_at`` is held or was given back now. Return for how many
+        milliseconds nobody else could write, if holders of leases have not had their turn since; else 0."""
+        now = monotonic()
+        if now - asked_at >= _LONG_S:
+            self._since, self._over_at = asked_at, now
+        return int((now - self._since) * 1000) if now - self._over_at < _TURN_S else 0
+
 
 class _Call:
     __slots__ = ("answer", "error", "future", "weight", "work")
@@ -53,12 +77,13 @@ class _Group:
     """Calls of one loop that share a transaction. ``transaction`` is set once they have run.
 
     ``guarded``: one of them failed, so all are run again, each behind a savepoint. ``apart``: SQLite gave up their
-    transaction because of one of them, so each gets one of its own.
+    transaction because of one of them, so each gets one of its own. ``asked_at``: when they asked for the lock.
     """
 
-    __slots__ = ("apart", "calls", "guarded", "loop", "transaction")
+    __slots__ = ("apart", "asked_at", "calls", "guarded", "loop", "transaction")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, calls: list[_Call]) -> None:
+        self.asked_at = monotonic()
         self.loop = loop
         self.calls = calls
         self.transaction: Transaction | None = None
@@ -114,6 +139,7 @@ class Writer:
         self._find_loss = find_loss
         self._checkpoints = checkpoints
         self._option_keys: dict[bytes, int] = {}
+        self._long_locks = _LongLocks()
         self._free = threading.Lock()
         self._lined_up: deque[Calls] = deque()
         self._inbox: SimpleQueue[_Group | None] = SimpleQueue()
@@ -225,7 +251,7 @@ class Writer:
         """
         run = self._run_call if group.guarded else _run_bare
         try:
-            transaction = self._transaction()
+            transaction = self._transaction(group.asked_at)
             for call in group.calls:
                 run(transaction, call)
             transaction.flush()
@@ -235,11 +261,12 @@ class Writer:
         else:
             group.transaction = transaction
 
-    def _transaction(self) -> Transaction:
+    def _transaction(self, asked_at: float) -> Transaction:
         """Return what the calls of the open transaction share. Raise ``StorageVersion`` if the format has changed."""
         if self._path != MEMORY:
             check_format(self.sql, self._path)
-        return Transaction(self.sql, self._option_keys, TIES)
+        locked_ms = self._long_locks.note(asked_at)
+        return Transaction(self.sql, self._option_keys, TIES, asked_at=asked_at, locked_ms=locked_ms)
 
     def _run_call(self, transaction: Transaction, call: _Call) -> None:
         """Run a call so that its failure leaves nothing behind and does not touch the others."""
@@ -271,9 +298,10 @@ class Writer:
 
     def _run_alone(self, call: _Call, signals: set[Signal]) -> Exception | None:
         """Run and commit a call, and add its signals. Return the error that kept it from being committed."""
+        asked_at = monotonic()
         try:
             begin(self.sql, timeout_s=self._timeout_s)
-            transaction = self._transaction()
+            transaction = self._transaction(asked_at)
             self._run_call(transaction, call)
             transaction.flush()
             signals |= self._commit(transaction)
@@ -287,6 +315,7 @@ class Writer:
         assert transaction is not None
         self.sql.execute("COMMIT")
         self.commits += 1
+        self._long_locks.note(transaction.asked_at)
         return transaction.signals
 
     def _roll_back(self) -> None:
