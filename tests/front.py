@@ -7,7 +7,7 @@ import ssl
 import threading
 from typing import Self
 
-from tests.servers import HOST, ValkeyServer, free_port
+from tests.servers import HOST, Sentinel, ValkeyServer, free_port
 
 __all__ = ["Front"]
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 10.0
 class Front:
     """Listens on ``port`` and relays every connection to ``server``, in a thread and a loop of its own."""
 
-    def __init__(self, server: ValkeyServer) -> None:
+    def __init__(self, server: ValkeyServer | Sentinel) -> None:
         self.server = server
         self.port = free_port()
         self.loop = asyncio.new_event_loop()

@@ -265,5 +265,5 @@ class _Checker:
 
     def _check_processes(self) -> None:
         for fault in read_faults(self._folder):
-            if fault.kind in ("stop hung", "died by itself", "not drained", "fault failed"):
+            if fault.kind in ("stop hung", "died by itself", "cannot start", "not drained", "fault failed"):
                 self.found(fault.kind, f"{fault.name} ({fault.pid}): {fault.detail}")

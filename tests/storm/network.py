@@ -1,13 +1,24 @@
-"""A bad network between clients and a server."""
+"""A bad network between clients and servers.
+
+Clients find servers by the addresses that Sentinel and Cluster give them, so the processes of a storm redirect their
+connections (``redirect``). Servers talk to each other directly: a planned failover still loses nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from typing import Literal, get_args
+import socket
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Final, Literal, Self, get_args
 
 from tests.front import Front
-from tests.servers import HOST, ValkeyServer
+from tests.servers import HOST, Sentinel, ValkeyServer
+
+REDIRECTED: Final = "STORM_REDIRECTED"
+"""The environment variable with the redirected ports: ``7000:8000 7001:8001``."""
 
 Trouble = Literal["cut", "delay", "stall", "lose_reply", "silence"]
 
@@ -28,15 +39,15 @@ class BadNetwork(Front):
     - ``silence``: nothing arrives any more, and the connection stays open.
     """
 
-    def __init__(self, server: ValkeyServer, *, seed: int) -> None:
+    def __init__(self, server: ValkeyServer | Sentinel, *, seed: int) -> None:
         super().__init__(server)
         self._chance = random.Random(seed)
         self._troubles: dict[object, Trouble] = {}
         self._links: dict[object, list[asyncio.Task[None]]] = {}
 
     @property
-    def url(self) -> str:
-        return f"valkey://{HOST}:{self.port}"
+    def is_used(self) -> bool:
+        return bool(self._links)
 
     def trouble(self) -> str:
         """Disturb one connection, some, or all. Returns what was done."""
@@ -101,3 +112,49 @@ class BadNetwork(Front):
     def _forget(self, link: object) -> None:
         self._links.pop(link, None)
         self._troubles.pop(link, None)
+
+
+class BadNetworks:
+    """A bad network before each of some servers."""
+
+    def __init__(self, servers: Sequence[ValkeyServer | Sentinel], *, seed: int) -> None:
+        self._networks = [BadNetwork(server, seed=seed + n) for n, server in enumerate(servers)]
+        self._chance = random.Random(seed)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        for network in self._networks:
+            self._stack.enter_context(network)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def redirected(self) -> str:
+        """The value of ``REDIRECTED`` for the processes of the storm."""
+        return " ".join(f"{network.server.port}:{network.port}" for network in self._networks)
+
+    def trouble(self) -> str:
+        """Disturb connections to one of the servers that have some. Returns what was done."""
+        used = [network for network in self._networks if network.is_used]
+        network = self._chance.choice(used or self._networks)
+        return f"{network.trouble()}, port {network.server.port}"
+
+    def heal(self) -> None:
+        """End all troubles."""
+        for network in self._networks:
+            network.heal()
+
+
+def redirect() -> None:
+    """Have this process connect through the bad network from now on, if there is one."""
+    pairs = [pair.split(":") for pair in os.environ.get(REDIRECTED, "").split()]
+    fronts = {(HOST, int(port)): (HOST, int(front)) for port, front in pairs}
+    connect = socket.socket.connect
+
+    def connect_to_front(self: socket.socket, address: Any) -> None:
+        connect(self, fronts.get(address, address) if isinstance(address, tuple) else address)
+
+    if fronts:
+        socket.socket.connect = connect_to_front  # type: ignore[method-assign, assignment]

@@ -30,6 +30,7 @@ from penstock import (
 )
 from penstock.errors import StorageUnavailable
 from tests.storm.journal import GATE, Answer, Appender, Calls, answer_line, read_answers
+from tests.storm.network import redirect
 from tests.storm.plan import (
     ATTEMPTS,
     FATAL_ATTEMPTS,
@@ -263,6 +264,7 @@ async def serve(folder: Path, name: str, *, burst: bool = False) -> None:
 def main() -> None:
     role, name, jobs = sys.argv[1], sys.argv[2], int(sys.argv[3])
     folder = Path(os.environ["CRASH_DIR"])
+    redirect()
     try:
         match role:
             case "producer":

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 import redis
 
 from tests.servers import HOST, Sentinel, SlotMove, ValkeyCluster, ValkeyServer, wait_until
-from tests.storm.network import BadNetwork
+from tests.storm.network import REDIRECTED, BadNetworks
 from tests.storm.plan import QUEUES
 
 FAILOVER_TIMEOUT_S = 60.0
@@ -29,16 +29,24 @@ KEY_S = 0.03
 
 
 class Store:
-    """A store: ``url`` for the processes of the storm, ``own_url`` for the storm itself, past the bad network.
+    """A store: ``url`` for the processes of the storm, ``own_url`` for the storm itself.
 
-    ``faults`` are by name; each blocks until it is over and returns what it did.
+    ``faults`` are by name; each blocks until it is over and returns what it did. ``environment``: variables that the
+    processes of the storm need.
     """
 
-    def __init__(self, url: str, *, own_url: str | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.own_url = own_url or url
+        self.own_url = url
         self.faults: dict[str, Callable[[], str]] = {}
         self.heal: Callable[[], None] = lambda: None
+        self.environment: dict[str, Any] = {}
+
+    def put_behind(self, networks: BadNetworks) -> None:
+        """Have processes reach the servers through a bad network. The storm itself bypasses it."""
+        self.environment[REDIRECTED] = networks.redirected
+        self.faults["network"] = networks.trouble
+        self.heal = networks.heal
 
     def wait_for(self, replicas: int) -> None:
         """Have processes ask for that many replicas of every write."""
@@ -53,16 +61,13 @@ def sqlite_store(folder: Path, faults: frozenset[str], *, seed: int) -> Iterator
 
 @contextmanager
 def server_store(folder: Path, faults: frozenset[str], *, seed: int) -> Iterator[Store]:
-    """One server, behind a bad network."""
+    """One server."""
     chance = random.Random(seed)
     with ExitStack() as stack:
         server = stack.enter_context(ValkeyServer(aof=True, directory=_made(folder / "server")))
         store = Store(server.url)
         if "network" in faults:
-            network = stack.enter_context(BadNetwork(server, seed=seed))
-            store = Store(network.url, own_url=server.url)
-            store.faults["network"] = network.trouble
-            store.heal = network.heal
+            store.put_behind(stack.enter_context(BadNetworks([server], seed=seed)))
         store.faults["server"] = lambda: _kill_and_restart(server, chance.uniform(0, AWAY_S))
         yield store
 
@@ -82,6 +87,8 @@ def sentinel_store(folder: Path, faults: frozenset[str], *, seed: int) -> Iterat
         wait_until(lambda: sentinel.knows_replicas(2), what="the replicas found by Sentinel")
         servers = {server.port: server for server in (primary, *replicas)}
         store = Store(f"valkey+sentinel://{HOST}:{sentinel.port}/{sentinel.service}/0")
+        if "network" in faults:
+            store.put_behind(stack.enter_context(BadNetworks([*servers.values(), sentinel], seed=seed)))
         store.faults["sentinel"] = lambda: _fail_over(sentinel)
         store.faults["crash"] = lambda: _crash_primary(sentinel, servers)
         yield store
@@ -91,8 +98,11 @@ def sentinel_store(folder: Path, faults: frozenset[str], *, seed: int) -> Iterat
 def cluster_store(folder: Path, faults: frozenset[str], *, seed: int) -> Iterator[Store]:
     """Three primaries, each with a replica."""
     chance = random.Random(seed)
-    with _ReplicatedCluster(folder) as cluster:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(_ReplicatedCluster(folder))
         store = Store(f"valkey+cluster://{','.join(f'{HOST}:{node.port}' for node in cluster.nodes)}")
+        if "network" in faults:
+            store.put_behind(stack.enter_context(BadNetworks(cluster.nodes, seed=seed)))
         store.faults["cluster"] = lambda: _promote_replica(cluster, chance)
         whole = cycle((False, True))
         store.faults["slots"] = lambda: _move_slot(cluster, chance, is_whole=next(whole))
@@ -103,8 +113,8 @@ def cluster_store(folder: Path, faults: frozenset[str], *, seed: int) -> Iterato
 STORES: Final[Mapping[str, tuple[Any, frozenset[str]]]] = {
     "sqlite": (sqlite_store, frozenset()),
     "server": (server_store, frozenset({"server", "network"})),
-    "sentinel": (sentinel_store, frozenset({"sentinel", "crash"})),
-    "cluster": (cluster_store, frozenset({"cluster", "slots", "crash"})),
+    "sentinel": (sentinel_store, frozenset({"sentinel", "network", "crash"})),
+    "cluster": (cluster_store, frozenset({"cluster", "slots", "network", "crash"})),
 }
 """How each store is made, and the faults that ask for it."""
 

@@ -38,6 +38,8 @@ PER_KILL = {
 }
 """How many faults of each kind there are for every kill."""
 OF_PROCESSES = frozenset({"kill", "pause", "stop"})
+MOST_FAILED_STARTS = 2
+"""A worker tries for 30 s to reach the store at its start. That often in a row, a fault may be in its way."""
 AT_WORK_BYTES = 200
 """A call file that is longer has calls in it."""
 
@@ -108,7 +110,11 @@ class Storm:
         async with opened(self._store.own_url) as storage:
             await _prepare(storage)
         with Crew(
-            self._store.url, self._folder, seed=self._plan.seed, roles="tests.storm.roles"
+            self._store.url,
+            self._folder,
+            seed=self._plan.seed,
+            roles="tests.storm.roles",
+            **self._store.environment,
         ) as self._crew:
             for n in range(PRODUCERS):
                 self._crew.hire("producer", f"producer-{n}", self._plan.jobs)
@@ -233,14 +239,20 @@ class Storm:
             self._note("died by itself", name, detail=f"{self._crew.log_of(name)[-500:]!r}")
 
     async def _supervise(self) -> None:
-        """Replace what ended by itself. Only a worker that cannot reach the store at its start may do so."""
+        """Replace what ended by itself. Only a worker that cannot reach the store at its start may do so, and not again
+        and again."""
+        failed_starts: Counter[str] = Counter()
         while True:
             for name in self._crew.names("worker") + self._crew.names("producer"):
                 status = self._crew.exit_status(name)
+                if status is None and self._is_at_work(name):
+                    failed_starts[name] = 0
                 if status in (None, 0) or name in self._busy:
                     continue
-                if status != AWAY:
-                    self._note("died by itself", name, detail=f"{status}: {self._crew.log_of(name)[-500:]!r}")
+                failed_starts[name] += 1
+                if status != AWAY or failed_starts[name] > MOST_FAILED_STARTS:
+                    kind = "cannot start" if status == AWAY else "died by itself"
+                    self._note(kind, name, detail=f"{status}: {self._crew.log_of(name)[-500:]!r}")
                 self.done["starts repeated"] += 1
                 self._crew.start_again(name)
             await asyncio.sleep(0.1)

@@ -190,6 +190,10 @@ def cut_call(storm: Calm) -> None:
     path.write_text("".join(lines[:last] + lines[last + 1 :]))
 
 
+def refuse_start(storm: Calm) -> None:
+    _append(storm.folder / "faults", fault_line("cannot_start", "worker-0", 1, "75: no server"))
+
+
 def hang_stop(storm: Calm) -> None:
     _append(storm.folder / "faults", fault_line("stop_hung", "worker-0", 1, "not over after 15 s"))
 
@@ -220,6 +224,7 @@ FAULTS: dict[Callable[[Calm], None], set[str]] = {
     drop_calls: {"settled without a call"},
     cut_call: {"outcome differs"},
     hang_stop: {"stop hung"},
+    refuse_start: {"cannot start"},
 }
 
 

@@ -1,0 +1,72 @@
+"""The parts of a storm that the checker relies on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers import ValkeyServer, free_port
+from tests.slow.crew import ROOT
+from tests.storm.journal import read_faults
+from tests.storm.network import REDIRECTED, BadNetworks
+from tests.storm.roles import AWAY
+from tests.storm.stores import Store
+from tests.storm.storm import MOST_FAILED_STARTS, Plan, Storm
+
+
+class FailingCrew:
+    """Worker 0 cannot start ``failures`` times in a row, then runs."""
+
+    def __init__(self, failures: int) -> None:
+        self.left = failures
+        self.is_over = asyncio.Event()
+
+    def names(self, role: str) -> list[str]:
+        return ["worker-0"] if role == "worker" else []
+
+    def exit_status(self, name: str) -> int | None:
+        return AWAY if self.left else None
+
+    def start_again(self, name: str) -> None:
+        self.left -= 1
+        if not self.left:
+            self.is_over.set()
+
+    def pid(self, name: str) -> int:
+        return 1
+
+    def log_of(self, name: str) -> str:
+        return "no server"
+
+
+@pytest.mark.parametrize(
+    ("failures", "noted"), [(MOST_FAILED_STARTS, []), (MOST_FAILED_STARTS + 1, ["cannot start"])]
+)
+async def test_a_worker_that_keeps_failing_to_start_is_noted(
+    tmp_path: Path, failures: int, noted: list[str]
+) -> None:
+    plan = Plan("sqlite", jobs=1, kills=0, seconds=1, faults=frozenset())
+    storm, crew = Storm(plan, Store("memory://"), tmp_path), FailingCrew(failures)
+    storm._crew = crew  # type: ignore[assignment]
+    supervision = asyncio.create_task(storm._supervise())
+    async with asyncio.timeout(10):
+        await crew.is_over.wait()
+    supervision.cancel()
+    assert [fault.kind for fault in read_faults(tmp_path)] == noted
+    assert storm.done["starts repeated"] == failures
+
+
+def test_a_redirected_process_connects_through_the_bad_network() -> None:
+    dead_port = free_port()
+    ping = (
+        f"import redis; from tests.storm.network import *; redirect(); redis.Redis(HOST, {dead_port}).ping()"
+    )
+    with ValkeyServer() as server, BadNetworks([server], seed=1) as networks:
+        front_port = networks.redirected.partition(":")[2]
+        environment = os.environ | {REDIRECTED: f"{dead_port}:{front_port}"}
+        subprocess.run([sys.executable, "-c", ping], env=environment, cwd=ROOT, check=True, timeout=30)
