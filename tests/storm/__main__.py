@@ -53,7 +53,8 @@ def plans(arguments: argparse.Namespace) -> Iterator[Plan]:
     """A storm for every store that the engines and faults ask for; they share jobs, kills and seconds evenly."""
     faults = frozenset(arguments.faults)
     for engine in ENGINES if arguments.engine == "all" else [arguments.engine]:
-        stores = [name for name in ENGINES[engine] if STORES[name][1] & faults] or ENGINES[engine][:1]
+        of_engine = ENGINES.get(engine, (engine,))
+        stores = [name for name in of_engine if STORES[name][1] & faults] or of_engine[:1]
         for store in stores:
             yield Plan(
                 store=store,
@@ -93,7 +94,12 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.storm", description=__doc__)
-    parser.add_argument("--engine", choices=[*ENGINES, "all"], default="all")
+    parser.add_argument(
+        "--engine",
+        choices=["all", *ENGINES, *ENGINES["valkey"]],
+        default="all",
+        help="an engine, or one kind of Valkey store (default: %(default)s)",
+    )
     parser.add_argument("--jobs", type=int, default=20_000, help="jobs per engine (default: %(default)s)")
     parser.add_argument("--kills", type=int, default=40, help="SIGKILLs per engine (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=120.0, help="time per engine (default: %(default)s)")
