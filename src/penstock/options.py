@@ -59,6 +59,7 @@ class _Untimed(TypedDict, total=False):
     """Treatment but for ``timeout``."""
 
     attempts: int
+    max_retries: int
     backoff: Backoff | Duration | BackoffFunction
     max_stalls: int
     result_ttl: Duration | None
@@ -70,6 +71,7 @@ class Treatment(_Untimed, total=False):
     """How a job is treated.
 
     - ``attempts``: run at most so many times if it fails (default 3).
+    - ``max_retries``: another way to give ``attempts``, which is one more: the first run is not a retry.
     - ``backoff``: the rest between attempts: ``"exponential"`` (default), a duration, a policy, a function.
     - ``timeout``: how long one run may take; ``None`` is no limit (default).
     - ``max_stalls``: how often its worker may vanish before the job counts as failed (default 3).
@@ -181,8 +183,13 @@ def treatment(base: Options, given: Mapping[str, Any]) -> Options:
     """``base`` with what ``given`` says of treatment; other names in ``given`` are passed over.
 
     Raises:
-        InvalidOption: a value outside its range.
+        InvalidOption: a value outside its range, or both ``attempts`` and ``max_retries``.
     """
+    if "attempts" in given and "max_retries" in given:
+        raise InvalidOption(
+            f"attempts={shown(given['attempts'])} and max_retries={shown(given['max_retries'])} both say how often "
+            "the job may run. Give one of them; attempts is max_retries + 1."
+        )
     changes: dict[str, Any] = {}
     for name in TREATMENT & given.keys():
         field, parse = TREATMENT_PARSERS[name]

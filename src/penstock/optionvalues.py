@@ -178,6 +178,7 @@ def _conflict(name: str, value: Any) -> Conflict:
 
 TREATMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
     "attempts": ("attempts", _count(1)),
+    "max_retries": ("attempts", lambda name, value: whole_number(name, value, least=0, most=_INT32 - 1) + 1),
     "backoff": ("backoff", lambda name, value: parse_backoff(value)),
     "timeout": ("timeout_ms", _limit),
     "max_stalls": ("max_stalls", _count(0)),
