@@ -38,7 +38,7 @@ async def test_the_defaults_of_an_app_take_it() -> None:
 
 def test_both_at_once_are_refused(memory_app: App) -> None:
     with pytest.raises(
-        InvalidOption, match="attempts=3 and max_retries=2 both say .* attempts is max_retries"
+        InvalidOption, match=r"attempts=3 and max_retries=2 both say .* attempts is max_retries"
     ):
 
         @memory_app.task(attempts=3, max_retries=2)
