@@ -37,6 +37,21 @@ async def pids_in(path: Path) -> list[int]:
     return [int(pid) for pid in text.split()]
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of the processes that sandboxes have started, in this order."""
+    pids: list[int] = []
+    new = sandbox.SandboxRunner._new
+
+    def note(runner: sandbox.SandboxRunner) -> sandbox._Sandbox:
+        box = new(runner)
+        pids.append(box._pid)
+        return box
+
+    monkeypatch.setattr(sandbox.SandboxRunner, "_new", note)
+    return pids
+
+
 # What travels
 
 
@@ -255,18 +270,17 @@ async def test_runs_end_where_the_system_has_no_pidfd(
             await hanging.result(timeout="20s")
 
 
-async def test_a_spare_process_that_died_is_passed_over() -> None:
+async def test_a_spare_process_that_died_is_passed_over(started: list[int]) -> None:
     async with tasks.app, working(tasks.app, child_processes=1):
         await tasks.square.call(1)
-        spares = await until(_children)
-        for pid in spares:
-            os.kill(pid, signal.SIGKILL)
-        await until(lambda: not any(map(is_alive, spares)))
+        [_, spare] = started
+        os.kill(spare, signal.SIGKILL)
+        await until(lambda: not is_alive(spare))
         assert await tasks.square.call(2) == 4
 
 
 async def test_a_spare_process_that_dies_as_it_is_taken_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, started: list[int]
 ) -> None:
     hear = sandbox._Sandbox._hear
     killed: list[int] = []
@@ -281,7 +295,7 @@ async def test_a_spare_process_that_dies_as_it_is_taken_is_passed_over(
 
     async with tasks.app, working(tasks.app, child_processes=1):
         await tasks.square.call(1)
-        [spare] = await until(_children)
+        [_, spare] = started
         monkeypatch.setattr(sandbox._Sandbox, "_hear", hear_when_dead)
         assert await tasks.square.call(2) == 4
     assert killed == [spare]
@@ -382,21 +396,21 @@ async def test_a_function_may_close_its_streams() -> None:
 # Time and again
 
 
-async def test_many_runs_leave_no_file_open_and_no_process_behind() -> None:
+async def test_many_runs_leave_no_file_open_and_no_process_behind(started: list[int]) -> None:
     async with tasks.app, working(tasks.app, child_processes=2):
         await asyncio.gather(*(tasks.square.call(n) for n in range(3)))
         before = len(os.listdir("/proc/self/fd"))
         answers = await asyncio.gather(*(tasks.square.call(n) for n in range(12)), failure_of(tasks.leave, 1))
         assert answers[:12] == [n * n for n in range(12)]
         assert len(os.listdir("/proc/self/fd")) <= before + 4, "but for another spare"
-        assert len(_children()) <= 3
-    assert _children() == []
+        assert len([pid for pid in started if is_alive(pid)]) <= 3
+    assert not any(map(is_alive, started))
 
 
-async def test_the_next_run_finds_a_process_that_was_started_before() -> None:
+async def test_the_next_run_finds_a_process_that_was_started_before(started: list[int]) -> None:
     async with tasks.app, working(tasks.app, child_processes=1):
         await tasks.square.call(1)
-        [spare] = await until(_children)
+        [_, spare] = started
         assert (await tasks.leak.call())[0] == spare
 
 
@@ -427,17 +441,3 @@ async def test_nothing_is_left_of_a_run_when_its_worker_is_killed(task: str, tmp
             assert all(map(is_alive, pids))
             worker.kill()
         await until(lambda: not any(map(is_alive, pids)), seconds=5)
-
-
-def _children() -> list[int]:
-    """The processes this one has spawned by multiprocessing and not reaped; servers of other tests are none."""
-    lists = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
-    return [int(pid) for pids in lists for pid in pids if _is_spawned(pid)]
-
-
-def _is_spawned(pid: str) -> bool:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return b"multiprocessing.spawn" in command or not command  # a zombie has none
