@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import serde
 from penstock.errors import InvalidName, InvalidOption, SerializationError
 from penstock.serde import Json, MessagePack, Raw, Serde, decodable, register_serde, resolve_serde
 
@@ -281,7 +282,8 @@ class Reversed:
         return data.decode()[::-1]
 
 
-def test_serdes_are_found_by_name_or_given_as_objects() -> None:
+def test_serdes_are_found_by_name_or_given_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serde, "_serdes", dict(serde._serdes))
     assert [resolve_serde(name).name for name in ("json", "msgpack", "raw")] == ["json", "msgpack", "raw"]
     own = Reversed()
     assert resolve_serde(own) is own

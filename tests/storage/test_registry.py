@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import InvalidOption
-from penstock.storage import Storage, open_storage, register_engine
+from penstock.storage import Storage, open_storage, register_engine, registry
 from penstock.storage.sqlite.engine import SqliteStorage
 
 
@@ -33,7 +33,8 @@ def test_an_option_goes_before_the_one_in_the_url() -> None:
     assert storage._namespace == "there"
 
 
-def test_a_third_party_serves_a_scheme_of_its_own() -> None:
+def test_a_third_party_serves_a_scheme_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
     seen: list[tuple[str, dict[str, Any]]] = []
 
     def factory(url: str, **options: Any) -> Storage:
