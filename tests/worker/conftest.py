@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -74,3 +76,51 @@ def recorded(worker: Worker, *names: str) -> list[WorkerEvent]:
     for name in names:
         worker.on(name, events.append)
     return events
+
+
+LEASE_S = 60
+
+
+class Hog:
+    """Block the loop for longer than a lease by the store's clock, which moves on after every few heartbeats.
+
+    The machine's speed does not matter: only a lease that no heartbeat extends runs out.
+    """
+
+    def __init__(self, app: App, worker: Worker) -> None:
+        self._app = app
+        self._worker = worker
+
+    def hold_the_loop(self) -> None:
+        for _ in range(4):
+            self.await_beats(3)
+            thread = threading.Thread(target=lambda: asyncio.run(self._let_time_pass()))
+            thread.start()
+            thread.join()
+
+    def await_beats(self, count: int) -> None:
+        """Block until the worker has sent ``count`` heartbeats."""
+        shift = self._worker._shift
+        assert shift is not None
+        assert shift.heartbeat is not None
+        deadline = time.monotonic() + 30
+        for _ in range(count):
+            last_at = shift.heartbeat.last_at
+            while shift.heartbeat.last_at == last_at:
+                assert time.monotonic() < deadline, "the heart has stopped"
+                time.sleep(0.002)
+
+    async def _let_time_pass(self) -> None:
+        storage = await self._app.connect()
+        await storage.shift_clock("default", LEASE_S * 600)
+        await storage.sweep("default")
+
+
+class Clock:
+    """Stand in for the ``time`` module where a worker compares times. It runs ``ahead_s`` seconds fast."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -218,24 +219,25 @@ async def test_a_heartbeat_that_cannot_describe_its_worker_is_repeated(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it the jobs of a healthy worker would be taken for those of a dead one."""
-    broken = True
+    failed, mended = threading.Event(), threading.Event()
 
     def version() -> str:
-        if broken:
+        if not mended.is_set():
+            failed.set()
             raise RecursionError("too deep")
         return "1"
 
     monkeypatch.setattr(health, "_version", version)
+    storage = await app.connect()
 
     @app.task
     async def work() -> str:
-        nonlocal broken
-        await asyncio.sleep(0.2)
-        broken = False
-        await asyncio.sleep(0.8)
+        await until(failed.is_set)
+        mended.set()
+        await until(lambda: storage.workers("default"))
         return "kept"
 
-    async with working(app, lease="600ms", heartbeat="50ms") as worker:
+    async with working(app, heartbeat="50ms") as worker:
         job = await work.enqueue()
-        assert await job.result(timeout="10s") == "kept"
+        assert await job.result(timeout="20s") == "kept"
         assert worker.stats.stalled == 0

@@ -23,7 +23,8 @@ from penstock import (
     current_job,
 )
 from penstock.core.lifecycle import State
-from tests.worker.conftest import recorded, until, working
+from penstock.worker import deadlines
+from tests.worker.conftest import LEASE_S, Clock, Hog, recorded, until, working
 
 
 async def test_jobs_that_are_there_go_to_one_call_and_each_gets_its_own_result(app: App) -> None:
@@ -314,14 +315,24 @@ async def test_the_shortest_timeout_is_the_batchs(app: App) -> None:
     assert stopped == [[1, 2, 3]]
 
 
-async def test_a_timeout_counts_from_the_beginning_of_the_batch(memory_app: App) -> None:
-    @memory_app.task(batch=10, batch_wait="300ms", timeout="150ms", attempts=1)
+async def test_a_timeout_counts_from_the_beginning_of_the_batch(
+    memory_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(deadlines, "time", clock)
+
+    @memory_app.task(batch=2, batch_wait="1h", timeout="10m", attempts=1)
     async def quick(numbers: list[int]) -> list[int]:
         return numbers
 
-    async with working(memory_app):
-        job = await quick.enqueue(8)
-        assert await job.result(timeout="10s") == 8
+    async with working(memory_app) as worker:
+        first = await quick.enqueue(8)
+        await until(lambda: worker.health().active)
+        clock.ahead_s = 3600
+        worker._shift.executor._deadlines._look()  # type: ignore[union-attr]
+        clock.ahead_s = 0
+        await quick.enqueue(9)
+        assert await first.result(timeout="10s") == 8
 
 
 async def test_a_thread_that_goes_on_keeps_the_slots_of_all_its_jobs(memory_app: App) -> None:
@@ -379,12 +390,15 @@ async def test_a_stopping_worker_does_not_wait_for_a_batch_to_fill(memory_app: A
 
 
 async def test_leases_of_jobs_that_wait_for_their_batch_are_renewed(memory_app: App) -> None:
-    @memory_app.task(batch=10, batch_wait="700ms")
+    @memory_app.task(batch=2, batch_wait="1h")
     async def note(numbers: list[int]) -> None:
         return
 
-    async with working(memory_app, lease="200ms", heartbeat="50ms"):
+    async with working(memory_app, lease=LEASE_S, heartbeat="50ms") as worker:
         job = await note.enqueue(1)
+        await until(lambda: worker.health().active)
+        await asyncio.to_thread(Hog(memory_app, worker).hold_the_loop)
+        await note.enqueue(2)
         await job.result(timeout="10s")
     info = await job.get()
     assert info is not None

@@ -132,7 +132,7 @@ async def test_a_command_that_ignores_sigterm_is_killed(memory_app: App, tmp_pat
 async def test_a_cancel_stops_a_command_and_what_it_says_on_its_way_out_is_kept(
     app: App, tmp_path: Path
 ) -> None:
-    async with working(app, commands=True, heartbeat="100ms", lease="1s"):
+    async with working(app, commands=True, heartbeat="100ms"):
         job = await put(
             app, f"trap 'echo bye; exit 0' TERM; echo $$ > {tmp_path}/pids; while :; do sleep 0.05; done"
         )
@@ -186,7 +186,7 @@ def test_so_it_does_on_the_loop_that_a_worker_of_the_command_line_has(tmp_path: 
 
 async def test_a_cancel_ends_a_command_without_its_daemon(memory_app: App, tmp_path: Path) -> None:
     with leaving_a_daemon(tmp_path / "daemon") as daemon:
-        async with working(memory_app, commands=True, heartbeat="100ms", lease="1s"):
+        async with working(memory_app, commands=True, heartbeat="100ms"):
             job = await put(memory_app, f"{daemon} trap 'printf bye; exit 0' TERM; sleep 60 & wait")
             [pid] = await pids_in(tmp_path / "daemon", 1)
             assert await job.cancel() == "requested"

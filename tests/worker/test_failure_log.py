@@ -192,13 +192,15 @@ async def test_what_a_hook_replaced_is_not_logged(memory_app: App, logged: Logge
     assert "1234" not in end.getMessage()
 
 
-async def test_a_job_that_expires_while_it_waits_is_an_error(memory_app: App, logged: Logged) -> None:
-    @memory_app.task(ttl="50ms")
+async def test_a_job_that_expires_while_it_runs_is_an_error(memory_app: App, logged: Logged) -> None:
+    @memory_app.task(ttl="1h")
     async def late() -> None:
-        await asyncio.sleep(60)
+        await asyncio.sleep(3600)
 
-    async with working(memory_app, heartbeat="20ms") as worker:
-        await late.enqueue(id="x")
+    async with working(memory_app, lease="2h", heartbeat="20ms") as worker:
+        await late.options(id="x").enqueue()
+        await until(lambda: worker.health().active)
+        await (await memory_app.connect()).shift_clock("default", 3_601_000)
         await until(lambda: worker.stats.failed == 1)
     [end] = about(logged, "x")
     assert end.levelname == "ERROR"

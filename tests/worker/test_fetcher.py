@@ -11,9 +11,9 @@ import pytest
 
 from penstock import App
 from penstock.storage.values import Take
-from penstock.worker import fetcher
+from penstock.worker import fetcher, lane
 from penstock.worker.lane import Lane, apportion
-from tests.worker.conftest import running, until, working
+from tests.worker.conftest import Clock, running, until, working
 
 
 def test_slots_are_shared_by_weight() -> None:
@@ -115,20 +115,18 @@ async def test_a_quiet_queue_beside_a_busy_one_is_served(memory_app: App) -> Non
         stop.set()
 
 
-async def test_an_idle_worker_takes_up_a_job_at_once(app: App) -> None:
+async def test_an_idle_worker_is_woken_by_a_job(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "LONGEST_WAIT_MS", 60_000)
+
     @app.task
     async def echo(n: int) -> int:
         return n
 
-    async with working(app):
-        await echo.call(0)
-        waits = []
+    async with working(app, lease="3m") as worker:
         for n in range(10):
-            await asyncio.sleep(0.02)  # idle again
-            began = time.perf_counter()
-            await echo.call(n)
-            waits.append(time.perf_counter() - began)
-    assert sorted(waits)[5] < 0.1
+            await until(lambda: worker._shift.fetcher.lanes[0].waiter is not None)  # type: ignore[union-attr]
+            job = await echo.enqueue(n)
+            assert await job.result(timeout="20s") == n
 
 
 async def test_a_delayed_job_runs_when_it_falls_due(app: App) -> None:
@@ -165,6 +163,9 @@ async def test_an_answer_that_comes_after_the_lease_is_not_run(
 ) -> None:
     """The loop, or the machine, stood still between claim and answer; the jobs may be somebody else's by now."""
     ran: list[int] = []
+    clock = Clock()
+    monkeypatch.setattr(fetcher, "time", clock)
+    monkeypatch.setattr(lane, "time", clock)
 
     @memory_app.task
     async def note(context_run: int) -> None:
@@ -179,13 +180,13 @@ async def test_an_answer_that_comes_after_the_lease_is_not_run(
         claimed = await claim(queue, take, **kwargs)
         if claimed.leases and late:
             late = False
-            await asyncio.sleep(0.3)
+            clock.ahead_s += 60
         return claimed
 
     monkeypatch.setattr(storage, "claim", slow)
     if not while_it_waits:
         job = await note.enqueue(1)
-    async with working(memory_app, lease="300ms", heartbeat="150ms") as worker:
+    async with working(memory_app, lease="60s") as worker:
         if while_it_waits:
             await until(lambda: worker.health().consuming)
             job = await note.enqueue(1)

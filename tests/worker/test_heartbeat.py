@@ -6,49 +6,13 @@ import asyncio
 import os
 import platform
 import threading
-import time
 
 import pytest
 
-from penstock import App, JobContext, Worker
+from penstock import App, JobContext
 from penstock.storage.values import Claimed, Held, Take
-from tests.worker.conftest import recorded, running, until, working
-
-LEASE_S = 60
-
-
-class Hog:
-    """Holds the loop up for longer than a lease by the store's clock, which it moves on after every few beats.
-
-    So nothing here depends on how fast this machine is: only a lease that no beat extends runs out.
-    """
-
-    def __init__(self, app: App, worker: Worker) -> None:
-        self._app = app
-        self._worker = worker
-
-    def hold_the_loop(self) -> None:
-        for _ in range(4):
-            self._await_beats(3)
-            thread = threading.Thread(target=lambda: asyncio.run(self._let_time_pass()))
-            thread.start()
-            thread.join()
-
-    def _await_beats(self, count: int) -> None:
-        shift = self._worker._shift
-        assert shift is not None
-        assert shift.heartbeat is not None
-        deadline = time.monotonic() + 30
-        for _ in range(count):
-            last_at = shift.heartbeat.last_at
-            while shift.heartbeat.last_at == last_at:
-                assert time.monotonic() < deadline, "the heart has stopped"
-                time.sleep(0.002)
-
-    async def _let_time_pass(self) -> None:
-        storage = await self._app.connect()
-        await storage.shift_clock("default", LEASE_S * 600)
-        await storage.sweep("default")
+from penstock.worker.heartbeat import Heartbeat
+from tests.worker.conftest import LEASE_S, Hog, recorded, running, until, working
 
 
 async def test_a_handler_that_hogs_the_loop_keeps_its_lease(app: App) -> None:
@@ -100,7 +64,9 @@ async def test_jobs_claimed_while_the_loop_stood_still_do_not_stall(
     assert [info.stalls for info in infos if info is not None] == [0] * 4
 
 
-async def test_a_run_whose_lease_was_lost_is_stopped_and_settles_nothing(app: App) -> None:
+async def test_a_run_whose_lease_was_lost_is_stopped_and_settles_nothing(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started, stopped = asyncio.Event(), asyncio.Event()
 
     @app.task
@@ -113,19 +79,27 @@ async def test_a_run_whose_lease_was_lost_is_stopped_and_settles_nothing(app: Ap
         return "never"
 
     storage = await app.connect()
-    async with working(app, lease="1s", heartbeat="100ms", sweep=False, concurrency=1) as worker:
+    beating = threading.Lock()
+    beat = Heartbeat.run_once
+
+    async def beat_if_allowed(heartbeat: Heartbeat) -> None:
+        with beating:
+            await beat(heartbeat)
+
+    monkeypatch.setattr(Heartbeat, "run_once", beat_if_allowed)
+    async with working(app, heartbeat="100ms", sweep=False, concurrency=1) as worker:
         stalled = recorded(worker, "stalled")
         job = await endless.enqueue()
         await asyncio.wait_for(started.wait(), 10)
         worker.pause()
         # Its deadline passes without a heartbeat, as if this machine had been asleep; somebody else gets the job.
-        await storage.shift_clock("default", 60_000)
-        await storage.sweep("default")
-        taken = await storage.claim("default", Take("other", 1, 60_000))
-        if not taken.leases:  # a heartbeat came between the shift and the sweep: once more
+        await asyncio.to_thread(beating.acquire)
+        try:
             await storage.shift_clock("default", 60_000)
             await storage.sweep("default")
             taken = await storage.claim("default", Take("other", 1, 60_000))
+        finally:
+            beating.release()
         await asyncio.wait_for(stopped.wait(), 10)
         await until(lambda: [event.id for event in stalled] == [job.id])
         await until(lambda: not worker.health().active)

@@ -29,7 +29,7 @@ async def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 async def test_two_processes_share_the_work_and_end_together(tasks: Any) -> None:
-    worker = tasks.app.worker(processes=2, concurrency=1, grace="5s", lease="1s", name="twins")
+    worker = tasks.app.worker(processes=2, concurrency=1, grace="5s", name="twins")
     async with running(worker):
         await until(lambda: _workers(tasks.app, 2), seconds=30)
         pids: set[int] = set()
@@ -44,7 +44,7 @@ async def test_two_processes_share_the_work_and_end_together(tasks: Any) -> None
 
 
 async def test_a_process_that_dies_is_replaced_and_its_job_runs_again(tasks: Any) -> None:
-    worker = tasks.app.worker(processes=1 + 1, concurrency=1, grace="5s", lease="500ms")
+    worker = tasks.app.worker(processes=1 + 1, concurrency=1, grace="5s")
     async with running(worker):
         await until(lambda: _known(tasks.app, 2), seconds=30)
         job = await tasks.die_once.enqueue()
@@ -72,7 +72,7 @@ async def test_the_supervisor_takes_back_the_jobs_of_a_process_that_exits(
 
 async def test_jobs_of_a_batch_whose_process_dies_run_again(tasks: Any) -> None:
     jobs = await tasks.die_together.enqueue_many([(n,) for n in range(3)])
-    worker = tasks.app.worker(processes=2, concurrency=3, grace="5s", lease="500ms")
+    worker = tasks.app.worker(processes=2, concurrency=3, grace="5s")
     async with running(worker):
         assert all([await job.result(timeout="40s") >= 2 for job in jobs])
     infos = [await job.get() for job in jobs]
@@ -86,7 +86,7 @@ async def test_burst_workers_end_by_themselves(tasks: Any) -> None:
 
 
 async def test_handlers_travel_to_the_processes(tasks: Any) -> None:
-    worker = tasks.app.worker(queues=["raw"], processes=2, concurrency=1, grace="5s", lease="1s")
+    worker = tasks.app.worker(queues=["raw"], processes=2, concurrency=1, grace="5s")
     worker.handler("raw")(tasks.handle_raw)
     async with running(worker):
         assert await tasks.app.queue("raw").call({}, timeout="30s") != os.getpid()
@@ -179,7 +179,7 @@ async def test_a_pool_is_ready_when_all_of_its_processes_are(
     signed_in = tmp_path / "signed in"
     signed_in.mkdir()
     monkeypatch.setenv("PENSTOCK_POOL_SIGNED_IN", str(signed_in))
-    worker = tasks.app.worker(processes=2, concurrency=1, grace="5s", lease="1s")
+    worker = tasks.app.worker(processes=2, concurrency=1, grace="5s")
     heard: list[str] = []
     worker.on("ready", lambda event: heard.append(event.type))
     async with running(worker):

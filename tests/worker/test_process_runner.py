@@ -155,7 +155,7 @@ async def test_a_timeout_kills_the_process_and_no_other() -> None:
 
 
 async def test_a_cancel_kills_the_process() -> None:
-    async with tasks.app, working(tasks.app, child_processes=1, lease="600ms"):
+    async with tasks.app, working(tasks.app, child_processes=1, heartbeat="200ms"):
         job = await tasks.hang.enqueue()
         await until(job.logs)
         assert await job.cancel() == "requested"

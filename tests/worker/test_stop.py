@@ -21,7 +21,7 @@ from penstock.storage import open_storage
 from penstock.storage.values import Settlement, Take
 from penstock.worker import shift
 from penstock.worker.deadlines import PATIENCE_S
-from tests.worker.conftest import recorded, running, until, working
+from tests.worker.conftest import Hog, recorded, running, until, working
 
 SCRIPT = """
 import asyncio, sys
@@ -433,13 +433,21 @@ async def test_an_app_with_one_open_storage_beats_on_the_workers_loop(tmp_path: 
     try:
         app = App(storage)
 
+        finish = asyncio.Event()
+
         @app.task
         async def slow() -> str:
-            await asyncio.sleep(1)
+            await finish.wait()
             return "kept"
 
-        async with working(app, lease="300ms") as worker:
-            assert await slow.call() == "kept"
+        async with working(app, heartbeat="50ms") as worker:
+            job = await slow.enqueue()
+            for _ in range(3):
+                await asyncio.to_thread(Hog(app, worker).await_beats, 3)
+                await storage.shift_clock("default", 20_000)
+                await storage.sweep("default")
+            finish.set()
+            assert await job.result(timeout="10s") == "kept"
             assert [record.id for record in await storage.workers("default")] == [worker.id]
             assert [job.stalls for job in (await storage.list_jobs("default", State.COMPLETED)).jobs] == [0]
         await app.close()

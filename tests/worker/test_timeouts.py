@@ -9,7 +9,7 @@ import pytest
 
 from penstock import App, JobContext, JobFailed
 from penstock.worker import deadlines
-from tests.worker.conftest import recorded, until, working
+from tests.worker.conftest import Clock, recorded, until, working
 
 
 async def test_an_async_handler_is_aborted_at_its_timeout(app: App) -> None:
@@ -122,11 +122,28 @@ async def test_a_coroutine_that_ignores_its_abort_is_settled_without_it(
         await until(lambda: worker.health().stuck == 0)
 
 
-async def test_time_spent_waiting_for_a_thread_does_not_count(memory_app: App) -> None:
-    @memory_app.task(timeout="300ms", attempts=1)
-    def sleepy() -> int:
-        threading.Event().wait(0.15)
+async def test_time_spent_waiting_for_a_thread_does_not_count(
+    memory_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(deadlines, "time", clock)
+    release = threading.Event()
+
+    @memory_app.task
+    def holds_the_thread() -> None:
+        release.wait(30)
+
+    @memory_app.task(timeout="10m", attempts=1)
+    def quick() -> int:
         return 1
 
-    async with working(memory_app, concurrency=4, threads=1):
-        assert await asyncio.gather(*(sleepy.call() for _ in range(4))) == [1, 1, 1, 1]
+    async with working(memory_app, concurrency=4, threads=1) as worker:
+        await holds_the_thread.enqueue()
+        await until(lambda: len(worker.health().active) == 1)
+        job = await quick.enqueue()
+        await until(lambda: len(worker.health().active) == 2)
+        clock.ahead_s = 3600
+        worker._shift.executor._deadlines._look()  # type: ignore[union-attr]
+        clock.ahead_s = 0
+        release.set()
+        assert await job.result(timeout="10s") == 1

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from penstock import App, State
 from penstock.worker import watchdog
 from penstock.worker.lane import Lane
 from penstock.worker.watchdog import WARN_AFTER_S, Watchdog
-from tests.worker.conftest import until, working
+from tests.worker.conftest import LEASE_S, Hog, until, working
 
 
 class StandingLoop:
@@ -115,21 +114,26 @@ async def test_a_stuck_worker_gives_its_jobs_up_and_a_blocking_one_keeps_them(
     monkeypatch.setattr(watchdog, "_TICK_S", 0.05)
     rescued = threading.Event()
     async with App(f"sqlite:///{tmp_path}/s.db") as app:
+        hogs: list[Hog] = []
 
         @app.task
-        async def block(seconds: float) -> None:
-            rescued.wait(seconds)
+        async def hog() -> None:
+            hogs[0].hold_the_loop()
 
-        options: dict[str, Any] = {"lease": "300ms", "heartbeat": "50ms"}
-        async with working(app, **options, stuck_after="1h"):
-            job = await block.enqueue(seconds=0.8)
-            await job.result(timeout="10s")
+        @app.task
+        async def block() -> None:
+            rescued.wait(30)
+
+        async with working(app, lease=LEASE_S, heartbeat="50ms", stuck_after="1h") as worker:
+            hogs.append(Hog(app, worker))
+            job = await hog.enqueue()
+            await job.result(timeout="60s")
             info = await job.get()
             assert info is not None
             assert (info.runs, info.stalls) == (1, 0)
-        assert "rescued.wait(seconds)" in caplog.text
-        async with working(app, **options, stuck_after="300ms") as worker:
-            job = await block.enqueue(seconds=30)
+        assert "hogs[0].hold_the_loop()" in caplog.text
+        async with working(app, lease="300ms", heartbeat="50ms", stuck_after="300ms") as worker:
+            job = await block.enqueue()
             watching = asyncio.create_task(asyncio.to_thread(_set_when_stalled, app.url, job.id, rescued))
             await until(lambda: worker.stats.stalled == 1)
             await watching
