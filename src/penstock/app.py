@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -19,6 +19,7 @@ from penstock.decorators import BatchDecorator, TaskDecorator
 from penstock.errors import InvalidOption, UnknownTask
 from penstock.events import EventTypes, Filter, Offsets, app_events, offset_of
 from penstock.hooks import AppHooks
+from penstock.importing import check_module, import_named
 from penstock.loops import Sessions
 from penstock.opening import Opening
 from penstock.options import (
@@ -33,6 +34,7 @@ from penstock.options import (
     refuse_unknown,
     treatment,
 )
+from penstock.optionvalues import listed
 from penstock.queue import Queue
 from penstock.schedulers import AppSchedulers
 from penstock.serde import Serde, resolve_serde
@@ -65,7 +67,9 @@ class App(AppHooks, AppSchedulers):
     ``url`` is the store's: ``sqlite:///path``, ``memory://``, ``valkey://host`` and others; without it the
     environment's ``PENSTOCK_URL``; without that ``sqlite:///penstock.db`` in the working directory. A storage that
     is open already may be given instead; it stays the caller's to close, and serves its own event loop only.
-    ``namespace`` keeps several systems apart in one store. Further options are defaults for all tasks.
+    ``namespace`` keeps several systems apart in one store. ``include`` names the modules that define tasks for this
+    app: workers import them when they start, so these modules may import the app. Further options are defaults for all
+    tasks.
 
     An app may be used from several event loops and threads: each loop gets a connection of its own. All loops
     of one app share one ``memory://``. Connections are closed by ``close()``, by ``async with app``, or when
@@ -80,6 +84,7 @@ class App(AppHooks, AppSchedulers):
         serde: str | Serde = "json",
         result_serde: str | Serde | None = None,
         max_payload: Size = "1MiB",
+        include: Sequence[str] = (),
         **defaults: Unpack[DefaultOptions],
     ) -> None:
         refuse_unknown(defaults, DEFAULTS, where="an app")
@@ -90,6 +95,8 @@ class App(AppHooks, AppSchedulers):
         """Where the store is. It may hold a password: show the url of the storage instead."""
         self.moved_to: tuple[str, str | None] | None = None
         """The URL and the namespace of the last ``move_to``, for processes that import the app anew."""
+        self.included = tuple(map(check_module, listed("include", include, of="module names")))
+        """The modules that ``load()`` imports."""
         self.max_payload = byte_count(max_payload, what="max_payload")
         self.serde = resolve_serde(serde)
         self.result_serde = self.serde if result_serde is None else resolve_serde(result_serde)
@@ -169,6 +176,18 @@ class App(AppHooks, AppSchedulers):
     def tasks(self) -> Mapping[str, Task[..., Any]]:
         """The tasks by name."""
         return MappingProxyType(self._tasks)
+
+    def load(self, *modules: str) -> None:
+        """Import the modules named by ``include``, and ``modules`` from now on, so that their tasks are registered.
+
+        Workers and the command line do this by themselves. Call it where you look for tasks by name.
+
+        Raises:
+            InvalidOption: a module does not exist, or raises while it is imported.
+        """
+        self.included = tuple(dict.fromkeys([*self.included, *map(check_module, modules)]))
+        for module in self.included:
+            import_named(module)
 
     def task_named(self, name: str) -> Task[..., Any]:
         """The task of that name. Raises ``UnknownTask``."""

@@ -145,7 +145,7 @@ async def test_a_login_that_is_refused_is_told_without_the_password(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     app = App(f"valkey://{login}@{HOST}:{guarded.port}")
-    for call in (app.connect, app.queue(QUEUE).waiting, app.worker(queues=[QUEUE]).run):
+    for call in (app.connect, app.queue(QUEUE).waiting, app.worker(queues=[QUEUE], commands=True).run):
         with pytest.raises(StorageRefused) as caught:
             await call()
         assert_says(caught.value, str(guarded.port), *words)

@@ -169,7 +169,7 @@ def test_one_that_does_not_start_again_keeps_no_other_from_it(penstock: Shell, t
     run = penstock("worker", "restart")
 
     assert run.returncode == 1
-    assert "worker-1 did not start: RuntimeError: not yet" in run.stderr
+    assert "worker-1 did not start: module tasks cannot be imported: RuntimeError: not yet" in run.stderr
     assert "worker-2 runs" in run.stdout
     assert [row["name"] for row in penstock.json("worker", "status")] == ["worker-2"]
 
@@ -242,9 +242,9 @@ def test_two_workers_with_one_pid_file_are_refused(penstock: Shell, tmp_path: Pa
 
 
 def test_a_worker_that_cannot_start_says_why(penstock: Shell, tmp_path: Path) -> None:
-    assert "no module 'nothing'" in penstock.refused("worker", "nothing:app", code=3)
+    assert "module 'nothing' is neither in" in penstock.refused("worker", "nothing:app", code=3)
     assert "names neither a command nor an app" in penstock.refused("worker", "nothing", code=2)
-    assert "did not start: there is no module" in penstock.refused("worker", "start", "nothing:app", code=3)
+    assert "did not start: module 'nothing' is" in penstock.refused("worker", "start", "nothing:app", code=3)
     assert "No such option" in penstock.refused("worker", "--concurency", "3", code=2)
     (tmp_path / "tasks.py").write_text("app = 7\n")
     assert "is no app, but of type int" in penstock.refused("worker", "tasks:app", code=3)

@@ -198,6 +198,7 @@ async def test_a_list_reads_each_queue_once(spy: Spy) -> None:
 
 async def test_a_worker_that_does_not_know_the_task_is_found_out(app: App) -> None:
     handle = await app.queue("mail").enqueue(1, task="elsewhere")
+    app.task(name="known")(lambda: None)
     worker = app.worker(queues=["mail"], heartbeat="50ms")
     running = asyncio.create_task(worker.run())
     try:

@@ -128,7 +128,7 @@ async def test_a_port_that_is_taken_keeps_the_worker_from_starting(memory_app: A
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidOption, match=f"cannot listen on 127.0.0.1:{port}"):
-            await memory_app.worker(probe=str(port)).run()
+            await memory_app.worker(probe=str(port), commands=True).run()
 
 
 @pytest.mark.parametrize("given", ["", "host", "host:", "127.0.0.1:70000", "1:2:x"])

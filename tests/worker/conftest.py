@@ -45,6 +45,9 @@ async def working(app: App, **options: Any) -> AsyncIterator[Worker]:
 
 @asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[Worker]:
+    if not worker.app.tasks and not worker.handlers.by_queue:
+        # A worker that has nothing to run does not start; what it has does not matter here.
+        worker.handlers.add("unused", lambda job: None)
     run = asyncio.create_task(worker.run())
     ready = asyncio.create_task(worker.ready())
     await asyncio.wait([run, ready], return_when=asyncio.FIRST_COMPLETED, timeout=20)

@@ -84,6 +84,7 @@ async def test_an_unknown_task_fails_for_good_after_its_time(app: App) -> None:
 
 async def test_without_a_time_to_wait_an_unknown_task_fails_and_is_retried(app: App) -> None:
     job = await app.queue("default").enqueue({}, task="nowhere", attempts=2, backoff="1ms")
+    app.task(name="known")(lambda: None)
     await app.worker(queues=["default"], burst=True).run()
     info = await job.get()
     assert info is not None

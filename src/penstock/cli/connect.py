@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.errors import InvalidOption
+from penstock.importing import MissingModule, check_module, import_named
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -84,8 +86,9 @@ def open_app(settings: Settings) -> App:
     )
 
 
-def import_app(settings: Settings, target: str) -> App:
-    """The app that ``module:name`` means, imported with the working directory on the path.
+def import_app(settings: Settings, target: str, *, include: Sequence[str] = ()) -> App:
+    """The app that ``module:name`` means, imported with the working directory on the path, as are the modules with its
+    tasks: those that its code includes, and ``include``.
 
     Its store and its namespace are its own; an app that names none in its code has those of the settings, and
     ``--url`` and ``--namespace`` go before both.
@@ -100,6 +103,8 @@ def import_app(settings: Settings, target: str) -> App:
             f"{target} is no app, but of type {type(found).__name__}. Name what App(...) was given to."
         )
     _put_in_its_place(settings, found)
+    with _told_as_ours():
+        found.load(*include)
     return found
 
 
@@ -113,6 +118,8 @@ def import_task(settings: Settings, target: str) -> Task[..., Any]:
             f"{target} is no task, but of type {type(found).__name__}. Name a function with @app.task."
         )
     _put_in_its_place(settings, found.app)
+    with _told_as_ours():
+        found.app.load()
     return found
 
 
@@ -137,15 +144,24 @@ def _imported(settings: Settings, target: str, *, otherwise: str, example: str) 
         os.environ["PENSTOCK_URL"] = str(url.value)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    try:
-        found: object = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise NotFound(f"there is no module {error.name!r} in {here} or on the path.") from error
+    with _told_as_ours():
+        found: object = import_named(check_module(module))
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
+
+
+@contextmanager
+def _told_as_ours() -> Iterator[None]:
+    """Give the errors of importing a module the exit codes of the command line."""
+    try:
+        yield
+    except MissingModule as error:
+        raise NotFound(str(error)) from error
+    except InvalidOption as error:
+        if error.__cause__ is None:
+            raise
+        raise CommandLineError(f"{error} Add --debug for the traceback.") from error
 
 
 def is_local(url: str) -> bool:

@@ -60,6 +60,7 @@ def worker() -> None:
     \b
       penstock worker                                shell commands, on a local store
       penstock worker myproject.jobs:app             the tasks of an app
+      penstock worker myproject.jobs:app -i mail     and those that module mail defines
       penstock worker -q mail -q reports=3 --burst   these queues, until they are empty
       penstock worker myproject.jobs:app --reload    start again when a Python file has changed
       penstock worker start --count 4 -c 8           four in the background
@@ -72,6 +73,13 @@ def worker() -> None:
 
 @command_of(worker, "run", short_help="Run jobs here, until Ctrl-C.")
 @click.argument("target", metavar="[MODULE:APP]", required=False)
+@click.option(
+    "-i",
+    "--include",
+    metavar="MODULE",
+    multiple=True,
+    help="Import this module, which defines tasks of the app. May be repeated. [those of App(include=...)]",
+)
 @click.option(
     "-q",
     "--queues",
@@ -149,6 +157,7 @@ def run(
     log_format: LogFormat | None,
     verbose: bool,
     reload: bool,
+    include: tuple[str, ...],
     **options: Any,
 ) -> int:
     """Run jobs here, until Ctrl-C: running jobs finish first; a second Ctrl-C hands them back at once.
@@ -168,6 +177,12 @@ def run(
         end_with_reloader(lifeline)
     settings = Settings(ctx.find_object(Flags) or Flags())
     target = target or settings["app"]
+    if include and not target:
+        raise CommandLineError(
+            "--include needs an app, which the tasks of these modules belong to. Give MODULE:APP, or set the key app: "
+            "penstock config set app myproject.jobs:app",
+            ExitCode.USAGE,
+        )
     arguments = _arguments(ctx, target)
     surroundings = Surroundings.here()
     pid_file = pid_file and pid_file.absolute()
@@ -179,7 +194,7 @@ def run(
 
     with ExitStack() as stack:
         stack.enter_context(unguarded())
-        app = import_app(settings, target) if target else _plain_app(settings)
+        app = import_app(settings, target, include=include) if target else _plain_app(settings)
         made = app.worker(**_options(settings, app, target, options))
         if pid_file is not None:
             mine = stack.enter_context(
@@ -219,10 +234,11 @@ def _options(settings: Settings, app: App, target: str | None, given: dict[str, 
     elif not app.tasks:
         options["queues"] = [settings["queue"]]
     commands = given["commands"] if given["commands"] is not None else settings["commands"]
-    options["commands"] = (
-        settings["shell"] if (is_local(app.url) if commands is None else commands) else False
-    )
-    if target is None and not options["commands"]:
+    if commands is None:
+        # An app without tasks is a mistake to be told, not a reason to run the commands of a local store.
+        commands = is_local(app.url) and (target is None or bool(app.tasks))
+    options["commands"] = settings["shell"] if commands else False
+    if target is None and not commands:
         raise CommandLineError(
             "this worker could run nothing: it has no app, and no commands on a store that others may write to. "
             "Give MODULE:APP, or --commands.",

@@ -121,6 +121,7 @@ def fleet(
     """
     refuse_unknown(options, FleetOptions.__annotations__, where="a fleet")
     found = find(app, App) if isinstance(app, str) else app
+    found.load()
     made = Fleet(
         spark,
         found,

@@ -40,11 +40,12 @@ _SOONEST_RESTART_S: Final = 1.0
 
 
 class _Plan(NamedTuple):
-    """The task of a child: the app, found as ``module`` and ``name``, where that has moved, if it has, how its
-    worker is made, and how it logs, if the supervisor prints its log."""
+    """The task of a child: the app, found as ``module`` and ``name``, the modules with its tasks, where the app has
+    moved, if it has, how its worker is made, and how it logs, if the supervisor prints its log."""
 
     module: str
     name: str
+    included: tuple[str, ...]
     moved_to: tuple[str, str | None] | None
     options: dict[str, Any]
     handlers: dict[str, Any]
@@ -59,6 +60,7 @@ class Supervisor:
         self._plans = [
             _Plan(
                 *locate(worker.app, in_script=True),
+                worker.app.included,
                 worker.app.moved_to,
                 options | _own(worker, number),
                 dict(worker.handlers.by_queue),
@@ -199,6 +201,7 @@ def _work(plan: _Plan, ready: Connection) -> None:
     app: App = getattr(importlib.import_module(plan.module), plan.name)
     if plan.moved_to is not None:
         app.move_to(plan.moved_to[0], namespace=plan.moved_to[1])
+    app.load(*plan.included)
     if plan.log is not None:
         log_to_stderr(plan.log, level=logging.WARNING)
     worker = Worker(app, **plan.options)

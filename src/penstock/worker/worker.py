@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
@@ -45,6 +46,8 @@ L = TypeVar("L", bound=Listener)
 class Worker:
     """Works on the queues of an app until it is stopped; made by ``app.worker(...)``. Runs once.
 
+    Making a worker imports the modules that the app's ``include`` names.
+
     ``queues`` are names, or weights by name; without them the queues of all tasks. ``concurrency`` jobs run at
     a time, sync handlers in up to ``threads`` threads, those with ``runner="process"`` in up to
     ``child_processes`` processes, those with ``runner="sandbox"`` in as many again. ``processes`` > 1 runs so
@@ -65,6 +68,7 @@ class Worker:
     """
 
     def __init__(self, app: App, **options: Unpack[WorkerKeywords]) -> None:
+        app.load()
         self.app = app
         self.given = dict(options)
         self.options: WorkerOptions = read_options(app, **options)
@@ -217,11 +221,15 @@ class Worker:
         """Work until stopped. SIGTERM and SIGINT stop it (in the main thread); the second one at once.
 
         Raises:
+            InvalidOption: there is nothing that this worker could run: no tasks, no handlers and no commands.
             StorageError: the store refused us at the start, or could not be reached for 30 s. Later the worker
                 waits for it.
         """
         if self._state != "new":
             raise InvalidOption(f"{self!r} has been run already. Make another by app.worker(...).")
+        if not self.start_hooks or self.options.processes > 1:
+            # A start hook may register tasks and handlers; the check follows those hooks then.
+            self._refuse_to_idle()
         self._state = "starting"
         try:
             with signals.handled(self._on_signal, received=self._on_receipt):
@@ -232,6 +240,11 @@ class Worker:
         finally:
             self._state = "stopped"
             self.tally.tell("stopped")
+
+    def _refuse_to_idle(self) -> None:
+        """Raise ``InvalidOption`` if there is nothing that this worker could run."""
+        if not self.app.tasks and not self.handlers.by_queue and self.options.commands is None:
+            raise InvalidOption(_nothing_to_run(self.app))
 
     def run_sync(self) -> None:
         """``run()`` for synchronous code, on uvloop if it is installed."""
@@ -283,6 +296,7 @@ class Worker:
     async def _begin(self, shift: Shift) -> None:
         await shift.start()
         await run_start_hooks(self.start_hooks, self)
+        self._refuse_to_idle()
         await self.app.put_declared(shift.storage, self.options.queues)
         self._state = "running"
         if not self._paused and not self._stop.is_set():
@@ -317,6 +331,23 @@ class Worker:
         if not self._stop.is_set():
             logger.info("worker %s: %s", self.id, message)
             self.stop()
+
+
+def _nothing_to_run(app: App) -> str:
+    """Return why a worker of ``app`` has nothing to run, and what to do about it."""
+    begin = "this worker has nothing to run: its app has no tasks"
+    if not app.included:
+        return (
+            f"{begin}. Name the modules that define them: App(include=['myproject.mail']), or "
+            "`penstock worker -i myproject.mail`. For jobs without a task, add a handler: @worker.handler('queue')."
+        )
+    modules = ", ".join(app.included)
+    if any(value is app for value in vars(sys.modules["__main__"]).values()):
+        return (
+            f"{begin}, because it is made in the script that runs, and {modules} imports that script again, with "
+            "another app in it. Move the app into a module of its own."
+        )
+    return f"{begin}, although it includes {modules}. See that the tasks there are registered with this app."
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

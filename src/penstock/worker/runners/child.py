@@ -114,6 +114,7 @@ def perform(
         with confinement:
             task = _find(request.module, request.name, request.lease.options.task)
             _take_along(task.app, request.moved_to)
+            task.app.load(*request.included)
             link.serve_task(task)
             context = JobContext(request.lease, request.queue, link)
             use_context(context)

@@ -33,13 +33,14 @@ __all__ = [
 
 class Request(msgspec.Struct, frozen=True):
     """Run the task found as ``module``, ``name`` on this lease. ``moved_to`` is where its app has moved, if it has.
-    Only a sandbox looks at the ``limits``."""
+    ``included`` are the modules with the other tasks of that app. Only a sandbox looks at the ``limits``."""
 
     module: str
     name: str
     queue: str
     lease: Lease
     moved_to: tuple[str, str | None] | None = None
+    included: tuple[str, ...] = ()
     limits: SandboxLimits = SandboxLimits()
 
 

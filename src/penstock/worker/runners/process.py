@@ -37,7 +37,8 @@ class ProcessRunner:
         module, name = address_of(task)
 
         def request(run: Run) -> Request:
-            return Request(module, name, run.lane.name, run.lease, task.app.moved_to)
+            app = task.app
+            return Request(module, name, run.lane.name, run.lease, app.moved_to, app.included)
 
         return lambda run: self._threads.run(lambda run: self._call(run, request(run)), run)
 
