@@ -23,7 +23,7 @@ from penstock.core.names import (
     check_task,
 )
 from penstock.core.usage import check_usage_name
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOption, JobNotFound
 from penstock.events import After, EventTypes, Filter, check_after, queue_events
 from penstock.info import JobInfo, WorkerInfo
 from penstock.leases import EndLeaseAnswer, end_leases
@@ -83,13 +83,20 @@ class QueueAdmin(Searching, QueueLimits):
 
     # Look
 
-    async def get(self, id: str) -> JobInfo | None:
-        """The job as it is now; ``None`` if it is not known."""
+    async def get(self, id: str) -> JobInfo:
+        """Return the job as it is now. Raises ``JobNotFound``."""
+        info = await self.get_or_none(id)
+        if info is None:
+            raise JobNotFound.in_queue(self.name, id)
+        return info
+
+    async def get_or_none(self, id: str) -> JobInfo | None:
+        """Return the job as it is now, or ``None`` if the id is unknown or the job is no longer kept."""
         [job] = await (await self._storage()).get(self.name, [check_id(id)])
         return None if job is None else JobInfo(self._source, job)
 
     async def get_many(self, ids: Sequence[str]) -> list[JobInfo | None]:
-        """The jobs as they are now, in the order of the ids."""
+        """Return the jobs as they are now, in the order of the ids; ``None`` for an unknown id."""
         ids = [check_id(id) for id in listed("ids", ids, of="ids")]
         storage, infos = await self._storage(), list[JobInfo | None]()
         for start in range(0, len(ids), _AT_ONCE):

@@ -204,6 +204,14 @@ class JobCancelled(JobError):
 class JobNotFound(JobError, LookupError):
     """The id is unknown, or what became of it is no longer kept."""
 
+    @classmethod
+    def in_queue(cls, queue: str, id: str) -> JobNotFound:
+        """Return the error for an id that ``queue`` does not have."""
+        message = (
+            f"job {id!r} was not found in queue {queue!r}. The id is wrong, or the job is no longer kept."
+        )
+        return cls(message, job_id=id)
+
 
 class CommandFailed(PenstockError):
     """A shell command ended with ``exit_code``; 128 + n if signal n ended it. A failure of the run like any other:

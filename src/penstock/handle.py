@@ -102,8 +102,15 @@ class JobHandle(Generic[R]):
         finally:
             waiter.forget(expected)
 
-    async def get(self) -> JobInfo | None:
-        """The job as it is now; ``None`` if it is not known any more."""
+    async def get(self) -> JobInfo:
+        """Return the job as it is now. Raises ``JobNotFound``."""
+        info = await self.get_or_none()
+        if info is None:
+            raise JobNotFound.in_queue(self.queue, self.id)
+        return info
+
+    async def get_or_none(self) -> JobInfo | None:
+        """Return the job as it is now, or ``None`` if the id is unknown or the job is no longer kept."""
         storage = await self._source.app.connect()
         [job] = await storage.get(self.queue, [self.id])
         if job is None:
@@ -116,19 +123,12 @@ class JobHandle(Generic[R]):
 
         Raises ``JobNotFound``.
         """
-        storage = await self._source.app.connect()
-        [job] = await storage.get(self.queue, [self.id])
-        if job is None:
-            raise self._not_found()
-        self._state = job.state
-        return await explain(storage, job)
+        info = await self.get()
+        return await explain(await self._source.app.connect(), info.raw)
 
     async def refresh(self) -> State:
         """Renew ``state``. Raises ``JobNotFound``."""
-        info = await self.get()
-        if info is None:
-            raise self._not_found()
-        return info.state
+        return (await self.get()).state
 
     async def cancel(self, *, rerun_only: bool = False) -> CancelAnswer:
         """End the job if it has not begun (``cancelled``), or ask it to stop (``requested``).
@@ -191,12 +191,6 @@ class JobHandle(Generic[R]):
         """
         wanted = Filter.of(types)
         return job_events(self._source.app, self.queue, self.id, follow=follow, types=wanted.types)
-
-    def _not_found(self) -> JobNotFound:
-        return JobNotFound(
-            f"job {self.id!r} of queue {self.queue!r} is not known: it never was, or it is no longer kept.",
-            job_id=self.id,
-        )
 
     def _conclude(self, finished: Finished) -> R:
         self._state = finished.state

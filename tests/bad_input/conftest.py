@@ -34,7 +34,7 @@ async def app(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[A
 async def picture(app: App, queue: str = QUEUE) -> object:
     """All that a write would change: two pictures that are equal mean that nothing was written in between."""
     seen = app.queue(queue)
-    jobs = [(await seen.get(id)) for id in ("known", "later")]
+    jobs = await seen.get_many(["known", "later"])
     settings, consumers = await seen.settings(), await seen.consumers()
     events = [event async for event in seen.events(follow=False)]
     counts = await seen.counts()

@@ -191,6 +191,7 @@ def schedule_options() -> dict[str, Entry]:
 def looking() -> dict[str, Entry]:
     entries: dict[str, Entry] = {
         "queue.get": lambda w, v: w.queue.get(v),
+        "queue.get_or_none": lambda w, v: w.queue.get_or_none(v),
         "queue.get_many": lambda w, v: w.queue.get_many(v),
         "queue.get_many([])": lambda w, v: w.queue.get_many([v]),
         "queue.list_jobs": lambda w, v: drained(w.queue.list_jobs(v)),
@@ -421,7 +422,6 @@ def test_what_is_accepted_is_read_back_as_it_was(
                 assert (await queue.counts()).open == 1
                 return
             info = await handle.get()
-            assert info is not None
             assert (info.id, dict(info.headers), info.group) == (id, headers, key)
             assert repr(info.payload) == repr(payload)
             assert await queue.dedup(key) == id

@@ -96,7 +96,6 @@ async def test_a_task_that_no_worker_has_fails_after_its_attempts_and_the_others
 
     assert [await job.result() for job in good] == list(range(10))
     info = await queue.get("unknown")
-    assert info is not None
     assert (info.state, info.failures) == ("failed", 2), "another worker may have it, so it is tried again"
     assert info.failure is not None
     assert info.failure.type == "UnknownTask"
@@ -119,7 +118,6 @@ async def test_a_result_that_cannot_be_kept_fails_its_job_once_with_the_reason(
     await app.worker(queues=["parcels"], burst=True).run()
 
     info = await job.get()
-    assert info is not None
     assert (info.state, info.runs) == ("failed", 1)
     assert info.failure is not None
     assert info.failure.type == kind

@@ -30,7 +30,6 @@ async def test_what_they_add_is_a_job_here(ours: WorkQueue, theirs: Peer, app: A
     assert await forward(ours, queue, wait=0, task="send", priority=3) == Forwarded(queued=2)
 
     job = await queue.get("a")
-    assert job is not None
     assert (job.payload, job.task, job.priority) == ({"to": "ada"}, "send", 3)
     assert await queue.waiting() == 2
     assert theirs.ask("lengths") == [0, 0]
@@ -55,7 +54,6 @@ async def test_raw_data_go_over_as_they_are(ours: WorkQueue, app: App) -> None:
     await forward(ours, queue, payload=lambda item: item.data, wait=0)
 
     job = await queue.get("a")
-    assert job is not None
     assert job.payload == b"\x00\xff"
 
 

@@ -42,7 +42,6 @@ async def test_a_block_that_raises_fails_the_job_to_be_retried(app: App) -> None
             raise ValueError("bad address")
 
     info = await handle.get()
-    assert info is not None
     assert (info.state, info.failures) == (State.SCHEDULED, 1)
     assert info.failure is not None
     assert (info.failure.type, info.failure.message) == ("ValueError", "bad address")
@@ -66,7 +65,6 @@ async def test_a_verdict_is_carried_out_and_ends_there(
         raise verdict
 
     info = await handle.get()
-    assert info is not None
     assert (info.state, info.failures) == (state, failures)
 
 
@@ -87,7 +85,6 @@ async def test_a_block_that_is_cancelled_hands_the_job_back(app: App) -> None:
         await task
 
     info = await handle.get()
-    assert info is not None
     assert (info.state, info.failures, info.stalls) == (State.WAITING, 0, 0)
 
 
@@ -145,7 +142,6 @@ async def test_whoever_settles_a_job_may_say_how_long_its_end_is_kept(app: App) 
     kept = []
     for handle in (done, failed, usual):
         info = await handle.get()
-        assert info is not None
         kept.append(info.raw.kept_until_ms - info.raw.finished_at_ms)
     assert kept == [300_000, 120_000, 3_600_000]
 
@@ -231,7 +227,6 @@ async def test_fail_release_snooze_and_extend_do_what_they_say(app: App) -> None
     assert await job.fail("never", final=True)
 
     info = await handle.get()
-    assert info is not None
     assert info.state is State.FAILED
     assert info.failure is not None
     assert info.failure.message == "never"
@@ -246,7 +241,6 @@ async def test_a_running_job_speaks_of_itself(app: App) -> None:
         await job.log("one", "two")
         await job.update_payload("y")
         info = await handle.get()
-        assert info is not None
         assert (info.progress, info.payload, job.payload) == ({"done": 3}, "y", "x")
         with pytest.raises(SerializationError):
             await job.progress(object())

@@ -48,7 +48,7 @@ async def test_a_layer_changes_what_is_stored(app: App) -> None:
     queue = app.queue("mail")
     handles = [await queue.enqueue("x"), *await queue.enqueue_many(["y"])]
     infos = [await handle.get() for handle in handles]
-    assert [(info.priority, info.payload) for info in infos if info] == [(-5, "changed")] * 2
+    assert [(info.priority, info.payload) for info in infos] == [(-5, "changed")] * 2
 
 
 async def test_a_job_that_waits_for_others_goes_through_the_layers(app: App) -> None:
@@ -59,7 +59,6 @@ async def test_a_job_that_waits_for_others_goes_through_the_layers(app: App) -> 
     queue = app.queue("mail")
     first = await queue.enqueue("first")
     info = await (await queue.enqueue("second", after=[first])).get()
-    assert info is not None
     assert (info.priority, info.blocked_by) == (-5, "children")
 
 
@@ -209,7 +208,7 @@ async def test_the_layers_see_the_jobs_of_flows_queue_by_queue(app: App) -> None
         ("sums", ["count"], ["queued"]),
     ]
     infos = [await job.get() for job in flow.jobs]
-    assert [info and info.priority for info in infos] == [-5, -5, -5]
+    assert [info.priority for info in infos] == [-5, -5, -5]
     await app.worker(burst=True).run()
     assert await flow.result(timeout="10s") == 2
 

@@ -157,7 +157,7 @@ async def test_a_job_that_is_taken_away_has_ended(app: App, verb: str) -> None:
 async def test_a_job_that_only_the_log_knows_still_has_its_life(app: App) -> None:
     handle = await app.queue("mail").enqueue("x", id="one", result_ttl=0)
     await finish(app, "mail")
-    assert await handle.get() is None
+    assert await handle.get_or_none() is None
 
     assert [kind for _, kind in await listed(handle.events())] == ["enqueued", "claimed", "completed"]
 

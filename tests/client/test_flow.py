@@ -203,7 +203,6 @@ async def test_a_parent_sees_its_children_and_the_tree_shows_all(shop: Shop) -> 
     ]
     assert [(node.id, node.policy) for node in tree.walk()][:2] == [("root", None), ("five", "fail")]
     info = await shop.app.job("numbers", "leaf").get()
-    assert info is not None
     assert info.dependents == [("sums", "inner")]
     assert info.flow
 

@@ -35,7 +35,6 @@ async def test_a_task_s_jobs_can_be_held(memory_app: App) -> None:
 
     job = await add.options(hold={"ledger": "7d"}, headers={"a": "b"}).enqueue(1)
     info = await job.get()
-    assert info
     assert (info.holds, info.headers) == ({"ledger": timedelta(days=7)}, {"a": "b"})
 
 
@@ -62,7 +61,6 @@ def test_synchronous_code_fetches_and_releases() -> None:
         assert queue.release("ledger", "a") == {"a": "released"}
         assert queue.change("a", failure_ttl="1h", result_ttl="2h") == "changed"
         info = queue.get("a")
-        assert info
         assert info.kept_until
         assert info.finished_at
         assert info.kept_until - info.finished_at == timedelta(hours=2)

@@ -114,7 +114,7 @@ async def test_an_unknown_job_raises(app: App) -> None:
     assert unknown.value.job_id == "nobody"
     with pytest.raises(JobNotFound):
         await app.job("mail", "nobody").refresh()
-    assert await app.job("mail", "nobody").get() is None
+    assert await app.job("mail", "nobody").get_or_none() is None
 
 
 async def test_a_wait_that_is_over_leaves_the_job_alone(app: App) -> None:
@@ -189,7 +189,7 @@ async def test_a_call_gets_its_answer_even_if_no_result_is_kept(app: App) -> Non
         answer = await queue.call({"to": "ada"}, id="a", result_ttl=0, timeout="10s")
 
     assert answer["to"] == "ada"
-    assert await queue.get("a") is None
+    assert await queue.get_or_none("a") is None
 
 
 async def test_results_of_many_jobs_are_asked_for_together(spy: Spy) -> None:

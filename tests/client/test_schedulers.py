@@ -75,7 +75,6 @@ async def test_the_job_of_a_slot_has_what_its_template_has(app: App, report: Any
     [id] = await jobs_of(app)
     assert id == f"hourly:{info.next:%Y-%m-%dT%H:%M:%SZ}"
     job = await app.queue("default").get(id)
-    assert job is not None
     assert (job.task, job.payload, job.priority, job.group) == ("report", {"month": "may"}, -3, "g")
     assert (job.headers, job.scheduler, job.scheduled_for) == ({"a": "b"}, "hourly", info.next)
     assert job.raw.options.attempts == 7
@@ -172,7 +171,6 @@ async def test_fire_now_puts_in_a_job_beside_the_slots(app: App, report: Any) ->
     assert info is not None
     assert (info.fired, info.next) == (0, before.next)
     found = await job.get()
-    assert found is not None
     assert (found.payload, found.scheduler) == ({"month": "may"}, "nightly")
     with pytest.raises(InvalidOption, match="has no scheduler 'nobody'"):
         await queue.fire_now("nobody")

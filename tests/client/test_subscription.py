@@ -330,8 +330,7 @@ def test_synchronous_code_subscribes_too() -> None:
     @subscription.on("enqueued")
     def note(event: Event) -> None:
         # A handler that is no coroutine function may use the sync face.
-        info = mail.get(event.id)
-        seen.append(info and info.payload)
+        seen.append(mail.get(event.id).payload)
         if len(seen) == 2:
             subscription.stop()
 

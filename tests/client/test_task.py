@@ -181,7 +181,6 @@ async def test_the_first_page_of_the_design_works(app: App) -> None:
     assert (job.id, job.status, job.state, job.queue) == ("hello-ada", "queued", State.WAITING, "mail")
     assert again.status == "duplicate"
     info = await job.get()
-    assert info is not None
     assert info.payload == {"to": "ada@example.org", "template": "hello"}
     assert info.task == "send"
     assert info.raw.options.attempts == 5
@@ -199,15 +198,11 @@ async def test_placement_options_reach_the_job(app: App) -> None:
     later = await (await send.enqueue(3, delay="10m")).get()
     dated = await (await send.enqueue(4, run_at=tomorrow)).get()
 
-    assert plain is not None
     assert plain.enqueued_at is not None
     assert (plain.priority, plain.expires_at) == (5, plain.enqueued_at + timedelta(hours=1))
-    assert placed is not None
     assert (placed.priority, placed.raw.lifo, placed.expires_at) == (-3, True, None)
     assert (placed.raw.run_id, placed.raw.write_id) == ("r", "w")
-    assert later is not None
     assert later.state is State.SCHEDULED
-    assert dated is not None
     assert dated.run_at is not None
     assert abs(dated.run_at - tomorrow) < timedelta(milliseconds=2)
 
@@ -221,7 +216,6 @@ async def test_an_option_named_like_a_parameter_goes_to_the_function(app: App) -
 
     assert len(plain.id) == 32
     info = await plain.get()
-    assert info is not None
     assert info.payload == {"id": 7, "delay": 1.5}
     assert (chosen.id, chosen.state) == ("job-7", State.SCHEDULED)
 
@@ -235,10 +229,8 @@ async def test_options_make_a_copy_and_leave_the_task_alone(app: App) -> None:
     plain = await (await send.enqueue("bob")).get()
 
     info = await job.get()
-    assert info is not None
     assert (info.queue, info.priority) == ("urgent", -2)
     assert (info.raw.options.attempts, info.raw.options.timeout_ms) == (9, 5_000)
-    assert plain is not None
     assert (plain.queue, plain.raw.options.attempts) == ("mail", 2)
 
 
@@ -253,7 +245,6 @@ async def test_conflicts_are_settled_as_asked(app: App) -> None:
     kept = await send.enqueue(3, id="a", on_conflict=Conflict("redispatch", payload="keep", run_at="never"))
     assert kept.status == "updated"
     info = await kept.get()
-    assert info is not None
     assert info.payload == {"n": 2}
     assert (await send.enqueue(9, id="fresh", unchecked=True)).status == "queued"
 

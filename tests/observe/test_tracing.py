@@ -94,7 +94,6 @@ async def test_a_trace_goes_from_the_request_through_the_enqueue_to_the_run(
     assert run.attributes is not None
     assert run.attributes["messaging.message.id"] == job.id
     info = await memory_app.queue("mail").get(job.id)
-    assert info is not None
     assert info.headers["mine"] == "kept"
 
 

@@ -29,7 +29,6 @@ async def test_a_hook_changes_the_result_and_how_long_it_is_kept(app: App) -> No
     async with working(app):
         assert await job.result(timeout="20s") == {"body": "HERE", "job": "a"}
     info = await job.get()
-    assert info is not None
     assert info.finished_at is not None
     assert info.kept_until == info.finished_at + timedelta(minutes=5)
 
@@ -52,7 +51,6 @@ async def test_a_hook_changes_the_error_of_a_failure_and_how_long_it_is_kept(app
             await job.result(timeout="20s")
     assert "s3cret" not in failed.value.traceback
     info = await job.get()
-    assert info is not None
     assert info.finished_at is not None
     assert info.kept_until == info.finished_at + timedelta(minutes=2)
 

@@ -120,7 +120,7 @@ async def test_an_item_of_the_list_may_be_the_fate_of_its_job(memory_app: App) -
         assert await jobs[4].result(timeout="10s") == "later after all"
         assert await jobs[5].result(timeout="10s") == "again after all"
     infos = [await job.get() for job in jobs]
-    assert [info.failures for info in infos if info] == [0, 0, 2, 1, 0, 1]
+    assert [info.failures for info in infos] == [0, 0, 2, 1, 0, 1]
     assert sorted(event.type for event in told) == ["retrying", "retrying", "snoozed"]
 
 
@@ -401,7 +401,6 @@ async def test_leases_of_jobs_that_wait_for_their_batch_are_renewed(memory_app: 
         await note.enqueue(2)
         await job.result(timeout="10s")
     info = await job.get()
-    assert info is not None
     assert (info.runs, info.stalls) == (1, 0)
 
 
@@ -434,7 +433,7 @@ async def test_contexts_speak_for_their_own_jobs(memory_app: App) -> None:
             await job.result(timeout="10s")
     assert [await job.logs() for job in jobs] == [["a"], ["b"]]
     infos = [await job.get() for job in jobs]
-    assert [info.progress for info in infos if info] == ["a", "b"]
+    assert [info.progress for info in infos] == ["a", "b"]
 
 
 async def test_middleware_is_around_each_job_of_a_batch(memory_app: App) -> None:

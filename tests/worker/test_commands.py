@@ -34,7 +34,7 @@ async def put(app: App, command: str, **options: Any) -> JobHandle[Any]:
 async def ended(handle: JobHandle[Any]) -> Any:
     async def is_over() -> Any:
         info = await handle.get()
-        return info if info is not None and info.state in ("completed", "failed", "cancelled") else None
+        return info if info.state in ("completed", "failed", "cancelled") else None
 
     return await until(is_over)
 

@@ -43,7 +43,6 @@ async def test_progress_can_be_awaited_and_is_kept_on_the_job(app: App) -> None:
         job = await steps.enqueue()
         await asyncio.wait_for(reported.wait(), 10)
         info = await job.get()
-        assert info is not None
         assert info.progress == {"done": 1, "of": 2}
         go_on.set()
         await job.result(timeout="10s")
@@ -60,7 +59,6 @@ async def test_what_a_thread_said_last_is_stored_before_its_job_ends(app: App) -
         job = await talk.enqueue()
         await job.result(timeout="10s")
         info = await job.get()
-        assert info is not None
         assert info.progress == 499
         assert await job.logs() == [f"line {n}" for n in range(500)]
 
@@ -106,7 +104,6 @@ async def test_text_that_is_not_utf8_is_logged_escaped(app: App, runner: str) ->
             await job.result(timeout="10s")
             assert await job.logs() == ["name \\udcff"]
             info = await job.get()
-            assert info is not None
             assert info.progress == {"file \\udcff": ["\\udcff"]}
 
 

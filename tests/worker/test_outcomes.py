@@ -85,7 +85,6 @@ async def test_a_job_fails_for_good_when_its_attempts_are_used_up(app: App) -> N
         assert caught.value.error_type == "KeyError"
         assert "nothing there" in str(caught.value)
         info = await job.get()
-        assert info is not None
         assert info.failures == 2
         assert info.failure is not None
         assert "test_outcomes.py" in info.failure.traceback
@@ -102,7 +101,6 @@ async def test_unrecoverable_ends_a_job_at_once(app: App) -> None:
         with pytest.raises(JobFailed, match="no such user"):
             await job.result(timeout="10s")
         info = await job.get()
-        assert info is not None
         assert info.failures == 1
 
 
@@ -139,7 +137,6 @@ async def test_retry_at_an_instant_schedules_the_job_for_it(memory_app: App) -> 
         job = await later.enqueue()
         await until(lambda: _state_is(job, State.SCHEDULED))
         info = await job.get()
-        assert info is not None
         assert info.run_at is not None
         assert abs(info.run_at - at) < timedelta(seconds=30)
 
@@ -180,7 +177,6 @@ async def test_a_result_that_cannot_be_encoded_fails_with_a_clear_text(app: App)
         with pytest.raises(JobFailed, match="object"):
             await job.result(timeout="10s")
         info = await job.get()
-        assert info is not None
         assert (info.failures, info.runs) == (1, 1)
 
 
@@ -251,7 +247,6 @@ async def test_a_backoff_function_that_fails_does_not_cost_the_job_its_retries(m
         job = await broken.enqueue()
         await until(lambda: _state_is(job, State.SCHEDULED))
         info = await job.get()
-        assert info is not None
         assert info.failure is not None
         assert info.failure.type == "ValueError"
         assert "no idea" in info.failure.message
@@ -336,7 +331,6 @@ async def test_an_error_that_says_when_to_come_back_is_believed(memory_app: App)
         await until(lambda: worker.stats.retrying)
     job = await memory_app.queue("limited").get(handle.id)
 
-    assert job is not None
     assert job.state is State.SCHEDULED
     assert job.run_at is not None
     assert timedelta(minutes=59) < job.run_at - datetime.now(UTC) < timedelta(minutes=61)
@@ -367,7 +361,6 @@ async def test_a_rate_limit_met_by_a_handler_holds_up_its_group_and_uses_no_atte
     assert seen[0] == "a1"
     assert seen.index("b1") < seen.index("a2"), "another group goes on meanwhile"
     info = await jobs[0].get()
-    assert info
     assert (info.failures, info.runs) == (0, 2)
 
 
@@ -400,7 +393,6 @@ async def test_a_result_of_another_type_than_the_annotation_is_the_readers_to_re
         with pytest.raises(SerializationError, match="decoded as int"):
             await job.result(timeout="10s")
     info = await job.get()
-    assert info
     assert (info.state, info.raw.result) == ("completed", b'"x"')
 
 

@@ -65,9 +65,7 @@ async def test_the_supervisor_takes_back_the_jobs_of_a_process_that_exits(
         await until(lambda: _known(tasks.app, 2), seconds=30)
         job = await tasks.die_once.enqueue()
         assert await job.result(timeout="10s") == 2
-        info = await job.get()
-        assert info is not None
-        assert info.stalls == 1
+        assert (await job.get()).stalls == 1
 
 
 async def test_jobs_of_a_batch_whose_process_dies_run_again(tasks: Any) -> None:
@@ -152,7 +150,8 @@ async def test_ctrl_c_lets_the_jobs_of_all_processes_finish(tmp_path: Path) -> N
             flag.touch()
             assert await asyncio.to_thread(process.wait, 60) == 0
         assert [await job.result(timeout="20s") for job in jobs] == ["done", "done"]
-        assert [info.failures + info.stalls for job in jobs if (info := await job.get())] == [0, 0]
+        infos = [await job.get() for job in jobs]
+        assert [info.failures + info.stalls for info in infos] == [0, 0]
 
 
 async def test_the_processes_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:

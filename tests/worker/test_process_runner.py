@@ -126,7 +126,6 @@ async def test_a_kill_that_comes_late_does_not_hit_the_next_run(
         (tmp_path / "flag").touch()
         assert await job.result(timeout="20s") == "there"
         info = await job.get()
-        assert info is not None
         assert info.failures == 0
 
 
@@ -169,7 +168,6 @@ async def test_progress_and_log_lines_arrive_before_the_end() -> None:
         job = await tasks.talk.enqueue()
         assert await job.result(timeout="20s") == job.id
         info = await job.get()
-        assert info is not None
         assert info.progress == {"done": 0.5}
         assert await job.logs() == ["one", "two"]
 

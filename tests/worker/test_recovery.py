@@ -70,7 +70,6 @@ async def test_an_outcome_is_kept_while_the_store_is_away(app: App, monkeypatch:
         await until(lambda: worker.health().consuming)
         assert {event.type for event in events} == {"error", "reconnected"}
         info = await job.get()
-        assert info is not None
         assert info.runs == 1
 
 
@@ -180,7 +179,6 @@ async def test_what_a_waiting_claim_got_while_it_was_given_up_is_handed_back(
             await until(lambda: got.is_set() or worker.stats.failed)
     job = await app.queue("given-up").get(handle.id)
 
-    assert job is not None
     assert job.state is State.WAITING
     assert job.stalls == 0
 

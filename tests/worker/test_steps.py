@@ -42,7 +42,6 @@ async def test_a_suspended_job_holds_no_slot_and_goes_on_with_the_signal(app: Ap
         job = await ship.enqueue()
         await until(lambda: events)
         info = await job.get()
-        assert info
         assert (info.state, info.blocked_by, info.awaits, info.step) == (
             State.BLOCKED,
             "signal",
@@ -129,7 +128,6 @@ async def test_a_loop_of_one_s_own_suspends_and_goes_on(app: App) -> None:
     assert (claimed.step, claimed.signal.data) == ("ship", 100)
     assert await claimed.suspend("delivered", timeout="1h", step="close")
     info = await queue.get(job.id)
-    assert info
     assert (info.awaits, info.step) == ("delivered", "close")
 
 

@@ -81,7 +81,6 @@ async def test_what_does_not_finish_in_its_grace_is_handed_back_uncounted(app: A
     worker.stop()
     await asyncio.wait_for(run, 10)
     info = await job.get()
-    assert info is not None
     assert (info.state, info.failures, info.stalls, info.runs) == (State.WAITING, 0, 0, 1)
     assert cleaned.is_set()
     assert [event.id for event in released] == [job.id]
@@ -387,7 +386,6 @@ async def test_a_second_signal_hands_back_at_once(tmp_path: Path) -> None:
             await _line(process, "ended")
         assert process.returncode == 0
         info = await job.get()
-        assert info is not None
         assert (info.state, info.failures) == (State.WAITING, 0)
 
 

@@ -64,7 +64,6 @@ async def test_a_worker_rescues_the_jobs_of_one_that_vanished(app: App) -> None:
     async with working(app):
         assert await job.result(timeout="20s") == 5
     info = await job.get()
-    assert info is not None
     assert (info.stalls, info.runs) == (1, 2)
 
 

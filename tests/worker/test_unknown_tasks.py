@@ -37,7 +37,6 @@ async def test_an_unknown_task_is_handed_back_until_a_worker_knows_it(
         async with working(old, queues=["default"]) as worker:
             await until(lambda: worker.stats.snoozed >= 6)
             info = await jobs[0].get()
-            assert info is not None
             assert (info.failures, info.stalls, info.state in ("scheduled", "active")) == (0, 0, True)
         async with working(new):
             assert [await job.result(timeout="30s") for job in jobs] == [0, 1, 2]
@@ -78,7 +77,6 @@ async def test_an_unknown_task_fails_for_good_after_its_time(app: App) -> None:
             await job.result(timeout="20s")
         info = await job.get()
     assert caught.value.error_type == "UnknownTask"
-    assert info is not None
     assert (info.failures, info.runs > 1) == (1, True)
 
 
@@ -87,7 +85,6 @@ async def test_without_a_time_to_wait_an_unknown_task_fails_and_is_retried(app: 
     app.task(name="known")(lambda: None)
     await app.worker(queues=["default"], burst=True).run()
     info = await job.get()
-    assert info is not None
     assert (info.state, info.failures) == (State.FAILED, 2)
 
 

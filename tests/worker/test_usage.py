@@ -26,7 +26,6 @@ async def test_what_handlers_use_is_summed(app: App) -> None:
     assert usage.total == {"tokens": 7.5, "usd": 0.000_002}
     assert usage.by_task == {"ask": {"tokens": 7, "usd": 0.000_002}, "ask_in_a_thread": {"tokens": 0.5}}
     two = await app.queue("llm").get("two")
-    assert two is not None
     assert two.usage == {"tokens": 3, "usd": 0.000_001}
 
 

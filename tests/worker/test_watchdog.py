@@ -129,7 +129,6 @@ async def test_a_stuck_worker_gives_its_jobs_up_and_a_blocking_one_keeps_them(
             job = await hog.enqueue()
             await job.result(timeout="60s")
             info = await job.get()
-            assert info is not None
             assert (info.runs, info.stalls) == (1, 0)
         assert "hogs[0].hold_the_loop()" in caplog.text
         async with working(app, lease="300ms", heartbeat="50ms", stuck_after="300ms") as worker:
@@ -152,8 +151,7 @@ def _set_when_stalled(url: str, id: str, rescued: threading.Event) -> None:
 
 
 async def _has_stalled(app: App, id: str) -> bool:
-    info = await app.queue("default").get(id)
-    return info is not None and info.stalls > 0
+    return (await app.queue("default").get(id)).stalls > 0
 
 
 SCRIPT = """
@@ -223,5 +221,4 @@ async def test_sigterm_ends_a_worker_whose_loop_is_blocked_and_its_jobs_are_hand
             assert await asyncio.to_thread(process.stdout.readline) == "ended\n"
             assert await asyncio.to_thread(process.wait, 20) == 0
         info = await job.get()
-        assert info is not None
         assert (info.state, info.failures, info.stalls) == (State.WAITING, 0, 0)

@@ -201,7 +201,7 @@ async def queues_of(app: App, queue: str | None) -> list[str]:
 async def find_job(app: App, id: str, queue: str | None) -> JobInfo:
     """The job of that id, in the queue that was named or in whichever has it."""
     names = await queues_of(app, queue)
-    found = [job for name in names if (job := await app.queue(name).get(id)) is not None]
+    found = [job for name in names if (job := await app.queue(name).get_or_none(id)) is not None]
     if not found:
         where = "any queue" if queue is None else f"queue {queue!r}"
         raise NotFound(f"there is no job {id!r} in {where}: it never was, or it is no longer kept.")

@@ -209,7 +209,7 @@ def logs(
         follower, first = LogFollower(handle), tail
         while True:
             # In this order: what it says last is there when it has ended.
-            ended = (info := await handle.get()) is None or info.state in TERMINAL
+            ended = (info := await handle.get_or_none()) is None or info.state in TERMINAL
             lines = await follower.new_lines()
             for line in lines if first is None else lines[len(lines) - min(first, len(lines)) :]:
                 say(line)

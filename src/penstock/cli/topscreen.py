@@ -309,7 +309,7 @@ class Details(Screen[None]):
 
     async def reload(self) -> None:
         """Read the job again, and show it."""
-        info = await self._handle.get()
+        info = await self._handle.get_or_none()
         if info is None:
             self._put("facts", Text(visible(f"{self._handle.id} is gone."), style=TROUBLE))
             return

@@ -64,7 +64,7 @@ async def wait_for(handle: JobHandle[Any], *, timeout: str | None, as_json: bool
 async def _told(
     handle: JobHandle[Any], follower: LogFollower, error: JobError | None, result: Any, *, as_json: bool
 ) -> int:
-    info = await handle.get()
+    info = await handle.get_or_none()
     is_command = info is not None and info.task == COMMAND_TASK
     code = _exit_code(error, info.progress if info is not None else None)
     if as_json:

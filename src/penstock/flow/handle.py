@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.duration import Duration
 from penstock.core.lifecycle import State
-from penstock.errors import InvalidOption, JobNotFound
+from penstock.errors import InvalidOption
 from penstock.info import JobInfo
 from penstock.spending import budget_of, in_units
 
@@ -131,13 +131,7 @@ class FlowHandle:
         await (await self._app.connect()).set_budget(queues[0], budget)
 
     async def _flow_id(self) -> str:
-        info = await self.root.get()
-        if info is None:
-            raise JobNotFound(
-                f"job {self.root.id!r} of queue {self.root.queue!r} is not known, so its flow is not either.",
-                job_id=self.root.id,
-            )
-        return info.raw.annex.flow if info.raw.annex else ""
+        return (await self.root.get()).flow
 
     async def result(self, timeout: Duration | None = None) -> Any:
         """What the root returned; of a flow with several ends (a group), the list of what they returned.

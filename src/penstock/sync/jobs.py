@@ -51,6 +51,7 @@ class SyncJobHandle(Face[JobHandle[R]], Generic[R]):
         return run(self._target.result(timeout))
 
     get = as_sync(JobHandle.get)
+    get_or_none = as_sync(JobHandle.get_or_none)
     refresh = as_sync(JobHandle.refresh)
     why = as_sync(JobHandle.why)
     cancel = as_sync(JobHandle.cancel)

@@ -105,6 +105,7 @@ class SyncQueue(Face[Queue]):
         return iterate(self._target.events(after=after, follow=follow, types=types, id=id))
 
     get = as_sync(QueueAdmin.get)
+    get_or_none = as_sync(QueueAdmin.get_or_none)
     get_many = as_sync(QueueAdmin.get_many)
     counts = as_sync(QueueAdmin.counts)
     metrics = as_sync(QueueAdmin.metrics)

@@ -196,7 +196,7 @@ class Harness(Assertions):
         )
         if ran is not None and ran.outcome == "completed":
             return ran.result
-        info = await handle.get()
+        info = await handle.get_or_none()
         if info is not None and info.state in OPEN:
             raise PenstockError(f"{info!r} has not ended: it waits for more than time.")
         return await handle.result()
