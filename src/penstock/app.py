@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.batching import batch_signature, parse_batching
 from penstock.core.display import shown
 from penstock.core.job import Options
-from penstock.core.names import check_namespace, check_queue, check_task
+from penstock.core.names import check_namespace, check_queue, check_task, split_ref
 from penstock.core.retry import BackoffFunction, custom_name
 from penstock.core.size import Size, byte_count
 from penstock.decorators import BatchDecorator, TaskDecorator
@@ -227,15 +227,19 @@ class App(AppHooks, AppSchedulers):
             fields=self._fields,
         )
 
-    def job(self, queue: str, id: str) -> JobHandle[Any]:
-        """A handle for a known id. Nothing is asked of the store yet."""
+    def job(self, ref: str) -> JobHandle[Any]:
+        """Return a handle for a job by its ``ref``, ``"queue/id"``. The store is not asked yet.
+
+        Raises ``InvalidName``. If you have queue and id apart, use ``app.queue(name).job(id)``.
+        """
+        queue, id = split_ref(ref)
         return self.queue(queue).job(id)
 
-    def flow(self, queue: str, id: str) -> FlowHandle:
-        """A handle for the flow that leads to a known job. Nothing is asked of the store yet."""
+    def flow(self, ref: str) -> FlowHandle:
+        """Return a handle for the flow that leads to the job of this ``ref``. The store is not asked yet."""
         from penstock.flow.handle import FlowHandle
 
-        return FlowHandle(self, [self.job(queue, id)])
+        return FlowHandle(self, [self.job(ref)])
 
     async def enqueue_flow(self, flow: Part) -> FlowHandle:
         """Put a flow in: ``Flow``, ``chain``, ``group``, ``chord``, ``Dag``, or a single ``task.job(...)``.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.flow import DependencyRecord, DependencyState
 from penstock.core.job import Policy
+from penstock.core.names import ref_of
 
 if TYPE_CHECKING:
     from penstock.core.outcome import Failure
@@ -27,7 +28,7 @@ class Child:
         self.raw = raw
 
     def __repr__(self) -> str:
-        return f"<Child {self.queue}/{self.id} {self.state}>"
+        return f"<Child {self.ref} {self.state}>"
 
     @property
     def queue(self) -> str:
@@ -36,6 +37,11 @@ class Child:
     @property
     def id(self) -> str:
         return self.raw.id
+
+    @property
+    def ref(self) -> str:
+        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
+        return ref_of(self.queue, self.id)
 
     @property
     def state(self) -> DependencyState:
@@ -62,7 +68,7 @@ async def read_children(source: Source, id: str) -> list[Child]:
     """The children of a job of the source's queue, in the order they were given."""
     from penstock.flow.handle import read_dependencies
 
-    plain = source.app.job(source.queue, id).source
+    plain = source.app.queue(source.queue).job(id).source
     storage = await source.app.connect()
     return [Child(plain, record) for record in await read_dependencies(storage, source.queue, id)]
 

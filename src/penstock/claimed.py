@@ -18,7 +18,7 @@ from penstock.children import Child, add_children, read_children
 from penstock.core.display import get_logger
 from penstock.core.duration import Duration, milliseconds
 from penstock.core.job import Lease, Policy
-from penstock.core.names import check_step
+from penstock.core.names import check_step, ref_of
 from penstock.core.outcome import Await, Complete, Fail, Limited, Outcome, Release, Snooze
 from penstock.core.text import text_of
 from penstock.core.usage import amounts as in_millionths
@@ -82,11 +82,16 @@ class ClaimedJob(LeasedJob):
         """Whether to stop: asked to, past its ttl, or no longer ours. Renewed by every ``extend``."""
 
     def __repr__(self) -> str:
-        return f"<ClaimedJob {self.queue}/{self.id} run {self.run}>"
+        return f"<ClaimedJob {self.ref} run {self.run}>"
 
     @property
     def queue(self) -> str:
         return self._source.queue
+
+    @property
+    def ref(self) -> str:
+        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
+        return ref_of(self.queue, self.id)
 
     @property
     def payload(self) -> Any:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.children import Child, add_children, read_children
 from penstock.core.duration import Duration, describe, milliseconds
 from penstock.core.lifecycle import TERMINAL, State
-from penstock.core.names import check_signal
+from penstock.core.names import check_signal, ref_of
 from penstock.errors import (
     JobCancelled,
     JobError,
@@ -58,11 +58,16 @@ class JobHandle(Generic[R]):
         self._state: State | None = None
 
     def __repr__(self) -> str:
-        return f"<JobHandle {self.queue}/{self.id} {self.status or 'known id'}>"
+        return f"<JobHandle {self.ref} {self.status or 'known id'}>"
 
     @property
     def queue(self) -> str:
         return self._source.queue
+
+    @property
+    def ref(self) -> str:
+        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
+        return ref_of(self.queue, self.id)
 
     @property
     def source(self) -> Source:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.core.annex import EMPTY_ANNEX
+from penstock.core.names import ref_of
 from penstock.spending import in_units
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class JobInfo:
 
     def __repr__(self) -> str:
         task = f" {self.task}" if self.task else ""
-        return f"<JobInfo {self.queue}/{self.id}{task} {self.state}>"
+        return f"<JobInfo {self.ref}{task} {self.state}>"
 
     @property
     def id(self) -> str:
@@ -44,6 +45,11 @@ class JobInfo:
     @property
     def queue(self) -> str:
         return self.raw.queue
+
+    @property
+    def ref(self) -> str:
+        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
+        return ref_of(self.queue, self.id)
 
     @property
     def task(self) -> str:

@@ -91,7 +91,7 @@ async def test_top_shows_each_cause(on_both: Shell) -> None:
             why = {row[0]: row[-1] for row in rows}
             for cause in CAUSES:
                 assert in_a_column(cause) in why[cause.id]
-            top.push_screen(Details(app, "flows", "parent", every=3600))
+            top.push_screen(Details(app, "flows/parent", every=3600))
             await pilot.pause()
             facts = str(top.screen.query_one("#facts-text", Static).render())
             assert "It waits for 2 jobs to end: flows/child-1, flows/child-2." in facts

@@ -166,7 +166,7 @@ async def test_an_id_nobody_knows_is_not_waited_for(app: App) -> None:
     await app.queue("mail").enqueue("x")
 
     with pytest.raises(JobNotFound, match="neither the store nor the log"):
-        await anext(app.job("mail", "nobody").events())
+        await anext(app.job("mail/nobody").events())
 
 
 async def test_a_life_whose_beginning_is_gone_is_told_as_such(app: App) -> None:

@@ -194,7 +194,7 @@ async def test_a_parent_sees_its_children_and_the_tree_shows_all(shop: Shop) -> 
     )
     await shop.work()
     assert await handle.result(timeout="5s") == [6, [2]]
-    tree = await shop.app.flow("sums", "root").tree()
+    tree = await shop.app.flow("sums/root").tree()
     assert tree.describe().splitlines() == [
         "sums/root completed",
         "  numbers/five completed",
@@ -202,7 +202,7 @@ async def test_a_parent_sees_its_children_and_the_tree_shows_all(shop: Shop) -> 
         "    numbers/leaf completed",
     ]
     assert [(node.id, node.policy) for node in tree.walk()][:2] == [("root", None), ("five", "fail")]
-    info = await shop.app.job("numbers", "leaf").get()
+    info = await shop.app.job("numbers/leaf").get()
     assert info.dependents == [("sums", "inner")]
     assert info.flow
 
@@ -248,7 +248,7 @@ async def test_what_a_flow_cannot_be_is_refused_at_the_door(shop: Shop) -> None:
     with pytest.raises(InvalidInput, match="without jobs"):
         await Dag().enqueue()
     with pytest.raises(InvalidInput, match="body of a chord"):
-        chord([shop.add.job(1)], shop.app.job("numbers", "known"))  # type: ignore[arg-type]
+        chord([shop.add.job(1)], shop.app.job("numbers/known"))  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="cannot be part"):
         group([3])  # type: ignore[list-item]
     with pytest.raises(InvalidOption, match="on_failure='retry'"):
@@ -361,7 +361,7 @@ async def test_children_are_added_to_a_job_from_outside(shop: Shop) -> None:
     with pytest.raises(JobError, match="has ended"):
         await parent.add_children([shop.add.job(2)])
     with pytest.raises(JobNotFound):
-        await shop.app.job("sums", "nobody").add_children([shop.add.job(2)])
+        await shop.app.job("sums/nobody").add_children([shop.add.job(2)])
     with pytest.raises(InvalidInput, match="its own child"):
         await parent.add_children([parent])
 
@@ -395,7 +395,7 @@ def test_flows_have_a_sync_face(tmp_path: Path) -> None:
         assert child.queue == "numbers"
         assert [one.state for one in other.root.children()] == ["pending"]
         assert chain(shop.add.job(1)).enqueue_sync().status == "queued"
-        assert app.flow("numbers", other.root.id).root.id == other.root.id
+        assert app.flow(other.ref).root.id == other.root.id
 
 
 async def test_a_flow_stops_when_its_budget_is_spent() -> None:

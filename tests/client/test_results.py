@@ -110,11 +110,11 @@ async def test_an_expired_job_raises(app: App) -> None:
 
 async def test_an_unknown_job_raises(app: App) -> None:
     with pytest.raises(JobNotFound) as unknown:
-        await app.job("mail", "nobody").result(timeout="5s")
+        await app.job("mail/nobody").result(timeout="5s")
     assert unknown.value.job_id == "nobody"
     with pytest.raises(JobNotFound):
-        await app.job("mail", "nobody").refresh()
-    assert await app.job("mail", "nobody").get_or_none() is None
+        await app.job("mail/nobody").refresh()
+    assert await app.job("mail/nobody").get_or_none() is None
 
 
 async def test_a_wait_that_is_over_leaves_the_job_alone(app: App) -> None:

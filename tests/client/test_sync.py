@@ -83,7 +83,7 @@ def test_jobs_are_claimed_and_settled(sync_app: App) -> None:
     assert one.complete("done")
     rest = queue.claim_many(5)
     assert [job.release() for job in rest] == [True, True]
-    assert sync_app.sync.job("mail", "1").logs() == ["line"]
+    assert sync_app.sync.job("mail/1").logs() == ["line"]
     with queue.claim(wait=0) as job:
         assert job.id == "2"
     assert queue.counts().completed == 2
@@ -155,7 +155,7 @@ async def test_a_call_in_a_running_loop_says_to_use_await(sync_app: App) -> None
     calls: list[Callable[[], object]] = [
         lambda: send.sync.enqueue("bob"),
         lambda: send.sync.call("bob"),
-        lambda: sync_app.sync.job("mail", job.id).result(timeout="30s"),
+        lambda: sync_app.sync.job(f"mail/{job.id}").result(timeout="30s"),
         lambda: list(sync_app.queue("mail").sync.events(follow=False)),
         sync_app.sync.__enter__,
         sync_app.sync.close,
@@ -221,8 +221,8 @@ async def test_handlers_in_threads_and_to_thread_may_use_it_beside_a_running_loo
         worker = asyncio.create_task(app.worker(burst=True).run())
         assert await first.call("ada") == "second"
         await asyncio.wait_for(worker, 30)
-        assert await app.job("mail", "second").result(timeout="5s") == "third"
-        assert await app.job("mail", "third").result(timeout="5s") == "ada"
+        assert await app.job("mail/second").result(timeout="5s") == "third"
+        assert await app.job("mail/third").result(timeout="5s") == "ada"
 
 
 def test_a_program_that_used_the_default_executor_exits_without_a_traceback() -> None:

@@ -30,7 +30,7 @@ async def test_each_planted_cause_is_named_with_its_remedy(app: App) -> None:
     await plant(app)
 
     for cause in CAUSES:
-        reason = await app.job(cause.queue, cause.id).why()
+        reason = await app.job(f"{cause.queue}/{cause.id}").why()
         assert reason.kind == cause.kind, reason
         for words in cause.words:
             assert words in reason.text
@@ -42,15 +42,15 @@ async def test_a_reason_says_until_when_and_because_of_which_jobs(app: App) -> N
     await plant(app)
     now = datetime.now(UTC)
 
-    due = await app.job("timed", "tomorrow").why()
+    due = await app.job("timed/tomorrow").why()
     assert due.until is not None
     assert now + timedelta(hours=23) < due.until < now + timedelta(hours=25)
-    rated = await app.job("rated", "later").why()
+    rated = await app.job("rated/later").why()
     assert rated.until is not None
     assert now < rated.until < now + timedelta(hours=1)
-    assert (await app.job("capped", "second").why()).jobs == ("capped/first-of-queue",)
-    assert (await app.job("grouped", "behind").why()).jobs == ("grouped/first-of-group",)
-    assert (await app.job("flows", "parent").why()).jobs == ("flows/child-1", "flows/child-2")
+    assert (await app.job("capped/second").why()).jobs == ("capped/first-of-queue",)
+    assert (await app.job("grouped/behind").why()).jobs == ("grouped/first-of-group",)
+    assert (await app.job("flows/parent").why()).jobs == ("flows/child-1", "flows/child-2")
 
 
 async def test_jobs_that_run_or_have_ended_say_so(app: App) -> None:
@@ -59,17 +59,17 @@ async def test_jobs_that_run_or_have_ended_say_so(app: App) -> None:
     job = await queue.claim_one(worker="w-7")
     assert job is not None
 
-    running = await app.job("mail", "a").why()
+    running = await app.job("mail/a").why()
     assert running.kind == "active"
     assert "on worker w-7" in running.text
 
     await job.complete()
-    assert (await app.job("mail", "a").why()).kind == "completed"
+    assert (await app.job("mail/a").why()).kind == "completed"
     await queue.enqueue(1, id="b", attempts=1)
     job = await queue.claim_one()
     assert job is not None
     await job.fail(ValueError("no route"))
-    failed = await app.job("mail", "b").why()
+    failed = await app.job("mail/b").why()
     assert failed.kind == "failed"
     assert "after 1 run: ValueError: no route" in failed.text
     assert "`penstock retry b`" in failed.remedy
@@ -123,7 +123,7 @@ async def test_a_group_behind_jobs_that_nobody_runs_names_the_cause_of_those(app
 
 async def test_an_unknown_job_raises(app: App) -> None:
     with pytest.raises(JobNotFound, match="nobody"):
-        await app.job("mail", "nobody").why()
+        await app.job("mail/nobody").why()
 
 
 def test_synchronous_code_can_ask_too() -> None:

@@ -290,7 +290,7 @@ async def test_timeouts_cancels_and_contexts_are_a_workers(app: App, h: Harness)
     async def cancelled(context: JobContext) -> None:
         context.progress({"done": 1})
         context.log("about to be cancelled")
-        await app.job(context.queue, context.id).cancel()
+        await app.job(context.ref).cancel()
         await asyncio.sleep(30)
 
     late, asked = await slow.enqueue(), await cancelled.enqueue()

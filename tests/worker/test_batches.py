@@ -473,7 +473,7 @@ async def test_a_queues_handler_may_take_batches(app: App, kind: str) -> None:
 
     handles = await app.queue("raw", serde="raw").enqueue_many([b"a", b"bb", b"ccc"])
     await worker.run()
-    results = [await app.job("raw", handle.id).result(timeout="10s") for handle in handles]
+    results = [await app.job(f"raw/{handle.id}").result(timeout="10s") for handle in handles]
     assert (results, sizes) == ([1, 2, 3], [3])
 
 

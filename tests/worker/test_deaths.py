@@ -75,7 +75,7 @@ async def test_the_job_of_a_killed_worker_comes_back_within_five_seconds(app: Ap
         stalled = await first_event(app, "stalled")
 
         assert stalled.at_ms - killed_at_ms <= PROMISED_MS
-        job = await app.job(QUEUE, "job").get()
+        job = await app.queue(QUEUE).job("job").get()
         assert job.stalls == 1
 
 

@@ -198,7 +198,7 @@ async def test_a_payload_that_cannot_be_decoded_is_final() -> None:
     async with tasks.app, working(tasks.app, child_processes=1):
         storage = await tasks.app.connect()
         await storage.enqueue("cpu", [NewJob("undecodable", b"[]", tasks.verdict.defaults)])
-        handle = tasks.app.job("cpu", "undecodable")
+        handle = tasks.app.job("cpu/undecodable")
         with pytest.raises(JobFailed) as caught:
             await handle.result(timeout="20s")
         assert caught.value.error_type == "SerializationError"

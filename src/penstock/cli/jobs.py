@@ -132,7 +132,7 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
         job = await find_job(app, id, queue)
         reason = await explain(await app.connect(), job.raw)
         try:
-            return job, reason, [event async for event in app.job(job.queue, id).events(follow=False)], ""
+            return job, reason, [event async for event in app.job(job.ref).events(follow=False)], ""
         except EventsLost as lost:
             return job, reason, [], str(lost)
 
@@ -162,7 +162,7 @@ def why(flags: Flags, /, *, id: str, queue: str | None, as_json: bool) -> None:
 
     async def read(app: App) -> tuple[JobInfo, Reason]:
         job = await find_job(app, id, queue)
-        return job, await app.job(job.queue, job.id).why()
+        return job, await app.job(job.ref).why()
 
     job, reason = run_with_app(Settings(flags), read)
     if as_json:
@@ -205,7 +205,7 @@ def logs(
 
     async def read(app: App) -> None:
         job = await find_job(app, id, queue)
-        handle = app.job(job.queue, id)
+        handle = app.job(job.ref)
         follower, first = LogFollower(handle), tail
         while True:
             # In this order: what it says last is there when it has ended.

@@ -158,7 +158,7 @@ class TopScreen(TextualApp[None]):
         self.query_one("#all", Tab).label = self._only_queue or "all"
 
     def _draw_jobs(self, jobs: Sequence[JobInfo]) -> None:
-        self._jobs = {_key(job): job for job in jobs}
+        self._jobs = {job.ref: job for job in jobs}
         rows = [brief(job, self._reasons.get((job.queue, job.id))) for job in jobs]
         columns, cells = fitted(BRIEF, rows, width=self.size.width - 2, spare=SPARE)
         table = self.query_one("#jobs", DataTable)
@@ -201,7 +201,7 @@ class TopScreen(TextualApp[None]):
             self._chosen = None
             await self.reload()
         elif job := self._chosen_job():
-            self.push_screen(Details(self._app, job.queue, job.id, every=self._every))
+            self.push_screen(Details(self._app, job.ref, every=self._every))
 
     async def action_act(self, verb: str) -> None:
         """Retry or cancel the chosen job."""
@@ -284,10 +284,10 @@ class Details(Screen[None]):
         Binding("t", "show('traceback')", "traceback"),
     ]
 
-    def __init__(self, app: App, queue: str, id: str, *, every: float) -> None:
+    def __init__(self, app: App, ref: str, *, every: float) -> None:
         super().__init__()
         self._store = app
-        self._handle = app.job(queue, id)
+        self._handle = app.job(ref)
         self._every = every
 
     def compose(self) -> ComposeResult:
@@ -347,10 +347,6 @@ class Confirm(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         """Return the question."""
         yield Static(Text(f"{visible(self._question)}\n\ny yes   n no"), id="question")
-
-
-def _key(job: JobInfo) -> str:
-    return f"{job.queue}/{job.id}"
 
 
 def _queue_row(row: dict[str, Any]) -> tuple[Any, ...]:

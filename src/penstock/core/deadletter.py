@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.core.job import Conflict, NewJob, Options
+from penstock.core.names import ref_of
 from penstock.core.outcome import Failure
 
 __all__ = ["DeadLetter", "dead_letter_job"]
@@ -32,6 +33,11 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     error: dict[str, str]
     failures: int
     failed_at: int
+
+    @property
+    def ref(self) -> str:
+        """Return queue and id of the failed job as one string: ``app.job(ref)`` accepts it."""
+        return ref_of(self.queue, self.id)
 
 
 def dead_letter_job(

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.core.lifecycle import EventType
+from penstock.core.names import ref_of
 
 __all__ = ["FORMAT", "Event", "pack", "unpack"]
 
@@ -55,6 +56,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     cost: float = 0
     size: int = 0
     data: str = ""
+
+    @property
+    def ref(self) -> str:
+        """Return the job as ``queue/id``; empty for events of the queue itself."""
+        return ref_of(self.queue, self.id) if self.id else ""
 
 
 # The column names in an entry, short because every event of every job is stored under them.

@@ -3,6 +3,7 @@
 | what | allowed |
 |---|---|
 | id | 1 to 200 printable characters of any script; spaces inside, not at the ends |
+| ref | queue, ``/``, id: the first slash parts them, since a queue's name has none |
 | queue, namespace | 1 to 100 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or a digit |
 | task | 1 to 200 of ``A-Z a-z 0-9 _ . : -`` |
 | group | as an id, but not ``*`` |
@@ -35,6 +36,8 @@ __all__ = [
     "check_step",
     "check_task",
     "check_worker",
+    "ref_of",
+    "split_ref",
 ]
 
 _LONGEST: Final = 200
@@ -51,6 +54,7 @@ _PLACE_RULE: Final = (
 )
 _TASK_RULE: Final = "1 to 200 letters (A-Z, a-z), digits, '_', '.', ':' or '-'"
 _WORKER_RULE: Final = "1 to 200 letters (A-Z, a-z), digits, '_', '.', ':', '@' or '-'"
+_REF_RULE: Final = "queue/id, as job.ref has it"
 _ID_RULE: Final = f"1 to {_LONGEST} printable characters, without white space at either end"
 
 
@@ -62,6 +66,22 @@ def check_id(value: str) -> str:
     if value.isprintable() and 0 < len(value) <= _LONGEST and value[0] != " " and value[-1] != " ":
         return value
     raise _refused("id", value, _ID_RULE)
+
+
+def ref_of(queue: str, id: str) -> str:
+    """Return the one string that names a job within its namespace."""
+    return f"{queue}/{id}"
+
+
+def split_ref(ref: str) -> tuple[str, str]:
+    """Return the queue and the id of a ref."""
+    plain = _plain("ref", ref, _REF_RULE)
+    queue, slash, id = plain.partition("/")
+    if not slash:
+        raise InvalidName(
+            f"{shown(ref)} is not a job's ref. Give {_REF_RULE}, or use app.queue(name).job(id)."
+        )
+    return check_queue(queue), check_id(id)
 
 
 def check_group(value: str) -> str:

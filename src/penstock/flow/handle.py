@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.duration import Duration
 from penstock.core.lifecycle import State
+from penstock.core.names import ref_of
 from penstock.errors import InvalidOption
 from penstock.info import JobInfo
 from penstock.spending import budget_of, in_units
@@ -43,7 +44,12 @@ class FlowNode:
         self.children: list[FlowNode] = []
 
     def __repr__(self) -> str:
-        return f"<FlowNode {self.queue}/{self.id} {self.state or 'unknown'}, {len(self.children)} children>"
+        return f"<FlowNode {self.ref} {self.state or 'unknown'}, {len(self.children)} children>"
+
+    @property
+    def ref(self) -> str:
+        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
+        return ref_of(self.queue, self.id)
 
     @property
     def state(self) -> State | None:
@@ -64,13 +70,13 @@ class FlowNode:
 
     def describe(self, indent: str = "") -> str:
         """The tree as text, a line for each job."""
-        lines = [f"{indent}{self.queue}/{self.id} {self.state or 'unknown'}"]
+        lines = [f"{indent}{self.ref} {self.state or 'unknown'}"]
         lines += [child.describe(indent + "  ") for child in self.children]
         return "\n".join(lines)
 
 
 class FlowHandle:
-    """Given by ``app.enqueue_flow``, or ``app.flow(queue, id)`` for a root that is known.
+    """Given by ``app.enqueue_flow``, or ``app.flow(ref)`` for a root that is known.
 
     ``root`` is the job that everything leads to, ``ends`` are all such, ``jobs`` all that were put in (in the order
     they were drawn), and ``names`` those of a ``Dag`` by name.
@@ -94,11 +100,16 @@ class FlowHandle:
         self.names = dict(names or {})
 
     def __repr__(self) -> str:
-        return f"<FlowHandle {self.root.queue}/{self.root.id}, {len(self.jobs)} jobs>"
+        return f"<FlowHandle {self.ref}, {len(self.jobs)} jobs>"
 
     @property
     def root(self) -> JobHandle[Any]:
         return self.ends[0]
+
+    @property
+    def ref(self) -> str:
+        """Return the ref of its root: ``app.flow(ref)`` accepts it."""
+        return self.root.ref
 
     @property
     def status(self) -> EnqueueStatus | None:
@@ -183,7 +194,7 @@ class FlowHandle:
             jobs = {job.id: job for job in await storage.get(queue, ids) if job is not None}
             for node in nodes:
                 if node.queue == queue and node.id in jobs:
-                    node.info = JobInfo(self._app.job(queue, node.id).source, jobs[node.id])
+                    node.info = JobInfo(self._app.job(node.ref).source, jobs[node.id])
 
     async def _below(
         self, storage: Storage, node: FlowNode, found: dict[tuple[str, str], FlowNode]

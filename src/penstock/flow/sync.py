@@ -23,6 +23,10 @@ class SyncFlowHandle(Face[FlowHandle]):
         return SyncJobHandle(self._target.root)
 
     @property
+    def ref(self) -> str:
+        return self._target.ref
+
+    @property
     def ends(self) -> list[SyncJobHandle[Any]]:
         return [SyncJobHandle(end) for end in self._target.ends]
 

@@ -41,9 +41,9 @@ class SyncApp(Face[App]):
         """See ``App.queue``."""
         return SyncQueue(self._target.queue(name, **options))
 
-    def job(self, queue: str, id: str) -> SyncJobHandle[Any]:
+    def job(self, ref: str) -> SyncJobHandle[Any]:
         """See ``App.job``."""
-        return SyncJobHandle(self._target.job(queue, id))
+        return SyncJobHandle(self._target.job(ref))
 
     def events(
         self,
@@ -63,11 +63,11 @@ class SyncApp(Face[App]):
     schedule = as_sync(App.schedule)
     schedulers = as_sync(App.schedulers)
 
-    def flow(self, queue: str, id: str) -> SyncFlowHandle:
+    def flow(self, ref: str) -> SyncFlowHandle:
         """See ``App.flow``."""
         from penstock.flow.sync import SyncFlowHandle
 
-        return SyncFlowHandle(self._target.flow(queue, id))
+        return SyncFlowHandle(self._target.flow(ref))
 
     def enqueue_flow(self, flow: Part) -> SyncFlowHandle:
         """See ``App.enqueue_flow``."""

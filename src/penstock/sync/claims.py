@@ -34,6 +34,10 @@ class SyncClaimedJob(Face[ClaimedJob]):
         return self._target.queue
 
     @property
+    def ref(self) -> str:
+        return self._target.ref
+
+    @property
     def task(self) -> str:
         return self._target.task
 

@@ -39,6 +39,10 @@ class SyncJobHandle(Face[JobHandle[R]], Generic[R]):
         return self._target.queue
 
     @property
+    def ref(self) -> str:
+        return self._target.ref
+
+    @property
     def status(self) -> EnqueueStatus | None:
         return self._target.status
 

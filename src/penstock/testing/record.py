@@ -37,7 +37,7 @@ class Recorded(JobInfo):
 
     def __repr__(self) -> str:
         what = f"{self.task}({_shown(self.arguments)})" if self._task else repr(self.payload)
-        return f"<{self.queue}/{self.id}: {what}>"
+        return f"<{self.ref}: {what}>"
 
     @property
     def arguments(self) -> dict[str, Any]:

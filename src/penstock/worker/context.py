@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from penstock.children import Child, add_children, read_children
 from penstock.core.display import shown
 from penstock.core.job import Lease, Policy
+from penstock.core.names import ref_of
 from penstock.core.text import text_of
 from penstock.core.usage import amounts as in_millionths
 from penstock.leased import LeasedJob, encode_progress
@@ -102,6 +103,11 @@ class JobContext(LeasedJob):
         return f"<JobContext {self.task or 'job'} {shown(self.id)} of {shown(self.queue)}, run {self.run}>"
 
     @property
+    def ref(self) -> str:
+        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
+        return ref_of(self.queue, self.id)
+
+    @property
     def payload(self) -> bytes:
         """The payload as it was when the job was claimed."""
         return self._lease.payload
@@ -161,7 +167,7 @@ class JobContext(LeasedJob):
 
     @property
     def _source(self) -> Source:
-        return self._link.app.job(self.queue, self.id).source
+        return self._link.app.job(self.ref).source
 
     def pass_on(self, words: Words) -> None:
         """Report what the handler said in another process. For the process runner."""
