@@ -311,7 +311,7 @@ async def test_after_refuses_what_is_no_job(shop: Shop) -> None:
 
 async def test_a_flow_is_cancelled_as_a_whole(shop: Shop) -> None:
     handle = await shop.app.enqueue_flow(Flow(shop.report.job(), [shop.add.job(1), shop.add.job(2)]))
-    await asyncio.wait_for(_delivered(shop, handle), 5)
+    await asyncio.wait_for(_delivered(shop, handle), 30)
     answers = await handle.cancel()
     assert list(answers.values()) == ["cancelled"] * 3
     assert set((await handle.cancel()).values()) == {"already_cancelled"}

@@ -195,7 +195,7 @@ async def test_the_end_of_an_active_job_wakes_who_waits_for_room(bench: Bench) -
     await claim(bench)
 
     waiting = asyncio.create_task(bench.storage.wait(bench.queue, timeout_ms=20_000))
-    await asyncio.sleep(0.05)
+    await bench.storage.counts(bench.queue)  # a round trip: the waiter has gone to sleep
     await bench.settle(lease, Complete())
 
     assert await asyncio.wait_for(waiting, 10)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from penstock import App, Worker, uuid7
+from penstock.worker import deadlines
 from penstock.worker.events import WorkerEvent
 
 
@@ -117,6 +118,16 @@ class Hog:
         storage = await self._app.connect()
         await storage.shift_clock("default", LEASE_S * 600)
         await storage.sweep("default")
+
+
+def exceed_timeouts(worker: Worker) -> None:
+    """Have the worker look at its runs as if an hour had passed for those that have begun."""
+    assert worker._shift is not None
+    clock = Clock()
+    clock.ahead_s = 3600
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deadlines, "time", clock)
+        worker._shift.executor._deadlines._look()
 
 
 class Clock:

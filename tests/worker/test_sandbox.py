@@ -18,7 +18,7 @@ import pytest
 from penstock import App, InvalidOption, JobCancelled, JobContext, JobFailed, MemoryLimitExceeded, Task
 from penstock.worker.middleware import CallNext
 from penstock.worker.run import Run
-from penstock.worker.runners import sandbox
+from penstock.worker.runners import parent, sandbox
 from tests.processes import is_alive
 from tests.worker import sandbox_tasks as tasks
 from tests.worker.conftest import until, working
@@ -94,7 +94,10 @@ async def test_a_result_that_cannot_be_encoded_fails_the_run() -> None:
         assert (await failure_of(tasks.unencodable)).error_type == "SerializationError"
 
 
-async def test_what_was_registered_for_the_exit_is_done(tmp_path: Path) -> None:
+async def test_what_was_registered_for_the_exit_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parent, "_LEAVING_S", 30.0)
     async with tasks.app, working(tasks.app, child_processes=1):
         await tasks.register_exit.call(str(tmp_path / "left"))
         assert (tmp_path / "left").exists()
@@ -204,7 +207,10 @@ async def test_a_timeout_ends_the_run_and_the_log_says_where_it_hung() -> None:
 
 
 @pytest.mark.parametrize("task", [tasks.hang, tasks.hang_on_loop], ids=["plain", "coroutine"])
-async def test_a_cancelled_run_may_clean_up(task: Task, tmp_path: Path) -> None:
+async def test_a_cancelled_run_may_clean_up(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "_GRACE_S", 30.0)
     async with tasks.app, working(tasks.app, child_processes=1, heartbeat="100ms"):
         job = await task.enqueue(str(tmp_path / "ready"))
         [pid] = await pids_in(tmp_path / "ready")
@@ -225,7 +231,10 @@ async def test_a_run_that_will_not_be_told_is_killed(tmp_path: Path) -> None:
         assert not is_alive(pid)
 
 
-async def test_a_run_that_returns_when_told_to_stop_has_not_completed(tmp_path: Path) -> None:
+async def test_a_run_that_returns_when_told_to_stop_has_not_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "_GRACE_S", 30.0)
     async with tasks.app, working(tasks.app, child_processes=1, heartbeat="100ms"):
         job = await tasks.return_when_told.enqueue(str(tmp_path / "ready"))
         await pids_in(tmp_path / "ready")
@@ -439,4 +448,4 @@ async def test_nothing_is_left_of_a_run_when_its_worker_is_killed(task: str, tmp
             pids = await pids_in(tmp_path / "ready")
             assert all(map(is_alive, pids))
             worker.kill()
-        await until(lambda: not any(map(is_alive, pids)), seconds=5)
+        await until(lambda: not any(map(is_alive, pids)))

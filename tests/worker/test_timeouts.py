@@ -9,7 +9,7 @@ import pytest
 
 from penstock import App, JobContext, JobFailed
 from penstock.worker import deadlines
-from tests.worker.conftest import Clock, recorded, until, working
+from tests.worker.conftest import exceed_timeouts, recorded, until, working
 
 
 async def test_an_async_handler_is_aborted_at_its_timeout(app: App) -> None:
@@ -122,11 +122,7 @@ async def test_a_coroutine_that_ignores_its_abort_is_settled_without_it(
         await until(lambda: worker.health().stuck == 0)
 
 
-async def test_time_spent_waiting_for_a_thread_does_not_count(
-    memory_app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr(deadlines, "time", clock)
+async def test_time_spent_waiting_for_a_thread_does_not_count(memory_app: App) -> None:
     release = threading.Event()
 
     @memory_app.task
@@ -142,8 +138,6 @@ async def test_time_spent_waiting_for_a_thread_does_not_count(
         await until(lambda: len(worker.health().active) == 1)
         job = await quick.enqueue()
         await until(lambda: len(worker.health().active) == 2)
-        clock.ahead_s = 3600
-        worker._shift.executor._deadlines._look()  # type: ignore[union-attr]
-        clock.ahead_s = 0
+        exceed_timeouts(worker)
         release.set()
         assert await job.result(timeout="10s") == 1

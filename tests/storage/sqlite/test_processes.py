@@ -49,7 +49,7 @@ async def test_a_wait_is_woken_by_another_process(storage: SqliteStorage, peer: 
     woken_at = time.monotonic()
 
     asked_at = float(process.stdout.readline())
-    assert woken_at - asked_at < 5, "woken by the timeout, not by the signal"
+    assert woken_at - asked_at < 25, "woken by the timeout, not by the signal"
     assert (await storage.counts(QUEUE)).waiting == 1
 
 
@@ -116,7 +116,7 @@ async def test_the_socket_of_a_dead_process_is_taken_away(storage: SqliteStorage
 
     await storage.enqueue(QUEUE, [NewJob("a")])
 
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while dead.exists():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)

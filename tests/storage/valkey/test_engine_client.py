@@ -56,7 +56,7 @@ async def test_a_waiting_call_is_woken_by_an_enqueue_from_another_client(valkey_
     await other.open()
     waiting = asyncio.create_task(one.wait(QUEUE, timeout_ms=20_000))
     await other.enqueue(QUEUE, [NewJob("a")])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         assert await waiting is True
     assert await other.wait(QUEUE, timeout_ms=1) is False
     await one.close()

@@ -178,7 +178,7 @@ async def test_a_server_that_stays_away_is_unavailable_after_retry_for():
         started = time.monotonic()
         with pytest.raises(StorageUnavailable, match=r"127\.0\.0\.1:\d+.*Gave up .* 0\.3 s: check") as caught:
             await router.call("k", "PING")
-        assert 0.3 <= time.monotonic() - started < 2
+        assert 0.3 <= time.monotonic() - started < 20, "less than the default"
         assert "hunter2" not in str(caught.value)
         with pytest.raises(StorageUnavailable, match="cannot connect"):
             await router.connect()
