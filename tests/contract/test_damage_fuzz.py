@@ -11,26 +11,30 @@ import random
 import pytest
 
 from penstock.core.lifecycle import State
+from tests.contract.engines import ENGINES
 from tests.contract.factories import Bench
 from tests.contract.fuzzing import fill, harm_some, take_apart, work_off
+
+# Not on a cluster, whose nodes run the same functions as one server.
+pytestmark = pytest.mark.parametrize(
+    "engine", [engine for engine in ENGINES if isinstance(engine, str)], indirect=True
+)
 
 _SEEDS = int(os.environ.get("PENSTOCK_FUZZ_SEEDS", "12"))
 
 
 @pytest.mark.parametrize("seed", range(_SEEDS))
-async def test_jobs_beside_random_damage_complete(bench: Bench, engine: str, seed: int) -> None:
-    await hold_against_damage(bench, engine, seed)
+async def test_jobs_beside_random_damage_complete(bench: Bench, seed: int) -> None:
+    await hold_against_damage(bench, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1300))
-async def test_jobs_beside_more_random_damage_complete(bench: Bench, engine: str, seed: int) -> None:
-    await hold_against_damage(bench, engine, seed)
+async def test_jobs_beside_more_random_damage_complete(bench: Bench, seed: int) -> None:
+    await hold_against_damage(bench, seed)
 
 
-async def hold_against_damage(bench: Bench, engine: str, seed: int) -> None:
-    if engine == "cluster":
-        pytest.skip("the same functions as on one server")
+async def hold_against_damage(bench: Bench, seed: int) -> None:
     expected = await fill(bench)
     expected -= await harm_some(bench, random.Random(seed))
 

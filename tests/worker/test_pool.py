@@ -80,7 +80,7 @@ async def test_jobs_of_a_batch_whose_process_dies_run_again(tasks: Any) -> None:
 async def test_burst_workers_end_by_themselves(tasks: Any) -> None:
     jobs = [await tasks.whoami.enqueue() for _ in range(20)]
     await asyncio.wait_for(tasks.app.worker(processes=2, burst=True).run(), 60)
-    assert all([await job.result(timeout="1s") for job in jobs])
+    assert all([await job.result(timeout="10s") for job in jobs])
 
 
 async def test_handlers_travel_to_the_processes(tasks: Any) -> None:
@@ -95,7 +95,7 @@ async def test_handlers_of_batches_travel_to_the_processes(tasks: Any) -> None:
     worker.handler("raw", batch=4, batch_wait="10ms")(tasks.handle_raws)
     jobs = await tasks.app.queue("raw").enqueue_many([{}] * 8)
     await asyncio.wait_for(worker.run(), 60)
-    sizes = [await job.result(timeout="1s") for job in jobs]
+    sizes = [await job.result(timeout="10s") for job in jobs]
     assert max(sizes) > 1
     assert max(sizes) <= 4
 

@@ -57,7 +57,7 @@ async def test_a_stopping_worker_finishes_what_it_has_and_claims_nothing_more(ap
     await until(lambda: worker.state == "stopping")
     finish.set()
     await asyncio.wait_for(run, 10)
-    assert await first.result(timeout="1s") == "finished"
+    assert await first.result(timeout="10s") == "finished"
     assert await second.refresh() is State.WAITING
     assert worker.state == "stopped"
 
@@ -204,7 +204,7 @@ class Held:
 
     async def ended_with_the_job_settled(self) -> None:
         await asyncio.wait_for(self.run, 10)
-        assert await self.job.result(timeout="1s") == "done"
+        assert await self.job.result(timeout="10s") == "done"
 
 
 ENDS = [None, StorageUnavailable("away"), UnicodeError("odd"), asyncio.CancelledError()]
@@ -372,7 +372,7 @@ async def test_a_signal_lets_running_jobs_finish(number: signal.Signals, tmp_pat
             os.kill(process.pid, number)
             await _line(process, "ended")
         assert process.returncode == 0
-        assert await job.result(timeout="1s") == "done"
+        assert await job.result(timeout="10s") == "done"
 
 
 async def test_a_second_signal_hands_back_at_once(tmp_path: Path) -> None:
