@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
 
@@ -21,7 +20,7 @@ from penstock.events import EventTypes, Filter, Offsets, app_events, offset_of
 from penstock.hooks import AppHooks
 from penstock.importing import check_module, import_named
 from penstock.loops import Sessions
-from penstock.opening import Opening
+from penstock.opening import Opening, StoreName, chosen_store, from_environment
 from penstock.options import (
     DEFAULTS,
     PLACEMENT,
@@ -53,12 +52,10 @@ if TYPE_CHECKING:
     from penstock.sync import SyncApp
     from penstock.worker.worker import Worker
 
-__all__ = ["DEFAULT_URL", "App"]
+__all__ = ["App"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-DEFAULT_URL: Final = "sqlite:///penstock.db"
 
 
 class App(AppHooks, AppSchedulers):
@@ -67,9 +64,9 @@ class App(AppHooks, AppSchedulers):
     ``url`` is the store's: ``sqlite:///path``, ``memory://``, ``valkey://host`` and others; without it the
     environment's ``PENSTOCK_URL``; without that ``sqlite:///penstock.db`` in the working directory. A storage that
     is open already may be given instead; it stays the caller's to close, and serves its own event loop only.
-    ``namespace`` keeps several systems apart in one store. ``include`` names the modules that define tasks for this
-    app: workers import them when they start, so these modules may import the app. Further options are defaults for all
-    tasks.
+    ``namespace`` keeps several systems apart in one store; without it the environment's ``PENSTOCK_NAMESPACE``.
+    ``include`` names the modules that define tasks for this app: workers import them when they start, so these modules
+    may import the app. Further options are defaults for all tasks.
 
     An app may be used from several event loops and threads: each loop gets a connection of its own. All loops
     of one app share one ``memory://``. Connections are closed by ``close()``, by ``async with app``, or when
@@ -88,9 +85,13 @@ class App(AppHooks, AppSchedulers):
         **defaults: Unpack[DefaultOptions],
     ) -> None:
         refuse_unknown(defaults, DEFAULTS, where="an app")
-        given = url if url is not None else os.environ.get("PENSTOCK_URL") or DEFAULT_URL
-        self.namespace = check_namespace(namespace) if namespace is not None else None
-        opening = Opening(given, namespace=self.namespace)
+        named = None if namespace is None else check_namespace(namespace)
+        is_open = url is not None and not isinstance(url, str)
+        self.named = StoreName(getattr(url, "url", None) if is_open else str(url) if url else None, named)
+        """The store and the namespace that the code names."""
+        chosen, part = chosen_store([self.named] if is_open else [self.named, from_environment()])
+        self.namespace = None if part is None else check_namespace(part)
+        opening = Opening(chosen if url is None else url, namespace=self.namespace)
         self.url = opening.url
         """Where the store is. It may hold a password: show the url of the storage instead."""
         self.moved_to: tuple[str, str | None] | None = None

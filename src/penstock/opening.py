@@ -1,19 +1,67 @@
-"""How an app comes by its storage: from a URL, one for every event loop, or given, for one loop only."""
+"""The storage of an app: from a URL, one for every event loop, or given, for one loop only.
+
+``chosen_store`` is the one rule for which store that is. From the highest rank to the lowest: a flag of the command
+line, the code, the environment, the files that only the command line reads, the default.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
-from penstock.core.display import shown
+from penstock.core.display import shown, visible_in_line, without_password
 from penstock.core.ids import uuid7
 from penstock.errors import InvalidOption, StorageError
 
 if TYPE_CHECKING:
     from penstock.storage.base import Storage
 
-__all__ = ["Opening"]
+__all__ = ["DEFAULT_URL", "Opening", "StoreName", "chosen_store", "from_environment", "shown_store"]
+
+DEFAULT_URL: Final = "sqlite:///penstock.db"
+
+
+class StoreName(NamedTuple):
+    """The store and the namespace that one place names, as far as it names them."""
+
+    url: str | None = None
+    namespace: str | None = None
+
+
+def chosen_store(names: Iterable[StoreName]) -> tuple[str, str | None]:
+    """Return the URL and the namespace that count, of ``names`` in the order of their rank.
+
+    URL and namespace are chosen apart: the first that names one counts. A namespace in the chosen URL has the rank of
+    that URL; then the namespace returned is ``None``, unless a higher rank names one.
+    """
+    url = namespace = None
+    for name in names:
+        namespace = namespace or name.namespace
+        if url is None and name.url:
+            url = name.url
+            if namespace is None and _named_in(url):
+                return url, None
+        if url is not None and namespace is not None:
+            break
+    return url or DEFAULT_URL, namespace
+
+
+def from_environment() -> StoreName:
+    """Return what ``PENSTOCK_URL`` and ``PENSTOCK_NAMESPACE`` name."""
+    return StoreName(os.environ.get("PENSTOCK_URL"), os.environ.get("PENSTOCK_NAMESPACE"))
+
+
+def shown_store(url: str, namespace: str | None) -> str:
+    """Return the store and the namespace for a log line or a screen, without passwords."""
+    part = namespace or _named_in(url) or "default"
+    return f"{visible_in_line(without_password(url))}, namespace {part}"
+
+
+def _named_in(url: str) -> str:
+    return parse_qs(urlsplit(url).query).get("namespace", [""])[0]
 
 
 class Opening:

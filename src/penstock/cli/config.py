@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from penstock.cli.errors import NotFound
+from penstock.cli.errors import CommandLineError, NotFound
 from penstock.cli.flags import Flags
 from penstock.cli.keys import KEYS, Value, known_key
-from penstock.cli.output import print_json, print_table, without_password
+from penstock.cli.output import print_json, print_table
 from penstock.cli.parameters import command_of, family, json_option
-from penstock.cli.settings import Setting, Settings, checked_value
+from penstock.cli.settings import Origin, Setting, Settings, checked_value
+from penstock.core.display import without_password
 
 __all__ = ["config", "shown_argument"]
 
@@ -25,7 +26,8 @@ def config() -> None:
       penstock config get attempts
 
     The first that has a value counts: a flag, the environment (PENSTOCK_ATTEMPTS ...), what `config set` saved, .env,
-    the project file (penstock.toml, or [tool.penstock] in pyproject.toml), the default.
+    the project file (penstock.toml, or [tool.penstock] in pyproject.toml), the default. Of url and namespace, what the
+    code of the app says counts before all but flags.
     """
 
 
@@ -37,7 +39,8 @@ def config() -> None:
 @click.pass_obj
 def get(flags: Flags, key: str, as_json: bool) -> None:
     """Print the value of KEY that counts here. Exits with 3 if it has none. --json tells its origin, too."""
-    setting = Settings(flags).setting(key)
+    settings = Settings(flags)
+    setting = _counting(settings, settings.setting(key))
     if as_json:
         print_json(_row(setting))
     elif setting.value is None:
@@ -70,9 +73,10 @@ def set_(flags: Flags, key: str, value: str) -> None:
 @click.pass_obj
 def list_(flags: Flags, as_json: bool) -> None:
     """All keys: value, where it comes from, type and meaning. Passwords in URLs are not shown."""
-    settings = Settings(flags).all()
+    settings = Settings(flags)
+    counting = [_counting(settings, setting) for setting in settings.all()]
     if as_json:
-        print_json([_row(setting) for setting in settings])
+        print_json([_row(setting) for setting in counting])
         return
     rows = [
         (
@@ -82,7 +86,7 @@ def list_(flags: Flags, as_json: bool) -> None:
             each.key.type,
             each.key.meaning,
         )
-        for each in settings
+        for each in counting
     ]
     print_table(("key", "value", "from", "type", "meaning"), rows, spare=("type", "meaning"))
 
@@ -98,6 +102,20 @@ def path(flags: Flags, as_json: bool) -> None:
         return
     for kind, file in files:
         click.echo(f"{kind:8} {file}{'' if file.is_file() else '  (not there)'}")
+
+
+def _counting(settings: Settings, setting: Setting) -> Setting:
+    """Return the setting that counts: what the code of the app says of its store goes before all but flags."""
+    if setting.key.name not in ("url", "namespace") or setting.origin.kind == "flag":
+        return setting
+    from penstock.cli.connect import code_names
+
+    try:
+        value = getattr(code_names(settings), setting.key.name)
+    except CommandLineError:
+        # An app that cannot be imported must not keep anyone from looking at the configuration.
+        return setting
+    return setting if value is None else Setting(setting.key, value, Origin("code", settings["app"]))
 
 
 def shown_argument(text: str) -> str:

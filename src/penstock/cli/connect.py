@@ -6,21 +6,24 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.errors import InvalidOption
 from penstock.importing import MissingModule, check_module, import_named
+from penstock.opening import StoreName, chosen_store, from_environment
 
 if TYPE_CHECKING:
     from penstock.app import App
+    from penstock.cli.keys import Value
     from penstock.cli.settings import Settings
     from penstock.info import JobInfo
     from penstock.task import Task
 
 __all__ = [
+    "code_names",
     "find_job",
     "import_app",
     "import_task",
@@ -65,10 +68,13 @@ def run_app(app: App, work: Callable[[], Awaitable[T]], *, patience_s: float | N
 
 
 def open_app(settings: Settings) -> App:
-    """An app for the store that the settings name, without tasks. It is not connected yet."""
+    """An app without tasks, for the store that counts here. It is not connected yet.
+
+    With an app configured, that is the store of the app.
+    """
     from penstock.app import App
 
-    url: str = settings["url"]
+    url, namespace = chosen_store([_flags(settings), code_names(settings), *_below_code(settings)])
     if url.startswith("memory:"):
         raise CommandLineError(
             "memory:// is gone when this command ends. Use sqlite:///penstock.db, or a server.",
@@ -76,7 +82,7 @@ def open_app(settings: Settings) -> App:
         )
     return App(
         url,
-        namespace=settings["namespace"],
+        namespace=namespace,
         attempts=settings["attempts"],
         backoff=settings["backoff"],
         timeout=settings["timeout"],
@@ -86,22 +92,31 @@ def open_app(settings: Settings) -> App:
     )
 
 
+def code_names(settings: Settings) -> StoreName:
+    """Return the store and the namespace that the code of the configured app names, if there is one.
+
+    The app is not imported if flags name both. Raises ``CommandLineError`` if it cannot be.
+    """
+    target, flags = settings["app"], _flags(settings)
+    if target is None or (flags.url and flags.namespace):
+        return StoreName()
+    try:
+        # Keep the module's own prints out of this command's output.
+        with redirect_stdout(sys.stderr):
+            return _imported_app(settings, target).named
+    except CommandLineError as error:
+        raise CommandLineError(
+            f"{error} The app {target} ({settings.setting('app').origin}) names the store of this command. "
+            "To go without it, give --url and --namespace.",
+            error.exit_code,
+        ) from error
+
+
 def import_app(settings: Settings, target: str, *, include: Sequence[str] = ()) -> App:
     """The app that ``module:name`` means, imported with the working directory on the path, as are the modules with its
-    tasks: those that its code includes, and ``include``.
-
-    Its store and its namespace are its own; an app that names none in its code has those of the settings, and
-    ``--url`` and ``--namespace`` go before both.
+    tasks: those that its code includes, and ``include``. Its store is the one that counts here.
     """
-    from penstock.app import App
-
-    found = _imported(
-        settings, target, otherwise="neither a command nor an app", example="myproject.jobs:app"
-    )
-    if not isinstance(found, App):
-        raise NotFound(
-            f"{target} is no app, but of type {type(found).__name__}. Name what App(...) was given to."
-        )
+    found = _imported_app(settings, target)
     _put_in_its_place(settings, found)
     with _told_as_ours():
         found.load(*include)
@@ -123,14 +138,37 @@ def import_task(settings: Settings, target: str) -> Task[..., Any]:
     return found
 
 
+def _imported_app(settings: Settings, target: str) -> App:
+    from penstock.app import App
+
+    found = _imported(
+        settings, target, otherwise="neither a command nor an app", example="myproject.jobs:app"
+    )
+    if not isinstance(found, App):
+        raise NotFound(
+            f"{target} is of type {type(found).__name__}, not an app. Name the variable that App(...) is assigned to."
+        )
+    return found
+
+
 def _put_in_its_place(settings: Settings, app: App) -> None:
-    url, namespace = settings.setting("url"), settings.setting("namespace")
-    store = str(url.value) if url.origin.kind == "flag" else app.url
-    part = app.namespace
-    if namespace.value is not None and (part is None or namespace.origin.kind == "flag"):
-        part = str(namespace.value)
-    if (store, part) != (app.url, app.namespace):
-        app.move_to(store, namespace=part)
+    """Have ``app`` use the store that counts here, if that is not the one it has chosen itself."""
+    counts = chosen_store([_flags(settings), app.named, *_below_code(settings)])
+    if counts != chosen_store([app.named, from_environment()]):
+        app.move_to(counts[0], namespace=counts[1])
+
+
+def _flags(settings: Settings) -> StoreName:
+    return StoreName(settings.flags.given.get("url"), settings.flags.given.get("namespace"))
+
+
+def _below_code(settings: Settings) -> list[StoreName]:
+    """Return what ranks below the code: the environment, and the files of the project."""
+    return [StoreName(_text(v.get("url")), _text(v.get("namespace"))) for v in settings.below_flags()]
+
+
+def _text(value: Value) -> str | None:
+    return None if value is None else str(value)
 
 
 def _imported(settings: Settings, target: str, *, otherwise: str, example: str) -> object:
@@ -139,11 +177,14 @@ def _imported(settings: Settings, target: str, *, otherwise: str, example: str) 
         raise CommandLineError(
             f"{target!r} names {otherwise}. Give the module and the name in it: {example}", ExitCode.USAGE
         )
-    url = settings.setting("url")
-    if url.origin.kind != "default":
-        os.environ["PENSTOCK_URL"] = str(url.value)
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    folders = [Path.cwd()] if settings.flags.given.get("app") else [Path.cwd(), settings.project.root]
+    for folder in reversed(folders):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    for key in ("url", "namespace"):
+        # For code that reads the environment itself, and for other apps of these modules.
+        if (setting := settings.setting(key)).origin.kind != "default":
+            os.environ[f"PENSTOCK_{key.upper()}"] = str(setting.value)
     with _told_as_ours():
         found: object = import_named(check_module(module))
     for part in name.split("."):
@@ -178,7 +219,8 @@ def refuse_missing_file(url: str) -> None:
     path = Path(Address.parse(url).path)
     if not path.exists():
         raise NotFound(
-            f"there is no store {path.absolute()}. It is made by the first `penstock enqueue`, or give --url."
+            f"the store {path.absolute()} does not exist. The first `penstock enqueue` makes it. If your app has "
+            "another store, name the app (--app myproject.jobs:app) or the store (--url)."
         )
 
 

@@ -49,9 +49,6 @@ Exit codes: 0 put in, or with --wait the code of the command; 2 no job, nothing 
     "-k", "--keep-going", is_flag=True, help="With --file: name lines that are no jobs, and pass over them."
 )
 @click.option("-t", "--task", metavar="NAME", help="JOB is the JSON arguments of this task, not a command.")
-@click.option(
-    "--app", "target", metavar="MODULE:APP", help="Where the task is defined: arguments are checked by it."
-)
 @queue_option_for("Where to put it.")
 @click.option("--id", metavar="ID", help="Its id. A known one is not put in twice. [a new one]")
 @click.option("--delay", metavar="DURATION", type=duration, help="Run it that long from now, not before.")
@@ -117,7 +114,6 @@ def enqueue(
     file: str | None,
     keep_going: bool,
     task: str | None,
-    target: str | None,
     queue: str | None,
     wait: bool,
     wait_timeout: str | None,
@@ -146,7 +142,7 @@ def enqueue(
         )
     wait = wait or wait_timeout is not None
     settings = Settings(flags)
-    target = target or (settings["app"] if task else None)
+    target = flags.given.get("app") or (settings["app"] if task else None)
     app = import_app(settings, target) if target else open_app(settings)
     jobs = NewJobs(app, queue=queue, task=task, given=_given(options), default_queue=settings["queue"])
     if file:

@@ -85,7 +85,7 @@ def _log_format(value: Any) -> str:
 _ROWS: Final = [
     Key("url", "url", "sqlite:///penstock.db", _text, "where jobs are kept"),
     Key("namespace", "text", None, _text, "a part of the store to itself"),
-    Key("app", "module:app", None, _text, "where tasks are defined, for `worker` and `enqueue --task`"),
+    Key("app", "module:app", None, _text, "where tasks are defined, and which store commands use"),
     Key("queue", "text", "default", _text, "where `enqueue` puts jobs"),
     Key("attempts", "number", 3, _whole(1), "how often a job is run if it fails"),
     Key("backoff", "duration", "exponential", _backoff, "the rest between attempts"),

@@ -34,7 +34,6 @@ __all__ = [
     "span",
     "sparkline",
     "when",
-    "without_password",
 ]
 
 # Colours of the terminal's own palette that can be read on black and on white.
@@ -47,8 +46,6 @@ STATE_STYLES: Final = {
     "failed": TROUBLE,
     "cancelled": "dim",
 }
-_LOGIN: Final = re.compile(r"(://[^:/?@]*):.*@")
-_PASSWORD: Final = re.compile(r"([?&][^=&]*password=)[^&]*")
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 _PROSE: Final = frozenset({"what", "why", "found", "advice", "meaning", "value", "from", "options", "log"})
@@ -244,11 +241,6 @@ def sparkline(values: Sequence[float]) -> str:
     """Return a block for each value, as high as the value is beside the largest; the lowest block is zero."""
     most = max(values, default=0) or 1
     return "".join(_BLOCKS[math.ceil(value / most * (len(_BLOCKS) - 1))] for value in values)
-
-
-def without_password(url: str) -> str:
-    """Return ``url`` with its passwords hidden: that of the login, up to the last @, and those of its options."""
-    return _LOGIN.sub(r"\1:***@", _PASSWORD.sub(r"\1***", url)) if "://" in url else url
 
 
 def in_one_line(text: str) -> str:

@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Spelled out, so that no help has to wait for the modules that know them.
 STATES: Final = ("scheduled", "waiting", "blocked", "active", "completed", "failed", "cancelled")
-_GLOBAL: Final = frozenset({"--url", "--namespace", "--debug", "--help", "--version"})
+_GLOBAL: Final = frozenset({"--url", "--namespace", "--app", "--debug", "--help", "--version"})
 _SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -111,7 +111,7 @@ def global_options(function: F) -> F:
             metavar="URL",
             expose_value=False,
             callback=_remember,
-            help="Where jobs are kept: sqlite:///path, valkey://host. [PENSTOCK_URL, or penstock.db here]",
+            help="Where jobs are kept: sqlite:///path, valkey://host. [the app's, PENSTOCK_URL, or penstock.db here]",
         ),
         click.option(
             "--namespace",
@@ -119,6 +119,13 @@ def global_options(function: F) -> F:
             expose_value=False,
             callback=_remember,
             help="A part of the store that is kept apart. [PENSTOCK_NAMESPACE]",
+        ),
+        click.option(
+            "--app",
+            metavar="MODULE:APP",
+            expose_value=False,
+            callback=_remember,
+            help="The app whose store and tasks to use, such as myproject.jobs:app. [PENSTOCK_APP]",
         ),
         click.option(
             "--debug",

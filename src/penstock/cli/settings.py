@@ -1,7 +1,8 @@
 """What commands go by, and where each value comes from.
 
-The first that has it counts: a flag, the environment (``PENSTOCK_URL``), what ``penstock config set`` saved
-(``.penstock/config.toml``), ``.env``, the project file (``penstock.toml``, or ``[tool.penstock]`` in
+The store has a rule of its own, ``penstock.opening.chosen_store``: code ranks below flags and above all else. Of
+other values the first that has it counts: a flag, the environment (``PENSTOCK_QUEUE``), what ``penstock config set``
+saved (``.penstock/config.toml``), ``.env``, the project file (``penstock.toml``, or ``[tool.penstock]`` in
 ``pyproject.toml``), the default. Files are those of the *project*: the nearest folder, from here upwards, that has one.
 """
 
@@ -113,6 +114,10 @@ class Settings:
             if values.get(key.name) is not None:
                 return Setting(key, values[key.name], origin)
         return Setting(key, key.default, Origin("default"))
+
+    def below_flags(self) -> list[Mapping[str, Value]]:
+        """Return what the environment and the files say, the most important first."""
+        return [values for origin, values in self._sources() if origin.kind != "flag"]
 
     def all(self) -> list[Setting]:
         """Every key, in the order they are documented."""

@@ -15,9 +15,9 @@ from textual.widgets import DataTable, Footer, Static, Tab, TabbedContent, TabPa
 
 from penstock.cli.jobs import Reasons, read_reasons
 from penstock.cli.jobview import BRIEF, SPARE, brief, facts, happened
-from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline, without_password
+from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline
 from penstock.cli.status import read_status, read_workers, workers_line
-from penstock.core.display import visible, visible_in_line
+from penstock.core.display import visible, visible_in_line, without_password
 from penstock.core.lifecycle import State
 from penstock.errors import EventsLost, PenstockError
 from penstock.why import explain

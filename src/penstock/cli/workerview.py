@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.cli.output import at_terminal, console, fitted, rich_table, span
 from penstock.cli.poolwatch import followed
 from penstock.core.display import LogFormat, StderrLog, get_logger, log_to_stderr
+from penstock.opening import shown_store
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -136,6 +137,7 @@ class _View:
         head = Text.assemble(
             ("penstock worker ", "bold"),
             f"{self._worker.id}  {self._state()}\n",
+            f"store {shown_store(self._worker.app.url, self._worker.app.namespace)}\n"
             f"queues {', '.join(options.queues)}   running {len(running)}/{slots}   "
             f"{rate:.1f}/s   up {span((now - self._began) * 1000)}\n",
             "   ".join(f"{name} {counts[name]}" for name in _COUNTED),

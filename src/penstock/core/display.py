@@ -29,12 +29,15 @@ __all__ = [
     "stderr_log",
     "visible",
     "visible_in_line",
+    "without_password",
 ]
 
 LogFormat = Literal["text", "json"]
 
 _BIDI_AND_SURROGATES: Final = "\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 _HIDDEN: Final = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI_AND_SURROGATES}]")
+_LOGIN: Final = re.compile(r"(://[^:/?@]*):.*@")
+_PASSWORD: Final = re.compile(r"([?&][^=&]*password=)[^&]*")
 _LINE: Final = "%(asctime)s %(levelname)s %(message)s"
 # The attributes of every record. All others are fields that the caller gave in ``extra``.
 _RECORD_FIELDS: Final = frozenset({*logging.makeLogRecord({}).__dict__, "asctime", "message", "taskName"})
@@ -49,6 +52,11 @@ def visible(text: str) -> str:
 def visible_in_line(text: str) -> str:
     r"""Return ``text`` as one line: like ``visible``, with newlines as ``\n``."""
     return _HIDDEN_OR_LINE_END.sub(_escape, text)
+
+
+def without_password(url: str) -> str:
+    """Return ``url`` with its passwords hidden: that of the login, up to the last @, and those of its options."""
+    return _LOGIN.sub(r"\1:***@", _PASSWORD.sub(r"\1***", url)) if "://" in url else url
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -5,7 +5,6 @@ Spark hands over texts under names in lower case; what users write is ``numParti
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
@@ -13,12 +12,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from penstock.app import DEFAULT_URL
+from penstock.app import App
 from penstock.core.names import check_queue, check_task
 from penstock.errors import InvalidOption
 from penstock.options import refuse_unknown
 from penstock.spark.schemas import Kind, PayloadFormat
-from penstock.spark.store import url_for_executors
+from penstock.spark.store import shared_url, url_for_executors
 
 __all__ = ["ReadOptions", "WriteOptions", "namespace_of", "read_options", "write_options"]
 
@@ -127,7 +126,8 @@ def _parse(given: Mapping[str, str], kind: type[_Options], *, where: str) -> _Op
         if name.lower() not in fields:
             refuse_unknown([name], known, where=where)
     named: dict[str, Any] = {fields[name.lower()]: value for name, value in said.items()}
-    named.setdefault("url", os.environ.get("PENSTOCK_URL") or DEFAULT_URL)
+    if "url" not in named:
+        named["url"] = shared_url(App())
     try:
         options = msgspec.convert(named, kind, strict=False)
     except msgspec.ValidationError as error:

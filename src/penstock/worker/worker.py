@@ -20,6 +20,7 @@ from penstock.batching import parse_batching
 from penstock.core.display import get_logger
 from penstock.core.duration import Duration, milliseconds
 from penstock.errors import InvalidOption, StorageUnavailable
+from penstock.opening import shown_store
 from penstock.worker import pool, recovery, signals
 from penstock.worker.deadlines import PATIENCE_S
 from penstock.worker.events import Listener, Listeners
@@ -231,6 +232,13 @@ class Worker:
             # A start hook may register tasks and handlers; the check follows those hooks then.
             self._refuse_to_idle()
         self._state = "starting"
+        queues = ", ".join(self.options.queues)
+        logger.info(
+            "worker %s starts: store %s, queues %s",
+            self.id,
+            shown_store(self.app.url, self.app.namespace),
+            queues,
+        )
         try:
             with signals.handled(self._on_signal, received=self._on_receipt):
                 if self.options.processes > 1:
