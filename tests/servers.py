@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import redis
 from redis.backoff import NoBackoff
@@ -60,19 +60,30 @@ class ServerDied(Exception):
     """A server ended, or did not become ready in time; the message ends with its log."""
 
 
+_given: Final[set[int]] = set()
+
+
 def free_port() -> int:
     """A loopback port that nobody listens on now.
 
     Taken from below the ephemeral range: a client that keeps reconnecting to a dead server in that range may
     be given the server's own port, and connect to itself.
+
+    No test process gets a port twice, and the processes of pytest-xdist share none. Otherwise a test could start a
+    server on a port that another test has just chosen, or on the port of a server that is down for a moment.
     """
-    for port in random.SystemRandom().sample(range(10_000, 32_000), 100):
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    for port in random.SystemRandom().sample(range(10_000 + process, 32_000, processes), 100):
+        if port in _given:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, port))
             except OSError:
                 continue
+            _given.add(port)
             return port
     raise OSError("no free loopback port found in 100 tries")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests import servers
 from tests.processes import is_alive
-from tests.servers import Sentinel, ServerDied, ValkeyCluster, ValkeyServer, wait_until
+from tests.servers import Sentinel, ServerDied, ValkeyCluster, ValkeyServer, free_port, wait_until
 from tests.tls_front import TlsFront
 
 
@@ -46,6 +47,18 @@ def test_a_server_that_cannot_start_says_why() -> None:
     with pytest.raises(ServerDied, match="no-such-setting"), server:
         pass
     assert not server.directory.exists()
+
+
+def test_test_processes_never_choose_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_given", set())
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "2")
+    ports: list[int] = []
+    for process in ("gw0", "gw1"):
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", process)
+        ports += [free_port() for _ in range(500)]
+        servers._given.clear()
+    first, second = set(ports[:500]), set(ports[500:])
+    assert (len(first), len(second), first & second) == (500, 500, set())
 
 
 def test_a_port_in_use_is_not_mistaken_for_ours(server: ValkeyServer) -> None:
