@@ -9,6 +9,7 @@ import pytest
 
 from penstock import App, JobFailed, State
 from penstock.core.job import Lease, Options
+from penstock.core.lifecycle import OPEN
 from penstock.errors import Snooze, UnknownTask
 from penstock.worker import plans
 from penstock.worker.lane import Lane
@@ -37,7 +38,7 @@ async def test_an_unknown_task_is_handed_back_until_a_worker_knows_it(
         async with working(old, queues=["default"]) as worker:
             await until(lambda: worker.stats.snoozed >= 6)
             info = await jobs[0].get()
-            assert (info.failures, info.stalls, info.state in ("scheduled", "active")) == (0, 0, True)
+            assert (info.failures, info.stalls, info.state in OPEN) == (0, 0, True)
         async with working(new):
             assert [await job.result(timeout="30s") for job in jobs] == [0, 1, 2]
     warnings = [record for record in caplog.records if "'fresh'" in record.getMessage()]
