@@ -1,7 +1,9 @@
 """The examples of README.md and docs/ are run as they stand, each as a script in an empty folder.
 
 A block that opens with ```` ```python ```` is run; with ```` ```python notest ```` it is only compiled; with
-```` ```python spark ```` it is run by ``tests/spark/test_docs.py``, in the session that is there. What a comment
+```` ```python pytest ```` pytest runs it; with ```` ```python title="jobs.py" ```` it is a file of the page's
+walkthrough, which ``test_quick_start.py`` runs; with ```` ```python spark ```` it is run by
+``tests/spark/test_docs.py``, in the session that is there. What a comment
 behind ``print(...)`` says is printed: all of it after ``# ->``, else the part before the first colon.
 ``valkey://localhost``, and ``redis://localhost``, become the URL of a server of the tests' own.
 """
@@ -107,22 +109,48 @@ def test_an_example_prints_what_it_says(
 
 
 NOT_RUN: Final = {
-    "README.md": (2, "they go on from the example before them, with a worker elsewhere or a table"),
+    "README.md": (1, "it needs a table of the reader"),
     "history.md": (1, "it needs a session with a catalog"),
     "spark.md": (7, "they go on from tables and sessions of the reader"),
-    "testing.md": (2, "they are tests, for a test runner"),
 }
-"""The most fragments that a page may have, and why they cannot be run."""
+"""The fragments of each page, and why they cannot be run."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_every_python_block_is_run_or_is_a_known_fragment(page: Path) -> None:
     openings = Counter(re.findall(r"^ *```(py.*)$", page.read_text(), re.MULTILINE))
-    assert set(openings) <= {"python", "python spark", "python notest"}
-    assert openings["python"] == len(list(examples(page)))
-    assert openings["python spark"] == len(list(examples(page, "python spark")))
-    most, _ = NOT_RUN.get(page.name, (0, ""))
-    assert openings["python notest"] <= most
+    kinds = {re.sub(r'title="\w+\.py"', "title", opening) for opening in openings}
+    assert kinds <= {"python", "python spark", "python pytest", "python title", "python notest"}
+    for opening, count in openings.items():
+        assert count == len(list(examples(page, opening)))
+    fragments, _ = NOT_RUN.get(page.name, (0, ""))
+    assert openings["python notest"] == fragments
+
+
+def test_the_readme_counts_the_examples_that_are_not_run() -> None:
+    told = " ".join((ROOT / "README.md").read_text().split())
+    assert f"The exceptions are {sum(n for n, _ in NOT_RUN.values())} fragments" in told
+    for page, (count, _) in NOT_RUN.items():
+        name = page if page == "README.md" else f"docs/{page}"
+        assert re.search(rf"`{name}` (has )?{count}\b", told), f"{name} has {count} fragments"
+
+
+SUITES = [example for page in PAGES for example in examples(page, "python pytest")]
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=[suite.where for suite in SUITES])
+def test_pytest_passes_the_tests_of_an_example(suite: Example, tmp_path: Path) -> None:
+    (tmp_path / "test_example.py").write_text(suite.code)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"{suite.code.count('def test_')} passed" in run.stdout
 
 
 FRAGMENTS = [example for page in PAGES for example in examples(page, "python notest")]
