@@ -54,6 +54,13 @@ def test_what_can_be_no_name_is_refused_with_cause_and_remedy(check: Check, valu
 
 
 @pytest.mark.parametrize("check", PLACES)
+@pytest.mark.parametrize("value", ["{mail}", "shop{mail}", "mail}"])
+def test_names_with_braces_are_refused_because_the_hash_tag_is_ours(check: Check, value: str) -> None:
+    with pytest.raises(InvalidName, match=r"Penstock adds the hash tag .* leave out the braces"):
+        check(value)
+
+
+@pytest.mark.parametrize("check", PLACES)
 @pytest.mark.parametrize("value", ["a/b", "{a}", "a:b", "-a", ".a", "_a", "a b", "é", "x" * 101, "٣"])
 def test_queues_and_namespaces_keep_out_what_keys_are_built_with(check: Check, value: str) -> None:
     with pytest.raises(InvalidName):

@@ -188,4 +188,6 @@ def _cause(value: object) -> str:
     unprintable = next((character for character in value if not character.isprintable()), None)
     if unprintable is not None:
         return f"it holds the character {shown(unprintable)}"
+    if "{" in value or "}" in value:
+        return "Penstock adds the hash tag that a cluster needs by itself, so leave out the braces"
     return "a character or its length is not allowed"
