@@ -58,7 +58,7 @@ class Clockwork(Running):
             return False
         clock = self.clocks[name]
         clock.paused = False
-        if next_ms is not None and clock.is_due(self.now):
+        if next_ms is not None and clock.is_due(self.wall):
             clock.next = next_ms
         return True
 
@@ -67,21 +67,21 @@ class Clockwork(Running):
 
     def fire(self, name: str, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
         clock = self.clocks.get(name)
-        if clock is None or not clock.is_due(self.now) or clock.next != slot_ms:
+        if clock is None or not clock.is_due(self.wall) or clock.next != slot_ms:
             return Fired(False)
         answer = self._enqueue(job)
         clock.fired, clock.last_id, clock.next = clock.fired + 1, answer.id, next_ms
         if clock.new.repeat_ms is not None:
             clock.next, clock.awaits = 0, answer.incarnation
             if answer.status != "queued":
-                clock.go_on(self.now)
+                clock.go_on(self.wall)
         if clock.new.limit and clock.fired >= clock.new.limit:
             clock.next = clock.awaits = 0
         self._settle_groups()
         return Fired(True, answer)
 
     def all_schedulers(self) -> Schedulers:
-        return Schedulers(self.now, [_shown(self.clocks[name]) for name in sorted(self.clocks)])
+        return Schedulers(self.wall, [_shown(self.clocks[name]) for name in sorted(self.clocks)])
 
 
 def _shown(clock: Clock) -> Scheduler:

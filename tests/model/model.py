@@ -153,7 +153,7 @@ class Model(Clockwork):
         self.keys.clear()
         for clock in self.clocks.values():
             if clock.awaits:
-                clock.go_on(self.now)
+                clock.go_on(self.wall)
         self._touched = []
         self._forget_groups()
         self._append(E.OBLITERATED)

@@ -39,6 +39,7 @@ class Slot:
     run_id: str
     write_id: str
     waiters: set[str] = field(default_factory=set)
+    wall_at: int = 0
 
 
 @dataclass
@@ -101,6 +102,13 @@ class Record:
     signal: bytes | None = None
     early: list[tuple[str, bytes]] = field(default_factory=list)
     grip: int = 0
+    wall_at: int = 0
+    wall_run_at: int = 0
+
+    @property
+    def follows_the_clock(self) -> bool:
+        is_timed = self.state is State.SCHEDULED or self.blocked_by == "children"
+        return is_timed and self.wall_at > 0 and self.run_at == self.wall_run_at
 
     @property
     def holds(self) -> dict[str, int]:

@@ -122,7 +122,7 @@ class Running(Keys, Holding):
                 self._expire(record)
         self._sweep_groups()
         pruned = self._prune()
-        slots = [clock.next - self.now for clock in self.clocks.values() if not clock.paused]
+        slots = [clock.next - self.wall for clock in self.clocks.values() if not clock.paused]
         later = [wait_ms for wait_ms in slots if wait_ms > 0]
         return Swept(
             promoted,
@@ -186,6 +186,7 @@ class Running(Keys, Holding):
             terms=terms if how.options == "replace" else None,
             run_at=self._due(job),
             when=how.run_at,
+            wall_at=job.run_at_ms or 0,
             reset_counts=how.reset_counts,
             run_id=job.run_id,
             write_id=job.write_id,
@@ -199,8 +200,8 @@ class Running(Keys, Holding):
             new.terms = new.terms or old.terms
             new.reset_counts |= old.reset_counts
             new.waiters |= old.waiters
-            if not replaces(new.when, new.run_at, old.run_at):
-                new.run_at, new.when = old.run_at, old.when
+            if not replaces(new.when, new.run_at, self._due_of(old)):
+                new.run_at, new.wall_at, new.when = old.run_at, old.wall_at, old.when
             elif old.when == "always":
                 new.when = "always"
         record.slot = new
@@ -351,6 +352,7 @@ class Running(Keys, Holding):
     # What time brings
 
     def _promote_due(self) -> int:
+        self.follow()
         due = [r for r in self.in_state(S.SCHEDULED) if r.run_at <= self.now]
         for record in due:
             self._promote(record)
@@ -375,8 +377,10 @@ class Running(Keys, Holding):
             self._append(E.STALLED, record)
 
     def _due_schedulers(self) -> tuple[DueScheduler, ...]:
-        due = sorted((clock.next, name) for name, clock in self.clocks.items() if clock.is_due(self.now))
-        return tuple(DueScheduler(name, at, self.now, self.clocks[name].new.spec) for at, name in due)
+        # After the clock was set back, those that are not due are named as well: their slots are to be computed again.
+        until = 2**53 if self.now < self.recheck_until else self.wall
+        due = sorted((clock.next, name) for name, clock in self.clocks.items() if clock.is_due(until))
+        return tuple(DueScheduler(name, at, self.wall, self.clocks[name].new.spec) for at, name in due)
 
     def _next_thing(self) -> list[int]:
         times = [r.run_at for r in self.in_state(S.SCHEDULED) if not r.is_staged]

@@ -19,6 +19,7 @@ __all__ = ["EXPIRED", "STALLED", "Steps"]
 
 S, E = State, EventType
 EXPIRED, STALLED = Failure("Expired", ""), Failure("Stalled", "")
+RECHECK_MS = 600_000
 
 
 class Steps(Ties, Grouping):
@@ -27,6 +28,8 @@ class Steps(Ties, Grouping):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
+        self.ahead = 0
+        self.recheck_until = 0
         self.seq = 0
         self.paused = False
         self.settings = QueueSettings()
@@ -37,18 +40,48 @@ class Steps(Ties, Grouping):
         self.clocks: dict[str, Any] = {}
         self._last_calls: dict[str, tuple[int, Any]] = {}
 
+    @property
+    def wall(self) -> int:
+        return self.now - self.ahead
+
+    def set_clock(self, ahead: int) -> None:
+        """Correct the wall clock: queue time is ahead of it by this much from now on."""
+        if ahead > self.ahead:
+            self.recheck_until = self.now + RECHECK_MS
+        self.ahead = ahead
+
+    def when(self, instant: int) -> int:
+        """Return the queue time at which the wall clock will show an instant."""
+        left = instant - self.wall
+        if not self.ahead or left <= 0:
+            return min(instant, self.now) if self.ahead else instant
+        return instant + max(self.ahead - left // 100, 0)
+
+    def follow(self) -> None:
+        """Let jobs that are due at an instant of the wall clock follow it."""
+        for record in self.records.values():
+            if record.follows_the_clock:
+                record.run_at = record.wall_run_at = self.when(record.wall_at)
+
+    def forget_instants(self) -> None:
+        """After a call: jobs that are not due any more, or at another time, do not follow the clock again."""
+        for record in self.records.values():
+            if not record.follows_the_clock:
+                record.wall_at = 0
+
     def in_state(self, state: State) -> list[Record]:
         """The jobs of a state in the contract's order."""
         return sorted((r for r in self.records.values() if r.state is state), key=ORDER[state])
 
-    def _queue_afresh(self, job: NewJob, own: Sequence[str] = ()) -> Record:
+    def _queue_afresh(self, job: NewJob, own: Sequence[str] = (), slot: Slot | None = None) -> Record:
         old = self.records.get(job.id)
         if old is not None and (old.state in (S.FAILED, S.CANCELLED) or old.is_staged):
             self.tell_dependents(old, "removed")
         flow = job.annex.flow if job.annex else ""
         entries: dict[str, Entry] = {}
         self.depend(job.id, flow, entries, job.after, own)
-        incarnation, run_at = self._draw(), self._due(job)
+        incarnation, run_at = self._draw(), self._due_of(slot) if slot else self._due(job)
+        wall_at = slot.wall_at if slot else job.run_at_ms or 0
         replaced = self.records.get(job.id)
         if replaced is not None:
             self._left(replaced, self._part(replaced))
@@ -66,6 +99,8 @@ class Steps(Ties, Grouping):
             number=incarnation,
             ready_at=self.now,
             run_at=run_at,
+            wall_at=wall_at,
+            wall_run_at=run_at,
             enqueued_at=self.now,
             expires_at=self.now + job.ttl_ms if job.ttl_ms and not job.staged else 0,
             annex=job.stored_annex,
@@ -85,7 +120,10 @@ class Steps(Ties, Grouping):
     def _due(self, job: NewJob) -> int:
         if job.staged:
             return staged_at_ms(job.write_id)
-        return self.now + job.delay_ms if job.run_at_ms is None else job.run_at_ms
+        return self.now + job.delay_ms if job.run_at_ms is None else self.when(job.run_at_ms)
+
+    def _due_of(self, slot: Slot) -> int:
+        return self.when(slot.wall_at) if slot.wall_at else slot.run_at
 
     def _update(self, record: Record, slot: Slot) -> None:
         record.run_id, record.write_id = slot.run_id, slot.write_id
@@ -99,11 +137,13 @@ class Steps(Ties, Grouping):
         if slot.reset_counts:
             record.failures = record.stalls = 0
         held = record.state is S.BLOCKED and record.blocked_by != "children"
-        if not held and replaces(slot.when, slot.run_at, record.run_at):
-            if record.state is not S.BLOCKED and slot.run_at > self.now:
-                self._schedule(record, slot.run_at)
+        run_at = self._due_of(slot)
+        if not held and replaces(slot.when, run_at, record.run_at):
+            record.wall_at, record.wall_run_at = slot.wall_at, run_at
+            if record.state is not S.BLOCKED and run_at > self.now:
+                self._schedule(record, run_at)
                 return
-            record.run_at = slot.run_at
+            record.run_at = run_at
             if record.state is S.SCHEDULED:
                 self._enter_waiting(record)
 
@@ -129,7 +169,7 @@ class Steps(Ties, Grouping):
             del self.keys[key]
         clock = self.clocks.get(record.annex.scheduler) if record.annex and record.annex.repeats else None
         if clock and clock.awaits == record.incarnation:
-            clock.go_on(self.now)
+            clock.go_on(self.wall)
 
     def _draw(self) -> int:
         self.seq += 1
@@ -213,14 +253,14 @@ class Steps(Ties, Grouping):
                 old.id,
                 old.payload if slot.payload is None else slot.payload,
                 options,
-                run_at_ms=slot.run_at,
                 priority=priority,
                 lifo=lifo,
                 ttl_ms=ttl_ms,
                 run_id=slot.run_id,
                 write_id=slot.write_id,
                 annex=_shed(old),
-            )
+            ),
+            slot=slot,
         )
         new.waiters = slot.waiters
 
