@@ -177,6 +177,20 @@ async def test_a_listener_is_told(bench: Bench) -> None:
     assert news.failure.type == "Damaged"
 
 
+@pytest.mark.parametrize("part", ["record", "options", "annex"])
+async def test_a_listener_of_its_rerun_is_told(bench: Bench, part: str) -> None:
+    await bring_with(bench, part, State.ACTIVE)
+    await bench.put("bad", notify="ear", conflict=redispatch())
+    await harm(bench.storage, bench.queue, "bad", part)
+    await bench.storage.check(bench.queue, repair=True)
+
+    [news] = await bench.storage.listen(bench.queue, "ear", timeout_ms=5000)
+
+    assert (news.id, news.state) == ("bad", State.FAILED)
+    assert news.failure is not None
+    assert news.failure.type == "Damaged"
+
+
 @pytest.mark.parametrize("part", ["record", "options"])
 @pytest.mark.parametrize("state", [one for one in State if one is not State.ACTIVE])
 async def test_remove_gets_rid_of_it(bench: Bench, state: State, part: str) -> None:

@@ -171,10 +171,21 @@ def quarantine(step: Step, found: Found, *, alone: bool = False) -> None:
     step.meet(record)
     record.failure = pack_failure(failure)
     finish(step, record, FAILED, _FAILED, run=record.runs, et=failure.type, em=failure.message)
+    _tell_of_rerun(step, found.record, record)
     record.result = original
     step.save([record])
     if not is_whole or alone:
         _free(step, record, alone=alone)
+
+
+def _tell_of_rerun(step: Step, damaged: Record, record: Record) -> None:
+    """Tell those who wait for the rerun of a job, if its slot can be read: there will be none."""
+    try:
+        slot = damaged.slot
+    except (ValueError, TypeError):
+        return
+    if slot is not None:
+        step.tell(record, state=FAILED, also=slot.listeners)
 
 
 def _raw(value: Any) -> Any:
