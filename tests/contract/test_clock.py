@@ -215,7 +215,8 @@ async def test_a_job_that_waits_for_others_keeps_to_the_clock(bench: Bench) -> N
     await bench.put("child")
     wall = (await bench.storage.clock(bench.queue)).wall_ms
     after = (Dependency(bench.queue, "child"),)
-    await bench.put(run_at_ms=wall + MINUTE_MS, after=after, annex=Annex(flow="f"))
+    await bench.put(run_at_ms=wall + MINUTE_MS, after=after, annex=Annex(flow="f", has_dependencies=True))
+    assert await bench.state("job") is State.BLOCKED
     await bench.jump(-HOUR_MS)
     await bench.storage.sweep(bench.queue)
     await bench.settle(await bench.claim(), Complete(b""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -20,6 +21,12 @@ __all__ = ["AT_MOST", "Mending"]
 AT_MOST: Final = 10
 """Records of a queue that are put aside within a minute without anybody asking for it."""
 _ENTRIES: Final = 500
+_GLOB: Final = re.compile(rb"[\\*?\[\]^]")
+_NAMED: Final = {
+    b"log": b"list", b"signals": b"list", b"dependents": b"list", b"starts": b"list", b"news": b"list",
+    b"deps": b"hash", b"usage": b"hash", b"group": b"zset", b"held": b"zset", b"error": b"zset",
+}  # fmt: skip
+"""The types of keys that are named after a job, a group, a consumer, a class of errors or a listener."""
 
 logger = get_logger("penstock.storage")
 
@@ -55,6 +62,8 @@ class Mending:
         wrong = await self._recount(queue)
         if not done:
             values |= await self.mend_values(queue, repair=True, counters=True)
+        if not (done or values or wrong):
+            wrong = await self._drop_named_keys(queue)
         return done if done or values or wrong else None
 
     async def mend_all(self, queue: str) -> int:
@@ -121,6 +130,24 @@ class Mending:
         for name in await self._plain(registry, "SMEMBERS", registry):
             if name.decode() != queue:
                 await self._run(name.decode(), "end_dependency", queue, id, failure)
+
+    async def _drop_named_keys(self, queue: str) -> int:
+        """Delete keys named after jobs, groups and the like that are of another type; how many there were."""
+        prefix = self._keys.of(queue)
+        pattern, cursor, dropped = _GLOB.sub(rb"\\\g<0>", prefix) + b":*", b"0", 0
+        while True:
+            cursor, keys = await self._plain(prefix, "SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            for key in keys:
+                wanted = _NAMED.get(key[len(prefix) + 1 :].partition(b":")[0])
+                if b":" not in key[len(prefix) + 1 :] or wanted in (
+                    None,
+                    await self._plain(key, "TYPE", key),
+                ):
+                    continue
+                logger.warning("queue %s: deleted %r, which is not a %s", queue, key, wanted.decode())
+                dropped += await self._plain(key, "UNLINK", key)
+            if cursor == b"0":
+                return dropped
 
     async def _recount(self, queue: str) -> int:
         """Make the counts of groups agree with their members; how many did not."""

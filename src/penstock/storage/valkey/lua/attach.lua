@@ -27,7 +27,7 @@ local function answer(args)
   local after, queues, nodes, headers = decode(args[6]), decode(args[7]), Flows.read_nodes(args, 8)
   local own = {}
   for i = 1, #nodes do own[nodes[i].id] = queues[i] == Outbox.here() end
-  Flows.refuse_unknown(after, own)
+  Flows.refuse_unknown(job.id, after, own)
   Flows.check_nodes(nodes, queues, 1)
   Flows.prepare(nodes, queues, headers)
   attach(job, args[5], after)

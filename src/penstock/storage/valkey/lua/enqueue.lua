@@ -211,7 +211,7 @@ local function has_flows(ids, specials)
   for place = 1, #ids do
     local special = specials[place]
     if type(special) == 'table' and special[13] then
-      Flows.refuse_unknown(special[13], before)
+      Flows.refuse_unknown(ids[place], special[13], before)
       has_any = true
     end
     before[ids[place]] = true

@@ -28,7 +28,7 @@ function Flows.check_nodes(nodes, queues, first)
   for i = 1, #queues do
     local node = nodes[first + i - 1]
     if queues[i] == Outbox.here() then
-      if node.special and node.special[13] then Flows.refuse_unknown(node.special[13], own) end
+      if node.special and node.special[13] then Flows.refuse_unknown(node.id, node.special[13], own) end
       local refusal = Groups.cost_refused(node.id, Shortcut.any_annex_of_body(node.body))
       if refusal then refuse('COST', refusal) end
     end

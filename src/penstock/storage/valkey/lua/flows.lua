@@ -197,11 +197,14 @@ function Flows.depend(id, flow, after)
   return edges[1] ~= nil
 end
 
--- Refuses the call if a dependency of this queue has no record. known: ids that are about to have one.
-function Flows.refuse_unknown(after, known)
+-- Refuses the call if a dependency of this queue that the job of this id is to wait for has no record. known: ids that are
+-- about to have one. Looks at the types of the keys that tie them, too, before the first write.
+function Flows.refuse_unknown(dependent, after, known)
+  call('HLEN', deps_of(dependent))
   for i = 1, #after do
     local queue, id, _, is_to_come = spread(after[i])
     if queue == Outbox.here() and not is_to_come and not known[id] then
+      call('LLEN', Q.prefix .. ':dependents:' .. id)
       load({ id })
       if not found(id) or is_over(J[id]) then refuse('NOTFOUND', id) end
     end

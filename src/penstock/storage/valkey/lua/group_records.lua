@@ -102,6 +102,8 @@ function Groups.read(keys)
   for i = 1, #keys do
     local group = Groups.parse(keys[i], records[i])
     group.limit = Q.limits[keys[i]]
+    if group.b > 0 then call('ZCARD', Q.prefix .. ':group:' .. group.key) end -- of its type, before the first write
+    if group.limit.count > 0 and group.starts == 0 then call('LLEN', Q.prefix .. ':starts:' .. group.key) end
     Groups.slide(group)
     Groups.refill(group)
     Q.grouped[keys[i]] = group

@@ -34,16 +34,20 @@ function Guard.put_back()
   end
 end
 
+function Guard.cut_outbox()
+  if not Q.outbox then return end
+  for i = #Q.outbox, (Q.flushed and Q.marked_outbox or 0) + 1, -1 do Q.outbox[i] = nil end
+  if Q.outbox[1] then Outbox.write() end
+end
+
+-- Whatever fails of it, the counters are written: no number is given out twice.
 function Guard.abandon()
   forget_buffers()
-  Guard.put_back()
+  pcall(Guard.put_back)
   Guard.cut_events()
-  if Q.flushed then send_news() end
-  write_events()
-  if Q.outbox then
-    for i = #Q.outbox, (Q.flushed and Q.marked_outbox or 0) + 1, -1 do Q.outbox[i] = nil end
-    if Q.outbox[1] then Outbox.write() end
-  end
+  if Q.flushed then pcall(send_news) end
+  pcall(write_events)
+  pcall(Guard.cut_outbox)
   Q.memo = false
   write_meta()
 end

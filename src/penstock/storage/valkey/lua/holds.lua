@@ -38,7 +38,7 @@ end
 local function index(job, holds)
   local part = 'held_' .. STATES[job.state]
   for consumer in pairs(holds) do
-    zadd('held:' .. consumer, job.finished, job.id)
+    zadd(Parts.named('held:' .. consumer), job.finished, job.id)
     hset('holders', consumer, '1')
   end
   zadd(part, job.finished + longest(holds), job.id)
@@ -48,7 +48,7 @@ end
 function Holds.drop(job)
   local holds = ENDED[job.was] and holds_of(job)
   if not holds then return end
-  for consumer in pairs(holds) do zrem('held:' .. consumer, job.id) end
+  for consumer in pairs(holds) do zrem(Parts.named('held:' .. consumer), job.id) end
   zrem('held_' .. STATES[job.was], job.id)
 end
 

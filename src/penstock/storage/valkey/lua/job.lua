@@ -153,9 +153,9 @@ end
 -- Failed jobs are found by the class of their error.
 local function save_error(job)
   local was, now = job.was_error, job.state == 'f' and not job.gone and job.error_type or nil
-  if was and was ~= now then zrem('error:' .. was, job.id) end
+  if was and was ~= now then zrem(Parts.named('error:' .. was), job.id) end
   if now then
-    zadd('error:' .. now, job.finished, job.id)
+    zadd(Parts.named('error:' .. now), job.finished, job.id)
     hset('errors', now, '1')
   end
 end

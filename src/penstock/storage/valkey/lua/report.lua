@@ -8,11 +8,19 @@ local LINES_KEPT = 1000
 
 local function log(job, lines)
   local key = Q.prefix .. ':log:' .. job.id
+  send('RPUSH', key, lines) -- first: it fails if the key is of another type
   call('SADD', K.logged, job.id)
-  send('RPUSH', key, lines)
   call('LTRIM', key, -LINES_KEPT, -1)
   job.has_log = true
   changed(job)
+end
+
+-- The keys of several logs are looked at before the first of them is written.
+local function log_all(logs)
+  if logs[2] then
+    for i = 1, #logs do call('LLEN', Q.prefix .. ':log:' .. logs[i].job.id) end
+  end
+  for i = 1, #logs do log(logs[i].job, logs[i].lines) end
 end
 
 local function report(job, given, progress, payload, used)
@@ -42,19 +50,20 @@ register('report', function(keys, args)
     at = at + 7 + tonumber(args[at + 6])
   end
   load(ids, uses) -- what was used is added to the annex, which stands in the static record at first
-  local letters = {}
+  local letters, logs = {}, {}
   for i = 1, #ids do
     local start, job = starts[i], found(ids[i])
     if job and job.state == 'a' and job.token == unpack('>I6', args[start + 1]) then
       report(job, args[start + 2], args[start + 3], args[start + 4], args[start + 5])
       local count, lines = tonumber(args[start + 6]), {}
       for line = 1, count do lines[line] = args[start + 6 + line] end
-      if count > 0 then log(job, lines) end
+      if count > 0 then logs[#logs + 1] = { job = job, lines = lines } end
       letters[i] = 'y'
     else
       letters[i] = 'n'
     end
   end
+  log_all(logs)
   local reply = table.concat(letters)
   remember(args[1], args[2], reply)
   close()

@@ -11,6 +11,12 @@ function Parts.catch_up(last_id)
   Q.events, Q.seq, Q.is_renewed = last, Q.seq + Parts.JUMP, true
 end
 
+-- A sorted set with a name of its own, once it is known to be one: before the first write of a call.
+function Parts.named(part)
+  call('ZCARD', K[part])
+  return part
+end
+
 function Parts.size_of(part)
   return call(Parts.SIZES[Parts.TYPES[part]], K[part])
 end

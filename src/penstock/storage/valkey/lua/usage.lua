@@ -78,6 +78,7 @@ end
 
 -- Adds to a sum, which write() then has.
 function Usage.sum(scope, name, micros)
+  if not Q.spent[scope] then call('HLEN', Usage.key(scope)) end -- before the first write
   local sums = list_in(Q.spent, scope)
   local sum = (sums[name] or 0) + micros
   if sum > Usage.EXACT then

@@ -77,7 +77,10 @@ end
 local function send_news()
   for listener, list in pairs(Q.news) do
     local key = Q.prefix .. ':news:' .. listener
-    send('RPUSH', key, list)
+    if not pcall(send, 'RPUSH', key, list) then -- of another type, and short-lived anyway
+      call('UNLINK', key)
+      send('RPUSH', key, list)
+    end
     call('PEXPIRE', key, MINUTE)
   end
   Q.news = {}
