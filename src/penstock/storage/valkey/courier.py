@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 from penstock.core.deadletter import dead_letter_job
 from penstock.core.display import get_logger
-from penstock.errors import StorageError
+from penstock.core.names import check_queue
+from penstock.errors import InvalidName, StorageError
 from penstock.storage.valkey.calls import Calls
 from penstock.storage.valkey.codec import encode_put
 from penstock.storage.valkey.jobs import decode_failure
@@ -28,6 +29,7 @@ _AT_ONCE: Final = 500
 _PATIENCE_S: Final = 5.0
 _SEQUENCE: Final = 16
 _NEW: Final = (b"p", b"x")
+_KINDS: Final = (b"p", b"l", b"d", b"x")
 _DEAD: Final = struct.Struct(">xHIHIIHHHI")
 
 
@@ -35,6 +37,7 @@ class _Letter(NamedTuple):
     sequence: int
     target: str
     message: bytes
+    entry: bytes
 
 
 class Courier:
@@ -86,7 +89,14 @@ class Courier:
 
     async def _read(self, source: str) -> list[_Letter]:
         key = self._calls.keys.part(source, "outbox")
-        return [_opened(entry) for entry in await self._calls.plain(key, "LRANGE", key, 0, _AT_ONCE - 1)]
+        while entries := await self._calls.plain(key, "LRANGE", key, 0, _AT_ONCE - 1):
+            letters = [letter for entry in entries if (letter := _opened(entry)) is not None]
+            if len(letters) < len(entries):
+                known = {letter.entry for letter in letters}
+                await self._put_aside(source, [entry for entry in entries if entry not in known])
+            if letters:
+                return letters
+        return []
 
     async def _hand_over(self, source: str, target: str, letters: list[_Letter]) -> bool:
         """Whether the target has something to say to that."""
@@ -94,7 +104,23 @@ class Courier:
         is_new = any(letter.message.startswith(_NEW) for letter in letters)
         args = [part for letter in letters for part in (letter.sequence, _written(letter.message, source))]
         reply = await self._calls.call(target, "deliver_new" if is_new else "deliver", source, *args)
-        return bool(reply)
+        if isinstance(reply, int):
+            return bool(reply)
+        is_full, *damaged = reply
+        await self._put_aside(
+            source, [letter.entry for letter in letters if b"%d" % letter.sequence in damaged]
+        )
+        return bool(is_full)
+
+    async def _put_aside(self, source: str, entries: list[bytes]) -> None:
+        """Take messages that cannot be read out of the way of those behind them."""
+        count = await self._calls.call(source, "put_aside", *entries)
+        _log.error(
+            "queue %s: %d messages to other queues cannot be read and were put aside. Jobs may wait for others that "
+            "have ended, and jobs of flows or dead letters may be missing: look at `penstock list --state blocked`",
+            source,
+            count,
+        )
 
     async def close(self) -> None:
         """Stop; what is not delivered stays where it is."""
@@ -105,9 +131,19 @@ class Courier:
 
 
 def _written(message: bytes, source: str) -> bytes:
-    """The message as its target takes it: a dead letter becomes a job here, where there is JSON."""
+    """Return the message as its target takes it: a dead letter becomes a job here, where there is JSON.
+
+    A dead letter that cannot be read stays what it is, which its target does not know.
+    """
     if not message.startswith(b"x"):
         return message
+    try:
+        return _dead_letter(message, source)
+    except (struct.error, ValueError, TypeError, StorageError):
+        return message
+
+
+def _dead_letter(message: bytes, source: str) -> bytes:
     i1, i2, t1, t2, failures, *lengths = _DEAD.unpack_from(message)
     parts: list[bytes] = []
     at = _DEAD.size
@@ -129,6 +165,12 @@ def _written(message: bytes, source: str) -> bytes:
     return b"p" + encode_put(job)
 
 
-def _opened(entry: bytes) -> _Letter:
+def _opened(entry: bytes) -> _Letter | None:
+    """Return the message of an entry; ``None`` if it cannot be read."""
     target, _, message = entry[_SEQUENCE:].partition(b"\0")
-    return _Letter(int(entry[:_SEQUENCE]), target.decode(), message)
+    if not entry[:_SEQUENCE].isdigit() or message[:1] not in _KINDS:
+        return None
+    try:
+        return _Letter(int(entry[:_SEQUENCE]), check_queue(target.decode()), message, entry)
+    except (UnicodeDecodeError, InvalidName):
+        return None
