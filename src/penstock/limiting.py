@@ -49,17 +49,19 @@ class QueueLimits:
         ``concurrency``: so many at a time; a group of 1 runs strictly in order. ``rate``: so many starts in any stretch
         of time. ``bucket``, of groups only: jobs take their ``cost`` from it. What is not given stays as it is;
         ``None`` removes that bound. Return the limit that holds from the next claim on, for all workers. Of two
-        changes at a time, the later one wins.
+        changes of the same bound at a time, the later one wins; changes of different bounds both hold.
         """
         key = _key(group)
         changes = _changes(concurrency, rate, bucket)
         if group is None:
             _check_for_queue(changes)
         storage = await self._storage()
-        limit = replace((await storage.limits(self._source.queue)).get(key, Limit()), **changes)
-        is_gone = group is None and limit == Limit()
-        await storage.limit(self._source.queue, key, None if is_gone else limit)
-        return limit
+        while True:
+            known = (await storage.limits(self._source.queue)).get(key)
+            limit = replace(known or Limit(), **changes)
+            is_gone = group is None and limit == Limit()
+            if await storage.limit(self._source.queue, key, None if is_gone else limit, expected=known):
+                return limit
 
     async def unlimit(self, *, group: str | None = None) -> None:
         """Remove a limit that was set. A group without its own has that of ``"*"``, if there is one."""

@@ -93,6 +93,17 @@ async def test_the_name_for_every_group_is_no_group(memory_app: App) -> None:
         await queue.pause(group="*")
 
 
+async def test_changes_of_different_bounds_at_a_time_both_hold(app: App) -> None:
+    queue = app.queue("mail")
+    for group in (None, "g", "*"):
+        for n in range(1, 6):
+            await asyncio.gather(
+                queue.limit(group=group, concurrency=n), queue.limit(group=group, rate=f"{n}/s")
+            )
+            limit = (await queue.limits())[group or ""]
+            assert (limit.concurrency, limit.rate) == (n, Rate(n, 1000))
+
+
 async def test_a_job_that_costs_too_much_fails_no_other_call(app: App) -> None:
     queue = app.queue("mail")
     await queue.limit(group="dear", bucket=(10, "1/s"))

@@ -42,6 +42,19 @@ async def test_limits_are_read_back_as_they_were_set_and_are_gone_once_removed(b
     assert await bench.storage.limits(bench.queue) == {}
 
 
+async def test_a_limit_is_changed_only_if_it_is_the_one_that_is_expected(bench: Bench) -> None:
+    storage, queue = bench.storage, bench.queue
+    assert not await storage.limit(queue, "key", TWO, expected=Limit())
+    assert await storage.limit(queue, "key", TWO, expected=None)
+    assert not await storage.limit(queue, "key", THREE_A_MINUTE, expected=None)
+    assert not await storage.limit(queue, "key", None, expected=THREE_A_MINUTE)
+    assert await storage.limits(queue) == {"key": TWO}
+    assert len(await bench.events()) == 1
+    assert await storage.limit(queue, "key", THREE_A_MINUTE, expected=TWO)
+    assert await storage.limit(queue, "key", None, expected=THREE_A_MINUTE)
+    assert await storage.limits(queue) == {}
+
+
 async def test_setting_a_limit_is_an_event_that_says_what_was_set(bench: Bench) -> None:
     await bench.storage.limit(bench.queue, "key", THREE_A_MINUTE)
     await bench.storage.limit(bench.queue, "key", None)

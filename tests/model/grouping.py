@@ -53,7 +53,7 @@ class Grouping:
 
     # Verbs
 
-    def limit(self, key: str, limit: Limit | None) -> None:
+    def limit(self, key: str, limit: Limit | None) -> bool:
         if key != "*":
             self._refresh(key)
         if limit is None:
@@ -68,6 +68,7 @@ class Grouping:
             self._refresh(key)
             self._touch(key)
         self._settle_groups()
+        return True
 
     def pause_group(self, key: str, paused: bool) -> None:
         group = self._group(key)

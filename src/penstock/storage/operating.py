@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from msgspec import UNSET, UnsetType
+
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit, LimitsOfQueue
 from penstock.errors import StorageError
@@ -112,9 +114,14 @@ class Operating(Protocol):
         """The end of a pause, for a time or not."""
         ...
 
-    async def limit(self, queue: str, group: str, limit: Limit | None) -> None:
+    async def limit(
+        self, queue: str, group: str, limit: Limit | None, *, expected: Limit | UnsetType | None = UNSET
+    ) -> bool:
         """Set the limit of the queue itself (group ``""``), of every group without its own (``"*"``), or of one group;
-        ``None`` removes it. Holds from the next claim on."""
+        ``None`` removes it. Holds from the next claim on.
+
+        With ``expected`` only if the limit is that one (``None``: there is none). Return whether it was set.
+        """
         ...
 
     async def limits(self, queue: str) -> LimitsOfQueue:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import EventType
@@ -27,8 +28,10 @@ _sql = statements("groups")
 _decoder: Final = msgspec.json.Decoder(Limit)
 
 
-def set_limit(step: Step, key: str, limit: Limit | None) -> None:
-    """Set or remove a limit, and admit whom it lets in."""
+def set_limit(step: Step, key: str, limit: Limit | None, *, expected: Limit | UnsetType | None) -> bool:
+    """Set or remove a limit, and admit whom it lets in; ``False`` if it is not the one that is expected."""
+    if expected is not UNSET and _known(step).get(key) != expected:
+        return False
     if key != EVERY_GROUP and not groups.group_of(step, key).is_stored:
         del step.groups[
             key
@@ -41,6 +44,7 @@ def set_limit(step: Step, key: str, limit: Limit | None) -> None:
     step.notes.add_queue(_CONFIGURED, step.now_ms, grp=key, data=data)
     step.queue.uses |= groups.USES_GROUPS if key else groups.USES_LIMITS
     _reach(step, key)
+    return True
 
 
 def _reach(step: Step, key: str) -> None:
@@ -56,9 +60,15 @@ def _reach(step: Step, key: str) -> None:
 def limits(sql: sqlite3.Connection, namespace: str, queue: str) -> LimitsOfQueue:
     """The limits that were set, by group."""
     row = find_queue(sql, namespace, queue)
-    if row is None:
-        return {}
-    return {key: _decoder.decode(value) for key, value in sql.execute(_sql["limits"], (row.key,))}
+    return {} if row is None else _read(sql, row.key)
+
+
+def _known(step: Step) -> LimitsOfQueue:
+    return _read(step.sql, step.queue.key)
+
+
+def _read(sql: sqlite3.Connection, queue: int) -> LimitsOfQueue:
+    return {key: _decoder.decode(value) for key, value in sql.execute(_sql["limits"], (queue,))}
 
 
 def list_groups(step: Step, *, cursor: str, limit: int) -> GroupPage:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import UNSET, UnsetType
+
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit, LimitsOfQueue
 from penstock.storage.sqlite import (
@@ -123,8 +125,12 @@ class Operating(Verbs):
     async def resume(self, queue: str, *, group: str = "") -> None:
         await self._opened.write(queue, lambda step: govern.resume(step, group))
 
-    async def limit(self, queue: str, group: str, limit: Limit | None) -> None:
-        await self._opened.write(queue, lambda step: limits.set_limit(step, group, limit))
+    async def limit(
+        self, queue: str, group: str, limit: Limit | None, *, expected: Limit | UnsetType | None = UNSET
+    ) -> bool:
+        return await self._opened.write(
+            queue, lambda step: limits.set_limit(step, group, limit, expected=expected)
+        )
 
     async def limits(self, queue: str) -> LimitsOfQueue:
         return await self._opened.read(lambda sql: limits.limits(sql, self._namespace, queue))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from penstock.core.limits import Bucket, GroupState, Limit, LimitsOfQueue
 from penstock.core.rate import Rate
@@ -24,10 +25,13 @@ class Limiting:
 
     _calls: Calls
 
-    async def limit(self, queue: str, group: str, limit: Limit | None) -> None:
+    async def limit(
+        self, queue: str, group: str, limit: Limit | None, *, expected: Limit | UnsetType | None = UNSET
+    ) -> bool:
         """As ``Storage.limit``."""
         shown = msgspec.json.encode({"limit": limit})
-        await self._calls.call(queue, "limit", group, b"" if limit is None else _encode(limit), shown)
+        condition = () if expected is UNSET else (_encode(expected),)
+        return bool(await self._calls.call(queue, "limit", group, _encode(limit), shown, *condition))
 
     async def limits(self, queue: str) -> LimitsOfQueue:
         """As ``Storage.limits``."""
@@ -53,8 +57,10 @@ def _state(key: bytes, *rest: Any) -> GroupState:
     )
 
 
-def _encode(limit: Limit) -> bytes:
-    """As lua/groups.lua reads it: six numbers, 0 where there is no bound."""
+def _encode(limit: Limit | None) -> bytes:
+    """Return a limit as lua/groups.lua reads it: six numbers, 0 where there is no bound; nothing for none."""
+    if limit is None:
+        return b""
     rate = limit.rate or Rate(0, 0)
     bucket = limit.bucket or Bucket(0, 0, 0)
     return _pack(

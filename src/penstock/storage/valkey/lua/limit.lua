@@ -1,6 +1,7 @@
 -- limit: sets the limit of the queue, of every group without one of its own, or of one group.
--- arguments: group ('' the queue, '*' every group), limit (MessagePack, see groups.lua; '': none), the same as JSON
--- returns:   1
+-- arguments: group ('' the queue, '*' every group), limit (MessagePack, see groups.lua; '': none), the same as JSON, the limit
+--   that is expected there (missing: any)
+-- returns:   1, or 0 if another limit is there
 -- events:    configured, unblocked
 -- groups:    the groups that have a record, by key; or the groups of the keys that are given ('': the queue itself).
 -- arguments: limit, key to go on from ('' at first), key ...
@@ -9,6 +10,7 @@
 register('limit', function(keys, args)
   open(keys)
   local key = args[1]
+  if args[4] and (call('HGET', K.limits, key) or '') ~= args[4] then return 0 end
   -- Its window and bucket so far are those of the limit it had; what has no record begins with the new one.
   if key ~= '*' and not Groups.of(key).is_stored then Q.grouped[key] = nil end
   if args[2] == '' then call('HDEL', K.limits, key) else call('HSET', K.limits, key, args[2]) end
