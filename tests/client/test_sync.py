@@ -282,6 +282,7 @@ FACES: Final[dict[type, tuple[type, frozenset[str]]]] = {
                 "dead_letter",
                 "enqueue_middleware",
                 "exchange_sessions",
+                "load",
                 "middleware",
                 "move_to",
                 "on_start",
