@@ -11,10 +11,13 @@ import pytest
 
 from penstock.core.job import Lease, NewJob
 from penstock.core.outcome import Complete
-from penstock.storage.sqlite import connection, writer
+from penstock.storage.sqlite import connection, database, writer
+from penstock.storage.sqlite.connection import locked_ms
+from penstock.storage.sqlite.database import Database
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.sqlite.transaction import Transaction
 from penstock.storage.values import Held, Settlement, Swept, Take
+from tests.storage.sqlite.conftest import Opener
 from tests.storage.sqlite.test_clock import Machine, machine
 
 __all__ = ["machine"]
@@ -30,6 +33,7 @@ SweepBehindLock = Callable[[int], Awaitable[Swept]]
 def pass_time(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> PassTime:
     """Move every clock that the engine reads."""
     monkeypatch.setattr(writer, "monotonic", lambda: machine.boot_ms / 1000)
+    monkeypatch.setattr(connection, "wall_ms", lambda: machine.wall_ms)
     return machine.pass_time
 
 
@@ -76,6 +80,19 @@ async def test_a_sweep_that_waited_for_the_lock_leaves_leases_to_their_holders(
     assert (await storage.counts("q")).completed == 1
 
 
+async def test_a_process_that_comes_after_such_a_wait_leaves_them_too(
+    storage: SqliteStorage, path: Path, lease: Lease, pass_time: PassTime, sweep_behind_lock: SweepBehindLock
+) -> None:
+    await sweep_behind_lock(HELD_MS)
+    pass_time(100)
+    other = Database("other", str(path), timeout_s=5)
+    try:
+        assert locked_ms(other.writer.sql) == HELD_MS + 100
+    finally:
+        other.writer.close()
+        other.exchange.close()
+
+
 async def test_a_sweep_right_after_such_a_wait_leaves_them_too(
     storage: SqliteStorage, lease: Lease, pass_time: PassTime, sweep_behind_lock: SweepBehindLock
 ) -> None:
@@ -99,6 +116,19 @@ async def test_a_process_that_was_suspended_with_the_lock_leaves_them_too(
         patch.setattr(Transaction, "flush", flush_and_sleep)
         await storage.enqueue("q", [NewJob("other")])
     assert (await storage.sweep("q")).rescued == 0
+
+
+async def test_a_process_that_waited_for_the_lock_to_open_the_file_leaves_them_too(
+    opened: Opener, machine: Machine, pass_time: PassTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await opened()
+    await first.enqueue("q", [NewJob("job")])
+    await first.claim("q", Take("w", 1, LEASE_MS))
+    await first.close()
+    asked_at = machine.boot_ms / 1000
+    monkeypatch.setattr(database, "monotonic", lambda: asked_at)
+    pass_time(HELD_MS)
+    assert (await (await opened()).sweep("q")).rescued == 0
 
 
 async def test_the_next_sweep_rescues_jobs_whose_holder_does_not_come_back(

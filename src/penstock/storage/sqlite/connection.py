@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from penstock.errors import StorageError, StorageReadOnly, StorageUnavailable, StorageVersion
 from penstock.storage.sqlite import files
+from penstock.storage.sqlite.clock import wall_ms
 from penstock.storage.sqlite.failures import is_busy, translate
 from penstock.storage.sqlite.statements import migrations, statements
 
@@ -24,9 +25,11 @@ __all__ = [
     "connect",
     "file_identity",
     "highest_number",
+    "locked_ms",
     "newest_format",
     "prepare",
     "too_new",
+    "write_long_lock",
 ]
 
 MEMORY: Final = ":memory:"
@@ -37,6 +40,9 @@ _OPENING_S: Final = 5
 
 _LOG_BYTES: Final = 64 * 1024 * 1024
 """What the write-ahead log may keep of the disk when it starts over. As a rule it is never that long."""
+
+_TURN_MS: Final = 500
+"""Shorter than the shortest rest of a sweeper, so that only one of its sweeps leaves leases alone."""
 
 APPLICATION_ID: Final = 0x50454E53
 """``PENS``: what tells our file from somebody else's database."""
@@ -212,6 +218,23 @@ def _renew_epoch(sql: sqlite3.Connection, path: str) -> None:
         sql.execute(_sql["set_meta"], ("epoch", uuid4().hex))
     elif stored[0] != identity:
         begin_history(sql, identity)
+
+
+def write_long_lock(sql: sqlite3.Connection, since_ms: int, until_ms: int) -> None:
+    """Write down that nobody could write between so many milliseconds ago and so many milliseconds ago."""
+    now_ms = wall_ms()
+    sql.execute(_sql["set_meta"], ("long_lock", f"{now_ms - since_ms} {now_ms - until_ms}"))
+
+
+def locked_ms(sql: sqlite3.Connection) -> int:
+    """Return how long ago a long lock began if it is only just over, so that holders of leases, who could not extend
+    them, have not had their turn yet. Otherwise return 0."""
+    row = sql.execute(_sql["long_lock"]).fetchone()
+    if row is None:
+        return 0
+    since_ms, until_ms = map(int, row[0].split())
+    now_ms = wall_ms()
+    return now_ms - since_ms if 0 <= now_ms - until_ms < _TURN_MS else 0
 
 
 def highest_number(sql: sqlite3.Connection) -> int:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 
 from penstock.errors import StorageError, StorageReplaced, StorageUnavailable
 from penstock.storage.sqlite import files
@@ -31,6 +32,7 @@ class Database:
     """One file, or one named database in memory. Made by ``open_database``."""
 
     def __init__(self, name: str, path: str, *, timeout_s: float, create: bool = True) -> None:
+        asked_at = monotonic()
         self.name = name
         self.path = path
         self.users = 0
@@ -53,6 +55,7 @@ class Database:
             on_commit=self.exchange.publish,
             find_loss=self.find_loss,
             checkpoints=checkpoints,
+            asked_at=asked_at,
         )
 
     def _checkpoints(self, sql: sqlite3.Connection) -> Checkpoints:

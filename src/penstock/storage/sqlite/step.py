@@ -106,8 +106,6 @@ class Step:
         self.now_ms = self.moment.now_ms
         self.mended = 0
         """Damaged records that were put aside for this call."""
-        self.locked_ms = 0
-        """For how long nobody could write before this call, if holders of leases have not had their turn since."""
         self.notes = EventNotes()
         self.wakes: set[str] = set()
         self.ties = ties

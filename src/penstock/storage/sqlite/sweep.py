@@ -9,6 +9,7 @@ from penstock.storage.sqlite import dedup, flows, instants, schedulers
 from penstock.storage.sqlite.admission import sweep_groups
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.clock import TERM_MS, wall_ms
+from penstock.storage.sqlite.connection import locked_ms
 from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.groups import USES_LIMITS
 from penstock.storage.sqlite.holds import lapse
@@ -111,7 +112,7 @@ def _rescue(step: Step, limit: int) -> int:
     active = step.sql.execute(_sql["active"], (step.queue.key,)).fetchone()[0]
     if active != step.queue.active:
         raise Unreadable(f"{step.queue.active} jobs are counted as active, but {active} are")
-    stalled = _records(step, "stalled", step.now_ms - step.locked_ms, limit)
+    stalled = _records(step, "stalled", step.now_ms - locked_ms(step.sql), limit)
     for record in stalled:
         _rescue_one(step, record)
     step.save(stalled)

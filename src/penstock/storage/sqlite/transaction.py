@@ -35,7 +35,7 @@ class Transaction:
     """The state that the calls of one group share. Each queue's row is read once and written once; its events are one
     entry.
 
-    ``asked_at`` is when the group asked for the lock, by the monotonic clock. ``locked_ms``: see ``Step``.
+    ``asked_at`` is when the group asked for the lock, by the monotonic clock.
     """
 
     def __init__(
@@ -45,10 +45,8 @@ class Transaction:
         ties: Ties,
         *,
         asked_at: float,
-        locked_ms: int,
     ) -> None:
         self.asked_at = asked_at
-        self.locked_ms = locked_ms
         self.sql = sql
         self.option_keys = option_keys
         self.ties = ties
@@ -62,9 +60,7 @@ class Transaction:
         if row is None:
             row = find_queue(self.sql, namespace, queue) or self._create(namespace, queue)
             self._rows[namespace, queue] = row
-        step = Step(self.sql, namespace, copy(row), option_keys=self.option_keys, ties=self.ties)
-        step.locked_ms = self.locked_ms
-        return step
+        return Step(self.sql, namespace, copy(row), option_keys=self.option_keys, ties=self.ties)
 
     def _create(self, namespace: str, queue: str) -> QueueRow:
         self.sql.execute(_sql["create"], (namespace, queue))

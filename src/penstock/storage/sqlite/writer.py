@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 
 from penstock.errors import StorageUnavailable
 from penstock.storage.sqlite.checkpoint import Checkpoints
-from penstock.storage.sqlite.connection import MEMORY, begin, check_format
+from penstock.storage.sqlite.connection import MEMORY, begin, check_format, write_long_lock
 from penstock.storage.sqlite.failures import is_full, translate
 from penstock.storage.sqlite.ties import TIES
 from penstock.storage.sqlite.transaction import Signal, Transaction
@@ -39,27 +39,7 @@ _INLINE_WEIGHT: Final = 2_000
 """Jobs in a group that an event loop may be held up for: some tens of milliseconds."""
 
 _LONG_S: Final = 1.0
-_TURN_S: Final = 0.5
-"""Shorter than the shortest rest of a sweeper, so that the sweep after next rescues as usual."""
-
-
-class _LongLocks:
-    """Remembers since when nobody could write, if the lock of the database was held for a second or more.
-
-    A process that is suspended in a transaction, or a slow disk, keeps all holders of leases from extending them. They
-    take their turn as soon as the lock is free, so sweeps wait for them for a moment.
-    """
-
-    def __init__(self) -> None:
-        self._since = self._over_at = float("-inf")
-
-    def note(self, asked_at: float) -> int:
-        """Note that a lock which was asked for at ``asked_at`` is held or was given back now. Return for how many
-        milliseconds nobody else could write, if holders of leases have not had their turn since; else 0."""
-        now = monotonic()
-        if now - asked_at >= _LONG_S:
-            self._since, self._over_at = asked_at, now
-        return int((now - self._since) * 1000) if now - self._over_at < _TURN_S else 0
+"""A process that holds the lock for that long, suspended or on a slow disk, may keep leases from being extended."""
 
 
 class _Call:
@@ -119,6 +99,7 @@ class Writer:
 
     ``on_commit`` is called with the signals of every commit, on whatever thread that is. ``find_loss`` is called before
     a group is answered, on its loop's thread: it returns why none of its calls reached the store, if that is so.
+    ``asked_at`` is when this process began to open the database, by the monotonic clock.
     """
 
     def __init__(
@@ -130,6 +111,7 @@ class Writer:
         on_commit: Callable[[set[Signal]], None],
         find_loss: Callable[[], Exception | None],
         checkpoints: Checkpoints | None,
+        asked_at: float,
     ) -> None:
         self.commits = 0
         self.sql = sql
@@ -139,7 +121,8 @@ class Writer:
         self._find_loss = find_loss
         self._checkpoints = checkpoints
         self._option_keys: dict[bytes, int] = {}
-        self._long_locks = _LongLocks()
+        self._long_lock: tuple[float, float] | None = None
+        self._note_lock(asked_at)
         self._free = threading.Lock()
         self._lined_up: deque[Calls] = deque()
         self._inbox: SimpleQueue[_Group | None] = SimpleQueue()
@@ -265,8 +248,16 @@ class Writer:
         """Return what the calls of the open transaction share. Raise ``StorageVersion`` if the format has changed."""
         if self._path != MEMORY:
             check_format(self.sql, self._path)
-        locked_ms = self._long_locks.note(asked_at)
-        return Transaction(self.sql, self._option_keys, TIES, asked_at=asked_at, locked_ms=locked_ms)
+        self._note_lock(asked_at)
+        if self._long_lock is not None:
+            write_long_lock(self.sql, *(int((monotonic() - at) * 1000) for at in self._long_lock))
+        return Transaction(self.sql, self._option_keys, TIES, asked_at=asked_at)
+
+    def _note_lock(self, asked_at: float) -> None:
+        """Note that a lock which was asked for at ``asked_at`` is held now, or was given back."""
+        now = monotonic()
+        if now - asked_at >= _LONG_S:
+            self._long_lock = (asked_at, now)
 
     def _run_call(self, transaction: Transaction, call: _Call) -> None:
         """Run a call so that its failure leaves nothing behind and does not touch the others."""
@@ -315,7 +306,8 @@ class Writer:
         assert transaction is not None
         self.sql.execute("COMMIT")
         self.commits += 1
-        self._long_locks.note(transaction.asked_at)
+        self._long_lock = None
+        self._note_lock(transaction.asked_at)
         return transaction.signals
 
     def _roll_back(self) -> None:

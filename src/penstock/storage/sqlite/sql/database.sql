@@ -4,6 +4,9 @@ SELECT value FROM meta WHERE name = 'identity'
 -- name: set_meta
 INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value
 
+-- name: long_lock
+SELECT value FROM meta WHERE name = 'long_lock'
+
 -- name: highest_number
 SELECT max(
     (SELECT coalesce(max(seq), 0) FROM queues),
