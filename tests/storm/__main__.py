@@ -63,6 +63,7 @@ def plans(arguments: argparse.Namespace) -> Iterator[Plan]:
                 seconds=arguments.seconds / len(stores),
                 faults=faults & (OF_PROCESSES | STORES[store][1]),
                 seed=arguments.seed,
+                most_seconds=arguments.most_seconds / len(stores),
                 replicas=arguments.replicas if store in ("sentinel", "cluster") else 0,
             )
 
@@ -103,6 +104,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=20_000, help="jobs per engine (default: %(default)s)")
     parser.add_argument("--kills", type=int, default=40, help="SIGKILLs per engine (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=120.0, help="time per engine (default: %(default)s)")
+    parser.add_argument(
+        "--most-seconds",
+        type=float,
+        default=0.0,
+        help="take that long on a slow machine, then end with fewer jobs (default: four times --seconds)",
+    )
     parser.add_argument(
         "--faults",
         type=_faults,

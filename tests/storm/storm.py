@@ -38,6 +38,9 @@ PER_KILL = {
 }
 """How many faults of each kind there are for every kill."""
 OF_PROCESSES = frozenset({"kill", "pause", "stop"})
+MOST_OPEN = 5000
+AT_LEAST_QUEUED = 0.95
+"""The share of the jobs that are queued at least. One unit in ten has pairs with the same dedup key."""
 MOST_FAILED_STARTS = 2
 """A worker tries for 30 s to reach the store at its start. That often in a row, a fault may be in its way."""
 AT_WORK_BYTES = 200
@@ -46,8 +49,9 @@ AT_WORK_BYTES = 200
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of a storm. Faults are spread over ``seconds``; the storm ends soon after. ``replicas``: that many must
-    have a job before it counts as accepted."""
+    """The size of a storm. Faults are spread over ``seconds``; the storm ends soon after. The time stands still while
+    workers are far behind, until ``most_seconds`` have passed. ``replicas``: that many must have a job before it counts
+    as accepted."""
 
     store: str
     jobs: int
@@ -57,6 +61,8 @@ class Plan:
     seed: int = 1
     workers: int = 4
     replicas: int = 0
+    most_seconds: float = 0.0
+    """The default is four times ``seconds``."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,37 @@ def _excused(plan: Plan) -> frozenset[str]:
     return CLAIMS_LOST if plan.replicas else CLAIMS_LOST | ENQUEUES_LOST
 
 
+class Pace:
+    """The time of a storm in seconds, which stands still while too many of the released jobs have not ended.
+
+    On a busy machine a worker needs seconds to start. Without this, it would be killed before it has done anything.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.seconds = 0.0
+        self._most_open = min(MOST_OPEN, plan.jobs // 4)
+        self._begun = self._at = time.monotonic()
+        self._most_seconds = plan.most_seconds or 4 * plan.seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the storm has taken too long."""
+        return time.monotonic() - self._begun > self._most_seconds
+
+    def go_on(self, *, released: int, ended: int) -> None:
+        """Let time pass, if workers keep up."""
+        now = time.monotonic()
+        if released * AT_LEAST_QUEUED - ended <= self._most_open:
+            self.seconds += now - self._at
+        self._at = now
+
+    async def until(self, seconds: float) -> bool:
+        """Wait for that time; false: it will not come."""
+        while self.seconds < seconds and not self.is_over:
+            await asyncio.sleep(0.02)
+        return not self.is_over
+
+
 class Storm:
     """The processes of a storm, and the faults that befall them and their store. ``done`` counts the faults."""
 
@@ -103,6 +140,7 @@ class Storm:
         self._faults = Appender(folder / "faults")
         self._busy: set[str] = set()
         self._topology = asyncio.Lock()
+        self._pace = Pace(plan)
 
     async def run(self) -> None:
         """Return when the last job has ended and the workers have stopped."""
@@ -135,17 +173,17 @@ class Storm:
 
     async def _cause_faults(self) -> None:
         """Every fault at its time, beside the others; the gate opens as time goes by."""
-        begun, span = time.monotonic(), self._plan.seconds * RAGE
+        span = self._plan.seconds * RAGE
         causes: dict[str, Callable[[], Awaitable[str]]] = {
             "kill": self._kill,
             "pause": self._pause,
             "stop": self._stop,
         } | {kind: self._of_store(fault) for kind, fault in self._store.faults.items()}
-        opening = asyncio.create_task(self._open_gate_slowly(begun, span))
+        self._pace = Pace(self._plan)
+        opening = asyncio.create_task(self._open_gate_slowly(span))
         async with asyncio.TaskGroup() as faults:
             for at, kind in self._timetable(causes.keys(), span):
-                await asyncio.sleep(max(0.0, begun + at - time.monotonic()))
-                if time.monotonic() - begun > self._plan.seconds:
+                if not await self._pace.until(at):
                     break
                 faults.create_task(self._cause(kind, causes[kind]))
         await opening
@@ -269,12 +307,17 @@ class Storm:
         new.write_text(str(jobs))
         new.rename(self._folder / GATE)
 
-    async def _open_gate_slowly(self, begun: float, span: float) -> None:
+    async def _open_gate_slowly(self, span: float) -> None:
         """Spread the jobs over the time of the faults, a little ahead, so that workers always have some."""
-        while (share := (time.monotonic() - begun + 2) / span) < 1:
-            self._open_gate(int(share * self._plan.jobs))
-            await asyncio.sleep(0.1)
-        self._open_gate(2 * self._plan.jobs + 1000)
+        jobs, pace, ended = self._plan.jobs, self._pace, 0
+        async with opened(self._store.own_url) as storage:
+            while pace.seconds < span and not pace.is_over:
+                released = min(jobs, int((pace.seconds + 2) / span * jobs))
+                self._open_gate(released)
+                ended = await self._ended_jobs(storage) or ended
+                pace.go_on(released=released, ended=ended)
+                await asyncio.sleep(0.1)
+        self._open_gate(-1 if pace.is_over else 2 * jobs + 1000)
 
     async def _drain(self) -> None:
         """Wait until all producers are done and no job is open, for as long as the storm may take once more."""
@@ -297,6 +340,14 @@ class Storm:
             return sum([(await storage.counts(queue)).open for queue in QUEUES])
         except StorageError:  # a failover is not over yet
             return -1
+
+    async def _ended_jobs(self, storage: Storage) -> int:
+        """The number of jobs that have ended; 0 during a failover."""
+        try:
+            counts = [await storage.counts(queue) for queue in QUEUES]
+        except StorageError:
+            return 0
+        return sum(count.completed + count.failed for count in counts)
 
 
 async def _prepare(storage: Storage) -> None:
