@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         "--most-seconds",
         type=float,
         default=0.0,
-        help="take that long on a slow machine, then end with fewer jobs (default: four times --seconds)",
+        help="take that long on a slow machine, then end with fewer jobs (default: four times --seconds, at least 120)",
     )
     parser.add_argument(
         "--faults",

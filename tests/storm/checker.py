@@ -6,9 +6,11 @@ and shares no code with the engines that wrote it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from penstock.core.job import Job
@@ -16,7 +18,7 @@ from penstock.core.lifecycle import OPEN, State
 from penstock.storage.base import Storage
 from tests.storm.history import Claim, History
 from tests.storm.journal import Answer, Call, read_answers, read_calls, read_faults, sessions
-from tests.storm.plan import QUEUES, Planned, number_of, planned
+from tests.storm.plan import LEASE_S, QUEUES, Planned, number_of, planned
 
 SHOWN = 5
 """Examples to print of each kind of violation."""
@@ -55,11 +57,16 @@ async def check_storm(
     calm: bool = False,
 ) -> Verdict:
     """Compare everything there is. ``excused`` are the kinds that a failover explains. ``calm``: only processes were
-    disturbed, so a worker that was stopped had the time to settle its finished jobs. A process that was suspended with
-    the write lock of a SQLite file is no excuse."""
+    disturbed, so a worker that was not killed or suspended keeps its finished jobs, as long as it reaches the store."""
     checker = _Checker(storage, folder, jobs=jobs, excused=excused, calm=calm)
     await checker.run()
     return checker.verdict
+
+
+def longest_silence_ms(times_ms: Iterable[int], first_ms: int, last_ms: int) -> int:
+    """Return the longest time without any of these between two moments."""
+    within = sorted(at for at in times_ms if first_ms < at < last_ms)
+    return max(later - earlier for earlier, later in pairwise([first_ms, *within, last_ms]))
 
 
 class _Checker:
@@ -72,8 +79,11 @@ class _Checker:
         self._jobs = jobs
         self._excused = excused
         self._calm = calm
-        self._treatment = self._read_treatment()
         self._robbed: set[str] = set()
+        self._stops_ms: dict[str, int] = {}
+        self._writes: dict[str, list[int]] = {}
+        self._repeated: list[tuple[Call, Claim]] = []
+        self._treatment = self._read_treatment()
 
     async def run(self) -> None:
         answers = self._read_ledgers()
@@ -85,6 +95,7 @@ class _Checker:
             history = await self._read_log(queue)
             self._check_records(found, history)
             self._check_calls(queue, history)
+        self._check_repeated()
         self._check_ledger(answers, ids)
         self._check_processes()
         killed = {worker for worker in self._robbed if self._treatment.get(worker) == "killed"}
@@ -188,6 +199,8 @@ class _Checker:
             after = page.next
         history.close()
         self.verdict.figures += history.figures
+        for worker, times in history.writes.items():
+            self._writes.setdefault(worker, []).extend(times)
         self._robbed |= {claim.worker for claim in history.claims.values() if claim.end == "stalled"}
         return history
 
@@ -218,10 +231,26 @@ class _Checker:
             if call.outcome != expected:
                 self.found("outcome differs", f"{call}; the log says {claim.end}")
         elif call.outcome in settled.values():
+            self._repeated.append((call, claim))
+
+    def _check_repeated(self) -> None:
+        """A finished call is repeated only if its worker was killed or suspended, or could not reach the store for half
+        a lease: on a machine that is too busy, it waits that long for the write lock of a SQLite file."""
+        all_writes = [at for times in self._writes.values() for at in times]
+        for call, claim in self._repeated:
             treatment = self._treatment.get(call.session, "left alone")
-            ends[f"finished calls repeated ({treatment})"] += 1
-            if self._calm and treatment == "stopped":
-                self.found("stop repeats finished work", f"{call}; the log says {claim.end}")
+            kind, writes = "lease lost by a live worker", self._writes.get(call.session, [])
+            if treatment == "stopped" and claim.ended_ms >= self._stops_ms[call.session]:
+                kind, writes = "stop repeats finished work", all_writes  # It has nothing else to write.
+            if treatment in ("stopped", "left alone"):
+                silence_ms = longest_silence_ms(writes, _wall_ms(call.ended_ns), claim.ended_ms)
+                if silence_ms >= LEASE_S * 500:
+                    treatment = "out of reach"
+                elif self._calm:
+                    self.found(
+                        kind, f"{call}; the log says {claim.end}, at most {silence_ms} ms without a write"
+                    )
+            self.verdict.figures[f"finished calls repeated ({treatment})"] += 1
 
     def _check_late(self, call: Call, history: History) -> None:
         """A job is not called under a newer token once it has completed."""
@@ -250,13 +279,14 @@ class _Checker:
     # Processes
 
     def _read_treatment(self) -> dict[str, str]:
-        """The worst that happened to each worker session."""
-        faults: dict[tuple[str, int], set[str]] = {}
+        """The worst that happened to each worker session, and when it was stopped."""
+        faults: dict[tuple[str, int], dict[str, int]] = {}
         for fault in read_faults(self._folder):
-            faults.setdefault((fault.name, fault.pid), set()).add(fault.kind)
+            faults.setdefault((fault.name, fault.pid), {})[fault.kind] = fault.at_ns
         treatment = {}
         for session in sessions(self._folder):
-            met = faults.get((session.name, session.pid), set())
+            met = faults.get((session.name, session.pid), {})
+            self._stops_ms[session.worker] = _wall_ms(met.get("stop", 0))
             for kind, word in (("kill", "killed"), ("pause", "paused"), ("stop", "stopped")):
                 if kind in met:
                     treatment[session.worker] = word
@@ -267,3 +297,8 @@ class _Checker:
         for fault in read_faults(self._folder):
             if fault.kind in ("stop hung", "died by itself", "cannot start", "not drained", "fault failed"):
                 self.found(fault.kind, f"{fault.name} ({fault.pid}): {fault.detail}")
+
+
+def _wall_ms(at_ns: int) -> int:
+    """Return the wall time of a moment of the monotonic clock."""
+    return (at_ns + time.time_ns() - time.monotonic_ns()) // 1_000_000

@@ -18,13 +18,14 @@ Report = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class Claim:
-    """One lease, as the log tells it. ``end`` is the type of the event that ended it."""
+    """One lease, as the log tells it. ``end`` is the type of the event that ended it, ``ended_ms`` its time."""
 
     id: str
     run: int
     token: int
     worker: str
     end: str = ""
+    ended_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -42,13 +43,14 @@ class Trail:
 class History:
     """Follows the events of a queue and reports every one that must not be.
 
-    ``trails`` are the jobs by id, ``claims`` the leases by token.
+    ``trails`` are the jobs by id, ``claims`` the leases by token, ``writes`` the times of each worker's events.
     """
 
     def __init__(self, queue: str, report: Report) -> None:
         self.queue = queue
         self.trails: dict[str, Trail] = {}
         self.claims: dict[int, Claim] = {}
+        self.writes: dict[str, list[int]] = {}
         self.figures: Counter[str] = Counter()
         self._report = report
         self._seq = 0
@@ -83,6 +85,8 @@ class History:
         self._check_order(event)
         if not event.id:
             return
+        if event.worker and event.type is not EventType.STALLED:
+            self.writes.setdefault(event.worker, []).append(event.at_ms)
         trail = self.trails.setdefault(event.id, Trail())
         target = State(event.state) if event.state else None
         if (trail.state, target, event.type) not in ALLOWED:
@@ -117,7 +121,7 @@ class History:
         if event.type is not EventType.STALLED and event.token != token:
             self._report("settled under a stale token", f"{event}: the lease is {token}")
         if token:
-            self.claims[token].end = event.type
+            self.claims[token].end, self.claims[token].ended_ms = event.type, event.at_ms
 
     def _count(self, trail: Trail, event: Event) -> None:
         match event.type:

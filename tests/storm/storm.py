@@ -62,7 +62,7 @@ class Plan:
     workers: int = 4
     replicas: int = 0
     most_seconds: float = 0.0
-    """The default is four times ``seconds``."""
+    """The default is four times ``seconds``, and two minutes at least."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Pace:
         self.seconds = 0.0
         self._most_open = min(MOST_OPEN, plan.jobs // 4)
         self._begun = self._at = time.monotonic()
-        self._most_seconds = plan.most_seconds or 4 * plan.seconds
+        self._most_seconds = plan.most_seconds or max(4 * plan.seconds, 120.0)
 
     @property
     def is_over(self) -> bool:

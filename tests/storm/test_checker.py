@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from penstock.core.outcome import Complete
 from penstock.storage.values import EventPage, Gap, Held, Settlement, Take
 from tests.servers import ValkeyServer
 from tests.slow.crew import opened
-from tests.storm.checker import ENQUEUES_LOST, Verdict, check_storm
+from tests.storm.checker import ENQUEUES_LOST, Verdict, check_storm, longest_silence_ms
 from tests.storm.history import History
 from tests.storm.journal import Answer, Appender, answer_line, calls_path, fault_line, read_calls, sessions
 from tests.storm.plan import QUEUES, planned
@@ -198,10 +199,10 @@ def hang_stop(storm: Calm) -> None:
     _append(storm.folder / "faults", fault_line("stop_hung", "worker-0", 1, "not over after 15 s"))
 
 
-def _append_call(storm: Calm, call: str) -> None:
+def _append_call(storm: Calm, call: str, *, ended_ns: int = 2) -> None:
     [session] = sessions(storm.folder)
     path = calls_path(storm.folder, session.name, session.pid)
-    _append(path, f"begin {call} 1", f"end {call} 2 completed")
+    _append(path, f"begin {call} {ended_ns - 1}", f"end {call} {ended_ns} completed")
 
 
 def _append(path: Path, *lines: str) -> None:
@@ -251,10 +252,12 @@ async def test_the_checker_listens_to_check(valkey_storm: Calm) -> None:
     assert "check() complains" in (await valkey_storm.check()).violations
 
 
-async def test_the_checker_names_finished_work_that_ran_again_even_beside_a_pause(storm: Calm) -> None:
+async def repeat_finished_call(storm: Calm, *, earlier_s: float = 0) -> None:
+    """A lease runs out although its call has finished, and the job runs again."""
     job = next(job for job in map(planned, range(JOBS, JOBS + 20)) if job.kind == "plain")
     [session] = sessions(storm.folder)
     take = Take(session.worker, 1, 30_000)
+    ended_ns = time.monotonic_ns() - int(earlier_s * 1e9)
     async with opened(storm.url) as storage:
         await storage.enqueue(job.queue, [NewJob(job.id)])
         [first] = (await storage.claim(job.queue, take)).leases
@@ -265,10 +268,35 @@ async def test_the_checker_names_finished_work_that_ran_again_even_beside_a_paus
         outcome = Complete(str(job.result).encode())
         await storage.settle(job.queue, [Settlement(second.id, second.token, outcome)])
     for lease in (first, second):
-        _append_call(storm, f"{job.queue} {job.id} {lease.run} {lease.token}")
+        _append_call(storm, f"{job.queue} {job.id} {lease.run} {lease.token}", ended_ns=ended_ns)
     _append(storm.folder / "faults", fault_line("pause", "worker-1", 1))
+
+
+async def test_the_checker_names_finished_work_that_a_stop_repeats_even_beside_a_pause(storm: Calm) -> None:
+    await repeat_finished_call(storm)
     verdict = await storm.check()
     assert verdict.violations.keys() == {"stop repeats finished work"}, list(verdict.lines())
+
+
+async def test_the_checker_names_finished_work_that_a_live_worker_lost(storm: Calm) -> None:
+    await repeat_finished_call(storm)
+    faults = storm.folder / "faults"
+    lines = [line.split(" ", 1) for line in faults.read_text().splitlines()]
+    faults.write_text("".join(f"{int(at) + 10**12} {rest}\n" for at, rest in lines))
+    verdict = await storm.check()
+    assert verdict.violations.keys() == {"lease lost by a live worker"}, list(verdict.lines())
+
+
+async def test_only_a_worker_out_of_reach_of_the_store_may_lose_finished_work(storm: Calm) -> None:
+    await repeat_finished_call(storm, earlier_s=5)
+    verdict = await storm.check()
+    assert verdict.violations == {}
+    assert verdict.figures["finished calls repeated (out of reach)"] == 1
+
+
+def test_a_silence_is_measured_between_the_moments_that_count() -> None:
+    assert longest_silence_ms([50, 900, 1100, 2500], 100, 2000) == 900
+    assert longest_silence_ms([], 100, 2000) == 1900
 
 
 async def test_a_lossy_failover_explains_a_lost_job_but_no_wrong_result(storm: Calm) -> None:
