@@ -221,7 +221,7 @@ def _renew_epoch(sql: sqlite3.Connection, path: str) -> None:
 
 
 def write_long_lock(sql: sqlite3.Connection, since_ms: int, until_ms: int) -> None:
-    """Write down that nobody could write between so many milliseconds ago and so many milliseconds ago."""
+    """Record that nobody could write from ``since_ms`` ago until ``until_ms`` ago."""
     now_ms = wall_ms()
     sql.execute(_sql["set_meta"], ("long_lock", f"{now_ms - since_ms} {now_ms - until_ms}"))
 
