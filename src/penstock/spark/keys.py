@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.spark.cells import plain_decimal
 from penstock.spark.errors import BadKey
 
 __all__ = ["row_id_maker"]
@@ -58,7 +59,7 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, date):
         return ["date", value.toordinal()]
     if isinstance(value, Decimal):
-        return ["decimal", f"{value.normalize():f}"]
+        return ["decimal", plain_decimal(value)]
     if isinstance(value, list):
         return ["array", *map(_canonical, value)]
     if isinstance(value, dict):
@@ -69,6 +70,6 @@ def _canonical(value: Any) -> Any:
 
 
 def _canonical_float(value: float) -> float:
-    if math.isnan(value):
-        raise BadKey("the key is NaN, which equals nothing. Drop such rows, or choose another key.")
+    if not math.isfinite(value):
+        raise BadKey(f"the key is {value}, which identifies nothing. Drop such rows, or choose another key.")
     return value or 0.0  # there is one zero

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from penstock.core.job import DEFAULT_OPTIONS, NewJob, Options
 from penstock.errors import InvalidInput, InvalidOption, PayloadTooLarge
 from penstock.options import placed
+from penstock.spark.cells import Unreadable, column_values, not_finite
 from penstock.spark.errors import BadRow
 from penstock.spark.keys import row_id_maker
 
-__all__ = ["Layout", "Refused", "column_values", "new_jobs", "placements"]
+__all__ = ["Layout", "Refused", "Taken", "new_jobs", "placements", "taken_rows"]
 
 _MAX_PAYLOAD: Final = 1 << 20
 _encode = msgspec.json.Encoder().encode
@@ -54,13 +55,26 @@ class Refused(msgspec.Struct, frozen=True):
     id: str = ""
 
 
+class Taken(NamedTuple):
+    """A row as a job, or what is wrong with it, and the values of its payload columns."""
+
+    job: NewJob | Refused
+    values: tuple[Any, ...]
+
+
 def new_jobs(batch: pa.RecordBatch, layout: Layout) -> Iterator[NewJob | Refused]:
-    """A job for every row, in order, or what is wrong with the row."""
-    id_of = row_id_maker(layout.namespace, layout.task)
-    not_json = _not_json(batch, layout.payload)
+    """Yield a job for every row, in order, or what is wrong with the row."""
+    return (taken.job for taken in taken_rows(batch, layout))
+
+
+def taken_rows(batch: pa.RecordBatch, layout: Layout) -> Iterator[Taken]:
+    """Yield every row, in order, with the values that its job was made of."""
+    make_id = row_id_maker(layout.namespace, layout.task)
+    columns = {name: column_values(batch.column(name)) for name in layout.payload}
+    not_json = _not_json(batch, columns)
     rows = zip(
         _rows(batch, layout.key),
-        _rows(batch, layout.payload),
+        zip(*columns.values(), strict=True) if columns else iter([()] * batch.num_rows),
         placements(batch, layout),
         strict=True,
     )
@@ -68,7 +82,7 @@ def new_jobs(batch: pa.RecordBatch, layout: Layout) -> Iterator[NewJob | Refused
     for number, (key, values, given) in enumerate(rows):
         id = ""
         try:
-            id = id_of(key)
+            id = make_id(key)
             if number in not_json:
                 raise BadRow(not_json[number])
             row = dict(zip(names, values, strict=True))
@@ -78,9 +92,10 @@ def new_jobs(batch: pa.RecordBatch, layout: Layout) -> Iterator[NewJob | Refused
                     f"its payload has {len(payload)} bytes; at most {layout.max_payload} are allowed."
                 )
             fields = placed(layout.fields, given) if given else layout.fields
-            yield NewJob(id=id, payload=payload, options=layout.options, **fields)
+            yield Taken(NewJob(id=id, payload=payload, options=layout.options, **fields), values)
         except (InvalidInput, TypeError, ValueError, OverflowError) as error:
-            yield Refused(_shown(layout.key, key), str(error), id)
+            why = _why(error, (*layout.key, *names), (*key, *values))
+            yield Taken(Refused(_shown(layout.key, key), why, id), values)
 
 
 def placements(batch: pa.RecordBatch, layout: Layout) -> Iterator[dict[str, Any]]:
@@ -101,34 +116,6 @@ def _rows(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ..
     return zip(*(column_values(batch.column(name)) for name in names), strict=True)
 
 
-def column_values(column: pa.Array) -> list[Any]:
-    """What ``to_pylist`` gives, several times as fast for the kinds that most columns are of. Instants are in UTC,
-    whatever the time zone of the session that they come from: they are to be equal in all of them."""
-    kind = column.type
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    if pa.types.is_string(kind) or (is_number and column.null_count == 0):
-        return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
-    in_utc = _in_utc(kind)
-    return cast("list[Any]", (column if in_utc == kind else column.cast(in_utc)).to_pylist())
-
-
-def _in_utc(kind: pa.DataType) -> pa.DataType:
-    """The type with UTC for the time zone of every instant in it."""
-    if pa.types.is_timestamp(kind):
-        return kind if kind.tz is None else pa.timestamp(kind.unit, "UTC")
-    if pa.types.is_struct(kind):
-        return pa.struct([_field_in_utc(field) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(_field_in_utc(kind.value_field))
-    if pa.types.is_map(kind):
-        return pa.map_(_field_in_utc(kind.key_field), _field_in_utc(kind.item_field), kind.keys_sorted)
-    return kind
-
-
-def _field_in_utc(field: pa.Field) -> pa.Field:
-    return field.with_type(_in_utc(field.type))
-
-
 def _option_values(option: str, column: pa.Array) -> list[Any]:
     """Decimals as numbers, intervals as seconds, and what groups are named by as text: as options are given."""
     kind = column.type
@@ -146,19 +133,19 @@ def _option_values(option: str, column: pa.Array) -> list[Any]:
     return values
 
 
-def _not_json(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[int, str]:
-    """Rows with a number that JSON has no word for; it would arrive as null."""
+def _not_json(batch: pa.RecordBatch, columns: Mapping[str, list[Any]]) -> Mapping[int, str]:
+    """Return what is wrong with the rows that hold a number which JSON cannot represent."""
     found: dict[int, str] = {}
-    for name in names:
-        column = batch.column(name)
-        if not pa.types.is_floating(column.type):
-            continue
-        finite = pc.fill_null(pc.is_finite(column), True)
-        for number in pc.indices_nonzero(pc.invert(finite)).to_pylist():
-            found[number] = (
-                f"column {name!r} is {column[number].as_py()}, which JSON cannot say. Replace it, by null for example."
-            )
+    for name, values in columns.items():
+        found |= not_finite(name, batch.column(name), values)
     return found
+
+
+def _why(error: Exception, names: Sequence[str], values: Sequence[Any]) -> str:
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, Unreadable):
+            return f"column {name!r} {value.why}. Replace it, or leave the column out."
+    return str(error)
 
 
 def _shown(names: Sequence[str], key: Sequence[Any]) -> str:

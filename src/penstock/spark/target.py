@@ -11,6 +11,7 @@ from penstock.core.ids import uuid7
 from penstock.core.job import DEFAULT_OPTIONS, Options
 from penstock.errors import InvalidOption
 from penstock.importing import find
+from penstock.spark.columntypes import check_columns
 from penstock.spark.options import WriteOptions, namespace_of
 from penstock.spark.rows import Layout
 from penstock.spark.sink import Target
@@ -31,6 +32,7 @@ def target_of(given: WriteOptions, schema: StructType, *, overwrite: bool) -> Ta
     write_id = given.write_id or uuid7()
     layout = _layout(given, schema, task, write_id)
     layout.check(schema.fieldNames())
+    check_columns(schema, (*layout.payload, *layout.placement.values()), key=layout.key)
     with Store(given.url):
         pass
     return Target(

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from penstock.core.ids import uuid7
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.importing import find
+from penstock.spark.columntypes import check_columns
 from penstock.spark.options import namespace_of
 from penstock.spark.rows import Layout
 from penstock.spark.store import Store, shared_url
@@ -251,6 +252,7 @@ def _layout(
         if name not in schema.fieldNames():
             raise InvalidInput(f"the table has no column {name!r}. It has: {', '.join(schema.fieldNames())}.")
     fitting = fit(task, schema, payload)
+    check_columns(schema, (*fitting.columns, *placed.values()), key=key)
     return Layout(
         namespace=namespace_of(url),
         task=task.name,

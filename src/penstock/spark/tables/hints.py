@@ -3,78 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec.inspect as known
 from msgspec.structs import FieldInfo
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    CharType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    VarcharType,
-)
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructField, StructType
 
 from penstock.errors import InvalidInput
+from penstock.spark.columntypes import OBJECTS, kind_of, spark_type
 from penstock.task import Task
 
 __all__ = ["Fit", "fit", "value_type"]
-
-
-_TEXT: Final = (StringType, VarcharType, CharType)
-_WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
-_OBJECTS: Final = (known.DictType, known.StructType, known.DataclassType, known.TypedDictType)
-_ARRAYS: Final = (
-    known.ListType,
-    known.SetType,
-    known.FrozenSetType,
-    known.VarTupleType,
-    known.TupleType,
-    known.NamedTupleType,
-    known.CollectionType,
-)
-_SAID_BY_TEXT: Final = (
-    known.StrType,
-    known.EnumType,
-    known.LiteralType,
-    known.UUIDType,
-    known.DateTimeType,
-    known.DateType,
-    known.TimeType,
-    known.TimeDeltaType,
-    known.DecimalType,
-    known.BytesType,
-    known.ByteArrayType,
-    known.MemoryViewType,
-)
-# What a column of each type may be handed to, in the form that it has in a payload.
-_FITS: Final[tuple[tuple[tuple[type[DataType], ...], tuple[type[known.Type], ...]], ...]] = (
-    (_WHOLE, (known.IntType, known.FloatType, known.DecimalType, known.EnumType, known.LiteralType)),
-    ((FloatType, DoubleType), (known.FloatType, known.DecimalType)),
-    ((BooleanType,), (known.BoolType, known.LiteralType)),
-    (_TEXT, _SAID_BY_TEXT),
-    ((DecimalType,), (known.DecimalType, known.StrType)),
-    ((TimestampType, TimestampNTZType), (known.DateTimeType, known.StrType)),
-    ((DateType,), (known.DateType, known.StrType)),
-    ((BinaryType,), (known.BytesType, known.ByteArrayType, known.MemoryViewType, known.StrType)),
-    ((ArrayType,), _ARRAYS),
-    ((StructType, MapType), _OBJECTS),
-)
 
 
 class Fit(NamedTuple):
@@ -130,7 +69,7 @@ def _takes_row(parameters: Mapping[str, FieldInfo], schema: StructType) -> str:
     if name in schema.fieldNames():
         return ""
     info = _info(parameter.type)
-    return name if info is None or isinstance(info, (known.AnyType, known.CustomType, *_OBJECTS)) else ""
+    return name if info is None or isinstance(info, (known.AnyType, known.CustomType, *OBJECTS)) else ""
 
 
 def _info(hint: Any) -> known.Type | None:
@@ -157,25 +96,8 @@ def _fits(type: DataType, info: known.Type) -> bool:
         return any(_fits(type, member) for member in info.types)
     if isinstance(info, known.Metadata):
         return _fits(type, info.type)
-    for columns, hints in _FITS:
-        if isinstance(type, columns):
-            return isinstance(info, hints)
-    return True
-
-
-_SCALARS: Final[Mapping[type[known.Type], DataType]] = {
-    known.BoolType: BooleanType(),
-    known.IntType: LongType(),
-    known.FloatType: DoubleType(),
-    known.DecimalType: DecimalType(38, 18),
-    known.DateTimeType: TimestampType(),
-    known.DateType: DateType(),
-    known.StrType: StringType(),
-    known.UUIDType: StringType(),
-    known.TimeType: StringType(),
-    known.TimeDeltaType: StringType(),
-    known.BytesType: StringType(),
-}
+    kind = kind_of(type)
+    return kind is None or not kind.hints or isinstance(info, kind.hints)
 
 
 def _spark_type(info: known.Type) -> DataType | None:
@@ -193,7 +115,7 @@ def _spark_type(info: known.Type) -> DataType | None:
         case known.Metadata():
             return _spark_type(info.type)
         case _:
-            return _SCALARS.get(type(info))
+            return spark_type(info)
 
 
 def _of_values(info: known.EnumType | known.LiteralType) -> DataType | None:
@@ -210,10 +132,11 @@ def _array(item: known.Type) -> DataType | None:
 
 
 def _map(info: known.DictType) -> DataType | None:
-    value = _spark_type(info.value_type)
-    if value is None or not isinstance(info.key_type, known.StrType):
+    key, value = _spark_type(info.key_type), _spark_type(info.value_type)
+    kind = None if key is None else kind_of(key)
+    if key is None or value is None or kind is None or not kind.is_map_key:
         return None
-    return MapType(StringType(), value)
+    return MapType(key, value)
 
 
 def _struct(info: known.StructType | known.DataclassType | known.TypedDictType) -> DataType | None:

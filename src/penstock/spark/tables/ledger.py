@@ -10,9 +10,11 @@ from pathlib import PurePath
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
     DataType,
     DoubleType,
     IntegerType,
@@ -25,6 +27,8 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import InvalidInput, InvalidOption
+from penstock.spark.arrow import arrow_schema
+from penstock.spark.cells import result_array
 from penstock.spark.freshreads import fresh_path, fresh_table
 from penstock.spark.publishing import append_files, append_table, commit_name, refuse_pattern
 from penstock.spark.tables.jsonledger import WRITTEN_WITH, check_json, read_json
@@ -134,7 +138,9 @@ class Ledger:
             )
         _check_key(self.output, self._key, found)
         if self._value is not None and VALUE in found.columns:
-            _check_value(self.output, found.schema[VALUE].dataType, self._value)
+            was = found.schema[VALUE].dataType
+            self._value = _as_before(was, self._value)
+            _check_value(self.output, was, self._value)
 
     def append(self, rows: pa.Table, *, commit: int) -> None:
         """Write rows as one file: it is there as a whole, or not. ``rows`` have ``COLUMNS`` and the key as JSON.
@@ -143,6 +149,10 @@ class Ledger:
         Raises:
             NameTaken: somebody else has made this commit. Nothing was written.
         """
+        if self._value is not None:
+            texts = rows.column("result").to_pylist()
+            kind = arrow_schema(StructType([StructField(VALUE, self._value)])).field(VALUE).type
+            rows = rows.append_column(VALUE, result_array(texts, kind))
         self._append(self._spark.createDataFrame(rows), commit)
 
     def ends_of(self, ids: Sequence[str]) -> set[tuple[str, int]]:
@@ -157,9 +167,8 @@ class Ledger:
     def _append(self, made: DataFrame, commit: int) -> None:
         key = F.from_json(F.col(_KEY), self._key).alias("key")
         columns = [F.col(field.name).cast(field.dataType).alias(field.name) for field in COLUMNS]
-        table = made.select(key, *columns, *self._values()).select(
-            "key.*", *COLUMNS.fieldNames(), *self._value_name()
-        )
+        values = self._value_name()
+        table = made.select(key, *columns, *values).select("key.*", *COLUMNS.fieldNames(), *values)
         table = table.coalesce(1)
         if self.is_path:
             append_files(
@@ -198,7 +207,8 @@ class Ledger:
         columns = [
             said.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in COLUMNS
         ]
-        self._append(rows.select(_KEY, *columns), commit)
+        values = [] if self._value is None else [F.lit(None).cast(self._value).alias(VALUE)]
+        self._append(rows.select(_KEY, *columns, *values), commit)
         return True
 
     def last_commit(self) -> int:
@@ -206,14 +216,6 @@ class Ledger:
         found = self.read()
         row = None if found is None else found.agg(F.max("commit")).first()
         return 0 if row is None or row[0] is None else int(row[0])
-
-    def _values(self) -> list[Column]:
-        """The result as a column: parsed as a member of an object, since a bare number is no JSON for Spark."""
-        if self._value is None:
-            return []
-        wrapped = F.concat(F.lit('{"value":'), F.col("result"), F.lit("}"))
-        schema = StructType([StructField(VALUE, self._value)])
-        return [F.from_json(wrapped, schema)[VALUE].alias(VALUE)]
 
     def _value_name(self) -> list[str]:
         return [] if self._value is None else [VALUE]
@@ -238,6 +240,24 @@ def _check_key(output: str, key: StructType, found: DataFrame) -> None:
                 f"{output} has the key {field.name!r} as {was.simpleString()}, and the table as "
                 f"{field.dataType.simpleString()}. Cast the column, or give another output."
             )
+
+
+def _as_before(was: DataType, now: DataType) -> DataType:
+    """Return the type of results with bytes as text where the output has text: earlier versions wrote them so."""
+    match was, now:
+        case StringType(), BinaryType():
+            return was
+        case ArrayType(), ArrayType():
+            return ArrayType(_as_before(was.elementType, now.elementType))
+        case MapType(), MapType():
+            return MapType(now.keyType, _as_before(was.valueType, now.valueType))
+        case StructType(), StructType():
+            former = {field.name: field.dataType for field in was}
+            return StructType(
+                [StructField(f.name, _as_before(former.get(f.name, f.dataType), f.dataType)) for f in now]
+            )
+        case _:
+            return now
 
 
 def _check_value(output: str, was: DataType, now: DataType, path: str = VALUE) -> None:

@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
 
 from penstock.core.job import NewJob
-from penstock.spark.rows import Layout, Refused, column_values, new_jobs, placements
+from penstock.spark.cells import column_values
+from penstock.spark.rows import Layout, Refused, new_jobs, placements
 from penstock.spark.schemas import quoted
 
 __all__ = ["SNAPSHOT", "fingerprint", "snapshot"]
@@ -41,7 +42,8 @@ _ARROW: Final = pa.schema(
         ("bad_key", pa.bool_()),
     ]
 )
-_encode = msgspec.json.Encoder().encode
+# A key that cannot be encoded is reported, and shown as text.
+_encode = msgspec.json.Encoder(enc_hook=repr).encode
 
 
 def fingerprint(payload: bytes, version: str) -> str:

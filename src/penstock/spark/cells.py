@@ -1,0 +1,283 @@
+"""The values of columns: from Arrow into payloads, and from results back into Arrow. ``columntypes`` lists the types.
+
+Nothing here needs a Spark session.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final, TypeAlias, TypedDict, cast
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import VariantVal
+
+__all__ = ["Unreadable", "canonical_maker", "column_values", "not_finite", "plain_decimal", "result_array"]
+
+_encode = msgspec.json.Encoder().encode
+_FAILURES: Final = (ValueError, OverflowError, TypeError, pa.ArrowException)
+
+_Convert: TypeAlias = Callable[[Any], Any]
+# Its members are known only when it is called.
+_typed_dict: Final[Any] = TypedDict
+
+
+class Unreadable:
+    """Stands for a value that Python cannot represent, such as a date in the year 10000. No payload can hold it."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def __repr__(self) -> str:
+        return "?"
+
+
+# From Arrow to Python.
+
+
+def column_values(column: pa.Array) -> list[Any]:
+    """Return the values of a column as Python values: maps as dicts, variants as what they hold, instants in UTC
+    whatever the time zone of the session. A value that Python cannot represent becomes ``Unreadable``."""
+    kind = column.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    try:
+        # Several times as fast as to_pylist for the kinds that most columns are of.
+        if pa.types.is_string(kind) or (is_number and column.null_count == 0):
+            return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
+        return _converted(column)
+    except _FAILURES:
+        return [_one_value(column, number) for number in range(len(column))]
+
+
+def _converted(column: pa.Array) -> list[Any]:
+    kind = _in_utc(column.type)
+    if kind != column.type:
+        column = column.cast(kind)
+    values = cast("list[Any]", column.to_pylist(maps_as_pydicts="strict"))
+    convert = _variant_converter(kind)
+    return values if convert is None else [None if value is None else convert(value) for value in values]
+
+
+def _one_value(column: pa.Array, number: int) -> Any:
+    try:
+        return _converted(column.slice(number, 1))[0]
+    except _FAILURES as error:
+        return Unreadable(f"holds a value that Python cannot represent ({error})")
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    """Return the type with UTC for the time zone of every instant in it."""
+    if pa.types.is_timestamp(kind):
+        return kind if kind.tz is None else pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([_field_in_utc(field) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_field_in_utc(kind.value_field))
+    if pa.types.is_map(kind):
+        return pa.map_(_field_in_utc(kind.key_field), _field_in_utc(kind.item_field), kind.keys_sorted)
+    return kind
+
+
+def _field_in_utc(field: pa.Field) -> pa.Field:
+    return field.with_type(_in_utc(field.type))
+
+
+def _is_variant(kind: pa.DataType) -> bool:
+    """Spark marks the second of the two members."""
+    if not pa.types.is_struct(kind) or kind.num_fields != 2:
+        return False
+    return any((field.metadata or {}).get(b"variant") == b"true" for field in kind)
+
+
+def _variant_converter(kind: pa.DataType) -> _Convert | None:
+    """Return a function that replaces the variants within a value, or ``None`` if the type has none."""
+    if _is_variant(kind):
+        return lambda value: VariantVal(value["value"], value["metadata"]).toPython()
+    return _within(kind, _variant_converter)
+
+
+def _within(kind: pa.DataType, converter_of: Callable[[pa.DataType], _Convert | None]) -> _Convert | None:
+    """Return a function that converts the members of a value, or ``None`` if none of them needs it."""
+    if pa.types.is_list(kind):
+        item = converter_of(kind.value_type)
+        return None if item is None else lambda value: [_apply(item, one) for one in value]
+    if pa.types.is_map(kind):
+        item = converter_of(kind.item_type)
+        return None if item is None else lambda value: {key: _apply(item, one) for key, one in value.items()}
+    if pa.types.is_struct(kind):
+        found = {field.name: converter_of(field.type) for field in kind}
+        if any(found.values()):
+            return lambda value: {name: _apply(found[name], one) for name, one in value.items()}
+    return None
+
+
+def _apply(convert: _Convert | None, value: Any) -> Any:
+    return value if convert is None or value is None else convert(value)
+
+
+# Numbers that JSON does not have.
+
+
+def not_finite(name: str, column: pa.Array, values: Sequence[Any]) -> dict[int, str]:
+    """Return what is wrong with each row whose value in this column holds NaN or infinity, at any depth. msgspec would
+    write them as null. ``values`` are those of the column."""
+    if not _may_hold_nan(column):
+        return {}
+    found: dict[int, str] = {}
+    for number, value in enumerate(values):
+        for path, bad in _bad_numbers(value):
+            found[number] = (
+                f"column {name + path!r} is {bad}, which JSON cannot represent. Replace it, for example with null."
+            )
+            break
+    return found
+
+
+def _may_hold_nan(column: pa.Array) -> bool:
+    """Tell whether a closer look is needed. Looks at whole columns, and also at members of values that are null."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return pc.all(pc.is_finite(column)).as_py() is False
+    if _is_variant(kind):
+        return True
+    if pa.types.is_list(kind):
+        return _may_hold_nan(column.values)
+    if pa.types.is_map(kind):
+        return _may_hold_nan(column.keys) or _may_hold_nan(column.items)
+    return pa.types.is_struct(kind) and any(
+        _may_hold_nan(column.field(number)) for number in range(kind.num_fields)
+    )
+
+
+def _bad_numbers(value: Any) -> Iterator[tuple[str, float]]:
+    """Yield each number that is not finite, with its path."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            yield "", value
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            yield from ((f"[{key}]", bad) for _, bad in _bad_numbers(key))
+            yield from ((f".{key}{path}", bad) for path, bad in _bad_numbers(member))
+    elif isinstance(value, list):
+        for number, member in enumerate(value):
+            yield from ((f"[{number}]{path}", bad) for path, bad in _bad_numbers(member))
+
+
+# The canonical form, which fingerprints are taken of.
+
+
+def canonical_maker(names: Sequence[str], types: Sequence[pa.DataType]) -> Callable[[Sequence[Any]], bytes]:
+    """Return a function from the values of a row to its canonical form: a JSON object as the task receives it, sorted
+    by name at every level, without the columns and members of structs that are null, decimals without trailing zeros.
+
+    So neither the order of columns nor the width of a number nor a new column that is null changes a row.
+    """
+    columns = [(name, _canonical_converter(kind)) for name, kind in zip(names, types, strict=True)]
+    encode = msgspec.json.Encoder(order="sorted").encode
+
+    def canonical(values: Sequence[Any]) -> bytes:
+        return encode(
+            {
+                name: value if convert is None else convert(value)
+                for (name, convert), value in zip(columns, values, strict=True)
+                if value is not None
+            }
+        )
+
+    return canonical
+
+
+def _canonical_converter(kind: pa.DataType) -> _Convert | None:
+    if pa.types.is_decimal(kind):
+        return plain_decimal
+    if _is_variant(kind):
+        return _sortable
+    if pa.types.is_struct(kind):
+        found = {field.name: _canonical_converter(field.type) for field in kind}
+        return lambda value: {
+            name: _apply(found[name], member) for name, member in value.items() if member is not None
+        }
+    if pa.types.is_map(kind):
+        item, is_text = _canonical_converter(kind.item_type), pa.types.is_string(kind.key_type)
+        return lambda value: {
+            key if is_text else _key_text(key): _apply(item, member) for key, member in value.items()
+        }
+    return _within(kind, _canonical_converter)
+
+
+def _sortable(value: Any) -> Any:
+    """Return what a variant holds with decimals in their canonical form."""
+    if isinstance(value, Decimal):
+        return plain_decimal(value)
+    if isinstance(value, dict):
+        return {key: _sortable(member) for key, member in value.items()}
+    return [_sortable(member) for member in value] if isinstance(value, list) else value
+
+
+def _key_text(key: Any) -> str:
+    if isinstance(key, Decimal):
+        return plain_decimal(key)
+    return _encode(key).decode().strip('"')
+
+
+def plain_decimal(value: Decimal) -> str:
+    """Return a decimal as text without exponent and trailing zeros. ``Decimal.normalize`` would round to 28 digits."""
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+# From results to Arrow.
+
+
+def result_array(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
+    """Return results, which are JSON texts, as a column. A result that does not fit its type becomes null."""
+    decode = msgspec.json.Decoder(_python_type(kind) | None).decode
+    values = [None if text is None else _decoded(decode, text) for text in texts]
+    try:
+        return pa.array(values, type=kind)
+    except _FAILURES:
+        return pa.concat_arrays([pa.array([], type=kind), *(_fitting(value, kind) for value in values)])
+
+
+def _decoded(decode: Callable[[str], Any], text: str) -> Any:
+    try:
+        return decode(text)
+    except (msgspec.DecodeError, ValueError):
+        return None
+
+
+def _fitting(value: Any, kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array([value], type=kind)
+    except _FAILURES:
+        return pa.nulls(1, type=kind)
+
+
+def _python_type(kind: pa.DataType) -> Any:
+    """Return what a result of this Arrow type is decoded to."""
+    if pa.types.is_list(kind):
+        return list.__class_getitem__(_python_type(kind.value_type) | None)
+    if pa.types.is_map(kind):
+        return dict.__class_getitem__((_python_type(kind.key_type), _python_type(kind.item_type) | None))
+    if pa.types.is_struct(kind):
+        # msgspec finds a name that is not ASCII only once the same object has been encoded.
+        named = [(field.name, field.type) for field in kind]
+        _encode([name for name, _ in named])
+        return _typed_dict("Result", {name: _python_type(type) | None for name, type in named}, total=False)
+    return next(python for is_kind, python in _SCALARS if is_kind(kind))
+
+
+_SCALARS: Final[tuple[tuple[Callable[[pa.DataType], bool], type], ...]] = (
+    (pa.types.is_boolean, bool),
+    (pa.types.is_integer, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_decimal, Decimal),
+    (pa.types.is_string, str),
+    (pa.types.is_binary, bytes),
+    (pa.types.is_date, date),
+    (pa.types.is_timestamp, datetime),
+)

@@ -1,0 +1,233 @@
+"""The types of columns: which can become part of a job, which task parameters take them, and what results become.
+
+``KINDS`` is the one list. The check of a table, the check of a task's hints and the type of the result column all
+derive from it; ``cells`` converts the values. docs/spark.md shows the same list to users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec.inspect as known
+import pyspark.sql.types as T
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from penstock.errors import InvalidInput
+
+__all__ = ["KINDS", "OBJECTS", "ColumnKind", "check_columns", "kind_of", "spark_type"]
+
+_Hints = tuple[type[known.Type], ...]
+
+
+class ColumnKind(NamedTuple):
+    """A kind of column. ``hints`` are the types of parameters that take it; none means all of them. ``result`` is the
+    type of the column for results with one of the hints in ``results``."""
+
+    name: str
+    types: tuple[type[DataType], ...]
+    hints: _Hints = ()
+    is_key: bool = False
+    is_map_key: bool = False
+    result: DataType | None = None
+    results: _Hints = ()
+
+
+_BYTES: Final = (known.BytesType, known.ByteArrayType, known.MemoryViewType)
+_ARRAYS: Final = (
+    known.ListType,
+    known.SetType,
+    known.FrozenSetType,
+    known.VarTupleType,
+    known.TupleType,
+    known.NamedTupleType,
+    known.CollectionType,
+)
+OBJECTS: Final = (known.DictType, known.StructType, known.DataclassType, known.TypedDictType)
+_SAID_BY_TEXT: Final = (
+    known.StrType,
+    known.EnumType,
+    known.LiteralType,
+    known.UUIDType,
+    known.DateTimeType,
+    known.DateType,
+    known.TimeType,
+    known.TimeDeltaType,
+    known.DecimalType,
+    *_BYTES,
+)
+# Durations and times of day come back as text: neither Delta Lake nor older releases of Spark can store them.
+_TEXT_RESULTS: Final = (known.StrType, known.UUIDType, known.TimeType, known.TimeDeltaType)
+
+KINDS: Final = (
+    ColumnKind("void", (T.NullType,)),
+    ColumnKind(
+        "boolean",
+        (T.BooleanType,),
+        (known.BoolType, known.LiteralType),
+        is_key=True,
+        result=T.BooleanType(),
+        results=(known.BoolType,),
+    ),
+    ColumnKind(
+        "tinyint, smallint, int, bigint",
+        (T.ByteType, T.ShortType, T.IntegerType, T.LongType),
+        (known.IntType, known.FloatType, known.DecimalType, known.EnumType, known.LiteralType),
+        is_key=True,
+        is_map_key=True,
+        result=T.LongType(),
+        results=(known.IntType,),
+    ),
+    ColumnKind(
+        "float, double",
+        (T.FloatType, T.DoubleType),
+        (known.FloatType, known.DecimalType),
+        is_key=True,
+        is_map_key=True,
+        result=T.DoubleType(),
+        results=(known.FloatType,),
+    ),
+    ColumnKind(
+        "decimal",
+        (T.DecimalType,),
+        (known.DecimalType, known.StrType),
+        is_key=True,
+        is_map_key=True,
+        result=T.DecimalType(38, 18),
+        results=(known.DecimalType,),
+    ),
+    ColumnKind(
+        "string, char, varchar",
+        (T.StringType, T.VarcharType, T.CharType),
+        _SAID_BY_TEXT,
+        is_key=True,
+        is_map_key=True,
+        result=T.StringType(),
+        results=_TEXT_RESULTS,
+    ),
+    ColumnKind(
+        "date",
+        (T.DateType,),
+        (known.DateType, known.StrType),
+        is_key=True,
+        is_map_key=True,
+        result=T.DateType(),
+        results=(known.DateType,),
+    ),
+    ColumnKind(
+        "timestamp, timestamp_ntz",
+        (T.TimestampType, T.TimestampNTZType),
+        (known.DateTimeType, known.StrType),
+        is_key=True,
+        is_map_key=True,
+        result=T.TimestampType(),
+        results=(known.DateTimeType,),
+    ),
+    # pyspark has it from 4.1.
+    ColumnKind(
+        "time",
+        (T.TimeType,) if hasattr(T, "TimeType") else (),
+        (known.TimeType, known.StrType),
+        is_map_key=True,
+    ),
+    ColumnKind(
+        "interval day to second",
+        (T.DayTimeIntervalType,),
+        (known.TimeDeltaType, known.StrType),
+        is_map_key=True,
+    ),
+    ColumnKind(
+        "binary",
+        (T.BinaryType,),
+        (*_BYTES, known.StrType),
+        is_key=True,
+        is_map_key=True,
+        result=T.BinaryType(),
+        results=_BYTES,
+    ),
+    ColumnKind("array", (ArrayType,), _ARRAYS, is_key=True),
+    ColumnKind("struct", (StructType,), OBJECTS, is_key=True),
+    ColumnKind("map", (MapType,), OBJECTS),
+    ColumnKind("variant", (T.VariantType,)),
+)
+
+_BY_TYPE: Final = {type: kind for kind in KINDS for type in kind.types}
+_BY_HINT: Final = {hint: kind.result for kind in KINDS for hint in kind.results}
+
+
+def kind_of(type: DataType) -> ColumnKind | None:
+    """Return the kind of a type, or ``None`` if a job cannot hold its values."""
+    return _BY_TYPE.get(type.__class__)
+
+
+def spark_type(hint: known.Type) -> DataType | None:
+    """Return the type of the column for results of a plain hint, or ``None`` if there is none."""
+    return _BY_HINT.get(hint.__class__)
+
+
+def check_columns(schema: StructType, columns: Sequence[str], *, key: Sequence[str] = ()) -> None:
+    """Check that a job can hold the values of these columns, and that ``key`` columns can identify a row.
+
+    Raises:
+        InvalidInput: a column, or a part of one, has a type that does not qualify, or a name that is not unique.
+    """
+    for name in dict.fromkeys((*key, *columns)):
+        _check_name(schema, name)
+        type = schema[name].dataType
+        for path, part, remedy in _unsupported(name, type):
+            raise InvalidInput(f"column {path!r} has type {part.simpleString()}, {remedy}")
+        if name in key:
+            _check_key(name, type)
+
+
+def _check_name(schema: StructType, name: str) -> None:
+    same = [other for other in schema.fieldNames() if other.lower() == name.lower()]
+    if len(same) > 1:
+        raise InvalidInput(
+            f"the table has {len(same)} columns named {', '.join(map(repr, same))}, which Spark cannot tell apart. "
+            "Rename one of them, or drop it."
+        )
+
+
+_NO_VALUE: Final = (
+    "which cannot be part of a job because JSON has no form for it. Cast it to another type, such as string, or leave "
+    "the column out."
+)
+_NO_MAP_KEY: Final = (
+    "which cannot be a key in JSON. Use a map whose keys are text, numbers, dates or timestamps."
+)
+_SAME_NAMES: Final = "with two members of the same name. Rename one of them."
+
+
+def _unsupported(path: str, type: DataType) -> Iterator[tuple[str, DataType, str]]:
+    """Yield each part of a type that a job cannot hold: where it is, its type, and what to do."""
+    if kind_of(type) is None:
+        yield path, type, _NO_VALUE
+    elif isinstance(type, ArrayType):
+        yield from _unsupported(f"{path}[]", type.elementType)
+    elif isinstance(type, StructType):
+        if len(set(type.fieldNames())) < len(type):
+            yield path, type, _SAME_NAMES
+        for field in type:
+            yield from _unsupported(f"{path}.{field.name}", field.dataType)
+    elif isinstance(type, MapType):
+        kind = kind_of(type.keyType)
+        if kind is None or not kind.is_map_key:
+            yield f"{path} (keys)", type.keyType, _NO_MAP_KEY
+        yield from _unsupported(f"{path}{{}}", type.valueType)
+
+
+def _check_key(path: str, type: DataType) -> None:
+    kind = kind_of(type)
+    if kind is None or not kind.is_key:
+        raise InvalidInput(
+            f"key column {path!r} has type {type.simpleString()}, which cannot identify a row. Use text, numbers, "
+            "dates, timestamps or bytes."
+        )
+    members: list[Any] = []
+    if isinstance(type, ArrayType):
+        members = [(f"{path}[]", type.elementType)]
+    elif isinstance(type, StructType):
+        members = [(f"{path}.{field.name}", field.dataType) for field in type]
+    for member in members:
+        _check_key(*member)

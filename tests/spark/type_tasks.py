@@ -1,0 +1,74 @@
+"""A task that returns the row it was given, in a module that workers can import."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from penstock import App
+
+app = App(os.environ.get("PENSTOCK_TABLES_URL", "memory://"))
+
+
+@dataclasses.dataclass
+class Inner:
+    a: int | None
+    b: list[float | None]
+
+
+@dataclasses.dataclass
+class Everything:
+    """A member for every type that comes back as it went in; the last ones come back as text."""
+
+    k: int
+    yes: bool
+    tiny: int
+    single: float
+    double: float
+    exact: Decimal
+    text: str
+    short: str
+    raw: bytes
+    day: date
+    at: datetime
+    many: list[Inner | None]
+    named: dict[str, float]
+    numbered: dict[int, dict[str, date]]
+    nothing: int | None
+    free: Any = None
+    lasting: timedelta | None = None
+
+
+@dataclasses.dataclass
+class Returned:
+    k: int
+    yes: bool
+    tiny: int
+    single: float
+    double: float
+    exact: Decimal
+    text: str
+    short: str
+    raw: bytes
+    day: date
+    at: datetime
+    many: list[Inner | None]
+    named: dict[str, float]
+    numbered: dict[int, dict[str, date]]
+    nothing: int | None
+    lasting: timedelta | None
+
+
+@app.task(queue="types", attempts=1)
+def echo(row: Everything) -> Returned:
+    assert row.free == {"v": [1, "x"]}, row.free
+    members = {field.name: getattr(row, field.name) for field in dataclasses.fields(Returned)}
+    return Returned(**members)
+
+
+@app.task(queue="types", attempts=1)
+def named(k: int, m: dict[str, float]) -> dict[str, float]:
+    return m
