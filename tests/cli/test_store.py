@@ -168,3 +168,13 @@ def test_the_first_line_of_a_worker_names_its_store_without_the_password(penstoc
     assert "namespace shop, queues default" in first
     assert "secret" not in first + rest
     assert "hidden" not in first + rest
+
+
+def test_a_wrong_name_is_answered_with_the_one_that_is_there(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text("from penstock import App\n\napp = App()\n")
+    (tmp_path / "empty.py").touch()
+
+    said = penstock.refused("status", "--app", "jobs:ap", code=3)
+    assert "module jobs has no app 'ap'. Did you mean jobs:app?" in said
+    assert "Name the variable that App(...) is assigned to" in penstock.refused("worker", "empty:app", code=3)
+    assert "such as jobs:app" in penstock.refused("worker", "jobs", code=2)

@@ -247,7 +247,7 @@ def test_a_worker_that_cannot_start_says_why(penstock: Shell, tmp_path: Path) ->
     assert "did not start: module 'nothing' is" in penstock.refused("worker", "start", "nothing:app", code=3)
     assert "No such option" in penstock.refused("worker", "--concurency", "3", code=2)
     (tmp_path / "tasks.py").write_text("app = 7\n")
-    assert "is of type int, not an app" in penstock.refused("worker", "tasks:app", code=3)
+    assert "tasks:app is not an app, but of type int" in penstock.refused("worker", "tasks:app", code=3)
     assert "concurrency=0" in penstock.refused("worker", "-c", "0", code=2)
     assert "is no weight" in penstock.refused("worker", "-q", "a=b", code=2)
 

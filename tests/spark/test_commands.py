@@ -142,8 +142,8 @@ def test_what_cannot_be_is_refused_in_one_line(command: Command, tmp_path: Path)
         (2, "cannot be CSV", ["./users.csv", "./out.csv", *score]),
         (2, "a copy can be .csv", ["./users.csv", "./out", *score, "--export", "out.xlsx"]),
         (2, "no column 'id'", ["./good.csv", "./out", "--task", f"{TASKS}:score", "--key", "id"]),
-        (3, "is no task", ["./users.csv", "./out", "--task", f"{TASKS}:nothing", "--key", "user_id"]),
-        (3, "no module", ["./users.csv", "./out", "--task", "nothing:at_all", "--key", "user_id"]),
+        (3, "has no task", ["./users.csv", "./out", "--task", f"{TASKS}:nothing", "--key", "user_id"]),
+        (3, "module 'nothing'", ["./users.csv", "./out", "--task", "nothing:at_all", "--key", "user_id"]),
         (2, "--schema", ["./users.csv", "./out", *score, "--schema", "user_id"]),
     ]
     for code, said, arguments in refusals:

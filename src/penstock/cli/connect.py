@@ -8,7 +8,8 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.errors import InvalidOption
@@ -37,6 +38,13 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+K = TypeVar("K", "App", "Task[..., Any]")
+
+_EXAMPLES: Final = {"App": "app", "Task": "send"}
+_REMEDIES: Final = {
+    "App": "Name the variable that App(...) is assigned to.",
+    "Task": "Name a function with @app.task.",
+}
 
 
 def run_with_app(
@@ -105,6 +113,8 @@ def code_names(settings: Settings) -> StoreName:
         with redirect_stdout(sys.stderr):
             return _imported_app(settings, target).named
     except CommandLineError as error:
+        if settings.flags.given.get("app"):
+            raise
         raise CommandLineError(
             f"{error} The app {target} ({settings.setting('app').origin}) names the store of this command. "
             "To go without it, give --url and --namespace.",
@@ -127,11 +137,7 @@ def import_task(settings: Settings, target: str) -> Task[..., Any]:
     """The task that ``module:name`` means, in the same way."""
     from penstock.task import Task
 
-    found = _imported(settings, target, otherwise="no task", example="myproject.jobs:send")
-    if not isinstance(found, Task):
-        raise NotFound(
-            f"{target} is no task, but of type {type(found).__name__}. Name a function with @app.task."
-        )
+    found = _imported(settings, target, Task, otherwise="no task")
     _put_in_its_place(settings, found.app)
     with _told_as_ours():
         found.app.load()
@@ -141,14 +147,7 @@ def import_task(settings: Settings, target: str) -> Task[..., Any]:
 def _imported_app(settings: Settings, target: str) -> App:
     from penstock.app import App
 
-    found = _imported(
-        settings, target, otherwise="neither a command nor an app", example="myproject.jobs:app"
-    )
-    if not isinstance(found, App):
-        raise NotFound(
-            f"{target} is of type {type(found).__name__}, not an app. Name the variable that App(...) is assigned to."
-        )
-    return found
+    return _imported(settings, target, App, otherwise="neither a command nor an app")
 
 
 def _put_in_its_place(settings: Settings, app: App) -> None:
@@ -171,12 +170,30 @@ def _text(value: Value) -> str | None:
     return None if value is None else str(value)
 
 
-def _imported(settings: Settings, target: str, *, otherwise: str, example: str) -> object:
+def _imported(settings: Settings, target: str, kind: type[K], *, otherwise: str) -> K:
+    """Import what ``module:name`` means, which must be an app or a task (``kind``)."""
     module, colon, name = target.partition(":")
     if not module or not colon or not name:
+        example = f"{module or 'myproject.jobs'}:{name or _EXAMPLES[kind.__name__]}"
         raise CommandLineError(
-            f"{target!r} names {otherwise}. Give the module and the name in it: {example}", ExitCode.USAGE
+            f"{target!r} names {otherwise}. Give the module and the name in it, such as {example}",
+            ExitCode.USAGE,
         )
+    home = _imported_module(settings, module)
+    found: object = home
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, kind):
+        return found
+    there = [f"{module}:{each}" for each, value in vars(home).items() if isinstance(value, kind)]
+    remedy = f"Did you mean {' or '.join(there[:3])}?" if there else _REMEDIES[kind.__name__]
+    if found is None:
+        raise NotFound(f"module {module} has no {kind.__name__.lower()} {name!r}. {remedy}")
+    wanted = "an app" if kind.__name__ == "App" else "a task"
+    raise NotFound(f"{target} is not {wanted}, but of type {type(found).__name__}. {remedy}")
+
+
+def _imported_module(settings: Settings, name: str) -> ModuleType:
     folders = [Path.cwd()] if settings.flags.given.get("app") else [Path.cwd(), settings.project.root]
     for folder in reversed(folders):
         if str(folder) not in sys.path:
@@ -186,10 +203,7 @@ def _imported(settings: Settings, target: str, *, otherwise: str, example: str) 
         if (setting := settings.setting(key)).origin.kind != "default":
             os.environ[f"PENSTOCK_{key.upper()}"] = str(setting.value)
     with _told_as_ours():
-        found: object = import_named(check_module(module))
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        return import_named(check_module(name))
 
 
 @contextmanager
