@@ -15,7 +15,7 @@ from penstock.errors import StorageError, StorageUnavailable
 from penstock.storage.valkey.command import Again, Arg, Key, OnConnect
 from penstock.storage.valkey.connection import ConnectionLost
 from penstock.storage.valkey.node import BLOCK_GRACE_SECONDS, backoff
-from penstock.storage.valkey.replies import ReplyError, check_server, storage_error
+from penstock.storage.valkey.replies import ReplyError, check_server, replicated, storage_error
 
 __all__ = ["ClientRouter"]
 
@@ -79,9 +79,9 @@ class ClientRouter:
     async def call_replicated(
         self, key: Key, *command: Arg, replicas: int, again: Again | None = None
     ) -> Any:
-        raise NotImplementedError(
-            "the option 'replicas' is for URLs: a client's connections are not ours to wait on"
-        )
+        wait = ("WAIT", replicas, max(1, int(self._retry_for * 1000)))
+        reply, confirmed = await self._insist(key, command, again=again, wait=wait)
+        return replicated(reply, confirmed, replicas=replicas)
 
     async def call_every_node(self, *command: Arg) -> list[Any]:
         return [await self._insist(target, command) for target in await self._targets()]
@@ -95,15 +95,19 @@ class ClientRouter:
         *,
         target: Any = None,
         block_for: float = 0.0,
+        wait: Sequence[Arg] = (),
     ) -> Any:
-        """One attempt, with the client's errors turned into ours; without a plain client's own retries."""
+        """Make one attempt, with the client's errors turned into ours; without a plain client's own retries.
+
+        With ``wait``, a second command on the same connection, return both replies.
+        """
         try:
             if self._is_cluster:
                 name = str(command[0]).lower()  # not upper: its reply callbacks would be looked up by that
                 options = {"target_nodes": target, "NEVER_DECODE": True}
                 reply = await self._client.execute_command(name, *command[1:], **options)
             else:
-                reply = await self._on_pool(command, block_for=block_for)
+                reply = await self._on_pool(command, block_for=block_for, wait=wait)
         except AttributeError as error:
             if not self._is_cluster:
                 raise
@@ -114,7 +118,7 @@ class ClientRouter:
             raise _client_error(error) from error
         return _resp2(reply, pairs=str(command[0]).upper().startswith("XREAD"))
 
-    async def _on_pool(self, command: Sequence[Arg], *, block_for: float) -> Any:
+    async def _on_pool(self, command: Sequence[Arg], *, block_for: float, wait: Sequence[Arg]) -> Any:
         pool = self._client.connection_pool
         connection = await pool.get_connection(*self._pool_args)
         try:
@@ -124,7 +128,16 @@ class ClientRouter:
                 await self._on_connect(_ClientCaller(self, None))
             options = {"timeout": min(block_for, 1e9)} if block_for else {}
             await connection.send_command(*command)
-            return await connection.read_response(disable_decoding=True, **options)
+            reply = await connection.read_response(disable_decoding=True, **options)
+            if not wait:
+                return reply
+            await connection.send_command(*wait)
+            try:
+                return reply, await connection.read_response(timeout=self._retry_for + BLOCK_GRACE_SECONDS)
+            except Exception as error:
+                if isinstance(refusal := _client_error(error), ReplyError):
+                    return reply, refusal
+                raise
         except BaseException as error:
             if "ResponseError" not in {cls.__name__ for cls in type(error).__mro__}:
                 await connection.disconnect(nowait=True)
@@ -143,7 +156,13 @@ class ClientRouter:
         self._has_reconnected = True
 
     async def _insist(
-        self, key: Any, command: Sequence[Arg], *, again: Again | None = None, block_for: float = 0.0
+        self,
+        key: Any,
+        command: Sequence[Arg],
+        *,
+        again: Again | None = None,
+        block_for: float = 0.0,
+        wait: Sequence[Arg] = (),
     ) -> Any:
         loop = asyncio.get_running_loop()
         deadline: float | None = None
@@ -155,7 +174,7 @@ class ClientRouter:
                     await self._on_connect(_ClientCaller(self, target))
                     is_lost = False
                 asked = again() if again and repeat else command
-                return await self.attempt(asked, target=target, block_for=block_for)
+                return await self.attempt(asked, target=target, block_for=block_for, wait=wait)
             except StorageError as error:
                 if block_for and isinstance(error, ConnectionLost):
                     raise

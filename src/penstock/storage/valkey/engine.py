@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from penstock.core.names import check_namespace
-from penstock.errors import PenstockError, StorageError
+from penstock.errors import InvalidOption, PenstockError, StorageError
 from penstock.storage.base import Storage
 from penstock.storage.valkey.calls import Calls
 from penstock.storage.valkey.courier import Courier
@@ -64,7 +64,7 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
     """``Storage`` on Valkey, or Redis 7.0 and newer: standalone, Sentinel, Cluster.
 
     Made by ``from_url``, or with ``client``: an asyncio client of redis-py or valkey-py, which stays the
-    caller's to close.
+    caller's to close. ``replicas``, with such a client: as in a URL.
     """
 
     capabilities = frozenset({"shared", "processes"})
@@ -77,7 +77,16 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
         namespace: str = DEFAULT_NAMESPACE,
         url: str = "a client passed in",
         retry_for: float = 30.0,
+        replicas: int = 0,
     ) -> None:
+        replicas = endpoint.replicas if endpoint else replicas
+        if type(replicas) is not int or replicas < 0:
+            raise InvalidOption(f"replicas must be an integer >= 0, got {replicas!r}.")
+        if replicas and client is not None and hasattr(client, "get_node_from_key"):
+            raise InvalidOption(
+                "replicas is not available with a cluster client, whose connections cannot be told apart. "
+                "Give a URL (valkey+cluster://…?replicas=1), or a client of one server."
+            )
         Running.__init__(self)
         Reading.__init__(self)
         self.url = url
@@ -89,9 +98,7 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
             if endpoint
             else ClientRouter(client, on_connect=identity.prepare, retry_for=retry_for)
         )
-        self._calls = Calls(
-            self._router, keys, identity=identity, replicas=endpoint.replicas if endpoint else 0
-        )
+        self._calls = Calls(self._router, keys, identity=identity, replicas=replicas)
         self._courier = Courier(self._calls, meet=self._register)
         self._lives = Lives(self._calls)
 

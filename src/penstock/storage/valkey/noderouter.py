@@ -6,12 +6,19 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.errors import NotReplicated, StorageError, StorageRefused, StorageUnavailable
+from penstock.errors import NotReplicated, StorageError, StorageUnavailable
 from penstock.storage.valkey.command import Again, Arg, Key, OnConnect
 from penstock.storage.valkey.connection import Connection, ConnectionLost, open_connection
 from penstock.storage.valkey.endpoint import Address, Endpoint
 from penstock.storage.valkey.node import CLOSED, Node, RefusedAfterWait, backoff, ignore_outcome
-from penstock.storage.valkey.replies import REDIRECT, RETRYABLE, ReplyError, check_server, storage_error
+from penstock.storage.valkey.replies import (
+    REDIRECT,
+    RETRYABLE,
+    ReplyError,
+    check_server,
+    replicated,
+    storage_error,
+)
 
 __all__ = ["NodeRouter"]
 
@@ -102,7 +109,7 @@ class NodeRouter:
                 )
                 if isinstance(reply, ReplyError):
                     raise reply
-                return _confirmed(reply, confirmed, replicas=replicas)
+                return replicated(reply, confirmed, replicas=replicas)
             except NotReplicated:
                 raise
             except StorageError as error:
@@ -224,19 +231,3 @@ class NodeRouter:
                 raise storage_error(error, address) from None
             raise
         return connection
-
-
-def _confirmed(reply: Any, confirmed: Any, *, replicas: int) -> Any:
-    """Return the reply of a call that enough replicas have confirmed."""
-    if isinstance(confirmed, ReplyError):
-        if confirmed.code == "NOPERM":
-            raise StorageRefused(f"{confirmed}. The call was carried out. Give the user the right to WAIT")
-        raise NotReplicated(
-            f"written, but no replica has confirmed it: {confirmed}. Repeating the call is safe"
-        )
-    if confirmed < replicas:
-        raise NotReplicated(
-            f"written, but {confirmed} of {replicas} replicas have confirmed it. Repeating the call is safe. Check "
-            "that the replicas run and keep up, or ask for fewer (replicas in the URL)"
-        )
-    return reply

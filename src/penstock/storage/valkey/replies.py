@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from penstock.core.display import visible_in_line
 from penstock.errors import (
+    NotReplicated,
     StorageError,
     StorageFull,
     StorageReadOnly,
@@ -20,7 +21,7 @@ from penstock.errors import (
 )
 from penstock.storage.valkey.command import Caller
 
-__all__ = ["REDIRECT", "RETRYABLE", "ReplyError", "Server", "check_server", "storage_error"]
+__all__ = ["REDIRECT", "RETRYABLE", "ReplyError", "Server", "check_server", "replicated", "storage_error"]
 
 RETRYABLE: Final = frozenset({"LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "NOREPLICAS"})
 """Codes of refusals that pass by themselves; the command was not carried out."""
@@ -137,3 +138,19 @@ def run_id(info: bytes) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.strip().split(".") if part.isdigit())
+
+
+def replicated(reply: Any, confirmed: Any, *, replicas: int) -> Any:
+    """Return the reply of a call that enough replicas have confirmed."""
+    if isinstance(confirmed, ReplyError):
+        if confirmed.code == "NOPERM":
+            raise StorageRefused(f"{confirmed}. The call was carried out. Give the user the right to WAIT")
+        raise NotReplicated(
+            f"written, but no replica has confirmed it: {confirmed}. Repeating the call is safe"
+        )
+    if confirmed < replicas:
+        raise NotReplicated(
+            f"written, but {confirmed} of {replicas} replicas have confirmed it. Repeating the call is safe. Check "
+            "that the replicas run and keep up, or ask for fewer (the option replicas)"
+        )
+    return reply
