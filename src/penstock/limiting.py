@@ -13,7 +13,7 @@ from penstock.core.duration import Duration, milliseconds
 from penstock.core.limits import EVERY_GROUP, Bucket, Limit
 from penstock.core.names import check_group
 from penstock.core.rate import RateLike, parse_rate
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOption, StorageError
 from penstock.optionvalues import whole_number
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["BucketLike", "QueueLimits"]
 
 _MOST: Final = 1_000_000
+_TRIES: Final = 100
 _LARGEST_BUCKET: Final = 2**46
 """Tokens times milliseconds: engines count in parts of a token, in whole numbers."""
 
@@ -56,12 +57,16 @@ class QueueLimits:
         if group is None:
             _check_for_queue(changes)
         storage = await self._storage()
-        while True:
+        for _ in range(_TRIES):
             known = (await storage.limits(self._source.queue)).get(key)
             limit = replace(known or Limit(), **changes)
             is_gone = group is None and limit == Limit()
             if await storage.limit(self._source.queue, key, None if is_gone else limit, expected=known):
                 return limit
+        raise StorageError(
+            f"the limit of queue {self._source.queue!r} was not set: others changed it {_TRIES} times meanwhile. "
+            "Call limit() again."
+        )
 
     async def unlimit(self, *, group: str | None = None) -> None:
         """Remove a limit that was set. A group without its own has that of ``"*"``, if there is one."""

@@ -26,6 +26,7 @@ NOT_RESP = {
     "random": bytes(range(256)) * 4,
     "unfinished": b"$100\r\nabc",
     "long list": b"*100000\r\n",
+    "endless list": b"*1000000000\r\n",
     "deep": b"*1\r\n" * 10_000,
     "negative": b"*-5\r\n$-7\r\n",
 }
@@ -150,6 +151,28 @@ async def test_what_is_no_server_of_ours_is_refused_when_connecting(kind: str) -
                 await app.connect()
             await app.close()
     check(caught.value)
+
+
+async def test_a_list_of_a_billion_elements_does_not_hold_up_the_loop() -> None:
+    """The parser would make the list at once, and take ten seconds to give it up."""
+    loop = asyncio.get_running_loop()
+    turned, longest = loop.time(), 0.0
+
+    async def turn() -> None:
+        nonlocal turned, longest
+        while True:
+            await asyncio.sleep(0.01)
+            longest, turned = max(longest, loop.time() - turned), loop.time()
+
+    async with server(lambda _: b"*1000000000\r\n") as url:
+        turning = asyncio.create_task(turn())
+        app = App(url)
+        with pytest.raises(StorageError, match="1000000000 elements"):
+            await app.connect()
+        await app.close()
+        await asyncio.sleep(0.1)
+        turning.cancel()
+    assert longest < 5
 
 
 @pytest.mark.parametrize("kind", WRONG_TYPES)

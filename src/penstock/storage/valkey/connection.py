@@ -10,6 +10,7 @@ been carried out.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from collections import deque
@@ -33,6 +34,9 @@ _HIGH_WATER: Final = 1 << 20
 # With the looks it takes up to 15 s to notice a silent connection: a call has as long again on another one.
 _STALL_SECONDS: Final = 12.5
 _LOOKS: Final = 5
+_LIST: Final = ord("*")
+_HUGE_LIST: Final = re.compile(rb"\*([0-9]{8,20})\r")
+"""More elements than any reply to us has. The parser makes room for all of them when it is told their number."""
 _pack = cast(Callable[[tuple[Arg, ...]], bytes], hiredis.pack_command)
 
 
@@ -150,6 +154,9 @@ class Connection(asyncio.Protocol):
         self._look_for_stall()
 
     def data_received(self, data: bytes) -> None:
+        if data[0] == _LIST and (huge := _HUGE_LIST.match(data)):
+            self.drop(f"it announced a list of {huge[1].decode()} elements; is it a Valkey or Redis server?")
+            return
         gets, take = self._gets, self._pending.popleft
         try:
             self._reader.feed(data)
