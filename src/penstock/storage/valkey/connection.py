@@ -36,7 +36,7 @@ _STALL_SECONDS: Final = 12.5
 _LOOKS: Final = 5
 _LIST: Final = ord("*")
 _HUGE_LIST: Final = re.compile(rb"\*([0-9]{8,20})\r")
-"""More elements than any reply to us has. The parser makes room for all of them when it is told their number."""
+"""More elements than any reply to us has. The parser makes room for all of them as soon as it reads their number."""
 _pack = cast(Callable[[tuple[Arg, ...]], bytes], hiredis.pack_command)
 
 

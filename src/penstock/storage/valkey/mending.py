@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
 from penstock.core.display import get_logger
 from penstock.core.outcome import damaged_failure
-from penstock.errors import StorageDamaged
+from penstock.errors import StorageDamaged, StorageRefused
 from penstock.storage.entries import count_events
 from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.keys import Keys
@@ -63,7 +64,8 @@ class Mending:
         if not done:
             values |= await self.mend_values(queue, repair=True, counters=True)
         if not (done or values or wrong):
-            wrong = await self._drop_named_keys(queue)
+            with suppress(StorageRefused):  # The user may lack the right to SCAN.
+                wrong = await self._drop_named_keys(queue)
         return done if done or values or wrong else None
 
     async def mend_all(self, queue: str) -> int:
