@@ -149,7 +149,7 @@ def test_the_store_that_is_said_goes_before_the_one_an_app_names(penstock: Shell
     penstock.ok("worker", "tasks:app", *said, "--burst")
 
     assert penstock.json("show", "a", *said)["result"] == "1 to ada"
-    assert "no job 'a'" in penstock.refused("show", "a", *said[:2], code=3)
+    assert "job 'a' was not found" in penstock.refused("show", "a", *said[:2], code=3)
     penstock.ok("enqueue", "--app", "tasks:app", "--task", "send", '{"to": "bob"}', "--id", "b")
     assert penstock.json("show", "b", "--url", "sqlite:///own.db")["state"] == "waiting"
 

@@ -57,14 +57,14 @@ def test_a_job_is_shown_with_its_life(failed: Shell) -> None:
     assert "echo why; exit 3" in text
     assert "claimed" in text
     assert "Traceback" in text
-    assert "no job 'nobody'" in failed.refused("show", "nobody", code=3)
+    assert "job 'nobody' was not found" in failed.refused("show", "nobody", code=3)
 
 
 def test_the_output_of_a_command_is_kept(failed: Shell) -> None:
     assert failed.ok("logs", "good") == "fine\n"
     assert failed.ok("logs", "good", "--json") == '"fine"\n'
     assert failed.ok("logs", "good", "--tail", "0") == ""
-    assert "no job 'nobody'" in failed.refused("logs", "nobody", code=3)
+    assert "job 'nobody' was not found" in failed.refused("logs", "nobody", code=3)
 
 
 def test_output_is_followed_until_the_job_ends(on_both: Shell, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_failed_jobs_are_listed_shown_retried_and_cleared(failed: Shell) -> None
     assert failed.ok("dlq", "retry", "--all", "--matching", "exit 3") == "1 jobs wait again\n"
     assert failed.ok("dlq", "retry", "slow") == "slow waits again\n"
     assert "nothing to retry" in failed.refused("dlq", "retry", "good", code=4)
-    assert "not known" in failed.refused("dlq", "retry", "nobody", code=3)
+    assert "was not found" in failed.refused("dlq", "retry", "nobody", code=3)
     assert "give ids, or --all" in failed.refused("dlq", "retry", code=2)
     assert "choose among --all" in failed.refused("dlq", "retry", "bad", "--matching", "x", code=2)
     failed.ok("worker", "--burst", "--commands")
@@ -133,9 +133,9 @@ def test_verbs_on_jobs_say_what_became_of_each(failed: Shell) -> None:
     assert failed.ok("retry", "bad") == "bad waits again\n"
     assert failed.ok("cancel", "bad", "later") == "bad cancelled\nlater cancelled\n"
     assert "completed already" in failed.refused("cancel", "good", code=4)
-    assert "not known" in failed.refused("cancel", "nobody", code=3)
+    assert "was not found" in failed.refused("cancel", "nobody", code=3)
     assert failed.ok("remove", "good") == "good removed\n"
-    assert failed.json("remove", "later") == [{"id": "later", "answer": "removed"}]
+    assert failed.json("remove", "later") == [{"id": "later", "ref": "default/later", "answer": "removed"}]
     failed.ok("enqueue", "true", "--id", "late", "--delay", "1h")
     assert failed.ok("promote", "late") == "late waits now\n"
     assert "not scheduled" in failed.refused("promote", "late", code=4)
@@ -147,7 +147,8 @@ def test_an_id_that_several_queues_have_needs_the_queue(penstock: Shell) -> None
     penstock.ok("enqueue", "true", "--id", "x", "-q", "a")
     penstock.ok("enqueue", "true", "--id", "x", "-q", "b")
 
-    assert "Say which by --queue" in penstock.refused("show", "x", code=2)
+    assert "it names a/x, b/x" in penstock.refused("show", "x", code=2)
+    assert penstock.json("show", "a/x")["queue"] == "a"
     assert penstock.json("show", "x", "-q", "b")["queue"] == "b"
 
 
@@ -158,12 +159,12 @@ def test_an_id_that_cannot_be_found_keeps_no_verb_from_the_others(penstock: Shel
     run = penstock("remove", "first", "x", " ", "nobody", "second")
     assert (run.returncode, run.stdout) == (2, "first removed\nsecond removed\n")
     several, refused, unknown = run.stderr.splitlines()
-    assert several == "penstock: several queues have a job 'x': a, b. Say which by --queue."
+    assert several.startswith("penstock: 'x' is ambiguous: it names a/x, b/x. Give one of these refs")
     assert "is not allowed as id" in refused
-    assert "nobody is not known" in unknown
+    assert "job 'nobody' was not found" in unknown
     run = penstock("cancel", "third", "x", "\udcff", "last", "--json")
     answers = [row["answer"] for row in json.loads(run.stdout)]
-    assert (run.returncode, answers) == (2, ["cancelled", "in_several_queues", "not_allowed", "cancelled"])
+    assert (run.returncode, answers) == (2, ["cancelled", "ambiguous", "not_allowed", "cancelled"])
     assert "as queue name" in penstock.refused("remove", "last", "-q", "a/b", code=2)
 
 

@@ -211,7 +211,7 @@ async def test_it_fits_80_columns(app: App) -> None:
         for name in ("queues", "jobs"):
             table = screen.top.query_one(f"#{name}", DataTable)
             assert table.virtual_size.width <= 80
-        assert screen.ids == ["0" * 32]
+        assert screen.ids == ["0" * 8]
 
 
 def test_a_sparkline_is_flat_without_values_and_full_at_the_most() -> None:

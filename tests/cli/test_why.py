@@ -51,7 +51,7 @@ def test_why_names_each_cause_and_its_remedy(planted: Shell) -> None:
 def test_why_of_an_unknown_job_fails(on_both: Shell) -> None:
     on_both.ok("enqueue", "true")
     on_both.ok("why", on_both.json("list")[0]["id"])
-    assert "no job 'nobody'" in on_both.refused("why", "nobody", code=3)
+    assert "job 'nobody' was not found" in on_both.refused("why", "nobody", code=3)
 
 
 def test_show_and_list_name_each_cause(planted: Shell) -> None:

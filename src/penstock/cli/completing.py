@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from penstock.cli.flags import Flags
+from penstock.cli.jobids import SHORTEST
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -26,9 +27,10 @@ def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
 
     async def read(app: App) -> AsyncIterator[str]:
         for name in await app.queues():
-            yield name
+            if name.startswith(incomplete):
+                yield name
 
-    return _found(ctx, incomplete, read)
+    return _found(ctx, read)
 
 
 def ids_in(*states: str) -> Completer:
@@ -39,14 +41,22 @@ def ids_in(*states: str) -> Completer:
             for name in await app.queues():
                 for state in states:
                     async for job in app.queue(name).list_jobs(state, limit=_MOST_LOOKED_AT):
-                        yield job.id
+                        if job.id.startswith(incomplete) or _ends(job.id, incomplete):
+                            yield job.id
+                        elif "/" in incomplete and job.ref.startswith(incomplete):
+                            yield job.ref
 
-        return _found(ctx, incomplete, read)
+        return _found(ctx, read)
 
     return complete
 
 
-def _found(ctx: click.Context, incomplete: str, read: Callable[[App], AsyncIterator[str]]) -> list[str]:
+def _ends(id: str, incomplete: str) -> bool:
+    """Return true for the end of an id, as tables show it. Shells that only complete beginnings leave it out."""
+    return len(incomplete) >= SHORTEST and id.endswith(incomplete)
+
+
+def _found(ctx: click.Context, read: Callable[[App], AsyncIterator[str]]) -> list[str]:
     from penstock.cli.connect import run_with_app
     from penstock.cli.settings import Settings
 
@@ -54,8 +64,7 @@ def _found(ctx: click.Context, incomplete: str, read: Callable[[App], AsyncItera
 
     async def look(app: App) -> None:
         async for name in read(app):
-            if name.startswith(incomplete):
-                found.append(name)
+            found.append(name)
             if len(found) >= _MOST:
                 return
 

@@ -1,4 +1,4 @@
-"""From settings to an app, and from an id to the queue its job is in."""
+"""From settings to an app."""
 
 from __future__ import annotations
 
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
     from penstock.app import App
     from penstock.cli.keys import Value
     from penstock.cli.settings import Settings
-    from penstock.info import JobInfo
     from penstock.task import Task
 
 __all__ = [
     "code_names",
-    "find_job",
     "import_app",
     "import_task",
     "is_local",
@@ -252,18 +250,3 @@ async def queues_of(app: App, queue: str | None) -> list[str]:
     from penstock.core.names import check_queue
 
     return await app.queues() if queue is None else [check_queue(queue)]
-
-
-async def find_job(app: App, id: str, queue: str | None) -> JobInfo:
-    """The job of that id, in the queue that was named or in whichever has it."""
-    names = await queues_of(app, queue)
-    found = [job for name in names if (job := await app.queue(name).get_or_none(id)) is not None]
-    if not found:
-        where = "any queue" if queue is None else f"queue {queue!r}"
-        raise NotFound(f"there is no job {id!r} in {where}: it never was, or it is no longer kept.")
-    if len(found) > 1:
-        several = ", ".join(job.queue for job in found)
-        raise CommandLineError(
-            f"several queues have a job {id!r}: {several}. Say which by --queue.", ExitCode.USAGE
-        )
-    return found[0]

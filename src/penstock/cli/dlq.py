@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.connect import find_job, queues_of, run_with_app
+from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, WrongState
 from penstock.cli.flags import Flags
+from penstock.cli.jobids import find_job
 from penstock.cli.jobs import print_jobs
 from penstock.cli.jobs import show as show_job
 from penstock.cli.jobview import title

@@ -166,7 +166,8 @@ async def _enqueue_one(
     if wait:
         return await wait_for(handle, timeout=timeout, as_json=as_json)
     if as_json:
-        print_json({"id": handle.id, "queue": handle.queue, "status": handle.status, "state": handle.state})
+        told = {"id": handle.id, "ref": handle.ref, "queue": handle.queue}
+        print_json({**told, "status": handle.status, "state": handle.state})
     else:
         click.echo(handle.id)
     return 0

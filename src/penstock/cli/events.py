@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from penstock.cli.connect import run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.flags import Flags
+from penstock.cli.jobids import find_job
 from penstock.cli.jobview import happened
 from penstock.cli.output import json_text, jsonable
 from penstock.cli.parameters import command, completes_ids, completes_queues, json_option
@@ -76,7 +77,8 @@ def events(
     after = None if since == "now" else int(since) if since.isdigit() else since
 
     async def read(app: App) -> None:
-        log = app.events(*queue, after=after, follow=follow, types=types or None, id=id)  # type: ignore[arg-type]
+        queues, whole_id = await _job_of(app, queue, id) if id else (queue, None)
+        log = app.events(*queues, after=after, follow=follow, types=types or None, id=whole_id)  # type: ignore[arg-type]
         async for event in log:
             click.echo(
                 _json(event)
@@ -87,7 +89,16 @@ def events(
     run_with_app(Settings(flags), read)
 
 
+async def _job_of(app: App, queues: tuple[str, ...], id: str) -> tuple[tuple[str, ...], str]:
+    """Return the queues to read and the whole id. The log may know a job that the store no longer keeps."""
+    try:
+        job = await find_job(app, id, queues[0] if len(queues) == 1 else None)
+    except NotFound:
+        return queues, id
+    return (job.queue,), job.id
+
+
 def _json(event: Event) -> str:
     """Without the fields that say nothing."""
-    fields = jsonable(event)
+    fields = {**jsonable(event), "ref": event.ref}
     return json_text({name: value for name, value in fields.items() if value not in ("", 0)})

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
-from penstock.cli.connect import find_job, queues_of, run_with_app
+from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
+from penstock.cli.jobids import find_job, short_ids
 from penstock.cli.jobview import BRIEF, SPARE, brief, described, facts, happened, reason_fields
-from penstock.cli.output import print_json, print_table
+from penstock.cli.output import at_terminal, print_json, print_table
 from penstock.cli.parameters import (
     STATES,
     command,
@@ -59,7 +60,9 @@ def print_jobs(jobs: list[JobInfo], reasons: Reasons, *, as_json: bool) -> None:
     if as_json:
         print_json([described(job, reason) for job, reason in with_reasons])
     else:
-        rows = [brief(job, reason) for job, reason in with_reasons]
+        # A script gets whole ids: they stay exact however many jobs there are.
+        shorts = short_ids(job.id for job in jobs) if at_terminal() else {}
+        rows = [brief(job, reason, shown_id=shorts.get(job.id)) for job, reason in with_reasons]
         print_table(BRIEF, rows, empty="no jobs", spare=SPARE)
 
 
@@ -166,7 +169,15 @@ def why(flags: Flags, /, *, id: str, queue: str | None, as_json: bool) -> None:
 
     job, reason = run_with_app(Settings(flags), read)
     if as_json:
-        print_json({"id": job.id, "queue": job.queue, "state": job.state.value, **reason_fields(reason)})
+        print_json(
+            {
+                "id": job.id,
+                "ref": job.ref,
+                "queue": job.queue,
+                "state": job.state.value,
+                **reason_fields(reason),
+            }
+        )
         return
     click.echo(visible_in_line(reason.text))
     if reason.remedy:

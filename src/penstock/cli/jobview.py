@@ -35,8 +35,8 @@ def title(info: JobInfo) -> str:
     return f"{info.task} {payload}" if info.task else str(payload)
 
 
-def brief(info: JobInfo, reason: Reason | None = None) -> tuple[Any, ...]:
-    """Return a row of ``BRIEF``."""
+def brief(info: JobInfo, reason: Reason | None = None, *, shown_id: str | None = None) -> tuple[Any, ...]:
+    """Return a row of ``BRIEF``, with ``shown_id`` for the id if it is given."""
     raw = info.raw
     at_ms = (
         raw.finished_at_ms
@@ -46,7 +46,7 @@ def brief(info: JobInfo, reason: Reason | None = None) -> tuple[Any, ...]:
     )
     tries = f"{info.failures}/{info.attempts}"
     return (
-        info.id,
+        shown_id or info.id,
         info.queue,
         info.state.value,
         _cut(title(info)),
@@ -68,6 +68,7 @@ def described(info: JobInfo, reason: Reason | None = None) -> dict[str, Any]:
     raw = info.raw
     return {
         "id": info.id,
+        "ref": info.ref,
         "queue": info.queue,
         "state": info.state.value,
         "task": info.task,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from penstock.cli.connect import find_job, queues_of, run_with_app
+from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.flags import Flags
+from penstock.cli.jobids import find_job
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
     STATES,
@@ -56,34 +57,54 @@ _NOT_ACTIVE: Final = tuple(state for state in STATES if state != "active")
 Verb = Callable[["Queue", str], Awaitable[Mapping[str, str]]]
 
 
+class _Answer(NamedTuple):
+    """The outcome for one job. ``refusal`` says why the text on the command line names no single job."""
+
+    id: str
+    answer: str
+    ref: str | None = None
+    refusal: str = ""
+
+
 def done_by_id(flags: Flags, ids: tuple[str, ...], queue: str | None, verb: Verb, *, as_json: bool) -> int:
     """Do ``verb`` with each job; say what became of each. The exit code is that of the first that was not done."""
 
-    refusals: dict[str, str] = {}
-
-    async def act(app: App) -> dict[str, str]:
+    async def act(app: App) -> list[_Answer]:
         if queue is not None:
-            # What is wrong with it is no answer of an id: nothing is done then.
+            # Nothing is done if the queue's name is wrong.
             check_queue(queue)
-        answers: dict[str, str] = {}
-        for id in ids:
-            try:
-                job = await find_job(app, id, queue)
-            except NotFound:
-                answers[id] = "not_found"
-            except CommandLineError as error:
-                answers[id], refusals[id] = "in_several_queues", str(error)
-            except InvalidName as error:
-                answers[id], refusals[id] = "not_allowed", str(error)
-            else:
-                answers |= await verb(app.queue(job.queue), id)
-        return answers
+        answers: dict[str, _Answer] = {}
+        for text in ids:
+            found = await _found(app, text, queue)
+            # A job that is named twice is acted on once.
+            if found.ref is None or found.ref not in answers:
+                answers[found.ref or text] = await _done(app, found, verb)
+        return list(answers.values())
 
     answers = run_with_app(Settings(flags), act)
     if as_json:
-        print_json([{"id": _in_utf8(id), "answer": answer} for id, answer in answers.items()])
-    failed = [_say(id, answer, refusals.get(id), silent=as_json) for id, answer in answers.items()]
+        print_json([{"id": _in_utf8(one.id), "ref": one.ref, "answer": one.answer} for one in answers])
+    failed = [_say(one, silent=as_json) for one in answers]
     return next((code for code in failed if code), 0)
+
+
+async def _found(app: App, text: str, queue: str | None) -> _Answer:
+    try:
+        job = await find_job(app, text, queue)
+    except NotFound as error:
+        return _Answer(text, "not_found", refusal=str(error))
+    except CommandLineError as error:
+        return _Answer(text, "ambiguous", refusal=str(error))
+    except InvalidName as error:
+        return _Answer(text, "not_allowed", refusal=str(error))
+    return _Answer(job.id, "found", ref=job.ref)
+
+
+async def _done(app: App, found: _Answer, verb: Verb) -> _Answer:
+    if found.ref is None:
+        return found
+    handle = app.job(found.ref)
+    return found._replace(answer=(await verb(app.queue(handle.queue), handle.id))[handle.id])
 
 
 def _in_utf8(id: str) -> str:
@@ -91,20 +112,19 @@ def _in_utf8(id: str) -> str:
     return id.encode(errors="backslashreplace").decode()
 
 
-def _say(id: str, answer: str, refusal: str | None, *, silent: bool) -> int:
-    if answer in _DONE:
+def _say(one: _Answer, *, silent: bool) -> int:
+    if one.answer in _DONE:
         if not silent:
-            click.echo(f"{id} {_DONE[answer]}")
+            click.echo(f"{one.id} {_DONE[one.answer]}")
         return 0
-    if refusal is not None:
-        if not silent:
-            click.echo(f"penstock: {refusal}", err=True)
-        return ExitCode.USAGE
-    is_unknown = answer == "not_found"
-    why = "is not known: it never was, or it is no longer kept" if is_unknown else _NOT_DONE[answer]
+    is_unknown = one.answer == "not_found"
+    # The job may have gone after it was found.
+    why = "is no longer kept" if is_unknown else _NOT_DONE.get(one.answer, "")
     if not silent:
-        click.echo(f"penstock: {id} {why}.", err=True)
-    return ExitCode.NOT_FOUND if is_unknown else ExitCode.WRONG_STATE
+        click.echo(f"penstock: {one.refusal or f'{one.id} {why}.'}", err=True)
+    if is_unknown:
+        return ExitCode.NOT_FOUND
+    return ExitCode.USAGE if one.refusal else ExitCode.WRONG_STATE
 
 
 @command("cancel")

@@ -13,6 +13,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Static, Tab, TabbedContent, TabPane, Tabs
 
+from penstock.cli.jobids import short_ids
 from penstock.cli.jobs import Reasons, read_reasons
 from penstock.cli.jobview import BRIEF, SPARE, brief, facts, happened
 from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline
@@ -159,7 +160,8 @@ class TopScreen(TextualApp[None]):
 
     def _draw_jobs(self, jobs: Sequence[JobInfo]) -> None:
         self._jobs = {job.ref: job for job in jobs}
-        rows = [brief(job, self._reasons.get((job.queue, job.id))) for job in jobs]
+        shorts = short_ids(job.id for job in jobs)
+        rows = [brief(job, self._reasons.get((job.queue, job.id)), shown_id=shorts[job.id]) for job in jobs]
         columns, cells = fitted(BRIEF, rows, width=self.size.width - 2, spare=SPARE)
         table = self.query_one("#jobs", DataTable)
         if self._chosen is None and self._jobs:

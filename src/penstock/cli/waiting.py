@@ -73,6 +73,7 @@ async def _told(
         print_json(
             {
                 "id": handle.id,
+                "ref": handle.ref,
                 "queue": handle.queue,
                 "state": state,
                 "exit_code": code,
