@@ -53,6 +53,8 @@ class Front:
             await self._relay(reader, writer)
         except OSError:  # the server is down: hang up, as it would
             pass
+        except asyncio.CancelledError:  # by `_shut`, which waits; asyncio would log it
+            pass
         finally:
             writer.transport.abort()
 
@@ -66,11 +68,12 @@ class Front:
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Before the next await, where `_shut` may cancel this task.
+            server_writer.transport.abort()
+            self._forget(link)
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            server_writer.transport.abort()
-            self._forget(link)
 
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, link: object, is_reply: bool

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import subprocess
 import sys
 import threading
@@ -12,8 +14,9 @@ import pytest
 import redis
 
 from tests import servers
+from tests.front import Front
 from tests.processes import is_alive
-from tests.servers import Sentinel, ServerDied, ValkeyCluster, ValkeyServer, free_port, wait_until
+from tests.servers import HOST, Sentinel, ServerDied, ValkeyCluster, ValkeyServer, free_port, wait_until
 from tests.tls_front import TlsFront
 
 
@@ -153,6 +156,14 @@ def test_a_full_server_refuses_writes() -> None:
     with ValkeyServer(maxmemory="1kb") as server, server.client() as client:
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.set("key", "x")
+
+
+def test_a_front_closes_connections_that_end_as_it_does(server: ValkeyServer) -> None:
+    for _ in range(100):
+        with Front(server) as front, socket.create_connection((HOST, front.port)) as client:
+            client.sendall(b"PING\r\n")
+            assert client.recv(100)
+    gc.collect()  # pytest reports what was not closed
 
 
 def test_tls_hangs_up_when_the_server_dies(server: ValkeyServer) -> None:

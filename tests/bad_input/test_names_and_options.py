@@ -34,7 +34,7 @@ def make_task(app: App) -> Task:
     [
         (lambda app: AnyApp(colour="red"), ("an app has no option 'colour'", "There are: attempts")),
         (lambda app: AnyApp(atempts=3), ("Did you mean 'attempts'?",)),
-        (lambda app: app.task(retries=3), ("a task has no option 'retries'", "attempts")),
+        (lambda app: app.task(retries=3), ("a task has no option 'retries'", "max_retries")),
         (lambda app: app.worker(threds=3), ("a worker has no option 'threds'", "threads")),
         (lambda app: any_task(app).options(prority=1), ("task 'pack' has no option", "'priority'?")),
         (lambda app: App(attempts=0), ("attempts=0", "from 1 to")),

@@ -98,12 +98,15 @@ async def server(answer: Callable[[list[bytes]], bytes]) -> AsyncIterator[str]:
     """A server that answers every command with what ``answer`` makes of it, and nothing more."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, ValueError, asyncio.IncompleteReadError):
+        try:
             while head := await reader.readline():
                 command = [await _part(reader) for _ in range(int(head[1:]))]
                 writer.write(answer(command))
                 await writer.drain()
-        writer.close()
+        except (ConnectionError, ValueError, asyncio.IncompleteReadError):
+            pass
+        finally:  # It may be cancelled when the test ends.
+            writer.close()
 
     port = free_port()
     listening = await asyncio.start_server(serve, HOST, port)

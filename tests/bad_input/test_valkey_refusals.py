@@ -24,12 +24,14 @@ async def old_server(version: bytes) -> AsyncIterator[str]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         info = b"# Server\r\nredis_version:" + version + b"\r\n"
-        while command := await _read_command(reader):
-            name = command[0].upper()
-            asked.append(name)
-            writer.write(b"$%d\r\n%b\r\n" % (len(info), info) if name == b"INFO" else b"+OK\r\n")
-            await writer.drain()
-        writer.close()
+        try:
+            while command := await _read_command(reader):
+                name = command[0].upper()
+                asked.append(name)
+                writer.write(b"$%d\r\n%b\r\n" % (len(info), info) if name == b"INFO" else b"+OK\r\n")
+                await writer.drain()
+        finally:  # It may be cancelled when the test ends.
+            writer.transport.abort()
 
     asked: list[bytes] = []
     port = free_port()

@@ -56,11 +56,13 @@ async def fake_server(replies: bytes | None) -> AsyncIterator[str]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         served.add(asyncio.current_task())  # type: ignore[arg-type]
-        await reader.read(1000)
-        if replies is not None:
-            writer.write(replies)
-            await release.wait()
-        writer.transport.abort()
+        try:
+            await reader.read(1000)
+            if replies is not None:
+                writer.write(replies)
+                await release.wait()
+        finally:
+            writer.transport.abort()
 
     port, release = free_port(), asyncio.Event()
     listener = await asyncio.start_server(serve, HOST, port)

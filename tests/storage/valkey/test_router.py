@@ -272,10 +272,12 @@ async def test_a_silent_connection_is_noticed_in_time_for_another_attempt():
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_first = next(connections) == 1
-        while data := await reader.read(1000):
-            if b"SETNAME" in data or not is_first:
-                writer.write(b"+OK\r\n")
-        writer.transport.abort()
+        try:
+            while data := await reader.read(1000):
+                if b"SETNAME" in data or not is_first:
+                    writer.write(b"+OK\r\n")
+        finally:
+            writer.transport.abort()
 
     async with await asyncio.start_server(serve, HOST, port := free_port()):
         async with routing(f"valkey://{HOST}:{port}", on_connect=nothing) as router:
@@ -438,11 +440,13 @@ async def test_a_primary_that_became_a_replica_is_looked_for_anew_and_a_named_re
         named = first.port
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while data := await reader.read(1000):
-                port = str(named).encode()
-                pair = b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%s\r\n" % (len(port), port)
-                writer.write(pair if b"GET-MASTER" in data else b"+OK\r\n")
-            writer.close()
+            try:
+                while data := await reader.read(1000):
+                    port = str(named).encode()
+                    pair = b"*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%s\r\n" % (len(port), port)
+                    writer.write(pair if b"GET-MASTER" in data else b"+OK\r\n")
+            finally:
+                writer.transport.abort()
 
         sentinel_port = free_port()
         listener = await asyncio.start_server(serve, HOST, sentinel_port)
