@@ -79,7 +79,7 @@ def test_jobs_are_drained_cleaned_and_cleared(on_both: Shell) -> None:
     on_both.ok("enqueue", "-", input="true\ntrue\n")
     on_both.ok("worker", "--burst", "--commands")
     assert on_both.ok("clean", "completed", "--older-than", "1h") == "0 jobs removed\n"
-    assert on_both.ok("clean", "completed", "-n", "1") == "1 jobs removed\n"
+    assert on_both.ok("clean", "completed", "-n", "1", "--yes") == "1 jobs removed\n"
     assert "add --yes" in on_both.refused("clear", code=4)
     assert on_both.ok("clear", "-y") == "1 jobs removed\n"
     assert sum(on_both.json("status")["queues"][0][s] for s in ("waiting", "completed", "scheduled")) == 0

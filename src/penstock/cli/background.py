@@ -11,7 +11,7 @@ from penstock.cli.config import shown_argument
 from penstock.cli.detached import Place, places, start_worker, stop_workers
 from penstock.cli.errors import CommandLineError, ExitCode, WrongState
 from penstock.cli.flags import Flags
-from penstock.cli.output import print_json, print_table, when
+from penstock.cli.output import exact, print_json, print_table, when
 from penstock.cli.parameters import PlainCommand, command, json_option
 from penstock.cli.pidfiles import PidRecord, Surroundings
 from penstock.cli.settings import Settings
@@ -116,7 +116,7 @@ def status(flags: Flags, /, *, as_json: bool) -> None:
                 (
                     place.name,
                     record.pid,
-                    when(record.started_at_ms),
+                    (exact if as_json else when)(record.started_at_ms),
                     " ".join(map(shown_argument, record.arguments)),
                     place.log_file,
                 )

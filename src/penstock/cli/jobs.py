@@ -13,7 +13,7 @@ from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.jobids import find_job, short_ids
 from penstock.cli.jobview import BRIEF, SPARE, brief, described, facts, happened, reason_fields
-from penstock.cli.output import at_terminal, print_json, print_table
+from penstock.cli.output import at_terminal, exact, print_json, print_table
 from penstock.cli.parameters import (
     STATES,
     command,
@@ -141,7 +141,10 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
 
     job, reason, events, lost = run_with_app(Settings(flags), read)
     if as_json:
-        timeline = [{"at_ms": e.at_ms, "type": str(e.type), "state": e.state, "run": e.run} for e in events]
+        timeline = [
+            {"at": exact(e.at_ms), "at_ms": e.at_ms, "type": str(e.type), "state": e.state, "run": e.run}
+            for e in events
+        ]
         print_json({**described(job, reason), "timeline": timeline})
         return
     for name, value in facts(job, reason):

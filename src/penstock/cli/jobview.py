@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BRIEF", "SPARE", "brief", "described", "facts", "happened", "reason_fields", "title"]
 
-BRIEF: Final = ("id", "queue", "state", "what", "tries", "when", "why")
-SPARE: Final = ("tries", "queue", "why", "when")
+BRIEF: Final = ("id", "queue", "state", "what", "runs", "when", "why")
+SPARE: Final = ("runs", "queue", "why", "when")
 """What a narrow terminal does without."""
 _LONGEST: Final = 48
 _UNHINDERED: Final = ("ready", "active", "retry", "completed", "failed", "cancelled")
@@ -44,13 +44,12 @@ def brief(info: JobInfo, reason: Reason | None = None, *, shown_id: str | None =
         or raw.run_at_ms * (not raw.is_staged)
         or raw.enqueued_at_ms
     )
-    tries = f"{info.failures}/{info.attempts}"
     return (
         shown_id or info.id,
         info.queue,
         info.state.value,
         _cut(title(info)),
-        tries,
+        info.runs,
         ago(at_ms, time.time_ns() // 1_000_000),
         _cut(_why(info, reason)),
     )
@@ -119,7 +118,10 @@ def facts(job: JobInfo, reason: Reason | None = None) -> list[tuple[str, Any]]:
         ("why", "" if reason is None or job.state in TERMINAL else str(reason)),
         ("what", title(job)),
         ("folder", told["payload"].get("cwd", "") if job.task == COMMAND_TASK else ""),
-        ("failures", f"{job.failures} of {job.attempts} attempts; {_counted(job.runs, 'run')}{_stalls(job)}"),
+        (
+            "runs",
+            f"{_counted(job.runs, 'run')}; {job.failures} of {job.attempts} attempts failed{_stalls(job)}",
+        ),
         ("failure", f"{raw.failure.type}: {raw.failure.message}" if raw.failure else ""),
         ("result", json_text(told["result"]) if job.state == "completed" else ""),
         ("progress", "" if job.progress is None else json_text(job.progress)),

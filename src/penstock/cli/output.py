@@ -23,6 +23,7 @@ __all__ = [
     "ago",
     "at_terminal",
     "console",
+    "exact",
     "fitted",
     "in_one_line",
     "json_text",
@@ -231,10 +232,18 @@ def ago(at_ms: int, now_ms: int) -> str:
 
 
 def when(at_ms: int) -> str:
-    """An instant in local time, to the millisecond."""
+    """Return an instant in local time, to the second: ``2026-11-18 09:30:00``. JSON has the exact one."""
     from datetime import datetime
 
-    return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(" ", "milliseconds") if at_ms else ""
+    return datetime.fromtimestamp(at_ms // 1000).isoformat(" ") if at_ms else ""
+
+
+def exact(at_ms: int) -> str:
+    """Return an instant in UTC, to the millisecond, for JSON."""
+    from datetime import UTC, datetime
+
+    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if at_ms else ""
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -26,14 +26,14 @@ __all__ = ["ask", "clean", "clear", "done_by_queue", "drain", "pause", "resume"]
 _group_option = click.option("--group", metavar="KEY", help="Only the jobs of this group.")
 
 
-def ask(question: str, *, yes: bool) -> None:
+def ask(question: str, *, yes: bool, otherwise: str = "add --yes") -> None:
     """Ask before what cannot be taken back. Raises ``WrongState`` where nobody can answer."""
     if yes:
         return
     import sys
 
     if not sys.stdin.isatty():
-        raise WrongState(f"{question} Nobody can be asked here: add --yes.")
+        raise WrongState(f"{question} Nobody can be asked here: {otherwise}.")
     if not click.confirm(question, err=True):
         raise click.Abort
 
@@ -124,22 +124,36 @@ def drain(flags: Flags, /, *, queue: str | None, scheduled: bool, yes: bool, as_
     "--older-than",
     metavar="DURATION",
     type=duration,
-    default="0s",
-    help="Only those that ended so long ago: 7d.",
+    help="Only those that ended longer ago than this: 7d. Then it does not ask.",
 )
 @click.option("-n", "--limit", metavar="NUMBER", type=whole(1), help="At most so many of each queue. [all]")
 @queue_option
+@yes_option
 @json_option
 @click.pass_obj
 def clean(
-    flags: Flags, /, *, state: str, older_than: str, limit: int | None, queue: str | None, as_json: bool
+    flags: Flags,
+    /,
+    *,
+    state: str,
+    older_than: str | None,
+    limit: int | None,
+    queue: str | None,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Remove jobs that have ended as STATE: completed, failed or cancelled; except those that others wait for.
 
     \b
       penstock clean completed --older-than 1d
+
+    Asks first if no age is given.
     """
-    done = _each_queue(flags, queue, lambda named: named.clean(state, older_than=older_than, limit=limit))
+    if older_than is None:
+        question = f"Remove all {state} jobs of {queue or 'all queues'}?"
+        ask(question, yes=yes, otherwise="add --yes, or give an age: --older-than 1d")
+    age = older_than or "0s"
+    done = _each_queue(flags, queue, lambda named: named.clean(state, older_than=age, limit=limit))
     _tell(done, "removed", as_json=as_json)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from penstock.core.names import check_namespace
-from penstock.errors import InvalidOption, PenstockError, StorageError
+from penstock.errors import InvalidOption, PenstockError, StorageError, StorageRefused
 from penstock.storage.base import Storage
 from penstock.storage.valkey.calls import Calls
 from penstock.storage.valkey.courier import Courier
@@ -151,6 +151,13 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
             lines = (line.partition(":") for line in text.splitlines())
             node = {name: value for name, colon, value in lines if colon}
             facts.append({**node, "time_ms": str(int(seconds) * 1000 + int(micros) // 1000)})
+        try:
+            told = await self._router.call_every_node("CONFIG", "GET", "save")
+        except StorageRefused:
+            return facts  # This user may not ask when snapshots are saved.
+        for node, reply in zip(facts, told, strict=True):
+            [*_, value] = reply.values() if isinstance(reply, dict) else reply
+            node["save"] = value.decode() if isinstance(value, bytes) else str(value)
         return facts
 
     async def shift_clock(self, queue: str, ms: int, *, jump: bool = False) -> None:
