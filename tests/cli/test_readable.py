@@ -9,6 +9,7 @@ import pytest
 from penstock.cli import doctor
 from penstock.cli.output import when
 from tests.cli.conftest import Shell
+from tests.cli.terminal import Terminal
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -62,3 +63,16 @@ def test_doctor_warns_of_no_race_in_sqlite(penstock: Shell) -> None:
     penstock.ok("enqueue", "true")
     found = {finding["what"]: finding for finding in penstock.json("doctor")}
     assert (found["sqlite"]["verdict"], found["sqlite"]["advice"]) == ("ok", "")
+
+
+@pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["one", "pool"])
+def test_the_live_view_of_a_worker_shows_the_command(penstock: Shell, options: tuple[str, ...]) -> None:
+    penstock.ok("enqueue", "--", "sleep", "54.321")
+
+    with Terminal(penstock, "worker", "--commands", *options) as terminal:
+        shown = terminal.read_until("sleep 54.321")
+        assert "penstock.command" not in shown
+        terminal.press("\x03")
+        terminal.read_until("stopping")
+        terminal.press("\x03")
+        terminal.wait()

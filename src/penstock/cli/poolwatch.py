@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
+from penstock.core.command import COMMAND_TASK, command_text
 from penstock.errors import EventsLost, StorageError
 from penstock.worker.recovery import connected
 
@@ -22,13 +25,17 @@ _LAST_LOOK_S: Final = 3.0
 
 
 @contextmanager
-def followed(worker: Worker, heard: Callable[[Event], None]) -> Iterator[None]:
+def followed(
+    worker: Worker, heard: Callable[[Event], None], *, with_commands: bool = False
+) -> Iterator[None]:
     """Call ``heard`` with every event of the worker's processes, in a thread, until the block has ended.
+
+    ``with_commands``: the claim of a command job has the command instead of the task's name, read from the store.
 
     Raises ``StorageError`` if the store is not there for as long as a worker waits for it at its start: before there
     is a process that would fail for it for ever.
     """
-    follower = _Follower(worker, heard, asyncio.run(_ends(worker)))
+    follower = _Follower(worker, heard, asyncio.run(_ends(worker)), with_commands=with_commands)
     follower.start()
     try:
         yield
@@ -44,12 +51,15 @@ async def _ends(worker: Worker) -> dict[str, int]:
 
 
 class _Follower(threading.Thread):
-    def __init__(self, worker: Worker, heard: Callable[[Event], None], offsets: dict[str, int]) -> None:
+    def __init__(
+        self, worker: Worker, heard: Callable[[Event], None], offsets: dict[str, int], *, with_commands: bool
+    ) -> None:
         super().__init__(name="penstock-poolwatch", daemon=True)
         self._app = worker.app
         self._names = f"{worker.options.name}-"
         self._heard = heard
         self._offsets = offsets
+        self._with_commands = with_commands
         self._began = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -90,4 +100,10 @@ class _Follower(threading.Thread):
         async for event in events:
             self._offsets[event.queue] = event.seq
             if event.worker.startswith(self._names):
-                self._heard(event)
+                self._heard(await self._described(event))
+
+    async def _described(self, event: Event) -> Event:
+        if not self._with_commands or event.type != "claimed" or event.task != COMMAND_TASK:
+            return event
+        job = await self._app.job(event.ref).get_or_none()
+        return event if job is None else replace(event, task=command_text(job.raw.payload))

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.cli.output import at_terminal, console, fitted, rich_table, span
+from penstock.cli.jobids import short_ids
+from penstock.cli.output import at_terminal, console, fitted, in_one_line, rich_table, span
 from penstock.cli.poolwatch import followed
 from penstock.core.display import LogFormat, StderrLog, get_logger, log_to_stderr
 from penstock.opening import shown_store
@@ -43,7 +44,7 @@ def shown(worker: Worker, *, live: bool, log_format: LogFormat, verbose: bool) -
             if not isinstance(view, _PoolView):
                 yield
                 return
-            with followed(worker, view.hear):
+            with followed(worker, view.hear, with_commands=True):
                 yield
         return
     log_to_stderr(StderrLog(log_format))
@@ -99,7 +100,7 @@ def _log_event(event: Event, *, verbose: bool) -> None:
 class _Running(NamedTuple):
     queue: str
     id: str
-    task: str
+    what: str
     age_s: float
     note: str = ""
 
@@ -143,18 +144,24 @@ class _View:
             "   ".join(f"{name} {counts[name]}" for name in _COUNTED),
             ("\nCtrl-C stops it: running jobs finish first; twice hands them back.\n", "dim"),
         )
-        rows = [(job.queue, job.id, job.task, span(job.age_s * 1000), job.note) for job in running]
+        recent = list(self._recent)
+        shorts = short_ids([*(job.id for job in running), *(row[2] for row in recent)])
+        rows = [
+            (job.queue, shorts[job.id], in_one_line(job.what), span(job.age_s * 1000), job.note)
+            for job in running
+        ]
+        ended = [(at, what, shorts[id], *rest) for at, what, id, *rest in recent]
         return Group(
             head,
-            _table(("queue", "id", "task", "for", ""), rows[:_MOST_RUNNING], title="running"),
+            _table(("queue", "id", "what", "for", ""), rows[:_MOST_RUNNING], title="running"),
             "",
-            _table(("at", "what", "id", "took", "why"), list(self._recent), title="ended"),
+            _table(("at", "what", "id", "took", "why"), ended, title="ended"),
         )
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]], *, title: str) -> RenderableType:
     width = console().width
-    spare = ("task", "queue", "at", "why") if rows else ()
+    spare = ("queue", "at", "why") if rows else ()
     return rich_table(*fitted(columns, rows, width=width, spare=spare), title=title, width=width)
 
 
@@ -177,8 +184,17 @@ class _OneView(_View):
         return {name: getattr(stats, name) for name in _COUNTED}
 
     def _running(self) -> list[_Running]:
-        active = self._worker.health().active
-        return [_Running(j.queue, j.id, j.task, j.age_s, "stuck" if j.stuck else "") for j in active]
+        active, commands = self._worker.health().active, self._worker.commands()
+        return [
+            _Running(
+                job.queue,
+                job.id,
+                commands.get((job.queue, job.id), job.task),
+                job.age_s,
+                "stuck" if job.stuck else "",
+            )
+            for job in active
+        ]
 
 
 class _PoolView(_View):

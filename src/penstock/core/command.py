@@ -60,3 +60,11 @@ def decode_command(payload: bytes) -> CommandLine:
         raise InvalidInput(
             f"the payload is no command: {error}. Enqueue it by `penstock enqueue`."
         ) from error
+
+
+def command_text(payload: bytes) -> str:
+    """Return the command of a payload for people to read; the name of the task if there is none."""
+    try:
+        return _decode(payload).command
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return COMMAND_TASK

@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from penstock.core.command import COMMAND_TASK, command_text
 from penstock.core.text import storable
 
 if TYPE_CHECKING:
     from penstock.worker.shift import Shift
 
-__all__ = ["ActiveJob", "Description", "Health", "WorkerState", "WorkerStats", "describe", "examine"]
+__all__ = [
+    "ActiveJob",
+    "Description",
+    "Health",
+    "WorkerState",
+    "WorkerStats",
+    "describe",
+    "examine",
+    "running_commands",
+]
 
 WorkerState = Literal["new", "starting", "running", "paused", "stopping", "stopped"]
 
@@ -109,6 +119,12 @@ def examine(shift: Shift) -> Health:
             for run in running
         ),
     )
+
+
+def running_commands(shift: Shift) -> dict[tuple[str, str], str]:
+    """Return the commands of the command jobs that run, by queue and id."""
+    runs = [run for run in list(shift.executor.running) if run.lease.options.task == COMMAND_TASK]
+    return {(run.lane.name, run.lease.id): command_text(run.lease.payload) for run in runs}
 
 
 def describe(shift: Shift) -> bytes:

@@ -25,7 +25,7 @@ from penstock.worker import pool, recovery, signals
 from penstock.worker.deadlines import PATIENCE_S
 from penstock.worker.events import Listener, Listeners
 from penstock.worker.handlers import BatchHandler, Handler, Handlers
-from penstock.worker.health import Health, WorkerState, WorkerStats
+from penstock.worker.health import Health, WorkerState, WorkerStats, running_commands
 from penstock.worker.hooks import Hook, run_start_hooks, run_stop_hooks
 from penstock.worker.options import WorkerKeywords, WorkerOptions, read_options
 from penstock.worker.shift import Shift
@@ -117,6 +117,10 @@ class Worker:
                 state="running", consuming=True, reason="each of its processes has a health of its own"
             )
         return Health(state=self.state, consuming=False, reason=f"the worker is {self.state}")
+
+    def commands(self) -> dict[tuple[str, str], str]:
+        """Return the shell commands that run now, by queue and id; may be called from any thread."""
+        return {} if self._shift is None else running_commands(self._shift)
 
     @property
     def probe_url(self) -> str | None:
