@@ -111,7 +111,7 @@ def test_an_example_prints_what_it_says(
 NOT_RUN: Final = {
     "README.md": (1, "it needs a table of the reader"),
     "history.md": (1, "it needs a session with a catalog"),
-    "spark.md": (7, "they go on from tables and sessions of the reader"),
+    "spark.md": (6, "they go on from tables and sessions of the reader"),
 }
 """The fragments of each page, and why they cannot be run."""
 
