@@ -56,7 +56,7 @@ class Penstock(peer.Adapter):
 
     async def enqueue_bulk(self, payloads):
         for part in peer.chunks(payloads, peer.opt("batch", 1000)):
-            await noop.enqueue_many([{"data": p} for p in part])
+            await noop.enqueue_many([noop.job(data=p) for p in part])
 
     async def worker(self):
         await app.worker(queues=[peer.QUEUE], concurrency=peer.opt("concurrency", 200)).run()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.core.dedup import Dedup
     from penstock.core.event import Event
     from penstock.core.ids import content_id, uuid7
-    from penstock.core.job import Conflict
+    from penstock.core.job import Conflict, Enqueued
     from penstock.core.lifecycle import EventType, State
     from penstock.core.limits import Bucket, GroupState, Limit
     from penstock.core.rate import Rate
@@ -63,25 +63,33 @@ if TYPE_CHECKING:
     from penstock.flow import Dag, Flow, FlowHandle, FlowNode, chain, chord, group
     from penstock.handle import JobHandle
     from penstock.info import JobInfo, WorkerInfo
-    from penstock.intake import EnqueueCall
+    from penstock.intake import EnqueueCall, EnqueueMiddleware, EnqueueNext
     from penstock.leased import Signal
+    from penstock.options import BatchOptions, CallOptions, DispatchOptions, JobOptions, TaskOptions
     from penstock.queue import Queue
     from penstock.scheduler import SchedulerInfo
     from penstock.searching import SearchPage
     from penstock.serde import Serde, register_serde
     from penstock.storage.sqlite.backup import backup, restore
     from penstock.subscription import Subscription
-    from penstock.task import Dispatch, JobSpec, Task
+    from penstock.task import Dispatch, FunctionTask, JobSpec, Task
     from penstock.why import Reason
-    from penstock.worker.after import Execution
+    from penstock.worker.after import AfterExecution, Execution
     from penstock.worker.context import JobContext, current_job
+    from penstock.worker.hooks import Hook
+    from penstock.worker.middleware import CallNext, Middleware
+    from penstock.worker.options import WorkerOptions
     from penstock.worker.worker import Worker
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AfterExecution",
     "App",
+    "BatchOptions",
     "Bucket",
+    "CallNext",
+    "CallOptions",
     "Child",
     "Claim",
     "ClaimedJob",
@@ -94,7 +102,11 @@ __all__ = [
     "DeadLetter",
     "Dedup",
     "Dispatch",
+    "DispatchOptions",
     "EnqueueCall",
+    "EnqueueMiddleware",
+    "EnqueueNext",
+    "Enqueued",
     "Event",
     "EventType",
     "EventsLost",
@@ -104,7 +116,9 @@ __all__ = [
     "Flow",
     "FlowHandle",
     "FlowNode",
+    "FunctionTask",
     "GroupState",
+    "Hook",
     "InvalidInput",
     "InvalidName",
     "InvalidOption",
@@ -116,10 +130,12 @@ __all__ = [
     "JobHandle",
     "JobInfo",
     "JobNotFound",
+    "JobOptions",
     "JobSpec",
     "LeaseLost",
     "Limit",
     "MemoryLimitExceeded",
+    "Middleware",
     "NotReplicated",
     "PayloadTooLarge",
     "PenstockError",
@@ -149,12 +165,14 @@ __all__ = [
     "Subscription",
     "Suspend",
     "Task",
+    "TaskOptions",
     "UnknownTask",
     "Unrecoverable",
     "Verdict",
     "WaitForChildren",
     "Worker",
     "WorkerInfo",
+    "WorkerOptions",
     "__version__",
     "backup",
     "chain",
@@ -175,7 +193,7 @@ _NAMES = {
     "core.dedup": "Dedup",
     "core.event": "Event",
     "core.ids": "content_id uuid7",
-    "core.job": "Conflict",
+    "core.job": "Conflict Enqueued",
     "core.lifecycle": "EventType State",
     "core.limits": "Bucket GroupState Limit",
     "core.rate": "Rate",
@@ -191,18 +209,22 @@ _NAMES = {
     "flow": "Dag Flow FlowHandle FlowNode chain chord group",
     "handle": "JobHandle",
     "info": "JobInfo WorkerInfo",
-    "intake": "EnqueueCall",
+    "intake": "EnqueueCall EnqueueMiddleware EnqueueNext",
     "leased": "Signal",
+    "options": "BatchOptions CallOptions DispatchOptions JobOptions TaskOptions",
     "queue": "Queue",
     "scheduler": "SchedulerInfo",
     "searching": "SearchPage",
     "serde": "Serde register_serde",
     "storage.sqlite.backup": "backup restore",
     "subscription": "Subscription",
-    "task": "Dispatch JobSpec Task",
+    "task": "Dispatch FunctionTask JobSpec Task",
     "why": "Reason",
-    "worker.after": "Execution",
+    "worker.after": "AfterExecution Execution",
     "worker.context": "JobContext current_job",
+    "worker.hooks": "Hook",
+    "worker.middleware": "CallNext Middleware",
+    "worker.options": "WorkerOptions",
     "worker.worker": "Worker",
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}

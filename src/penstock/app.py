@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ from penstock.core.job import Options
 from penstock.core.names import check_namespace, check_queue, check_task, split_ref
 from penstock.core.retry import BackoffFunction, custom_name
 from penstock.core.size import Size, byte_count
-from penstock.decorators import BatchDecorator, TaskDecorator
+from penstock.decorators import BatchDecorator, Other, TaskDecorator
 from penstock.errors import InvalidOption, UnknownTask
 from penstock.events import EventTypes, Filter, Offsets, app_events, offset_of
 from penstock.hooks import AppHooks
@@ -38,18 +38,20 @@ from penstock.queue import Queue
 from penstock.schedulers import AppSchedulers
 from penstock.serde import Serde, resolve_serde
 from penstock.signature import Signature
-from penstock.task import Task, resolve_limits, resolve_runner
+from penstock.task import FunctionTask, Task, resolve_limits, resolve_runner
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.deadletter import DeadLetter
     from penstock.flow.handle import FlowHandle
-    from penstock.flow.parts import Part
+    from penstock.flow.parts import Ending, Part
     from penstock.handle import JobHandle
     from penstock.session import Session
     from penstock.storage.base import Storage
     from penstock.subscription import Subscription, SubscriptionOptions
     from penstock.sync import SyncApp
+    from penstock.worker.context import JobContext
+    from penstock.worker.options import WorkerOptions
     from penstock.worker.worker import Worker
 
 __all__ = ["App"]
@@ -115,9 +117,25 @@ class App(AppHooks, AppSchedulers):
     # Tasks and queues
 
     @overload
-    def task(self, func: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    def task(
+        self, func: Callable[Concatenate[Other, ...], Coroutine[Any, Any, R]], /
+    ) -> FunctionTask[..., R, ..., Coroutine[Any, Any, R]]: ...
     @overload
-    def task(self, func: Callable[P, R], /) -> Task[P, R]: ...
+    def task(
+        self, func: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /
+    ) -> FunctionTask[P, R, Concatenate[JobContext, P], Coroutine[Any, Any, R]]: ...
+    @overload
+    def task(  # type: ignore[overload-overlap]  # as in TaskDecorator, which has the same overloads
+        self, func: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> FunctionTask[P, R, P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def task(self, func: Callable[Concatenate[Other, ...], R], /) -> FunctionTask[..., R, ..., R]: ...
+    @overload
+    def task(
+        self, func: Callable[Concatenate[JobContext, P], R], /
+    ) -> FunctionTask[P, R, Concatenate[JobContext, P], R]: ...
+    @overload
+    def task(self, func: Callable[P, R], /) -> FunctionTask[P, R, P, R]: ...
     @overload
     def task(
         self,
@@ -236,13 +254,13 @@ class App(AppHooks, AppSchedulers):
         queue, id = split_ref(ref)
         return self.queue(queue).job(id)
 
-    def flow(self, ref: str) -> FlowHandle:
+    def flow(self, ref: str) -> FlowHandle[Any]:
         """Return a handle for the flow that leads to the job of this ``ref``. The store is not asked yet."""
         from penstock.flow.handle import FlowHandle
 
         return FlowHandle(self, [self.job(ref)])
 
-    async def enqueue_flow(self, flow: Part) -> FlowHandle:
+    async def enqueue_flow(self, flow: Ending[R]) -> FlowHandle[R]:
         """Put a flow in: ``Flow``, ``chain``, ``group``, ``chord``, ``Dag``, or a single ``task.job(...)``.
 
         The whole of it is written in one step, in the queue of its root, or nothing. Jobs of other queues are
@@ -253,16 +271,16 @@ class App(AppHooks, AppSchedulers):
             InvalidInput: a cycle, which is named; arguments or options that cannot be.
             JobNotFound: a job of the root's queue that is waited for is not known.
         """
-        [handle] = await self.enqueue_flows([flow])
+        [handle] = await self.enqueue_flows([cast("Part", flow)])
         return handle
 
-    async def enqueue_flows(self, flows: Iterable[Part]) -> list[FlowHandle]:
+    async def enqueue_flows(self, flows: Iterable[Part]) -> list[FlowHandle[Any]]:
         """Put many flows in, hundreds per round trip. All are checked before the first is written."""
         from penstock.flow.enqueue import enqueue_flows
 
         return await enqueue_flows(self, flows)
 
-    def worker(self, **options: Any) -> Worker:
+    def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
         """A worker for this app's tasks; see ``penstock.worker.worker.Worker`` for the options."""
         from penstock.worker.worker import Worker
 
@@ -372,7 +390,7 @@ class App(AppHooks, AppSchedulers):
             signature, batching = batch_signature(func, batching, runner=runner, takes_context=takes_context)
         serde = self.serde if "serde" not in given else resolve_serde(given["serde"])
         result_serde = self.result_serde if "serde" not in given else serde
-        task: Task[..., Any] = Task(
+        task: Task[..., Any] = FunctionTask(
             self,
             func,
             name=name,

@@ -3,7 +3,7 @@
 ::
 
     @app.enqueue_middleware
-    async def tenants_first(call: EnqueueCall, call_next: CallNext) -> Answers:
+    async def tenants_first(call: EnqueueCall, call_next: EnqueueNext) -> Answers:
         return await call_next(call.changed(priority=-1) if tenant.get() == "big" else call)
 
 A layer sees what goes to the store in one call of the user's: one job of ``enqueue`` and ``call``, all of
@@ -25,7 +25,7 @@ from penstock.core.job import Enqueued, NewJob
 from penstock.core.size import describe_size
 from penstock.errors import InvalidOption, PayloadTooLarge
 
-__all__ = ["Answers", "CallNext", "EnqueueCall", "EnqueueMiddleware", "Intake"]
+__all__ = ["Answers", "EnqueueCall", "EnqueueMiddleware", "EnqueueNext", "Intake"]
 
 Answers: TypeAlias = Sequence[Enqueued]
 
@@ -45,8 +45,8 @@ class EnqueueCall(msgspec.Struct, frozen=True):
         return EnqueueCall(self.queue, tuple(map(change, self.jobs)))
 
 
-CallNext: TypeAlias = Callable[[EnqueueCall], Awaitable[Answers]]
-EnqueueMiddleware: TypeAlias = Callable[[EnqueueCall, CallNext], Awaitable[Answers]]
+EnqueueNext: TypeAlias = Callable[[EnqueueCall], Awaitable[Answers]]
+EnqueueMiddleware: TypeAlias = Callable[[EnqueueCall, EnqueueNext], Awaitable[Answers]]
 
 
 class Intake:
@@ -80,7 +80,7 @@ class Intake:
             self._check(call, given)
             return await send(call.jobs)
 
-        call_next: CallNext = innermost
+        call_next: EnqueueNext = innermost
         for layer in reversed(self.layers):
             call_next = _around(layer, call_next)
         given = EnqueueCall(queue, tuple(jobs))
@@ -139,7 +139,7 @@ class Intake:
                 )
 
 
-def _around(layer: EnqueueMiddleware, inner: CallNext) -> CallNext:
+def _around(layer: EnqueueMiddleware, inner: EnqueueNext) -> EnqueueNext:
     def call_next(call: EnqueueCall) -> Awaitable[Answers]:
         return layer(call, inner)
 

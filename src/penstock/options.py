@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Any, Final, Literal, Required, TypeAlias, TypedDict
+from typing import Any, Final, Literal, Required, TypeAlias, TypedDict, cast
 
 import msgspec
 
@@ -29,17 +29,20 @@ from penstock.serde import Serde
 
 __all__ = [
     "DEFAULTS",
+    "DISPATCH",
     "PLACEMENT",
     "TASK",
     "TREATMENT",
     "BatchOptions",
     "CallOptions",
     "DefaultOptions",
+    "DispatchOptions",
     "JobOptions",
     "OnConflict",
     "Placement",
     "TaskOptions",
     "Treatment",
+    "overridden",
     "placed",
     "placement",
     "refuse_unknown",
@@ -50,24 +53,18 @@ OnConflict: TypeAlias = Literal["default", "absent", "redispatch"] | Conflict
 
 # What people pass on from an optional argument of their own: None is as good as not given.
 _NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers", "hold", "dedup", "after"})
+_ALTERNATIVES: Final = {
+    "attempts": "max_retries",
+    "max_retries": "attempts",
+    "delay": "run_at",
+    "run_at": "delay",
+}
 _TIMES: Final = ("delay_ms", "run_at_ms")
 _ANNEX: Final = ("group", "cost", "headers", "holds")
 _UNSAID: Final = {name: getattr(EMPTY_ANNEX, name) for name in _ANNEX}
 
 
-class _Untimed(TypedDict, total=False):
-    """Treatment but for ``timeout``."""
-
-    attempts: int
-    max_retries: int
-    backoff: Backoff | Duration | BackoffFunction
-    max_stalls: int
-    result_ttl: Duration | None
-    failure_ttl: Duration | None
-    version: str
-
-
-class Treatment(_Untimed, total=False):
+class Treatment(TypedDict, total=False):
     """How a job is treated.
 
     - ``attempts``: run at most so many times if it fails (default 3).
@@ -79,7 +76,14 @@ class Treatment(_Untimed, total=False):
     - ``version``: of the task, shown in events.
     """
 
+    attempts: int
+    max_retries: int
+    backoff: Backoff | Duration | BackoffFunction
     timeout: Duration | None
+    max_stalls: int
+    result_ttl: Duration | None
+    failure_ttl: Duration | None
+    version: str
 
 
 class Placement(TypedDict, total=False):
@@ -121,11 +125,19 @@ class Placement(TypedDict, total=False):
 
 
 class JobOptions(Treatment, Placement, total=False):
-    """Both kinds in one call, where no function's parameters can be mistaken for them."""
+    """Both kinds: all options of a job, as ``queue.enqueue(payload, **options)`` takes them."""
 
 
-class CallOptions(_Untimed, Placement, total=False):
-    """The same for calls, whose ``timeout`` is how long to wait."""
+class CallOptions(JobOptions, total=False):
+    """The options of a call: those of the job, and ``wait``, how long to wait for its end (default: no limit)."""
+
+    wait: Duration | None
+
+
+class DispatchOptions(CallOptions, total=False):
+    """The options of ``task.options(...)``: all options of a job and of a call, and ``queue``."""
+
+    queue: str | None
 
 
 class DefaultOptions(Treatment, total=False):
@@ -164,6 +176,7 @@ class BatchOptions(TaskOptions, total=False):
 
 DEFAULTS: Final = frozenset(DefaultOptions.__annotations__)
 TASK: Final = frozenset(BatchOptions.__annotations__)
+DISPATCH: Final = frozenset(DispatchOptions.__annotations__)
 TREATMENT: Final = frozenset(Treatment.__annotations__)
 PLACEMENT: Final = frozenset(Placement.__annotations__)
 
@@ -226,6 +239,12 @@ def _tied(fields: dict[str, Any]) -> dict[str, Any]:
         annex = fields.get("annex", EMPTY_ANNEX)
         fields["annex"] = msgspec.structs.replace(annex, flow=uuid7(), has_dependencies=True)
     return fields
+
+
+def overridden(given: DispatchOptions, nearer: DispatchOptions) -> DispatchOptions:
+    """Return both with the nearer option winning, also where two options say the same thing in different ways."""
+    kept = {name: value for name, value in given.items() if _ALTERNATIVES.get(name) not in nearer}
+    return cast(DispatchOptions, {**kept, **nearer})
 
 
 def placed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,11 +103,13 @@ class Queue(QueueAdmin, QueueSchedulers):
         jobs = [NewJob(id, payload, treated, **fields) for id, payload in zip(names, data, strict=True)]
         return await enqueue_many(self._source, jobs)
 
-    async def call(
-        self, payload: Any, *, timeout: Duration | None = None, task: str = "", **options: Unpack[CallOptions]
-    ) -> Any:
-        """Put one payload in and wait for its result, at most ``timeout``. Raises as ``enqueue`` and ``result`` do."""
-        return await call(self._source, self._build(payload, task, options), timeout)
+    async def call(self, payload: Any, *, task: str = "", **options: Unpack[CallOptions]) -> Any:
+        """Enqueue one payload and wait for its result, at most for the option ``wait``.
+
+        Raises what ``enqueue`` and ``JobHandle.result`` raise.
+        """
+        wait = options.pop("wait", None)
+        return await call(self._source, self._build(payload, task, options), wait)
 
     async def schedule(
         self,
@@ -121,10 +123,9 @@ class Queue(QueueAdmin, QueueSchedulers):
         """Have jobs with this payload come again: ``app.schedule`` for payloads, with the options of ``enqueue``."""
         return await self._put_scheduler(name, self._build(payload, task, options or {}), when)
 
-    def prepare(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> JobSpec:
+    def prepare(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> JobSpec[Any]:
         """One payload that is not in yet, for flows; takes what ``enqueue`` takes."""
-        job = self._build(payload, task, options)
-        return JobSpec(self._source, lambda _: job)
+        return JobSpec(self._source, self._build(payload, task, options))
 
     def job(self, id: str) -> JobHandle[Any]:
         """A handle for a known id. Nothing is asked of the store yet."""

@@ -37,7 +37,7 @@ class AppSchedulers:
     def __init__(self) -> None:
         self._declared: dict[tuple[str, str], Plan] = {}
 
-    async def schedule(self, name: str, job: JobSpec, **when: Unpack[When]) -> SchedulerInfo:
+    async def schedule(self, name: str, job: JobSpec[Any], **when: Unpack[When]) -> SchedulerInfo:
         """Have a job come again: ``await app.schedule("nightly", report.job(), cron="0 3 * * *", tz="Europe/Berlin")``.
 
         ``job`` is a template, with whatever options it was made with but ``run_at``; the id of each job is the

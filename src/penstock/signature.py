@@ -51,6 +51,8 @@ class Signature:
     """The parameter that gets the job's context, if there is one."""
     takes_first: bool
     """Whether a result can be passed as the first argument: there is one, and it has a name of its own."""
+    takes_any_name: bool
+    """True if the function has ``**kwargs``."""
     result_type: Any
     """The return annotation, ``Any`` without one."""
 
@@ -85,6 +87,7 @@ class Signature:
             parameters=tuple(p.name for p in payload),
             context_parameter=context,
             takes_first=bool(payload) and payload[0].kind in (*_ORDINARY, Parameter.POSITIONAL_ONLY),
+            takes_any_name=any(p.kind is Parameter.VAR_KEYWORD for p in payload),
             result_type=result_type,
             _shown=f"{name}{bindable}",
             _pack=packed if ordinary else _binder(bindable, packed),

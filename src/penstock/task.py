@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
 
 import msgspec
 from msgspec.structs import replace
@@ -13,14 +14,14 @@ from msgspec.structs import replace
 from penstock.batching import Batching
 from penstock.bulk import enqueue_many
 from penstock.core.display import shown
-from penstock.core.duration import Duration
+from penstock.core.duration import milliseconds
 from penstock.core.ids import uuid7
 from penstock.core.job import NewJob, Options
 from penstock.core.names import check_queue
 from penstock.core.sandbox import SandboxLimits, sandbox_limits
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.handle import JobHandle, call
-from penstock.options import PLACEMENT, TREATMENT, JobOptions, placed, refuse_unknown
+from penstock.options import DISPATCH, DispatchOptions, overridden, placed, refuse_unknown
 from penstock.optionvalues import listed
 from penstock.serde import Raw
 from penstock.signature import Signature
@@ -31,115 +32,131 @@ if TYPE_CHECKING:
     from penstock.serde import Serde
     from penstock.sync import SyncDispatch, SyncTask
 
-__all__ = ["Dispatch", "JobSpec", "Runner", "Task", "resolve_limits", "resolve_runner"]
+__all__ = ["Dispatch", "FunctionTask", "JobSpec", "Runner", "Task", "resolve_limits", "resolve_runner"]
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+C = TypeVar("C")
+R_co = TypeVar("R_co", covariant=True)
 
 Runner: TypeAlias = Literal["async", "thread", "process", "sandbox"]
 
-_DISPATCH: Final = TREATMENT | PLACEMENT | {"queue"}
 
-
-class JobSpec:
+class JobSpec(Generic[R_co]):
     """One job that is not in a queue yet: its arguments are checked and encoded, and it has its id.
 
-    Made by ``task.job(...)`` for ``enqueue_many`` and for flows. To put the same one in twice is to put in a
-    duplicate. One whose first argument is missing is for flows alone: a result can take its place.
+    ``task.job(...)`` makes one for ``enqueue_many`` and for flows. A spec that is enqueued twice is a duplicate
+    the second time. ``task.partial(...)`` makes one whose first argument is the result of the job before it in a
+    flow: ``takes_result`` says so.
     """
 
-    __slots__ = ("_build", "_error", "_job", "id", "queue", "source", "takes_result")
+    __slots__ = ("_job", "dispatch", "id", "queue", "source", "takes_result")
 
     def __init__(
-        self, source: Source, build: Callable[[bool], NewJob], *, takes_result: bool = False
+        self,
+        source: Source,
+        job: NewJob,
+        dispatch: Dispatch[..., Any] | None = None,
+        *,
+        takes_result: bool = False,
     ) -> None:
+        self.id = job.id
         self.queue = source.queue
         self.source = source
+        self.dispatch = dispatch
         self.takes_result = takes_result
-        """Whether a result can be passed to it."""
-        self._build = build
-        self._job: NewJob | None = None
-        self._error: InvalidInput | None = None
-        try:
-            self._job = job = build(False)
-        except InvalidInput as error:
-            if not takes_result:
-                raise
-            job, self._error = self._without_first(error), error
-        self.id = job.id
+        self._job = job
 
     def __repr__(self) -> str:
         return f"<JobSpec {self.queue}/{self.id}>"
 
     @property
     def job(self) -> NewJob:
-        """Raises ``InvalidInput`` if its first argument is missing."""
-        if self._job is None:
-            assert self._error is not None
-            raise self._error
+        """The job to enqueue. Raises ``InvalidInput`` if its first argument is missing."""
+        if self.takes_result:
+            assert self.dispatch is not None
+            name = self.dispatch.task.name
+            raise InvalidInput(
+                f"{name}.partial(...) takes its first argument from the result of the job before it, and nothing "
+                f"is before it here. Use {name}.job(...) with all arguments."
+            )
         return self._job
 
     def passing(self) -> NewJob:
-        """The job without its first argument, for a result to be that; the arguments given come after it."""
-        return replace(self._build(True), id=self.id)
-
-    def _without_first(self, error: InvalidInput) -> NewJob:
-        try:
-            return self._build(True)
-        except InvalidInput:
-            raise error from None
+        """Return the job without its first argument, which a result supplies."""
+        return self._job
 
 
 class Dispatch(Generic[P, R]):
-    """A task with options for the jobs it is about to make: ``send.options(id="x", priority=-1).enqueue(...)``.
+    """A task with options for the jobs it makes next: ``send.options(id="x", priority=-1).enqueue(...)``.
 
     Its methods take the function's own arguments and nothing else, so they are typed as the function is, and a
-    parameter may be called what an option is called.
+    parameter may have the same name as an option.
     """
 
-    __slots__ = ("_fields", "_max_payload", "_options", "_source", "task")
+    __slots__ = ("_fields", "_given", "_max_payload", "_options", "_source", "task")
 
-    def __init__(self, task: Task[P, R], source: Source, options: Options, fields: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        task: Task[P, R],
+        source: Source,
+        options: Options,
+        fields: Mapping[str, Any],
+        given: DispatchOptions,
+    ) -> None:
         self.task = task
         self._source = source
         self._options = options
         self._fields = fields
+        self._given = given
         self._max_payload = source.app.max_payload
 
-    def options(self, *, queue: str | None = None, **options: Unpack[JobOptions]) -> Dispatch[P, R]:
-        """A copy with these options set as well."""
-        refuse_unknown(options, _DISPATCH, where=f"task {shown(self.task.name)}")
+    def options(self, **options: Unpack[DispatchOptions]) -> Dispatch[P, R]:
+        """Return a copy with these options set as well."""
+        refuse_unknown(options, DISPATCH, where=f"task {shown(self.task.name)}")
+        if (wait := options.get("wait")) is not None:
+            milliseconds(wait, what="wait")
+        given = overridden(self._given, options)
+        queue, task = options.get("queue"), self.task
         return Dispatch(
-            self.task,
+            task,
             self._source if queue is None else self._source.on(check_queue(queue)),
-            self.task.app.treatment(self._options, options),
-            placed(self._fields, options),
+            task.app.treatment(task.defaults, given),
+            placed(task.fields, given),
+            given,
         )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """Put one call in. See ``Task.enqueue``."""
-        return await self._enqueue(self._build(args, kwargs))
+        """Enqueue one call. See ``Task.enqueue``."""
+        source = self._source
+        job = self._build(args, kwargs, "enqueue")
+        session = await source.app.session()
+        answer = await session.enqueue(source.queue, job)
+        return JobHandle(source, answer.id, answer)
 
     async def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Put one call in and wait for its result, for as long as it takes. See ``Task.call``."""
-        return await self._call(self._build(args, kwargs), None)
+        """Enqueue one call and wait for its result, at most for the option ``wait``. See ``Task.call``."""
+        result: R = await call(self._source, self._build(args, kwargs, "call"), self._given.get("wait"))
+        return result
 
-    async def enqueue_many(
-        self, jobs: Iterable[tuple[Any, ...] | Mapping[str, Any] | JobSpec]
-    ) -> list[JobHandle[R]]:
-        """Put many calls in, all with these options. See ``Task.enqueue_many``."""
-        return await enqueue_many(self._source, _new_jobs(jobs, self._build, self._source))
+    async def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[JobHandle[R]]:
+        """Enqueue many jobs with these options; an option that a job was made with wins. See ``Task.enqueue_many``."""
+        return await enqueue_many(self._source, self._new_jobs(jobs))
 
-    def job(self, *args: Any, **kwargs: Any) -> JobSpec:
-        """One call, for ``enqueue_many`` and flows. The first argument may be missing if a result is to be it."""
-        return self._spec(lambda first: self._build((*first, *args), kwargs))
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
+        """Make one job for ``enqueue_many`` and flows. See ``Task.job``."""
+        return JobSpec(self._source, self._build(args, kwargs, "job"), self)
 
-    def _spec(self, build: Callable[[tuple[Any, ...]], NewJob]) -> JobSpec:
-        return JobSpec(
-            self._source,
-            lambda passing: build((msgspec.UNSET,) if passing else ()),
-            takes_result=self.task.signature.takes_first and not isinstance(self.task.serde, Raw),
-        )
+    def partial(self: Dispatch[Concatenate[Any, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> JobSpec[R]:
+        """Make one job of a flow whose first argument is a result. See ``Task.partial``."""
+        task = self.task
+        if not task.signature.takes_first or isinstance(task.serde, Raw):
+            raise InvalidInput(
+                f"{task.name} has no first argument that a result can be passed as. Use {task.name}.job(...)."
+            )
+        job = self._build((msgspec.UNSET, *args), kwargs, "partial")
+        return JobSpec(self._source, job, self, takes_result=True)
 
     @property
     def sync(self) -> SyncDispatch[P, R]:
@@ -148,43 +165,73 @@ class Dispatch(Generic[P, R]):
 
         return SyncDispatch(self)
 
-    async def _enqueue(self, job: NewJob) -> JobHandle[R]:
-        source = self._source
-        session = await source.app.session()
-        answer = await session.enqueue(source.queue, job)
-        return JobHandle(source, answer.id, answer)
-
-    async def _call(self, job: NewJob, timeout: Duration | None) -> R:
-        result: R = await call(self._source, job, timeout)
-        return result
-
-    def _build(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], fields: Mapping[str, Any] | None = None
-    ) -> NewJob:
+    def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> NewJob:
         task = self.task
-        payload = task.signature.encode(args, kwargs, serde=task.serde)
+        try:
+            payload = task.signature.encode(args, kwargs, serde=task.serde)
+        except InvalidInput as error:
+            _explain(error, task, kwargs, method)
+            raise
         if len(payload) > self._max_payload:
             raise too_large(f"payload of task {shown(task.name)}", payload, self._max_payload)
-        if fields is None:
-            fields = self._fields
+        return self._place(payload)
+
+    def _place(self, payload: bytes) -> NewJob:
+        fields = self._fields
         if not fields:
             return NewJob(uuid7(), payload, self._options)
         if "id" in fields:
             return NewJob(payload=payload, options=self._options, **fields)
         return NewJob(uuid7(), payload, self._options, **fields)
 
+    def _new_jobs(self, specs: Iterable[JobSpec[R]]) -> list[NewJob]:
+        if "id" in self._given:
+            name = self.task.name
+            raise InvalidOption(
+                f"id belongs to one job. Give it to each: {name}.enqueue_many([{name}.options(id=...).job(...), ...])."
+            )
+        jobs: list[NewJob] = []
+        merged: dict[Dispatch[..., Any], Dispatch[..., Any]] = {}
+        try:
+            for spec in listed("jobs", specs, of=f"{self.task.name}.job(...)"):
+                jobs.append(self._new_job(spec, merged))
+        except InvalidInput as error:
+            error.add_note(f"item {len(jobs)} of the list; nothing was written")
+            raise
+        return jobs
+
+    def _new_job(self, spec: Any, merged: dict[Dispatch[..., Any], Dispatch[..., Any]]) -> NewJob:
+        name = self.task.name
+        if not isinstance(spec, JobSpec):
+            raise InvalidInput(f"enqueue_many takes a list of {name}.job(...), got {shown(spec)} in it.")
+        if (made_by := spec.dispatch) is not self and self._given:
+            if made_by is None:
+                raise InvalidInput(f"{shown(spec)} has no task, so the options of {name} cannot apply to it.")
+            if made_by not in merged:
+                merged[made_by] = made_by.task.options(**overridden(self._given, made_by._given))
+            made_by = merged[made_by]
+            spec = JobSpec(made_by._source, replace(made_by._place(spec.job.payload), id=spec.id), made_by)
+        if spec.queue != self._source.queue:
+            raise InvalidInput(
+                f"{shown(spec)} is a job of queue {shown(spec.queue)}, and this call enqueues jobs of queue "
+                f"{shown(self._source.queue)}. Use group([...]).enqueue() for jobs of several queues."
+            )
+        job: NewJob = spec.job
+        return job
+
 
 class Task(Generic[P, R]):
     """A function that can be called here, as ever, or put into a queue and run by a worker.
 
     Made by ``@app.task``. ``func`` is the function, ``defaults`` how its jobs are treated; the worker reads these,
-    ``queue``, ``signature``, ``serde``, ``result_serde``, ``runner``, ``limits`` and ``batching``.
+    ``queue``, ``signature``, ``serde``, ``result_serde``, ``runner``, ``limits`` and ``batching``. ``enqueue``,
+    ``call`` and ``job`` take exactly the function's arguments; options of a job go to ``options(...)``.
     """
 
     def __init__(
         self,
         app: App,
-        func: Callable[P, Any],
+        func: Callable[..., Any],
         *,
         name: str,
         queue: str,
@@ -208,14 +255,14 @@ class Task(Generic[P, R]):
         self.result_serde = result_serde
         self.signature = signature
         self.defaults = defaults
+        self.fields = fields
         self.batching = batching
         self.source = Source(
             app, queue, serde=serde, result_serde=result_serde, result_type=signature.result_type
         )
-        self._plain: Dispatch[P, R] = Dispatch(self, self.source, defaults, fields)
-        self._option_names = PLACEMENT.difference(signature.parameters)
+        self._plain: Dispatch[P, R] = Dispatch(self, self.source, defaults, fields, {})
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function here and now; no queue is involved."""
         return self.func(*args, **kwargs)
 
@@ -226,47 +273,49 @@ class Task(Generic[P, R]):
         # Found again by import, like the function it stands for.
         return getattr(self.func, "__qualname__", self.name)
 
-    def options(self, *, queue: str | None = None, **options: Unpack[JobOptions]) -> Dispatch[P, R]:
-        """The task with options for the next jobs: all of ``enqueue``'s, those of ``@app.task``, and ``queue``."""
-        return self._plain.options(queue=queue, **options)
+    def options(self, **options: Unpack[DispatchOptions]) -> Dispatch[P, R]:
+        """Return the task with options for the next jobs; see ``DispatchOptions`` for the list."""
+        return self._plain.options(**options)
 
-    async def enqueue(self, *args: Any, **kwargs: Any) -> JobHandle[R]:
-        """Put one call of the function in. Concurrent calls travel together.
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Enqueue one call of the function. Concurrent calls travel together.
 
-        The function's arguments and the job's options (``id, delay, run_at, priority, lifo, ttl, on_conflict,
-        dedup, unchecked``, see ``Placement``) share the call. A name that is a parameter of the function goes to the
-        function: give that option by ``task.options(...)``.
+        Takes exactly the function's arguments. Options of the job go to ``options``:
+        ``send.options(id="welcome-ada", delay="5m").enqueue("ada@example.org")``.
 
         Raises:
-            InvalidInput: arguments that do not fit the function, an option nobody knows, a name that is not
-                allowed, a payload too large or not serialisable. Nothing was written.
-            StorageError: the store did not take it.
+            InvalidInput: arguments that do not fit the function, a payload that is too large or cannot be
+                serialised. Nothing was written.
+            StorageError: the store did not take the job.
         """
-        return await self._plain._enqueue(self._build(args, kwargs))
+        return await self._plain.enqueue(*args, **kwargs)
 
-    async def call(self, *args: Any, **kwargs: Any) -> R:
-        """Put one call in and wait for its result: ``enqueue`` and ``result`` in one.
+    async def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Enqueue one call and wait for its result: ``enqueue`` and ``result`` in one.
 
-        Takes what ``enqueue`` takes, and ``timeout``: how long to wait. A duplicate waits for the job that is
-        there; a cached result returns at once. Raises what both of them raise.
+        The option ``wait`` limits how long: ``add.options(wait="5s").call(1, 2)``. A duplicate waits for the job
+        that is there; a cached result returns at once. Raises what ``enqueue`` and ``JobHandle.result`` raise.
         """
-        timeout = None if "timeout" in self.signature.parameters else kwargs.pop("timeout", None)
-        return await self._plain._call(self._build(args, kwargs), timeout)
+        return await self._plain.call(*args, **kwargs)
 
-    def job(self, *args: Any, **kwargs: Any) -> JobSpec:
-        """One job for ``enqueue_many`` and flows; takes what ``enqueue`` takes. The first argument may be missing if
-        a result is to be it."""
-        return self._plain._spec(lambda first: self._build((*first, *args), dict(kwargs)))
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
+        """Make one job, for ``enqueue_many``, flows and schedules, without enqueueing it."""
+        return self._plain.job(*args, **kwargs)
 
-    async def enqueue_many(
-        self, jobs: Iterable[tuple[Any, ...] | Mapping[str, Any] | JobSpec]
-    ) -> list[JobHandle[R]]:
-        """Put many calls in: tuples of positional arguments, dicts of what ``enqueue`` takes by name, or ``job()``s.
+    def partial(self: Task[Concatenate[Any, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> JobSpec[R]:
+        """Make one job of a flow whose first argument is the result of the job before it.
+
+        Takes the function's other arguments: ``chain(fetch.job(url), resize.partial(width=200))``.
+        """
+        return self._plain.partial(*args, **kwargs)
+
+    async def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[JobHandle[R]]:
+        """Enqueue many jobs: ``send.enqueue_many([send.job("ada"), send.options(delay="5m").job("bob")])``.
 
         All of them are checked before the first is written. Then they go in chunks, each of which is written as
         a whole or not at all. Raises what ``enqueue`` raises; a note says how far it got.
         """
-        return await enqueue_many(self.source, _new_jobs(jobs, self._build, self.source))
+        return await self._plain.enqueue_many(jobs)
 
     @property
     def sync(self) -> SyncTask[P, R]:
@@ -275,55 +324,41 @@ class Task(Generic[P, R]):
 
         return SyncTask(self)
 
-    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
-        plain = self._plain
-        try:
-            if not kwargs or self._option_names.isdisjoint(kwargs):
-                return plain._build(args, kwargs)
-            given = {name: kwargs.pop(name) for name in self._option_names.intersection(kwargs)}
-            return plain._build(args, kwargs, placed(plain._fields, given))
-        except InvalidInput:
-            self._refuse_unknown(kwargs)
-            raise
 
-    def _refuse_unknown(self, kwargs: Mapping[str, Any]) -> None:
-        """After a refusal: an argument that is no parameter was most likely meant as an option."""
-        if any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.func).parameters.values()):
-            return
-        for name in kwargs:
-            if name in TREATMENT | {"queue"} and name not in self.signature.parameters:
-                raise InvalidOption(
-                    f"{shown(name)} is an option of the task, not of one job. "
-                    f"Use {self.name}.options({name}=...).enqueue(...)."
-                )
-        refuse_unknown(
-            kwargs, self._option_names.union(self.signature.parameters), where=f"task {shown(self.name)}"
-        )
+class FunctionTask(Task[P, R], Generic[P, R, Q, C]):
+    """A task as ``@app.task`` returns it: type checkers know that calling it calls its function.
+
+    ``Q`` are the arguments of the function, with its ``JobContext``, and ``C`` is what a call returns: a coroutine
+    if the function is a coroutine function.
+    """
+
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> C:
+        """Run the function here and now; no queue is involved."""
+        returned: C = self.func(*args, **kwargs)
+        return returned
 
 
-def _new_jobs(
-    items: Iterable[tuple[Any, ...] | Mapping[str, Any] | JobSpec],
-    build: Callable[[tuple[Any, ...], dict[str, Any]], NewJob],
-    source: Source,
-) -> list[NewJob]:
-    jobs: list[NewJob] = []
-    try:
-        for item in listed("jobs", items, of="tuples, dicts or job()s"):
-            if isinstance(item, tuple):
-                jobs.append(build(item, {}))
-            elif isinstance(item, Mapping):
-                jobs.append(build((), dict(item)))
-            elif getattr(item, "queue", None) == source.queue:
-                jobs.append(item.job)
-            else:
-                raise InvalidInput(
-                    f"{shown(item)} is no job for enqueue_many. Give a tuple of arguments, a dict of arguments by "
-                    f"name, or a job() for queue {shown(source.queue)}."
-                )
-    except InvalidInput as error:
-        error.add_note(f"item {len(jobs)} of the list; nothing was written")
-        raise
-    return jobs
+def _explain(error: InvalidInput, task: Task[..., Any], kwargs: Mapping[str, Any], method: str) -> None:
+    """Raise a better error for an argument that is most likely an option; note how flows pass a result."""
+    name, parameters = task.name, task.signature.parameters
+    for key in kwargs:
+        if key in parameters or task.signature.takes_any_name:
+            continue
+        if key == "timeout" and method == "call":
+            raise InvalidOption(
+                f"{name}.call(...) takes only the arguments of {name}. Use {name}.options(wait=...).call(...) to "
+                f"limit how long the call waits, or options(timeout=...) to limit how long a run takes."
+            ) from error
+        options = DISPATCH.difference(parameters)
+        meant = get_close_matches(key, [*options, *parameters], n=1)
+        if key in options or (meant and meant[0] in options):
+            option = key if key in options else meant[0]
+            raise InvalidOption(
+                f"{shown(key)} is not a parameter of {name}. Options go to options(...): "
+                f"{name}.options({option}=...).{method}(...)."
+            ) from error
+    if method == "job":
+        error.add_note(f"If a flow is to pass a result as the first argument, use {name}.partial(...).")
 
 
 def resolve_runner(name: str, func: Callable[..., Any], asked: str) -> Runner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -62,24 +62,33 @@ def test_an_option_that_is_unknown_or_has_no_usable_value_is_refused_when_it_is_
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda task, _: task.enqueue(colour="red"), ("no option 'colour'", "There are", "priority")),
-        (lambda task, _: task.enqueue(dely="1s"), ("Did you mean 'delay'?",)),
-        (lambda task, _: task.enqueue(attempts=3), ("option of the task", "pack.options(attempts=...)")),
-        (lambda task, _: task.call(colour="red"), ("no option 'colour'",)),
-        (lambda task, _: task.enqueue_many([{"item": "a"}, {"colour": 1}]), ("no option 'colour'",)),
+        (lambda task, _: task.options(colour="red"), ("no option 'colour'", "There are", "priority")),
+        (lambda task, _: task.options(dely="1s"), ("Did you mean 'delay'?",)),
+        (
+            lambda task, _: task.enqueue(dely="1s"),
+            ("not a parameter", "pack.options(delay=...).enqueue(...)"),
+        ),
+        (lambda task, _: task.enqueue(attempts=3), ("not a parameter", "pack.options(attempts=...)")),
+        (lambda task, _: task.call(timeout="1s"), ("pack.options(wait=...).call(...)",)),
         (lambda _, queue: queue.enqueue(1, colour="red"), ("queue 'orders' has no option 'colour'",)),
         (lambda _, queue: queue.enqueue_many([1], id="a"), ("id is one job's", "ids=[...]")),
         (lambda _, queue: queue.configure(keep=1), ("no option 'keep'", "keep_failed")),
-        (lambda task, _: task.enqueue(delay=-1), ("delay=-1", "negative", '"30s"')),
-        (lambda task, _: task.enqueue(delay="soon"), ("delay='soon'", "cannot be read", '"30s"')),
-        (lambda task, _: task.enqueue(run_at=datetime(2030, 1, 1)), ("no time zone", "UTC")),
-        (lambda task, _: task.enqueue(run_at=datetime.max.replace(tzinfo=UTC)), ("too far away", "6429")),
+        (lambda task, _: task.options(delay=-1).enqueue(), ("delay=-1", "negative", '"30s"')),
+        (lambda task, _: task.options(delay="soon").enqueue(), ("delay='soon'", "cannot be read", '"30s"')),
+        (lambda task, _: task.options(run_at=datetime(2030, 1, 1)).enqueue(), ("no time zone", "UTC")),
         (
-            lambda task, _: task.enqueue(delay=1, run_at=datetime.now().astimezone()),
+            lambda task, _: task.options(run_at=datetime.max.replace(tzinfo=UTC)).enqueue(),
+            ("too far away", "6429"),
+        ),
+        (
+            lambda task, _: task.options(delay=1, run_at=datetime.now().astimezone()).enqueue(),
             ("both", "Give one of them"),
         ),
-        (lambda task, _: task.enqueue(priority=2**40), ("priority=", "whole number from")),
-        (lambda task, _: task.enqueue(on_conflict="maybe"), ("on_conflict='maybe'", "'redispatch'")),
+        (lambda task, _: task.options(priority=2**40).enqueue(), ("priority=", "whole number from")),
+        (
+            lambda task, _: task.options(on_conflict="maybe").enqueue(),
+            ("on_conflict='maybe'", "'redispatch'"),
+        ),
         (lambda _, queue: queue.clean("waiting"), ("'waiting' is no end", "completed")),
         (lambda _, queue: queue.clean("done"), ("'done' is not known", "completed")),
         (lambda _, queue: queue.claim_many(0), ("count=0", "from 1 to")),
@@ -97,6 +106,22 @@ async def test_a_call_with_a_bad_option_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        lambda task: task.enqueue(colour="red"),
+        lambda task: task.call(colour="red"),
+        lambda task: task.enqueue_many([task.job("a"), task.job(colour=1)]),
+    ],
+)
+async def test_an_argument_the_function_does_not_have_is_refused(
+    app: App, call: Callable[[Any], Awaitable[Any]]
+) -> None:
+    task = make_task(app)
+    async with refused(app, InvalidInput, "'colour'", "Its signature is", "pack(item: str"):
+        await call(task)
+
+
+@pytest.mark.parametrize(
     ("id", "cause"),
     [
         ("", "it is empty"),
@@ -110,7 +135,7 @@ async def test_a_call_with_a_bad_option_is_refused_and_changes_nothing(
 @pytest.mark.parametrize(
     "call",
     [
-        lambda task, queue, id: task.enqueue(id=id),
+        lambda task, queue, id: task.options(id=id).enqueue(),
         lambda task, queue, id: queue.enqueue(1, id=id),
         lambda task, queue, id: queue.enqueue_many([1, 2], ids=["fine", id]),
         lambda task, queue, id: queue.get(id),

@@ -142,7 +142,9 @@ def placements() -> dict[str, Entry]:
 
     entries: dict[str, Entry] = {}
     for name in sorted(PLACEMENT):
-        entries[f"task.enqueue({name}=)"] = by_name(name, lambda w, v: w.task.enqueue("x", **v))
+        entries[f"task.options({name}=).enqueue"] = by_name(
+            name, lambda w, v: w.task.options(**v).enqueue("x")
+        )
         entries[f"queue.enqueue({name}=)"] = by_name(name, lambda w, v: w.queue.enqueue("x", **v))
     for name in sorted(PLACEMENT | TREATMENT):
         entries[f"task.options({name}=)"] = by_name(name, made(lambda w, v: w.task.options(**v)))
@@ -153,9 +155,9 @@ def placements() -> dict[str, Entry]:
 
 
 def worker_options() -> dict[str, Entry]:
-    from penstock.worker.options import WorkerKeywords
+    from penstock.worker.options import WorkerOptions
 
-    names = sorted(WorkerKeywords.__annotations__)
+    names = sorted(WorkerOptions.__annotations__)
     return {f"worker({name}=)": by_name(name, made(lambda w, v: w.app.worker(**v))) for name in names}
 
 

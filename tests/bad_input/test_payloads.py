@@ -23,7 +23,7 @@ def make_task(app: App) -> Task:
 WAYS_IN = [
     lambda task, queue, value: task.enqueue(value),
     lambda task, queue, value: task.call(value),
-    lambda task, queue, value: task.enqueue_many([("fine",), (value,), ("fine",)]),
+    lambda task, queue, value: task.enqueue_many([task.job("fine"), task.job(value), task.job("fine")]),
     lambda task, queue, value: queue.enqueue(value),
     lambda task, queue, value: queue.enqueue_many(["fine", value]),
     lambda task, queue, value: queue.change("known", payload=value, priority=5),
@@ -67,10 +67,10 @@ async def test_a_payload_that_cannot_be_decoded_fails_that_job_alone(app: App) -
         return grams
 
     raw = app.queue("parcels", serde="raw")
-    good = await weigh.enqueue_many([(grams,) for grams in range(10)])
+    good = await weigh.enqueue_many([weigh.job(grams) for grams in range(10)])
     for id, data in {"torn": b'{"grams": 1', "wrong": b'{"grams": "x"}', "other": b'{"kilos": 1}'}.items():
         await raw.enqueue(data, id=id, task="weigh")
-    good += await weigh.enqueue_many([(grams,) for grams in range(10, 20)])
+    good += await weigh.enqueue_many([weigh.job(grams) for grams in range(10, 20)])
 
     await app.worker(queues=["parcels"], burst=True).run()
 
@@ -90,7 +90,7 @@ async def test_a_task_that_no_worker_has_fails_after_its_attempts_and_the_others
 
     queue = app.queue("parcels")
     await queue.enqueue({"grams": 1}, id="unknown", task="wiegh", attempts=2)
-    good = await weigh.enqueue_many([(grams,) for grams in range(10)])
+    good = await weigh.enqueue_many([weigh.job(grams) for grams in range(10)])
 
     await app.worker(queues=["parcels"], burst=True).run()
 

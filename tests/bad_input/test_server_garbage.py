@@ -62,7 +62,7 @@ async def read(app: App) -> list[Any]:
 VERBS: dict[str, Callable[[App], Awaitable[Any]]] = {
     "enqueue": lambda app: app.queue("q").enqueue("x"),
     "enqueue_many": lambda app: app.queue("q").enqueue_many(["x", "y"]),
-    "call": lambda app: app.queue("q").call("x", timeout="2s"),
+    "call": lambda app: app.queue("q").call("x", wait="2s"),
     "claim": lambda app: app.queue("q").claim_one(wait="100ms"),
     "get": lambda app: app.queue("q").get("a"),
     "list": listed,

@@ -73,7 +73,7 @@ async def test_a_full_server_refuses_new_jobs_and_those_inside_can_be_worked_off
         async def pack(item: int) -> int:
             return item
 
-        inside = await pack.enqueue_many([(item,) for item in range(20)])
+        inside = await pack.enqueue_many([pack.job(item) for item in range(20)])
         with server.client() as admin:
             admin.config_set("maxmemory", "1")
         try:
@@ -81,7 +81,7 @@ async def test_a_full_server_refuses_new_jobs_and_those_inside_can_be_worked_off
             async with refused(app, StorageFull, *words):
                 await pack.enqueue(1)
             async with refused(app, StorageFull, *words):
-                await pack.enqueue_many([(item,) for item in range(3_000)])
+                await pack.enqueue_many([pack.job(item) for item in range(3_000)])
             async with refused(app, StorageFull, *words):
                 await app.queue("another").enqueue(1)
             await app.worker(queues=[QUEUE], burst=True).run()

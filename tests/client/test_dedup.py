@@ -36,7 +36,7 @@ async def test_a_call_that_is_a_duplicate_by_its_key_waits_for_the_earlier_job(a
         answered.set()
         return answers
 
-    call = asyncio.create_task(queue.call("b", dedup="key", timeout="10s"))
+    call = asyncio.create_task(queue.call("b", dedup="key", wait="10s"))
     await asyncio.wait_for(answered.wait(), 10)
     async with queue.claim() as job:
         job.result = "of the first"
@@ -45,7 +45,7 @@ async def test_a_call_that_is_a_duplicate_by_its_key_waits_for_the_earlier_job(a
 
 async def test_a_call_whose_job_is_replaced_says_by_which(app: App) -> None:
     queue = app.queue("mail")
-    call = asyncio.create_task(queue.call("a", dedup=Dedup.debounce("key", "1h"), timeout="10s"))
+    call = asyncio.create_task(queue.call("a", dedup=Dedup.debounce("key", "1h"), wait="10s"))
     while await queue.dedup("key") is None:
         await asyncio.sleep(0.005)
     second = await queue.enqueue("b", dedup=Dedup.debounce("key", "1h"))
@@ -72,7 +72,7 @@ async def test_debounce_delays_a_job_that_has_no_time_of_its_own(app: App) -> No
     typing = save.options(dedup=Dedup.debounce("key", "1h"))
     assert (await typing.enqueue(1)).state is State.SCHEDULED
     assert (await typing.options(delay=0).enqueue(2)).state is State.WAITING
-    assert (await save.enqueue(3, dedup=Dedup.debounce("other"))).state is State.WAITING
+    assert (await save.options(dedup=Dedup.debounce("other")).enqueue(3)).state is State.WAITING
 
 
 @pytest.mark.parametrize("given", [3, b"key", {"key": "x"}])

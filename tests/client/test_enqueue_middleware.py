@@ -27,7 +27,7 @@ async def test_one_call_of_the_users_is_one_call_of_the_layer(app: App) -> None:
 
     await send.enqueue("ada")
     await send.options(priority=3).enqueue("bob")
-    await send.enqueue_many([("a",), ("b",)])
+    await send.enqueue_many([send.job("a"), send.job("b")])
     await app.queue("raw").enqueue(1)
     await app.queue("raw").enqueue_many([1, 2])
 
@@ -73,7 +73,7 @@ async def test_a_call_goes_through_the_layers_and_gets_its_result(app: App) -> N
         return str(job.payload).upper()
 
     async with working(queue, shout):
-        assert await queue.call("x", timeout="10s") == "HELLO"
+        assert await queue.call("x", wait="10s") == "HELLO"
 
 
 async def test_layers_are_around_each_other_in_the_order_they_came(memory_app: App) -> None:
@@ -202,7 +202,7 @@ async def test_the_layers_see_the_jobs_of_flows_queue_by_queue(app: App) -> None
     async def count(pages: list[str]) -> int:
         return len(pages)
 
-    flow = await chord([fetch.job("a"), fetch.job("b")], count.job(id="count")).enqueue()
+    flow = await chord([fetch.job("a"), fetch.job("b")], count.options(id="count").partial()).enqueue()
     assert sorted(seen) == [
         ("pages", ["fetch", "fetch"], ["queued", "queued"]),
         ("sums", ["count"], ["queued"]),
@@ -212,7 +212,7 @@ async def test_the_layers_see_the_jobs_of_flows_queue_by_queue(app: App) -> None
     await app.worker(burst=True).run()
     assert await flow.result(timeout="10s") == 2
 
-    again = await chord([fetch.job("c")], count.job(id="count")).enqueue()
+    again = await chord([fetch.job("c")], count.options(id="count").partial()).enqueue()
     assert again.status == "completed"
     assert {status for _, _, statuses in seen[2:] for status in statuses} == {"completed"}
 
@@ -229,9 +229,9 @@ async def test_the_layers_see_jobs_that_wait_for_others_and_children_that_are_ad
     async def step(n: int) -> int:
         return n
 
-    first = await step.enqueue(1, id="first", delay="1h")
-    second = await step.enqueue(2, id="second", after=[first])
-    [child] = await second.add_children([step.job(3, id="child")])
+    first = await step.options(id="first", delay="1h").enqueue(1)
+    second = await step.options(id="second", after=[first]).enqueue(2)
+    [child] = await second.add_children([step.options(id="child").job(3)])
     assert seen == ["first", "second", "child"]
     assert await child.refresh() == "waiting"
     assert [one.id for one in await second.children()] == ["first", "child"]
@@ -253,7 +253,7 @@ async def test_a_flow_that_a_layer_refuses_is_not_written(app: App) -> None:
         return len(pages)
 
     with pytest.raises(PermissionError):
-        await chord([fetch.job("a")], count.job()).enqueue()
+        await chord([fetch.job("a")], count.partial()).enqueue()
     assert [(await app.queue(name).counts()).open for name in ("pages", "sums")] == [0, 0]
 
 
@@ -267,5 +267,5 @@ async def test_a_layer_cannot_answer_for_a_flow_itself(app: App) -> None:
         return n
 
     with pytest.raises(InvalidOption, match="without passing them on"):
-        await chain(step.job(1), step.job()).enqueue()
+        await chain(step.job(1), step.partial()).enqueue()
     assert await app.queue("default").open() == 0

@@ -75,7 +75,7 @@ class Shop:
         async def spawn(context: JobContext, count: int) -> int:
             children = await context.children()
             if not children:
-                await context.add_children([add.job(n, id=f"child-{n}") for n in range(count)])
+                await context.add_children([add.options(id=f"child-{n}").job(n) for n in range(count)])
                 raise WaitForChildren
             return sum(child.result for child in children)
 
@@ -110,14 +110,14 @@ async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
 
 
 async def test_a_chain_passes_results_on_as_first_arguments(shop: Shop) -> None:
-    handle = await chain(shop.add.job(1), shop.add.job(10), shop.add.job()).enqueue()
+    handle = await chain(shop.add.job(1), shop.add.partial(10), shop.add.partial()).enqueue()
     assert handle.status == "queued"
     await shop.work()
     assert await handle.result(timeout="5s") == 13
 
 
 async def test_a_chain_may_pass_nothing(shop: Shop) -> None:
-    handle = await shop.app.enqueue_flow(chain(shop.add.job(1), shop.add.job(10), pass_result=False))
+    handle = await shop.app.enqueue_flow(chain(shop.add.job(1), shop.add.job(10)))
     await shop.work()
     assert await handle.result(timeout="5s") == 11
 
@@ -129,14 +129,14 @@ async def test_a_task_without_parameters_may_stand_in_a_chain(shop: Shop) -> Non
 
 
 async def test_results_are_passed_between_serdes(shop: Shop) -> None:
-    handle = await shop.app.enqueue_flow(chain(shop.packed.job("żółw"), shop.unpacked.job()))
+    handle = await shop.app.enqueue_flow(chain(shop.packed.job("żółw"), shop.unpacked.partial()))
     await shop.work()
     assert await handle.result(timeout="5s") == "żółw"
 
 
 async def test_a_chord_gets_the_results_of_its_group_in_order(shop: Shop) -> None:
     handle = await shop.app.enqueue_flow(
-        chord(group([shop.add.job(n) for n in range(3)]), shop.total.job(label="sum "))
+        chord(group([shop.add.job(n) for n in range(3)]), shop.total.partial(label="sum "))
     )
     await shop.work()
     assert await handle.result(timeout="5s") == "sum 6"
@@ -144,7 +144,7 @@ async def test_a_chord_gets_the_results_of_its_group_in_order(shop: Shop) -> Non
 
 async def test_a_chord_that_ignores_failures_gets_none_in_their_place(shop: Shop) -> None:
     handle = await shop.app.enqueue_flow(
-        chord([shop.add.job(4), shop.breaks.job()], shop.total.job(), on_failure="ignore")
+        chord([shop.add.job(4), shop.breaks.job()], shop.total.partial(), on_failure="ignore")
     )
     await shop.work()
     assert await handle.result(timeout="5s") == "5"
@@ -152,7 +152,7 @@ async def test_a_chord_that_ignores_failures_gets_none_in_their_place(shop: Shop
 
 async def test_a_group_in_the_middle_of_a_chain_fans_out_and_in(shop: Shop) -> None:
     handle = await shop.app.enqueue_flow(
-        chain(shop.add.job(1), group([shop.add.job(1), shop.add.job(2)]), shop.total.job())
+        chain(shop.add.job(1), group([shop.add.partial(1), shop.add.partial(2)]), shop.total.partial())
     )
     await shop.work()
     assert await handle.result(timeout="5s") == "7"
@@ -165,14 +165,14 @@ async def test_a_group_by_itself_gives_all_results(shop: Shop) -> None:
 
 
 async def test_what_ends_in_a_group_gives_the_list_of_its_results(shop: Shop) -> None:
-    both = group([shop.add.job(1), shop.add.job(2)])
+    both = group([shop.add.partial(1), shop.add.partial(2)])
     several = Dag().add("a", shop.add.job(1)).add("b", shop.add.job(2)).add("c", shop.add.job(3), after=["a"])
     flows: list[Any] = [
-        chain(shop.add.job(1), group([shop.add.job(), shop.add.job()])),
-        chain(chain(shop.add.job(1), both), shop.total.job()),
-        chord([shop.add.job(1)], group([shop.total.job(), shop.total.job()])),
+        chain(shop.add.job(1), group([shop.add.partial(), shop.add.partial()])),
+        chain(chain(shop.add.job(1), both), shop.total.partial()),
+        chord([shop.add.job(1)], group([shop.total.partial(), shop.total.partial()])),
         several,
-        chain(several, shop.total.job()),
+        chain(several, shop.total.partial()),
     ]
     handles = [await shop.app.enqueue_flow(flow) for flow in flows]
     await shop.work()
@@ -182,15 +182,15 @@ async def test_what_ends_in_a_group_gives_the_list_of_its_results(shop: Shop) ->
 
 async def test_the_body_of_a_chord_may_be_a_chain(shop: Shop) -> None:
     numbers = [shop.add.job(1), shop.add.job(2)]
-    handle = await chord(numbers, chain(shop.total.job(), shop.packed.job())).enqueue()
+    handle = await chord(numbers, chain(shop.total.partial(), shop.packed.partial())).enqueue()
     await shop.work()
     assert await handle.result(timeout="5s") == b"5"
 
 
 async def test_a_parent_sees_its_children_and_the_tree_shows_all(shop: Shop) -> None:
-    inner = Flow(shop.report.job(id="inner"), [shop.add.job(1, id="leaf")])
+    inner = Flow(shop.report.options(id="inner").job(), [shop.add.options(id="leaf").job(1)])
     handle = await shop.app.enqueue_flow(
-        Flow(shop.report.job(id="root"), [shop.add.job(5, id="five"), inner])
+        Flow(shop.report.options(id="root").job(), [shop.add.options(id="five").job(5), inner])
     )
     await shop.work()
     assert await handle.result(timeout="5s") == [6, [2]]
@@ -218,7 +218,7 @@ async def test_a_job_that_two_wait_for_runs_once(shop: Shop) -> None:
 
 async def test_a_graph_by_names_runs_in_its_order(shop: Shop) -> None:
     dag = Dag()
-    dag.add("join", shop.total.job(), after=["left", "right"], pass_results=True)
+    dag.add("join", shop.total.partial(), after=["left", "right"])
     dag.add("left", shop.add.job(1), after=["load"])
     dag.add("right", shop.add.job(2), after=["load"])
     dag.add("load", shop.nothing.job())
@@ -250,18 +250,26 @@ async def test_what_a_flow_cannot_be_is_refused_at_the_door(shop: Shop) -> None:
     with pytest.raises(InvalidInput, match="body of a chord"):
         chord([shop.add.job(1)], shop.app.job("numbers/known"))  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="cannot be part"):
-        group([3])  # type: ignore[list-item]
+        group([3])  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="on_failure='retry'"):
         Flow(shop.report.job(), [shop.add.job(1)], on_failure="retry")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="issing"):
-        await shop.app.enqueue_flow(shop.add.job())
-    with pytest.raises(InvalidInput, match="option"):
-        shop.add.job(z=3)
+        await shop.app.enqueue_flow(shop.add.job())  # type: ignore[call-arg]
+    with pytest.raises(InvalidInput, match="nothing is before it"):
+        await shop.app.enqueue_flow(shop.add.partial())
+    with pytest.raises(InvalidInput, match="nothing is before it"):
+        await chain(shop.add.partial(), shop.add.partial()).enqueue()
+    with pytest.raises(InvalidInput, match="nothing is before it"):
+        await Flow(shop.add.partial(), [shop.add.job(1)]).enqueue()
+    with pytest.raises(InvalidInput, match="no first argument"):
+        shop.nothing.partial()
+    with pytest.raises(InvalidInput, match="'z'"):
+        shop.add.job(z=3)  # type: ignore[call-arg]
     assert await shop.app.queues() == []
 
 
 async def test_many_flows_go_in_together(shop: Shop) -> None:
-    handles = await shop.app.enqueue_flows(chain(shop.add.job(n), shop.add.job()) for n in range(300))
+    handles = await shop.app.enqueue_flows(chain(shop.add.job(n), shop.add.partial()) for n in range(300))
     await shop.work()
     assert [await handle.result(timeout="5s") for handle in handles] == [n + 2 for n in range(300)]
 
@@ -276,7 +284,7 @@ async def test_jobs_in_other_queues_are_there_when_the_call_returns(shop: Shop) 
 
 async def test_a_flow_put_in_twice_is_one(shop: Shop) -> None:
     def flow() -> Flow:
-        return Flow(shop.report.job(id="root"), [shop.add.job(1, id="child")])
+        return Flow(shop.report.options(id="root").job(), [shop.add.options(id="child").job(1)])
 
     first = await shop.app.enqueue_flow(flow())
     again = await shop.app.enqueue_flow(flow())
@@ -290,9 +298,9 @@ async def test_a_flow_put_in_twice_is_one(shop: Shop) -> None:
 async def test_after_waits_for_handles_and_goes_by_its_policy(shop: Shop) -> None:
     first = await shop.add.enqueue(1)
     broken = await shop.breaks.enqueue()
-    after = await shop.report.enqueue(after=[first, broken], after_failure="ignore")
-    strict = await shop.nothing.enqueue(after=[broken])
-    pair = await shop.nothing.enqueue(after=[("numbers", first.id)])
+    after = await shop.report.options(after=[first, broken], after_failure="ignore").enqueue()
+    strict = await shop.nothing.options(after=[broken]).enqueue()
+    pair = await shop.nothing.options(after=[("numbers", first.id)]).enqueue()
     await shop.work()
     assert await after.result(timeout="5s") == [2, "failed"]
     assert await pair.result(timeout="5s") == "nothing was needed"
@@ -302,11 +310,11 @@ async def test_after_waits_for_handles_and_goes_by_its_policy(shop: Shop) -> Non
 
 async def test_after_refuses_what_is_no_job(shop: Shop) -> None:
     with pytest.raises(InvalidOption, match="is no job"):
-        await shop.nothing.enqueue(after=["some id"])
+        await shop.nothing.options(after=["some id"]).enqueue()
     with pytest.raises(InvalidOption, match="after_failure"):
-        await shop.nothing.enqueue(after=[("numbers", "a")], after_failure="maybe")
+        await shop.nothing.options(after=[("numbers", "a")], after_failure="maybe").enqueue()  # type: ignore[arg-type]
     with pytest.raises(JobNotFound):
-        await shop.nothing.enqueue(after=[("sums", "nobody")])
+        await shop.nothing.options(after=[("sums", "nobody")]).enqueue()
 
 
 async def test_a_flow_is_cancelled_as_a_whole(shop: Shop) -> None:
@@ -384,7 +392,7 @@ async def test_payloads_without_a_task_make_flows_too(shop: Shop) -> None:
 def test_flows_have_a_sync_face(tmp_path: Path) -> None:
     shop = Shop(f"sqlite:///{tmp_path}/jobs.db")
     with shop.app.sync as app:
-        handle = app.enqueue_flow(chain(shop.add.job(1), shop.add.job()))
+        handle = app.enqueue_flow(chain(shop.add.job(1), shop.add.partial()))
         asyncio.run(shop.work())
         assert handle.result(timeout="5s") == 3
         assert handle.tree().state is State.COMPLETED
@@ -402,10 +410,10 @@ async def test_a_flow_stops_when_its_budget_is_spent() -> None:
     async with App("memory://") as app:
 
         @app.task(queue="llm", attempts=1)
-        async def ask(*, context: JobContext) -> None:
+        async def ask(context: JobContext) -> None:
             await context.use(usd=2)
 
-        flow = await app.enqueue_flow(chain(*(ask.job() for _ in range(3)), pass_result=False))
+        flow = await app.enqueue_flow(chain(*(ask.job() for _ in range(3))))
         await flow.set_budget("usd", 3)
         await app.worker(burst=True, concurrency=1).run()
         with pytest.raises(JobFailed, match="BudgetExceeded"):

@@ -29,9 +29,9 @@ async def test_a_result_ttl_of_0_does_not_lose_the_result_of_a_flow(app: App, sh
     dag.add("first", add.job(1))
     dag.add("last", last.job(1), after=["first"])
     flows: dict[str, tuple[Any, Any]] = {
-        "chain": (chain(add.job(1), last.job(1)), 3),
+        "chain": (chain(add.job(1), last.partial(1)), 3),
         "group": (group([last.job(1), last.job(2)]), [2, 3]),
-        "chord": (chord([add.job(1), last.job(2)], total.options(result_ttl=0).job()), 5),
+        "chord": (chord([add.job(1), last.job(2)], total.options(result_ttl=0).partial()), 5),
         "dag": (dag, 2),
         "flow": (Flow(last.job(1), [add.job(1)]), 2),
         "job": (last.job(1), 2),
@@ -48,7 +48,7 @@ async def test_a_failure_ttl_of_0_does_not_lose_the_failure_of_a_flow(app: App) 
         raise ValueError("no such thing")
 
     add, _ = declared(app)
-    handle = await app.enqueue_flow(chain(add.job(1), broken.job(), pass_result=False))
+    handle = await app.enqueue_flow(chain(add.job(1), broken.job()))
     await app.worker(burst=True).run()
     with pytest.raises(JobFailed, match="ValueError: no such thing"):
         await handle.result(timeout="10s")
@@ -57,9 +57,9 @@ async def test_a_failure_ttl_of_0_does_not_lose_the_failure_of_a_flow(app: App) 
 async def test_only_the_last_job_of_a_flow_is_kept_and_only_for_a_minute(app: App) -> None:
     add, _ = declared(app)
     quick = add.options(result_ttl=0)
-    handle = await app.enqueue_flow(chain(quick.job(1), quick.job(1)))
+    handle = await app.enqueue_flow(chain(quick.job(1), quick.partial(1)))
     await app.worker(burst=True).run()
-    first, last = [await job.get() for job in handle.jobs]
+    first, last = [await job.get_or_none() for job in handle.jobs]
     assert first is None
     assert last is not None
     assert last.raw.options.result_ttl_ms == 60_000
@@ -67,7 +67,9 @@ async def test_only_the_last_job_of_a_flow_is_kept_and_only_for_a_minute(app: Ap
 
 async def test_a_longer_result_ttl_stays_as_it_is(app: App) -> None:
     add, _ = declared(app)
-    handle = await app.enqueue_flow(chain(add.job(1), add.options(result_ttl="2h", failure_ttl="3h").job(1)))
+    handle = await app.enqueue_flow(
+        chain(add.job(1), add.options(result_ttl="2h", failure_ttl="3h").partial(1))
+    )
     last = await handle.root.get()
     assert last is not None
     assert last.raw.options.result_ttl_ms == 2 * 3_600_000

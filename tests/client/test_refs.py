@@ -25,7 +25,7 @@ async def test_whatever_names_a_job_has_its_ref(app: App) -> None:
     seen: list[str] = []
 
     @app.task(queue="sums")
-    async def add(numbers: list[int], context: JobContext) -> int:
+    async def add(context: JobContext, numbers: list[int]) -> int:
         seen.append(context.ref)
         seen.extend(child.ref for child in await context.children())
         return sum(numbers)
@@ -36,7 +36,7 @@ async def test_whatever_names_a_job_has_its_ref(app: App) -> None:
     def number(n: int) -> int:
         return n
 
-    flow = await app.enqueue_flow(chord([number.options(id="one").job(1)], add.options(id="total").job()))
+    flow = await app.enqueue_flow(chord([number.options(id="one").job(1)], add.options(id="total").partial()))
     assert flow.ref == "sums/total"
     assert [node.ref for node in (await app.flow(flow.ref).tree()).walk()] == ["sums/total", "numbers/one"]
     await app.worker(burst=True).run()

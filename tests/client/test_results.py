@@ -63,13 +63,13 @@ async def test_a_known_id_gives_the_cached_result_and_runs_nothing(app: App) -> 
         raise AssertionError("it is worked off below")
 
     async with working(app.queue("mail"), receipt):
-        await send.call("ada", id="a")
+        await send.options(id="a").call("ada")
 
-    again = await send.enqueue("bob", id="a")
+    again = await send.options(id="a").enqueue("bob")
 
     assert again.status == "completed"
     assert (await again.result()).to == "ada"
-    assert (await send.call("bob", id="a")).to == "ada"
+    assert (await send.options(id="a").call("bob")).to == "ada"
 
 
 async def test_a_failed_job_raises_what_its_handler_raised_last(app: App) -> None:
@@ -123,7 +123,7 @@ async def test_a_wait_that_is_over_leaves_the_job_alone(app: App) -> None:
     with pytest.raises(ResultTimeout, match="20ms"):
         await job.result(timeout="20ms")
     with pytest.raises(TimeoutError):
-        await app.queue("mail").call("x", id=job.id, timeout="20ms")
+        await app.queue("mail").call("x", id=job.id, wait="20ms")
 
     assert await job.refresh() is State.WAITING
 
@@ -138,7 +138,7 @@ async def test_a_result_of_another_type_is_a_serialization_error(app: App) -> No
 
     async with working(app.queue("mail"), wrong):
         with pytest.raises(SerializationError):
-            await send.call("ada", timeout="10s")
+            await send.options(wait="10s").call("ada")
 
 
 async def test_calls_share_one_subscription(spy: Spy) -> None:
@@ -149,7 +149,7 @@ async def test_calls_share_one_subscription(spy: Spy) -> None:
         return job.payload
 
     async with working(queue, echo):
-        answers = await asyncio.gather(*(queue.call(n, timeout="20s") for n in range(200)))
+        answers = await asyncio.gather(*(queue.call(n, wait="20s") for n in range(200)))
 
     assert answers == list(range(200))
     assert len({job.notify for batch in spy.enqueues for job in batch}) == 1
@@ -166,7 +166,7 @@ async def test_a_duplicate_call_waits_for_the_job_that_is_there(app: App) -> Non
         runs += 1
         return runs
 
-    calls = [asyncio.create_task(queue.call("x", id="same", timeout="10s")) for _ in range(5)]
+    calls = [asyncio.create_task(queue.call("x", id="same", wait="10s")) for _ in range(5)]
     while await queue.waiting() == 0:
         await asyncio.sleep(0)
     async with working(queue, count):
@@ -177,16 +177,16 @@ async def test_a_call_of_an_ended_job_that_is_not_run_again_says_how_it_ended(ap
     queue = app.queue("mail")
     async with working(queue, failing):
         with pytest.raises(JobFailed):
-            await queue.call("x", id="a", attempts=1, timeout="10s")
+            await queue.call("x", id="a", attempts=1, wait="10s")
 
     with pytest.raises(JobFailed, match="bad address"):
-        await queue.call("x", id="a", on_conflict="absent", timeout="10s")
+        await queue.call("x", id="a", on_conflict="absent", wait="10s")
 
 
 async def test_a_call_gets_its_answer_even_if_no_result_is_kept(app: App) -> None:
     queue = app.queue("mail")
     async with working(queue, receipt):
-        answer = await queue.call({"to": "ada"}, id="a", result_ttl=0, timeout="10s")
+        answer = await queue.call({"to": "ada"}, id="a", result_ttl=0, wait="10s")
 
     assert answer["to"] == "ada"
     assert await queue.get_or_none("a") is None
@@ -252,7 +252,7 @@ async def test_after_a_lost_connection_even_amid_the_enqueue_the_ends_are_asked_
     broken = spy_on(spy, Broken)
     app = App(broken)
     queue = app.queue("mail")
-    call = asyncio.create_task(queue.call("x", timeout="10s"))
+    call = asyncio.create_task(queue.call("x", wait="10s"))
     job = await queue.claim_one()
     assert job is not None
     await job.complete("done")

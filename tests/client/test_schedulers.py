@@ -242,15 +242,15 @@ async def test_a_name_that_is_not_allowed_is_refused(app: App, report: Any, name
 
 
 async def test_a_template_with_an_instant_is_refused(app: App, report: Any) -> None:
-    job = report.job(run_at=datetime(2999, 1, 1, tzinfo=UTC))
+    job = report.options(run_at=datetime(2999, 1, 1, tzinfo=UTC)).job()
     with pytest.raises(InvalidOption, match="run_at is one instant"):
         await app.schedule("name", job, every="1h")
 
 
 async def test_a_template_that_waits_for_others_is_refused(app: App, report: Any) -> None:
-    before = await report.enqueue("first", delay="1h")
+    before = await report.options(delay="1h").enqueue("first")
     with pytest.raises(InvalidOption, match="after names jobs"):
-        await app.schedule("later", report.job("sales", after=[before]), every="1m")
+        await app.schedule("later", report.options(after=[before]).job("sales"), every="1m")
     assert await app.schedulers() == []
 
 

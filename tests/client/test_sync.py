@@ -41,10 +41,12 @@ def test_a_task_is_enqueued_and_its_result_read(sync_app: App) -> None:
     def send(to: str) -> str:
         return to
 
-    job = send.sync.enqueue("ada", id="a")
+    job = send.sync.options(id="a").enqueue("ada")
     assert (job.id, job.status, job.state, job.queue) == ("a", "queued", State.WAITING, "mail")
     assert send.sync.options(id="b", delay="1h").enqueue("bob").state is State.SCHEDULED
-    assert [each.status for each in send.sync.enqueue_many([("cyd",), {"to": "a", "id": "a"}])] == [
+    assert [
+        each.status for each in send.sync.enqueue_many([send.job("cyd"), send.options(id="a").job(to="a")])
+    ] == [
         "queued",
         "duplicate",
     ]
@@ -54,7 +56,7 @@ def test_a_task_is_enqueued_and_its_result_read(sync_app: App) -> None:
         claimed.result = "sent"
 
     assert job.result(timeout="5s") == "sent"
-    assert send.sync.call("ada", id="a") == "sent"
+    assert send.sync.options(id="a").call("ada") == "sent"
     assert job.refresh() is State.COMPLETED
 
 
@@ -206,11 +208,11 @@ async def test_handlers_in_threads_and_to_thread_may_use_it_beside_a_running_loo
 
     @app.task(queue="mail")
     def first(to: str) -> str:
-        return second.sync.enqueue(to, id="second").id
+        return second.sync.options(id="second").enqueue(to).id
 
     @app.task(queue="mail")
     async def second(to: str) -> str:
-        return await asyncio.to_thread(lambda: third.sync.enqueue(to, id="third").id)
+        return await asyncio.to_thread(lambda: third.sync.options(id="third").enqueue(to).id)
 
     @app.task(queue="mail")
     async def third(to: str) -> str:
@@ -299,8 +301,8 @@ FACES: Final[dict[type, tuple[type, frozenset[str]]]] = {
         ),
     ),
     Queue: (SyncQueue, frozenset({"sync"})),
-    Task: (SyncTask, frozenset({"job", "sync"})),
-    Dispatch: (SyncDispatch, frozenset({"job", "sync", "task"})),
+    Task: (SyncTask, frozenset({"job", "partial", "sync"})),
+    Dispatch: (SyncDispatch, frozenset({"job", "partial", "sync", "task"})),
     JobHandle: (SyncJobHandle, frozenset({"source"})),
     ClaimedJob: (SyncClaimedJob, frozenset()),
     FlowHandle: (SyncFlowHandle, frozenset()),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import pickle
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -175,8 +177,8 @@ async def test_the_first_page_of_the_design_works(app: App) -> None:
     async def send(to: str, template: str) -> str:
         return f"{template} {to}"
 
-    job = await send.enqueue("ada@example.org", template="hello", id="hello-ada")
-    again = await send.enqueue("ada@example.org", template="hello", id="hello-ada")
+    job = await send.options(id="hello-ada").enqueue("ada@example.org", template="hello")
+    again = await send.options(id="hello-ada").enqueue("ada@example.org", template="hello")
 
     assert (job.id, job.status, job.state, job.queue) == ("hello-ada", "queued", State.WAITING, "mail")
     assert again.status == "duplicate"
@@ -194,9 +196,11 @@ async def test_placement_options_reach_the_job(app: App) -> None:
 
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     plain = await (await send.enqueue(1)).get()
-    placed = await (await send.enqueue(2, priority=-3, lifo=True, ttl=None, run_id="r", write_id="w")).get()
-    later = await (await send.enqueue(3, delay="10m")).get()
-    dated = await (await send.enqueue(4, run_at=tomorrow)).get()
+    placed = await (
+        await send.options(priority=-3, lifo=True, ttl=None, run_id="r", write_id="w").enqueue(2)
+    ).get()
+    later = await (await send.options(delay="10m").enqueue(3)).get()
+    dated = await (await send.options(run_at=tomorrow).enqueue(4)).get()
 
     assert plain.enqueued_at is not None
     assert (plain.priority, plain.expires_at) == (5, plain.enqueued_at + timedelta(hours=1))
@@ -238,15 +242,17 @@ async def test_conflicts_are_settled_as_asked(app: App) -> None:
     @app.task
     def send(n: int) -> None: ...
 
-    await send.enqueue(1, id="a", delay="1h")
+    await send.options(id="a", delay="1h").enqueue(1)
 
-    assert (await send.enqueue(2, id="a", on_conflict="absent")).status == "duplicate"
-    assert (await send.enqueue(2, id="a", on_conflict="redispatch")).status == "updated"
-    kept = await send.enqueue(3, id="a", on_conflict=Conflict("redispatch", payload="keep", run_at="never"))
+    assert (await send.options(id="a", on_conflict="absent").enqueue(2)).status == "duplicate"
+    assert (await send.options(id="a", on_conflict="redispatch").enqueue(2)).status == "updated"
+    kept = await send.options(
+        id="a", on_conflict=Conflict("redispatch", payload="keep", run_at="never")
+    ).enqueue(3)
     assert kept.status == "updated"
     info = await kept.get()
     assert info.payload == {"n": 2}
-    assert (await send.enqueue(9, id="fresh", unchecked=True)).status == "queued"
+    assert (await send.options(id="fresh", unchecked=True).enqueue(9)).status == "queued"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +271,8 @@ async def test_conflicts_are_settled_as_asked(app: App) -> None:
         ({"on_conflict": "replace"}, InvalidOption),
         ({"unchecked": "yes"}, InvalidOption),
         ({"prioritty": 1}, InvalidOption),
-        ({"attempts": 5}, InvalidOption),
+        ({"attempts": 0}, InvalidOption),
+        ({"wait": "soon"}, InvalidOption),
         ({"m": 5}, InvalidOption),
     ],
 )
@@ -276,7 +283,7 @@ async def test_bad_options_are_refused_and_nothing_is_written(
     def send(n: int) -> None: ...
 
     with pytest.raises(error):
-        await send.enqueue(1, **options)
+        await send.options(**options).enqueue(1)
     assert await memory_app.queue("default").open() == 0
 
 
@@ -285,13 +292,11 @@ async def test_a_refusal_says_what_was_meant(memory_app: App) -> None:
     def send(n: int) -> None: ...
 
     with pytest.raises(InvalidOption, match="Did you mean 'priority'"):
-        await send.enqueue(1, prioritty=1)
-    with pytest.raises(InvalidOption, match=r"send.options\(attempts=...\)"):
-        await send.enqueue(1, attempts=1)
+        send.options(prioritty=1)  # type: ignore[call-arg]
     with pytest.raises(InvalidInput, match="send cannot be called like this"):
-        await send.enqueue()
+        await send.enqueue()  # type: ignore[call-arg]
     with pytest.raises(InvalidOption, match="time zone"):
-        await send.enqueue(1, run_at=datetime(2030, 1, 1))
+        await send.options(run_at=datetime(2030, 1, 1)).enqueue(1)
 
 
 async def test_a_payload_over_the_limit_is_refused_with_both_sizes() -> None:
@@ -320,12 +325,61 @@ async def test_what_cannot_be_encoded_is_refused(memory_app: App) -> None:
 # Many
 
 
-async def test_many_go_in_as_tuples_dicts_and_jobs(app: App) -> None:
+@pytest.mark.parametrize(
+    ("method", "wrong", "remedy"),
+    [
+        ("enqueue", "id", "send.options(id=...).enqueue(...)"),
+        ("enqueue", "attempts", "send.options(attempts=...).enqueue(...)"),
+        ("enqueue", "queue", "send.options(queue=...).enqueue(...)"),
+        ("enqueue", "prioritty", "send.options(priority=...).enqueue(...)"),
+        ("call", "delay", "send.options(delay=...).call(...)"),
+        ("call", "timeout", "send.options(wait=...).call(...)"),
+        ("job", "group", "send.options(group=...).job(...)"),
+        ("partial", "cost", "send.options(cost=...).partial(...)"),
+    ],
+)
+async def test_an_option_among_the_arguments_is_refused_with_the_place_it_goes_to(
+    memory_app: App, method: str, wrong: str, remedy: str
+) -> None:
+    @memory_app.task(name="send")
+    def send(n: int, m: int = 0) -> None: ...
+
+    async def attempt() -> None:
+        made = getattr(send, method)(1, **{wrong: "x"})
+        if inspect.isawaitable(made):
+            await made
+
+    with pytest.raises(InvalidOption, match=re.escape(remedy)):
+        await attempt()
+    assert await memory_app.queue("default").open() == 0
+
+
+async def test_a_function_that_takes_any_name_gets_names_of_options_too(memory_app: App) -> None:
+    @memory_app.task
+    def fetch(**params: str) -> None: ...
+
+    info = await (await fetch.enqueue(id="7", delay="1h")).get()
+    assert info is not None
+    assert info.payload == {"params": {"id": "7", "delay": "1h"}}
+
+
+async def test_a_missing_argument_of_a_job_points_to_partial(memory_app: App) -> None:
+    @memory_app.task
+    def add(x: int, y: int) -> None: ...
+
+    with pytest.raises(InvalidInput, match="Missing required argument 'y'") as refusal:
+        add.job(1)  # type: ignore[call-arg]
+    assert "add.partial(...)" in refusal.value.__notes__[0]
+
+
+async def test_many_jobs_go_in_together(app: App) -> None:
     @app.task(queue="mail")
     def send(to: str, template: str = "hello") -> None: ...
 
-    spec = send.job("cyd", id="c", priority=-1)
-    handles = await send.enqueue_many([("ada",), {"to": "bob", "template": "bye", "id": "b"}, spec])
+    spec = send.options(id="c", priority=-1).job("cyd")
+    handles = await send.enqueue_many(
+        [send.job("ada"), send.options(id="b").job(to="bob", template="bye"), spec]
+    )
 
     assert isinstance(spec, JobSpec)
     assert [handle.id for handle in handles][1:] == ["b", "c"]
@@ -333,8 +387,49 @@ async def test_many_go_in_as_tuples_dicts_and_jobs(app: App) -> None:
     payloads = [info.payload async for info in app.queue("mail").list_jobs("waiting")]
     assert payloads == [{"to": "cyd"}, {"to": "ada"}, {"to": "bob", "template": "bye"}]
     assert [handle.status for handle in await send.enqueue_many([spec])] == ["duplicate"]
-    later = await send.options(delay="1h").enqueue_many([("dot",), {"to": "eve"}])
+    later = await send.options(delay="1h").enqueue_many([send.job("dot"), send.job(to="eve")])
     assert [handle.state for handle in later] == [State.SCHEDULED] * 2
+
+
+async def test_options_for_many_apply_to_each_job_whose_own_options_win(app: App) -> None:
+    @app.task(queue="mail", priority=5)
+    def send(to: str) -> None: ...
+
+    urgent = send.options(queue="urgent", priority=-1, delay="1h")
+    spec = send.job("ada")
+    own = send.options(id="b", priority=-9, headers={"a": "b"}).job("bob")
+    handles = await urgent.enqueue_many([spec, own, urgent.job("cyd")])
+
+    infos = [await handle.get() for handle in handles]
+    assert [info.payload for info in infos] == [{"to": "ada"}, {"to": "bob"}, {"to": "cyd"}]
+    assert [info.id for info in infos][:2] == [spec.id, "b"]
+    assert [info.priority for info in infos] == [-1, -9, -1]
+    assert [(info.queue, info.state) for info in infos] == [("urgent", State.SCHEDULED)] * 3
+    assert infos[1].headers == {"a": "b"}
+
+
+async def test_of_two_options_for_one_thing_the_nearer_wins(app: App) -> None:
+    @app.task
+    def send(to: str) -> None: ...
+
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    later = send.options(delay="1h", attempts=9)
+    dated = later.options(run_at=tomorrow, max_retries=1)
+    handles = [await dated.enqueue("ada"), *await later.enqueue_many([dated.job("bob")])]
+
+    for info in [await handle.get() for handle in handles]:
+        assert info.run_at is not None
+        assert abs(info.run_at - tomorrow) < timedelta(milliseconds=2)
+        assert info.raw.options.attempts == 2
+
+
+async def test_one_id_for_many_jobs_is_refused(memory_app: App) -> None:
+    @memory_app.task
+    def send(to: str) -> None: ...
+
+    with pytest.raises(InvalidOption, match=r"send.options\(id=...\).job\(...\)"):
+        await send.options(id="a").enqueue_many([send.job("ada"), send.job("bob")])
+    assert await memory_app.queue("default").open() == 0
 
 
 async def test_many_of_nothing_is_nothing(memory_app: App) -> None:
@@ -344,13 +439,13 @@ async def test_many_of_nothing_is_nothing(memory_app: App) -> None:
     assert await send.enqueue_many([]) == []
 
 
-@pytest.mark.parametrize("bad", [{"wrong": 1}, (object(),), "text", 7, ("ok", "too many")])
+@pytest.mark.parametrize("bad", [{"to": "x"}, ("x",), "text", 7])
 async def test_one_bad_item_among_many_means_that_nothing_is_written(memory_app: App, bad: Any) -> None:
     @memory_app.task
     def send(to: Any) -> None: ...
 
-    with pytest.raises(InvalidInput) as refusal:
-        await send.enqueue_many([("ok",), ("ok",), bad])
+    with pytest.raises(InvalidInput, match=r"send.job\(...\)") as refusal:
+        await send.enqueue_many([send.job("ok"), send.job("ok"), bad])
     assert "item 2 of the list" in refusal.value.__notes__[0]
     assert await memory_app.queue("default").open() == 0
 
@@ -372,7 +467,7 @@ async def test_many_travel_in_bounded_chunks_a_few_at_a_time(spy: Spy) -> None:
     @app.task
     def send(n: int) -> None: ...
 
-    handles = await send.enqueue_many([(n,) for n in range(4_500)])
+    handles = await send.enqueue_many([send.job(n) for n in range(4_500)])
 
     assert [len(batch) for batch in spy.enqueues] == [1000, 1000, 1000, 1000, 500]
     assert spy.most_at_once == 3
@@ -387,7 +482,7 @@ async def test_large_payloads_make_smaller_chunks(spy: Spy) -> None:
     @app.task
     def send(text: str) -> None: ...
 
-    await send.enqueue_many([("x" * 900_000,) for _ in range(6)])
+    await send.enqueue_many([send.job("x" * 900_000) for _ in range(6)])
 
     assert [len(batch) for batch in spy.enqueues] == [4, 2]
 
@@ -400,7 +495,7 @@ async def test_an_error_amid_many_says_how_far_it_got(spy: Spy) -> None:
 
     spy.fail_enqueue_number = 4
     with pytest.raises(Exception, match="no room") as failure:
-        await send.enqueue_many([(n,) for n in range(9_000)])
+        await send.enqueue_many([send.job(n) for n in range(9_000)])
 
     written = await app.queue("default").open()
     assert failure.value.__notes__ == [f"{written} of 9000 jobs had been written"]
@@ -416,7 +511,7 @@ async def test_concurrent_enqueues_travel_together_and_each_gets_its_answer(spy:
     @app.task
     def send(n: int) -> None: ...
 
-    handles = await asyncio.gather(*(send.enqueue(n, id=f"job-{n % 50}") for n in range(100)))
+    handles = await asyncio.gather(*(send.options(id=f"job-{n % 50}").enqueue(n) for n in range(100)))
 
     assert [handle.id for handle in handles] == [f"job-{n % 50}" for n in range(100)]
     assert [handle.status for handle in handles] == ["queued"] * 50 + ["duplicate"] * 50

@@ -35,12 +35,12 @@ async def do_everything(app: App) -> None:
         return n // 2
 
     queue = app.queue("mail")
-    jobs = await half.enqueue_many([(n,) for n in range(4)])
-    await half.enqueue(4, id="later", delay="1h")
+    jobs = await half.enqueue_many([half.job(n) for n in range(4)])
+    await half.options(id="later", delay="1h").enqueue(4)
     worker = app.worker(queues=["mail"], grace=0, heartbeat="50ms")
     running = asyncio.create_task(worker.run())
     assert await jobs[2].result(timeout="10s") == 1
-    assert await half.call(8, timeout="10s") == 4
+    assert await half.options(wait="10s").call(8) == 4
     while (await queue.counts()).failed < 2:
         await asyncio.sleep(0.01)
     while not await queue.workers():

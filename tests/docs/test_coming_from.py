@@ -34,7 +34,7 @@ from penstock.options import PLACEMENT, TASK
 from penstock.scheduler import When
 from penstock.storage import Storage
 from penstock.testing import harness
-from penstock.worker.options import WorkerKeywords
+from penstock.worker.options import WorkerOptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "coming-from.md"
@@ -143,7 +143,7 @@ def test_the_options_the_page_names_are_there() -> None:
     functions += [value for name in penstock.__all__ if callable(value := getattr(penstock, name))]
     functions += [value for kind in faces for _, value in inspect.getmembers(kind, inspect.isroutine)]
     known = set().union(*(parameters(function) for function in functions))
-    known |= TASK | PLACEMENT | WorkerKeywords.__annotations__.keys() | Settings.__annotations__.keys()
+    known |= TASK | PLACEMENT | WorkerOptions.__annotations__.keys() | Settings.__annotations__.keys()
     known |= When.__annotations__.keys() | {"tokens", "usd"}  # what is used has any name
     named = {name for (name,) in written(r"(?<![\w.\"])([a-z_]+)=(?!=)")}
     assert len(named) > 60

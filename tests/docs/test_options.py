@@ -10,7 +10,7 @@ import pytest
 
 from penstock import App
 from penstock.options import DEFAULTS, PLACEMENT, TASK, TREATMENT
-from penstock.worker.options import WorkerKeywords
+from penstock.worker.options import WorkerOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -30,7 +30,7 @@ def options_below(page: str, words: str) -> set[str]:
         ("guide.md", "**Where one job goes**", PLACEMENT),
         ("guide.md", "On the task only:", TASK - DEFAULTS | {"name", "queue"}),
         ("guide.md", "On the app only:", set(inspect.signature(App).parameters) - {"defaults"}),
-        ("workers.md", "resumes by itself", set(WorkerKeywords.__annotations__)),
+        ("workers.md", "resumes by itself", set(WorkerOptions.__annotations__)),
     ],
 )
 def test_a_table_of_options_has_all_of_them(page: str, words: str, options: set[str]) -> None:

@@ -79,7 +79,7 @@ async def test_a_trace_goes_from_the_request_through_the_enqueue_to_the_run(
 
     async with working(memory_app):
         with telemetry.tracers.get_tracer("web").start_as_current_span("request"):
-            job = await send.enqueue("ada", headers={"mine": "kept"})
+            job = await send.options(headers={"mine": "kept"}).enqueue("ada")
         await job.result(timeout="10s")
         await until(lambda: telemetry.spans("run"))
     [request], [enqueue], [run] = (
@@ -106,7 +106,7 @@ async def test_retries_are_linked_to_the_enqueue_and_to_the_run_before(
             raise ValueError("not yet")
 
     async with working(memory_app):
-        await flaky.call(timeout="10s")
+        await flaky.options(wait="10s").call()
         await until(lambda: len(telemetry.spans("run")) == 3)
     [enqueue] = telemetry.spans("enqueue")
     first, second, third = telemetry.spans("run")
@@ -143,7 +143,7 @@ async def test_the_jobs_of_a_flow_are_in_the_trace_of_who_put_them_in(
 
     async with working(memory_app):
         with telemetry.tracers.get_tracer("web").start_as_current_span("request"):
-            flow = await chord([fetch.job("a"), fetch.job("b")], count.job()).enqueue()
+            flow = await chord([fetch.job("a"), fetch.job("b")], count.partial()).enqueue()
         assert await flow.result(timeout="10s") == 2
         await until(lambda: len(telemetry.spans("run")) == 3)
     [request] = telemetry.spans("request")
@@ -159,7 +159,7 @@ async def test_a_snooze_is_no_error(memory_app: App, telemetry: Telemetry) -> No
             raise Snooze(0)
 
     async with working(memory_app):
-        await later.call(timeout="10s")
+        await later.options(wait="10s").call()
         await until(lambda: len(telemetry.spans("run")) == 2)
     first = telemetry.spans("run")[0]
     assert (first.status.status_code, first.events) == (StatusCode.UNSET, ())
@@ -221,7 +221,7 @@ async def test_many_jobs_of_one_call_share_its_span(memory_app: App, telemetry: 
     async def one(n: int) -> None: ...
 
     async with working(memory_app):
-        handles = await one.enqueue_many([(1,), (2,)])
+        handles = await one.enqueue_many([one.job(1), one.job(2)])
         for handle in handles:
             await handle.result(timeout="10s")
         await until(lambda: len(telemetry.spans("run")) == 2)
@@ -238,8 +238,8 @@ async def test_metrics_count_answers_and_measure_runs(memory_app: App, telemetry
             raise ValueError
 
     async with working(memory_app) as worker:
-        await send.enqueue(False, id="same", delay="1h")
-        await send.enqueue(False, id="same")
+        await send.options(id="same", delay="1h").enqueue(False)
+        await send.options(id="same").enqueue(False)
         await send.enqueue(False)
         await send.enqueue(True)
         await until(lambda: worker.stats.completed == 1 and worker.stats.failed == 1)

@@ -57,13 +57,13 @@ def flow(n: int) -> Flow:
     policy = policy_of(n)
     middles = [
         Flow(
-            gather.job(id=f"{n}-{middle}"),
-            [grow.job(n, middle, leaf, id=f"{n}-{middle}-{leaf}") for leaf in range(2)],
+            gather.options(id=f"{n}-{middle}").job(),
+            [grow.options(id=f"{n}-{middle}-{leaf}").job(n, middle, leaf) for leaf in range(2)],
             on_failure=policy,
         )
         for middle in range(2)
     ]
-    return Flow(finish.job(id=f"{n}"), middles, on_failure=policy)
+    return Flow(finish.options(id=f"{n}").job(), middles, on_failure=policy)
 
 
 async def serve(name: str) -> None:

@@ -30,7 +30,7 @@ def test_a_driver_that_is_killed_takes_its_fleet_along_and_strands_no_job(tmp_pa
     url = f"sqlite:///{tmp_path}/jobs.db"
     app = App(url)
     task = app.task(queue=QUEUE, name="square", max_stalls=20)(square.func)
-    ids = {handle.id for handle in task.sync.enqueue_many([(n,) for n in range(JOBS)])}
+    ids = {handle.id for handle in task.sync.enqueue_many([task.job(n) for n in range(JOBS)])}
     with (tmp_path / "driver.log").open("wb") as log:
         driver = subprocess.Popen(
             [sys.executable, "-m", "tests.slow.fleet_driver"],

@@ -141,7 +141,7 @@ def test_a_write_whose_executors_are_killed_loses_no_row_and_doubles_none(driver
 def test_a_fleet_whose_executors_are_killed_does_every_job_once(driver: Driver) -> None:
     app = App(driver.url)
     task = app.task(queue="worked", name="square", max_stalls=20)(square.func)
-    ids = {handle.id for handle in task.sync.enqueue_many([(n,) for n in range(JOBS)])}
+    ids = {handle.id for handle in task.sync.enqueue_many([task.job(n) for n in range(JOBS)])}
     app.sync.close()
     driver.begin("fleet")
     driver.wait_until(lambda: driver.counts("worked").completed > JOBS // 20)

@@ -52,10 +52,10 @@ def jobs(url: str, queue: str, ids: list[str]) -> list[Job]:
 def test_executors_run_every_kind_of_task_and_end_when_the_queues_are_drained(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
-    doubled = double.sync.enqueue_many([(n,) for n in range(50)])
-    refused = refuse.sync.enqueue_many([(n,) for n in range(3)])
+    doubled = double.sync.enqueue_many([double.job(n) for n in range(50)])
+    refused = refuse.sync.enqueue_many([refuse.job(n) for n in range(3)])
     processed = process_id.sync.enqueue(1)
-    measured = lengths.sync.enqueue_many([({"text": "x" * n},) for n in range(20)])
+    measured = lengths.sync.enqueue_many([lengths.job({"text": "x" * n}) for n in range(20)])
     survivor = die_once.sync.enqueue(str(tmp_path / "died"))
 
     report = ps.fleet(spark, app, size=2, lease="2s", time_budget="100s").wait("100s")

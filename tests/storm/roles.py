@@ -109,7 +109,7 @@ def work_in_thread(n: int, pad: str) -> int:
 
 
 @app.task
-async def add_up(n: int, context: JobContext) -> int:
+async def add_up(context: JobContext, n: int) -> int:
     with recorded(context):
         results: list[int] = [child.result for child in await context.children()]
         return square(n) + sum(results)

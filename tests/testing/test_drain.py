@@ -135,11 +135,11 @@ async def test_until_lets_time_pass_from_one_due_time_to_the_next(app: App, h: H
     async def note(name: str) -> None:
         at.append((name, h.clock.now() - began))
         if name == "first":
-            await note.enqueue("child", delay="10m")
+            await note.options(delay="10m").enqueue("child")
 
-    await note.enqueue("last", delay="2h")
-    await note.enqueue("second", delay="30m")
-    await note.enqueue("first", delay="5m")
+    await note.options(delay="2h").enqueue("last")
+    await note.options(delay="30m").enqueue("second")
+    await note.options(delay="5m").enqueue("first")
 
     drained = await h.drain(until="1h")
 
@@ -157,7 +157,7 @@ async def test_run_all_keeps_results(app: App, h: Harness) -> None:
         return 1
 
     first = await quick.enqueue()
-    await quick.enqueue(delay="30s")
+    await quick.options(delay="30s").enqueue()
     drained = await h.run_all()
 
     assert len(drained.completed) == 2
@@ -180,7 +180,7 @@ async def test_a_ttl_runs_out_on_the_manual_clock(app: App, h: Harness) -> None:
     @app.task
     async def noop() -> None: ...
 
-    job = await noop.enqueue(ttl="1h")
+    job = await noop.options(ttl="1h").enqueue()
     await app.queue("default").pause()
     await h.run_all()
 
@@ -218,7 +218,7 @@ async def test_verdicts_of_handlers_count(app: App, h: Harness) -> None:
             case _:
                 return what
 
-    await judge.enqueue_many([("snooze",), ("retry",), ("hopeless",)])
+    await judge.enqueue_many([judge.job("snooze"), judge.job("retry"), judge.job("hopeless")])
     h.clock.advance("1d")
     drained = await h.drain()
     assert [run.outcome for run in drained.runs] == ["snoozed", "retrying", "failed"]
@@ -265,7 +265,7 @@ async def test_jitter_is_the_same_every_time(app: App) -> None:
 
     async def rests(seed: int) -> list[int]:
         async with harness(app, seed=seed) as h:
-            await broken.enqueue(id="one")
+            await broken.options(id="one").enqueue()
             rests = []
             for _ in range(4):
                 await h.drain()
@@ -326,10 +326,10 @@ async def test_a_rerun_of_an_active_job_runs_after_it(app: App, h: Harness) -> N
     async def sync_up(what: str) -> None:
         ran.append(what)
         if what == "first":
-            answer = await sync_up.enqueue("second", id="one", on_conflict="redispatch")
+            answer = await sync_up.options(id="one", on_conflict="redispatch").enqueue("second")
             assert answer.status == "rerun"
 
-    await sync_up.enqueue("first", id="one")
+    await sync_up.options(id="one").enqueue("first")
     await h.drain()
 
     assert ran == ["first", "second"]

@@ -28,7 +28,7 @@ async def test_a_batch_is_what_is_due_up_to_its_size(app: App, h: Harness) -> No
 
     await double.enqueue(1)
     await alone.enqueue("a")
-    jobs = await double.enqueue_many([(2,), (3,), (4,)])
+    jobs = await double.enqueue_many([double.job(2), double.job(3), double.job(4)])
     await alone.enqueue("b")
     drained = await h.drain()
 
@@ -45,12 +45,12 @@ async def test_jobs_of_a_batch_have_outcomes_of_their_own(app: App, h: Harness) 
     def check(numbers: list[int]) -> list[Any]:
         return [n if n % 2 else ValueError(f"{n} is even") for n in numbers]
 
-    await check.enqueue_many([(1,), (2,), (3,)])
+    await check.enqueue_many([check.job(1), check.job(2), check.job(3)])
     drained = await h.drain()
 
     assert [run.outcome for run in drained.runs] == ["completed", "failed", "completed"]
     assert isinstance(drained.failed[0].error, ValueError)
-    await check.enqueue_many([(1,), (2,), (3,)])
+    await check.enqueue_many([check.job(1), check.job(2), check.job(3)])
     with pytest.raises(ValueError, match="2 is even"):
         await h.drain(raise_failures=True)
     assert len(h.runs) == 6
@@ -86,7 +86,7 @@ async def test_a_batch_handler_of_a_queue_and_a_stubbed_batch_task(app: App, h: 
 
     await app.queue("raw").enqueue_many(range(6))
     stub = h.stub(double, does=lambda numbers: 2 * numbers)
-    await double.enqueue_many([(1,), (2,)])
+    await double.enqueue_many([double.job(1), double.job(2)])
     drained = await h.drain()
 
     assert sizes == [4, 2]
@@ -156,7 +156,7 @@ async def test_a_budget_that_renews_lets_the_next_run_when_time_has_passed(app: 
     assert await h.left() == {}
 
     await app.queue("llm").set_budget("tokens", 100)
-    await ask.enqueue_many([(), (), (), ()])
+    await ask.enqueue_many([ask.job(), ask.job(), ask.job(), ask.job()])
     stuck = await h.run_all()
     assert stuck.left["llm"].waiting > 0
 

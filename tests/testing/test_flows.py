@@ -26,7 +26,9 @@ async def test_results_are_passed_along_a_chord_of_chains(app: App, h: Harness, 
     async def total(numbers: list[int]) -> int:
         return sum(numbers)
 
-    flow = await chord(group(chain(double.job(n), double.job()) for n in range(4)), total.job()).enqueue()
+    flow = await chord(
+        group(chain(double.job(n), double.partial()) for n in range(4)), total.partial()
+    ).enqueue()
     drained = await h.drain(raise_failures=True)
 
     assert await flow.result(timeout="5s") == 24
@@ -43,7 +45,7 @@ async def test_a_flow_has_run_when_its_enqueue_returns_inline(app: App) -> None:
         return sum(numbers)
 
     async with harness(app, mode="inline"):
-        flow = await chord([one.job(1), one.job(2)], total.job()).enqueue()
+        flow = await chord([one.job(1), one.job(2)], total.partial()).enqueue()
         assert await flow.root.refresh() == "completed"
         assert await flow.result(timeout="5s") == 3
 
@@ -74,7 +76,9 @@ async def test_a_job_adds_children_and_waits_for_them(app: App, h: Harness) -> N
     def crawl(context: JobContext) -> int:
         children = context.sync.children()
         if not children:
-            context.sync.add_children([visit.job("home", id="home"), visit.job("about", id="about")])
+            context.sync.add_children(
+                [visit.options(id="home").job("home"), visit.options(id="about").job("about")]
+            )
             raise WaitForChildren
         return sum(child.result for child in children)
 

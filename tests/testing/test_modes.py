@@ -29,8 +29,8 @@ async def test_inline_runs_a_job_inside_its_enqueue(app: App) -> None:
         job = await send.enqueue("ada")
         assert ran == ["ada"]
         assert await job.result(timeout="5s") == "sent to ada"
-        assert await send.call("bob", timeout="5s") == "sent to bob"
-        await send.enqueue_many([("cy",), ("dan",)])
+        assert await send.options(wait="5s").call("bob") == "sent to bob"
+        await send.enqueue_many([send.job("cy"), send.job("dan")])
         assert ran == ["ada", "bob", "cy", "dan"]
         assert [run.outcome for run in h.runs] == ["completed"] * 4
 
@@ -38,10 +38,10 @@ async def test_inline_runs_a_job_inside_its_enqueue(app: App) -> None:
 async def test_inline_tasks_may_call_each_other(app: App) -> None:
     @app.task
     async def factorial(n: int) -> int:
-        return n * await factorial.call(n - 1, timeout="5s") if n else 1
+        return n * await factorial.options(wait="5s").call(n - 1) if n else 1
 
     async with harness(app, mode="inline"):
-        assert await factorial.call(5, timeout="10s") == 120
+        assert await factorial.options(wait="10s").call(5) == 120
 
 
 def test_inline_works_from_synchronous_code_and_threads(app: App) -> None:
@@ -51,7 +51,7 @@ def test_inline_works_from_synchronous_code_and_threads(app: App) -> None:
 
     @app.task
     def quadruple(n: int) -> int:
-        return 2 * double.sync.call(n, timeout="5s")
+        return 2 * double.sync.options(wait="5s").call(n)
 
     with harness(app, mode="inline") as h:
         job = quadruple.sync.enqueue(3)
@@ -68,14 +68,14 @@ async def test_inline_runs_what_is_made_ready_by_other_verbs(app: App) -> None:
 
     broken = True
     async with harness(app, mode="inline") as h:
-        later = await maybe.enqueue(delay="1h")
+        later = await maybe.options(delay="1h").enqueue()
         assert h.runs == []
         await later.promote()
         assert [run.outcome for run in h.runs] == ["failed"]
         broken = False
         await later.retry()
         assert await later.result(timeout="5s") == "done"
-        last = await maybe.enqueue(delay="1h")
+        last = await maybe.options(delay="1h").enqueue()
         h.clock.advance("1h")
         await h.drain()
         assert await last.result(timeout="5s") == "done"
@@ -101,9 +101,9 @@ async def test_a_fake_runs_nothing_and_records_everything(app: App) -> None:
         raise AssertionError("nothing runs in a fake")
 
     async with harness(app, mode="fake") as h:
-        job = await send.enqueue("ada", delay="1h")
+        job = await send.options(delay="1h").enqueue("ada")
         assert job.status == "queued"
-        assert (await send.enqueue("ada", id=job.id)).status == "duplicate"
+        assert (await send.options(id=job.id).enqueue("ada")).status == "duplicate"
         await h.assert_enqueued(send, "ada", delay="1h", count=1)
         for impossible in (h.drain(), h.run_all(), job.result(), send.call("bob")):
             with pytest.raises(PenstockError, match="nothing runs in it"):
@@ -153,12 +153,12 @@ async def test_the_apps_own_store_is_left_alone_and_comes_back(tmp_path: Path) -
     @app.task
     async def noop() -> None: ...
 
-    await noop.enqueue(id="real")
+    await noop.options(id="real").enqueue()
     async with harness(app) as h:
         assert await app.queues() == []
-        assert (await noop.enqueue(id="real")).status == "queued"
+        assert (await noop.options(id="real").enqueue()).status == "queued"
         await h.drain()
-    assert (await noop.enqueue(id="real")).status == "duplicate"
+    assert (await noop.options(id="real").enqueue()).status == "duplicate"
     assert (await app.queue("default").counts()).waiting == 1
     await app.close()
 
@@ -170,7 +170,7 @@ async def test_every_harness_begins_with_an_empty_store_and_its_own_clock(app: A
     for _ in range(2):
         async with harness(app) as h:
             assert await app.queues() == []
-            await noop.enqueue(id="one", delay="1h")
+            await noop.options(id="one", delay="1h").enqueue()
             assert not await h.drain()
             h.clock.advance("1h")
             await noop.options(queue="another", delay="1s").enqueue()
@@ -185,7 +185,7 @@ async def test_reset_forgets_jobs_and_keeps_the_time(app: App) -> None:
 
     async with harness(app) as h:
         await h.perform(noop)
-        await noop.enqueue(delay="1h")
+        await noop.options(delay="1h").enqueue()
         h.clock.advance("1d")
         await h.reset()
 
@@ -206,7 +206,7 @@ async def test_a_harness_may_stand_on_a_real_server(app: App, valkey_url: str) -
         before = await server.queues()
     for mode in ("manual", "inline"):
         async with harness(app, url=valkey_url, mode=mode) as h:
-            job = await flaky.enqueue(delay="1d")
+            job = await flaky.options(delay="1d").enqueue()
             assert [run.outcome for run in (await h.drain(until="24h30m")).runs] == ["retrying"]
             assert [run.outcome for run in (await h.run_all()).runs] == ["completed"]
             assert await job.result(timeout="5s") == 1

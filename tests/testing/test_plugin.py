@@ -64,7 +64,7 @@ def test_the_fixture_serves_sync_and_async_tests_and_gives_the_app_back(inner: p
 
         async def test_async(penstock_harness):
             h = penstock_harness(app, mode="inline", hooks=False)
-            assert await double.call(3, timeout="5s") == 6
+            assert await double.options(wait="5s").call(3) == 6
             await h.assert_enqueued(double, 3, count=1)
 
         async def test_async_with_hooks(penstock_harness):

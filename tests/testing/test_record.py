@@ -42,7 +42,7 @@ async def h() -> AsyncIterator[Harness]:
 
 
 async def test_a_job_is_found_by_what_it_was_enqueued_with(h: Harness) -> None:
-    job = await send.enqueue("ada", template="bye", delay="1h", priority=-1)
+    job = await send.options(delay="1h", priority=-1).enqueue("ada", template="bye")
     await send.enqueue("bob")
 
     for found in (
@@ -60,7 +60,7 @@ async def test_a_job_is_found_by_what_it_was_enqueued_with(h: Harness) -> None:
 
 
 async def test_a_recorded_job_says_what_it_is(h: Harness) -> None:
-    await send.enqueue("ada", delay="90s", id="one")
+    await send.options(delay="90s", id="one").enqueue("ada")
 
     [recorded] = await h.enqueued()
 
@@ -92,11 +92,11 @@ async def test_what_tasks_enqueue_is_recorded_even_when_it_has_run_and_gone(h: H
 
 
 async def test_duplicates_are_not_recorded_and_new_lives_are(h: Harness) -> None:
-    await send.enqueue("ada", id="one")
-    await send.enqueue("ada", id="one")
+    await send.options(id="one").enqueue("ada")
+    await send.options(id="one").enqueue("ada")
     await h.assert_enqueued(send, count=1)
     await app.queue("mail").cancel("one")
-    await send.enqueue("bob", id="one")
+    await send.options(id="one").enqueue("bob")
 
     assert [job.arguments["to"] for job in await h.enqueued(id="one")] == ["ada", "bob"]
 
@@ -114,7 +114,7 @@ async def test_a_failed_assertion_says_what_was_enqueued_instead(h: Harness) -> 
         AssertionError, match=r"a job of send\('ada'\) .* none was. Enqueued were: no jobs at all"
     ):
         await h.assert_enqueued(send, "ada")
-    await send.enqueue("bob", id="one")
+    await send.options(id="one").enqueue("bob")
     with pytest.raises(AssertionError, match=r"none was. Enqueued were: \[<mail/one: send\(to='bob'"):
         await h.assert_enqueued(send, "ada")
     with pytest.raises(AssertionError, match=r"2 jobs of send should .* 1 were"):

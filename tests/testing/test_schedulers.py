@@ -68,7 +68,7 @@ async def test_of_debounced_jobs_the_last_runs_once_it_is_quiet(app: App, h: Har
         saved.append(version)
 
     for version in range(3):
-        await save.enqueue(version, dedup=Dedup.debounce("page", "10s"))
+        await save.options(dedup=Dedup.debounce("page", "10s")).enqueue(version)
         await h.drain(until="5s")
     assert saved == []
     await h.drain(until="5s")

@@ -25,4 +25,4 @@ async def hog() -> None:
 
 
 if __name__ == "__main__":
-    app.worker(grace=0, **({"heartbeat": sys.argv[2]} if len(sys.argv) > 2 else {})).run_sync()
+    app.worker(grace=0, heartbeat=sys.argv[2] if len(sys.argv) > 2 else None).run_sync()

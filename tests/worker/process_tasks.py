@@ -116,7 +116,7 @@ def talk_at_once(threads: int, lines: int) -> None:
 
 
 @app.task(queue="cpu", runner="process", attempts=3)
-def verdict(kind: str, context: JobContext) -> list[int]:
+def verdict(context: JobContext, kind: str) -> list[int]:
     if context.run == 1:
         match kind:
             case "snooze":

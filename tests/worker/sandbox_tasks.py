@@ -58,7 +58,7 @@ def come_again(context: JobContext) -> int:
 
 
 @app.task(queue="box", runner="sandbox", attempts=2)
-def change(n: int, context: JobContext) -> int:
+def change(context: JobContext, n: int) -> int:
     context.progress(n)
     context.update_payload(n + 1)
     if context.run == 1:
@@ -148,7 +148,7 @@ def ignore_being_told(ready: str) -> None:
 
 
 @app.task(queue="box", runner="sandbox")
-def return_when_told(ready: str, context: JobContext) -> str:
+def return_when_told(context: JobContext, ready: str) -> str:
     seen: list[bool] = []
     watcher = threading.Thread(target=lambda: _until_cancelled(context, seen))
     watcher.start()

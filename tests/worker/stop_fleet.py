@@ -54,7 +54,7 @@ class Fleet:
     async def cycle(self, chance: random.Random) -> dict[str, Any]:
         """Start a worker, stop it amid its jobs, and report how long that took and what it left unsettled."""
         self.ended.clear()
-        await self.work.enqueue_many([{"ms": chance.choice([0, 1, 5, 20])} for _ in range(150)])
+        await self.work.enqueue_many([self.work.job(ms=chance.choice([0, 1, 5, 20])) for _ in range(150)])
         worker, wanted = self.worker(), chance.randint(1, 120)
         run = asyncio.create_task(worker.run())
         while len(self.ended) < wanted:

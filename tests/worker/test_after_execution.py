@@ -25,7 +25,7 @@ async def test_a_hook_changes_the_result_and_how_long_it_is_kept(app: App) -> No
     async def fetch(url: str) -> dict[str, str]:
         return {"body": url, "max_age": "5m"}
 
-    job = await fetch.enqueue("here", id="a")
+    job = await fetch.options(id="a").enqueue("here")
     async with working(app):
         assert await job.result(timeout="20s") == {"body": "HERE", "job": "a"}
     info = await job.get()
@@ -124,7 +124,7 @@ async def test_a_hook_that_raises_changes_nothing_and_is_told(memory_app: App) -
 
     async with working(memory_app) as worker:
         errors = recorded(worker, "error")
-        assert await hello.call(timeout="10s") == "<hello>"
+        assert await hello.options(wait="10s").call() == "<hello>"
         assert [type(event.error) for event in errors] == [LookupError, InvalidOption]
     assert worker.stats.completed == 1
 
@@ -142,9 +142,9 @@ async def test_a_worker_may_have_hooks_of_its_own_which_come_last(memory_app: Ap
         return "hello"
 
     async with working(memory_app, after_execution=[shout]):
-        assert await hello.call(timeout="10s") == "HELLO!"
+        assert await hello.options(wait="10s").call() == "HELLO!"
     with pytest.raises(InvalidOption, match="after_execution has 'hook'"):
-        memory_app.worker(after_execution=["hook"])
+        memory_app.worker(after_execution=["hook"])  # type: ignore[list-item]
 
 
 async def test_a_result_has_no_error_and_a_failure_no_result(memory_app: App) -> None:
@@ -165,7 +165,7 @@ async def test_a_result_has_no_error_and_a_failure_no_result(memory_app: App) ->
         if n % 2:
             raise ValueError("odd")
 
-    good, bad = await even.enqueue_many([(2,), (1,)])
+    good, bad = await even.enqueue_many([even.job(2), even.job(1)])
     async with working(memory_app):
         await good.result(timeout="10s")
         with pytest.raises(JobFailed, match="odd"):
@@ -247,7 +247,7 @@ async def test_a_hook_sees_the_result_of_a_process() -> None:
         execution.result = execution.result + 1
 
     async with process_app, working(process_app, after_execution=[note]):
-        assert await square.call(4, timeout="30s") == 17
+        assert await square.options(wait="30s").call(4) == 17
 
 
 async def test_jobs_of_a_batch_are_shown_one_by_one(memory_app: App) -> None:
@@ -261,7 +261,7 @@ async def test_jobs_of_a_batch_are_shown_one_by_one(memory_app: App) -> None:
     async def halve(numbers: list[int]) -> list[object]:
         return [ValueError("odd") if n % 2 else n // 2 for n in numbers]
 
-    jobs = await halve.enqueue_many([(4,), (3,)])
+    jobs = await halve.enqueue_many([halve.job(4), halve.job(3)])
     async with working(memory_app):
         assert await jobs[0].result(timeout="10s") == 2
         with pytest.raises(JobFailed):

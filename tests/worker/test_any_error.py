@@ -60,7 +60,7 @@ async def _completes(app: App) -> None:
         async def plain() -> str:
             return "done"
 
-    assert await app.tasks["plain"].call(timeout="10s") == "done"
+    assert await app.tasks["plain"].options(wait="10s").call() == "done"
 
 
 @any_error
@@ -77,7 +77,7 @@ async def test_whatever_a_handler_raises_fails_its_job(
     task = memory_app.task(name="fail", attempts=1)(fail if runner == "thread" else fail_async)
     async with working(memory_app, concurrency=1) as worker:
         with pytest.raises(JobFailed):
-            await task.call(timeout="10s")
+            await task.options(wait="10s").call()
         await _completes(memory_app)
         await until(lambda: not worker.health().active)
 
@@ -111,7 +111,7 @@ async def test_whatever_middleware_raises_fails_its_job(
 
     async with working(memory_app, middleware=[fail], concurrency=1):
         with pytest.raises(JobFailed):
-            await work.call(timeout="10s")
+            await work.options(wait="10s").call()
         await _completes(memory_app)
 
 
@@ -161,7 +161,7 @@ async def test_a_backoff_that_fails_does_not_keep_a_timeout_from_being_settled(
     try:
         async with working(memory_app):
             with pytest.raises(JobFailed, match="its backoff failed: no backoff"):
-                await slow.call(timeout="10s")
+                await slow.options(wait="10s").call()
     finally:
         release.set()
 
@@ -182,7 +182,7 @@ async def test_an_outcome_that_no_store_can_take_fails_its_job(
         return await settle(queue, settlements, take=take)
 
     monkeypatch.setattr(storage, "settle", picky)
-    odd, fine = await work.enqueue_many([{"text": "odd"}, {"text": "fine"}])
+    odd, fine = await work.enqueue_many([work.job(text="odd"), work.job(text="fine")])
     async with working(app):
         assert await fine.result(timeout="10s") == "fine"
         with pytest.raises(JobFailed, match="too odd"):
@@ -198,7 +198,7 @@ async def test_a_result_that_is_not_utf8_fails_its_job_with_the_reason(app: App)
 
     async with working(app):
         with pytest.raises(JobFailed, match="surrogates not allowed") as caught:
-            await work.call(timeout="10s")
+            await work.options(wait="10s").call()
     assert caught.value.error_type == "SerializationError"
 
 
@@ -212,7 +212,7 @@ async def test_whatever_a_handler_raises_every_engine_stores(
 
     async with working(app):
         with pytest.raises(JobFailed):
-            await fail.call(timeout="10s")
+            await fail.options(wait="10s").call()
 
 
 async def test_a_heartbeat_that_cannot_describe_its_worker_is_repeated(

@@ -10,12 +10,12 @@ import pytest
 
 from penstock import App, InvalidInput, JobContext, JobFailed
 
-ROWS = [({"name": "ada", "points": 3},), ({"name": "bob", "points": 4.5},), ({"name": "cy", "extra": True},)]
+ROWS = [{"name": "ada", "points": 3}, {"name": "bob", "points": 4.5}, {"name": "cy", "extra": True}]
 
 
 async def results(app: App, task: Any) -> list[Any]:
     async with app:
-        handles = await task.enqueue_many(ROWS)
+        handles = await task.enqueue_many([task.job(row) for row in ROWS])
         await app.worker(burst=True).run()
         return [await handle.result() for handle in handles]
 
@@ -58,7 +58,7 @@ async def test_a_list_may_be_returned_in_which_an_exception_fails_one_job() -> N
         return [1, ValueError("not bob"), 3]
 
     async with app:
-        handles = await score.enqueue_many(ROWS)
+        handles = await score.enqueue_many([score.job(row) for row in ROWS])
         await app.worker(burst=True).run()
         assert await handles[0].result() == 1
         with pytest.raises(JobFailed, match="not bob"):
@@ -73,7 +73,7 @@ async def test_a_table_of_another_length_fails_the_batch() -> None:
         return rows.slice(1)
 
     async with app:
-        handles = await score.enqueue_many(ROWS)
+        handles = await score.enqueue_many([score.job(row) for row in ROWS])
         await app.worker(burst=True).run()
         with pytest.raises(JobFailed, match="2 results for a batch of 3 jobs"):
             await handles[0].result()
@@ -87,7 +87,7 @@ async def test_an_item_that_is_no_row_fails_alone() -> None:
         return [1] * rows.num_rows
 
     async with app:
-        good, bad = await score.enqueue_many([({"name": "ada"},), ("no row",)])
+        good, bad = await score.enqueue_many([score.job({"name": "ada"}), score.job("no row")])
         await app.worker(burst=True).run()
         assert await good.result() == 1
         with pytest.raises((JobFailed, InvalidInput), match="object"):

@@ -34,7 +34,7 @@ async def test_jobs_that_are_there_go_to_one_call_and_each_gets_its_own_result(a
         calls.append(numbers)
         return [2 * number for number in numbers]
 
-    jobs = await double.enqueue_many([(n,) for n in range(25)])
+    jobs = await double.enqueue_many([double.job(n) for n in range(25)])
     async with working(app):
         assert [await job.result(timeout="20s") for job in jobs] == [2 * n for n in range(25)]
 
@@ -52,7 +52,7 @@ async def test_a_batch_that_does_not_fill_begins_when_its_first_job_has_waited(m
 
     async with working(memory_app):
         began = asyncio.get_running_loop().time()
-        assert await note.call(1, timeout="10s") is None
+        assert await note.options(wait="10s").call(1) is None
         assert asyncio.get_running_loop().time() - began >= 0.05
 
     assert calls == [[1]]
@@ -84,7 +84,7 @@ async def test_threads_take_batches_too(app: App) -> None:
         threads.add(threading.current_thread().name)
         return [len(text) for text in texts]
 
-    jobs = await lengths.enqueue_many([("a" * n,) for n in range(5)])
+    jobs = await lengths.enqueue_many([lengths.job("a" * n) for n in range(5)])
     async with working(app):
         assert [await job.result(timeout="20s") for job in jobs] == list(range(5))
     assert all(name.startswith("penstock-handler") for name in threads)
@@ -107,7 +107,7 @@ async def test_an_item_of_the_list_may_be_the_fate_of_its_job(memory_app: App) -
         ]
 
     words = ["done", "nothing", "boom", "never", "later", "again"]
-    jobs = await judge.enqueue_many([(word,) for word in words])
+    jobs = await judge.enqueue_many([judge.job(word) for word in words])
     async with working(memory_app) as worker:
         told = recorded(worker, "retrying", "snoozed")
         assert await jobs[0].result(timeout="10s") == "well done"
@@ -128,7 +128,7 @@ async def test_results_may_be_given_by_job_id(memory_app: App) -> None:
     async def name(jobs: list[JobContext], words: list[str]) -> dict[str, object]:
         return {job.id: word.upper() for job, word in zip(jobs, words, strict=True) if word != "lost"}
 
-    jobs = await name.enqueue_many([{"words": word, "id": word} for word in ("a", "lost", "b")])
+    jobs = await name.enqueue_many([name.options(id=word).job(word) for word in ("a", "lost", "b")])
     async with working(memory_app):
         assert await jobs[0].result(timeout="10s") == "A"
         assert await jobs[2].result(timeout="10s") == "B"
@@ -152,7 +152,7 @@ async def test_an_answer_that_cannot_be_told_apart_fails_all_jobs(
     async def wrong(numbers: list[int]) -> Any:
         return answer
 
-    jobs = await wrong.enqueue_many([(1,), (2,)])
+    jobs = await wrong.enqueue_many([wrong.job(1), wrong.job(2)])
     async with working(memory_app):
         for job in jobs:
             with pytest.raises(JobFailed, match=said) as failed:
@@ -165,7 +165,7 @@ async def test_what_the_handler_raises_is_every_jobs_failure(app: App) -> None:
     async def broken(numbers: list[int]) -> None:
         raise LookupError("no such thing")
 
-    jobs = await broken.enqueue_many([(n,) for n in range(20)])
+    jobs = await broken.enqueue_many([broken.job(n) for n in range(20)])
     async with working(app):
         tracebacks = []
         for job in jobs:
@@ -199,7 +199,7 @@ async def test_a_result_that_cannot_be_encoded_fails_alone(memory_app: App) -> N
     async def odd(numbers: list[int]) -> list[Any]:
         return [object() if n % 2 else n for n in numbers]
 
-    good, bad = await odd.enqueue_many([(2,), (1,)])
+    good, bad = await odd.enqueue_many([odd.job(2), odd.job(1)])
     async with working(memory_app):
         assert await good.result(timeout="10s") == 2
         with pytest.raises(JobFailed, match="SerializationError"):
@@ -219,7 +219,7 @@ async def test_a_cancelled_job_leaves_and_the_others_go_on(app: App) -> None:
             endings.append("ended")
         return numbers
 
-    jobs = await slow.enqueue_many([(n,) for n in range(3)])
+    jobs = await slow.enqueue_many([slow.job(n) for n in range(3)])
     async with working(app, heartbeat="20ms") as worker:
         await began.wait()
         assert await jobs[1].cancel() == "requested"
@@ -245,7 +245,7 @@ async def test_the_handler_is_stopped_with_the_last_of_its_jobs(memory_app: App)
             endings.append("stopped")
             raise
 
-    jobs = await endless.enqueue_many([(1,), (2,)])
+    jobs = await endless.enqueue_many([endless.job(1), endless.job(2)])
     async with working(memory_app, heartbeat="20ms"):
         await began.wait()
         for job in jobs:
@@ -334,7 +334,7 @@ async def test_a_thread_that_goes_on_keeps_the_slots_of_all_its_jobs(memory_app:
     def stubborn(numbers: list[int]) -> None:
         go_on.wait(20)
 
-    jobs = await stubborn.enqueue_many([(1,), (2,)])
+    jobs = await stubborn.enqueue_many([stubborn.job(1), stubborn.job(2)])
     async with working(memory_app, concurrency=2) as worker:
         try:
             for job in jobs:
@@ -358,7 +358,7 @@ async def test_a_worker_that_stops_hands_back_a_batch_once_its_handler_has_ended
         finally:
             states.extend([await job.refresh() for job in jobs])
 
-    jobs = await endless.enqueue_many([(1,), (2,)])
+    jobs = await endless.enqueue_many([endless.job(1), endless.job(2)])
     async with working(app):
         await began.wait()
     assert states == [State.ACTIVE, State.ACTIVE]
@@ -403,7 +403,7 @@ async def test_no_more_jobs_are_claimed_than_there_are_slots(memory_app: App) ->
     async def note(numbers: list[int]) -> None:
         sizes.append(len(numbers))
 
-    jobs = await note.enqueue_many([(n,) for n in range(12)])
+    jobs = await note.enqueue_many([note.job(n) for n in range(12)])
     async with working(memory_app, concurrency=4):
         for job in jobs:
             await job.result(timeout="10s")
@@ -419,7 +419,7 @@ async def test_contexts_speak_for_their_own_jobs(memory_app: App) -> None:
         with pytest.raises(LookupError):
             current_job()
 
-    jobs = await note.enqueue_many([("a",), ("b",)])
+    jobs = await note.enqueue_many([note.job("a"), note.job("b")])
     async with working(memory_app):
         for job in jobs:
             await job.result(timeout="10s")
@@ -439,7 +439,7 @@ async def test_middleware_is_around_each_job_of_a_batch(memory_app: App) -> None
     async def shout(words: list[str]) -> list[str]:
         return [word.upper() for word in words]
 
-    jobs = await shout.enqueue_many([{"words": "a", "id": "1"}, {"words": "b", "id": "2"}])
+    jobs = await shout.enqueue_many([shout.options(id="1").job("a"), shout.options(id="2").job("b")])
     async with working(memory_app, middleware=[traced]):
         assert [await job.result(timeout="10s") for job in jobs] == ["<A>", "<B>"]
     assert seen == {"1": "A", "2": "B"}
@@ -485,7 +485,7 @@ async def test_no_slot_is_lost_and_no_job_left_whatever_is_cancelled_when(memory
         rest if kind == "async" else rest_in_thread
     )
     async with working(memory_app, heartbeat="5ms", concurrency=15) as worker:
-        jobs = await task.enqueue_many([(n,) for n in range(150)])
+        jobs = await task.enqueue_many([task.job(n) for n in range(150)])
         for job in chance.sample(jobs, 40):
             await job.cancel()
             await asyncio.sleep(0)
@@ -509,7 +509,7 @@ def test_a_batch_task_can_still_be_called_here() -> None:
     def double(numbers: list[int]) -> list[int]:
         return [2 * n for n in numbers]
 
-    assert double([1, 2]) == [2, 4]  # type: ignore[arg-type]
+    assert double([1, 2]) == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -561,7 +561,7 @@ async def test_a_handler_of_a_batch_that_exits_fails_its_jobs_and_not_the_worker
 
     function: Any = leave if runner == "async" else leave_in_a_thread
     task = memory_app.task(batch=2, attempts=1, name="leave")(function)
-    jobs = await task.enqueue_many([(1,), (2,)])
+    jobs = await task.enqueue_many([task.job(1), task.job(2)])
     async with working(memory_app) as worker:
         for job in jobs:
             with pytest.raises(JobFailed) as caught:

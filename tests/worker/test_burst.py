@@ -58,7 +58,7 @@ async def test_a_queue_over_its_budget_is_left(app: App, said: pytest.LogCapture
         await current_job().use(usd=2)
 
     await app.queue("default").set_budget("usd", 1)
-    await spend.enqueue_many([{}, {}, {}])
+    await spend.enqueue_many([spend.job(), spend.job(), spend.job()])
     await asyncio.wait_for(app.worker(concurrency=1, burst=True).run(), 20)
     assert await app.queue("default").open() > 0
     assert "has spent its budget" in said.text
@@ -70,7 +70,7 @@ async def test_a_budget_with_a_period_is_waited_for(app: App) -> None:
         await current_job().use(usd=2)
 
     await app.queue("default").set_budget("usd", 1, per="700ms")
-    await spend.enqueue_many([{}, {}])
+    await spend.enqueue_many([spend.job(), spend.job()])
     await asyncio.wait_for(app.worker(concurrency=1, burst=True).run(), 20)
     assert await app.queue("default").open() == 0
 

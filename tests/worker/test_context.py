@@ -26,7 +26,7 @@ async def test_the_context_knows_its_job(app: App) -> None:
         return [context.id, context.queue, context.task, context.run, context.failures, context.attempts]
 
     async with working(app):
-        job = await look.enqueue(id="x")
+        job = await look.options(id="x").enqueue()
         assert await job.result(timeout="10s") == ["x", "mail", "look", 1, 0, 7]
 
 
@@ -65,7 +65,7 @@ async def test_what_a_thread_said_last_is_stored_before_its_job_ends(app: App) -
 
 async def test_an_updated_payload_is_what_the_next_run_gets(app: App) -> None:
     @app.task(attempts=2)
-    async def crawl(page: int, context: JobContext) -> list[int]:
+    async def crawl(context: JobContext, page: int) -> list[int]:
         if context.run == 1:
             context.update_payload(page=page + 41)
             raise Retry(delay="1ms")
@@ -77,7 +77,7 @@ async def test_an_updated_payload_is_what_the_next_run_gets(app: App) -> None:
 
 async def test_an_update_the_task_does_not_take_is_refused(memory_app: App) -> None:
     @memory_app.task(attempts=1)
-    async def crawl(page: int, context: JobContext) -> None:
+    async def crawl(context: JobContext, page: int) -> None:
         context.update_payload(nonsense=1)
 
     async with working(memory_app):
@@ -123,7 +123,7 @@ async def test_a_report_that_no_store_can_keep_does_not_hold_up_its_job_or_other
     refused: list[BaseException] = []
 
     @app.task
-    async def talk(line: str, context: JobContext) -> str:
+    async def talk(context: JobContext, line: str) -> str:
         try:
             await context.log(line)
         except RecursionError as error:
@@ -132,7 +132,7 @@ async def test_a_report_that_no_store_can_keep_does_not_hold_up_its_job_or_other
         return line
 
     async with working(app):
-        jobs = await talk.enqueue_many([{"line": line} for line in ("odd", "fine", "odd", "fine")])
+        jobs = await talk.enqueue_many([talk.job(line=line) for line in ("odd", "fine", "odd", "fine")])
         assert [await job.result(timeout="10s") for job in jobs] == ["odd", "fine", "odd", "fine"]
         assert [await job.logs() for job in jobs] == [[], ["fine"] * 2, [], ["fine"] * 2]
     assert len(refused) == 2

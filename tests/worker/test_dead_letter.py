@@ -29,7 +29,7 @@ async def test_a_failed_job_reaches_the_handler_of_its_dead_letter(
         raise AssertionError(letter)
 
     async with app:
-        job = await send.enqueue("ada", id="ada")
+        job = await send.options(id="ada").enqueue("ada")
         worker = app.worker(queues=["mail", "mail.dead"], burst=True)
         await worker.run()
         while not seen:  # a letter may be under way when the queues are drained

@@ -67,7 +67,7 @@ async def test_a_retry_is_a_warning_and_the_end_an_error(app: App, logged: Logge
             fail()
 
     async with working(app) as worker:
-        await send.enqueue(id="ada")
+        await send.options(id="ada").enqueue()
         await until(lambda: worker.stats.failed == 1)
     retry, end = about(logged, "ada")
     assert (retry.levelname, end.levelname) == ("WARNING", "ERROR")
@@ -93,7 +93,7 @@ async def test_verdicts_that_are_not_failures_are_not_logged_as_one(memory_app: 
                 pass
 
     async with working(memory_app) as worker:
-        await patient.enqueue(id="x")
+        await patient.options(id="x").enqueue()
         await until(lambda: worker.stats.completed == 1)
     [asked] = about(logged, "x")
     assert asked.levelname == "INFO"
@@ -110,7 +110,7 @@ async def test_a_verdict_that_ends_the_job_is_an_error(
         raise verdict
 
     async with working(memory_app) as worker:
-        await final.enqueue(id="x")
+        await final.options(id="x").enqueue()
         await until(lambda: worker.stats.failed == 1)
     [end] = about(logged, "x")
     assert end.levelname == "ERROR"
@@ -134,7 +134,7 @@ async def test_a_timeout_is_logged_with_a_timeout_error(
                 time.sleep(0.005)
 
     async with working(memory_app) as worker:
-        await slow.enqueue(id="x")
+        await slow.options(id="x").enqueue()
         await until(lambda: worker.stats.failed == 1)
     [end] = [record for record in about(logged, "x") if record.levelname == "ERROR"]
     assert isinstance(error_of(end), TimeoutError)
@@ -145,7 +145,7 @@ async def test_a_timeout_is_logged_with_a_timeout_error(
 
 async def test_a_failure_in_another_process_comes_with_its_traceback(logged: Logged) -> None:
     async with tasks.app, working(tasks.app, child_processes=1) as worker:
-        await tasks.fail.enqueue(id="x")
+        await tasks.fail.options(id="x").enqueue()
         await until(lambda: worker.stats.failed == 1, seconds=60)
     [end] = about(logged, "x")
     assert type(error_of(end)).__name__ == "ZeroDivisionError"
@@ -169,7 +169,7 @@ async def test_a_result_that_cannot_be_stored_is_logged(memory_app: App, logged:
         return object()
 
     async with working(memory_app) as worker:
-        await odd.enqueue(id="x")
+        await odd.options(id="x").enqueue()
         await until(lambda: worker.stats.failed == 1)
     [end] = about(logged, "x")
     assert "object" in str(error_of(end))
@@ -185,7 +185,7 @@ async def test_what_a_hook_replaced_is_not_logged(memory_app: App, logged: Logge
         execution.error = ValueError("redacted")
 
     async with working(memory_app) as worker:
-        await leaky.enqueue(id="x")
+        await leaky.options(id="x").enqueue()
         await until(lambda: worker.stats.failed == 1)
     [end] = about(logged, "x")
     assert str(error_of(end)) == "redacted"
@@ -220,7 +220,7 @@ async def test_an_error_whose_traceback_cannot_be_formatted_is_logged_all_the_sa
         raise Hostile("boo")
 
     async with working(memory_app) as worker:
-        await hostile.enqueue(id="x")
+        await hostile.options(id="x").enqueue()
         await until(lambda: worker.stats.failed == 1)
     [end] = about(logged, "x")
     assert "Hostile: boo" in end.getMessage()

@@ -51,7 +51,7 @@ async def test_no_more_jobs_are_claimed_than_there_are_slots(app: App) -> None:
     async def wait() -> None:
         await finish.wait()
 
-    await wait.enqueue_many([{} for _ in range(20)])
+    await wait.enqueue_many([wait.job() for _ in range(20)])
     storage = await app.connect()
     async with working(app, concurrency=5) as worker:
         await until(lambda: len(worker.health().active) == 5)
@@ -72,7 +72,7 @@ async def test_an_outcome_and_the_next_claim_travel_together(
     calls: Counter[str] = Counter()
     for name in ("claim", "settle"):
         monkeypatch.setattr(storage, name, _counted(name, getattr(storage, name), calls))
-    await echo.enqueue_many([{"n": n} for n in range(1000)])
+    await echo.enqueue_many([echo.job(n=n) for n in range(1000)])
     async with working(memory_app, concurrency=100) as worker:
         await until(lambda: worker.stats.completed == 1000)
     assert calls["settle"] <= 40
@@ -87,7 +87,7 @@ async def test_two_queues_share_the_slots_by_weight(memory_app: App) -> None:
         order.append(queue)
 
     for queue in ("heavy", "light"):
-        await note.options(queue=queue).enqueue_many([{"queue": queue} for _ in range(400)])
+        await note.options(queue=queue).enqueue_many([note.job(queue) for _ in range(400)])
     async with working(memory_app, queues={"heavy": 3, "light": 1}, concurrency=4) as worker:
         await until(lambda: worker.stats.completed == 800)
     heavy = Counter(order[:400])["heavy"]
@@ -111,7 +111,7 @@ async def test_a_quiet_queue_beside_a_busy_one_is_served(memory_app: App) -> Non
         await again.enqueue(n)
     async with working(memory_app, concurrency=1):
         for n in range(3):
-            assert await echo.call(n, timeout="5s") == n
+            assert await echo.options(wait="5s").call(n) == n
         stop.set()
 
 
@@ -218,6 +218,6 @@ async def test_a_delayed_job_put_in_while_the_worker_sleeps_starts_when_it_is_du
     worker.on("drained", lambda _: dry.set())
     async with running(worker):
         await asyncio.wait_for(dry.wait(), 10)
-        job = await work.enqueue(delay="50ms")
+        job = await work.options(delay="50ms").enqueue()
 
         assert await job.result(timeout="10s") == "done"

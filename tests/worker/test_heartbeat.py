@@ -25,7 +25,7 @@ async def test_a_handler_that_hogs_the_loop_keeps_its_lease(app: App) -> None:
 
     async with working(app, lease=LEASE_S, heartbeat="50ms", concurrency=4) as worker:
         hogs.append(Hog(app, worker))
-        jobs = await hog.enqueue_many([{} for _ in range(3)])
+        jobs = await hog.enqueue_many([hog.job() for _ in range(3)])
         assert [await job.result(timeout="60s") for job in jobs] == [1, 1, 1]
         infos = [await job.get() for job in jobs]
     assert [(info.runs, info.stalls) for info in infos] == [(1, 0)] * 3
@@ -53,11 +53,11 @@ async def test_jobs_claimed_while_the_loop_stood_still_do_not_stall(
     monkeypatch.setattr(storage, "claim", read_late)
     worker = app.worker(lease=LEASE_S, heartbeat="50ms", concurrency=4, grace=0)
     hogs.append(Hog(app, worker))
-    jobs = [] if idle else await runs.enqueue_many([{} for _ in range(4)])
+    jobs = [] if idle else await runs.enqueue_many([runs.job() for _ in range(4)])
     async with running(worker):
         if idle:
             await until(lambda: worker._shift and any(lane.spare for lane in worker._shift.fetcher.lanes))
-            jobs = await runs.enqueue_many([{} for _ in range(4)])
+            jobs = await runs.enqueue_many([runs.job() for _ in range(4)])
         assert [await job.result(timeout="60s") for job in jobs] == [1] * 4
         infos = [await job.get() for job in jobs]
     assert not hogs, "the loop was never held up"

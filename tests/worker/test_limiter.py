@@ -75,7 +75,7 @@ async def test_no_more_jobs_start_in_any_stretch_than_the_limit_says(
     async def note(n: int) -> None:
         return
 
-    jobs = await note.enqueue_many([(n,) for n in range(35)])
+    jobs = await note.enqueue_many([note.job(n) for n in range(35)])
     async with working(app, limit="10/300ms", concurrency=50):
         for job in jobs:
             await job.result(timeout="20s")
@@ -91,7 +91,7 @@ async def test_jobs_that_may_not_start_stay_where_others_can_have_them(memory_ap
     async def note(n: int) -> None:
         return
 
-    await note.enqueue_many([(n,) for n in range(5)])
+    await note.enqueue_many([note.job(n) for n in range(5)])
     async with working(memory_app, limit="2/1h") as limited:
         await until(lambda: limited.stats.completed == 2)
         counts = await memory_app.queue("default").counts()
@@ -129,8 +129,8 @@ async def test_each_queue_may_have_a_limit_of_its_own(memory_app: App) -> None:
     async def fast(n: int) -> None:
         done["fast"] += 1
 
-    await slow.enqueue_many([(n,) for n in range(20)])
-    await fast.enqueue_many([(n,) for n in range(200)])
+    await slow.enqueue_many([slow.job(n) for n in range(20)])
+    await fast.enqueue_many([fast.job(n) for n in range(200)])
     async with working(memory_app, limits={"slow": "3/1h"}, concurrency=4) as worker:
         await until(lambda: done["fast"] == 200 and done["slow"] == 3)
         assert worker.stats.claimed == 203
@@ -147,7 +147,8 @@ async def test_limits_of_the_worker_are_shared_by_its_queues(memory_app: App) ->
         return note
 
     for queue in ("a", "b", "c"):
-        await task_of(queue).enqueue_many([(n,) for n in range(10)])
+        task = task_of(queue)
+        await task.enqueue_many([task.job(n) for n in range(10)])
     async with working(memory_app, limit="5/1h", limits={"a": "1/1h"}) as worker:
         await until(lambda: done.total() == 5)
         assert worker.stats.claimed == 5
@@ -163,7 +164,7 @@ async def test_queues_that_share_a_limit_keep_it_in_any_stretch(
 
     tasks = [memory_app.task(queue=queue, name=queue)(note) for queue in ("a", "b", "c")]
     for task in tasks:
-        await task.enqueue_many([(n,) for n in range(10)])
+        await task.enqueue_many([task.job(n) for n in range(10)])
     async with working(memory_app, limit="5/200ms", limits={"a": "1/100ms"}) as worker:
         await until(lambda: worker.stats.completed == 30)
     assert (len(noted[5]), len(noted[1])) == (30, 10)
@@ -178,8 +179,8 @@ async def test_a_limit_of_one_serves_all_queues_that_wake_it(memory_app: App) ->
     a, b = (memory_app.task(queue=queue, name=queue)(note) for queue in ("a", "b"))
     async with working(memory_app, limit="1/20ms"):
         for n in range(5):
-            assert await b.call(n, timeout="5s") == n
-            assert await a.call(n, timeout="5s") == n
+            assert await b.options(wait="5s").call(n) == n
+            assert await a.options(wait="5s").call(n) == n
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ async def test_a_paused_worker_stays_paused_when_its_limit_allows_more(memory_ap
     async def note(n: int) -> None:
         return
 
-    await note.enqueue_many([(n,) for n in range(10)])
+    await note.enqueue_many([note.job(n) for n in range(10)])
     async with working(memory_app, limit="1/50ms") as worker:
         await until(lambda: worker.stats.completed == 1)
         worker.pause()

@@ -54,7 +54,7 @@ async def test_many_jobs_are_all_run_once(app: App) -> None:
     async def note(n: int) -> None:
         seen.append(n)
 
-    await note.enqueue_many([{"n": n} for n in range(1000)])
+    await note.enqueue_many([note.job(n=n) for n in range(1000)])
     async with working(app, concurrency=50) as worker:
         await until(lambda: worker.stats.completed == 1000)
     assert sorted(seen) == list(range(1000))
@@ -376,7 +376,7 @@ async def test_a_limited_queue_is_worked_off_by_workers_that_wait_for_room(app: 
         running -= 1
 
     await app.queue("narrow").limit(concurrency=2)
-    jobs = await work.enqueue_many([{}] * 20)
+    jobs = await work.enqueue_many([work.job() for _ in range(20)])
     async with working(app, concurrency=8, queues=["narrow"]), working(app, concurrency=8, queues=["narrow"]):
         await asyncio.gather(*(job.result(timeout="20s") for job in jobs))
 
@@ -420,7 +420,7 @@ async def test_a_job_that_waits_for_the_same_children_again_and_again_fails(app:
     @app.task
     async def stubborn(context: JobContext) -> None:
         runs.append(context.run)
-        await context.add_children([child.job(id="only")])
+        await context.add_children([child.options(id="only").job()])
         raise WaitForChildren
 
     async with working(app):

@@ -21,7 +21,7 @@ async def test_a_paused_worker_finishes_what_it_has_and_claims_nothing(app: App)
 
     queue = app.queue("default")
     async with working(app, concurrency=2, heartbeat="20ms") as worker:
-        running = await wait.enqueue_many([(1,), (2,)])
+        running = await wait.enqueue_many([wait.job(1), wait.job(2)])
         await until(lambda: len(worker.health().active) == 2)
         worker.pause()
         assert worker.health().state == "paused"

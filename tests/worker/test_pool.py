@@ -69,7 +69,7 @@ async def test_the_supervisor_takes_back_the_jobs_of_a_process_that_exits(
 
 
 async def test_jobs_of_a_batch_whose_process_dies_run_again(tasks: Any) -> None:
-    jobs = await tasks.die_together.enqueue_many([(n,) for n in range(3)])
+    jobs = await tasks.die_together.enqueue_many([tasks.die_together.job(n) for n in range(3)])
     worker = tasks.app.worker(processes=2, concurrency=3, grace="5s")
     async with running(worker):
         assert all([await job.result(timeout="40s") >= 2 for job in jobs])
@@ -87,7 +87,7 @@ async def test_handlers_travel_to_the_processes(tasks: Any) -> None:
     worker = tasks.app.worker(queues=["raw"], processes=2, concurrency=1, grace="5s")
     worker.handler("raw")(tasks.handle_raw)
     async with running(worker):
-        assert await tasks.app.queue("raw").call({}, timeout="30s") != os.getpid()
+        assert await tasks.app.queue("raw").call({}, wait="30s") != os.getpid()
 
 
 async def test_handlers_of_batches_travel_to_the_processes(tasks: Any) -> None:

@@ -83,7 +83,7 @@ async def test_leases_of_a_lost_answer_are_handed_back(
 
     storage = await app.connect()
     outage = Outage(storage, monkeypatch)
-    await echo.enqueue_many([{"n": n} for n in range(10)])
+    await echo.enqueue_many([echo.job(n=n) for n in range(10)])
     outage.swallow.add(verb)
     async with working(app, concurrency=2, lease="1h", heartbeat="1s", sweep=False) as worker:
         await until(lambda: _all_completed(storage, 10))
@@ -138,7 +138,7 @@ async def test_a_worker_on_valkey_resumes_after_the_server_was_killed_and_restar
                 return n
 
             storage = await app.connect()
-            await echo.enqueue_many([{"n": n} for n in range(1500)])
+            await echo.enqueue_many([echo.job(n=n) for n in range(1500)])
             async with working(app, concurrency=20, lease="2s") as worker:
                 await until(lambda: worker.stats.completed > 100)
                 server.kill()

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at proces
 
 async def failure_of(task: Task, *args: object) -> JobFailed:
     with pytest.raises(JobFailed) as caught:
-        await task.call(*args, timeout="60s")
+        await task.options(wait="60s").call(*args)
     return caught.value
 
 
@@ -193,7 +193,7 @@ async def test_a_run_that_hangs_in_the_middle_of_a_message_is_killed() -> None:
         job = await tasks.hang_amid_a_message.enqueue()
         with pytest.raises(JobFailed):
             await job.result(timeout="30s")
-        assert await tasks.square.call(3, timeout="30s") == 9
+        assert await tasks.square.options(wait="30s").call(3) == 9
 
 
 async def test_a_timeout_ends_the_run_and_the_log_says_where_it_hung() -> None:

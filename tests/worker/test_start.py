@@ -75,7 +75,7 @@ async def _starts_and_works(app: App) -> None:
     run = asyncio.create_task(worker.run())
     try:
         await asyncio.wait_for(worker.ready(), 60)
-        assert await app.tasks["echo"].call(5, timeout="20s") == 5
+        assert await app.tasks["echo"].options(wait="20s").call(5) == 5
     finally:
         worker.stop(0)
         await asyncio.wait_for(run, 20)

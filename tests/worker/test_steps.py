@@ -25,7 +25,7 @@ async def test_a_snoozed_job_goes_on_at_its_step(app: App) -> None:
                 return context.run
 
     async with working(app):
-        assert await walk.call(timeout="10s") == 3
+        assert await walk.options(wait="10s").call() == 3
     assert seen == ["", "second", "third"]
 
 
@@ -76,7 +76,7 @@ async def test_a_timeout_brings_the_job_back_without_a_signal(app: App) -> None:
         return [context.signal, context.timed_out]
 
     async with working(app):
-        assert await ship.call(timeout="20s") == [None, True]
+        assert await ship.options(wait="20s").call() == [None, True]
 
 
 async def test_a_thread_may_suspend_its_job_too(app: App) -> None:
@@ -99,7 +99,7 @@ async def test_a_signal_s_name_that_cannot_be_is_the_handler_s_failure(memory_ap
 
     async with working(memory_app):
         with pytest.raises(JobFailed, match="signal name") as caught:
-            await ship.call(timeout="10s")
+            await ship.options(wait="10s").call()
     assert caught.value.error_type == "InvalidName"
 
 

@@ -301,7 +301,7 @@ async def test_a_burst_worker_ends_when_its_queues_are_drained(app: App) -> None
     async def chained() -> None:
         await twice.enqueue()
 
-    await twice.enqueue_many([{} for _ in range(20)])
+    await twice.enqueue_many([twice.job() for _ in range(20)])
     await chained.enqueue()
     worker = app.worker(queues=["a", "b"], burst=True)
     drained = recorded(worker, "drained")

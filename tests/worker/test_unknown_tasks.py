@@ -34,7 +34,7 @@ async def test_an_unknown_task_is_handed_back_until_a_worker_knows_it(
         async def fresh(n: int) -> int:
             return n
 
-        jobs = await fresh.enqueue_many([{"n": n} for n in range(3)])
+        jobs = await fresh.enqueue_many([fresh.job(n=n) for n in range(3)])
         async with working(old, queues=["default"]) as worker:
             await until(lambda: worker.stats.snoozed >= 6)
             info = await jobs[0].get()
@@ -59,8 +59,8 @@ async def test_an_unknown_task_keeps_its_place_in_a_strict_group(url: str) -> No
         async def fresh() -> None:
             ran.append("fresh")
 
-        first = await fresh.enqueue(group="g")
-        second = await old.tasks["known"].enqueue(group="g")
+        first = await fresh.options(group="g").enqueue()
+        second = await old.tasks["known"].options(group="g").enqueue()
         async with working(old) as worker:
             await until(lambda: worker.stats.snoozed >= 3)
             assert ran == []

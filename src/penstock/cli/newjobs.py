@@ -115,7 +115,7 @@ class NewJobs:
             return self.make(read_line(text))
         return self.make(JobLine(task=self._task, args=_arguments(text)))
 
-    def spec(self, text: str) -> JobSpec:
+    def spec(self, text: str) -> JobSpec[Any]:
         """The same, not put in yet."""
         line = read_line(text) if self._task is None else JobLine(task=self._task, args=_arguments(text))
         return self._spec(line, {name: v for name in _OPTIONS if (v := getattr(line, name)) is not UNSET})
@@ -132,7 +132,7 @@ class NewJobs:
             self._template = spec.source, spec.job
         return spec.source, spec.job
 
-    def _spec(self, line: JobLine, said: dict[str, Any]) -> JobSpec:
+    def _spec(self, line: JobLine, said: dict[str, Any]) -> JobSpec[Any]:
         options = {**self._given, **said}
         queue = self._queue if line.queue is UNSET else line.queue
         if "after" in options:
@@ -146,7 +146,7 @@ class NewJobs:
         args = {} if line.args is UNSET else line.args
         return self._task_spec(line.task, args, queue, options)
 
-    def _task_spec(self, name: str, args: Any, queue: str | None, options: dict[str, Any]) -> JobSpec:
+    def _task_spec(self, name: str, args: Any, queue: str | None, options: dict[str, Any]) -> JobSpec[Any]:
         task = self._app.tasks.get(name)
         if task is not None:
             dispatch = task.options(queue=queue, **options)

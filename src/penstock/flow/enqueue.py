@@ -36,7 +36,7 @@ class _Drawn(NamedTuple):
     is_group: bool
 
 
-async def enqueue_flows(app: App, parts: Iterable[Part]) -> list[FlowHandle]:
+async def enqueue_flows(app: App, parts: Iterable[Part]) -> list[FlowHandle[Any]]:
     """What ``App.enqueue_flows`` does: all of them are checked before the first is written."""
     drawn = [_draw(check_part(part)) for part in listed("flows", parts, of="flows")]
     weaves = [weave for one in drawn for weave in one.weaves]
@@ -117,7 +117,7 @@ def _chunks(weaves: Sequence[Weave]) -> Iterator[list[Weave]]:
         yield some
 
 
-def _handle(app: App, drawn: _Drawn, answers: dict[Key, Enqueued]) -> FlowHandle:
+def _handle(app: App, drawn: _Drawn, answers: dict[Key, Enqueued]) -> FlowHandle[Any]:
     graph = drawn.graph
     jobs = {
         key: JobHandle[Any](draft.source, key[1], answers.get(key)) for key, draft in graph.drafts.items()

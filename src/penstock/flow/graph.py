@@ -41,13 +41,14 @@ _SHORTEST_RETENTION_MS: Final = 60_000
 class Draft:
     """A job of the graph while it is drawn."""
 
-    __slots__ = ("after", "job", "name", "source")
+    __slots__ = ("after", "job", "name", "source", "spec")
 
-    def __init__(self, job: NewJob, source: Source, name: str) -> None:
-        self.job = job
-        self.source = source
+    def __init__(self, spec: JobSpec[Any], name: str) -> None:
+        self.job = spec.passing()
+        self.spec = spec
+        self.source = spec.source
         self.name = name
-        self.after: dict[Key, Policy] = {one[:2]: one.policy for one in job.after}
+        self.after: dict[Key, Policy] = {one[:2]: one.policy for one in self.job.after}
 
 
 def is_several(part: Part) -> bool:
@@ -97,8 +98,7 @@ class Graph:
                 return self._chain(part, before)
             case Chord(header=header, body=body):
                 ends = self.add(header, before)
-                passing: Passing = "list" if part.pass_result else ""
-                return self.add(body, Before(tuple(ends), part.on_failure, passing))
+                return self.add(body, Before(tuple(ends), part.on_failure, "list"))
             case Dag():
                 return self._dag(part, before)
             case _ as never:
@@ -118,11 +118,11 @@ class Graph:
     def _side_by_side(self, parts: Iterable[Part], before: Before) -> list[Key]:
         return list(dict.fromkeys(key for part in parts for key in self.add(part, before)))
 
-    def _chain(self, part: Chain, before: Before) -> list[Key]:
+    def _chain(self, part: Chain[Any], before: Before) -> list[Key]:
         ends: list[Key] = []
         for one in part.parts:
             ends = self.add(one, before)
-            passing: Passing = "" if not part.pass_result else "list" if is_several(one) else "one"
+            passing: Passing = "list" if is_several(one) else "one"
             before = Before(tuple(ends), part.on_failure, passing)
         return ends
 
@@ -133,13 +133,15 @@ class Graph:
             )
         keys = {name: (spec.queue, spec.id) for name, (spec, *_) in dag.names.items()}
         followed: set[Key] = set()
-        for name, (spec, after, policy, passing) in dag.names.items():
+        for name, (spec, after, policy) in dag.names.items():
             found = tuple(self._named(dag, keys, name, one) for one in after)
             followed.update(found)
-            self._draw(spec, Before(found, policy, passing) if found else before, name=name)
+            self._draw(spec, Before(found, policy, "list") if found else before, name=name)
         return [key for key in keys.values() if key not in followed] or list(keys.values())[:1]
 
-    def _named(self, dag: Dag, keys: dict[str, Key], name: str, one: str | JobSpec | JobHandle[Any]) -> Key:
+    def _named(
+        self, dag: Dag, keys: dict[str, Key], name: str, one: str | JobSpec[Any] | JobHandle[Any]
+    ) -> Key:
         if isinstance(one, str):
             if one not in keys:
                 known = ", ".join(map(repr, keys))
@@ -157,13 +159,13 @@ class Graph:
         self._sources[key] = handle.source
         return key
 
-    def _draw(self, spec: JobSpec, before: Before, *, name: str = "") -> Key:
+    def _draw(self, spec: JobSpec[Any], before: Before, *, name: str = "") -> Key:
         key = (spec.queue, spec.id)
         passes = bool(before.passing and before.keys and spec.takes_result)
         draft = self.drafts.get(key)
         if draft is None or passes:
             known = draft.after if draft else {}
-            draft = Draft(spec.passing() if passes else spec.job, spec.source, name)
+            draft = Draft(spec, name)
             draft.after = {**known, **draft.after}
             self.drafts[key] = draft
         draft.name = draft.name or name
@@ -227,6 +229,8 @@ class Graph:
                 )
 
     def _job(self, draft: Draft) -> NewJob:
+        if not (draft.job.annex and draft.job.annex.passes):
+            draft.spec.job  # noqa: B018 (raises if the first argument is missing)
         after = tuple(Dependency(*key, policy) for key, policy in draft.after.items())
         return replace(draft.job, after=after) if after else draft.job
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from penstock.core.duration import Duration
 from penstock.core.lifecycle import State
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["FlowHandle", "FlowNode", "read_dependencies"]
 
 _PAGE: Final = 1000
+R_co = TypeVar("R_co", covariant=True)
 
 
 class FlowNode:
@@ -75,7 +76,7 @@ class FlowNode:
         return "\n".join(lines)
 
 
-class FlowHandle:
+class FlowHandle(Generic[R_co]):
     """Given by ``app.enqueue_flow``, or ``app.flow(ref)`` for a root that is known.
 
     ``root`` is the job that everything leads to, ``ends`` are all such, ``jobs`` all that were put in (in the order
@@ -144,14 +145,15 @@ class FlowHandle:
     async def _flow_id(self) -> str:
         return (await self.root.get()).flow
 
-    async def result(self, timeout: Duration | None = None) -> Any:
+    async def result(self, timeout: Duration | None = None) -> R_co:
         """What the root returned; of a flow with several ends (a group), the list of what they returned.
 
         Raises as ``JobHandle.result``.
         """
         if not self._is_group:
-            return await self.root.result(timeout)
-        return list(await asyncio.gather(*(end.result(timeout) for end in self.ends)))
+            return cast(R_co, await self.root.result(timeout))
+        results = list(await asyncio.gather(*(end.result(timeout) for end in self.ends)))
+        return cast(R_co, results)
 
     async def tree(self) -> FlowNode:
         """The flow as it is now, from the root down."""

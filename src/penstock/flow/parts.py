@@ -7,7 +7,7 @@ it is one job, and all of them wait for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
 from penstock.core.display import shown
 from penstock.core.job import Policy
@@ -25,33 +25,38 @@ __all__ = [
     "Chain",
     "Chord",
     "Dag",
+    "Ending",
     "Flow",
     "Group",
     "Part",
+    "Whole",
     "chain",
     "check_policy",
     "chord",
     "group",
 ]
 
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
 Passing: TypeAlias = Literal["", "one", "list"]
 
 _POLICIES: Final = ("fail", "ignore", "wait")
 
 
-class _Whole:
-    """What can be put in by itself."""
+class Whole(Generic[R_co]):
+    """A flow that can be enqueued by itself, and has a result."""
 
     __slots__ = ()
 
-    async def enqueue(self) -> FlowHandle:
+    async def enqueue(self) -> FlowHandle[R_co]:
         """Put it in, by the app its jobs are of. See ``App.enqueue_flow``."""
         from penstock.flow.enqueue import app_of
 
         whole: Any = self
         return await app_of(whole).enqueue_flow(whole)
 
-    def enqueue_sync(self) -> SyncFlowHandle:
+    def enqueue_sync(self) -> SyncFlowHandle[R_co]:
         """The same for synchronous code."""
         from penstock.flow.enqueue import app_of
 
@@ -59,7 +64,7 @@ class _Whole:
         return app_of(whole).sync.enqueue_flow(whole)
 
 
-class Flow(_Whole):
+class Flow(Whole[R_co]):
     """A parent that runs when its children have ended; children may be flows themselves, in any queue.
 
     ``on_failure`` says what a child that fails, is cancelled or removed does to the parent: ``"fail"`` fails it
@@ -69,24 +74,25 @@ class Flow(_Whole):
 
     __slots__ = ("children", "on_failure", "parent")
 
-    def __init__(self, parent: JobSpec, children: Iterable[Part], *, on_failure: Policy = "fail") -> None:
+    def __init__(
+        self, parent: JobSpec[R_co], children: Iterable[Part], *, on_failure: Policy = "fail"
+    ) -> None:
         self.parent = _checked_job(parent, "the parent of a Flow")
         self.children = _checked(children)
         self.on_failure = check_policy(on_failure)
 
 
-class Chain(_Whole):
+class Chain(Whole[R_co]):
     """One after the other; see ``chain``."""
 
-    __slots__ = ("on_failure", "parts", "pass_result")
+    __slots__ = ("on_failure", "parts")
 
-    def __init__(self, parts: Iterable[Part], *, pass_result: bool, on_failure: Policy) -> None:
+    def __init__(self, parts: Iterable[Part], *, on_failure: Policy) -> None:
         self.parts = _checked(parts)
-        self.pass_result = pass_result
         self.on_failure = check_policy(on_failure)
 
 
-class Group(_Whole):
+class Group(Whole[list[R]], Generic[R]):
     """Side by side; see ``group``."""
 
     __slots__ = ("parts",)
@@ -95,49 +101,53 @@ class Group(_Whole):
         self.parts = _checked(parts)
 
 
-class Chord(_Whole):
+class Chord(Whole[R_co]):
     """A group, and what gets its results; see ``chord``."""
 
-    __slots__ = ("body", "header", "on_failure", "pass_result")
+    __slots__ = ("body", "header", "on_failure")
 
-    def __init__(self, header: Group, body: Body, *, pass_result: bool, on_failure: Policy) -> None:
-        if not isinstance(body, JobSpec | _Whole):
+    def __init__(self, header: Group[Any], body: Body, *, on_failure: Policy) -> None:
+        if not isinstance(body, JobSpec | Whole):
             raise InvalidInput(
                 f"the body of a chord is {shown(body)}, which is nothing to be put in. Give task.job(...), or a flow."
             )
         self.header = header
         self.body = body
-        self.pass_result = pass_result
         self.on_failure = check_policy(on_failure)
 
 
-def chain(*parts: Part, pass_result: bool = True, on_failure: Policy = "fail") -> Chain:
-    """Jobs that run one after the other: ``chain(a.job(1), b.job(), c.job())``.
+@overload
+def chain(*parts: *tuple[*tuple[Part, ...], Ending[R]], on_failure: Policy = "fail") -> Chain[R]: ...
+@overload
+def chain(*parts: Part, on_failure: Policy = "fail") -> Chain[Any]: ...
+def chain(*parts: Any, on_failure: Policy = "fail") -> Chain[Any]:  # type: ignore[misc]  # mypy and *tuple
+    """Return jobs that run one after the other: ``chain(fetch.job(url), resize.partial(width=200), store.partial())``.
 
-    The result of each is the first argument of the next, before those given to ``job()``; with
-    ``pass_result=False`` nothing is passed. After a group it is the list of its results.
+    The result of each job is the first argument of the next if that is a ``partial(...)``; a ``job(...)`` has all its
+    arguments and only waits. After a group the result is the list of the group's results.
     """
-    return Chain(parts, pass_result=pass_result, on_failure=on_failure)
+    return Chain(parts, on_failure=on_failure)
 
 
-def group(parts: Iterable[Part]) -> Group:
+def group(parts: Iterable[Ending[R]]) -> Group[R]:
     """Jobs that run side by side. By itself it is as good as ``enqueue_many``, over several queues."""
-    return Group(parts)
+    return Group(cast("Iterable[Part]", parts))
 
 
 def chord(
-    header: Group | Iterable[Part], body: Body, *, pass_result: bool = True, on_failure: Policy = "fail"
-) -> Chord:
-    """A job that runs when all of a group have ended; its first argument is the list of their results, in order.
+    header: Group[Any] | Iterable[Part], body: JobSpec[R] | Whole[R], *, on_failure: Policy = "fail"
+) -> Chord[R]:
+    """Return a job that runs after all jobs of a group: ``chord([add.job(1, 2), add.job(3, 4)], sum_up.partial())``.
 
-    The body may be a chain, a group or another flow: those of it that begin get the list.
+    The first argument of a ``partial(...)`` is the list of their results, in order. The body may be a chain, a group or
+    another flow: the jobs that begin it get the list.
     Under ``on_failure="ignore"`` the place of one that failed holds ``None``.
     """
-    parts = header if isinstance(header, Group) else Group(header)
-    return Chord(parts, body, pass_result=pass_result, on_failure=on_failure)
+    parts: Group[Any] = header if isinstance(header, Group) else Group(header)
+    return Chord(parts, cast("Body", body), on_failure=on_failure)
 
 
-class Dag(_Whole):
+class Dag(Whole[Any]):
     """Any graph: jobs by name, each with the names of those it comes after, in any order.
 
     ::
@@ -146,8 +156,9 @@ class Dag(_Whole):
         dag.add("load", load.job())
         dag.add("left", left.job(), after=["load"])
         dag.add("right", right.job(), after=["load"])
-        dag.add("join", join.job(), after=["left", "right"])
+        dag.add("join", join.partial(), after=["left", "right"])
 
+    The first argument of a ``partial(...)`` is the list of the results of the jobs in ``after``.
     A cycle is an ``InvalidInput`` that names it, when the graph is enqueued; nothing is written then.
     """
 
@@ -155,30 +166,26 @@ class Dag(_Whole):
 
     def __init__(self, *, on_failure: Policy = "fail") -> None:
         self.names: dict[
-            str, tuple[JobSpec, tuple[str | JobSpec | JobHandle[Any], ...], Policy, Passing]
+            str, tuple[JobSpec[Any], tuple[str | JobSpec[Any] | JobHandle[Any], ...], Policy]
         ] = {}
         self.on_failure = check_policy(on_failure)
 
     def add(
         self,
         name: str,
-        job: JobSpec,
+        job: JobSpec[Any],
         *,
-        after: Sequence[str | JobSpec | JobHandle[Any]] = (),
-        pass_results: bool = False,
+        after: Sequence[str | JobSpec[Any] | JobHandle[Any]] = (),
         on_failure: Policy | None = None,
     ) -> Dag:
-        """Add a job. With ``pass_results`` its first argument is the list of the results of ``after``.
-
-        Raises ``InvalidInput`` for a name that is taken.
-        """
+        """Add a job. Raises ``InvalidInput`` for a name that is taken."""
         if name in self.names:
             raise InvalidInput(
                 f"the graph has a job named {shown(name)} already. Give this one another name."
             )
         policy = self.on_failure if on_failure is None else check_policy(on_failure)
         spec = _checked_job(job, f"{shown(name)} of a Dag")
-        self.names[name] = (spec, tuple(after), policy, "list" if pass_results else "")
+        self.names[name] = (spec, tuple(after), policy)
         return self
 
     @property
@@ -190,7 +197,7 @@ class Dag(_Whole):
         return [name for name, (job, *_) in self.names.items() if not followed & {name, id(job)}]
 
     @classmethod
-    def of(cls, jobs: Mapping[str, JobSpec], after: Mapping[str, Sequence[str]], **options: Any) -> Dag:
+    def of(cls, jobs: Mapping[str, JobSpec[Any]], after: Mapping[str, Sequence[str]], **options: Any) -> Dag:
         """The same from two dicts: jobs by name, and who comes after whom."""
         dag = cls(**options)
         for name, job in jobs.items():
@@ -198,8 +205,10 @@ class Dag(_Whole):
         return dag
 
 
-Body: TypeAlias = "JobSpec | Flow | Chain | Group | Chord | Dag"
+Body: TypeAlias = "JobSpec[Any] | Flow[Any] | Chain[Any] | Group[Any] | Chord[Any] | Dag"
 Part: TypeAlias = "JobHandle[Any] | Body"
+Ending: TypeAlias = JobHandle[R] | JobSpec[R] | Whole[R]
+"""A part by its result."""
 
 
 def check_policy(value: str) -> Policy:
@@ -213,7 +222,7 @@ def check_policy(value: str) -> Policy:
             )
 
 
-def _checked_job(part: JobSpec, what: str) -> JobSpec:
+def _checked_job(part: JobSpec[Any], what: str) -> JobSpec[Any]:
     if not isinstance(part, JobSpec):
         raise InvalidInput(f"{what} is {shown(part)}, which is no job to be put in. Give task.job(...).")
     return part
@@ -228,7 +237,7 @@ def _checked(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 def check_part(part: Part) -> Part:
     """Return ``part`` if it can be part of a flow, or a flow. Raise ``InvalidInput`` otherwise."""
-    if not isinstance(part, JobSpec | JobHandle | _Whole):
+    if not isinstance(part, JobSpec | JobHandle | Whole):
         raise InvalidInput(
             f"{shown(part)} cannot be part of a flow. Give task.job(...), a handle, or a flow."
         )

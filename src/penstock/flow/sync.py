@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from penstock.core.duration import Duration
 from penstock.core.job import EnqueueStatus
@@ -12,8 +12,10 @@ from penstock.sync import Face, SyncJobHandle, as_sync
 
 __all__ = ["SyncFlowHandle"]
 
+R_co = TypeVar("R_co", covariant=True)
 
-class SyncFlowHandle(Face[FlowHandle]):
+
+class SyncFlowHandle(Face[FlowHandle[R_co]], Generic[R_co]):
     """See ``FlowHandle``."""
 
     __slots__ = ()
@@ -42,7 +44,7 @@ class SyncFlowHandle(Face[FlowHandle]):
     def status(self) -> EnqueueStatus | None:
         return self._target.status
 
-    def result(self, timeout: Duration | None = None) -> Any:
+    def result(self, timeout: Duration | None = None) -> R_co:
         """See ``FlowHandle.result``."""
         return run(self._target.result(timeout))
 

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
     from penstock.app import App
     from penstock.core.job import NewJob
-    from penstock.intake import Answers, EnqueueCall
-    from penstock.intake import CallNext as EnqueueNext
+    from penstock.intake import Answers, EnqueueCall, EnqueueNext
     from penstock.worker.context import JobContext
     from penstock.worker.middleware import CallNext
 

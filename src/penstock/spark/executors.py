@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 import msgspec
 from pyspark.errors import PySparkException
@@ -145,7 +145,7 @@ class Fleet:
         *,
         size: int,
         time_budget_ms: int | None,
-        options: dict[str, object],
+        options: dict[str, Any],
     ) -> None:
         self.id = uuid7()
         self.size = size
@@ -155,7 +155,7 @@ class Fleet:
         self._modules = task_modules(app)
         self._held = _FleetJob(shared_url(app), self.id, self._target)
         self._time_budget_ms = time_budget_ms
-        self._grace_s = milliseconds(options.get("grace", "30s"), what="grace") / 1000  # type: ignore[arg-type]
+        self._grace_s = milliseconds(options.get("grace", "30s"), what="grace") / 1000
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-fleet", daemon=True)
         self._rows: list[Row] = []

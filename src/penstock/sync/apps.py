@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from penstock.app import App
 from penstock.events import EventTypes, Offsets
@@ -16,11 +16,13 @@ from penstock.sync.queues import SyncQueue
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
-    from penstock.flow.parts import Part
+    from penstock.flow.parts import Ending, Part
     from penstock.flow.sync import SyncFlowHandle
     from penstock.subscription import SubscriptionOptions
 
 __all__ = ["SyncApp"]
+
+R = TypeVar("R")
 
 
 class SyncApp(Face[App]):
@@ -63,17 +65,19 @@ class SyncApp(Face[App]):
     schedule = as_sync(App.schedule)
     schedulers = as_sync(App.schedulers)
 
-    def flow(self, ref: str) -> SyncFlowHandle:
+    def flow(self, ref: str) -> SyncFlowHandle[Any]:
         """See ``App.flow``."""
         from penstock.flow.sync import SyncFlowHandle
 
         return SyncFlowHandle(self._target.flow(ref))
 
-    def enqueue_flow(self, flow: Part) -> SyncFlowHandle:
+    def enqueue_flow(self, flow: Ending[R]) -> SyncFlowHandle[R]:
         """See ``App.enqueue_flow``."""
-        return self.enqueue_flows([flow])[0]
+        from penstock.flow.sync import SyncFlowHandle
 
-    def enqueue_flows(self, flows: Iterable[Part]) -> list[SyncFlowHandle]:
+        return SyncFlowHandle(run(self._target.enqueue_flow(flow)))
+
+    def enqueue_flows(self, flows: Iterable[Part]) -> list[SyncFlowHandle[Any]]:
         """See ``App.enqueue_flows``."""
         from penstock.flow.sync import SyncFlowHandle
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
 from penstock.core.duration import Duration
@@ -10,7 +10,7 @@ from penstock.core.lifecycle import State
 from penstock.events import EventTypes
 from penstock.handle import JobHandle
 from penstock.loopthread import run
-from penstock.options import JobOptions
+from penstock.options import DispatchOptions
 from penstock.sync.face import Face, as_sync, iterate
 from penstock.task import Dispatch, JobSpec, Task
 
@@ -85,17 +85,15 @@ class SyncDispatch(Face[Dispatch[P, R]], Generic[P, R]):
 
     __slots__ = ()
 
-    def options(self, *, queue: str | None = None, **options: Unpack[JobOptions]) -> SyncDispatch[P, R]:
+    def options(self, **options: Unpack[DispatchOptions]) -> SyncDispatch[P, R]:
         """See ``Dispatch.options``."""
-        return SyncDispatch(self._target.options(queue=queue, **options))
+        return SyncDispatch(self._target.options(**options))
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncJobHandle[R]:
         """See ``Dispatch.enqueue``."""
         return SyncJobHandle(run(self._target.enqueue(*args, **kwargs)))
 
-    def enqueue_many(
-        self, jobs: Iterable[tuple[Any, ...] | Mapping[str, Any] | JobSpec]
-    ) -> list[SyncJobHandle[R]]:
+    def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[SyncJobHandle[R]]:
         """See ``Dispatch.enqueue_many``."""
         return [SyncJobHandle(handle) for handle in run(self._target.enqueue_many(jobs))]
 
@@ -109,20 +107,18 @@ class SyncTask(Face[Task[P, R]], Generic[P, R]):
 
     __slots__ = ()
 
-    def options(self, *, queue: str | None = None, **options: Unpack[JobOptions]) -> SyncDispatch[P, R]:
+    def options(self, **options: Unpack[DispatchOptions]) -> SyncDispatch[P, R]:
         """See ``Task.options``."""
-        return SyncDispatch(self._target.options(queue=queue, **options))
+        return SyncDispatch(self._target.options(**options))
 
-    def enqueue(self, *args: Any, **kwargs: Any) -> SyncJobHandle[R]:
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncJobHandle[R]:
         """See ``Task.enqueue``."""
         return SyncJobHandle(run(self._target.enqueue(*args, **kwargs)))
 
-    def enqueue_many(
-        self, jobs: Iterable[tuple[Any, ...] | Mapping[str, Any] | JobSpec]
-    ) -> list[SyncJobHandle[R]]:
+    def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[SyncJobHandle[R]]:
         """See ``Task.enqueue_many``."""
         return [SyncJobHandle(handle) for handle in run(self._target.enqueue_many(jobs))]
 
-    def call(self, *args: Any, **kwargs: Any) -> R:
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """See ``Task.call``."""
         return run(self._target.call(*args, **kwargs))

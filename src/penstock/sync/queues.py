@@ -54,7 +54,7 @@ class SyncQueue(Face[Queue]):
 
     call = as_sync(Queue.call)
 
-    def prepare(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> JobSpec:
+    def prepare(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> JobSpec[Any]:
         """See ``Queue.prepare``."""
         return self._target.prepare(payload, task=task, **options)
 

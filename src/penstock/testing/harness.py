@@ -28,7 +28,7 @@ from penstock.testing.report import Drained, Ran
 from penstock.testing.standin import StandInSession, stand_in
 from penstock.testing.stub import Stub
 from penstock.worker.hooks import run_start_hooks, run_stop_hooks
-from penstock.worker.options import WorkerKeywords
+from penstock.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
     from penstock.storage.base import Storage
@@ -69,7 +69,7 @@ class Harness(Assertions):
         hooks: bool = True,
         seed: int = 0,
         url: str = SHARED_MEMORY,
-        **worker: Unpack[WorkerKeywords],
+        **worker: Unpack[WorkerOptions],
     ) -> None:
         if not isinstance(app, App):
             raise InvalidOption(f"{app!r:.80} is not an app. Give the App whose tasks are under test.")
@@ -325,7 +325,7 @@ def harness(
     hooks: bool = True,
     seed: int = 0,
     url: str = SHARED_MEMORY,
-    **worker: Unpack[WorkerKeywords],
+    **worker: Unpack[WorkerOptions],
 ) -> Harness:
     """An app under test: ``with harness(app) as h`` or ``async with``; see ``Harness`` for the modes.
 
@@ -337,7 +337,7 @@ def harness(
 
 
 def _refuse_idle(given: Mapping[str, Any]) -> None:
-    idle = given.keys() & (WorkerKeywords.__annotations__.keys() - _WORKER_OPTIONS)
+    idle = given.keys() & (WorkerOptions.__annotations__.keys() - _WORKER_OPTIONS)
     if idle:
         raise InvalidOption(
             f"{min(idle)!r} of a worker means nothing in a harness, which runs one job at a time when it is told to. "

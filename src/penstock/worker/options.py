@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.worker.after import AfterExecution
     from penstock.worker.middleware import Middleware
 
-__all__ = ["WorkerKeywords", "WorkerOptions", "read_options"]
+__all__ = ["WorkerOptions", "WorkerSettings", "read_options"]
 
 F = TypeVar("F")
 Queues = Sequence[str] | Mapping[str, float]
@@ -35,7 +35,7 @@ _SHORTEST_LEASE_MS: Final = 100
 _LONGEST_NAME: Final = 190
 
 
-class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Options with their units settled. ``queues`` are weights by name."""
 
     name: str
@@ -60,7 +60,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     commands: str | None
 
 
-class WorkerKeywords(TypedDict, total=False):
+class WorkerOptions(TypedDict, total=False):
     """What ``app.worker(...)`` takes; see ``Worker``."""
 
     queues: Queues | None
@@ -85,16 +85,16 @@ class WorkerKeywords(TypedDict, total=False):
     commands: bool | str
 
 
-def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
+def read_options(app: App, **given: Unpack[WorkerOptions]) -> WorkerSettings:
     """The options a worker was given, checked, with defaults filled in.
 
     Raises:
         InvalidOption: an option nobody knows, or a value it cannot have.
         InvalidName: a queue or worker id that is not allowed.
     """
-    unknown = given.keys() - WorkerKeywords.__annotations__.keys()
+    unknown = given.keys() - WorkerOptions.__annotations__.keys()
     if unknown:
-        known = ", ".join(sorted(WorkerKeywords.__annotations__))
+        known = ", ".join(sorted(WorkerOptions.__annotations__))
         raise InvalidOption(
             f"a worker has no option {', '.join(map(repr, sorted(unknown)))}. It has: {known}."
         )
@@ -107,7 +107,7 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
     queues, limit = _weights(app, given.get("queues")), given.get("limit")
     threads, children, name = given.get("threads"), given.get("child_processes"), given.get("name")
     name = _default_name() if name is None else check_worker(name)
-    return WorkerOptions(
+    return WorkerSettings(
         name=name,
         id=_id_of(name),
         queues=queues,
@@ -131,7 +131,7 @@ def read_options(app: App, **given: Unpack[WorkerKeywords]) -> WorkerOptions:
     )
 
 
-def _unknown_after_ms(given: WorkerKeywords) -> int:
+def _unknown_after_ms(given: WorkerOptions) -> int:
     """A burst worker ends when nothing is left to do, so by default it does not wait for one that knows the task."""
     default = "0s" if given.get("burst") else "1h"
     return milliseconds(given.get("unknown_after", default), what="unknown_after")

@@ -27,7 +27,7 @@ from penstock.worker.events import Listener, Listeners
 from penstock.worker.handlers import BatchHandler, Handler, Handlers
 from penstock.worker.health import Health, WorkerState, WorkerStats, running_commands
 from penstock.worker.hooks import Hook, run_start_hooks, run_stop_hooks
-from penstock.worker.options import WorkerKeywords, WorkerOptions, read_options
+from penstock.worker.options import WorkerOptions, WorkerSettings, read_options
 from penstock.worker.shift import Shift
 from penstock.worker.tally import Tally
 
@@ -68,11 +68,11 @@ class Worker:
     All methods are for the loop it runs in, except ``health()`` and ``stats``.
     """
 
-    def __init__(self, app: App, **options: Unpack[WorkerKeywords]) -> None:
+    def __init__(self, app: App, **options: Unpack[WorkerOptions]) -> None:
         app.load()
         self.app = app
         self.given = dict(options)
-        self.options: WorkerOptions = read_options(app, **options)
+        self.options: WorkerSettings = read_options(app, **options)
         self.handlers = Handlers()
         self.listeners = Listeners()
         self.tally = Tally(self.options.id, self.listeners)

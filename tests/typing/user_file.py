@@ -1,0 +1,266 @@
+"""A user's file with planted mistakes. Type checkers must report every line with a comment that begins with "wrong".
+
+It is never run, and the project's own mypy run leaves it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, assert_type
+
+from penstock import (
+    App,
+    Dag,
+    Flow,
+    JobContext,
+    JobHandle,
+    JobSpec,
+    Middleware,
+    Task,
+    TaskOptions,
+    WorkerOptions,
+    chain,
+    chord,
+    group,
+)
+
+
+@dataclass
+class Order:
+    number: int
+    total: float
+
+
+app = App("memory://")
+
+
+@app.task
+async def send(to: str, template: str = "hello", *, copies: int = 1) -> int:
+    return len(to) + copies
+
+
+@app.task(queue="numbers", attempts=5)
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+@app.task(queue="numbers")
+async def total(numbers: list[int]) -> float:
+    return float(sum(numbers))
+
+
+@app.task
+async def ship(context: JobContext, order: Order) -> str:
+    return f"{context.id}: {order.number}"
+
+
+@app.task(queue="numbers", timeout="5s")
+def report(context: JobContext, month: str) -> list[str]:
+    return [context.id, month]
+
+
+@app.task(batch=50)
+async def embed(texts: list[str]) -> list[float]:
+    return [0.5 for _ in texts]
+
+
+@app.task
+async def tidy() -> None: ...
+
+
+@app.task
+async def store(payload: dict[str, Any], table: str) -> dict[str, Any]:
+    return {**payload, "table": table}
+
+
+@app.task
+async def anything(payload: Any, table: str) -> int:
+    return 1
+
+
+# Async code
+
+
+async def correct_calls() -> None:
+    job = await send.enqueue("ada@example.org", template="bye", copies=2)
+    assert_type(job, JobHandle[int])
+    assert_type(await job.result(timeout="5s"), int)
+    assert_type(await send.call("ada@example.org"), int)
+    assert_type(await send.options(wait="5s", id="a", attempts=3).call(to="ada@example.org"), int)
+    assert_type(await add.enqueue(1, y=2), JobHandle[int])
+    assert_type(await ship.enqueue(Order(1, 2.5)), JobHandle[str])
+    assert_type(await report.options(queue="other").enqueue("may"), JobHandle[list[str]])
+    assert_type(await embed.enqueue("one text"), JobHandle[float])
+    assert_type(await tidy.options(delay="5m", priority=-1).enqueue(), JobHandle[None])
+    assert_type(await store.call({"a": 1}, "orders"), dict[str, Any])
+    assert_type(send.job("ada"), JobSpec[int])
+    assert_type(
+        await send.enqueue_many([send.job("ada"), send.options(id="b").job("bob")]), list[JobHandle[int]]
+    )
+    await anything.enqueue(payload=3, table="t")
+
+
+async def wrong_calls() -> None:
+    await send.enqueue(5)  # wrong: type
+    await send.enqueue()  # wrong: missing
+    await send.enqueue("ada", "hello", 2)  # wrong: surplus
+    await send.enqueue("ada", template=None)  # wrong: type
+    await send.enqueue("ada", tempalte="bye")  # wrong: misspelt
+    await send.enqueue("ada", id="a")  # wrong: an option among the arguments
+    await send.call(5)  # wrong: type
+    await send.call("ada", timeout="5s")  # wrong: an option among the arguments
+    await send.options(id="a").enqueue(5)  # wrong: type
+    await send.options(wait="5s").call()  # wrong: missing
+    await add.enqueue("1", 2)  # wrong: type
+    await add.enqueue(1)  # wrong: missing
+    await ship.enqueue("order")  # wrong: type
+    await ship.enqueue()  # wrong: missing
+    await report.enqueue("may", "june")  # wrong: surplus
+    await embed.enqueue(["one", "two"])  # wrong: type
+    await store.enqueue({}, 5)  # wrong: type
+    send.job(5)  # wrong: type
+    send.job("ada", cpoies=3)  # wrong: misspelt
+    await send.enqueue_many([("ada",)])  # wrong: a tuple
+    await send.enqueue_many([{"to": "ada"}])  # wrong: a dict
+    await send.enqueue_many([send.job("ada"), send.job(5)])  # wrong: type
+    await total.enqueue_many([ship.job(Order(1, 2.5))])  # wrong: jobs of another result
+
+
+async def wrong_results() -> None:
+    job = await send.enqueue("ada")
+    text: str = await job.result()  # wrong: result type
+    other: str = await send.call("ada")  # wrong: result type
+    handles: list[JobHandle[str]] = await send.enqueue_many([send.job("ada")])  # wrong: result type
+    print(text, other, handles)
+
+
+async def wrong_options() -> None:
+    send.options(dely="5m")  # wrong: misspelt
+    send.options(attempts="3")  # wrong: type
+    send.options(id=7)  # wrong: type
+    send.options(on_conflict="replace")  # wrong: value
+    send.options(wait=[1])  # wrong: type
+    await app.queue("mail").enqueue({"to": "ada"}, prioritty=1)  # wrong: misspelt
+
+
+# Direct calls
+
+
+async def direct_calls(context: JobContext) -> None:
+    assert_type(await send("ada"), int)
+    coroutine = send("ada")
+    assert_type(await coroutine, int)
+    assert_type(add(1, 2), int)
+    assert_type(await ship(context, Order(1, 2.5)), str)
+    assert_type(report(context, "may"), list[str])
+    await send(5)  # wrong: type
+    add(1)  # wrong: missing
+    add(1, 2, 3)  # wrong: surplus
+    await ship(Order(1, 2.5))  # wrong: the context is missing
+    text: str = add(1, 2)  # wrong: result type
+    print(text)
+
+
+# Synchronous code
+
+
+def correct_sync_calls() -> None:
+    assert_type(add.sync.enqueue(1, 2).result(), int)
+    assert_type(send.sync.call("ada"), int)
+    assert_type(send.sync.options(id="a", wait="5s").call("ada"), int)
+    assert_type([job.id for job in add.sync.enqueue_many([add.job(1, 2)])], list[str])
+
+
+def wrong_sync_calls() -> None:
+    add.sync.enqueue("1", 2)  # wrong: type
+    add.sync.enqueue(1)  # wrong: missing
+    add.sync.enqueue(1, 2, 3)  # wrong: surplus
+    add.sync.enqueue(1, z=2)  # wrong: misspelt
+    add.sync.call(1, "2")  # wrong: type
+    add.sync.options(delay="5m").enqueue(1, "2")  # wrong: type
+    add.sync.options(dleay="5m")  # wrong: misspelt
+    add.sync.enqueue_many([(1, 2)])  # wrong: a tuple
+    text: str = add.sync.call(1, 2)  # wrong: result type
+    other: str = add.sync.enqueue(1, 2).result()  # wrong: result type
+    print(text, other)
+
+
+# Flows
+
+
+async def correct_flows() -> None:
+    assert_type(add.partial(2), JobSpec[int])
+    one = await chain(send.job("ada"), add.partial(2), add.partial(y=3)).enqueue()
+    assert_type(await one.result(), int)
+    both = await group([add.job(1, 2), add.job(3, 4)]).enqueue()
+    assert_type(await both.result(), list[int])
+    summed = await chord([add.job(1, 2), add.job(3, 4)], total.partial()).enqueue()
+    assert_type(await summed.result(), float)
+    parent = await Flow(report.job("may"), [add.job(1, 2), both.root]).enqueue()
+    assert_type(await parent.result(), list[str])
+    nested = await app.enqueue_flow(chain(group([add.job(1, 2)]), total.partial()))
+    assert_type(await nested.result(), float)
+    await chain(*[tidy.job() for _ in range(3)]).enqueue()
+    await Dag().add("a", add.job(1, 2)).add("b", total.partial(), after=["a"]).enqueue()
+    assert_type(chain(add.job(1, 2), add.partial(3)).enqueue_sync().result(), int)
+
+
+async def wrong_flows() -> None:
+    chain(send.job("ada"), add.partial("2"))  # wrong: type
+    chain(send.job("ada"), add.partial())  # wrong: missing
+    chain(send.job("ada"), add.partial(1, 2))  # wrong: surplus
+    chain(send.job("ada"), add.job(2))  # wrong: missing
+    chain(send.job("ada"), add)  # wrong: a task
+    flow = await chain(send.job("ada"), add.partial(2)).enqueue()
+    text: str = await flow.result()  # wrong: result type
+    Flow(report.job("may"), [add.job(1, 2)], on_failure="retry")  # wrong: value
+    print(text)
+
+
+# Definitions of tasks and workers
+
+
+app.worker(concurrency=10, queues=["numbers"], burst=True)
+app.worker(concurency=10)  # wrong: misspelt
+app.worker(concurrency="10")  # wrong: type
+app.worker(queues=[1])  # wrong: type
+
+worker_options: WorkerOptions = {"concurrency": 10, "lease": "30s"}
+app.worker(**worker_options)
+task_options: TaskOptions = {"attempts": 3, "runner": "thread"}
+
+
+@app.task(**task_options)
+def chosen(n: int) -> int:
+    return n
+
+
+@app.task(atempts=3)  # wrong: misspelt
+def misspelt(n: int) -> int:
+    return n
+
+
+@app.task(runner="fiber")  # wrong: value
+def fiber(n: int) -> int:
+    return n
+
+
+@app.middleware
+async def timed(context: JobContext, call_next: Any) -> Any:
+    return await call_next()
+
+
+layer: Middleware = timed
+
+
+def run_later(task: Task[[str], int], to: str) -> JobSpec[int]:
+    return task.job(to)
+
+
+@app.task
+def length(text: str) -> int:
+    return len(text)
+
+
+run_later(length, "ada")
+run_later(add, "ada")  # wrong: a task with other parameters
