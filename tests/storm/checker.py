@@ -280,16 +280,19 @@ class _Checker:
 
     def _read_treatment(self) -> dict[str, str]:
         """The worst that happened to each worker session, and when it was stopped."""
-        faults: dict[tuple[str, int], dict[str, int]] = {}
+        begun = sorted(sessions(self._folder), key=lambda session: session.begun_ns)
+        met: dict[str, dict[str, int]] = {session.worker: {} for session in begun}
         for fault in read_faults(self._folder):
-            faults.setdefault((fault.name, fault.pid), {})[fault.kind] = fault.at_ns
+            same = [session for session in begun if (session.name, session.pid) == (fault.name, fault.pid)]
+            alive = [session for session in same if session.begun_ns <= fault.at_ns]
+            if same:  # The newest that has begun, or the first if it was only starting.
+                met[(alive or same[:1])[-1].worker][fault.kind] = fault.at_ns
         treatment = {}
-        for session in sessions(self._folder):
-            met = faults.get((session.name, session.pid), {})
-            self._stops_ms[session.worker] = _wall_ms(met.get("stop", 0))
+        for worker, faults in met.items():
+            self._stops_ms[worker] = _wall_ms(faults.get("stop", 0))
             for kind, word in (("kill", "killed"), ("pause", "paused"), ("stop", "stopped")):
-                if kind in met:
-                    treatment[session.worker] = word
+                if kind in faults:
+                    treatment[worker] = word
                     break
         return treatment
 

@@ -42,11 +42,12 @@ class Call(NamedTuple):
 
 
 class Session(NamedTuple):
-    """The life of one worker process."""
+    """The life of one worker process. Another one may have the same pid later."""
 
     worker: str
     name: str
     pid: int
+    begun_ns: int
 
 
 class Fault(NamedTuple):
@@ -81,7 +82,7 @@ class Calls(Appender):
 
     def __init__(self, folder: Path, *, name: str, worker: str) -> None:
         super().__init__(calls_path(folder, name, os.getpid()))
-        self.write(f"session {worker}")
+        self.write(f"session {worker} {time.monotonic_ns()}")
 
     def begin(self, queue: str, id: str, run: int, token: int) -> None:
         self.write(f"begin {queue} {id} {run} {token} {time.monotonic_ns()}")
@@ -108,17 +109,22 @@ def sessions(folder: Path) -> list[Session]:
     found = []
     for path in sorted((folder / "calls").glob("*")):
         name, _, pid = path.name.rpartition(".")
-        found += [Session(worker, name, int(pid)) for _, worker in _fields(path, 2)]
+        lines = (fields for fields in _fields(path, 3) if fields[0] == "session")
+        found += [Session(worker, name, int(pid), int(at)) for _, worker, at in lines]
     return found
 
 
 def read_calls(folder: Path, queue: str) -> Iterator[Call]:
     """The calls of jobs of a queue, each once it is complete, the incomplete ones of a process at its end."""
-    for session in sessions(folder):
+    for path in sorted((folder / "calls").glob("*")):
+        worker = ""
         open_calls: dict[tuple[str, int], list[Call]] = {}
-        for fields in _lines(calls_path(folder, session.name, session.pid)):
-            if len(fields) == 6 and fields[:2] == ["begin", queue]:
-                call = Call(fields[2], int(fields[3]), int(fields[4]), session.worker, int(fields[5]), 0, "")
+        for fields in _lines(path):
+            if len(fields) == 3 and fields[0] == "session":
+                yield from (call for calls in open_calls.values() for call in calls)
+                worker, open_calls = fields[1], {}
+            elif len(fields) == 6 and fields[:2] == ["begin", queue]:
+                call = Call(fields[2], int(fields[3]), int(fields[4]), worker, int(fields[5]), 0, "")
                 open_calls.setdefault((call.id, call.token), []).append(call)
             elif len(fields) == 7 and fields[:2] == ["end", queue]:
                 call = open_calls[fields[2], int(fields[4])].pop()

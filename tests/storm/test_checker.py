@@ -179,7 +179,9 @@ def call_after_completion(storm: Calm) -> None:
 
 def drop_calls(storm: Calm) -> None:
     [session] = sessions(storm.folder)
-    calls_path(storm.folder, session.name, session.pid).write_text(f"session {session.worker}\n")
+    calls_path(storm.folder, session.name, session.pid).write_text(
+        f"session {session.worker} {session.begun_ns}\n"
+    )
 
 
 def cut_call(storm: Calm) -> None:
@@ -200,7 +202,7 @@ def hang_stop(storm: Calm) -> None:
 
 
 def _append_call(storm: Calm, call: str, *, ended_ns: int = 2) -> None:
-    [session] = sessions(storm.folder)
+    session = sessions(storm.folder)[0]
     path = calls_path(storm.folder, session.name, session.pid)
     _append(path, f"begin {call} {ended_ns - 1}", f"end {call} {ended_ns} completed")
 
@@ -252,17 +254,28 @@ async def test_the_checker_listens_to_check(valkey_storm: Calm) -> None:
     assert "check() complains" in (await valkey_storm.check()).violations
 
 
-async def repeat_finished_call(storm: Calm, *, earlier_s: float = 0) -> None:
+async def test_the_checker_tells_two_workers_with_the_same_pid_apart(storm: Calm) -> None:
+    [session] = sessions(storm.folder)
+    path = calls_path(storm.folder, session.name, session.pid)
+    _append(path, f"session worker-0-later {time.monotonic_ns()}")
+    _append(storm.folder / "faults", fault_line("kill", session.name, session.pid))
+    await repeat_finished_call(storm, worker="worker-0-later")
+    verdict = await storm.check()
+    assert verdict.violations == {}, list(verdict.lines())
+    assert verdict.figures["finished calls repeated (killed)"] == 1
+
+
+async def repeat_finished_call(storm: Calm, *, worker: str = "", earlier_s: float = 0) -> None:
     """A lease runs out although its call has finished, and the job runs again."""
     job = next(job for job in map(planned, range(JOBS, JOBS + 20)) if job.kind == "plain")
-    [session] = sessions(storm.folder)
-    take = Take(session.worker, 1, 30_000)
+    worker = worker or sessions(storm.folder)[0].worker
+    take = Take(worker, 1, 30_000)
     ended_ns = time.monotonic_ns() - int(earlier_s * 1e9)
     async with opened(storm.url) as storage:
         await storage.enqueue(job.queue, [NewJob(job.id)])
         [first] = (await storage.claim(job.queue, take)).leases
         held = [Held(first.id, first.token)]
-        await storage.extend(job.queue, held, worker=session.worker, lease_ms=0)
+        await storage.extend(job.queue, held, worker=worker, lease_ms=0)
         assert (await storage.sweep(job.queue)).rescued == 1
         [second] = (await storage.claim(job.queue, take)).leases
         outcome = Complete(str(job.result).encode())
