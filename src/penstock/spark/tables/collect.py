@@ -12,7 +12,7 @@ from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.core.usage import MILLION
 from penstock.spark.arrow import json_text
-from penstock.spark.tables.snapshot import fingerprint
+from penstock.spark.tables.snapshot import fingerprint_in, former_fingerprint
 
 __all__ = ["KEY_HEADER", "has_begun", "rows_of"]
 
@@ -77,7 +77,12 @@ def _row(job: Job, commit: int, cost_name: str) -> dict[str, Any]:
         "run_id": job.run_id,
         "job_id": job.id,
         "incarnation": job.incarnation,
-        "fingerprint": fingerprint(job.payload, job.options.version),
+        "fingerprint": _fingerprint(job),
         "commit": commit,
         "key_json": (annex.headers or {}).get(KEY_HEADER),
     }
+
+
+def _fingerprint(job: Job) -> str:
+    """The job has it from the row it was made of. An earlier version, or somebody else, may have put the job in."""
+    return fingerprint_in(job.write_id) or former_fingerprint(job.payload, job.options.version)

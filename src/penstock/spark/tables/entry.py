@@ -167,7 +167,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
 
     def only_plan(self, df: DataFrame, ledger: Ledger, place: Scratch) -> Processed:
         with Store(self.url):
-            plan, _ = self._plan(self._taken(df, place), ledger)
+            plan, _ = self._plan(self._taken(df, ledger, place), ledger)
         return Processed(run_id=self.run_id, output=ledger.output, plan=plan)
 
     def run(self, df: DataFrame, ledger: Ledger, place: Scratch, staff: Staff) -> Processed:
@@ -177,7 +177,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             batch = self._batch(ledger)
             gathering = Gathering(store, ledger, lease, batch, cost_name=self.limits.cost_name)
             gathering.take_left()
-            rows = self._taken(df, place)
+            rows = self._taken(df, ledger, place)
             plan, chosen = self._plan(rows, ledger)
             gathering.reject(rows)
             gathering.tally = tally = Tally(plan.todo)
@@ -209,8 +209,9 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             stopped=run.stopped,
         )
 
-    def _taken(self, df: DataFrame, place: Scratch) -> DataFrame:
-        return _written(snapshot(df, self.layout), f"{place.path}/input")
+    def _taken(self, df: DataFrame, ledger: Ledger, place: Scratch) -> DataFrame:
+        rows = snapshot(df, self.layout, with_former=ledger.has_former_fingerprints())
+        return _written(rows, f"{place.path}/input")
 
     def _plan(self, rows: DataFrame, ledger: Ledger) -> tuple[Plan, DataFrame]:
         return planned(

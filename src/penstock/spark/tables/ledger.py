@@ -142,6 +142,10 @@ class Ledger:
             self._value = _as_before(was, self._value)
             _check_value(self.output, was, self._value)
 
+    def has_former_fingerprints(self) -> bool:
+        """Tell whether rows of it may have fingerprints that an earlier version made."""
+        return self.read() is not None
+
     def append(self, rows: pa.Table, *, commit: int) -> None:
         """Write rows as one file: it is there as a whole, or not. ``rows`` have ``COLUMNS`` and the key as JSON.
         ``commit`` is their number, one more than ``last_commit``.

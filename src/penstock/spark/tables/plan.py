@@ -81,7 +81,10 @@ def judged(rows: DataFrame, ledger: Ledger) -> DataFrame:
     # What was cancelled or rejected has no outcome: it is to be done, like what nobody has seen.
     verdict = (
         F.when(F.col("was").isNull() | F.col("was_state").isin("cancelled", "rejected"), "new")
-        .when(F.col("was") != F.col("fingerprint"), "changed")
+        .when(
+            ~F.col("was").eqNullSafe(F.col("fingerprint")) & ~F.col("was").eqNullSafe(F.col("former")),
+            "changed",
+        )
         .when(F.col("was_state") == "completed", "done")
         .otherwise("failed")
     )
