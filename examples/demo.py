@@ -69,12 +69,11 @@ def show(labels: DataFrame) -> None:
     table = Table(title=f"The output: {FOLDER / 'labels'}")
     for column in ("state", "label", "error", "runs", "rows", "usd"):
         table.add_column(column)
-    kinds = labels.groupBy("state", "value", "error", "runs")
-    counted = kinds.agg(F.count("*").alias("rows"), F.sum("cost").alias("usd")).orderBy(
-        "state", F.desc("rows")
-    )
-    for row in counted.collect():
-        table.add_row(row.state, row.value, row.error, str(row.runs), str(row.rows), f"{row.usd:.4f}")
+    kinds = labels.groupBy("penstock_state", "penstock_value", "penstock_error", "penstock_runs")
+    counted = kinds.agg(F.count("*").alias("rows"), F.sum("penstock_cost").alias("usd"))
+    for row in counted.orderBy("penstock_state", F.desc("rows")).collect():
+        state, label, error, runs, rows, usd = row
+        table.add_row(state, label, error, str(runs), str(rows), f"{usd:.4f}")
     console.print(table)
 
 

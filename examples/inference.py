@@ -37,7 +37,7 @@ app = App(f"sqlite:///{FOLDER}/penstock.db")
 
 
 class Label(msgspec.Struct):
-    """What we want to know of a ticket. In the output it is a struct, ``value``."""
+    """What we want to know of a ticket. In the output it is a struct, ``penstock_value``."""
 
     label: str
     urgent: bool
@@ -105,14 +105,15 @@ def show(labels: DataFrame) -> float:
     table = Table(title=f"The output, {FOLDER / 'labels'}, by label", title_justify="left")
     for column in ("state", "label, or why not", "tickets", "urgent", "runs", "tokens", "usd"):
         table.add_column(column, justify="left" if column.startswith(("state", "label")) else "right")
-    counted = labels.groupBy("state", F.coalesce("value.label", "error").alias("label")).agg(
+    label = F.coalesce("penstock_value.label", "penstock_error").alias("label")
+    counted = labels.groupBy("penstock_state", label).agg(
         F.count("*").alias("tickets"),
-        F.count_if("value.urgent").alias("urgent"),
-        F.sum("runs").alias("runs"),
-        F.sum(F.col("usage")["tokens"]).alias("tokens"),
-        F.sum("cost").alias("usd"),
+        F.count_if("penstock_value.urgent").alias("urgent"),
+        F.sum("penstock_runs").alias("runs"),
+        F.sum(F.col("penstock_usage")["tokens"]).alias("tokens"),
+        F.sum("penstock_cost").alias("usd"),
     )
-    rows = counted.orderBy("state", F.desc("tickets")).collect()
+    rows = counted.orderBy("penstock_state", F.desc("tickets")).collect()
     for row in rows:
         state, label, *numbers, usd = row
         table.add_row(state, label, *(f"{number or 0:,.0f}" for number in numbers), f"{usd or 0:.4f}")

@@ -53,9 +53,11 @@ def test_inference_keeps_to_its_cap_and_pays_for_no_ticket_twice(tmp_path: Path)
 
     rows = pq.read_table(tmp_path / "penstock-inference/labels").to_pylist()
     assert sorted(row["ticket_id"] for row in rows) == list(range(150))
-    assert Counter(row["state"] for row in rows) == {"completed": 147, "failed": 3}
-    assert {row["error"] for row in rows if row["state"] == "failed"} == {"this is not talked about"}
-    costs = [row["cost"] or 0 for row in rows]
+    assert Counter(row["penstock_state"] for row in rows) == {"completed": 147, "failed": 3}
+    assert {row["penstock_error"] for row in rows if row["penstock_state"] == "failed"} == {
+        "this is not talked about"
+    }
+    costs = [row["penstock_cost"] or 0 for row in rows]
     first = number(r"for (\S+) of at most 0\.02 USD", said)
     # Eight calls may be under way when the money is spent.
     assert 0.02 <= first < 0.02 + 8 * max(costs)

@@ -30,14 +30,14 @@ def main(directory: Path) -> dict[str, Any]:
     written = spark.read.format("penstock").options(url=app.url, queue="written").load()
     given: dict[str, Any] = {"key": "n", "output": directory / "cubes", "fleet": "spark", "progress": "none"}
     runs = [ps.process(spark.range(count).selectExpr("id AS n"), cube, **given) for count in (10, 15)]
-    rows = ps.latest(spark.read.parquet(str(directory / "cubes"))).select("n", "value").collect()
+    rows = ps.latest(spark.read.parquet(str(directory / "cubes"))).select("n", "penstock_value").collect()
     archived = ps.archive(spark, app.url, "rows", directory / "archive", older_than=0)
     found = {
         "classic": hasattr(spark, "sparkContext") or hasattr(spark, "_jvm"),
         "accepted": ps.write_report(app.url, "save").accepted,
         "read": sorted(json.loads(row["payload"])["n"] for row in written.select("payload").collect()),
         "done": [[run.plan.done, run.completed] for run in runs],
-        "cubes": sorted([row["n"], row["value"]] for row in rows),
+        "cubes": sorted([row["n"], row["penstock_value"]] for row in rows),
         "archived": [archived.archived, spark.read.parquet(str(directory / "archive")).count()],
         "cancelled": ps.cancel(written, app.url, "written").cancelled,
     }

@@ -161,6 +161,7 @@ def test_a_run_whose_executors_are_killed_has_every_row_in_its_output_once(drive
     # What its worker had claimed is free again: now, instead of after half a minute.
     ask(driver.url, lambda storage: storage.shift_clock("rows", PAST_LEASES_MS))
     driver.finish("process")
-    table = pq.read_table(driver.directory / "cubes", columns=["n", "value", "state"])
-    rows = zip(*(table[name].to_pylist() for name in ("n", "value", "state")), strict=True)
+    names = ("n", "penstock_value", "penstock_state")
+    table = pq.read_table(driver.directory / "cubes", columns=list(names))
+    rows = zip(*(table[name].to_pylist() for name in names), strict=True)
     assert sorted(rows) == [(n, n**3, "completed") for n in range(JOBS)]

@@ -21,6 +21,7 @@ from tests.slow.table_run import CONCURRENCY, QUEUE, WORKERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+FIELDS = ("state", "result", "job_id", "finished_at")
 ROWS, KILLS = 20_000, 5
 # Its JVM is stopped when it is killed, and goes on when the next run is at work.
 OUTLIVED = 2
@@ -83,8 +84,8 @@ def test_a_run_that_is_killed_pays_only_for_what_is_missing(
     standby.go()
     standby.finish()
 
-    table = pq.read_table(output, columns=["n", "state", "result", "job_id", "finished_at"])
-    rows = table.to_pylist()
+    table = pq.read_table(output, columns=["n", *(f"penstock_{name}" for name in FIELDS)])
+    rows = [{name.removeprefix("penstock_"): cell for name, cell in row.items()} for row in table.to_pylist()]
     assert {row["n"]: row["result"] for row in rows} == {n: str(2 * n) for n in range(ROWS)}
     assert {row["state"] for row in rows} == {"completed"}
     ends = Counter((row["job_id"], row["finished_at"]) for row in rows)

@@ -78,9 +78,9 @@ def test_a_csv_file_is_typed_by_the_task_and_what_holds_is_exported(
     with (tmp_path / "scores.csv").open(newline="") as file:
         rows = {row["user_id"]: row for row in csv.DictReader(file)}
     assert rows["1"]["zip"] == "00123"
-    assert json.loads(rows["1"]["value"]) == {"points": 1.5, "label": 'A "B",\nC'}
-    assert (rows["3"]["state"], rows["3"]["error"]) == ("failed", "no score for dan")
-    assert rows["4"]["finished_at"].endswith("Z")
+    assert json.loads(rows["1"]["penstock_value"]) == {"points": 1.5, "label": 'A "B",\nC'}
+    assert (rows["3"]["penstock_state"], rows["3"]["penstock_error"]) == ("failed", "no score for dan")
+    assert rows["4"]["penstock_finished_at"].endswith("Z")
 
     # What has failed before is no better for being left alone, unless so much is said to be fine.
     command(*process, code=1)
@@ -108,8 +108,8 @@ def test_json_lines_go_in_and_come_out_and_are_the_memory(command: Command, tmp_
     plan = second["plan"]
     assert (plan["done"], plan["changed"], plan["new"], second["completed"]) == (1, 1, 1, 2)
     rows = [json.loads(line) for line in (tmp_path / "doubled.jsonl").read_text().splitlines()]
-    assert {row["k"]: row["value"] for row in rows} == {"a": 2, "b": 6, "c": 8}
-    assert all(row["usage"] == {} for row in rows)
+    assert {row["k"]: row["penstock_value"] for row in rows} == {"a": 2, "b": 6, "c": 8}
+    assert all(row["penstock_usage"] == {} for row in rows)
 
     lines.write_text('{"k": 1, "n": 1}\n')
     command(*process, code=2)
@@ -127,7 +127,7 @@ def test_tables_of_the_catalog_go_in_and_come_out_and_a_cost_cap_has_a_code_of_i
     assert 2 <= done["completed"] < 5
     assert "stopped by max_cost" in command.said
     command(*process)
-    assert spark.table(f"{database}.spent").where("state = 'completed'").count() == 5
+    assert spark.table(f"{database}.spent").where("penstock_state = 'completed'").count() == 5
 
 
 def test_what_cannot_be_is_refused_in_one_line(command: Command, tmp_path: Path) -> None:

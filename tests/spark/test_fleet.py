@@ -198,8 +198,8 @@ def test_executors_do_the_rows_of_a_run(spark: SparkSession, url: str, tmp_path:
         table, square, key="n", output=tmp_path / "squares", fleet="spark", fleet_size=1, progress="none"
     )
     assert (done.completed, done.failed) == (40, 0)
-    rows = spark.read.parquet(str(tmp_path / "squares")).select("n", "value").collect()
-    assert {row["n"]: row["value"] for row in rows} == {n: n * n for n in range(40)}
+    rows = spark.read.parquet(str(tmp_path / "squares")).select("n", "penstock_value").collect()
+    assert {row["n"]: row["penstock_value"] for row in rows} == {n: n * n for n in range(40)}
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)

@@ -69,13 +69,17 @@ def test_every_row_has_a_result_or_an_error_and_a_second_run_pays_nothing(
     assert (first.plan.new, first.completed, first.failed) == (10, 9, 1)
     assert first.cost == pytest.approx(0.12)
     rows = rows_of(spark, tmp_path / "scores")
-    assert rows[4]["value"].asDict() == {"points": 6.0, "label": "USER4"}
-    assert (rows[3]["state"], rows[3]["error_type"], rows[3]["error"]) == (
+    assert rows[4]["penstock_value"].asDict() == {"points": 6.0, "label": "USER4"}
+    assert (rows[3]["penstock_state"], rows[3]["penstock_error_type"], rows[3]["penstock_error"]) == (
         "failed",
         "RuntimeError",
         "no score for user3",
     )
-    assert (rows[5]["state"], rows[5]["runs"], rows[5]["error"]) == ("completed", 2, None)
+    assert (rows[5]["penstock_state"], rows[5]["penstock_runs"], rows[5]["penstock_error"]) == (
+        "completed",
+        2,
+        None,
+    )
     paid = len(calls(tmp_path))
     assert paid == 12
 
@@ -95,7 +99,7 @@ def test_changed_rows_are_run_again_kept_or_an_error_as_asked(
         do(changed, tasks.double, output, on_change="error")
     assert do(changed, tasks.double, output, on_change="keep").plan.todo == 0
     assert do(changed, tasks.double, output).completed == 1
-    assert {key: row["value"] for key, row in rows_of(spark, output).items()} == {"k1": 2, "k2": 40}
+    assert {key: row["penstock_value"] for key, row in rows_of(spark, output).items()} == {"k1": 2, "k2": 40}
     assert sorted(calls(tmp_path)) == ["1", "2", "20"]
 
 
@@ -168,7 +172,7 @@ def test_the_cap_can_be_on_anything_that_tasks_use(
     assert part.stopped == "max_cost"
     assert 5 <= part.completed <= 7
     assert part.cost == 10 * part.completed
-    assert {row["cost"] for row in rows_of(spark, tmp_path / "spent").values()} == {10}
+    assert {row["penstock_cost"] for row in rows_of(spark, tmp_path / "spent").values()} == {10}
 
 
 def test_columns_say_priority_delay_group_and_cost_and_which_are_the_payload(
@@ -185,7 +189,7 @@ def test_columns_say_priority_delay_group_and_cost_and_which_are_the_payload(
     placement = {"priority": "urgency", "delay": "rest", "group": "account", "cost": "price"}
     done = do(df, tasks.count, tmp_path / "counts", payload=["n", "note"], **placement)
     assert done.completed == 2
-    assert {row["value"] for row in rows_of(spark, tmp_path / "counts").values()} == {2}
+    assert {row["penstock_value"] for row in rows_of(spark, tmp_path / "counts").values()} == {2}
     jobs = (
         spark.read.format("penstock")
         .options(url=file_url, queue="tables")
@@ -211,7 +215,7 @@ def test_too_many_failures_end_the_run_with_what_was_done_in_the_output(
     failing = spark.range(0, 200, 10).selectExpr("id + 3 AS user_id", "'x' AS name")
     with pytest.raises(TooManyFailures, match="more than max_failures=2"):
         do(failing, tasks.score, tmp_path / "scores", max_failures=2, concurrency=1)
-    states = [row["state"] for row in rows_of(spark, tmp_path / "scores").values()]
+    states = [row["penstock_state"] for row in rows_of(spark, tmp_path / "scores").values()]
     assert 3 <= states.count("failed") <= len(states) <= 20
     once = do(failing.limit(1), tasks.score, tmp_path / "scores", retry_failed=True)
     assert once.failed == 1
@@ -224,9 +228,9 @@ def test_rows_that_cannot_be_jobs_are_rows_of_the_output(
     done = do(df, tasks.count, tmp_path / "counts")
     assert (done.plan.rejected, done.completed) == (1, 1)
     rows = rows_of(spark, tmp_path / "counts")
-    assert rows[1]["value"] == 2
-    assert rows[2]["state"] == "rejected"
-    assert "column 'x' is nan" in rows[2]["error"]
+    assert rows[1]["penstock_value"] == 2
+    assert rows[2]["penstock_state"] == "rejected"
+    assert "column 'x' is nan" in rows[2]["penstock_error"]
     mended = spark.sql("SELECT 1L AS id, 1.5D AS x UNION ALL SELECT 2L, 2.5D")
     assert do(mended, tasks.count, tmp_path / "counts").completed == 1
 
@@ -494,11 +498,16 @@ def test_bad_input_is_told_before_any_job_is_enqueued(
         (good, tasks.double, {"on_change": "maybe"}, "on_change='maybe'"),
         (good, tasks.double, {"limit": 0}, "limit=0"),
         (good, tasks.double, {"progress": "loud"}, "progress='loud'"),
-        (good, tasks.double, {"output": tmp_path / "other"}, "holds something else"),
+        (good, tasks.double, {"output": tmp_path / "other"}, "does not hold results of process"),
         (good, tasks.double, {"output": tmp_path / "out?"}, "is a pattern for several folders"),
         (good.withColumnRenamed("n", "m"), tasks.double, {}, "needs 'n', and there is no such column"),
         (good.selectExpr("k", "'x' AS n"), tasks.double, {}, "column 'n' is of type string"),
-        (good.withColumnRenamed("k", "state"), tasks.double, {}, "has the name of a column of the output"),
+        (
+            good.withColumnRenamed("k", "penstock_state"),
+            tasks.double,
+            {},
+            "has the name of a column of the output",
+        ),
         (good, "tests.spark.table_tasks:nothing", {}, "cannot be found"),
         (good, "tests.spark.table_tasks:app", {}, "not a task"),
         (null, tasks.double, {}, "1 rows have no usable key"),
@@ -519,7 +528,7 @@ def test_results_of_another_type_are_refused_and_a_store_in_memory_too(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     do(numbers(spark, 1), tasks.double, tmp_path / "out")
-    with pytest.raises(InvalidInput, match=r"value as bigint, and the task's hints now say string"):
+    with pytest.raises(InvalidInput, match=r"penstock_value as bigint, and the task's hints now say string"):
         do(numbers(spark, 1), tasks.spell, tmp_path / "out")
     alone = load_tasks("memory://", tmp_path, monkeypatch)
     with pytest.raises(InvalidInput, match="in the memory of this process"):

@@ -76,7 +76,7 @@ def test_two_runs_that_both_take_the_output_for_theirs_write_no_row_twice(
     monkeypatch.setattr(Ledger, "append", append)
     assert do(numbers(spark, 1, 2, 3), tasks.double, tmp_path / "doubles").completed == 3
     rows = spark.read.parquet(str(tmp_path / "doubles")).collect()
-    assert sorted((row["k"], row["value"]) for row in rows) == [("k1", 2), ("k2", 4), ("k3", 6)]
+    assert sorted((row["k"], row["penstock_value"]) for row in rows) == [("k1", 2), ("k2", 4), ("k3", 6)]
     assert len(calls(tmp_path)) == 3
     assert len(ps.latest(spark.read.parquet(str(tmp_path / "doubles"))).collect()) == 3
 

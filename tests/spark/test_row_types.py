@@ -48,9 +48,9 @@ def test_every_type_reaches_the_task_and_comes_back_in_the_result(
     df = spark.sql(EVERYTHING)
     done = ps.process(df, tasks.echo, key="k", output=output, workers=1, progress="none")
     (row,) = spark.read.parquet(output).collect()
-    assert (done.completed, row["error"]) == (1, None)
+    assert (done.completed, row["penstock_error"]) == (1, None)
     (sent,) = df.drop("free", "lasting").collect()
-    back = row["value"].asDict(recursive=True)
+    back = row["penstock_value"].asDict(recursive=True)
     assert back.pop("lasting") == "P1DT7384.5S"
     assert back == sent.asDict(recursive=True)
 
@@ -62,7 +62,7 @@ def test_a_map_column_fits_a_parameter_that_takes_a_dict(
     df = spark.sql("SELECT id AS k, map('a', id / 2) AS m FROM range(2)")
     assert ps.process(df, tasks.named, key="k", output=output, workers=1, progress="none").completed == 2
     rows = spark.read.parquet(output).orderBy("k").collect()
-    assert [row["value"] for row in rows] == [{"a": 0.0}, {"a": 0.5}]
+    assert [row["penstock_value"] for row in rows] == [{"a": 0.0}, {"a": 0.5}]
 
 
 @settings(max_examples=2, phases=[Phase.generate], suppress_health_check=list(HealthCheck))

@@ -250,7 +250,8 @@ def _exit_code(done: Processed, options: dict[str, Any]) -> int:
     if bad <= (options["max_failures"] or 0):
         return ExitCode.DONE
     click.echo(
-        f"penstock: {bad:,} rows have no result: see state and error in {done.output}, and --retry-failed",
+        f"penstock: {bad:,} rows have no result: see penstock_state and penstock_error in {done.output}, and "
+        "--retry-failed",
         err=True,
     )
     return ExitCode.FAILED

@@ -45,6 +45,8 @@ _END_OF_STEM: Final = ".c000"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://(?=/))?")
 _PATTERN: Final = frozenset("*?[]{}\\")
 _COMMITTED: Final = re.compile(r"penstock-(\d{10})-")
+# Spark's default is INT96, which is deprecated and which other readers take for nanoseconds.
+_MICROS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 _NO_OPTIONS: Final[Mapping[str, str]] = {}
 
 
@@ -69,7 +71,8 @@ def append_files(
         writer.mode("append").save(output)
         return
     staged = f"{output.rstrip('/')}/{STAGING}/{uuid4().hex}"
-    writer.save(staged)
+    with _settings(spark, _MICROS):
+        writer.save(staged)
     try:
         if (here := local_path(staged)) is not None and here.is_dir():
             _link(here, Path(str(local_path(output))), name)
@@ -78,7 +81,8 @@ def append_files(
         else:
             again = spark.read.format(format).schema(rows.schema).load(staged)
             last = again.write.format(format).options(**options).option(_ATTEMPT, _attempt())
-            last.mode("append").save(output)
+            with _settings(spark, _MICROS):
+                last.mode("append").save(output)
     finally:
         remove_folder(spark, staged)
     # As Spark's own append does, for whoever has cached a table of the folder.
@@ -97,7 +101,7 @@ def last_commit(names: Iterable[str]) -> int:
 
 def append_table(rows: DataFrame, table: str, *, format: str) -> None:
     """Add ``rows`` to a table of the catalog, apart from what writers that were killed have left in its folder."""
-    with _own_attempt(rows.sparkSession):
+    with _settings(rows.sparkSession, {**_MICROS, _ATTEMPT: _attempt()}):
         rows.write.mode("append").format(format).saveAsTable(table)
 
 
@@ -195,13 +199,16 @@ def _attempt() -> str:
 
 
 @contextmanager
-def _own_attempt(spark: SparkSession) -> Iterator[None]:
-    before = spark.conf.get(_ATTEMPT, None)
-    spark.conf.set(_ATTEMPT, _attempt())
+def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of the session within a ``with`` block."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
     try:
         yield
     finally:
-        if before is None:
-            spark.conf.unset(_ATTEMPT)
-        else:
-            spark.conf.set(_ATTEMPT, before)
+        for name, former in before.items():
+            if former is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, former)

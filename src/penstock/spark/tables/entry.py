@@ -198,6 +198,8 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
                         run.run(_written(chosen, f"{place.path}/todo"), plan.todo)
             finally:
                 progress.close(tally)
+            if not gathering.last_commit and ledger.read() is None:
+                ledger.begin()
         return Processed(
             run_id=self.run_id,
             output=ledger.output,

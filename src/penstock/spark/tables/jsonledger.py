@@ -38,8 +38,9 @@ def read_json(spark: SparkSession, path: str, schema: StructType) -> DataFrame:
     return spark.read.schema(schema).json(path)
 
 
-def check_json(spark: SparkSession, path: str, schema: StructType, key: StructType) -> None:
-    """Whether the rows there, if any, are of this schema, as far as JSON can tell.
+def check_json(spark: SparkSession, path: str, schema: StructType, *, key: StructType, optional: str) -> None:
+    """Check that the rows there, if any, are of this schema, as far as JSON can tell. The column ``optional`` may be
+    missing.
 
     Raises:
         InvalidInput: they have other columns, keys of another type, or values that do not fit.
@@ -51,7 +52,7 @@ def check_json(spark: SparkSession, path: str, schema: StructType, key: StructTy
     found = inferred.schema
     # Of an object that is empty everywhere Spark says nothing.
     plain = [*key.fieldNames(), *(field.name for field in schema if isinstance(field.dataType, AtomicType))]
-    missing = [name for name in plain if name not in found.fieldNames() and name != "value"]
+    missing = [name for name in plain if name not in found.fieldNames() and name != optional]
     if missing:
         raise InvalidInput(
             f"{path} holds something else than results of process by this key: it has no column {missing[0]!r}. Its "
@@ -66,7 +67,7 @@ def check_json(spark: SparkSession, path: str, schema: StructType, key: StructTy
             )
     typed = read_json(spark, path, StructType([*schema.fields]).add(_TORN, StringType()))
     # Spark refuses to look at this column alone.
-    torn = typed.select(_TORN, "job_id").where(F.col(_TORN).isNotNull()).first()
+    torn = typed.select(_TORN, schema.fieldNames()[-1]).where(F.col(_TORN).isNotNull()).first()
     if torn is not None:
         raise InvalidInput(
             f"{path} has rows that do not fit the task's hints, such as {torn[0]:.200} Give another output, or the "

@@ -1,6 +1,8 @@
 """The output of ``process``: an append-only ledger of what became of each row. It is the memory; the store is not.
 
-A row of it is one end of one job. The newest row of a key is what holds (``latest``).
+A row of it is one end of one job. The newest row of a key is what holds (``latest``). The columns of the key have the
+user's names; all others begin with ``penstock_``, so that the two never meet. An output that an earlier version began
+goes on with its own names, which have no prefix.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from pathlib import PurePath
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -34,7 +36,7 @@ from penstock.spark.publishing import append_files, append_table, commit_name, r
 from penstock.spark.tables.jsonledger import WRITTEN_WITH, check_json, read_json
 from penstock.spark.tables.outputlease import output_identity
 
-__all__ = ["COLUMNS", "Ledger", "latest"]
+__all__ = ["COLUMNS", "PREFIX", "Ledger", "latest", "ours"]
 
 _TEXT, _LONG, _INT, _TIME = StringType(), LongType(), IntegerType(), TimestampType()
 
@@ -60,6 +62,7 @@ COLUMNS: Final = StructType(
         StructField("commit", _LONG),
     ]
 )
+PREFIX: Final = "penstock_"
 VALUE: Final = "value"
 _TABLE: Final = "table:"
 _KEY: Final = "key_json"
@@ -95,56 +98,82 @@ class Ledger:
                 f"{format}."
             )
         self._is_json = self.is_path and format.lower() == "json"
-        taken = sorted({*COLUMNS.fieldNames(), VALUE} & set(key.fieldNames()))
+        # Of the columns that are ours. Empty in an output that an earlier version began.
+        self._prefix = PREFIX
+        self._is_inferred = False
+        taken = sorted(set(map(self._name, (*COLUMNS.fieldNames(), VALUE))) & set(key.fieldNames()))
         if taken:
             raise InvalidInput(
                 f"the key column {taken[0]!r} has the name of a column of the output. Rename it "
                 f"(df.withColumnRenamed({taken[0]!r}, ...))."
             )
 
+    def _name(self, column: str) -> str:
+        return f"{self._prefix}{column}"
+
     @property
     def _schema(self) -> StructType:
         value = [] if self._value is None else [StructField(VALUE, self._value)]
-        return StructType([*self._key.fields, *COLUMNS.fields, *value])
+        ours = [StructField(self._name(field.name), field.dataType) for field in (*COLUMNS, *value)]
+        return StructType([*self._key.fields, *ours])
 
     def read(self) -> DataFrame | None:
-        """All rows; ``None`` if there is no output yet."""
-        if not self.is_path:
-            return fresh_table(self._spark, self.output)
-        return fresh_path(self._spark, self.output, self._load)
+        """Return all rows, with our columns under ``PREFIX``; ``None`` if there is no output yet."""
+        found = self._read()
+        if found is None or self._prefix:
+            return found
+        return found.withColumnsRenamed({name: f"{PREFIX}{name}" for name in (*COLUMNS.fieldNames(), VALUE)})
+
+    def _read(self) -> DataFrame | None:
+        found = (
+            fresh_path(self._spark, self.output, self._load)
+            if self.is_path
+            else fresh_table(self._spark, self.output)
+        )
+        if found is not None:
+            self._note_names(found.columns)
+        return found
+
+    def _note_names(self, columns: Sequence[str]) -> None:
+        has_former = set(COLUMNS.fieldNames()) <= set(columns) - set(self._key.fieldNames())
+        self._prefix = "" if has_former else PREFIX
 
     def _load(self, path: str) -> DataFrame:
         if self._is_json:
+            if not self._is_inferred:
+                self._note_names(self._spark.read.json(path).columns)
+                self._is_inferred = True
             return read_json(self._spark, path, self._schema)
         return self._spark.read.format(self._format).option("mergeSchema", "true").load(path)
 
     def check(self) -> None:
-        """Whether what is there can be gone on with.
+        """Check that what is there can be continued.
 
         Raises:
             InvalidInput: the output holds something else, rows by another key, or results of another type.
         """
-        found = self.read()
+        found = self._read()
         if found is None:
             return
+        value = self._name(VALUE)
         if self._is_json:
-            check_json(self._spark, self.output, self._schema, self._key)
+            check_json(self._spark, self.output, self._schema, key=self._key, optional=value)
             return
-        missing = [field.name for field in COLUMNS if field.name not in found.columns]
+        missing = [name for name in map(self._name, COLUMNS.fieldNames()) if name not in found.columns]
         if missing:
             raise InvalidInput(
-                f"{self.output} holds something else than results of process: it has no column {missing[0]!r}. Its "
-                f"columns are: {', '.join(found.columns)}. Give another output."
+                f"{self.output} does not hold results of process: it has no column {missing[0]!r}. Its columns are: "
+                f"{', '.join(found.columns)}. Give another output."
             )
         _check_key(self.output, self._key, found)
-        if self._value is not None and VALUE in found.columns:
-            was = found.schema[VALUE].dataType
+        if self._value is not None and value in found.columns:
+            was = found.schema[value].dataType
             self._value = _as_before(was, self._value)
-            _check_value(self.output, was, self._value)
+            _check_value(self.output, was, self._value, value)
 
     def has_former_fingerprints(self) -> bool:
         """Tell whether rows of it may have fingerprints that an earlier version made."""
-        return self.read() is not None
+        return self._read() is not None and not self._prefix
 
     def append(self, rows: pa.Table, *, commit: int) -> None:
         """Write rows as one file: it is there as a whole, or not. ``rows`` have ``COLUMNS`` and the key as JSON.
@@ -165,14 +194,14 @@ class Ledger:
         if known is None:
             return set()
         asked = self._spark.createDataFrame(pa.table({"job_id": ids}))
-        ends = known.select("job_id", F.unix_millis("finished_at").alias("ms"))
+        ends = known.select(ours("job_id"), F.unix_millis(f"{PREFIX}finished_at").alias("ms"))
         return {(row["job_id"], row["ms"]) for row in ends.join(asked, "job_id", "left_semi").collect()}
 
     def _append(self, made: DataFrame, commit: int) -> None:
         key = F.from_json(F.col(_KEY), self._key).alias("key")
-        columns = [F.col(field.name).cast(field.dataType).alias(field.name) for field in COLUMNS]
-        values = self._value_name()
-        table = made.select(key, *columns, *values).select("key.*", *COLUMNS.fieldNames(), *values)
+        columns = [F.col(name).cast(type).alias(self._name(name)) for name, type in self._columns()]
+        names = [self._name(name) for name, _ in self._columns()]
+        table = made.select(key, *columns).select("key.*", *names)
         table = table.coalesce(1)
         if self.is_path:
             append_files(
@@ -190,7 +219,8 @@ class Ledger:
         Says whether there were any. Raises as ``append``."""
         known = self.read()
         if known is not None:
-            told = latest(known).where("state = 'rejected'").select("job_id", F.col("error").alias("refused"))
+            rejected = latest(known).where(F.col(f"{PREFIX}state") == "rejected")
+            told = rejected.select(ours("job_id"), F.col(f"{PREFIX}error").alias("refused"))
             rows = rows.join(told, ["job_id", "refused"], "left_anti")
         if rows.isEmpty():
             return False
@@ -208,27 +238,39 @@ class Ledger:
             "fingerprint": F.lit(""),
             "commit": F.lit(commit),
         }
-        columns = [
-            said.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in COLUMNS
-        ]
-        values = [] if self._value is None else [F.lit(None).cast(self._value).alias(VALUE)]
-        self._append(rows.select(_KEY, *columns, *values), commit)
+        columns = [said.get(name, F.lit(None)).cast(type).alias(name) for name, type in self._columns()]
+        self._append(rows.select(_KEY, *columns), commit)
         return True
 
     def last_commit(self) -> int:
         """The number of the newest commit; 0 if there is none."""
         found = self.read()
-        row = None if found is None else found.agg(F.max("commit")).first()
+        row = None if found is None else found.agg(F.max(f"{PREFIX}commit")).first()
         return 0 if row is None or row[0] is None else int(row[0])
 
-    def _value_name(self) -> list[str]:
-        return [] if self._value is None else [VALUE]
+    def begin(self) -> None:
+        """Write an output without rows, so that a reader finds its columns. JSON lines have none."""
+        if not self._is_json:
+            keys = [F.lit("{}").alias(_KEY)]
+            nulls = [F.lit(None).cast(type).alias(name) for name, type in self._columns()]
+            self._append(self._spark.range(1).select(*keys, *nulls).limit(0), 0)
+
+    def _columns(self) -> list[tuple[str, DataType]]:
+        """Our columns, without prefix."""
+        value = [] if self._value is None else [(VALUE, self._value)]
+        return [*((field.name, field.dataType) for field in COLUMNS), *value]
 
 
 def latest(rows: DataFrame) -> DataFrame:
-    """The newest row of each key: what holds."""
-    newest = F.max_by(F.struct("*"), F.struct("commit", "finished_at")).alias("row")
-    return rows.groupBy("job_id").agg(newest).select("row.*")
+    """Return the newest row of each key."""
+    prefix = PREFIX if f"{PREFIX}job_id" in rows.columns else ""
+    newest = F.max_by(F.struct("*"), F.struct(f"{prefix}commit", f"{prefix}finished_at")).alias("row")
+    return rows.groupBy(f"{prefix}job_id").agg(newest).select("row.*")
+
+
+def ours(name: str) -> Column:
+    """Return a column of ours without its prefix."""
+    return F.col(f"{PREFIX}{name}").alias(name)
 
 
 def _check_key(output: str, key: StructType, found: DataFrame) -> None:
@@ -264,7 +306,7 @@ def _as_before(was: DataType, now: DataType) -> DataType:
             return now
 
 
-def _check_value(output: str, was: DataType, now: DataType, path: str = VALUE) -> None:
+def _check_value(output: str, was: DataType, now: DataType, path: str) -> None:
     """New members are welcome; what is there keeps its type."""
     if isinstance(was, StructType) and isinstance(now, StructType):
         for field in was:

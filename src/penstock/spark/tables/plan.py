@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.errors import InvalidInput
-from penstock.spark.tables.ledger import Ledger, latest
+from penstock.spark.tables.ledger import PREFIX, Ledger, latest, ours
 
 __all__ = ["OnChange", "Plan", "Verdict", "check_rows", "judged", "planned"]
 
@@ -77,7 +77,8 @@ def judged(rows: DataFrame, ledger: Ledger) -> DataFrame:
     known = ledger.read()
     if known is None:
         return unique.withColumn("verdict", F.lit("new"))
-    was = latest(known).select("job_id", F.col("fingerprint").alias("was"), F.col("state").alias("was_state"))
+    newest = latest(known)
+    was = newest.select(ours("job_id"), ours("fingerprint").alias("was"), ours("state").alias("was_state"))
     # What was cancelled or rejected has no outcome: it is to be done, like what nobody has seen.
     verdict = (
         F.when(F.col("was").isNull() | F.col("was_state").isin("cancelled", "rejected"), "new")
@@ -132,5 +133,5 @@ def _estimate(ledger: Ledger, todo: int) -> float | None:
     known = ledger.read()
     if known is None:
         return None
-    row: Any = known.where("state = 'completed'").agg(F.avg("cost")).first()
+    row: Any = known.where(F.col(f"{PREFIX}state") == "completed").agg(F.avg(f"{PREFIX}cost")).first()
     return None if row is None or row[0] is None else float(row[0]) * todo

@@ -21,7 +21,7 @@ from penstock.spark.interrupts import noted_interrupts
 from penstock.spark.store import Store
 from penstock.spark.tables.enqueueing import Batch, cancel_rows, enqueue_rows
 from penstock.spark.tables.gathering import Gathering
-from penstock.spark.tables.ledger import Ledger, latest
+from penstock.spark.tables.ledger import PREFIX, Ledger, latest, ours
 from penstock.spark.tables.outputlease import OutputLease
 from penstock.spark.tables.progress import Progress
 from penstock.storage.values import Budget
@@ -101,7 +101,7 @@ class Run:
         if self.stopped == "max_failures":
             raise TooManyFailures(
                 f"{self._tally.failed} rows have failed, more than max_failures={self._limits.max_failures}. What was "
-                f"done is in {self._ledger.output}; look at its rows with state = 'failed'."
+                f"done is in {self._ledger.output}; look at its rows with penstock_state = 'failed'."
             )
 
     def _all_rounds(self, todo: DataFrame, count: int) -> None:
@@ -189,8 +189,9 @@ class Run:
         known = self._ledger.read()
         if known is None:
             return todo
-        done = latest(known.where(F.col("commit") > self._began_after))
-        return todo.join(done.select("job_id", "fingerprint"), ["job_id", "fingerprint"], "left_anti")
+        done = latest(known.where(F.col(f"{PREFIX}commit") > self._began_after))
+        ends = done.select(ours("job_id"), ours("fingerprint"))
+        return todo.join(ends, ["job_id", "fingerprint"], "left_anti")
 
     def _warn_if_idle(self, idle_s: float) -> None:
         now = time.monotonic()

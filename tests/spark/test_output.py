@@ -1,0 +1,72 @@
+"""The output of ``process`` as a table that others read: its names, its types, and that it is there at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock.spark as ps
+from tests.spark.test_process import do, load_tasks, numbers, rows_of
+from tests.spark.test_row_identity import as_before
+
+
+@pytest.fixture
+def tasks(file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load_tasks(file_url, tmp_path, monkeypatch)
+
+
+def test_an_output_of_no_rows_can_be_read_and_continued(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    output = tmp_path / "doubles"
+    assert do(numbers(spark, 1).where("n > 1"), tasks.double, output).completed == 0
+    empty = spark.read.parquet(str(output))
+    assert (empty.count(), empty.schema["penstock_value"].dataType.simpleString()) == (0, "bigint")
+    assert do(numbers(spark, 1).where("n > 1"), tasks.double, output).completed == 0
+    assert do(numbers(spark, 1), tasks.double, output).completed == 1
+    assert rows_of(spark, output)["k1"]["penstock_value"] == 2
+
+
+def test_timestamps_are_microseconds(spark: SparkSession, tasks: ModuleType, tmp_path: Path) -> None:
+    output = tmp_path / "doubles"
+    before = spark.conf.get("spark.sql.parquet.outputTimestampType")
+    do(numbers(spark, 1), tasks.double, output)
+    (file,) = output.glob("*.parquet")
+    columns = pq.ParquetFile(file).schema
+    kinds = {columns.column(number).name: columns.column(number) for number in range(len(columns.names))}
+    assert kinds["penstock_finished_at"].physical_type == "INT64"
+    assert "micro" in str(kinds["penstock_finished_at"].logical_type)
+    assert spark.conf.get("spark.sql.parquet.outputTimestampType") == before
+
+
+def test_a_key_may_have_the_name_of_anything_that_we_say_of_a_row(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    names = ["state", "value", "error", "result", "task", "cost", "job_id", "commit"]
+    df = spark.createDataFrame([(*"abcdefgh", 5)], [*names, "n"])
+    output = tmp_path / "doubles"
+    assert do(df, tasks.double, output, key=names).completed == 1
+    (row,) = ps.latest(spark.read.parquet(str(output))).collect()
+    assert [row[name] for name in names] == list("abcdefgh")
+    assert (row["penstock_state"], row["penstock_value"]) == ("completed", 10)
+    assert do(df, tasks.double, output, key=names).plan.done == 1
+
+
+def test_an_output_that_an_earlier_version_began_keeps_its_names(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    output = tmp_path / "counts"
+    df = spark.sql("SELECT id AS k, 2 * id AS b, 'x' AS a FROM range(2)")
+    do(df.where("k = 0"), tasks.count, output)
+    as_before(output)
+    assert do(df, tasks.count, output).completed == 1
+    found = spark.read.parquet(str(output))
+    assert not [name for name in found.columns if name.startswith("penstock_")]
+    assert sorted((row["k"], row["state"], row["value"]) for row in ps.latest(found).collect()) == [
+        (0, "completed", 3),
+        (1, "completed", 3),
+    ]
