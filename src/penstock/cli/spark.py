@@ -60,6 +60,12 @@ def _process_options(function: Any) -> Any:
         click.option("--cost-name", default="usd", show_default=True, help="What a cost is counted in."),
         click.option("--max-cost", type=float, help="Begin no further jobs once so much is spent."),
         click.option("--limit", type=click.IntRange(1), help="Do at most so many rows."),
+        click.option(
+            "--reuse-results/--no-reuse-results",
+            default=True,
+            show_default=True,
+            help="Take results that the store still keeps for rows that OUT does not have.",
+        ),
         click.option("--retry-failed", is_flag=True, help="Do rows again that have failed before."),
         click.option(
             "--on-change",
@@ -232,10 +238,11 @@ def _tell(done: Processed, options: dict[str, Any], *, as_json: bool) -> None:
     )
     if options["dry_run"]:
         return
+    reused = f", {done.reused:,} reused" if done.reused else ""
     spent = f", {done.cost:g} {options['cost_name']}" if done.cost else ""
     click.echo(
-        f"done: {done.completed:,} completed, {done.failed:,} failed{spent}, in {span(done.seconds * 1000)}; in "
-        f"{done.output}"
+        f"done: {done.completed:,} completed{reused}, {done.failed:,} failed{spent}, "
+        f"in {span(done.seconds * 1000)}; in {done.output}"
     )
 
 

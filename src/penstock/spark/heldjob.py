@@ -89,6 +89,12 @@ class HeldJob(ABC):
         assert self._lease is not None
         return Charge(self._url, self._queue, self._lease.id, self._lease.token)
 
+    @property
+    def began_at_ms(self) -> int:
+        """Return when the lease was taken, on the store's clock."""
+        assert self._lease is not None
+        return self._lease.claimed_at_ms
+
     def report(self, progress: object) -> None:
         """What the job shows as its progress, and in the end as its result; sent with the next heartbeat."""
         self._progress = msgspec.json.encode(progress)

@@ -16,6 +16,7 @@ from penstock.core.lifecycle import OPEN, State
 from penstock.options import placed
 from penstock.spark.store import Store
 from penstock.spark.tables.collect import KEY_HEADER, has_begun
+from penstock.spark.tables.snapshot import fingerprint_in
 
 __all__ = ["Batch", "cancel_rows", "enqueue_rows"]
 
@@ -33,7 +34,8 @@ _Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatc
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """How the jobs of a run are made. ``consumer`` holds their ends; ``flow`` is what budgets are set on;
-    ``again`` makes another job of a row that has failed with the same fingerprint."""
+    ``again`` makes another job of a row that has failed with the same fingerprint. Jobs that ended before
+    ``began_at_ms``, on the store's clock, are reused only with ``reuse``."""
 
     url: str
     queue: str
@@ -42,6 +44,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     consumer: str
     flow: str
     again: str = ""
+    reuse: bool = True
+    began_at_ms: int = 0
 
 
 def enqueue_rows(rows: DataFrame, batch: Batch) -> int:
@@ -72,7 +76,8 @@ def _putter(batch: Batch) -> _Mapper:
         with Store(batch.url) as store:
             for chunk in _chunks(batches):
                 jobs = [_job(batch, row) for row in chunk.to_pylist()]
-                accepted += store.run(_put(store, batch, jobs))
+                put = _put if batch.reuse else _put_afresh
+                accepted += store.run(put(store, batch, jobs))
         yield pa.RecordBatch.from_pydict({"count": [accepted]}, schema=_ARROW)
 
     return put
@@ -89,6 +94,25 @@ async def _put(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
     if there:
         await store.storage.hold(batch.queue, batch.consumer, there, ttl_ms=_HOLD_MS)
     return len(answers) - len(known)
+
+
+async def _put_afresh(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
+    """Put jobs in without reusing what ended before the run. What an earlier run on this output has left open, or what
+    this one has put in before, is not put in again: it would be paid for twice."""
+    known = await store.storage.get(batch.queue, [job.id for job in jobs])
+    left: list[str] = []
+    others: list[NewJob] = []
+    for job, record in zip(jobs, known, strict=True):
+        if record is None or not record.write_id.startswith(fingerprint_in(job.write_id) or job.write_id):
+            others.append(job)
+        elif record.finished_at_ms and record.finished_at_ms < batch.began_at_ms:
+            others.append(msgspec.structs.replace(job, write_id=f"{job.write_id}-{batch.run_id}"))
+        else:
+            left.append(job.id)
+    if left:
+        await _retry_stopped(store, batch, left)
+        await store.storage.hold(batch.queue, batch.consumer, left, ttl_ms=_HOLD_MS)
+    return await _put(store, batch, others) if others else 0
 
 
 async def _retry_stopped(store: Store, batch: Batch, ids: list[str]) -> None:

@@ -38,13 +38,15 @@ _ON_CHANGE: Final = ("rerun", "keep", "error")
 
 
 class Processed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has done. ``stopped`` says why it ended before its rows did: ``max_cost``, ``cancelled`` or none."""
+    """What a run has done. ``reused`` rows have a result that the store had before the run: nothing was run or paid for
+    them. ``stopped`` says why it ended before its rows did: ``max_cost``, ``cancelled`` or none."""
 
     run_id: str
     output: str
     plan: Plan
     completed: int = 0
     failed: int = 0
+    reused: int = 0
     cost: float = 0.0
     seconds: float = 0.0
     stopped: str = ""
@@ -63,6 +65,7 @@ def process(
     cost: str = "",
     on_change: OnChange = "rerun",
     retry_failed: bool = False,
+    reuse_results: bool = True,
     limit: int | None = None,
     dry_run: bool = False,
     max_cost: float | None = None,
@@ -81,7 +84,9 @@ def process(
     A row is named by its ``key`` columns. Its columns that are parameters of the task (or ``payload``) are the
     arguments; ``priority``, ``delay``, ``group`` and ``cost`` are columns with those options of its job. Rows that
     are in the output with the same arguments and task version are not run again; ``on_change`` says what happens to
-    those that have changed, ``retry_failed`` to those that failed. ``output`` is a path, or a table of the catalog
+    those that have changed, ``retry_failed`` to those that failed. A row that the output does not have, but for which
+    the store still keeps a result of the same arguments and version, takes that result; with ``reuse_results=False`` it
+    is run. ``output`` is a path, or a table of the catalog
     (``table:db.scores``): an append-only ledger, of which ``latest`` gives what holds. Its ``format`` is ``parquet``,
     ``json`` (lines), or another that the session has and that keeps types: not ``csv``.
 
@@ -124,6 +129,7 @@ def process(
         limits=Limits(max_cost=max_cost, max_failures=max_failures, cost_name=cost_name),
         on_change=on_change,
         retry_failed=retry_failed,
+        reuse_results=reuse_results,
         limit=limit,
         progress=progress,
     )
@@ -162,6 +168,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     on_change: OnChange
     retry_failed: bool
+    reuse_results: bool
     limit: int | None
     progress: ProgressStyle
 
@@ -174,7 +181,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
         began_at = time.monotonic()
         with Store(self.url) as store, OutputLease(self.url, ledger.identity, self.run_id) as lease:
             place.clear()
-            batch = self._batch(ledger)
+            batch = self._batch(ledger, lease)
             gathering = Gathering(store, ledger, lease, batch, cost_name=self.limits.cost_name)
             gathering.take_left()
             rows = self._taken(df, ledger, place)
@@ -206,6 +213,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             plan=plan,
             completed=tally.completed,
             failed=tally.failed,
+            reused=tally.reused,
             cost=tally.cost,
             seconds=time.monotonic() - began_at,
             stopped=run.stopped,
@@ -220,7 +228,7 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             rows, ledger, on_change=self.on_change, retry_failed=self.retry_failed, limit=self.limit
         )
 
-    def _batch(self, ledger: Ledger) -> Batch:
+    def _batch(self, ledger: Ledger, lease: OutputLease) -> Batch:
         name = f"output-{output_name(ledger.identity)}"
         return Batch(
             url=self.url,
@@ -230,6 +238,8 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             consumer=name,
             flow=name,
             again=f"-{self.run_id}" if self.retry_failed else "",
+            reuse=self.reuse_results,
+            began_at_ms=lease.began_at_ms,
         )
 
 

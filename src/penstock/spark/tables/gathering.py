@@ -168,15 +168,19 @@ class Gathering:
     def _count(self, jobs: list[Job]) -> None:
         tally = self.tally
         for job in jobs:
+            is_reused = job.finished_at_ms < self._batch.began_at_ms
             match job.state:
+                case State.COMPLETED if is_reused:
+                    tally.reused += 1
                 case State.COMPLETED:
                     tally.completed += 1
                 case State.FAILED if has_begun(job):
                     tally.failed += 1
                 case _:
                     tally.cancelled += 1
-            used = (job.annex or EMPTY_ANNEX).usage or {}
-            tally.cost += used.get(self._cost_name, 0) / MILLION
+            if not is_reused:
+                used = (job.annex or EMPTY_ANNEX).usage or {}
+                tally.cost += used.get(self._cost_name, 0) / MILLION
 
 
 def _end(job: Job) -> tuple[str, int]:

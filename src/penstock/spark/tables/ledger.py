@@ -172,8 +172,8 @@ class Ledger:
             _check_value(self.output, was, self._value, value)
 
     def has_former_fingerprints(self) -> bool:
-        """Tell whether rows of it may have fingerprints that an earlier version made."""
-        return self._read() is not None and not self._prefix
+        """Tell, after ``check``, whether rows of it may have fingerprints that an earlier version made."""
+        return not self._prefix
 
     def append(self, rows: pa.Table, *, commit: int) -> None:
         """Write rows as one file: it is there as a whole, or not. ``rows`` have ``COLUMNS`` and the key as JSON.

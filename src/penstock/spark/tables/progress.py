@@ -8,21 +8,25 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from penstock.core.display import visible
+from penstock.core.display import get_logger, visible
 from penstock.errors import InvalidOption
 
 __all__ = ["Progress", "ProgressStyle", "Tally", "open_progress"]
 
 ProgressStyle: TypeAlias = Literal["auto", "bar", "notebook", "lines", "none"]
+logger = get_logger("penstock.spark")
+
 _EVERY_S: Final = 5.0
 _REDRAW_S: Final = 0.5
 
 
 class Tally(msgspec.Struct):
-    """What a run has done so far. ``rate`` is rows per second since it began."""
+    """What a run has done so far. ``reused`` are rows whose result the store had before the run; ``rate`` is rows per
+    second since it began."""
 
     total: int
     completed: int = 0
+    reused: int = 0
     failed: int = 0
     cancelled: int = 0
     cost: float = 0.0
@@ -30,7 +34,7 @@ class Tally(msgspec.Struct):
 
     @property
     def ended(self) -> int:
-        return self.completed + self.failed + self.cancelled
+        return self.completed + self.reused + self.failed + self.cancelled
 
     @property
     def rate(self) -> float:
@@ -46,7 +50,10 @@ class Tally(msgspec.Struct):
         cost = f", cost {self.cost:g}" if self.cost else ""
         # Of a run that was stopped: its jobs are over, its rows are not done.
         dropped = f", {self.cancelled:,} cancelled" if self.cancelled else ""
-        done = f"{self.ended - self.cancelled:,} of {self.total:,} done, {self.failed:,} failed{dropped}"
+        reused = f", {self.reused:,} reused" if self.reused else ""
+        done = (
+            f"{self.ended - self.cancelled:,} of {self.total:,} done, {self.failed:,} failed{reused}{dropped}"
+        )
         return f"{done}, {self.rate:,.0f}/s{left}{cost}"
 
 
@@ -56,7 +63,11 @@ class Progress(Protocol):
     def show(self, tally: Tally) -> None: ...
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Show a line that stays."""
+        ...
+
+    def warn(self, text: str) -> None:
+        """Show a line that stays, and log it as a warning."""
         ...
 
     def close(self, tally: Tally) -> None: ...
@@ -104,10 +115,26 @@ class _Silence:
 
     def say(self, text: str) -> None: ...
 
+    def warn(self, text: str) -> None:
+        logger.warning("%s", text)
+
     def close(self, tally: Tally) -> None: ...
 
 
-class _Lines:
+class _Shown:
+    """A display that people see. Warnings go to the log as well if there is one: without handlers, Python would print
+    them on stderr, between the lines of the display."""
+
+    def say(self, text: str) -> None:
+        raise NotImplementedError
+
+    def warn(self, text: str) -> None:
+        if logger.hasHandlers():
+            logger.warning("%s", text)
+        self.say(text)
+
+
+class _Lines(_Shown):
     """A line to stderr now and then."""
 
     def __init__(self, title: str) -> None:
@@ -126,7 +153,7 @@ class _Lines:
         self.say(str(tally))
 
 
-class _Bar:
+class _Bar(_Shown):
     def __init__(self, title: str) -> None:
         from rich.console import Console
         from rich.markup import escape
@@ -161,7 +188,7 @@ class _Bar:
         self._bar.stop()
 
 
-class _Notebook:
+class _Notebook(_Shown):
     def __init__(self, title: str) -> None:
         from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
 

@@ -167,7 +167,7 @@ class Run:
         if self.stopped:
             self._gathering.is_stopping = True
             again = " (again Ctrl-C leaves it at once)" if self.stopped == "interrupted" else ""
-            self._progress.say(f"stopping: {self.stopped}; what is under way is let finish{again}")
+            self._progress.warn(f"stopping: {self.stopped}; what is under way is let finish{again}")
             # What is yet to be put in could not be taken back.
             putting.join()
             cancel_rows(self._missing(todo), self._batch)
@@ -202,9 +202,9 @@ class Run:
         workers = self._store.run(self._store.storage.workers(queue))
         counts = self._store.run(self._store.storage.counts(queue))
         if counts.paused:
-            self._progress.say(f"queue {queue!r} is paused: queue.resume() lets its workers go on")
+            self._progress.warn(f"queue {queue!r} is paused: queue.resume() lets its workers go on")
         elif not any(worker.age_ms < _ALIVE_MS for worker in workers):
-            self._progress.say(
+            self._progress.warn(
                 f"nobody is claiming from queue {queue!r}: {counts.waiting:,} jobs wait. Start a worker on it, or give "
                 "workers=4."
             )
