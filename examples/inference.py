@@ -37,7 +37,7 @@ app = App(f"sqlite:///{FOLDER}/penstock.db")
 
 
 class Label(msgspec.Struct):
-    """What we want to know of a ticket. In the output it is a struct, ``penstock_value``."""
+    """The facts we want about a ticket. In the output it is a struct, ``penstock_value``."""
 
     label: str
     urgent: bool

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 import penstock.spark as ps
+from penstock.errors import InvalidInput
 from tests.spark.test_process import do, load_tasks, numbers, rows_of
 from tests.spark.test_row_identity import as_before
 
@@ -70,3 +72,31 @@ def test_an_output_that_an_earlier_version_began_keeps_its_names(
         (0, "completed", 3),
         (1, "completed", 3),
     ]
+
+
+def test_what_cannot_be_processed_is_told_in_plain_words(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path
+) -> None:
+    table, output = numbers(spark, 1), tmp_path / "out"
+    stream = spark.readStream.format("rate").load()
+    cases: list[tuple[Any, Any, dict[str, Any], str]] = [
+        (table, numbers, {}, r"task must be a task of an app.*got numbers.*Decorate"),
+        (table, 5, {}, "task must be a task of an app.*got 5"),
+        (
+            table.toPandas(),
+            tasks.double,
+            {},
+            r"got pandas.DataFrame. Convert it first: spark.createDataFrame",
+        ),
+        (stream, tasks.double, {}, "the table is a stream.*foreachBatch"),
+        (table, tasks.double, {"format": "delta"}, "lacks a jar: .*delta.*spark.jars.packages"),
+        (
+            table,
+            tasks.double,
+            {"output": "s3a://bucket/out"},
+            "s3a://bucket/out, because its session lacks a jar",
+        ),
+    ]
+    for df, task, options, said in cases:
+        with pytest.raises(InvalidInput, match=said):
+            ps.process(df, task, **{"key": "k", "output": output, **options})

@@ -97,8 +97,8 @@ async def _put(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
 
 
 async def _put_afresh(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
-    """Put jobs in without reusing what ended before the run. What an earlier run on this output has left open, or what
-    this one has put in before, is not put in again: it would be paid for twice."""
+    """Enqueue jobs without reusing results from before the run. Leave alone what an earlier run on this output left
+    open and what this one has enqueued already: it would be paid for twice."""
     known = await store.storage.get(batch.queue, [job.id for job in jobs])
     left: list[str] = []
     others: list[NewJob] = []

@@ -38,7 +38,7 @@ _ON_CHANGE: Final = ("rerun", "keep", "error")
 
 
 class Processed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has done. ``reused`` rows have a result that the store had before the run: nothing was run or paid for
+    """The result of a run. ``reused`` rows have a result that the store had before the run: nothing was run or paid for
     them. ``stopped`` says why it ended before its rows did: ``max_cost``, ``cancelled`` or none."""
 
     run_id: str
@@ -110,7 +110,8 @@ def process(
         StorageError: the store does not answer.
     """
     refuse_in_crew()
-    chosen = find(task, Task) if isinstance(task, str) else task
+    _check_table(df)
+    chosen = _checked_task(task)
     names = (key,) if isinstance(key, str) else tuple(key)
     placement = {"priority": priority, "delay": delay, "group": group, "cost": cost}
     if on_change not in _ON_CHANGE:
@@ -143,6 +144,30 @@ def process(
     )
     with Scratch(df.sparkSession, ledger, call.run_id, scratch) as place:
         return call.only_plan(df, ledger, place) if dry_run else call.run(df, ledger, place, staff)
+
+
+def _check_table(df: object) -> None:
+    if not isinstance(df, DataFrame):
+        kind = f"{type(df).__module__.partition('.')[0]}.{type(df).__qualname__}"
+        raise InvalidInput(
+            f"the table must be a Spark DataFrame, got {kind}. Convert it first: spark.createDataFrame(table)."
+        )
+    if df.isStreaming:
+        raise InvalidInput(
+            "the table is a stream, which has no end. Call process for each batch: "
+            "stream.writeStream.foreachBatch(lambda rows, _: process(rows, ...)).start()."
+        )
+
+
+def _checked_task(task: object) -> Task[..., Any]:
+    chosen = find(task, Task) if isinstance(task, str) else task
+    if not isinstance(chosen, Task):
+        name = getattr(task, "__qualname__", repr(task))
+        raise InvalidInput(
+            f"task must be a task of an app, or its name as 'module:task', got {name}, which is not one. Decorate the "
+            "function with @app.task(queue=...)."
+        )
+    return chosen
 
 
 def ledger_of(

@@ -118,7 +118,7 @@ class Ledger:
         return StructType([*self._key.fields, *ours])
 
     def read(self) -> DataFrame | None:
-        """Return all rows, with our columns under ``PREFIX``; ``None`` if there is no output yet."""
+        """Return all rows, with our columns under ``PREFIX``; ``None`` before the first run."""
         found = self._read()
         if found is None or self._prefix:
             return found

@@ -21,7 +21,7 @@ _REDRAW_S: Final = 0.5
 
 
 class Tally(msgspec.Struct):
-    """What a run has done so far. ``reused`` are rows whose result the store had before the run; ``rate`` is rows per
+    """Counts of a run so far. ``reused`` are rows whose result the store had before the run; ``rate`` is rows per
     second since it began."""
 
     total: int
