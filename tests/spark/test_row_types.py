@@ -20,9 +20,13 @@ from penstock.errors import InvalidInput
 from penstock.spark.cells import column_values
 from penstock.spark.columntypes import KINDS, check_columns
 from penstock.spark.rows import Layout
+from penstock.spark.tables.casting import hinted_types
 from penstock.spark.tables.snapshot import snapshot
 from tests.spark import type_tasks
 from tests.spark.arrowdata import columns
+
+# Spark parses the types that tests write down.
+pytestmark = pytest.mark.usefixtures("spark")
 
 
 @pytest.fixture
@@ -110,7 +114,11 @@ def schema(ddl: str) -> StructType:
 )
 def test_a_type_that_no_job_can_hold_is_refused_by_its_path_and_name(ddl: str, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
-        check_columns(schema(ddl), ["x"])
+        check_columns(schema(ddl), ["x"], ignore_case=True)
+
+
+def test_columns_that_differ_in_case_are_fine_where_spark_tells_them_apart() -> None:
+    check_columns(schema("x int, X int"), ["x", "X"])
 
 
 @pytest.mark.parametrize(
@@ -145,3 +153,10 @@ def test_the_documented_table_of_types_is_the_one_in_the_code() -> None:
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
     for kind in KINDS:
         assert kind.name in rows, f"docs/spark.md does not list {kind.name}"
+
+
+def test_text_for_a_parameter_that_takes_bytes_stays_base64() -> None:
+    @type_tasks.app.task(queue="types", name="take_bytes")
+    def take(raw: bytes, n: int) -> None: ...
+
+    assert list(hinted_types(take, ["raw", "n"])) == ["n"]

@@ -165,14 +165,17 @@ def spark_type(hint: known.Type) -> DataType | None:
     return _BY_HINT.get(hint.__class__)
 
 
-def check_columns(schema: StructType, columns: Sequence[str], *, key: Sequence[str] = ()) -> None:
+def check_columns(
+    schema: StructType, columns: Sequence[str], *, key: Sequence[str] = (), ignore_case: bool = False
+) -> None:
     """Check that a job can hold the values of these columns, and that ``key`` columns can identify a row.
+    ``ignore_case``: Spark does not tell ``a`` from ``A``.
 
     Raises:
         InvalidInput: a column, or a part of one, has a type that does not qualify, or a name that is not unique.
     """
     for name in dict.fromkeys((*key, *columns)):
-        _check_name(schema, name)
+        _check_name(schema, name, ignore_case=ignore_case)
         type = schema[name].dataType
         for path, part, remedy in _unsupported(name, type):
             raise InvalidInput(f"column {path!r} has type {part.simpleString()}, {remedy}")
@@ -180,8 +183,9 @@ def check_columns(schema: StructType, columns: Sequence[str], *, key: Sequence[s
             _check_key(name, type)
 
 
-def _check_name(schema: StructType, name: str) -> None:
-    same = [other for other in schema.fieldNames() if other.lower() == name.lower()]
+def _check_name(schema: StructType, name: str, *, ignore_case: bool) -> None:
+    names = schema.fieldNames()
+    same = [other for other in names if other == name or (ignore_case and other.lower() == name.lower())]
     if len(same) > 1:
         raise InvalidInput(
             f"the table has {len(same)} columns named {', '.join(map(repr, same))}, which Spark cannot tell apart. "

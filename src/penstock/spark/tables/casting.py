@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import AtomicType, DataType, StructType
+from pyspark.sql.types import AtomicType, BinaryType, DataType, StructType
 
 from penstock.errors import InvalidInput
 from penstock.spark.tables.hints import value_type
@@ -23,8 +23,11 @@ def hinted_types(task: Task[..., Any], columns: list[str]) -> dict[str, DataType
     if len(parameters) == 1 and not parameters.keys() & set(columns):
         (row,) = parameters.values()
         parameters = {field.name: field.dataType for field in row} if isinstance(row, StructType) else {}
+    # Text for bytes is Base64, which the task decodes.
     return {
-        name: type for name, type in parameters.items() if name in columns and isinstance(type, AtomicType)
+        name: type
+        for name, type in parameters.items()
+        if name in columns and isinstance(type, AtomicType) and not isinstance(type, BinaryType)
     }
 
 

@@ -119,7 +119,15 @@ def process(
     if limit is not None and limit < 1:
         raise InvalidOption(f"limit={limit}: give at least 1, or None for all rows.")
     url = shared_url(chosen.app)
-    layout = _layout(df.schema, chosen, url=url, key=names, payload=payload, placement=placement)
+    layout = _layout(
+        df.schema,
+        chosen,
+        url=url,
+        key=names,
+        payload=payload,
+        placement=placement,
+        ignore_case=df.sparkSession.conf.get("spark.sql.caseSensitive", "false") != "true",
+    )
     ledger = ledger_of(df, chosen, key=names, output=output, format=format)
     ledger.check()
     call = _Call(
@@ -282,6 +290,7 @@ def _layout(
     key: tuple[str, ...],
     payload: Sequence[str] | None,
     placement: Mapping[str, str],
+    ignore_case: bool,
 ) -> Layout:
     if not key:
         raise InvalidInput("key is empty. Name the columns whose values name a row.")
@@ -290,7 +299,7 @@ def _layout(
         if name not in schema.fieldNames():
             raise InvalidInput(f"the table has no column {name!r}. It has: {', '.join(schema.fieldNames())}.")
     fitting = fit(task, schema, payload)
-    check_columns(schema, (*fitting.columns, *placed.values()), key=key)
+    check_columns(schema, (*fitting.columns, *placed.values()), key=key, ignore_case=ignore_case)
     return Layout(
         namespace=namespace_of(url),
         task=task.name,
