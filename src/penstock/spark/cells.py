@@ -57,7 +57,9 @@ def _converted(column: pa.Array) -> list[Any]:
     kind = _in_utc(column.type)
     if kind != column.type:
         column = column.cast(kind)
-    values = cast("list[Any]", column.to_pylist(maps_as_pydicts="strict"))
+    # The option makes every nested value dearer.
+    how = {"maps_as_pydicts": "strict"} if _has_map(kind) else {}
+    values = cast("list[Any]", column.to_pylist(**how))
     convert = _variant_converter(kind)
     return values if convert is None else [None if value is None else convert(value) for value in values]
 
@@ -80,6 +82,14 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_map(kind):
         return pa.map_(_field_in_utc(kind.key_field), _field_in_utc(kind.item_field), kind.keys_sorted)
     return kind
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return True
+    if pa.types.is_list(kind):
+        return _has_map(kind.value_type)
+    return pa.types.is_struct(kind) and any(_has_map(field.type) for field in kind)
 
 
 def _field_in_utc(field: pa.Field) -> pa.Field:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -16,7 +16,7 @@ from penstock.spark.cells import Unreadable, column_values, not_finite
 from penstock.spark.errors import BadRow
 from penstock.spark.keys import row_id_maker
 
-__all__ = ["Layout", "Refused", "Taken", "new_jobs", "placements", "taken_rows"]
+__all__ = ["Layout", "Refused", "new_jobs", "payload_columns", "placements", "rows_of"]
 
 _MAX_PAYLOAD: Final = 1 << 20
 _encode = msgspec.json.Encoder().encode
@@ -55,26 +55,23 @@ class Refused(msgspec.Struct, frozen=True):
     id: str = ""
 
 
-class Taken(NamedTuple):
-    """A row as a job, or what is wrong with it, and the values of its payload columns."""
-
-    job: NewJob | Refused
-    values: tuple[Any, ...]
+def payload_columns(batch: pa.RecordBatch, layout: Layout) -> dict[str, list[Any]]:
+    """Return the values of the columns that make the payloads, by name."""
+    return {name: column_values(batch.column(name)) for name in layout.payload}
 
 
-def new_jobs(batch: pa.RecordBatch, layout: Layout) -> Iterator[NewJob | Refused]:
-    """Yield a job for every row, in order, or what is wrong with the row."""
-    return (taken.job for taken in taken_rows(batch, layout))
-
-
-def taken_rows(batch: pa.RecordBatch, layout: Layout) -> Iterator[Taken]:
-    """Yield every row, in order, with the values that its job was made of."""
+def new_jobs(
+    batch: pa.RecordBatch, layout: Layout, columns: dict[str, list[Any]] | None = None
+) -> Iterator[NewJob | Refused]:
+    """Yield a job for every row, in order, or what is wrong with the row. ``columns`` are the payload columns, if the
+    caller has them."""
     make_id = row_id_maker(layout.namespace, layout.task)
-    columns = {name: column_values(batch.column(name)) for name in layout.payload}
+    if columns is None:
+        columns = payload_columns(batch, layout)
     not_json = _not_json(batch, columns)
     rows = zip(
         _rows(batch, layout.key),
-        zip(*columns.values(), strict=True) if columns else iter([()] * batch.num_rows),
+        rows_of(columns, batch.num_rows),
         placements(batch, layout),
         strict=True,
     )
@@ -92,10 +89,10 @@ def taken_rows(batch: pa.RecordBatch, layout: Layout) -> Iterator[Taken]:
                     f"its payload has {len(payload)} bytes; at most {layout.max_payload} are allowed."
                 )
             fields = placed(layout.fields, given) if given else layout.fields
-            yield Taken(NewJob(id=id, payload=payload, options=layout.options, **fields), values)
+            yield NewJob(id=id, payload=payload, options=layout.options, **fields)
         except (InvalidInput, TypeError, ValueError, OverflowError) as error:
             why = _why(error, (*layout.key, *names), (*key, *values))
-            yield Taken(Refused(_shown(layout.key, key), why, id), values)
+            yield Refused(_shown(layout.key, key), why, id)
 
 
 def placements(batch: pa.RecordBatch, layout: Layout) -> Iterator[dict[str, Any]]:
@@ -108,6 +105,11 @@ def placements(batch: pa.RecordBatch, layout: Layout) -> Iterator[dict[str, Any]
         {name: value for name, value in zip(names, values, strict=True) if value is not None}
         for values in zip(*columns, strict=True)
     )
+
+
+def rows_of(columns: Mapping[str, list[Any]], count: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of each of ``count`` rows."""
+    return zip(*columns.values(), strict=True) if columns else iter([()] * count)
 
 
 def _rows(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:

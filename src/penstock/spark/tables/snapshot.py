@@ -12,8 +12,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
 
+from penstock.core.job import NewJob
 from penstock.spark.cells import canonical_maker, column_values
-from penstock.spark.rows import Layout, Refused, Taken, placements, taken_rows
+from penstock.spark.rows import Layout, Refused, new_jobs, payload_columns, placements, rows_of
 from penstock.spark.schemas import quoted
 
 __all__ = ["SNAPSHOT", "fingerprint", "fingerprint_in", "former_fingerprint", "snapshot"]
@@ -88,8 +89,13 @@ def _taker(
                 layout.payload, [batch.schema.field(name).type for name in layout.payload]
             )
             row = _row_maker(layout, canonical, with_former=with_former)
+            values = payload_columns(batch, layout)
             rows = zip(
-                taken_rows(batch, layout), _texts(batch, layout.key), placements(batch, layout), strict=True
+                new_jobs(batch, layout, values),
+                rows_of(values, batch.num_rows),
+                _texts(batch, layout.key),
+                placements(batch, layout),
+                strict=True,
             )
             columns = list(zip(*(row(*given) for given in rows), strict=True))
             arrays = [
@@ -109,15 +115,16 @@ def _texts(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[str]:
 
 def _row_maker(
     layout: Layout, canonical: Callable[[Sequence[Any]], bytes], *, with_former: bool
-) -> Callable[[Taken, str, dict[str, Any]], tuple[Any, ...]]:
+) -> Callable[[NewJob | Refused, tuple[Any, ...], str, dict[str, Any]], tuple[Any, ...]]:
     version = layout.options.version
 
-    def row(taken: Taken, key: str, given: dict[str, Any]) -> tuple[Any, ...]:
-        job = taken.job
+    def row(
+        job: NewJob | Refused, values: tuple[Any, ...], key: str, given: dict[str, Any]
+    ) -> tuple[Any, ...]:
         if isinstance(job, Refused):
             return job.id or None, "", None, None, key, f"{job.key}: {job.why}", not job.id, None
         placement = _encode(given).decode() if given else None
-        made = fingerprint(canonical(taken.values), version)
+        made = fingerprint(canonical(values), version)
         former = former_fingerprint(job.payload, version) if with_former else None
         return job.id, made, job.payload, placement, key, None, False, former
 
