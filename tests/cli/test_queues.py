@@ -144,7 +144,7 @@ def test_schedulers_are_added_listed_paused_and_removed(on_both: Shell, tmp_path
     assert (sale["start"], sale["end"]) == ("2099-11-30T23:00:00Z", "2099-12-24T12:00:00Z")
     assert sale["next"] == sale["start"]
     bad = ("schedule", "add", "bad", "--every", "1h", "true")
-    assert "that is no time" in on_both.refused(*bad, "--start", "soon", code=2)
+    assert "is not a time" in on_both.refused(*bad, "--start", "soon", code=2)
     assert "lies before" in on_both.refused(*bad, "--start", "2099-01-02", "--end", "2099-01-01", code=2)
     assert "no such time zone" in on_both.refused(*bad, "--start", "2099-01-02", "--tz", "Moon/Base", code=2)
     on_both.ok("schedule", "pause", "nightly")

@@ -19,7 +19,7 @@ from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import print_json
 from penstock.cli.parameters import command, completes_ids, json_option, queue_option_for
 from penstock.cli.settings import Settings
-from penstock.cli.values import duration, duration_or
+from penstock.cli.values import duration, duration_or, instant
 from penstock.cli.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -52,6 +52,12 @@ Exit codes: 0 put in, or with --wait the code of the command; 2 no job, nothing 
 @queue_option_for("Where to put it.")
 @click.option("--id", metavar="ID", help="Its id. A known one is not put in twice. [a new one]")
 @click.option("--delay", metavar="DURATION", type=duration, help="Run it that long from now, not before.")
+@click.option(
+    "--at",
+    metavar="TIME",
+    type=instant,
+    help="Do not run it before this time: 18:30, 'tomorrow 9:00', '2026-12-01 08:00'; local unless it has a zone.",
+)
 @click.option("--priority", metavar="NUMBER", type=int, help="Smaller runs first.")
 @click.option(
     "--timeout",
@@ -60,6 +66,9 @@ Exit codes: 0 put in, or with --wait the code of the command; 2 no job, nothing 
     help="Kill a run that takes longer; it counts as failed, and is tried again.",
 )
 @click.option("--attempts", metavar="NUMBER", type=int, help="How often it is run at most, if it fails.")
+@click.option(
+    "--max-retries", metavar="NUMBER", type=int, help="Another way to give --attempts, which is one more."
+)
 @click.option(
     "--backoff",
     metavar="DURATION",
@@ -75,7 +84,16 @@ Exit codes: 0 put in, or with --wait the code of the command; 2 no job, nothing 
 @click.option(
     "--ttl", metavar="DURATION", type=duration, help="If it has not ended by then, it fails as expired."
 )
+@click.option(
+    "--result-ttl", metavar="DURATION", type=duration, help="Keep the job for this long after it completes."
+)
+@click.option(
+    "--failure-ttl", metavar="DURATION", type=duration, help="Keep the job for this long after it fails."
+)
 @click.option("--group", metavar="KEY", help="Jobs of one KEY share its limits, see `penstock limit`.")
+@click.option(
+    "--cost", metavar="NUMBER", type=int, help="Tokens that a run takes from the bucket of its group. [1]"
+)
 @click.option(
     "--after",
     metavar="ID",
@@ -139,6 +157,10 @@ def enqueue(
         raise CommandLineError(
             "give a command, a JSON object, or -f FILE (- is standard input), and one of them only.",
             ExitCode.USAGE,
+        )
+    if options["delay"] is not None and options["at"] is not None:
+        raise CommandLineError(
+            "--delay and --at both say when the job is due. Give one of them.", ExitCode.USAGE
         )
     wait = wait or wait_timeout is not None
     settings = Settings(flags)

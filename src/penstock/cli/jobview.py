@@ -88,6 +88,7 @@ def described(info: JobInfo, reason: Reason | None = None) -> dict[str, Any]:
         "blocked_by": info.blocked_by,
         "why": None if reason is None else reason_fields(reason),
         "group": info.group,
+        "cost": info.cost,
         "flow": info.flow,
         "scheduler": info.scheduler,
         "headers": dict(info.headers),

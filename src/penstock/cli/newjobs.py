@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.cli.connect import is_local
+from penstock.cli.values import read_time
 from penstock.core.command import COMMAND_TASK, CommandLine, check_command, encode_command
 from penstock.core.ids import uuid7
 from penstock.core.names import check_id
@@ -37,18 +38,23 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
     env: dict[str, str] | UnsetType = UNSET
     id: str | UnsetType = UNSET
     delay: str | float | UnsetType = UNSET
+    at: str | UnsetType = UNSET
     priority: int | UnsetType = UNSET
     timeout: str | float | UnsetType | None = UNSET
     attempts: int | UnsetType = UNSET
+    max_retries: int | UnsetType = UNSET
     backoff: str | float | UnsetType = UNSET
     ttl: str | float | UnsetType = UNSET
     group: str | UnsetType = UNSET
+    cost: int | UnsetType = UNSET
     after: str | list[str] | UnsetType = UNSET
     result_ttl: str | float | UnsetType = UNSET
     failure_ttl: str | float | UnsetType = UNSET
     max_stalls: int | UnsetType = UNSET
 
 
+_RIVALS: Final = {"attempts": "max_retries", "max_retries": "attempts", "delay": "at", "at": "delay"}
+"""Options that say the same thing in two ways: what a line says of either replaces what is given for all lines."""
 _PLAIN: Final = frozenset({"command", "cwd", "env", "id"})
 _OPTIONS: Final = frozenset(JobLine.__struct_fields__) - _PLAIN - {"task", "args", "queue"} | {"id"}
 _decode: Final = msgspec.json.Decoder(JobLine).decode
@@ -133,7 +139,11 @@ class NewJobs:
         return spec.source, spec.job
 
     def _spec(self, line: JobLine, said: dict[str, Any]) -> JobSpec[Any]:
-        options = {**self._given, **said}
+        given = {name: value for name, value in self._given.items() if _RIVALS.get(name) not in said}
+        options = {**given, **said}
+        if "at" in options:
+            at = options.pop("at")
+            options["run_at"] = read_time(at) if isinstance(at, str) else at
         queue = self._queue if line.queue is UNSET else line.queue
         if "after" in options:
             options["after"] = _places(options["after"], queue or self._default_queue)

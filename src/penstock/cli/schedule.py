@@ -14,7 +14,8 @@ from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import print_json, print_table, when
 from penstock.cli.parameters import command_of, family, json_option, queue_option, queue_option_for
 from penstock.cli.settings import Settings
-from penstock.cli.values import duration
+from penstock.cli.values import duration, read_time
+from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -69,6 +70,9 @@ def schedule() -> None:
 @click.option("-t", "--task", metavar="NAME", help="JOB is the JSON arguments of this task, not a command.")
 @queue_option_for("Where its jobs go.")
 @click.option("--attempts", metavar="NUMBER", type=int, help="How often a job is run at most, if it fails.")
+@click.option(
+    "--max-retries", metavar="NUMBER", type=int, help="Another way to give --attempts, which is one more."
+)
 @click.option("--timeout", metavar="DURATION", type=duration, help="Kill a run that takes longer.")
 @click.option("--priority", metavar="NUMBER", type=int, help="Smaller runs first.")
 @json_option
@@ -117,18 +121,13 @@ def _instant(text: str, what: str, zone: str | None) -> datetime:
     from zoneinfo import ZoneInfo
 
     try:
-        told = datetime.fromisoformat(text)
-    except ValueError:
-        raise CommandLineError(
-            f"{what} {text}: that is no time. Give one such as 2026-12-01, or '2026-12-01 08:00+01:00'.",
-            ExitCode.USAGE,
-        ) from None
-    if told.tzinfo is not None:
-        return told
-    try:
-        return told.astimezone() if zone is None else told.replace(tzinfo=ZoneInfo(zone))
+        given = None if zone is None else ZoneInfo(zone)
     except (KeyError, ValueError):
         raise CommandLineError(f"--tz {zone}: there is no such time zone.", ExitCode.USAGE) from None
+    try:
+        return read_time(text, given)
+    except InvalidOption as error:
+        raise CommandLineError(f"{what}: {error}", ExitCode.USAGE) from None
 
 
 @command_of(schedule, "list")

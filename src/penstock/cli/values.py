@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import datetime, time, timedelta, tzinfo
 from typing import Final
 
 import click
 
-__all__ = ["duration", "duration_or", "seconds", "some_text", "whole", "with_unit"]
+__all__ = ["duration", "duration_or", "instant", "read_time", "seconds", "some_text", "whole", "with_unit"]
 
 _SOONEST_S, _LATEST_S = 0.1, 86_400
 _BARE_NUMBER: Final = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*")
+_DAYS: Final = {"today": 0, "tomorrow": 1}
+# One digit is enough for the hour.
+_CLOCK: Final = re.compile(r"([0-9]{1,2})(:[0-9]{2}(?::[0-9]{2})?)")
+_A_TIME: Final = (
+    "Give one such as 18:30, 'tomorrow 9:00', 2026-12-01, '2026-12-01 08:00' or 2026-12-01T08:00Z."
+)
 
 
 def with_unit(text: str) -> str:
@@ -69,3 +76,47 @@ def seconds(text: str) -> float:
     if not _SOONEST_S <= number <= _LATEST_S:
         raise click.BadParameter(f"give {_SOONEST_S} to {_LATEST_S} seconds.")
     return number
+
+
+def instant(text: str) -> datetime:
+    """A time of day, or a date with or without one, in local time unless it has a zone."""
+    from penstock.errors import InvalidOption
+
+    try:
+        return read_time(text)
+    except InvalidOption as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def read_time(text: str, zone: tzinfo | None = None) -> datetime:
+    """Return the time that ``text`` names, in ``zone`` or local time unless it names a zone itself.
+
+    A time of day alone is the next one. Raises ``InvalidOption``.
+    """
+    from penstock.errors import InvalidOption
+
+    now = datetime.now(zone)
+    try:
+        named = _named_time(text.strip().lower(), now.replace(tzinfo=None))
+        return named.replace(tzinfo=zone) if zone and named.tzinfo is None else named.astimezone()
+    except (ValueError, OverflowError):
+        raise InvalidOption(f"{text!r} is not a time. {_A_TIME}") from None
+
+
+def _named_time(text: str, now: datetime) -> datetime:
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    day, _, clock = text.partition(" ")
+    if day in _DAYS:
+        return today + timedelta(days=_DAYS[day]) + (_since_midnight(clock.strip()) if clock else timedelta())
+    if _CLOCK.fullmatch(text):
+        at = today + _since_midnight(text)
+        return at if at > now else at + timedelta(days=1)
+    return datetime.fromisoformat(text.upper())
+
+
+def _since_midnight(clock: str) -> timedelta:
+    found = _CLOCK.fullmatch(clock)
+    if found is None:
+        raise ValueError(clock)
+    at = time.fromisoformat(f"{int(found[1]):02}{found[2]}")
+    return timedelta(hours=at.hour, minutes=at.minute, seconds=at.second)
