@@ -8,7 +8,7 @@ import msgspec
 from penstock.cli.connect import shared_store
 from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, span
-from penstock.cli.parameters import command, json_option
+from penstock.cli.parameters import StateName, command, json_option
 from penstock.cli.settings import Settings
 from penstock.cli.sparksession import SparkChoice, open_session, session_options
 from penstock.cli.tablefiles import format_of, is_table
@@ -25,7 +25,7 @@ __all__ = ["archive"]
 @click.option(
     "--state",
     "states",
-    type=click.Choice(["completed", "failed", "cancelled"]),
+    type=StateName(["completed", "failed", "cancelled"]),
     multiple=True,
     help="Only such; may be repeated.",
 )

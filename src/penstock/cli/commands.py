@@ -72,6 +72,9 @@ COMMANDS: Final[dict[str, Row]] = {
 class LazyGroup(Family):
     """Knows its commands by name, and imports one when it is called."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["--version"] if args == ["version"] else args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

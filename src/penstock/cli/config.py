@@ -33,12 +33,20 @@ def config() -> None:
 
 @command_of(config, "get")
 @click.argument(
-    "key", shell_complete=lambda ctx, param, start: [name for name in KEYS if name.startswith(start)]
+    "key",
+    required=False,
+    shell_complete=lambda ctx, param, start: [name for name in KEYS if name.startswith(start)],
 )
 @json_option
 @click.pass_obj
-def get(flags: Flags, key: str, as_json: bool) -> None:
-    """Print the value of KEY that counts here. Exits with 3 if it has none. --json tells its origin, too."""
+def get(flags: Flags, key: str | None, as_json: bool) -> None:
+    """Print the value of KEY that counts here. Exits with 3 if it has none. --json tells its origin, too.
+
+    Without KEY, print all keys as `penstock config list` does.
+    """
+    if key is None:
+        _print_all(flags, as_json=as_json)
+        return
     settings = Settings(flags)
     setting = _counting(settings, settings.setting(key))
     if as_json:
@@ -73,6 +81,10 @@ def set_(flags: Flags, key: str, value: str) -> None:
 @click.pass_obj
 def list_(flags: Flags, as_json: bool) -> None:
     """All keys: value, where it comes from, type and meaning. Passwords in URLs are not shown."""
+    _print_all(flags, as_json=as_json)
+
+
+def _print_all(flags: Flags, *, as_json: bool) -> None:
     settings = Settings(flags)
     counting = [_counting(settings, setting) for setting in settings.all()]
     if as_json:

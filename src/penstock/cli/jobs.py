@@ -16,6 +16,7 @@ from penstock.cli.jobview import BRIEF, SPARE, brief, described, facts, happened
 from penstock.cli.output import at_terminal, exact, print_json, print_table
 from penstock.cli.parameters import (
     STATES,
+    StateName,
     command,
     completes_ids,
     json_option,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["STATES_HELP", "Reasons", "list_", "logs", "print_jobs", "read_reasons", "show", "why"]
 
 _LOOK_EVERY_S: Final = 0.2
-_STATES: Final = click.Choice(STATES)
+_STATES: Final = StateName(STATES)
 STATES_HELP: Final = f"STATE is one of {', '.join(STATES)}."
 
 
@@ -81,6 +82,7 @@ def print_jobs(jobs: list[JobInfo], reasons: Reasons, *, as_json: bool) -> None:
 @click.option("-r", "--reverse", is_flag=True, help="The last ones first.")
 @queue_option
 @limit_option(50)
+@click.option("-a", "--all", "everything", is_flag=True, help="All of them, without a limit.")
 @json_option
 @click.pass_obj
 def list_(
@@ -93,6 +95,7 @@ def list_(
     reverse: bool,
     queue: str | None,
     limit: int,
+    everything: bool,
     as_json: bool,
 ) -> None:
     """Jobs by STATE, or of all states: in the order in which they will run, come due, or be forgotten.
@@ -108,7 +111,7 @@ def list_(
         for name in await queues_of(app, queue):
             for each in states:
                 async for job in app.queue(name).list_jobs(each, reverse=reverse):
-                    if len(found) >= limit:
+                    if len(found) >= limit and not everything:
                         return found
                     if task is None or job.task == task:
                         found.append(job)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.synonyms import KEY_ADVICE
 from penstock.cli.values import with_unit
 
 __all__ = ["KEYS", "Key", "Value", "known_key"]
@@ -135,4 +136,5 @@ def known_key(name: str) -> Key:
 
     close = get_close_matches(name, KEYS, n=1)
     meant = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(KEYS)}."
+    meant = KEY_ADVICE.get(name.lower(), meant)
     raise CommandLineError(f"there is no key {name!r}. {meant}", ExitCode.USAGE)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import click
 
 from penstock.cli.flags import Flags
+from penstock.cli.synonyms import STATES_BY_SYNONYM, advice, known_command, with_known_option
 from penstock.cli.values import seconds, whole
 
 __all__ = [
     "STATES",
     "Family",
     "PlainCommand",
+    "StateName",
     "command",
     "command_of",
     "completes_ids",
@@ -38,7 +40,18 @@ _SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 
 
 
 class _OptionsApart(click.Command):
-    """Shows the options of every command behind those of this one."""
+    """Shows the options of every command behind those of this one, and knows options by their names elsewhere."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        while True:
+            try:
+                return super().parse_args(ctx, list(given))
+            except click.NoSuchOption as error:
+                renamed = with_known_option(_path(ctx), given, error.option_name)
+                if renamed is None or renamed == given:
+                    raise _no_such_option(ctx, error) from None
+                given = renamed
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
@@ -53,6 +66,16 @@ class _OptionsApart(click.Command):
                     formatter.write_dl(records)
 
 
+class StateName(click.Choice[str]):
+    """One of ``states``, or what another tool calls it: ``pending`` is ``waiting``."""
+
+    def __init__(self, states: Sequence[str]) -> None:
+        super().__init__(list(states))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert(STATES_BY_SYNONYM.get(str(value).lower(), value), param, ctx)
+
+
 class PlainCommand(_OptionsApart):
     """A command that is no family."""
 
@@ -62,6 +85,11 @@ class Family(_OptionsApart, click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.format_commands(ctx, formatter)
@@ -75,10 +103,17 @@ class Family(_OptionsApart, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None:
+            args = [*(known_command(_path(ctx), args[0]) or args[:1]), *args[1:]]
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
             raise no_such_command(ctx, args[0], self.list_commands(ctx)) from None
+
+
+def _path(ctx: click.Context) -> str:
+    """Return the words of the command behind ``penstock``."""
+    return ctx.command_path.partition(" ")[2]
 
 
 def no_such_command(ctx: click.Context, name: str, known: list[str]) -> click.UsageError:
@@ -86,8 +121,17 @@ def no_such_command(ctx: click.Context, name: str, known: list[str]) -> click.Us
     from difflib import get_close_matches
 
     close = get_close_matches(name, known, n=1)
-    meant = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(known)}."
+    meant = advice(_path(ctx), name)
+    if meant is None:
+        meant = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(known)}."
     return click.UsageError(f"there is no command {name!r}. {meant}", ctx)
+
+
+def _no_such_option(ctx: click.Context, error: click.NoSuchOption) -> click.UsageError:
+    meant = advice(_path(ctx), error.option_name)
+    if meant is None:
+        return error
+    return click.UsageError(f"No such option {error.option_name!r}. {meant}", ctx)
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> Any:

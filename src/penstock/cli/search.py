@@ -11,7 +11,7 @@ from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.jobs import STATES_HELP, Reasons, print_jobs, read_reasons
-from penstock.cli.parameters import STATES, command, json_option, limit_option, queue_option
+from penstock.cli.parameters import STATES, StateName, command, json_option, limit_option, queue_option
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration, some_text
 from penstock.core.lifecycle import TERMINAL, State
@@ -95,7 +95,7 @@ def _field(text: str) -> tuple[str, Any]:
 
 
 @command("search", epilog=STATES_HELP)
-@click.argument("state", metavar="STATE", type=click.Choice(STATES))
+@click.argument("state", metavar="STATE", type=StateName(STATES))
 @search_options
 @queue_option
 @limit_option(100)

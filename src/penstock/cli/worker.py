@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,7 @@ from penstock.cli.parameters import Family, command_of, completes_queues, family
 from penstock.cli.pidfiles import Surroundings, held
 from penstock.cli.settings import Settings
 from penstock.cli.streams import unguarded
+from penstock.cli.synonyms import advice, known_command
 from penstock.cli.values import duration
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["worker"]
 
 _HOW_STARTED: Final = frozenset({"pid_file", "reload", "lifeline"})
+_COUNT: Final = re.compile("--count(=.*)?").fullmatch
 
 
 class _RunUnlessNamed(Family):
@@ -37,6 +40,7 @@ class _RunUnlessNamed(Family):
         # A shell that completes has cut off the last word, which may become the name of a command.
         if not args and ctx.resilient_parsing:
             return super().parse_args(ctx, args)
+        args = self._with_command_first(args)
         # Here, and not where the options are read: that is in the worker, which would have been started.
         if args[:1] == ["start"] and "--reload" in args and not ctx.resilient_parsing:
             raise CommandLineError(
@@ -44,9 +48,24 @@ class _RunUnlessNamed(Family):
                 "Leave out `start`, or leave out --reload and use `penstock worker restart` after a change.",
                 ExitCode.USAGE,
             )
-        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+        if not args or not self._names_command(args[0]):
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def _names_command(self, word: str) -> bool:
+        """Return whether ``word`` is not an app: a command, or a word that ``synonyms`` knows."""
+        if word in self.commands or word in ("-h", "--help", "help"):
+            return True
+        return bool(known_command("worker", word) or advice("worker", word))
+
+    def _with_command_first(self, args: list[str]) -> list[str]:
+        """Return ``worker --start --count 2`` as ``worker start --count 2``: only `start` has a count."""
+        if args and args[0] in self.commands:
+            return args
+        for word in args:
+            if word.startswith("--") and (meant := known_command("worker", word)):
+                return [*meant, *(one for one in args if one != word)]
+        return ["start", *args] if any(_COUNT(word) for word in args) else args
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         own = super().shell_complete(ctx, incomplete)
@@ -86,7 +105,7 @@ def worker() -> None:
     metavar="NAME[=WEIGHT]",
     multiple=True,
     shell_complete=completes_queues,
-    help="Work on this queue. May be repeated. [those of the app's tasks; without one the key queue]",
+    help="Work on this queue, or several: a,b. May be repeated. [those of the app's tasks; without one the key queue]",
 )
 @click.option(
     "-c",
@@ -230,7 +249,7 @@ def _options(settings: Settings, app: App, target: str | None, given: dict[str, 
     concurrency = settings["concurrency"] or (100 if target else os.cpu_count() or 1)
     options.setdefault("concurrency", concurrency)
     if "queues" in options:
-        options["queues"] = dict(map(_weighted, options["queues"]))
+        options["queues"] = dict(map(_weighted, ",".join(options["queues"]).split(",")))
     elif not app.tasks:
         options["queues"] = [settings["queue"]]
     commands = given["commands"] if given["commands"] is not None else settings["commands"]
