@@ -28,8 +28,8 @@ def test_a_narrow_terminal_has_whole_ids_and_states_and_does_without_the_rest(pe
     with Terminal(penstock, "list", columns=60) as terminal:
         assert terminal.wait() == 0
         head, _, row, *_ = terminal.text.splitlines()
-        assert head.split() == ["id", "state", "what"]
-        assert row.split()[:3] == [id, "failed", "echo"]
+        assert head.split() == ["id", "state", "what", "when", "why"]
+        assert row.split()[:3] == [id[-8:], "failed", "echo"]
     with Terminal(penstock, "status", columns=60) as terminal:
         assert terminal.wait() == 0
         head, _, row, *_ = terminal.text.splitlines()
