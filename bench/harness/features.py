@@ -145,8 +145,11 @@ def scratch(stack: ExitStack, name: str) -> Path:
 def open_peer(checkout: Path, url: str, server: Server | None) -> Peer:
     installation = Installation(choose(load_systems(), ["penstock:valkey"])[0])
     installation.ensure()
+    # Each checkout brings the adapter that knows its own interface.
+    own = checkout / "bench/lib/storage_peer.py"
+    adapter = own if own.exists() else LIB / "storage_peer.py"
     process = subprocess.Popen(
-        [str(installation.home / "bin/python"), str(LIB / "storage_peer.py"), url],
+        [str(installation.home / "bin/python"), str(adapter), url],
         env=os.environ | {"PYTHONPATH": str(checkout / "src")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
