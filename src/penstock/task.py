@@ -357,7 +357,7 @@ def _explain(error: InvalidInput, task: Task[..., Any], kwargs: Mapping[str, Any
                 f"{shown(key)} is not a parameter of {name}. Options go to options(...): "
                 f"{name}.options({option}=...).{method}(...)."
             ) from error
-    if method == "job":
+    if method == "job" and "Missing" in str(error):
         error.add_note(f"If a flow is to pass a result as the first argument, use {name}.partial(...).")
 
 
