@@ -48,7 +48,7 @@ def test_a_store_with_a_worker_is_backed_up_and_not_restored(penstock: Shell, tm
 
 
 def test_a_store_that_is_not_there_is_not_made(penstock: Shell, tmp_path: Path) -> None:
-    assert "there is no store" in penstock.refused("backup", "jobs.backup", code=3)
+    assert "does not exist" in penstock.refused("backup", "jobs.backup", code=3)
     assert list(tmp_path.iterdir()) == []
 
 

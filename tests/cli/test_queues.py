@@ -36,7 +36,7 @@ def test_counts_are_told_by_queue_and_state(on_both: Shell) -> None:
 
 
 def test_a_store_that_is_not_there_is_not_made_by_looking(penstock: Shell, tmp_path: Path) -> None:
-    assert "there is no store" in penstock.refused("status", code=3)
+    assert "does not exist" in penstock.refused("status", code=3)
     assert not (tmp_path / "penstock.db").exists()
 
 

@@ -68,8 +68,8 @@ def test_without_the_extra_it_is_said_what_to_install(tmp_path: Path) -> None:
 
 
 def test_what_looks_refuses_a_store_and_a_history_that_are_not_there(penstock: Shell) -> None:
-    assert "there is no store" in penstock.refused("history", "sync", code=3)
-    assert "there is no store" in penstock.refused("archive", "mail", "archive", code=3)
+    assert "does not exist" in penstock.refused("history", "sync", code=3)
+    assert "does not exist" in penstock.refused("archive", "mail", "archive", code=3)
     assert "is no history" in penstock.refused("history", "report", code=2)
     assert "--task" in penstock.refused("spark", "process", "a.csv", "b", "--key", "n", code=2)
 
