@@ -65,7 +65,13 @@ def test_a_wait_that_is_over_leaves_the_job_alone(penstock: Shell) -> None:
 def test_json_says_what_options_say(on_both: Shell) -> None:
     job = {"command": "true", "id": "j", "attempts": 5, "priority": -2, "timeout": "30s", "delay": "1h"}
     answer = on_both.json("enqueue", json.dumps(job))
-    assert answer == {"id": "j", "queue": "default", "status": "queued", "state": "scheduled"}
+    assert answer == {
+        "id": "j",
+        "ref": "default/j",
+        "queue": "default",
+        "status": "queued",
+        "state": "scheduled",
+    }
     on_both.ok(
         *("enqueue", "true", "--id", "o", "--attempts", "5", "--priority", "-2"),
         *("--timeout", "30s", "--delay", "1h", "-q", "other", "--group", "g", "--backoff", "5s"),

@@ -143,7 +143,7 @@ async def test_a_wait_that_is_over_says_why(app: App) -> None:
     ):
         await job.result(timeout="20ms")
     with pytest.raises(ResultTimeout, match="Queue mail is paused"):
-        await queue.call(1, id="b", wait="20ms")
+        await queue.call(1, id="b", wait="500ms")
 
 
 async def test_the_cost_does_not_grow_with_the_queue(spy: Spy) -> None:
