@@ -33,7 +33,7 @@ def test_what_is_not_there_is_named_with_what_to_do(target: str) -> None:
 
 
 def test_what_is_something_else_is_said() -> None:
-    with pytest.raises(InvalidOption, match="of type Task, not an app"):
+    with pytest.raises(InvalidOption, match="of type FunctionTask, not an app"):
         find("tests.spark.fleet_tasks:double", App)
     with pytest.raises(InvalidOption, match=r"of type App, not a task, which @app\.task makes"):
         find("tests.spark.fleet_tasks:app", Task)

@@ -195,8 +195,8 @@ def test_at_a_terminal(hostile: Shell, colours: bool) -> None:
     if not colours:
         hostile.environment["NO_COLOR"] = "1"
     with Terminal(hostile, columns=250, command=[sys.executable, "-c", DRIVER]) as terminal:
-        # To the questions of `dlq clear`, `drain` and `clear`.
-        terminal.press("n\n" * 3)
+        # To the questions of `dlq clear`, `drain`, `clean` and `clear`.
+        terminal.press("n\n" * 4)
         assert terminal.wait(seconds=120) == 0
         text = STYLING.sub("", terminal.raw)
         assert ("\x1b[3" in terminal.raw) == colours
