@@ -28,9 +28,13 @@ from penstock.storage.values import (
     Swept,
 )
 from tests.model.record import Happened, Record
-from tests.model.strategies import UNIT
+from tests.model.strategies import IDS, UNIT
 
 __all__ = ["Sight"]
+
+APART_MS = 100_000
+"""How far the instants of two jobs are apart at least. A tie would be decided by the milliseconds that a call takes,
+because those count when an instant of the wall clock becomes a queue time."""
 
 
 class Sight:
@@ -40,10 +44,11 @@ class Sight:
         self.start_ms = start_ms
 
     def placed(self, job: NewJob) -> NewJob:
-        """The job with its instant in this side's time."""
+        """Return the job with its instant in this side's time. No two ids have the same."""
         if job.run_at_ms is None:
             return job
-        return msgspec.structs.replace(job, run_at_ms=job.run_at_ms + self.start_ms)
+        apart_ms = APART_MS * (1 + IDS.index(job.id))
+        return msgspec.structs.replace(job, run_at_ms=job.run_at_ms + self.start_ms - apart_ms)
 
     def instant(self, ms: int) -> int:
         """An instant in this side's time; 0 stays none."""

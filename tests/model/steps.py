@@ -29,6 +29,7 @@ class Steps(Ties, Grouping):
         super().__init__()
         self.now = 0
         self.ahead = 0
+        self.is_corrected = False
         self.recheck_until = 0
         self.seq = 0
         self.paused = False
@@ -49,6 +50,7 @@ class Steps(Ties, Grouping):
         if ahead > self.ahead:
             self.recheck_until = self.now + RECHECK_MS
         self.ahead = ahead
+        self.is_corrected = True
 
     def when(self, instant: int) -> int:
         """Return the queue time at which the wall clock will show an instant."""
@@ -58,10 +60,11 @@ class Steps(Ties, Grouping):
         return instant + max(self.ahead - left // 100, 0)
 
     def follow(self) -> None:
-        """Let jobs that are due at an instant of the wall clock follow it."""
+        """Let jobs that are due at an instant of the wall clock follow it, once after each correction."""
         for record in self.records.values():
-            if record.follows_the_clock:
+            if self.is_corrected and record.follows_the_clock:
                 record.run_at = record.wall_run_at = self.when(record.wall_at)
+        self.is_corrected = False
 
     def forget_instants(self) -> None:
         """After a call: jobs that are not due any more, or at another time, do not follow the clock again."""
