@@ -24,7 +24,13 @@ class Cause(NamedTuple):
 CAUSES: Final = (
     Cause("paused", "stopped", "paused", ("Queue paused is paused since 20",), "`penstock resume -q paused`"),
     Cause("resting", "rested", "paused", ("Queue resting is paused until 20", "(in 59m"), "`penstock resume"),
-    Cause("alone", "orphan", "no worker", ("No worker runs for queue alone",), "`penstock worker -q alone`"),
+    Cause(
+        "alone",
+        "orphan",
+        "no worker",
+        ("No worker runs for queue alone",),
+        "`penstock worker MODULE:APP -q alone`",
+    ),
     Cause(
         "capped",
         "second",
@@ -49,7 +55,11 @@ CAUSES: Final = (
     ),
     Cause("costly", "poor", "budget", ("budget 'usd' of queue costly is spent: 3 of 2",), "set_budget('usd'"),
     Cause(
-        "flows", "parent", "children", ("waits for 2 jobs to end", "flows/child-1"), "`penstock why child-1`"
+        "flows",
+        "parent",
+        "children",
+        ("waits for 2 jobs to end", "flows/child-1"),
+        "`penstock why flows/child-1`",
     ),
     Cause("signals", "asks", "signal", ("waits for the signal 'paid'",), "signal('asks', 'paid')"),
     Cause(
@@ -59,7 +69,13 @@ CAUSES: Final = (
         ("No live worker of queue known knows task 'other.task'",),
         "Import",
     ),
-    Cause("timed", "tomorrow", "not due", ("not due until 20", "(in 23h59m"), "`penstock promote tomorrow`"),
+    Cause(
+        "timed",
+        "tomorrow",
+        "not due",
+        ("not due until 20", "(in 23h59m"),
+        "`penstock promote timed/tomorrow`",
+    ),
     Cause("staging", "half", "staged", ("its write 'w-1' is not complete",), "when that write commits"),
 )
 _ATTENDED: Final = sorted({cause.queue for cause in CAUSES} - {"alone"})

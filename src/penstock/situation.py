@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from penstock.core.annex import EMPTY_ANNEX
+from penstock.core.command import COMMAND_TASK
 from penstock.core.duration import describe
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import GroupState, Limit, LimitsOfQueue
@@ -35,6 +36,7 @@ __all__ = [
     "listed",
     "pause_began_ms",
     "read_situation",
+    "start_command",
 ]
 
 NAMED: Final = 3
@@ -176,6 +178,12 @@ def in_units(ms: int) -> str:
 def command_line(*words: str) -> str:
     """Return a command to run, as it is typed into a shell."""
     return f"`penstock {shlex.join(words)}`"
+
+
+def start_command(job: Job) -> str:
+    """Return the command that starts a worker which can run this job."""
+    what = "--commands" if job.options.task == COMMAND_TASK else "MODULE:APP"
+    return command_line("worker", what, "-q", job.queue)
 
 
 def listed(names: Sequence[str], count: int) -> str:

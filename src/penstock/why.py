@@ -16,9 +16,11 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.annex import EMPTY_ANNEX
+from penstock.core.command import COMMAND_TASK
 from penstock.core.duration import describe
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.limits import EVERY_GROUP, GroupState, Limit
+from penstock.core.names import ref_of
 from penstock.core.usage import MILLION
 from penstock.situation import (
     NAMED,
@@ -32,6 +34,7 @@ from penstock.situation import (
     listed,
     pause_began_ms,
     read_situation,
+    start_command,
 )
 
 if TYPE_CHECKING:
@@ -113,7 +116,9 @@ def reason_of(job: Job, situation: Situation) -> Reason:
 
 def stoppage(situation: Situation) -> Reason | None:
     """Return what keeps every job of the queue from starting; ``None`` if nothing does."""
-    return _stopped(situation) or _unattended(situation)
+    return _stopped(situation) or _unattended(
+        situation, f"`penstock worker [MODULE:APP] -q {situation.queue}`"
+    )
 
 
 # By state
@@ -127,7 +132,7 @@ def _scheduled(job: Job, situation: Situation) -> Reason:
     if job.run_at_ms <= situation.now_ms:
         return _waiting(job, situation)
     due = situation.moment(job.run_at_ms)
-    remedy = f"Run {command_line('promote', job.id)} to run it now."
+    remedy = f"Run {command_line('promote', _ref(job))} to run it now."
     if job.failure is not None and job.failures:
         tries = f"{job.failures} of {job.options.attempts} attempts failed ({job.failure.type})"
         text = f"{tries}. It is retried at {due}."
@@ -142,7 +147,7 @@ def _waiting(job: Job, situation: Situation) -> Reason:
         _stopped(situation)
         or _flow_spent(job, situation)
         or _held_by_group(job, situation)
-        or _unattended(situation)
+        or _unattended(situation, start_command(job))
         or _unknown_task(job, situation)
         or _busy(situation)
         or Reason(
@@ -170,7 +175,7 @@ def _active(job: Job, situation: Situation) -> Reason:
         return Reason(
             kind="worker died",
             text=f"Its worker {job.worker} died. Its lease ends at {at_second(job.lease_until_ms)} at the latest.",
-            remedy=f"Run {command_line('reset', job.id)} to take it back now.",
+            remedy=f"Run {command_line('reset', _ref(job))} to take it back now.",
             until=instant(job.lease_until_ms),
         )
     stopping = " and was asked to stop" if job.cancelling else ""
@@ -194,10 +199,10 @@ def _staged(job: Job) -> Reason:
 
 def _finished(job: Job) -> Reason:
     at, failure = at_second(job.finished_at_ms), job.failure
-    again = command_line("retry", job.id)
+    again = command_line("retry", _ref(job))
     match job.state:
         case State.FAILED:
-            cause = f": {failure.type}: {failure.message}" if failure is not None else ""
+            cause = f": {failure.type}: {failure.message}".rstrip(".") if failure is not None else ""
             text = f"It failed at {at} after {counted(job.runs, 'run')}{cause}."
             return Reason(kind="failed", text=text, remedy=f"Fix the cause, then run {again}.")
         case State.CANCELLED:
@@ -253,7 +258,7 @@ def _over_budget(budget: Budget, queue: str) -> Reason:
         kind="budget",
         text=f"The budget {budget.name!r} of queue {queue} is spent: "
         f"{budget.spent / MILLION:g} of {budget.micros / MILLION:g}.{renews}",
-        remedy=f"Raise it: app.queue({queue!r}).set_budget({budget.name!r}, ...).",
+        remedy=f"Raise it: app.sync.queue({queue!r}).set_budget({budget.name!r}, ...).",
         until=instant(budget.until_ms) if budget.until_ms else None,
     )
 
@@ -281,7 +286,8 @@ def _queue_rate(situation: Situation) -> Reason:
     )
 
 
-def _unattended(situation: Situation) -> Reason | None:
+def _unattended(situation: Situation, start: str) -> Reason | None:
+    """Return why nobody works on the queue, if so. ``start`` is the command that starts a worker."""
     workers, queue = situation.live, situation.queue
     if not workers:
         gone = len(situation.workers)
@@ -289,7 +295,7 @@ def _unattended(situation: Situation) -> Reason | None:
         return Reason(
             kind="no worker",
             text=f"No worker runs for queue {queue}.{last}",
-            remedy=f"Start one with {command_line('worker', '-q', queue)}.",
+            remedy=f"Start one with {start}.",
         )
     if any(worker.get("consuming", True) for worker in workers):
         return None
@@ -323,12 +329,12 @@ def _unknown_task(job: Job, situation: Situation) -> Reason | None:
     name = job.options.task or f"(no task, queue {job.queue})"
     if not workers or not all(name in worker.get("unknown", ()) for worker in workers):
         return None
-    what = f"task {job.options.task!r}" if job.options.task else "jobs without a task"
-    return Reason(
-        kind="unknown task",
-        text=f"No live worker of queue {job.queue} knows {what}.",
-        remedy="Import the module that defines the task in the worker's app, then restart the worker.",
-    )
+    if job.options.task == COMMAND_TASK:
+        does, remedy = "runs commands", f"Start one with {start_command(job)}."
+    else:
+        does = f"knows task {job.options.task!r}" if job.options.task else "knows jobs without a task"
+        remedy = "Import the module that defines the task in the worker's app, then restart the worker."
+    return Reason(kind="unknown task", text=f"No live worker of queue {job.queue} {does}.", remedy=remedy)
 
 
 def _flow_spent(job: Job, situation: Situation) -> Reason | None:
@@ -339,7 +345,7 @@ def _flow_spent(job: Job, situation: Situation) -> Reason | None:
     return Reason(
         kind="budget",
         text=f"The budget {spent.name!r} of its flow {flow} is spent. The next claim fails the job.",
-        remedy=f"Raise it: app.queue({job.queue!r}).set_budget({spent.name!r}, ..., flow={flow!r}).",
+        remedy=f"Raise it: app.sync.queue({job.queue!r}).set_budget({spent.name!r}, ..., flow={flow!r}).",
     )
 
 
@@ -408,13 +414,13 @@ def _waits_for_children(job: Job, situation: Situation) -> Reason:
         return Reason(
             kind="children",
             text=f"It waits for {first.queue}/{first.id}, which failed.",
-            remedy=f"Run {command_line('retry', first.id)}.",
+            remedy=f"Run {command_line('retry', f'{first.queue}/{first.id}')}.",
             jobs=(f"{first.queue}/{first.id}",),
         )
     return Reason(
         kind="children",
         text=f"It waits for {count} to end{f': {listed(refs, len(pending))}' if refs else ''}.",
-        remedy=f"See {command_line('why', pending[0].id)}." if pending else "",
+        remedy=f"See {command_line('why', refs[0])}." if refs else "",
         jobs=refs,
     )
 
@@ -426,7 +432,7 @@ def _waits_for_signal(job: Job, situation: Situation) -> Reason:
     return Reason(
         kind="signal",
         text=f"It waits for the signal {annex.awaits!r}{until}.",
-        remedy=f"Send it: app.queue({job.queue!r}).signal({job.id!r}, {annex.awaits!r}).",
+        remedy=f"Send it: app.sync.queue({job.queue!r}).signal({job.id!r}, {annex.awaits!r}).",
         until=instant(until_ms) if until_ms else None,
     )
 
@@ -434,8 +440,12 @@ def _waits_for_signal(job: Job, situation: Situation) -> Reason:
 # Words
 
 
+def _ref(job: Job) -> str:
+    return ref_of(job.queue, job.id)
+
+
 def _refs(jobs: Iterable[Job]) -> tuple[str, ...]:
-    return tuple(f"{job.queue}/{job.id}" for job in jobs)
+    return tuple(map(_ref, jobs))
 
 
 def _named(jobs: Sequence[Job], count: int) -> str:

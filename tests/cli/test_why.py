@@ -77,7 +77,7 @@ def test_status_says_why_a_queue_stands_still(planted: Shell) -> None:
     text = planted.ok("status")
     assert "\npaused: Queue paused is paused since 20" in text
     assert "\ntimed/tomorrow: It is not due until 20" in text
-    assert "none works on alone: `penstock worker -q alone`" in text
+    assert "none works on alone: `penstock worker [MODULE:APP] -q alone`" in text
     assert "No worker runs" not in text
 
 

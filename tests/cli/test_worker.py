@@ -57,7 +57,9 @@ def test_workers_are_started_looked_at_restarted_and_stopped(on_both: Shell, tmp
     assert [row["name"] for row in rows] == ["worker-1", "worker-2"]
     assert {worker["concurrency"] for worker in on_both.json("workers")} == {3}
     on_both.ok("enqueue", "true", "-q", "reports")
-    assert "2 workers; none works on reports: `penstock worker -q reports`" in on_both.ok("status")
+    assert "2 workers; none works on reports: `penstock worker [MODULE:APP] -q reports`" in on_both.ok(
+        "status"
+    )
     assert "runs already" in on_both.refused("worker", "start", code=4)
     run = on_both("enqueue", "--wait", "echo by $PENSTOCK_JOB_ID", "--id", "x")
     assert (run.returncode, run.stdout) == (0, "by x\n")
@@ -184,8 +186,9 @@ def test_only_the_owner_can_read_what_a_worker_leaves_whatever_the_umask(
     assert "worker-1 runs" in said
     workers = tmp_path / ".penstock" / "workers"
     locks = tmp_path / "penstock.db-workers"
+    until(locks.exists)  # The worker announces itself once it runs.
     assert oct(locks.stat().st_mode & 0o777) == "0o700"
-    files = [path for path in tmp_path.glob("penstock.db*") if path != locks]
+    files = [tmp_path / f"penstock.db{suffix}" for suffix in ("", "-wal", "-shm")]
     private = [workers / "worker-1.pid", workers / "worker-1.log", *files]
     assert {file.name: oct(file.stat().st_mode & 0o777) for file in private} == dict.fromkeys(
         ("worker-1.pid", "worker-1.log", "penstock.db", "penstock.db-wal", "penstock.db-shm"), "0o600"

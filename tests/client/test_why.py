@@ -11,6 +11,7 @@ import pytest
 
 from penstock import App, JobNotFound, Limit, Reason, ResultTimeout, StorageReadOnly
 from penstock.core.annex import Annex
+from penstock.core.command import COMMAND_TASK
 from penstock.core.job import NewJob
 from penstock.storage import open_storage
 from penstock.storage.values import Budget, GroupPage, Take
@@ -72,7 +73,7 @@ async def test_jobs_that_run_or_have_ended_say_so(app: App) -> None:
     failed = await app.job("mail/b").why()
     assert failed.kind == "failed"
     assert "after 1 run: ValueError: no route" in failed.text
-    assert "`penstock retry b`" in failed.remedy
+    assert "`penstock retry mail/b`" in failed.remedy
     handle = await queue.enqueue(1, id="c")
     await handle.cancel()
     assert (await handle.why()).kind == "cancelled"
@@ -208,3 +209,9 @@ async def test_a_worker_that_does_not_know_the_task_is_found_out(app: App) -> No
     finally:
         worker.stop()
         await running
+
+
+async def test_a_command_needs_a_worker_that_runs_commands(app: App) -> None:
+    job = await app.queue("shell").enqueue({"command": "true"}, task=COMMAND_TASK)
+
+    assert "`penstock worker --commands -q shell`" in (await job.why()).remedy

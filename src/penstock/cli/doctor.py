@@ -18,6 +18,7 @@ from penstock.cli.output import print_json, print_table, span
 from penstock.cli.parameters import command, json_option
 from penstock.cli.settings import Settings
 from penstock.cli.status import read_workers
+from penstock.core.command import COMMAND_TASK
 from penstock.errors import StorageRefused
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ async def _staff(app: App, default_queue: str) -> list[Finding]:
     found = await read_workers(app, None, default_queue=default_queue)
     workers = [worker for worker in found if worker["state"] not in ("silent", "dead")]
     if not workers:
-        return [Finding("note", "workers", "none", "nothing is worked on: penstock worker")]
+        return [Finding("note", "workers", "none", "nobody runs jobs: penstock worker [MODULE:APP]")]
     return [Finding("ok", "workers", str(len(workers))), *_unknown_tasks(workers)]
 
 
@@ -183,10 +184,15 @@ def _unknown_tasks(workers: list[dict[str, Any]]) -> list[Finding]:
     for worker in workers:
         for name in worker["unknown"]:
             holders.setdefault(name, []).append(worker["worker"])
-    advice = (
-        "deploy the task to these workers, or give it a queue of its own; its jobs fail after unknown_after"
-    )
     return [
-        Finding("problem", f"task {name}", f"not known to {', '.join(ids)}", advice)
+        Finding("problem", f"task {name}", f"not known to {', '.join(ids)}", _unknown_advice(name))
         for name, ids in sorted(holders.items())
     ]
+
+
+def _unknown_advice(task: str) -> str:
+    if task == COMMAND_TASK:
+        return "these workers do not run commands: start one that does with penstock worker --commands"
+    return (
+        "deploy the task to these workers, or give it a queue of its own; its jobs fail after unknown_after"
+    )

@@ -197,12 +197,12 @@ def workers_line(told: dict[str, Any]) -> str:
     """Return who works on the queues, and what to do about those that nobody works on."""
     count, silent, unattended = told["workers"], told["silent_workers"], told["unattended"]
     if not count:
-        line = "no worker runs: start one by `penstock worker`"
+        line = "no worker runs: `penstock worker [MODULE:APP]` starts one"
     else:
         line = f"{count} worker{'s' * (count != 1)}"
         if unattended:
             options = " ".join(f"-q {name}" for name in unattended)
-            line += f"; none works on {', '.join(unattended)}: `penstock worker {options}`"
+            line += f"; none works on {', '.join(unattended)}: `penstock worker [MODULE:APP] {options}`"
     line = f"{line}; {told['dead_workers']} died" if told["dead_workers"] else line
     return f"{line}; {silent} not heard of for {span(SEEN_LATELY_MS)}" if silent else line
 
@@ -244,5 +244,5 @@ def workers(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
         )
         for worker in found
     ]
-    empty = "no worker runs: start one by `penstock worker`"
+    empty = "no worker runs: `penstock worker [MODULE:APP]` starts one"
     print_table(_WORKER_COLUMNS, rows, empty=empty, spare=("host", "pid", "seen", "queues"))

@@ -110,4 +110,7 @@ async def _print_lines(follower: LogFollower, *, silent: bool) -> None:
 async def _hint_at_missing_worker(handle: JobHandle[Any]) -> None:
     await asyncio.sleep(_PATIENT_S)
     if not await handle.source.app.queue(handle.queue).workers():
-        click.echo(f"no worker works on queue {handle.queue!r} yet: start one by `penstock worker`", err=True)
+        click.echo(
+            f"no worker works on queue {handle.queue!r} yet: `penstock worker [MODULE:APP]` starts one",
+            err=True,
+        )
