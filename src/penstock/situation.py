@@ -1,4 +1,4 @@
-"""What one look at a queue tells about why its jobs do not run; ``penstock.why`` puts it into words."""
+"""The state of a queue that explains why its jobs do not run; ``penstock.why`` puts it into words."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ _AFTER_ALL: Final = 2**52
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as it was when it was read. ``groups`` has the queue itself under ``""``.
 
-    ``active`` are the first of the active jobs. ``paused_at_ms`` is when the pause that holds back the job began (0:
-    unknown). ``children`` are what the job that was asked for waits for; ``None`` if only the queue was read.
+    ``live`` has the info of each live worker, with its ``id``. ``active`` are the first of the active jobs.
+    ``paused_at_ms`` is when the pause that holds back the job began (0: unknown). ``children`` are what the job that
+    was asked for waits for; ``None`` if only the queue was read.
     """
 
     queue: str
@@ -62,6 +63,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     limits: LimitsOfQueue
     budgets: Sequence[Budget]
     workers: Sequence[WorkerRecord]
+    live: Sequence[Mapping[str, Any]]
     active: Sequence[Job]
     paused_at_ms: int = 0
     children: Sequence[DependencyRecord] | None = None
@@ -70,15 +72,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     def gate(self) -> GroupState:
         """The queue's own pause and limits."""
         return self.groups[""]
-
-    @property
-    def live(self) -> list[dict[str, Any]]:
-        """What the live workers of the queue say about themselves, with their ``id``."""
-        return [
-            {"id": one.id, **(msgspec.json.decode(one.info) if one.info else {})}
-            for one in self.workers
-            if not one.dead and one.age_ms < SEEN_LATELY_MS
-        ]
 
     def limit_command(self, bound: Literal["concurrency", "rate", "bucket"], group: str = "") -> str:
         """Return the command that raises a limit; N stands for a larger number."""
@@ -117,8 +110,17 @@ async def read_situation(storage: Storage, queue: str, *, groups: Iterable[str] 
         limits=limits,
         budgets=budgets,
         workers=workers,
+        live=_live(workers),
         active=active.jobs,
     )
+
+
+def _live(workers: Iterable[WorkerRecord]) -> list[dict[str, Any]]:
+    return [
+        {"id": one.id, **(msgspec.json.decode(one.info) if one.info else {})}
+        for one in workers
+        if not one.dead and one.age_ms < SEEN_LATELY_MS
+    ]
 
 
 async def _read_groups(storage: Storage, queue: str, keys: Sequence[str]) -> list[GroupState]:

@@ -38,6 +38,7 @@ from penstock.situation import (
 )
 
 if TYPE_CHECKING:
+    from penstock.core.flow import DependencyRecord
     from penstock.core.job import Job
     from penstock.storage.base import Storage
     from penstock.storage.values import Budget
@@ -212,7 +213,7 @@ def _finished(job: Job) -> Reason:
             return Reason(kind="completed", text=f"It completed at {at}.")
 
 
-# What holds back the whole queue
+# Causes in the queue
 
 
 def _stopped(situation: Situation) -> Reason | None:
@@ -321,7 +322,7 @@ def _busy(situation: Situation) -> Reason | None:
     )
 
 
-# What holds back this job
+# Causes in the job
 
 
 def _unknown_task(job: Job, situation: Situation) -> Reason | None:
@@ -407,16 +408,12 @@ def _waits_for_children(job: Job, situation: Situation) -> Reason:
     pending = [child for child in situation.children if child.state == "pending"]
     more = "at least " if len(situation.children) == _MOST_CHILDREN else ""
     count = f"{more}{counted(len(pending), 'job')}"
-    refs = tuple(f"{child.queue}/{child.id}" for child in pending[:NAMED])
+    refs = _refs(pending[:NAMED])
     failed = [child for child in situation.children if child.state == "failed" and child.policy == "wait"]
     if not pending and failed:
-        first = failed[0]
-        return Reason(
-            kind="children",
-            text=f"It waits for {first.queue}/{first.id}, which failed.",
-            remedy=f"Run {command_line('retry', f'{first.queue}/{first.id}')}.",
-            jobs=(f"{first.queue}/{first.id}",),
-        )
+        ref = _ref(failed[0])
+        text, remedy = f"It waits for {ref}, which failed.", f"Run {command_line('retry', ref)}."
+        return Reason(kind="children", text=text, remedy=remedy, jobs=(ref,))
     return Reason(
         kind="children",
         text=f"It waits for {count} to end{f': {listed(refs, len(pending))}' if refs else ''}.",
@@ -440,11 +437,11 @@ def _waits_for_signal(job: Job, situation: Situation) -> Reason:
 # Words
 
 
-def _ref(job: Job) -> str:
+def _ref(job: Job | DependencyRecord) -> str:
     return ref_of(job.queue, job.id)
 
 
-def _refs(jobs: Iterable[Job]) -> tuple[str, ...]:
+def _refs(jobs: Iterable[Job | DependencyRecord]) -> tuple[str, ...]:
     return tuple(map(_ref, jobs))
 
 

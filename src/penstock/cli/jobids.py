@@ -1,4 +1,4 @@
-"""How the command line names jobs: short ids in tables, and from what was typed to the job.
+"""Names of jobs on the command line: short ids in tables, and the job that a typed id, ref or suffix means.
 
 Generated ids begin with the time, so jobs that were enqueued together differ only at the end: a short id is the end.
 Ids that people chose are shown whole.

@@ -58,7 +58,7 @@ def _state(key: bytes, *rest: Any) -> GroupState:
 
 
 def _encode(limit: Limit | None) -> bytes:
-    """Return a limit as lua/groups.lua reads it: six numbers, 0 where there is no bound; nothing for none."""
+    """Return a limit as lua/groups.lua reads it: six numbers, 0 for a bound that is not set; no bytes for ``None``."""
     if limit is None:
         return b""
     rate = limit.rate or Rate(0, 0)
