@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import redis.asyncio
@@ -18,18 +18,6 @@ from penstock.storage.values import Settlement, Take
 from tests.servers import HOST, ValkeyServer
 
 QUEUE = "mail"
-
-
-@pytest.fixture
-def primary() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
-        yield server
-
-
-@pytest.fixture
-def replica(primary: ValkeyServer) -> Iterator[ValkeyServer]:
-    with ValkeyServer(replica_of=primary) as server:
-        yield server
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import AsyncIterator
-
 import pytest
 
 from penstock.core.annex import Annex
@@ -15,14 +12,6 @@ from penstock.errors import StorageDamaged, StorageVersion
 from penstock.storage.valkey.engine import ValkeyStorage
 from tests.contract.damage import harm
 from tests.contract.factories import Bench
-
-
-@pytest.fixture
-async def storage(valkey_url: str) -> AsyncIterator[ValkeyStorage]:
-    store = ValkeyStorage.from_url(f"{valkey_url}?namespace=t{uuid.uuid4().hex[:12]}")
-    await store.open()
-    yield store
-    await store.close()
 
 
 @pytest.fixture

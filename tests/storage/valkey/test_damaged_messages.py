@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -26,14 +24,6 @@ DAMAGED = [
     b"%016d" % 1 + b"no such {queue}\0d\xc0",
     b"%016d" % 1 + b"other\0p\x92\xa1i\xa1b",
 ]
-
-
-@pytest.fixture
-async def storage(valkey_url: str) -> AsyncIterator[ValkeyStorage]:
-    store = ValkeyStorage.from_url(f"{valkey_url}?namespace=t{uuid.uuid4().hex[:12]}")
-    await store.open()
-    yield store
-    await store.close()
 
 
 async def put_first(storage: ValkeyStorage, queue: str, entry: bytes) -> None:

@@ -23,18 +23,6 @@ QUEUE = "mail"
 TAKE = Take("worker", 10, 60_000)
 
 
-@pytest.fixture
-def primary() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
-        yield server
-
-
-@pytest.fixture
-def replica(primary: ValkeyServer) -> Iterator[ValkeyServer]:
-    with ValkeyServer(replica_of=primary) as server:
-        yield server
-
-
 @asynccontextmanager
 async def opened(
     server: ValkeyServer, *, options: str = "", retry_for: float = 20

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
 import pytest
@@ -17,14 +16,6 @@ from penstock.core.rate import Rate
 from penstock.storage.valkey.engine import ValkeyStorage
 from penstock.storage.values import Report
 from tests.contract.factories import BOOM, Bench
-
-
-@pytest.fixture
-async def storage(valkey_url: str) -> AsyncIterator[ValkeyStorage]:
-    store = ValkeyStorage.from_url(f"{valkey_url}?namespace=t{uuid.uuid4().hex[:12]}")
-    await store.open()
-    yield store
-    await store.close()
 
 
 @pytest.fixture
