@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 from penstock.cli.connect import queues_of
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.core.lifecycle import State
-from penstock.core.names import check_id, check_queue, ref_of
+from penstock.core.names import check_id, ref_of, split_ref
 from penstock.errors import InvalidName
+from penstock.situation import listed
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -92,9 +93,8 @@ async def _by_end(app: App, text: str, names: Sequence[str], *, is_ref: bool) ->
 
 
 def _place(text: str) -> tuple[str, str] | None:
-    queue, slash, id = text.partition("/")
     try:
-        return (check_queue(queue), check_id(id)) if slash else None
+        return split_ref(text)
     except InvalidName:
         return None
 
@@ -134,8 +134,5 @@ def _not_found(text: str, queue: str | None) -> str:
 
 
 def _ambiguous(text: str, found: Sequence[JobInfo]) -> str:
-    named = ", ".join(job.ref for job in found[:_MOST_NAMED])
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return (
-        f"{text!r} is ambiguous: it names {named}{more}. Give one of these refs, or the queue with --queue."
-    )
+    named = listed([job.ref for job in found[:_MOST_NAMED]], len(found))
+    return f"{text!r} is ambiguous: it names {named}. Give one of these refs, or the queue with --queue."
