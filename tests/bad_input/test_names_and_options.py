@@ -89,7 +89,7 @@ def test_an_option_that_is_unknown_or_has_no_usable_value_is_refused_when_it_is_
             lambda task, _: task.options(on_conflict="maybe").enqueue(),
             ("on_conflict='maybe'", "'redispatch'"),
         ),
-        (lambda _, queue: queue.clean("waiting"), ("'waiting' is no end", "completed")),
+        (lambda _, queue: queue.clean("waiting"), ("'waiting' is not a final state", "completed")),
         (lambda _, queue: queue.clean("done"), ("'done' is not known", "completed")),
         (lambda _, queue: queue.claim_many(0), ("count=0", "from 1 to")),
         (lambda _, queue: queue.claim_one(lease=0), ("lease=0", "over at once")),

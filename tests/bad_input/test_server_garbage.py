@@ -27,6 +27,8 @@ NOT_RESP = {
     "unfinished": b"$100\r\nabc",
     "long list": b"*100000\r\n",
     "endless list": b"*1000000000\r\n",
+    "endless list in a list": b"*1\r\n*1000000000\r\n",
+    "endless list behind a reply": b"+OK\r\n*1000000000\r\n",
     "deep": b"*1\r\n" * 10_000,
     "negative": b"*-5\r\n$-7\r\n",
 }
@@ -156,7 +158,8 @@ async def test_what_is_no_server_of_ours_is_refused_when_connecting(kind: str) -
     check(caught.value)
 
 
-async def test_a_list_of_a_billion_elements_does_not_hold_up_the_loop() -> None:
+@pytest.mark.parametrize("before", [b"", b"*3\r\n$3\r\nabc\r\n*2\r\n:1\r\n"])
+async def test_a_list_of_a_billion_elements_does_not_hold_up_the_loop(before: bytes) -> None:
     """The parser would make the list at once, and take ten seconds to give it up."""
     loop = asyncio.get_running_loop()
     turned, longest = loop.time(), 0.0
@@ -167,7 +170,7 @@ async def test_a_list_of_a_billion_elements_does_not_hold_up_the_loop() -> None:
             await asyncio.sleep(0.01)
             longest, turned = max(longest, loop.time() - turned), loop.time()
 
-    async with server(lambda _: b"*1000000000\r\n") as url:
+    async with server(lambda _: before + b"*1000000000\r\n") as url:
         turning = asyncio.create_task(turn())
         app = App(url)
         with pytest.raises(StorageError, match="1000000000 elements"):

@@ -101,7 +101,7 @@ async def test_a_full_disk_refuses_whole_calls_and_takes_them_once_there_is_room
         sql = storage._session._database.writer.sql
         (pages,) = sql.execute("PRAGMA page_count").fetchone()
         sql.execute(f"PRAGMA max_page_count = {pages + 10}")
-        words = ("no room", "Nothing of this call was written", "free disk space")
+        words = ("no room", "This write was rolled back", "Free disk space")
         async with refused(app, StorageFull, *words):
             await queue.enqueue("x" * 1_000_000)
         async with refused(app, StorageFull, *words):

@@ -285,6 +285,13 @@ async def test_a_damaged_limit_does_not_stop_the_queue(bench: Bench) -> None:
     assert sorted(await complete_all(bench)) == sorted(HEALTHY)
 
 
+async def test_check_counts_a_damaged_limit_once(bench: Bench) -> None:
+    await bench.storage.limit(bench.queue, "g", Limit(concurrency=1))
+    await harm_limit(bench.storage, bench.queue, "g")
+
+    assert (await bench.storage.check(bench.queue)).problems == {"damaged_limits": 1}
+
+
 @pytest.mark.parametrize("missing", [False, True])
 async def test_a_damaged_or_missing_entry_of_the_log_is_a_gap(bench: Bench, missing: bool) -> None:
     for id in ("one", "two", "three"):

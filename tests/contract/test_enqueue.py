@@ -149,7 +149,7 @@ async def test_what_the_earlier_life_of_an_id_left_is_gone(bench: Bench) -> None
     job = await bench.job()
     assert (job.payload, job.progress, job.failure, job.result) == (b"new", None, None, None)
     assert (job.runs, job.failures, job.token, job.finished_at_ms, job.kept_until_ms) == (0, 0, 0, 0, 0)
-    assert await bench.storage.logs(bench.queue, "job") == []
+    assert (await bench.storage.logs(bench.queue, "job")).lines == []
 
 
 async def test_unchecked_puts_a_new_job_in(bench: Bench) -> None:

@@ -664,6 +664,22 @@ async def named(bench: Bench, *keys: str) -> list[GroupState]:
     return (await bench.storage.groups(bench.queue, keys=keys)).groups
 
 
+async def test_a_group_that_is_paused_for_a_time_says_so_while_none_of_its_jobs_is_blocked(
+    bench: Bench,
+) -> None:
+    await put(bench, "a")
+    await bench.storage.pause(bench.queue, group="key", duration_ms=MINUTE_MS)
+    state = await group(bench)
+    assert state
+    assert (state.why, state.blocked) == ("asked", 0)
+    assert state.wait_ms
+    assert 0 < state.wait_ms <= MINUTE_MS
+
+    await bench.shift(MINUTE_MS)
+
+    assert not (after := await group(bench)) or after.why == ""
+
+
 async def test_groups_are_read_by_key_in_the_order_asked_for(bench: Bench) -> None:
     await limit(bench, STRICT)
     await put(bench, "a", "b")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.annex import Annex
 from penstock.core.lifecycle import State
-from penstock.core.outcome import Complete, Fail
-from penstock.storage.values import Change, QueueSettings
+from penstock.core.outcome import Complete, Fail, Outcome
+from penstock.storage.values import Change, QueueSettings, Report, Settlement
 from tests.contract.factories import BOOM, MINUTE_MS, TERMINAL_STATES, Bench, redispatch
 
 S = State
@@ -165,6 +166,96 @@ async def test_held_jobs_come_in_pages_in_the_order_they_ended(bench: Bench) -> 
     third = await bench.storage.held(bench.queue, "ledger", cursor=second.cursor, limit=2)
     assert [job.id for job in second.jobs + third.jobs] == ids[2:]
     assert third.cursor == ""
+
+
+HEADERS = {
+    "short": {"key": "[1]"},
+    "over 31 bytes": {"key": "k" * 40},
+    "over 255 bytes": {"key": "ĝ" * 200, "k" * 300: ""},
+    "over 65535 bytes": {"key": "k" * 70_000},
+    "more than 15": {f"name {number}": str(number) for number in range(20)},
+}
+
+
+async def bring_run(bench: Bench, annex: Annex) -> list[str]:
+    """Run three jobs of a run to their ends, looking at what the worker and the log are told of them."""
+    ids = ["first", "second", "third"]
+    fields = {"run_id": "run", "conflict": redispatch(), "task": "score"}
+    jobs = [bench.new(id, payload=id.encode(), annex=annex, write_id=f"of {id}", **fields) for id in ids]
+    assert [answer.status for answer in await bench.put_all(jobs)] == ["queued"] * 3
+    leases = await bench.claim_all()
+    assert [(lease.id, lease.run_id, lease.payload, lease.annex) for lease in leases] == [
+        (id, "run", id.encode(), annex) for id in ids
+    ]
+    outcomes: tuple[Outcome, ...] = (Complete(b"short"), Complete(b"long" * 100), Fail(BOOM, final=True))
+    settled = [
+        Settlement(lease.id, lease.token, outcome) for lease, outcome in zip(leases, outcomes, strict=True)
+    ]
+    await bench.storage.settle(bench.queue, settled)
+    seen = [(event.id, event.type, event.run_id, event.task) for event in await bench.events()]
+    assert [row for row in seen if row[0]] == [
+        *((id, "enqueued", "run", "score") for id in ids),
+        *((id, "claimed", "run", "score") for id in ids),
+        *(
+            (id, end, "run", "score")
+            for id, end in zip(ids, ("completed", "completed", "failed"), strict=True)
+        ),
+    ]
+    return ids
+
+
+@pytest.mark.parametrize("headers", HEADERS.values(), ids=HEADERS)
+@pytest.mark.parametrize("group", ["", "group"])
+async def test_jobs_of_a_run_keep_all_but_the_hold_that_is_released(
+    bench: Bench, headers: dict[str, str], group: str
+) -> None:
+    annex = Annex(headers=headers, holds={"ledger": DAY_MS, "audit": 2 * DAY_MS}, flow="flow", group=group)
+    ids = await bring_run(bench, annex)
+    before = await bench.storage.get(bench.queue, ids)
+    assert await held(bench) == ids
+
+    answers = await bench.storage.release(bench.queue, "ledger", [*ids, "first", "nobody"])
+
+    assert answers == ["released", "released", "released", "not_held", "not_found"]
+    assert (await held(bench, "ledger"), await held(bench, "audit")) == ([], ids)
+    left = Annex(headers=headers, holds={"audit": 2 * DAY_MS}, flow="flow", group=group)
+    assert await bench.storage.get(bench.queue, ids) == [replace(job, annex=left) for job in before if job]
+    await bench.storage.release(bench.queue, "audit", ids)
+    left = Annex(headers=headers, flow="flow", group=group)
+    after = [job for job in await bench.storage.get(bench.queue, ids) if job]
+    assert [(job.annex, job.run_id, job.write_id) for job in after] == [
+        (left, "run", f"of {id}") for id in ids
+    ]
+    assert [job.kept_until_ms - job.finished_at_ms for job in after] == [
+        job.options.failure_ttl_ms if job.id == "third" else job.options.result_ttl_ms for job in after
+    ]
+    await swept(bench, 1)
+
+
+async def test_a_job_that_reported_usage_keeps_it_when_it_is_released(bench: Bench) -> None:
+    lease = await bench.bring(S.ACTIVE, annex=Annex(headers={"key": "[1]"}, holds={"ledger": DAY_MS}))
+    assert lease
+    await bench.storage.report(bench.queue, [Report("job", lease.token, usage={"tokens": 5})])
+    await bench.settle(lease, Complete(b"result"))
+    assert await bench.storage.release(bench.queue, "ledger", ["job", "job"]) == ["released", "not_held"]
+    assert (await bench.job()).annex == Annex(headers={"key": "[1]"}, usage={"tokens": 5})
+    assert await held(bench) == []
+    await swept(bench, 1)
+
+
+async def test_a_job_of_a_run_that_its_group_blocks_is_held_when_it_ends(bench: Bench) -> None:
+    annex = Annex(headers={"key": "[1]"}, holds={"ledger": DAY_MS}, group="group")
+    await bench.storage.pause(bench.queue, group="group")
+    await bench.put(annex=annex, run_id="run", write_id="write", conflict=redispatch())
+    job = await bench.job()
+    assert (job.state, job.run_id, job.annex) == (S.BLOCKED, "run", annex)
+    await bench.storage.resume(bench.queue, group="group")
+    lease = await bench.claim()
+    assert (lease.run_id, lease.annex) == ("run", annex)
+    await bench.settle(lease, Complete(b"result"))
+    assert {event.run_id for event in await bench.events() if event.id} == {"run"}
+    assert await held(bench) == ["job"]
+    await swept(bench, 1)
 
 
 async def test_a_retried_job_is_held_again_when_it_ends_again(bench: Bench) -> None:

@@ -341,6 +341,32 @@ async def test_a_snooze_with_a_step_goes_on_there(bench: Bench) -> None:
     assert await bench.settle(lease, Complete(b"")) == Settled(True, S.COMPLETED)
 
 
+async def test_a_job_that_was_handed_back_says_in_which_run(bench: Bench) -> None:
+    await bench.put()
+    await bench.settle(await bench.claim(), Snooze(MINUTE_MS, "second"))
+    await bench.shift(MINUTE_MS)
+    await bench.settle(await bench.claim(), Snooze(MINUTE_MS, unknown=True))
+    job = await bench.job()
+    assert (job.runs, job.annex) == (2, Annex(step="second", unknown_run=2))
+    assert (job.failures, job.failure, job.is_handed_back) == (0, None, True)
+    await bench.shift(MINUTE_MS)
+    lease = await bench.claim()
+    assert lease.annex == Annex(step="second", unknown_run=2)
+    assert not (await bench.job()).is_handed_back
+    assert await bench.settle(lease, Complete(b"")) == Settled(True, S.COMPLETED)
+    assert not (await bench.job()).is_handed_back
+
+
+async def test_a_job_that_is_enqueued_again_was_not_handed_back(bench: Bench) -> None:
+    await bench.put()
+    await bench.settle(await bench.claim(), Snooze(0, unknown=True))
+    assert (await bench.job()).is_handed_back
+    await bench.settle(await bench.claim(), Fail(BOOM, final=True))
+    await bench.put()
+    job = await bench.job()
+    assert (job.runs, job.annex, job.is_handed_back) == (0, None, False)
+
+
 async def test_steps_and_signals_stand_beside_what_the_user_said(bench: Bench) -> None:
     said = Annex(cost=3, headers={"a": "ż"})
     await bench.put(annex=said)

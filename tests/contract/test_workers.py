@@ -33,6 +33,17 @@ async def test_a_heartbeat_with_info_makes_the_worker_known(bench: Bench) -> Non
     assert MINUTE_MS <= workers["ada"].age_ms < 2 * MINUTE_MS
 
 
+async def test_a_queue_without_jobs_is_found_by_its_workers(bench: Bench) -> None:
+    assert await bench.storage.attended() == []
+    await beat(bench, "ada", None)
+    assert await bench.storage.attended() == []
+
+    await beat(bench, "ada")
+
+    assert await bench.storage.attended() == [bench.queue]
+    assert await bench.storage.queues() == []
+
+
 async def test_a_heartbeat_renews_the_record_if_it_has_info(bench: Bench) -> None:
     await beat(bench, "ada", b"1")
     first = (await found(bench))["ada"]

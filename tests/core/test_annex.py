@@ -21,6 +21,7 @@ LOOSE: dict[str, Any] = {
     "timed_out": True,
     "kept": 1,
     "staged_delay_ms": 1,
+    "unknown_run": 1,
 }
 TIES: dict[str, Any] = {
     "group": "g",

@@ -96,7 +96,7 @@ def test_more_than_nothing_never_becomes_nothing(value: timedelta | str | float)
     ],
 )
 def test_refuses_what_is_no_duration_and_names_the_option(value: object) -> None:
-    with pytest.raises(InvalidOption, match=r"^lease=.* is not a usable duration: .* Give .*\"30s\""):
+    with pytest.raises(InvalidOption, match=r"^lease=.* is not a valid duration: .* Give .*\"30s\""):
         milliseconds(value, what="lease")  # type: ignore[arg-type]
 
 

@@ -111,13 +111,14 @@ class Grouping:
 
     def _state(self, key: str) -> GroupState:
         w, a, h, b, _ = self._counts(key)
-        why: Reason = "paused" if self._group(key).paused else ""
+        group = self._group(key)
+        why: Reason = "paused" if group.paused else ""
         at = 0
         if b:
             why, at = self._why(key, self._line(key)[0])
-        return GroupState(
-            key, w, a, h, b, self._group(key).paused, why, max(0, at - self.now) if at else None
-        )
+        elif not why and group.parked_until > self.now:
+            why, at = "asked", group.parked_until
+        return GroupState(key, w, a, h, b, group.paused, why, max(0, at - self.now) if at else None)
 
     # What a group is
 

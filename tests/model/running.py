@@ -290,6 +290,8 @@ class Running(Keys, Holding):
     def _put_off(self, record: Record, outcome: Snooze | Suspend) -> State:
         if not record.cancelling and not self._is_expired(record) and not self.is_failed(record):
             self._go_to(record, outcome.step)
+            if isinstance(outcome, Snooze) and outcome.unknown:
+                self._hand_back(record)
         if isinstance(outcome, Snooze):
             return self._put_back(record, E.SNOOZED, outcome.delay_ms)
         return self._put_back(record, E.SUSPENDED, outcome.timeout_ms, signal=outcome.signal)

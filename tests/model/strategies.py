@@ -117,6 +117,7 @@ annexes = st.sampled_from(
     [
         *(None, None, None, Annex(headers={"a": "b"})),
         Annex(holds={"ledger": 3 * UNIT}),
+        Annex(holds={"ledger": 3 * UNIT}, headers={"a": "b"}),
         Annex(holds={"ledger": UNIT, "audit": 6 * UNIT}, group=GROUPS[0]),
         *grouped,
     ]
@@ -216,7 +217,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
         final=st.booleans(),
         ttl_ms=st.none() | units(0, 1, 4),
     ),
-    st.builds(Snooze, units(0, 1), st.sampled_from([None, "", "next"])),
+    st.builds(Snooze, units(0, 1), st.sampled_from([None, "", "next"]), st.booleans()),
     st.builds(Suspend, signals, units(0, 1, 2), st.sampled_from([None, "later"])),
     st.just(Release()),
     st.builds(Limited, units(0, 1), st.sampled_from(["group", "group", "queue"])),

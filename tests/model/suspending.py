@@ -44,6 +44,9 @@ class Suspending(Steps):
         if step is not None:
             _say(record, step=step)
 
+    def _hand_back(self, record: Record) -> None:
+        _say(record, unknown_run=record.runs)
+
     def _suspend(self, record: Record, name: str, timeout_ms: int) -> None:
         record.signal = None
         _say(record, received="", timed_out=False, awaits="", awaits_until_ms=0)

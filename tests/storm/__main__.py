@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.processes import leave_nothing_behind
 from tests.storm.stores import STORES
 from tests.storm.storm import OF_PROCESSES, Outcome, Plan, rage
 
@@ -29,6 +30,7 @@ FIGURES = ("accepted", "calls", "events", "rescued", "killed while they held job
 
 
 def main() -> int:
+    leave_nothing_behind()
     arguments = _parser().parse_args()
     folder = Path(tempfile.mkdtemp(prefix="penstock-storm-"))
     outcomes = []

@@ -115,6 +115,10 @@ async def add_up(context: JobContext, n: int) -> int:
         return square(n) + sum(results)
 
 
+def task_of(job: Planned) -> Task[[int, str], int]:
+    return work_in_thread if job.kind == "thread" else work
+
+
 def dispatch(job: Planned) -> Dispatch[[int, str], int]:
     """The task of the job, with the options the job is enqueued with."""
     options: dict[str, Any] = {"id": job.id, "queue": job.queue}
@@ -131,8 +135,7 @@ def dispatch(job: Planned) -> Dispatch[[int, str], int]:
             pass
     if job.mode == "dedup":
         options["dedup"] = Dedup.simple(dedup_key(job.n))
-    task: Task[[int, str], int] = work_in_thread if job.kind == "thread" else work
-    return task.options(**options)
+    return task_of(job).options(**options)
 
 
 def spec(job: Planned) -> JobSpec:
@@ -201,8 +204,10 @@ class Producer:
         jobs = [planned(n) for n in numbers]
         match mode_of(unit):
             case "bulk":
-                source = work.options(queue=jobs[0].queue)
-                self._note(jobs, await source.enqueue_many([spec(job) for job in jobs]))
+                for task in (work, work_in_thread):
+                    if some := [job for job in jobs if task_of(job) is task]:
+                        source = task.options(queue=some[0].queue)
+                        self._note(some, await source.enqueue_many([spec(job) for job in some]))
             case "together" | "dedup":
                 self._note(jobs, await asyncio.gather(*map(enqueue, jobs)))
             case "one_by_one":

@@ -43,26 +43,28 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     "has_dependencies": "dp",
     "passes": "pr",
     "staged_delay_ms": "sd",
+    "unknown_run": "ur",
 }):  # fmt: skip
     """See the module. What is no **tie**: ``headers``, which are the user's and pass through untouched; ``usage``, what
     the job has reported (``core.usage``); ``scheduler`` and ``slot_ms``, where it comes from; ``step``, where it goes
     on. ``awaits`` (a signal, until ``awaits_until_ms``, 0: for ever), ``received``, ``timed_out`` and ``kept`` (how
     many signals came early) are of its suspensions; ``staged_delay_ms`` counts from the release of a staged job
-    (``core.staging``). All else is a tie: ``dedup`` is the key whose record goes when
-    the job ends; ``repeats``: its scheduler waits for that end; ``holds`` are consumers that keep a finished job, and
-    for how many milliseconds after its end.
+    (``core.staging``). ``unknown_run`` is the last run whose worker did not know the task. All else is a tie:
+    ``dedup`` is the key whose record goes when the job ends; ``repeats``: its scheduler waits for that end; ``holds``
+    are consumers that keep a finished job, and for how many milliseconds after its end.
 
     ``flow`` names the flow a job came with. ``dependents`` are told of its end, with those in a list beside the
     annex if it ``has_later_dependents``. ``passes`` is for whoever runs the job: how results of its dependencies
     become arguments.
 
     The short names are a storage format: add, never reuse. No field may be an empty list or map once it is
-    set: in Lua the two are the same.
+    set: in Lua the two are the same. ``headers`` are packed first: they differ from job to job, and the Lua skips them
+    to decode the rest only once (lua/shortcut.lua).
     """
 
+    headers: dict[str, str] | None = None
     group: str = ""
     cost: int = 1
-    headers: dict[str, str] | None = None
     dedup: str = ""
     usage: dict[str, int] | None = None
     scheduler: str = ""
@@ -81,6 +83,7 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     has_dependencies: bool = False
     passes: str = ""
     staged_delay_ms: int = 0
+    unknown_run: int = 0
 
     @property
     def binds(self) -> bool:

@@ -58,7 +58,7 @@ def decode_command(payload: bytes) -> CommandLine:
         return check_command(_decode(payload))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidInput(
-            f"the payload is no command: {error}. Enqueue it by `penstock enqueue`."
+            f"the payload is not a command: {error}. Enqueue it by `penstock enqueue`."
         ) from error
 
 

@@ -12,11 +12,12 @@ from penstock.core.job import Conflict, NewJob, Options
 from penstock.core.names import ref_of
 from penstock.core.outcome import Failure
 
-__all__ = ["DeadLetter", "dead_letter_job"]
+__all__ = ["DeadLetter", "dead_letter_job", "encode_options"]
 
 _LONGEST_ID: Final = 200
 _AGAIN: Final = Conflict(mode="redispatch")
 _encode = msgspec.json.Encoder().encode
+_decode_options = msgspec.json.Decoder(Options).decode
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +53,7 @@ def dead_letter_job(
     failed_at_ms: int,
     handled_by: str,
 ) -> NewJob:
-    """The job that carries the news to the task ``handled_by``.
+    """Return the job that carries the news to ``handled_by``: a task by its name, or by its encoded options.
 
     Its id is made of the job's, so that one life of a job has one letter; a job that was retried and failed again
     renews it.
@@ -67,8 +68,13 @@ def dead_letter_job(
         failures=failures,
         failed_at=failed_at_ms,
     )
-    options = Options(task=handled_by)
+    options = _decode_options(handled_by) if handled_by.startswith("[") else Options(task=handled_by)
     return NewJob(_letter_id(queue, id, incarnation), _encode(letter), options, conflict=_AGAIN)
+
+
+def encode_options(options: Options) -> str:
+    """Return the options of a letter's task as the settings of a queue keep them. No task name looks like that."""
+    return _encode(options).decode()
 
 
 def _readable(payload: bytes) -> Any:

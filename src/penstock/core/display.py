@@ -24,6 +24,7 @@ __all__ = [
     "LogFormat",
     "StderrLog",
     "get_logger",
+    "is_about_run",
     "log_to_stderr",
     "shown",
     "stderr_log",
@@ -87,10 +88,12 @@ def get_logger(name: str) -> logging.Logger:
 
 
 class StderrLog(NamedTuple):
-    """Options of ``log_to_stderr``. Without ``runs`` it leaves out the records about single runs of jobs."""
+    """Options of ``log_to_stderr``. Without ``runs`` it leaves out the records about single runs of jobs. JSON lines
+    carry the id of the ``worker`` that the process runs."""
 
     format: LogFormat = "text"
     runs: bool = True
+    worker: str = ""
 
 
 _stderr_log: StderrLog | None = None
@@ -101,33 +104,51 @@ def stderr_log() -> StderrLog | None:
     return _stderr_log
 
 
-def log_to_stderr(how: StderrLog = StderrLog(), *, level: int = logging.INFO) -> None:  # noqa: B008
-    """Print log lines on stderr, unless the application has set up its own log.
+def log_to_stderr(
+    how: StderrLog = StderrLog(),  # noqa: B008
+    *,
+    level: int = logging.INFO,
+    ours: int = logging.NOTSET,
+) -> None:
+    """Print log lines on stderr, unless the application has set up its own log. ``ours`` is the level of our own lines,
+    if it differs.
 
     JSON was asked for, so it is also what an application's handlers print on a standard stream.
     """
     global _stderr_log
     _stderr_log = how
     root = logging.getLogger()
-    formatter = _JsonFormatter() if how.format == "json" else _VisibleFormatter(_LINE)
+    formatter = _JsonFormatter(how.worker) if how.format == "json" else _VisibleFormatter(_LINE)
     if not root.handlers:
-        ours = logging.StreamHandler()
-        ours.setFormatter(formatter)
+        handler = logging.StreamHandler()
+        handler.setFormatter(formatter)
         if not how.runs:
-            ours.addFilter(lambda record: not _is_about_run(record))
-        logging.basicConfig(level=level, handlers=[ours])
+            handler.addFilter(lambda record: not is_about_run(record))
+        logging.basicConfig(level=level, handlers=[handler])
+        logging.getLogger("penstock").setLevel(ours)
     elif how.format == "json":
-        for handler in root.handlers:
-            if getattr(handler, "stream", None) in (sys.stderr, sys.stdout):
-                handler.setFormatter(formatter)
+        for theirs in root.handlers:
+            if getattr(theirs, "stream", None) in (sys.stderr, sys.stdout):
+                theirs.setFormatter(formatter)
 
 
-def _is_about_run(record: logging.LogRecord) -> bool:
+def is_about_run(record: logging.LogRecord) -> bool:
+    """Return whether a log record is about a single run of a job."""
     return record.name == "penstock.worker" and hasattr(record, "id") and hasattr(record, "run")
+
+
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+    """Return whether the exception of a record was never raised here, such as that of a command that failed."""
+    error = record.exc_info[1] if record.exc_info else None
+    return error is not None and not (error.__traceback__ or error.__cause__ or error.__context__)
 
 
 class _JsonFormatter(logging.Formatter):
     """One JSON object per line, in ASCII, so that no text can leave its line or reach a terminal unescaped."""
+
+    def __init__(self, worker: str = "") -> None:
+        super().__init__()
+        self._worker = worker
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -136,6 +157,8 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._worker:
+            fields["worker"] = self._worker
         for name, value in record.__dict__.items():
             if name not in _RECORD_FIELDS:
                 fields.setdefault(name, value)
@@ -162,6 +185,9 @@ class _VisibleFormatter(logging.Formatter):
     """For records of every logger, those of the application and of libraries included."""
 
     def format(self, record: logging.LogRecord) -> str:
+        if is_about_run(record) and _has_no_traceback(record):
+            # The message ends with the error: a line with the error alone would repeat it.
+            record = logging.makeLogRecord(record.__dict__ | {"exc_info": None, "exc_text": None})
         return visible(super().format(record))
 
 

@@ -106,4 +106,4 @@ def _parse(text: str, what: str) -> Fraction:
 
 
 def _refused(value: object, what: str, cause: str) -> InvalidOption:
-    return InvalidOption(f"{what}={shown(value)} is not a usable duration: {cause}. Give {_ACCEPTED}.")
+    return InvalidOption(f"{what}={shown(value)} is not a valid duration: {cause}. Give {_ACCEPTED}.")

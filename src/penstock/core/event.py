@@ -31,6 +31,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     ``state`` is the job's state afterwards (empty once its record is gone). ``run_ms`` is how long the run
     took, ``wait_ms`` how long the job had been ready before it was claimed. ``size`` is the payload's
     (enqueued) or the result's (completed). ``data`` is JSON: the progress value, or what was configured.
+    ``by`` is who acted, if a person did.
     """
 
     seq: int
@@ -56,6 +57,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     cost: float = 0
     size: int = 0
     data: str = ""
+    by: str = ""
 
     @property
     def ref(self) -> str:
@@ -86,6 +88,7 @@ COLUMNS: Final = {
     "cost": "cost",
     "size": "size",
     "data": "data",
+    "by": "by",
 }
 
 

@@ -15,6 +15,7 @@ from penstock.core.outcome import FAILURE_TEXTS, Failure
 __all__ = [
     "NOTHING_TO_WAIT_FOR",
     "POLICIES",
+    "UNKNOWN_DEPENDENCY",
     "Dependency",
     "DependencyRecord",
     "DependencyState",
@@ -73,6 +74,9 @@ def _tied(job: NewJob, flow: str, dependents: list[Dependent] | None) -> NewJob:
 
 NOTHING_TO_WAIT_FOR: Final = Failure("NothingToWaitFor", FAILURE_TEXTS["NothingToWaitFor"])
 """The failure of a job that waits for dependencies all of which it has waited for."""
+UNKNOWN_DEPENDENCY: Final = (
+    "No job can wait for it, and nothing was written. Enqueue it first, or put both in one flow."
+)
 
 
 def blame(queue: str, id: str, state: DependencyState, failure: Failure | None) -> Failure:

@@ -96,7 +96,7 @@ def content_id(payload: Any, *, length: int = 32) -> str:
     """
     if not 16 <= length <= 128 or length % 2:
         raise InvalidOption(
-            f"length={shown(length)} is not usable for a content id: fewer digits than 16 collide, "
+            f"length={shown(length)} is not valid for a content id: fewer digits than 16 collide, "
             "and the hash has 128. Give an even number from 16 to 128."
         )
     return blake2b(_canonical_json(payload)).hexdigest()[:length]

@@ -5,7 +5,7 @@ All are plain values. Sizes and names are checked before they get here (``core.n
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -77,6 +77,7 @@ class Conflict(msgspec.Struct, frozen=True):
     reset_counts: bool = False
 
 
+_HELD_BACK: Final = (State.SCHEDULED, State.WAITING, State.BLOCKED)
 DEFAULT_CONFLICT = Conflict()
 DEFAULT_OPTIONS = Options()
 
@@ -208,3 +209,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def is_staged(self) -> bool:
         """Whether it is kept back until its write is whole."""
         return self.state is State.SCHEDULED and self.run_at_ms >= STAGED_FROM_MS
+
+    @property
+    def is_handed_back(self) -> bool:
+        """Return whether the worker of its last run did not know the task, and no worker has taken it since."""
+        if self.annex is None or not self.annex.unknown_run or self.state not in _HELD_BACK:
+            return False
+        return self.annex.unknown_run == self.runs

@@ -26,6 +26,10 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True):
     refill: int
     per_ms: int
 
+    def __str__(self) -> str:
+        """As ``penstock limit set --bucket`` reads it: ``"100:10/s"``."""
+        return f"{self.capacity}:{Rate(self.refill, self.per_ms)}"
+
 
 class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
     """``None`` is no bound. A queue has no bucket: cost is what a job takes from its group's."""

@@ -77,10 +77,14 @@ class Fail(msgspec.Struct, frozen=True):
 
 
 class Snooze(msgspec.Struct, frozen=True):
-    """Run again in ``delay_ms``, at that ``step`` (``None``: where it is); counts in no limit."""
+    """Run again in ``delay_ms``, at that ``step`` (``None``: where it is); counts in no limit.
+
+    ``unknown``: the worker handed the job back because it does not know the task.
+    """
 
     delay_ms: int
     step: str | None = None
+    unknown: bool = False
 
 
 class Suspend(msgspec.Struct, frozen=True):

@@ -65,7 +65,7 @@ def _parse(text: str, what: str) -> Rate:
     try:
         per_ms = milliseconds(f"1{period}" if period.isalpha() else period, what=what)
     except InvalidOption as error:
-        raise _refused(text, what, f"{shown(period[:40])} is no period") from error
+        raise _refused(text, what, f"{shown(period[:40])} is not a period") from error
     return _checked(text, what, int(number), per_ms)
 
 
@@ -78,4 +78,4 @@ def _checked(value: object, what: str, count: int, per_ms: int) -> Rate:
 
 
 def _refused(value: object, what: str, cause: str) -> InvalidOption:
-    return InvalidOption(f"{what}={shown(value)} is not a usable rate: {cause}. Give {_ACCEPTED}.")
+    return InvalidOption(f"{what}={shown(value)} is not a valid rate: {cause}. Give {_ACCEPTED}.")

@@ -82,7 +82,7 @@ class Exponential(_Policy, frozen=True):
             )
         if not (math.isfinite(self.factor) and self.factor >= 1):
             raise InvalidOption(
-                f"backoff factor={shown(self.factor)} is not usable: the rest would shrink from failure "
+                f"backoff factor={shown(self.factor)} is not valid: the rest would shrink from failure "
                 "to failure. Give a number of 1 or more, such as 2."
             )
         _check_jitter(self.jitter)
@@ -203,7 +203,7 @@ def _shortened(rest_ms: int, jitter: float, random: Callable[[], float]) -> int:
 def _check_ms(value: int, *, what: str, least: int) -> None:
     if type(value) is not int or not least <= value <= MAX_MS:
         raise InvalidOption(
-            f"backoff {what}={shown(value)} is not usable: it counts whole milliseconds from {least} to {MAX_MS}. "
+            f"backoff {what}={shown(value)} is not valid: it counts whole milliseconds from {least} to {MAX_MS}. "
             'Use the policy\'s of(), which takes durations such as "10s".'
         )
 
@@ -211,6 +211,6 @@ def _check_ms(value: int, *, what: str, least: int) -> None:
 def _check_jitter(jitter: float) -> None:
     if not 0 <= jitter <= 1:
         raise InvalidOption(
-            f"backoff jitter={shown(jitter)} is not usable: it is the share of the rest that chance may take "
+            f"backoff jitter={shown(jitter)} is not valid: it is the share of the rest that chance may take "
             "away. Give a number from 0 (none) to 1 (all of it)."
         )

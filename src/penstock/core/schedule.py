@@ -39,6 +39,16 @@ __all__ = [
 Missed = Literal["skip", "catch_up"]
 
 _MINUTE: Final = timedelta(minutes=1)
+_NICKNAMES: Final = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+"""Nicknames that crontab accepts in place of five fields."""
 
 
 class Cron(msgspec.Struct, frozen=True, tag="cron"):
@@ -54,14 +64,17 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
             raise InvalidOption(f"cron must be a text such as '30 3 * * mon-fri', got {shown(expression)}.")
         if not isinstance(tz, str):
             raise InvalidOption(f"tz must be an IANA name such as 'Europe/Berlin', got {shown(tz)}.")
-        cron = cls(" ".join(expression.split()), str.__str__(tz))
+        fields = " ".join(expression.split())
+        cron = cls(_NICKNAMES.get(fields.lower(), fields), str.__str__(tz))
         _zone(tz)
         try:
             CronSim(cron.expression, datetime(2024, 1, 1))
         except CronSimError as error:
+            why = "there is no such name" if fields.startswith("@") else str(error).lower()
             raise InvalidOption(
-                f"cron={shown(expression)} is not usable: {str(error).lower()}. Give minute, hour, day of the month, "
-                "month and day of the week, such as '30 3 * * mon-fri', or six fields with the second first."
+                f"cron={shown(expression)} is not valid: {why}. Give minute, hour, day of the month, "
+                "month and day of the week, such as '30 3 * * mon-fri', six fields with the second first, or "
+                f"one of {', '.join(_NICKNAMES)}."
             ) from None
         if cron.next_after(0) is None:
             raise InvalidOption(
@@ -173,7 +186,7 @@ def _zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, TypeError, OSError):
         raise InvalidOption(
-            f"tz={shown(name)} is no known time zone. Give an IANA name such as 'Europe/Berlin'; if it is one, this "
+            f"tz={shown(name)} is not a known time zone. Give an IANA name such as 'Europe/Berlin'; if it is one, this "
             "machine has no time zone data: install tzdata."
         ) from None
 

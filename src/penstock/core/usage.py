@@ -33,7 +33,7 @@ def micros(name: str, amount: Any) -> int:
     # Decimal first: math.isfinite raises for its signalling NaN, and for integers too large for a float.
     is_finite = amount.is_finite() if isinstance(amount, Decimal) else abs(amount) < math.inf
     if not is_finite or amount < 0 or amount * MILLION > _MOST:
-        raise InvalidOption(f"usage {name}={shown(amount)} is not usable. Give a number from 0 to 9 billion.")
+        raise InvalidOption(f"usage {name}={shown(amount)} is not valid. Give a number from 0 to 9 billion.")
     return round(amount * MILLION)
 
 

@@ -16,6 +16,7 @@ from penstock.storage.values import (
     EventPage,
     Finished,
     JobPage,
+    LogPage,
     QueueClock,
     WorkerRecord,
 )
@@ -70,6 +71,13 @@ class Reading(Protocol):
         """Every queue that was ever enqueued to, sorted."""
         ...
 
+    async def attended(self) -> list[str]:
+        """Return the queues that workers have sent a heartbeat for, sorted, including those without a job so far.
+
+        The workers of some of them may be gone by now.
+        """
+        ...
+
     async def clock(self, queue: str) -> QueueClock:
         """Return the queue's time and the store's wall clock."""
         ...
@@ -78,7 +86,9 @@ class Reading(Protocol):
         """Return the workers that were seen within the last hour or so, by id."""
         ...
 
-    async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> list[str]: ...
+    async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> LogPage:
+        """Return up to ``limit`` kept lines from number ``start`` on, counted from the first line ever written."""
+        ...
 
     # Waiting
 

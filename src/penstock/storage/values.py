@@ -34,6 +34,7 @@ __all__ = [
     "Held",
     "HoldAnswer",
     "JobPage",
+    "LogPage",
     "NewScheduler",
     "PromoteAnswer",
     "QueueClock",
@@ -151,7 +152,8 @@ class Unchanged(NamedTuple):
 
 class Report(msgspec.Struct, frozen=True):
     """What a running job says of itself. ``progress`` is JSON; ``log`` lines are appended; ``payload`` replaces
-    the stored one (the next run sees it); ``usage`` is added to what was used, in millionths (``core.usage``)."""
+    the stored one (the next run sees it); ``usage`` is added to what was used, in millionths (``core.usage``).
+    ``log_skipped`` lines came before those of ``log`` and were not reported: they count as written, not as kept."""
 
     id: str
     token: int
@@ -159,6 +161,16 @@ class Report(msgspec.Struct, frozen=True):
     log: tuple[str, ...] = ()
     payload: bytes | None = None
     usage: Mapping[str, int] | None = None
+    log_skipped: int = 0
+
+
+class LogPage(msgspec.Struct, frozen=True):
+    """Consecutive lines of a job's log. ``start`` is the number of the first of them, counted from 0; ``written`` is
+    the number of lines that the job ever wrote, including those that are no longer kept."""
+
+    lines: list[str] = []
+    start: int = 0
+    written: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -321,6 +333,7 @@ class QueueSettings(msgspec.Struct, frozen=True):
     ``keep_completed``/``keep_failed``: at most so many, whatever their ttl. ``events_*``: how much of the log is
     kept; named consumers hold it back up to ``events_hard_cap`` entries. ``dead_letter``: the queue that jobs which
     failed for good are put into as well, for the task ``dead_letter_task`` (empty: for a handler of that queue).
+    ``dead_letter_options``: how that task's jobs are treated, see ``core.deadletter``; empty is as by default.
     """
 
     keep_completed: int | None = None
@@ -331,6 +344,7 @@ class QueueSettings(msgspec.Struct, frozen=True):
     events_hard_cap: int = 10_000_000
     dead_letter: str | None = None
     dead_letter_task: str = ""
+    dead_letter_options: str = ""
 
 
 class NewScheduler(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sqlite3
 import sys
 import time
@@ -15,6 +16,7 @@ from penstock.core.job import NewJob
 from penstock.core.outcome import Complete
 from penstock.storage import Storage, open_storage
 from penstock.storage.sqlite import checkpoint, connection
+from penstock.storage.sqlite.transaction import Transaction
 from penstock.storage.values import Settlement, Take
 
 QUEUE = "shared"
@@ -71,6 +73,20 @@ async def enqueue_once(storage: Storage, id_: str) -> None:
     await storage.enqueue(QUEUE, [NewJob(id_)])
 
 
+async def enqueue_suspended(storage: Storage, id_: str) -> None:
+    """Enqueue when a line comes in, and suspend this process just before it commits."""
+    flush = Transaction.flush
+
+    def flush_and_stop(transaction: Transaction) -> None:
+        flush(transaction)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    setattr(Transaction, "flush", flush_and_stop)  # noqa: B010
+    say("ready")
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    await storage.enqueue(QUEUE, [NewJob(id_)])
+
+
 async def work_off(storage: Storage, name: str) -> None:
     """Claim and complete until nothing is left; say each id."""
     say("ready")
@@ -96,6 +112,8 @@ async def main(what: str, url: str, *arguments: str) -> None:
                 await checkpoint_forever(storage, *arguments)
             case "enqueue-once":
                 await enqueue_once(storage, *arguments)
+            case "enqueue-suspended":
+                await enqueue_suspended(storage, *arguments)
             case "work-off":
                 await work_off(storage, *arguments)
             case _:

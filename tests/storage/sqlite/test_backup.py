@@ -57,6 +57,29 @@ async def test_a_restored_store_is_as_it_was_and_has_another_epoch(
     assert (await reopened.read_events("q", after=0)).epoch == page.epoch
 
 
+async def test_nobody_works_on_a_restored_store_and_its_leases_have_ended(
+    opened: Opener, url: str, tmp_path: Path
+) -> None:
+    """Whether the backup is restored at once or hours later, when the clock has run on without a call."""
+    storage = await opened()
+    await storage.enqueue("q", [NewJob("a")])
+    [held] = (await storage.claim("q", Take("w", 1, 3_600_000))).leases
+    await storage.extend("q", [], worker="w", lease_ms=3_600_000, info=b"{}")
+    penstock.backup(url, tmp_path / "copy")
+    await storage.close()
+
+    penstock.restore(url, tmp_path / "copy")
+
+    storage = await opened()
+    assert await storage.workers("q") == []
+    await storage.shift_clock("q", 7_200_000, jump=True)
+    assert (await storage.sweep("q")).rescued == 1
+    [again] = (await storage.claim("q", Take("v", 1, 60_000))).leases
+    assert (again.id, again.run) == ("a", 2)
+    assert again.token > held.token
+    assert (await storage.check("q")).problems == {}
+
+
 async def test_no_token_comes_back_however_often_a_backup_is_restored(
     opened: Opener, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,7 +301,7 @@ async def test_a_file_that_is_not_a_backup_is_refused_and_the_store_stays(
     penstock.backup(url, copy)
     await storage.close()
     expected: dict[str, tuple[type[Exception], str]] = {
-        "text": (StorageVersion, "not a SQLite database"),
+        "text": (InvalidOption, "is not a backup"),
         "foreign": (StorageVersion, "not a store of Penstock"),
         "newer": (StorageVersion, "Upgrade Penstock"),
         "damaged": (StorageDamaged, "damaged"),

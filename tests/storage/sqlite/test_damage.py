@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,8 +27,12 @@ async def test_damaged_pages_are_an_error_that_names_the_file_and_the_remedy(tmp
         content[at : at + 64] = b"\xa5" * 64
     path.write_bytes(content)
 
-    with pytest.raises(StorageDamaged, match=r"penstock\.db.*\.recover"):
+    with pytest.raises(StorageDamaged, match=r"penstock\.db.*\.recover") as caught:
         await claim_from(path)
+    # A sqlite3 program that cannot recover must not leave an empty store behind.
+    remedy = re.findall(r"`(sqlite3 .*?)`", str(caught.value))[0]
+    done = subprocess.run(["sh", "-c", remedy], cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode == 0) == (tmp_path / "new.db").exists()
 
 
 async def claim_from(path: Path) -> None:
@@ -101,3 +107,27 @@ async def test_an_id_that_is_not_utf_8_is_given_a_name(storage: SqliteStorage) -
     assert job is not None
     assert job.damaged is not None
     assert b"b\xff" in job.damaged
+
+
+async def test_a_flipped_byte_in_an_id_is_repaired_at_the_first_try(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.db"
+    storage = SqliteStorage.from_url(f"sqlite:///{path}")
+    await storage.open()
+    await storage.enqueue("q", [NewJob("good"), NewJob("job-to-harm")])
+    await storage.close()
+    whole = path.read_bytes()
+    places = [found.start() for found in re.finditer(b"job-to-harm", whole)]
+    assert len(places) > 1
+    for place in places:
+        content = bytearray(whole)
+        content[place] ^= 0x80
+        path.write_bytes(content)
+        storage = SqliteStorage.from_url(f"sqlite:///{path}")
+        await storage.open()
+        try:
+            assert (await storage.check("q", repair=True)).problems
+            assert not (await storage.check("q")).problems
+            leases = (await storage.claim("q", Take("worker", 5, 60_000))).leases
+            assert "good" in [lease.id for lease in leases]
+        finally:
+            await storage.close()

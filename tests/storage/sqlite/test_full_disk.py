@@ -84,7 +84,7 @@ async def test_calls_are_accepted_again_as_soon_as_there_is_room(
 ) -> None:
     ballast = fill(small_volume, leave=2 * MIB)
     count = await overfill(storage)
-    with pytest.raises(StorageFull, match="free disk space"):
+    with pytest.raises(StorageFull, match="Free disk space"):
         await storage.enqueue("q", [NewJob("large", bytes(500_000))])
     assert (await storage.counts("q")).waiting == count
 

@@ -132,7 +132,7 @@ async def test_a_full_disk_refuses_the_call_that_needs_room_and_serves_the_other
 
 async def test_after_the_disk_was_full_the_same_call_succeeds(storage: SqliteStorage) -> None:
     allow_pages(storage, 10)
-    with pytest.raises(StorageFull, match="free disk space"):
+    with pytest.raises(StorageFull, match="Free disk space"):
         await storage.enqueue("q", [NewJob("big", BIG)])
     allow_pages(storage, 1_000)
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
+import threading
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from penstock.core.job import NewJob
+from penstock.storage.sqlite import writer
 from penstock.storage.sqlite.connection import file_identity
 from penstock.storage.sqlite.engine import SqliteStorage
+from penstock.storage.sqlite.lock import TURN_FILE, begin
 from penstock.storage.sqlite.wake import signal_directory
-from penstock.storage.values import Take
+from penstock.storage.values import Held, Take
 from tests.storage.sqlite.conftest import Opener, Starter
 
 QUEUE = "shared"
@@ -134,8 +141,46 @@ async def test_nothing_is_left_in_the_signal_directory_after_close(opened: Opene
     assert not await storage.wait(QUEUE, timeout_ms=1)
     folder = signal_directory(file_identity(str(path)))
     assert folder is not None
-    assert len(list(folder.iterdir())) == 1
+    assert len([path for path in folder.iterdir() if path.name != TURN_FILE]) == 1
 
     await storage.close()
 
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+async def test_a_process_suspended_in_a_transaction_costs_nobody_a_lease(
+    storage: SqliteStorage, peer: Starter, monkeypatch: pytest.MonkeyPatch, is_waiting: bool
+) -> None:
+    """The sweep asks for the lock when the lease has run out already, or when the lock is free again."""
+    process = peer("enqueue-suspended", "other")
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "ready\n"
+    await storage.enqueue(QUEUE, [NewJob("job")])
+    [lease] = (await storage.claim(QUEUE, Take("w", 1, 2_000))).leases
+    run_out_ms = (await storage.clock(QUEUE)).now_ms + 2_000
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED)
+    while (await storage.clock(QUEUE)).now_ms < run_out_ms:
+        await asyncio.sleep(0.01)
+
+    refused = threading.Event()
+
+    def noted_begin(sql: sqlite3.Connection, **options: Any) -> bool:
+        refused.set()
+        return begin(sql, **options)
+
+    monkeypatch.setattr(writer, "begin", noted_begin)
+    if is_waiting:
+        sweeping = asyncio.create_task(storage.sweep(QUEUE))
+        await asyncio.to_thread(refused.wait)
+    os.kill(process.pid, signal.SIGCONT)
+    if not is_waiting:
+        assert await asyncio.to_thread(process.wait) == 0
+        sweeping = asyncio.create_task(storage.sweep(QUEUE))
+
+    assert (await sweeping).rescued == 0
+    held = [Held(lease.id, lease.token)]
+    assert await storage.extend(QUEUE, held, worker="w", lease_ms=2_000) == ["extended"]

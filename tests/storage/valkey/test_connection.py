@@ -279,3 +279,38 @@ async def test_the_server_is_checked(server):
     for info in (b"redis_version:6.2.14\r\n", b""):
         with pytest.raises(StorageVersion, match=r"7\.0"):
             await check_server(Told(info))
+
+
+HUGE = b"*1000000000\r\n"
+
+
+class Listening:
+    """A connection that has asked three things, and is told what a server says."""
+
+    def __init__(self) -> None:
+        self.connection = Connection(Endpoint.parse(f"valkey://{HOST}:1").addresses[0])
+        self.connection._write = lambda _: None
+        self.replies = [self.connection.call("GET", "a") for _ in range(3)]
+
+    def say(self, said: bytes, *, at_once: int) -> None:
+        for at in range(0, len(said), at_once):
+            if not self.connection.lost:
+                self.connection.data_received(said[at : at + at_once])
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7, 1000])
+@pytest.mark.parametrize("before", [b"", b"+OK\r\n", b"*2\r\n$2\r\n**\r\n", b"*2\r\n*1\r\n:1\r\n"])
+async def test_an_endless_list_is_noticed_wherever_it_begins(before: bytes, at_once: int) -> None:
+    listening = Listening()
+    listening.say(before + HUGE, at_once=at_once)
+    assert listening.connection._reason.startswith("it announced a list of 1000000000 elements")
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7, 19, 1000])
+async def test_a_text_may_say_what_it_likes_about_lists(at_once: int) -> None:
+    listening = Listening()
+    texts = [HUGE * 20, b"*1000000000", b"*\r\n*123"]
+    for text in texts:
+        listening.say(b"$%d\r\n%b\r\n" % (len(text), text), at_once=at_once)
+    assert not listening.connection.lost
+    assert [reply.result() for reply in listening.replies] == texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -77,3 +78,121 @@ async def test_a_dead_letter_behind_a_damaged_one_arrives(storage: ValkeyStorage
 
     assert await letters.counts() == {State.WAITING: 1}
     assert await outbox(storage, "here") == []
+
+
+class Told:
+    """A parent in ``other`` waits for three children in ``here``, whose ends stand in the outbox."""
+
+    def __init__(self, storage: ValkeyStorage) -> None:
+        self.storage = storage
+        self.parent = Bench(storage, "other")
+        self._key = storage._calls.keys.part("here", "outbox")
+
+    async def prepare(self) -> None:
+        """Deliver the end of one before: messages that are not above its number count as known."""
+        nodes = [
+            Node("other", NewJob("earlier", after=(Dependency("here", "z"),))),
+            Node("here", NewJob("z")),
+        ]
+        await self.storage.enqueue_flows("other", [woven(nodes, flow="before")])
+        here = Bench(self.storage, "here")
+        await self.storage.sweep("other")
+        await here.settle(await here.claim(), Complete(b"1"))
+        await self.storage.sweep("here")
+        children = [Node("here", NewJob(id)) for id in "abc"]
+        after = tuple(Dependency("here", id) for id in "abc")
+        flow = woven([Node("other", NewJob("parent", after=after)), *children], flow="flow")
+        await self.storage.enqueue_flows("other", [flow])
+        await self.storage.sweep("other")
+        self.storage._courier.send_soon = lambda queue: None  # type: ignore[method-assign]
+        for _ in "abc":
+            await here.settle(await here.claim(), Complete(b"1"))
+
+    async def replace(self, place: int, number: int | bytes) -> None:
+        """Damage the number of a message."""
+        entries = await outbox(self.storage, "here")
+        entries[place] = (number if isinstance(number, bytes) else b"%016d" % number) + entries[place][16:]
+        await self.storage._calls.plain(self._key, "DEL", self._key)
+        await self.storage._calls.plain(self._key, "RPUSH", self._key, *entries)
+
+    async def numbers(self) -> list[bytes]:
+        return [entry[:16] for entry in await outbox(self.storage, "here")]
+
+
+@pytest.fixture
+async def told(storage: ValkeyStorage) -> Told:
+    told = Told(storage)
+    await told.prepare()
+    return told
+
+
+WRONG_NUMBERS = [9_999_999_999_999_999, 1, b"x" * 16]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("number", WRONG_NUMBERS)
+async def test_a_message_whose_number_is_damaged_arrives_like_those_beside_it(
+    storage: ValkeyStorage, told: Told, place: int, number: int | bytes
+) -> None:
+    await told.replace(place, number)
+
+    async with asyncio.timeout(20):
+        await storage.sweep("here")
+
+    assert await told.parent.state("parent") is State.WAITING
+    assert await outbox(storage, "here") == []
+
+
+@pytest.mark.parametrize("number", WRONG_NUMBERS)
+async def test_messages_arrive_after_one_whose_number_was_damaged(
+    storage: ValkeyStorage, told: Told, number: int | bytes
+) -> None:
+    await told.replace(2, number)
+    vars(storage._courier).pop("send_soon")
+    async with asyncio.timeout(20):
+        await storage.sweep("here")
+        nodes = [
+            Node("other", NewJob("next", after=(Dependency("here", "d"),))),
+            Node("here", NewJob("d")),
+        ]
+        await storage.enqueue_flows("other", [woven(nodes, flow="later")])
+        await storage.sweep("other")
+        here = Bench(storage, "here")
+        await here.settle(await here.claim(), Complete(b"1"))
+        await storage.sweep("here")
+    assert await told.parent.state("next") is State.WAITING
+
+
+@pytest.mark.parametrize("entry", DAMAGED)
+async def test_check_counts_damaged_messages_and_repair_puts_them_aside(
+    storage: ValkeyStorage, told: Told, entry: bytes
+) -> None:
+    await put_first(storage, "here", entry)
+
+    assert (await storage.check("here")).problems == {"damaged_messages": 1}
+    assert (await storage.check("here", repair=True)).problems == {"damaged_messages": 1}
+
+    assert (await storage.check("here")).problems == {}
+    assert len(await told.numbers()) == 3
+    key = storage._calls.keys.part("here", "damaged")
+    [kept] = await storage._calls.plain(key, "HVALS", key)
+    assert entry in kept
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("number", WRONG_NUMBERS[:2])
+async def test_check_counts_damaged_numbers_and_repair_makes_them_anew(
+    storage: ValkeyStorage, told: Told, place: int, number: int
+) -> None:
+    await told.replace(place, number)
+
+    assert (await storage.check("here")).problems == {"damaged_messages": 1}
+    assert (await storage.check("here", repair=True)).problems == {"damaged_messages": 1}
+
+    assert (await storage.check("here")).problems == {}
+    numbers = await told.numbers()
+    assert numbers == sorted(set(numbers))
+
+
+async def test_sound_messages_are_no_problem(storage: ValkeyStorage, told: Told) -> None:
+    assert (await storage.check("here")).problems == {}

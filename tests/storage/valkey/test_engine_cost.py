@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.core.annex import Annex
-from penstock.core.job import NewJob, Options
+from penstock.core.job import Conflict, NewJob, Options
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail, Failure, Suspend
 from penstock.storage.valkey.engine import ValkeyStorage
@@ -34,6 +34,22 @@ async def storage(server: ValkeyServer) -> ValkeyStorage:
 
 def jobs(count: int) -> list[NewJob]:
     return [NewJob(uuid.uuid4().hex, b"x" * 100, OPTIONS) for _ in range(count)]
+
+
+def rows(count: int) -> list[NewJob]:
+    """Return jobs as a run over a table puts them in."""
+    return [
+        NewJob(
+            uuid.uuid4().hex,
+            b"x" * 100,
+            OPTIONS,
+            run_id="run",
+            write_id=f"write {number}",
+            conflict=Conflict(mode="redispatch", reset_counts=True),
+            annex=Annex(headers={"key": f"[{number}]"}, holds={"ledger": 86_400_000}, flow="flow"),
+        )
+        for number in range(count)
+    ]
 
 
 def commands(server: ValkeyServer) -> int:
@@ -67,6 +83,30 @@ async def test_commands_per_batch_do_not_depend_on_its_size(
         settles.append(commands(server) - claimed)
     assert min(enqueues) <= 12
     assert min(settles) <= 23
+    await storage.close()
+
+
+@pytest.mark.parametrize("size", [10, 1000])
+async def test_commands_for_held_jobs_of_a_run_do_not_depend_on_their_number(
+    server: ValkeyServer, storage: ValkeyStorage, size: int
+) -> None:
+    await storage.enqueue(QUEUE, rows(1))
+    counted: dict[str, list[int]] = {"enqueue": [], "claim": [], "settle": [], "release": []}
+    for _ in range(3):  # once in a second a call looks at all keys
+        marks = [commands(server)]
+        await storage.enqueue(QUEUE, rows(size))
+        marks.append(commands(server))
+        leases = (await storage.claim(QUEUE, Take("worker", size, 60_000))).leases
+        assert len(leases) == size
+        marks.append(commands(server))
+        await storage.settle(QUEUE, [Settlement(lease.id, lease.token, Complete(b"1")) for lease in leases])
+        marks.append(commands(server))
+        answers = await storage.release(QUEUE, "ledger", [lease.id for lease in leases])
+        assert set(answers) == {"released"}
+        marks.append(commands(server))
+        for verb, before, after in zip(counted, marks, marks[1:], strict=False):
+            counted[verb].append(after - before)
+    assert {verb: min(counts) <= 80 for verb, counts in counted.items()} == dict.fromkeys(counted, True)
     await storage.close()
 
 
@@ -222,5 +262,5 @@ async def test_a_retried_job_keeps_its_progress_and_log_lines(storage: ValkeySto
     [job] = await storage.get(QUEUE, ["a"])
     assert job is not None
     assert (job.progress, job.failure, job.failures) == (b"0.5", None, 0)
-    assert await storage.logs(QUEUE, "a") == ["half way"]
+    assert (await storage.logs(QUEUE, "a")).lines == ["half way"]
     await storage.close()

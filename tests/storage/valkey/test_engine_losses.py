@@ -170,6 +170,7 @@ async def test_tokens_do_not_come_back_when_the_store_went_back_in_time() -> Non
         again = await store.claim(QUEUE, TAKE)
         assert max(lease.token for lease in claimed.leases) < min(lease.token for lease in again.leases)
         assert (await store.read_events(QUEUE, after=0)).epoch != epoch
+        assert await store.queues() == [QUEUE]
         await store.close()
 
 

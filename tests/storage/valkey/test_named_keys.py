@@ -36,7 +36,7 @@ async def report(bench: Bench) -> None:
     assert lease is not None
     await plant(bench, "log:job")
     assert await bench.storage.report(bench.queue, [Report("job", lease.token, log=("line",))]) == [True]
-    assert await bench.storage.logs(bench.queue, "job") == ["line"]
+    assert (await bench.storage.logs(bench.queue, "job")).lines == ["line"]
 
 
 async def signal(bench: Bench) -> None:

@@ -80,9 +80,7 @@ def wire_id(id: str) -> bytes:
 
 def _checked(id: object) -> str:
     if not isinstance(id, str) or not id:
-        raise InvalidName(
-            f"{id!r} is not allowed as an item's id: it is no text, or empty. Use any other text."
-        )
+        raise InvalidName(f"{id!r} is not allowed as an item's id: it must be a text that is not empty.")
     try:
         wire_id(id)
     except UnicodeEncodeError:

@@ -58,12 +58,15 @@ def restore(url: str, file: str | os.PathLike[str]) -> None:
     """Put the backup ``file`` in the place of the store, all at once. The file itself is left as it is.
 
     Readers of events notice a new epoch, and no fencing token comes back. Raise ``StorageUnavailable`` if a process
-    uses the store, ``StorageVersion`` if the file was not made by ``backup`` or by a newer Penstock, ``StorageDamaged``
-    if it is damaged; the store is unchanged then.
+    uses the store, ``InvalidOption`` or ``StorageVersion`` if the file is not a backup or was made by a newer Penstock,
+    ``StorageDamaged`` if it is damaged; the store is unchanged then.
     """
     path = _store(url)
     if not Path(file).is_file():
         raise InvalidOption(f"{file} is not a file. Name a file that `penstock backup` has written.")
+    with Path(file).open("rb") as opened:
+        if opened.read(16) != b"SQLite format 3\0":
+            raise InvalidOption(f"{file} is not a backup. Name a file that `penstock backup` has written.")
     with _draft(Path(path)) as draft:
         with _translated(str(file)), closing(_open(str(file), mode="ro")) as source:
             _refuse_damaged(source, str(file))
@@ -72,11 +75,18 @@ def restore(url: str, file: str | os.PathLike[str]) -> None:
             with _translated(str(draft)), closing(_open(str(draft))) as sql:
                 sql.execute("BEGIN IMMEDIATE")
                 begin_history(sql, file_identity(str(draft)), above=highest)
+                _forget_workers(sql)
                 sql.execute("COMMIT")
             _keep_owner_and_mode(path, draft)
             for name in files.side_files(path):
                 Path(name).unlink(missing_ok=True)
             os.replace(draft, path)
+
+
+def _forget_workers(sql: sqlite3.Connection) -> None:
+    """Forget the workers of the backup and end their leases: no process holds them, so their jobs run again at once."""
+    sql.execute("DELETE FROM workers")
+    sql.execute("UPDATE jobs SET lease_until = 1 WHERE state = 'active'")
 
 
 def _store(url: str) -> str:

@@ -52,7 +52,9 @@ def _resume(step: Step, cursor: str, walk: str) -> _Cursor:
     try:
         return _cursors.decode(cursor)
     except msgspec.DecodeError as error:
-        raise InvalidOption(f"{cursor!r} is no cursor of this verb: {error}. Use one it returned.") from error
+        raise InvalidOption(
+            f"{cursor!r} is not a cursor of this verb: {error}. Use one it returned."
+        ) from error
 
 
 def _start(seq: int, now_ms: int, walk: str) -> _Cursor:

@@ -20,7 +20,7 @@ from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
 from penstock.storage.values import Checked
 
-__all__ = ["check", "check_counts", "check_groups", "check_values"]
+__all__ = ["check", "check_counts", "check_groups", "check_pages", "check_values"]
 
 # Whole tables: an orphan does not say which queue it was of.
 _ORPHANS: Final = (
@@ -62,7 +62,7 @@ def check(step: Step, *, repair: bool) -> Checked:
     problems["wrong_counters"] = _check_counters(step, repair=repair)
     problems["wrong_counts"] = check_counts(step, repair=repair)
     problems["wrong_groups"] = check_groups(step, repair=repair)
-    problems["damaged_pages"] = _check_pages(step, repair=repair)
+    problems["damaged_pages"] = check_pages(step, repair=repair)
     return Checked(_one(step, "records", step.queue.key), dict(+problems), repair)
 
 
@@ -156,7 +156,7 @@ def check_groups(step: Step, *, repair: bool) -> int:
     return sum(not admission.recount(step, key, found, repair=repair) for key, found in members.items())
 
 
-def _check_pages(step: Step, *, repair: bool) -> int:
+def check_pages(step: Step, *, repair: bool) -> int:
     """What SQLite itself says of the file: every row in every index, and nothing else in them."""
     found = [line for (line,) in step.sql.execute("PRAGMA integrity_check") if line != "ok"]
     if found and repair:

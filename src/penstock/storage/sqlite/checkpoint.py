@@ -26,7 +26,8 @@ from io import FileIO
 from typing import Final
 
 from penstock.errors import StorageError
-from penstock.storage.sqlite.connection import begin, connect
+from penstock.storage.sqlite.connection import connect
+from penstock.storage.sqlite.lock import begin
 
 __all__ = ["Checkpoints"]
 

@@ -12,24 +12,21 @@ from uuid import uuid4
 
 from penstock.errors import StorageError, StorageReadOnly, StorageUnavailable, StorageVersion
 from penstock.storage.sqlite import files
-from penstock.storage.sqlite.clock import wall_ms
 from penstock.storage.sqlite.failures import is_busy, translate
+from penstock.storage.sqlite.lock import begin
 from penstock.storage.sqlite.statements import migrations, statements
 
 __all__ = [
     "APPLICATION_ID",
     "MEMORY",
-    "begin",
     "begin_history",
     "check_format",
     "connect",
     "file_identity",
     "highest_number",
-    "locked_ms",
     "newest_format",
     "prepare",
     "too_new",
-    "write_long_lock",
 ]
 
 MEMORY: Final = ":memory:"
@@ -40,9 +37,6 @@ _OPENING_S: Final = 5
 
 _LOG_BYTES: Final = 64 * 1024 * 1024
 """What the write-ahead log may keep of the disk when it starts over. As a rule it is never that long."""
-
-_TURN_MS: Final = 500
-"""Shorter than the shortest rest of a sweeper, so that only one of its sweeps leaves leases alone."""
 
 APPLICATION_ID: Final = 0x50454E53
 """``PENS``: what tells our file from somebody else's database."""
@@ -90,32 +84,15 @@ def _set_up(sql: sqlite3.Connection, *, timeout_s: float) -> None:
     sql.execute(f"PRAGMA busy_timeout = {int(timeout_s * 1000)}")
 
 
-def begin(sql: sqlite3.Connection, *, timeout_s: float) -> None:
-    """Start a transaction that may write, waiting for the lock no longer than that.
-
-    SQLite's own busy handler sleeps up to 100 ms at a time; short sleeps keep several processes going.
-    """
-    deadline = time.monotonic() + timeout_s
-    pause_s = 0.0002
-    while True:
-        try:
-            sql.execute("BEGIN IMMEDIATE")
-            return
-        except sqlite3.OperationalError as error:
-            if not is_busy(error) or time.monotonic() >= deadline:
-                raise
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, 0.002)
-
-
-def prepare(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> None:
+def prepare(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> bool:
     """Create or migrate the tables, and renew the epoch if the file is not the one it was.
 
-    Raises ``StorageVersion`` for data of a newer format, or of something else.
+    Return whether another process had the lock. Raise ``StorageVersion`` for data of a newer format, or of another
+    program.
     """
     try:
         _use_wal(sql, path, timeout_s=timeout_s)
-        begin(sql, timeout_s=timeout_s)
+        has_waited = begin(sql, timeout_s=timeout_s)
         try:
             _migrate(sql, path)
             _renew_epoch(sql, path)
@@ -125,6 +102,7 @@ def prepare(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> None:
         sql.execute("COMMIT")
     except sqlite3.Error as error:
         raise translate(error, path) from error
+    return has_waited
 
 
 def check_format(sql: sqlite3.Connection, path: str) -> None:
@@ -218,23 +196,6 @@ def _renew_epoch(sql: sqlite3.Connection, path: str) -> None:
         sql.execute(_sql["set_meta"], ("epoch", uuid4().hex))
     elif stored[0] != identity:
         begin_history(sql, identity)
-
-
-def write_long_lock(sql: sqlite3.Connection, since_ms: int, until_ms: int) -> None:
-    """Record that nobody could write from ``since_ms`` ago until ``until_ms`` ago."""
-    now_ms = wall_ms()
-    sql.execute(_sql["set_meta"], ("long_lock", f"{now_ms - since_ms} {now_ms - until_ms}"))
-
-
-def locked_ms(sql: sqlite3.Connection) -> int:
-    """Return how long ago a long lock began if it is only just over, so that holders of leases, who could not extend
-    them, have not had their turn yet. Otherwise return 0."""
-    row = sql.execute(_sql["long_lock"]).fetchone()
-    if row is None:
-        return 0
-    since_ms, until_ms = map(int, row[0].split())
-    now_ms = wall_ms()
-    return now_ms - since_ms if 0 <= now_ms - until_ms < _TURN_MS else 0
 
 
 def highest_number(sql: sqlite3.Connection) -> int:

@@ -18,6 +18,7 @@ from penstock.errors import StorageError, StorageReplaced, StorageUnavailable
 from penstock.storage.sqlite import files
 from penstock.storage.sqlite.checkpoint import Checkpoints
 from penstock.storage.sqlite.connection import MEMORY, connect, file_identity, prepare
+from penstock.storage.sqlite.lock import open_turn
 from penstock.storage.sqlite.wake import Exchange, signal_directory
 from penstock.storage.sqlite.writer import Writer
 
@@ -39,11 +40,11 @@ class Database:
         self.loss: StorageReplaced | None = None
         self._file: files.Identity | None = None
         if path == MEMORY:
-            sql, checkpoints = _prepared(path, timeout_s=timeout_s), None
+            (sql, has_waited), checkpoints = _prepared(path, timeout_s=timeout_s), None
         else:
             if create:
                 files.create(path)
-            self._file, sql = _opened(path, timeout_s=timeout_s)
+            self._file, sql, has_waited = _opened(path, timeout_s=timeout_s)
             checkpoints = self._checkpoints(sql)
             self._side_files = {files.identity_of(name) for name in files.side_files(path)} - {None}
         folder = None if path == MEMORY else signal_directory(file_identity(path))
@@ -55,7 +56,9 @@ class Database:
             on_commit=self.exchange.publish,
             find_loss=self.find_loss,
             checkpoints=checkpoints,
+            turn=open_turn(folder),
             asked_at=asked_at,
+            has_waited=has_waited,
         )
 
     def _checkpoints(self, sql: sqlite3.Connection) -> Checkpoints:
@@ -121,29 +124,32 @@ class Database:
         self.exchange.close()
 
 
-def _opened(path: str, *, timeout_s: float) -> tuple[files.Identity, sqlite3.Connection]:
-    """Open the file that is at ``path`` after it was prepared: somebody may replace it while we wait for a lock."""
+def _opened(path: str, *, timeout_s: float) -> tuple[files.Identity, sqlite3.Connection, bool]:
+    """Open the file that is at ``path`` after it was prepared: it may be replaced while we wait for a lock.
+
+    Return whether we had to wait as well.
+    """
     while True:
         before = files.identity_of(path)
         try:
-            sql = _prepared(path, timeout_s=timeout_s)
+            sql, has_waited = _prepared(path, timeout_s=timeout_s)
         except StorageError:
             if files.identity_of(path) == before:
                 raise
             continue
         if before is not None and files.identity_of(path) == before:
-            return before, sql
+            return before, sql, has_waited
         sql.close()
 
 
-def _prepared(path: str, *, timeout_s: float) -> sqlite3.Connection:
+def _prepared(path: str, *, timeout_s: float) -> tuple[sqlite3.Connection, bool]:
     sql = connect(path)
     try:
-        prepare(sql, path, timeout_s=timeout_s)
+        has_waited = prepare(sql, path, timeout_s=timeout_s)
     except BaseException:
         sql.close()
         raise
-    return sql
+    return sql, has_waited
 
 
 def open_database(path: str, *, memory_name: str = "", timeout_s: float) -> Database:

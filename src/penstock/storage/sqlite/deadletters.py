@@ -33,6 +33,6 @@ def bury(step: Step, record: Record) -> None:
         failure=unpack_failure(record.failure),
         failures=record.failures,
         failed_at_ms=step.now_ms,
-        handled_by=settings.dead_letter_task,
+        handled_by=settings.dead_letter_options or settings.dead_letter_task,
     )
     step.outbox.append((settings.dead_letter, Put(letter)))

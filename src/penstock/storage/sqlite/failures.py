@@ -44,8 +44,8 @@ def translate(error: Exception, path: str) -> Exception:
     match _code(error):
         case sqlite3.SQLITE_FULL:
             return StorageFull(
-                f"{path}: no room to write ({error}). Nothing of this call was written; free disk space, or raise"
-                " the quota, and repeat it."
+                f"{path}: no room to write ({error}). This write was rolled back. Free disk space or raise the quota,"
+                " then repeat it."
             )
         case sqlite3.SQLITE_READONLY:
             return StorageReadOnly(
@@ -64,12 +64,15 @@ def translate(error: Exception, path: str) -> Exception:
             return StorageRefused(f"{path}: access was refused ({error}). Check the file's owner and mode.")
         case sqlite3.SQLITE_NOTADB:
             return StorageVersion(
-                f"{path}: is not a SQLite database ({error}). Check the URL, or move the file away."
+                f"{path}: is not a SQLite database ({error}). Check the URL. If it is a store that is damaged,"
+                " stop all workers, move the file away, and restore a backup (`penstock restore`)."
             )
         case sqlite3.SQLITE_CORRUPT:
             return StorageDamaged(
                 f"{path}: pages of the file are damaged ({error}). Stop all workers, then restore a backup"
-                f" (`penstock restore`), or recover what can be read: `sqlite3 {path} .recover | sqlite3 new.db`."
+                f" (`penstock restore`). Without a backup, recover what can be read into another file:"
+                f" `sqlite3 {path} .recover > found.sql && sqlite3 new.db < found.sql`. This needs a sqlite3 program"
+                " with the command .recover: that of sqlite.org has it, that of Debian does not."
             )
         case _:
             return StorageError(f"{path}: {error}")

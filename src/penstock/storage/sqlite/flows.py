@@ -12,7 +12,14 @@ from typing import Final
 import msgspec
 
 from penstock.core.annex import Dependent
-from penstock.core.flow import NOTHING_TO_WAIT_FOR, DependencyRecord, DependencyState, blame, not_found
+from penstock.core.flow import (
+    NOTHING_TO_WAIT_FOR,
+    UNKNOWN_DEPENDENCY,
+    DependencyRecord,
+    DependencyState,
+    blame,
+    not_found,
+)
 from penstock.core.job import Dependency, NewJob
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
@@ -74,11 +81,7 @@ def refuse_unknown(step: Step, after: Iterable[Dependency], known: Collection[st
     for id_ in here:
         record = found.get(id_)
         if id_ not in known and (record is None or not _is_there(step, record)):
-            raise JobNotFound(
-                f"job {id_!r} of queue {step.queue.name!r} is not known, so no job can wait for it. "
-                "Nothing was written. Enqueue it first, or put both in one flow.",
-                job_id=id_,
-            )
+            raise JobNotFound.in_queue(step.queue.name, id_, UNKNOWN_DEPENDENCY)
 
 
 def depend(

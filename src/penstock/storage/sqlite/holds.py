@@ -114,4 +114,6 @@ def _place(cursor: str) -> tuple[int, str]:
     try:
         return _cursors.decode(cursor)
     except msgspec.DecodeError as error:
-        raise InvalidOption(f"{cursor!r} is no cursor: {error}. Use one that held returned.") from error
+        raise InvalidOption(
+            f"{cursor!r} is not a valid cursor: {error}. Use one that held returned."
+        ) from error

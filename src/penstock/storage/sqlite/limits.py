@@ -104,8 +104,9 @@ def _queue_state(step: Step) -> GroupState:
 
 
 def _state(step: Step, group: Group) -> GroupState:
-    why: Reason = "paused" if group.paused else ""
-    at = 0
+    why, at = group.why_full(step.now_ms)
+    if why not in ("paused", "asked"):
+        why, at = "", 0
     head = admission.head_of(step, group) if group.blocked else None
     if head is not None:
         why, at = group.why_full(step.now_ms, cost=head.annex.cost, grip=head.grip)

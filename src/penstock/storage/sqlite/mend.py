@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from penstock.core.display import get_logger
 from penstock.errors import PenstockError, StorageDamaged
-from penstock.storage.sqlite.check import check_counts, check_groups, check_values
+from penstock.storage.sqlite.check import check_counts, check_groups, check_pages, check_values
 from penstock.storage.sqlite.damage import (
     Found,
     find_among,
@@ -74,8 +74,10 @@ def repeat_mended(
     raise error
 
 
-def mend_all(transaction: Transaction, place: Place) -> int:
-    """Put all damaged records of a queue aside; how many there were."""
+def mend_all(transaction: Transaction, place: Place) -> dict[str, int]:
+    """Put all damaged records of a queue aside, and rebuild its indexes if they differ; how much there was of each."""
+    # The indexes first: a record cannot be changed if its index says something else of it.
+    pages = check_pages(transaction.step(*place), repair=True)
     total = _mend_values(transaction, place)
     for found in list(walk(transaction.step(*place))):
         for one in found:
@@ -83,7 +85,8 @@ def mend_all(transaction: Transaction, place: Place) -> int:
         total += len(found)
     if total:
         _recount(transaction, place)
-    return total
+    counts = {"damaged_jobs": total, "damaged_pages": pages}
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def _mend(transaction: Transaction, place: Place, ids: Sequence[str]) -> int | None:

@@ -29,7 +29,7 @@ def watch(step: Step, ids: Sequence[str], *, listener: str) -> list[Finished | N
     for id_ in ids:
         record = known.get(id_)
         if record is None or step.is_over(record):
-            raise JobNotFound(f"There is no job {id_!r} in queue {step.queue.name!r}.", job_id=id_)
+            raise JobNotFound.in_queue(step.queue.name, id_)
     answers = [_ended(known[id_]) for id_ in ids]
     for id_, answer in zip(ids, answers, strict=True):
         if answer is None:

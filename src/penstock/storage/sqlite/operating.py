@@ -177,11 +177,9 @@ class Operating(Verbs):
 
     async def check(self, queue: str, *, repair: bool = False) -> Checked:
         session = self._opened
-        damaged = await session.mend(queue, weight=_CHECK_WEIGHT) if repair else 0
+        damaged = await session.mend(queue, weight=_CHECK_WEIGHT) if repair else {}
         checked = await session.write(queue, lambda step: check(step, repair=repair), weight=_CHECK_WEIGHT)
-        if not damaged:
-            return checked
-        return Checked(checked.records, {**checked.problems, "damaged_jobs": damaged}, repair)
+        return Checked(checked.records, {**checked.problems, **damaged}, repair)
 
     # Usage
 

@@ -19,11 +19,12 @@ from penstock.storage.sqlite.metrics import told
 from penstock.storage.sqlite.queuerow import USES_STAGED, QueueRow, find_queue
 from penstock.storage.sqlite.records import Record, as_job
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.values import Counts, Held, JobPage, QueueClock, QueueSettings, WorkerRecord
+from penstock.storage.values import Counts, Held, JobPage, LogPage, QueueClock, QueueSettings, WorkerRecord
 
 __all__ = [
     "ORDERS",
     "after_place",
+    "attended",
     "clock",
     "counts",
     "get",
@@ -107,7 +108,7 @@ def place_of(cursor: str) -> tuple[int, int | str]:
         return _cursors.decode(cursor)
     except msgspec.DecodeError as error:
         raise InvalidOption(
-            f"{cursor!r:.80} is no cursor: {error}. Use one that list_jobs returned."
+            f"{cursor!r:.80} is not a valid cursor: {error}. Use one that list_jobs returned."
         ) from error
 
 
@@ -192,6 +193,11 @@ def queues(sql: sqlite3.Connection, namespace: str) -> list[str]:
     return [name for (name,) in sql.execute(statements("queue")["names"], (namespace,))]
 
 
+def attended(sql: sqlite3.Connection, namespace: str) -> list[str]:
+    """Return the queues that have records of workers."""
+    return [name for (name,) in sql.execute(statements("queue")["attended"], (namespace,))]
+
+
 def settings(sql: sqlite3.Connection, namespace: str, queue: str) -> QueueSettings:
     """The queue's settings, or the defaults."""
     row = find_queue(sql, namespace, queue)
@@ -220,11 +226,15 @@ def leases_of(sql: sqlite3.Connection, namespace: str, queue: str, worker: str) 
     return [Held(id_, token) for id_, token in found]
 
 
-def logs(
-    sql: sqlite3.Connection, namespace: str, queue: str, id_: str, *, start: int, limit: int
-) -> list[str]:
-    """Log lines of a job from the ``start``-th kept one on."""
+def logs(sql: sqlite3.Connection, namespace: str, queue: str, id_: str, *, start: int, limit: int) -> LogPage:
+    """Return the kept log lines of a job from number ``start`` on."""
     row = find_queue(sql, namespace, queue)
     if row is None:
-        return []
-    return [line for (line,) in sql.execute(_sql["logs"], (row.key, id_, limit, start))]
+        return LogPage()
+    first, last = sql.execute(_sql["log_range"], (row.key, id_)).fetchone()
+    if last is None:
+        return LogPage()
+    # The table counts lines from 1.
+    start = min(max(start, first - 1), last)
+    lines = [line for (line,) in sql.execute(_sql["logs"], (row.key, id_, start, max(limit, 0)))]
+    return LogPage(lines, start, last)

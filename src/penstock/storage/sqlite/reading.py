@@ -17,6 +17,7 @@ from penstock.storage.values import (
     EventPage,
     Finished,
     JobPage,
+    LogPage,
     QueueClock,
 )
 
@@ -80,10 +81,13 @@ class Reading(Verbs):
     async def queues(self) -> list[str]:
         return await self._opened.read(lambda sql: read.queues(sql, self._namespace))
 
+    async def attended(self) -> list[str]:
+        return await self._opened.read(lambda sql: read.attended(sql, self._namespace))
+
     async def clock(self, queue: str) -> QueueClock:
         return await self._opened.read(lambda sql: read.clock(sql, self._namespace, queue))
 
-    async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
+    async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> LogPage:
         return await self._opened.read(
             lambda sql: read.logs(sql, self._namespace, queue, id, start=start, limit=limit)
         )

@@ -89,8 +89,8 @@ class Session:
 
         return self._calls.submit(work, weight=weight)
 
-    def mend(self, queue: str, *, weight: int) -> asyncio.Future[int]:
-        """Put all damaged records of a queue aside; how many there were."""
+    def mend(self, queue: str, *, weight: int) -> asyncio.Future[dict[str, int]]:
+        """Put all damaged records of a queue aside, and rebuild its indexes; how much there was of each."""
         return self._calls.submit(
             lambda transaction: mend_all(transaction, (self._namespace, queue)), weight=weight
         )

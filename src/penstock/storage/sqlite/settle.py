@@ -33,7 +33,7 @@ from penstock.storage.sqlite.records import (
 )
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.step import Step
-from penstock.storage.sqlite.steps import go_to, named, suspend
+from penstock.storage.sqlite.steps import go_to, hand_back, named, suspend
 from penstock.storage.sqlite.transitions import (
     absorb_slot,
     change_ttls,
@@ -137,6 +137,8 @@ def _put_off(step: Step, record: Record, outcome: Snooze | Suspend | Await, run:
     match outcome:
         case Snooze():
             go_to(record, outcome.step)
+            if outcome.unknown:
+                hand_back(record)
             _run_again(step, record, outcome.delay_ms)
             _noted(step, record, _SNOOZED, run)
         case Suspend():
@@ -246,7 +248,14 @@ def _report(step: Step, record: Record, one: Report) -> None:
         record.progress = one.progress
         step.note(_PROGRESSED, record, run=record.runs, data=one.progress.decode())
     if one.log:
-        last = step.sql.execute(_sql["last_line"], (record.key,)).fetchone()[0] or 0
-        lines = [(record.key, last + 1 + i, line) for i, line in enumerate(one.log)]
-        step.sql.executemany(_sql["add_line"], lines)
-        step.sql.execute(_sql["trim_lines"], (record.key, last + len(lines) - _LOG_LINES_KEPT))
+        _log(step, record, one)
+
+
+def _log(step: Step, record: Record, one: Report) -> None:
+    """Append log lines. Kept lines have consecutive numbers: those before skipped lines go."""
+    last = step.sql.execute(_sql["last_line"], (record.key,)).fetchone()[0] or 0
+    last += one.log_skipped
+    lines = [(record.key, last + 1 + i, line) for i, line in enumerate(one.log)]
+    step.sql.executemany(_sql["add_line"], lines)
+    gone = max(last if one.log_skipped else 0, last + len(lines) - _LOG_LINES_KEPT)
+    step.sql.execute(_sql["trim_lines"], (record.key, gone))

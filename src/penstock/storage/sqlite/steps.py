@@ -13,7 +13,7 @@ from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import enter_waiting
 from penstock.storage.values import SignalAnswer
 
-__all__ = ["go_to", "named", "received_data", "signal", "suspend", "time_out"]
+__all__ = ["go_to", "hand_back", "named", "received_data", "signal", "suspend", "time_out"]
 
 _SIGNALLED = EventType.SIGNALLED.value
 _UNBLOCKED = EventType.UNBLOCKED.value
@@ -32,6 +32,11 @@ def go_to(record: Record, step: str | None) -> None:
     """The next run is to begin at this step; ``None``: where the job is."""
     if step is not None:
         record.annex = replace(record.annex, step=step)
+
+
+def hand_back(record: Record) -> None:
+    """Note that the worker of this run does not know the task."""
+    record.annex = replace(record.annex, unknown_run=record.runs)
 
 
 def suspend(step: Step, record: Record, name: str, *, timeout_ms: int) -> None:

@@ -9,10 +9,10 @@ from penstock.storage.sqlite import dedup, flows, instants, schedulers
 from penstock.storage.sqlite.admission import sweep_groups
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.clock import TERM_MS, wall_ms
-from penstock.storage.sqlite.connection import locked_ms
 from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.groups import USES_LIMITS
 from penstock.storage.sqlite.holds import lapse
+from penstock.storage.sqlite.lock import protected_ms
 from penstock.storage.sqlite.memo import MEMO_KEPT_MS
 from penstock.storage.sqlite.records import (
     BLOCKED,
@@ -112,7 +112,9 @@ def _rescue(step: Step, limit: int) -> int:
     active = step.sql.execute(_sql["active"], (step.queue.key,)).fetchone()[0]
     if active != step.queue.active:
         raise Unreadable(f"{step.queue.active} jobs are counted as active, but {active} are")
-    stalled = _records(step, "stalled", step.now_ms - locked_ms(step.sql), limit)
+    now_ms = step.now_ms
+    most, least = protected_ms(step.sql)
+    stalled = _records(step, "stalled", now_ms, now_ms - most, now_ms - least, limit)
     for record in stalled:
         _rescue_one(step, record)
     step.save(stalled)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from copy import copy
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
 
 from penstock.storage.sqlite.eventnotes import EventNotes
+from penstock.storage.sqlite.lock import LONG_S, write_long_lock
 from penstock.storage.sqlite.metrics import count_events
 from penstock.storage.sqlite.queuerow import QueueRow, find_queue
 from penstock.storage.sqlite.statements import statements
@@ -35,7 +37,7 @@ class Transaction:
     """The state that the calls of one group share. Each queue's row is read once and written once; its events are one
     entry.
 
-    ``asked_at`` is when the group asked for the lock, by the monotonic clock.
+    ``locked_at`` is since when no other process could write, by the monotonic clock.
     """
 
     def __init__(
@@ -44,9 +46,9 @@ class Transaction:
         option_keys: dict[bytes, int],
         ties: Ties,
         *,
-        asked_at: float,
+        locked_at: float,
     ) -> None:
-        self.asked_at = asked_at
+        self.locked_at = locked_at
         self.sql = sql
         self.option_keys = option_keys
         self.ties = ties
@@ -56,11 +58,18 @@ class Transaction:
 
     def step(self, namespace: str, queue: str) -> Step:
         """Begin a call. It works on a copy of the queue's row, so a call that fails leaves no trace."""
+        self.note_lock()
         row = self._rows.get((namespace, queue))
         if row is None:
             row = find_queue(self.sql, namespace, queue) or self._create(namespace, queue)
             self._rows[namespace, queue] = row
         return Step(self.sql, namespace, copy(row), option_keys=self.option_keys, ties=self.ties)
+
+    def note_lock(self) -> None:
+        """Record if no other process could write for long."""
+        locked_s = monotonic() - self.locked_at
+        if locked_s >= LONG_S:
+            write_long_lock(self.sql, since_s=locked_s, until_s=0)
 
     def _create(self, namespace: str, queue: str) -> QueueRow:
         self.sql.execute(_sql["create"], (namespace, queue))

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from penstock.storage.sqlite.lock import TURN_FILE
 from penstock.storage.sqlite.transaction import Signal
 
 __all__ = ["CAN_SIGNAL", "Bell", "Exchange", "signal_directory"]
@@ -110,6 +111,8 @@ class Exchange:
             self._sender = None
         if self.folder is not None:
             try:
+                if os.listdir(self.folder) == [TURN_FILE]:
+                    os.unlink(self.folder / TURN_FILE)
                 self.folder.rmdir()
             except OSError:
                 pass
@@ -127,7 +130,7 @@ class Exchange:
         own = _process()
         self._sockets = {}
         for name in names:
-            if not name.startswith(own):
+            if name != TURN_FILE and not name.startswith(own):
                 self._sockets.setdefault(name[-1], []).append(str(folder / name))
 
     def _send(self, paths: Iterable[str], datagram: bytes) -> None:

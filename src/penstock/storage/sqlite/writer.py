@@ -23,8 +23,9 @@ from typing import Any, Final, TypeVar
 
 from penstock.errors import StorageUnavailable
 from penstock.storage.sqlite.checkpoint import Checkpoints
-from penstock.storage.sqlite.connection import MEMORY, begin, check_format, write_long_lock
+from penstock.storage.sqlite.connection import MEMORY, check_format
 from penstock.storage.sqlite.failures import is_full, translate
+from penstock.storage.sqlite.lock import LONG_S, Turn, begin, quiet_s, write_long_lock
 from penstock.storage.sqlite.ties import TIES
 from penstock.storage.sqlite.transaction import Signal, Transaction
 
@@ -37,9 +38,6 @@ _GROUP_CALLS: Final = 256
 _GROUP_WEIGHT: Final = 20_000
 _INLINE_WEIGHT: Final = 2_000
 """Jobs in a group that an event loop may be held up for: some tens of milliseconds."""
-
-_LONG_S: Final = 1.0
-"""A process that holds the lock for that long, suspended or on a slow disk, may keep leases from being extended."""
 
 
 class _Call:
@@ -58,12 +56,14 @@ class _Group:
 
     ``guarded``: one of them failed, so all are run again, each behind a savepoint. ``apart``: SQLite gave up their
     transaction because of one of them, so each gets one of its own. ``asked_at``: when they asked for the lock.
+    ``has_waited``: another process had it then.
     """
 
-    __slots__ = ("apart", "asked_at", "calls", "guarded", "loop", "transaction")
+    __slots__ = ("apart", "asked_at", "calls", "guarded", "has_waited", "loop", "transaction")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, calls: list[_Call]) -> None:
         self.asked_at = monotonic()
+        self.has_waited = False
         self.loop = loop
         self.calls = calls
         self.transaction: Transaction | None = None
@@ -99,7 +99,8 @@ class Writer:
 
     ``on_commit`` is called with the signals of every commit, on whatever thread that is. ``find_loss`` is called before
     a group is answered, on its loop's thread: it returns why none of its calls reached the store, if that is so.
-    ``asked_at`` is when this process began to open the database, by the monotonic clock.
+    ``asked_at`` is when this process began to open the database, by the monotonic clock, and ``has_waited`` whether
+    another process had the lock then.
     """
 
     def __init__(
@@ -111,7 +112,9 @@ class Writer:
         on_commit: Callable[[set[Signal]], None],
         find_loss: Callable[[], Exception | None],
         checkpoints: Checkpoints | None,
+        turn: Turn | None,
         asked_at: float,
+        has_waited: bool,
     ) -> None:
         self.commits = 0
         self.sql = sql
@@ -122,7 +125,9 @@ class Writer:
         self._checkpoints = checkpoints
         self._option_keys: dict[bytes, int] = {}
         self._long_lock: tuple[float, float] | None = None
-        self._note_lock(asked_at)
+        self._turn = turn
+        self._held_at = 0.0
+        self._note_lock(self._locked_at(asked_at, has_waited=has_waited))
         self._free = threading.Lock()
         self._lined_up: deque[Calls] = deque()
         self._inbox: SimpleQueue[_Group | None] = SimpleQueue()
@@ -177,9 +182,13 @@ class Writer:
         """Run the calls here and now, unless another process has the lock; the thread then does what is left."""
         try:
             while not group.has_run:
+                if self._turn is not None and not self._turn.is_mine(group.asked_at):
+                    group.has_waited = True
+                    return
                 self.sql.execute("BEGIN IMMEDIATE")
                 self._run_calls(group)
         except sqlite3.Error:
+            group.has_waited = True
             return
         except BaseException as interrupt:
             group.refuse(self._interrupted(interrupt))
@@ -198,7 +207,7 @@ class Writer:
         checkpoints, is_due = self._checkpoints, False
         try:
             while not group.has_run:
-                begin(self.sql, timeout_s=self._timeout_s)
+                group.has_waited |= begin(self.sql, timeout_s=self._timeout_s, turn=self._turn)
                 self._run_calls(group)
             signals = self._commit_group(group)
             is_due = checkpoints is not None and checkpoints.is_due()
@@ -234,7 +243,7 @@ class Writer:
         """
         run = self._run_call if group.guarded else _run_bare
         try:
-            transaction = self._transaction(group.asked_at)
+            transaction = self._transaction(group.asked_at, has_waited=group.has_waited)
             for call in group.calls:
                 run(transaction, call)
             transaction.flush()
@@ -244,20 +253,31 @@ class Writer:
         else:
             group.transaction = transaction
 
-    def _transaction(self, asked_at: float) -> Transaction:
+    def _transaction(self, asked_at: float, *, has_waited: bool) -> Transaction:
         """Return what the calls of the open transaction share. Raise ``StorageVersion`` if the format has changed."""
         if self._path != MEMORY:
             check_format(self.sql, self._path)
-        self._note_lock(asked_at)
         if self._long_lock is not None:
-            write_long_lock(self.sql, *(int((monotonic() - at) * 1000) for at in self._long_lock))
-        return Transaction(self.sql, self._option_keys, TIES, asked_at=asked_at)
+            since_s, until_s = (monotonic() - at for at in self._long_lock)
+            write_long_lock(self.sql, since_s=since_s, until_s=until_s)
+        locked_at = self._locked_at(asked_at, has_waited=has_waited)
+        return Transaction(self.sql, self._option_keys, TIES, locked_at=locked_at)
 
-    def _note_lock(self, asked_at: float) -> None:
-        """Note that a lock which was asked for at ``asked_at`` is held now, or was given back."""
+    def _locked_at(self, asked_at: float, *, has_waited: bool) -> float:
+        """Return since when no other process than the one that had the lock before us could write.
+
+        It was taken before we asked for it, but after the file was last written, and after we last had it.
+        """
         now = monotonic()
-        if now - asked_at >= _LONG_S:
-            self._long_lock = (asked_at, now)
+        if not has_waited or now - self._held_at < LONG_S:
+            return asked_at
+        return min(asked_at, max(self._held_at, now - quiet_s(self.sql)))
+
+    def _note_lock(self, locked_at: float) -> None:
+        """Note for the next transaction that nobody else could write since ``locked_at``, if that was long."""
+        self._held_at = monotonic()
+        if self._held_at - locked_at >= LONG_S:
+            self._long_lock = (locked_at, self._held_at)
 
     def _run_call(self, transaction: Transaction, call: _Call) -> None:
         """Run a call so that its failure leaves nothing behind and does not touch the others."""
@@ -291,8 +311,8 @@ class Writer:
         """Run and commit a call, and add its signals. Return the error that kept it from being committed."""
         asked_at = monotonic()
         try:
-            begin(self.sql, timeout_s=self._timeout_s)
-            transaction = self._transaction(asked_at)
+            has_waited = begin(self.sql, timeout_s=self._timeout_s, turn=self._turn)
+            transaction = self._transaction(asked_at, has_waited=has_waited)
             self._run_call(transaction, call)
             transaction.flush()
             signals |= self._commit(transaction)
@@ -304,10 +324,11 @@ class Writer:
 
     def _commit(self, transaction: Transaction | None) -> set[Signal]:
         assert transaction is not None
+        transaction.note_lock()
         self.sql.execute("COMMIT")
         self.commits += 1
         self._long_lock = None
-        self._note_lock(transaction.asked_at)
+        self._note_lock(transaction.locked_at)
         return transaction.signals
 
     def _roll_back(self) -> None:

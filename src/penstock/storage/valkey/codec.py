@@ -48,7 +48,8 @@ def encode_jobs(
     """
     args: list[Arg] = []
     append = args.append
-    specials: dict[int, list[Any] | str] = {}
+    specials: dict[int, list[Any] | str | int] = {}
+    first_with: dict[tuple[Any, ...], int] = {}
     headers: dict[bytes, bytes] = {}
     options: Options | None = None
     head = b""
@@ -75,7 +76,9 @@ def encode_jobs(
             or job.staged
         ):
             place = len(args) >> 1
-            specials[place] = _special(job, to_come[place - 1] if to_come else ())
+            special = _special(job, to_come[place - 1] if to_come else ())
+            first = place if to_come is not None or has_ties else first_with.setdefault(tuple(special), place)
+            specials[place] = special if first == place else first
         elif job.notify:
             specials[len(args) >> 1] = job.notify
     flat = [part for pair in headers.items() for part in pair]
@@ -161,8 +164,8 @@ def encode_outcome(token: int, outcome: Outcome) -> bytes:
             kind, kept = (b"F", b"") if ttl_ms is None else (b"G", ttl_ms.to_bytes(6, "big"))
             rest = retry_in_ms.to_bytes(6, "big")
             return b"%b%b%c%b%b%b" % (head, kind, final, rest, kept, _pack(failure))
-        case Snooze(delay_ms, step):
-            return b"%bS%b%b" % (head, delay_ms.to_bytes(6, "big"), _step(step))
+        case Snooze(delay_ms, step, unknown):
+            return b"%bS%b%b%b" % (head, delay_ms.to_bytes(6, "big"), b"?" * unknown, _step(step))
         case Suspend(signal, timeout_ms, step):
             name = signal.encode()
             return b"%bP%b%c%b%b" % (head, timeout_ms.to_bytes(6, "big"), len(name), name, _step(step))

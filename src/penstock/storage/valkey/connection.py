@@ -34,9 +34,10 @@ _HIGH_WATER: Final = 1 << 20
 # With the looks it takes up to 15 s to notice a silent connection: a call has as long again on another one.
 _STALL_SECONDS: Final = 12.5
 _LOOKS: Final = 5
-_LIST: Final = ord("*")
-_HUGE_LIST: Final = re.compile(rb"\*([0-9]{8,20})\r")
-"""More elements than any reply to us has. The parser makes room for all of them as soon as it reads their number."""
+_find_huge_list: Final = re.compile(rb"\*([0-9]{8,20})\r").search
+"""More elements than any reply to us has. The parser makes room for all of them when it is told their number."""
+_find_cut_list: Final = re.compile(rb"\*[0-9]{0,20}\Z").search
+_NEWLINE: Final = ord("\n")
 _pack = cast(Callable[[tuple[Arg, ...]], bytes], hiredis.pack_command)
 
 
@@ -61,6 +62,7 @@ class Connection(asyncio.Protocol):
         "__weakref__",
         "_closed",
         "_create_future",
+        "_cut",
         "_gets",
         "_head",
         "_looks",
@@ -88,6 +90,7 @@ class Connection(asyncio.Protocol):
         self._create_future = self._loop.create_future
         self._reader = hiredis.Reader(replyError=ReplyError)
         self._gets = self._reader.gets
+        self._cut = b""
         self._pending: deque[asyncio.Future[Any]] = deque()
         self._unsent: list[bytes] = []
         self._write: Callable[[bytes], None] = self._refuse
@@ -154,9 +157,31 @@ class Connection(asyncio.Protocol):
         self._look_for_stall()
 
     def data_received(self, data: bytes) -> None:
-        if data[0] == _LIST and (huge := _HUGE_LIST.match(data)):
-            self.drop(f"it announced a list of {huge[1].decode()} elements; is it a Valkey or Redis server?")
-            return
+        if self._cut:
+            data, self._cut = self._cut + data, b""
+        if data[-1] != _NEWLINE and (cut := _find_cut_list(data)):
+            data, self._cut = data[: cut.start()], cut[0]
+        if _find_huge_list(data) is None:
+            self._take(data)
+        else:
+            self._take_carefully(data)
+
+    def _take_carefully(self, data: bytes) -> None:
+        """Give the connection up if a huge list is announced, unless that is part of a text."""
+        taken = at = 0
+        while (huge := _find_huge_list(data, at)) is not None:
+            self._take(data[taken : huge.start()])
+            taken, at = huge.start(), huge.end()
+            if not self._reader.has_data():
+                self.drop(
+                    f"it announced a list of {huge[1].decode()} elements; is it a Valkey or Redis server?"
+                )
+            if self.lost:
+                return
+        self._take(data[taken:])
+
+    def _take(self, data: bytes) -> None:
+        """Parse what has come, and answer the calls whose replies are complete."""
         gets, take = self._gets, self._pending.popleft
         try:
             self._reader.feed(data)
@@ -256,9 +281,18 @@ async def open_connection(
     except BaseException as error:
         connection.drop("connect failed")
         if isinstance(error, OSError) and not isinstance(error, StorageError):
-            raise StorageUnavailable(f"cannot connect to {address}: {error}") from error
+            raise StorageUnavailable(f"cannot connect to {address}: {_reason(error)}") from error
         raise
     return connection
+
+
+def _reason(error: OSError) -> str:
+    """Return why the connection failed, with the remedy for the most frequent cause."""
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused. Start the server, or check the host and the port in the URL"
+    if isinstance(error, socket.gaierror):
+        return "the name of the host is not known. Check the host in the URL, or the name server"
+    return str(error)
 
 
 def _set_up(sock: socket.socket) -> None:

@@ -88,15 +88,20 @@ class Courier:
         return count
 
     async def _read(self, source: str) -> list[_Letter]:
-        key = self._calls.keys.part(source, "outbox")
-        while entries := await self._calls.plain(key, "LRANGE", key, 0, _AT_ONCE - 1):
+        while True:
+            renumbered, aside, *entries = await self._calls.call(source, "undelivered", _AT_ONCE)
+            if renumbered:
+                _log.warning("queue %s: mended the numbers of %d messages", source, renumbered)
+            if aside:
+                _report_put_aside(source, aside)
+            if not entries:
+                return []
             letters = [letter for entry in entries if (letter := _opened(entry)) is not None]
             if len(letters) < len(entries):
                 known = {letter.entry for letter in letters}
                 await self._put_aside(source, [entry for entry in entries if entry not in known])
             if letters:
                 return letters
-        return []
 
     async def _hand_over(self, source: str, target: str, letters: list[_Letter]) -> bool:
         """Whether the target has something to say to that."""
@@ -114,13 +119,7 @@ class Courier:
 
     async def _put_aside(self, source: str, entries: list[bytes]) -> None:
         """Take messages that cannot be read out of the way of those behind them."""
-        count = await self._calls.call(source, "put_aside", *entries)
-        _log.error(
-            "queue %s: %d messages to other queues cannot be read and were put aside. Jobs may wait for others that "
-            "have ended, and jobs of flows or dead letters may be missing: look at `penstock list --state blocked`",
-            source,
-            count,
-        )
+        _report_put_aside(source, await self._calls.call(source, "put_aside", *entries))
 
     async def close(self) -> None:
         """Stop; what is not delivered stays where it is."""
@@ -128,6 +127,15 @@ class Courier:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _report_put_aside(source: str, count: int) -> None:
+    _log.error(
+        "queue %s: %d messages to other queues cannot be read and were put aside. Jobs may wait for others that have "
+        "ended, and jobs of flows or dead letters may be missing: look at `penstock list --state blocked`",
+        source,
+        count,
+    )
 
 
 def _written(message: bytes, source: str) -> bytes:

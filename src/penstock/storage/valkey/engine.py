@@ -152,12 +152,15 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
             node = {name: value for name, colon, value in lines if colon}
             facts.append({**node, "time_ms": str(int(seconds) * 1000 + int(micros) // 1000)})
         try:
-            told = await self._router.call_every_node("CONFIG", "GET", "save")
+            told = [
+                await self._router.call_every_node("CONFIG", "GET", name) for name in ("save", "appendfsync")
+            ]
         except StorageRefused:
-            return facts  # This user may not ask when snapshots are saved.
-        for node, reply in zip(facts, told, strict=True):
-            [*_, value] = reply.values() if isinstance(reply, dict) else reply
-            node["save"] = value.decode() if isinstance(value, bytes) else str(value)
+            return facts  # This user may not ask for the configuration.
+        for name, replies in zip(("save", "appendfsync"), told, strict=True):
+            for node, reply in zip(facts, replies, strict=True):
+                [*_, value] = reply.values() if isinstance(reply, dict) else reply
+                node[name] = value.decode() if isinstance(value, bytes) else str(value)
         return facts
 
     async def shift_clock(self, queue: str, ms: int, *, jump: bool = False) -> None:

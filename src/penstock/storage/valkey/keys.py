@@ -15,6 +15,7 @@ class Keys:
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.registry = f"penstock:{namespace}:queues".encode()
+        self.attended = f"penstock:{namespace}:attended".encode()
         self._declared: dict[str, tuple[bytes, bytes]] = {}
 
     def of(self, queue: str) -> bytes:

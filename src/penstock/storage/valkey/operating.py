@@ -286,7 +286,7 @@ class Operating:
         damaged = await (mending.mend_all(queue) if repair else mending.count(queue))
         problems.update({"damaged_jobs": damaged} if damaged else {})
         if repair or not damaged:
-            problems.update(await mending.mend_values(queue, repair=repair, counters=True))
+            problems |= Counter(await mending.mend_values(queue, repair=repair, counters=True))
         problems.update(await mending.check_log(queue, repair=repair))
         named = (*await self._parts(queue, "holders", "held:"), *await self._parts(queue, "errors", "error:"))
         records = 0

@@ -25,6 +25,7 @@ from penstock.storage.values import (
     EventPage,
     Finished,
     JobPage,
+    LogPage,
     QueueClock,
     WorkerRecord,
 )
@@ -174,6 +175,11 @@ class Reading:
         registry = self._calls.keys.registry
         return sorted(name.decode() for name in await self._calls.plain(registry, "SMEMBERS", registry))
 
+    async def attended(self) -> list[str]:
+        """As ``Storage.attended``."""
+        attended = self._calls.keys.attended
+        return sorted(name.decode() for name in await self._calls.plain(attended, "SMEMBERS", attended))
+
     async def clock(self, queue: str) -> QueueClock:
         """As ``Storage.clock``."""
         return QueueClock(*await self._calls.call(queue, "clock"))
@@ -188,13 +194,10 @@ class Reading:
         ]
         return sorted(found, key=lambda record: record.id)
 
-    async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
+    async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> LogPage:
         """As ``Storage.logs``."""
-        if limit <= 0:
-            return []
-        key = self._calls.keys.part(queue, f"log:{id}")
-        lines = await self._calls.plain(key, "LRANGE", key, start, start + limit - 1)
-        return [line.decode() for line in lines]
+        first, written, lines = await self._calls.call(queue, "logs", id, start, limit)
+        return LogPage([line.decode() for line in lines], first, written)
 
     # Waiting
 
@@ -226,9 +229,7 @@ class Reading:
         try:
             rows = await self._calls.call(queue, "watch", listener, *ids) if ids else []
         except Refused as error:
-            raise JobNotFound(
-                f"There is no job {error.text!r} in queue {queue!r}.", job_id=error.text
-            ) from None
+            raise JobNotFound.in_queue(queue, error.text) from None
         told = iter(await self._with_results(queue, [row for row in rows if row]))
         return [next(told) if row else None for row in rows]
 

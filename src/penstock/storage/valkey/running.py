@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.core.flow import UNKNOWN_DEPENDENCY
 from penstock.core.job import Enqueued, EnqueueStatus, Lease, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
@@ -66,6 +67,7 @@ class Running:
     def __init__(self) -> None:
         self._met: set[str] = set()
         self._registered: set[str] = set()
+        self._attended: set[str] = set()
         self._seen_seq: dict[str, int] = {}
         self._claims = False
 
@@ -203,6 +205,10 @@ class Running:
     async def _went_back(self, queue: str, seq: int) -> None:
         """A counter is behind what it was: the store was restored, or failed over with a loss."""
         await self._calls.call(queue, "renew_epoch", seq, 0)
+        # The list of queues may have been lost, too.
+        self._registered.discard(queue)
+        self._attended.discard(queue)
+        await self._register(queue)
 
     async def extend(
         self,
@@ -214,6 +220,9 @@ class Running:
         info: bytes | None = None,
     ) -> list[Extended]:
         """As ``Storage.extend``."""
+        if info is not None and queue not in self._attended:
+            await self._calls.plain(self._calls.keys.attended, "SADD", self._calls.keys.attended, queue)
+            self._attended.add(queue)
         args: list[Arg] = [worker, lease_ms, int(info is not None), info or b""]
         for id, token in held:
             args.append(id)
@@ -256,7 +265,14 @@ class Running:
                 item.token.to_bytes(6, "big"),
                 "".join(letter for letter in said if said[letter]),
             )
-            args += (item.progress or b"", item.payload or b"", used, len(item.log), *item.log)
+            args += (
+                item.progress or b"",
+                item.payload or b"",
+                used,
+                item.log_skipped,
+                len(item.log),
+                *item.log,
+            )
         letters = await self._calls.call_once(queue, "report", args)
         return [letter == ord("y") for letter in letters]
 
@@ -280,8 +296,4 @@ def refusal(queue: str, error: Refused) -> Exception:
         )
     if error.code != "NOTFOUND":
         return error
-    return JobNotFound(
-        f"job {error.text!r} of queue {queue!r} is not known, so no job can wait for it. "
-        "Nothing was written. Enqueue it first, or put both in one flow.",
-        job_id=error.text,
-    )
+    return JobNotFound.in_queue(queue, error.text, UNKNOWN_DEPENDENCY)

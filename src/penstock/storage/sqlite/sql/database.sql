@@ -4,8 +4,11 @@ SELECT value FROM meta WHERE name = 'identity'
 -- name: set_meta
 INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value
 
--- name: long_lock
-SELECT value FROM meta WHERE name = 'long_lock'
+-- name: locked
+SELECT value FROM meta WHERE name = 'locked'
+
+-- name: last_write
+SELECT max(boot_ms) FROM queues WHERE boot = ?
 
 -- name: highest_number
 SELECT max(

@@ -21,6 +21,9 @@ INSERT INTO events (queue, last_seq, first_seq, at_ms, bytes, entry) VALUES (?, 
 -- name: names
 SELECT name FROM queues WHERE namespace = ? AND used = 1 ORDER BY name
 
+-- name: attended
+SELECT name FROM queues WHERE namespace = ? AND key IN (SELECT queue FROM workers) ORDER BY name
+
 -- name: keep_minute
 INSERT INTO minutes (queue, slot, minute) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET minute = excluded.minute
 

@@ -59,9 +59,13 @@ SELECT id, info, seen_at FROM workers WHERE queue = ? ORDER BY id
 -- name: depart
 DELETE FROM workers WHERE queue = ? AND id = ?
 
+-- name: log_range
+SELECT min(l.number), max(l.number) FROM jobs j JOIN logs l ON l.job = j.key
+WHERE j.queue = ? AND j.id = ?
+
 -- name: logs
 SELECT l.line FROM jobs j JOIN logs l ON l.job = j.key
-WHERE j.queue = ? AND j.id = ? ORDER BY l.number LIMIT ? OFFSET ?
+WHERE j.queue = ? AND j.id = ? AND l.number > ? ORDER BY l.number LIMIT ?
 
 -- name: due
 SELECT 1 FROM jobs WHERE queue = ? AND state = 'scheduled' AND run_at <= ? LIMIT 1

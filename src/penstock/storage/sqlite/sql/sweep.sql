@@ -8,13 +8,14 @@ ORDER BY j.wake_at, j.id LIMIT ?
 SELECT count(*) FROM jobs WHERE queue = ? AND state = 'active'
 
 -- name: renew_leases
+-- Leases that were ended on purpose (1) stay ended.
 UPDATE jobs SET lease_until = max(? + max(lease_until - ?, 0), ?)
-WHERE queue = ? AND state = 'active' AND lease_until <= ?
+WHERE queue = ? AND state = 'active' AND lease_until > 1 AND lease_until <= ?
 
 -- name: stalled
 SELECT {record}
 FROM jobs j JOIN options o ON o.key = j.options
-WHERE j.queue = ? AND j.state = 'active' AND j.lease_until <= ?
+WHERE j.queue = ? AND j.state = 'active' AND j.lease_until <= ? AND NOT (j.lease_until > ? AND j.lease_until <= ?)
 ORDER BY j.lease_until, j.id LIMIT ?
 
 -- name: past_ttl

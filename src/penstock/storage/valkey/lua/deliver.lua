@@ -4,6 +4,9 @@
 --   read, if there are any: these are passed over
 -- events:    as enqueue; unblocked, failed
 -- deliver_new: the same, refused when the server is full: for messages that put jobs in
+-- undelivered: the first entries of the outbox, after those that are damaged were mended.
+-- arguments: how many
+-- returns:   {entries whose number was damaged and made anew, entries that were put aside, entry, entry ...}
 -- delivered: messages up to a sequence have been applied by their targets.
 -- arguments: sequence
 -- returns:   1 if more is left, else 0
@@ -37,6 +40,94 @@ local function is_sound(kind, said)
   return kind == 'd' and are_texts(said, 5)
 end
 
+local function is_letter(message)
+  local is_read, _, _, _, id, handled_by, task, failure = pcall(unpack, '>I6I6I4I2I2I2I4', message, 2)
+  return is_read and 27 + id + handled_by + task + failure <= #message
+end
+
+-- Whether an entry can be read, whatever its number is.
+local function is_message(entry)
+  local _, last = string.find(entry, '^%w[%w_.-]*%z', 17)
+  local message = last and sub(entry, last + 1) or ''
+  local kind = sub(message, 1, 1)
+  if kind == 'x' then return is_letter(message) end
+  local is_read, said = pcall(decode, sub(message, 2))
+  return is_read and is_sound(kind, said)
+end
+
+local function number_of(entry)
+  return string.find(entry, '^%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d') and tonumber(sub(entry, 1, 16))
+end
+
+-- The last number that was delivered, and the last that was drawn: those of the entries lie between them.
+local function bounds()
+  local stored = call('HMGET', K.meta, 'delivered', 'outbox')
+  return tonumber(stored[1] or nil) or 0, tonumber(stored[2] or nil) or 1e16
+end
+
+local function is_in_order(entries)
+  if not entries[1] then return true end
+  local before, last = bounds()
+  for i = 1, #entries do
+    local number = number_of(entries[i])
+    if not number or number <= before or number > last then return false end
+    before = number
+  end
+  return true
+end
+
+-- The places of numbers that rise, as many as there can be, and the highest of them: all others are damaged.
+local function rising(numbers, first, last)
+  local starts, behind, places = {}, {}, {}
+  for i = #numbers, 1, -1 do
+    local number, low, high = numbers[i], 1, #starts + 1
+    while low < high do
+      local middle = floor((low + high) / 2)
+      if numbers[starts[middle]] > number then low = middle + 1 else high = middle end
+    end
+    if number > first and number <= last then behind[i], starts[low] = starts[low - 1], i end
+  end
+  local place = starts[#starts]
+  while place do
+    places[place], place = true, behind[place]
+  end
+  return places
+end
+
+-- Gives entries whose numbers are damaged those before the numbers behind them. The targets pass over what is not above
+-- the last number they have seen, and over everything after a number that is too high. Returns how many there were.
+local function renumber(entries)
+  local numbers, count, first, last = {}, 0, bounds()
+  for i = 1, #entries do numbers[i] = number_of(entries[i]) or 0 end
+  local places, number = rising(numbers, first, last), last + 1
+  for i = #entries, 1, -1 do
+    number = places[i] and numbers[i] or number - 1
+    if not places[i] then
+      count, entries[i] = count + 1, format('%016.0f', number) .. sub(entries[i], 17)
+    end
+  end
+  return count
+end
+
+-- Looks at all of the outbox. Returns how many numbers are damaged, and how many entries cannot be read; repaired, those
+-- are made anew, and these put aside.
+function Outbox.mend(repair)
+  local kept, aside = {}, {}
+  for _, entry in ipairs(call('LRANGE', K.outbox, 0, -1)) do
+    local list = is_message(entry) and kept or aside
+    list[#list + 1] = entry
+  end
+  local count = is_in_order(kept) and 0 or renumber(kept)
+  if repair and (count > 0 or aside[1]) then
+    call('UNLINK', K.outbox)
+    if kept[1] then send('RPUSH', K.outbox, kept) elseif Outbox.is_full() then Q.uses = Q.uses - Outbox.BIT end
+    for _, entry in ipairs(aside) do
+      hset('damaged', 'message:' .. redis.sha1hex(entry), encode({ value = entry }))
+    end
+  end
+  return count, #aside
+end
+
 local function deliver(keys, args)
   open(keys)
   local last = tonumber(call('HGET', K.inbox, args[1]) or 0)
@@ -66,6 +157,18 @@ end
 register('deliver', deliver)
 register('deliver_new', deliver, REFUSED_WHEN_FULL)
 
+register('undelivered', function(keys, args)
+  open(keys)
+  local most, count, aside = tonumber(args[1]) - 1, 0, 0
+  local entries = call('LRANGE', K.outbox, 0, most)
+  if not is_in_order(entries) then
+    count, aside = Outbox.mend(true)
+    close()
+    entries = call('LRANGE', K.outbox, 0, most)
+  end
+  return { count, aside, spread(entries) }
+end)
+
 register('delivered', function(keys, args)
   open(keys)
   local sequence, count = tonumber(args[1]), AT_ONCE
@@ -73,7 +176,10 @@ register('delivered', function(keys, args)
     local entries = call('LRANGE', K.outbox, 0, AT_ONCE - 1)
     count = 0
     while entries[count + 1] and tonumber(sub(entries[count + 1], 1, 16)) <= sequence do count = count + 1 end
-    if count > 0 then call('LPOP', K.outbox, count) end
+    if count > 0 then
+      call('LPOP', K.outbox, count)
+      call('HSET', K.meta, 'delivered', sub(entries[count], 1, 16))
+    end
   end
   local is_empty = call('LLEN', K.outbox) == 0
   if is_empty and Outbox.is_full() then Q.uses = Q.uses - Outbox.BIT end

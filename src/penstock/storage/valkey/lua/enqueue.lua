@@ -3,7 +3,7 @@
 --   (record.lua) of each job
 --   specials: '' or MessagePack of a map: place -> {delay_ms, run_at_ms (-1: none), unchecked, notify, mode,
 --   keep payload, rule of run_at, keep options, reset_counts, dedup key (false: none), its mode, its ttl_ms, after
---   (flows.lua; nil: none)}; or notify alone, if that is all
+--   (flows.lua; nil: none)}; or notify alone, if that is all; or a number, an earlier place that has the same special
 -- returns:   {first incarnation, exceptions}: a job was queued as waiting, with the next incarnation, unless the
 --   exceptions say otherwise: place, status letter and state letter, incarnation, result ('' if none), and so on. A
 --   duplicate by its dedup key has the letter e, the state letter - if that job is gone, and {id, result} as its result.
@@ -240,6 +240,16 @@ local function enqueue_alone(reference, header, id, body, notify)
   return seq
 end
 
+-- Return the specials by place. Jobs with the same special share a table.
+local function specials_of(packed)
+  if packed == '' then return NONE end
+  local specials = decode(packed)
+  for place, special in pairs(specials) do
+    if type(special) == 'number' then specials[place] = specials[special] end
+  end
+  return specials
+end
+
 -- Looks at what the call will write: at all keys, if a job comes with more than a listener.
 local function look_first(specials, count)
   for _, special in pairs(specials) do
@@ -252,7 +262,7 @@ register('enqueue', function(keys, args)
   open(keys, Parts.HOT)
   local memo = remembered(args[1], args[2], args[3])
   if memo then return decode(memo) end
-  local specials = args[4] ~= '' and decode(args[4]) or NONE
+  local specials = specials_of(args[4])
   look_first(specials, #args)
   if #args == 9 and args[5] == '1' and type(specials[1]) ~= 'table' then
     remember(args[1], args[2], encode({ Q.seq + 1, NONE }))

@@ -344,8 +344,9 @@ end
 -- The job has failed for good: its letter goes to the queue's dead_letter, if it has one.
 function Outbox.bury(job)
   if not Q.dead_letter then Q.dead_letter = read_settings() end
-  local target, handled_by = Q.dead_letter.dead_letter, Q.dead_letter.dead_letter_task or ''
+  local target, handled_by = Q.dead_letter.dead_letter, Q.dead_letter.dead_letter_options or ''
   if not target then return end
+  if handled_by == '' then handled_by = Q.dead_letter.dead_letter_task or '' end
   need_static(job)
   local failure, task = job.failure or call('HGET', K.failures, job.id) or '', options_of(job.header).task
   Outbox.send(target, 'x' .. pack('>I6I6I4HHHI4', job.inc, Q.now, job.failures, #job.id, #handled_by, #task, #failure)

@@ -9,15 +9,77 @@
 -- returns:   {ids, score, member}: score is '' at the end
 -- events:    none
 
-local function each(ids, act)
-  load(ids, true)
-  local letters = {}
+-- Answer for all ids. letters: the answers that are known already.
+local function each(ids, letters, act)
+  local unknown = {}
   for i = 1, #ids do
-    local job = found(ids[i])
-    letters[i] = job and not is_over(job) and act(job) or '-'
+    if not letters[i] then unknown[#unknown + 1] = ids[i] end
+  end
+  load(unknown, true)
+  for i = 1, #ids do
+    if not letters[i] then
+      local job = found(ids[i])
+      letters[i] = job and not is_over(job) and act(job) or '-'
+    end
   end
   close()
   return table.concat(letters)
+end
+
+local ENDED_AS = { [99] = 'completed', [67] = 'completed', [102] = 'failed', [120] = 'cancelled' } -- c C f x
+
+-- Return the annexes, by id, of the jobs that have theirs in the annex hash.
+local function moved_annexes(ids, records)
+  local moved, annexes = {}, {}
+  for i = 1, #ids do
+    if records[i] and byte(records[i], FLAGS_AT) >= 128 then moved[#moved + 1] = ids[i] end
+  end
+  local packed = read_many('HMGET', K.annex, moved)
+  for i = 1, #moved do annexes[moved[i]] = packed[i] or nil end
+  return annexes
+end
+
+-- Release a finished job by splicing its state record, without a table. Return false if the job takes the long way.
+local function release_ended(release, id, record, static, moved)
+  local part, flags = ENDED_AS[byte(record, 1)], byte(record, FLAGS_AT)
+  if not part or not bit_of(flags, 64) or flags >= 128 and not moved then return false end
+  local annex, held_ms, still_held_ms = Shortcut.release(release, static, moved)
+  if not annex then return false end
+  local finished, worker_length, header_length = unpack('>I6', record, 3), unpack('>BH', record, FLAGS_AT + 7)
+  local header_at = WORKER_AT + worker_length
+  local options = options_of(sub(record, header_at, header_at + header_length - 1))
+  local ttl = part == 'failed' and options.failure_ttl or options.result_ttl
+  if finished + max(ttl, held_ms) <= Q.now then return false end
+  if flags < 128 then
+    hset('state', id, sub(record, 1, FLAGS_AT - 1) .. string.char(flags + 128) .. sub(record, FLAGS_AT + 1))
+  end
+  hset('annex', id, annex)
+  zadd(part, finished + max(ttl, still_held_ms), id)
+  zrem(release.part, id)
+  if still_held_ms > 0 then
+    zadd('held_' .. part, finished + still_held_ms, id)
+  else
+    zrem('held_' .. part, id)
+  end
+  return true
+end
+
+-- Release what can go the short way. Return the letters of those, by place.
+local function release_all(consumer, ids)
+  local letters, released, release = {}, {}, { consumer = consumer, annexes = {} }
+  if not Holds.are_used() then return letters end
+  local records, statics = read_many('HMGET', K.state, ids), read_many('HMGET', K.jobs, ids)
+  local moved = moved_annexes(ids, records)
+  release.part = Parts.named('held:' .. consumer)
+  for i = 1, #ids do
+    local id = ids[i]
+    if released[id] then
+      letters[i] = 'n'
+    elseif records[i] and statics[i] and release_ended(release, id, records[i], statics[i], moved[id]) then
+      letters[i], released[id] = 'r', true
+    end
+  end
+  return letters
 end
 
 local function without(args, count)
@@ -28,7 +90,7 @@ end
 
 register('hold', function(keys, args)
   open(keys)
-  return each(without(args, 2), function(job)
+  return each(without(args, 2), {}, function(job)
     Holds.hold(job, args[1], tonumber(args[2]))
     return 'h'
   end)
@@ -36,7 +98,8 @@ end)
 
 register('release', function(keys, args)
   open(keys)
-  return each(without(args, 1), function(job) return Holds.release(job, args[1]) and 'r' or 'n' end)
+  local consumer, ids = args[1], without(args, 1)
+  return each(ids, release_all(consumer, ids), function(job) return Holds.release(job, consumer) and 'r' or 'n' end)
 end)
 
 register('held', function(keys, args)

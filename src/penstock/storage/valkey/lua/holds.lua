@@ -16,6 +16,8 @@ local function longest(holds)
   return most
 end
 
+Holds.longest = longest
+
 -- For how long after its end the job is held.
 function Holds.ms(job)
   local holds = holds_of(job)
@@ -30,9 +32,19 @@ function Holds.is_held(job, but_for)
   return false
 end
 
--- A job comes in that may have holds: from now on they are looked for.
+-- Whether a job here ever had holds.
+function Holds.are_used()
+  return bit_of(Q.uses, IN_USE)
+end
+
+-- From now on holds are looked for.
+function Holds.use()
+  if not bit_of(Q.uses, IN_USE) then Q.uses = Q.uses + IN_USE end
+end
+
+-- A job comes in that may have holds.
 function Holds.notice(job)
-  if job.binds and not bit_of(Q.uses, IN_USE) and annex_of(job).hd then Q.uses = Q.uses + IN_USE end
+  if job.binds and not bit_of(Q.uses, IN_USE) and annex_of(job).hd then Holds.use() end
 end
 
 local function index(job, holds)
@@ -42,6 +54,27 @@ local function index(job, holds)
     hset('holders', consumer, '1')
   end
   zadd(part, job.finished + longest(holds), job.id)
+end
+
+-- Return what jobs with the same holds share when they complete: the longest hold, and the lists to add each job to.
+function Holds.of_completed(holds)
+  local lists = { list_in(added_members, 'held_completed') }
+  for consumer in pairs(holds) do
+    lists[#lists + 1] = list_in(added_members, Parts.named('held:' .. consumer))
+    hset('holders', consumer, '1')
+  end
+  return { ms = longest(holds), lists = lists }
+end
+
+-- Index a job that completes now. held: the answer of of_completed().
+function Holds.add_completed(held, id)
+  local lists, score = held.lists, Q.now + held.ms
+  for i = 1, #lists do
+    local list = lists[i]
+    local n = #list
+    list[n + 1], list[n + 2] = score, id
+    score = Q.now
+  end
 end
 
 -- The job leaves the indexes, in which it was as a finished one.

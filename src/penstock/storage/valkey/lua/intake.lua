@@ -59,8 +59,9 @@ function Intake.put_plain(intake, id, body)
   end
 end
 
--- Whether the group of a new job has room for it; else the job is blocked, in its record, too.
-local function enter_group(id, body, annex, number)
+-- Whether the group of a new job has room for it; else the job is blocked, in its record, too. named: its header, then the
+-- length and the run_id, if there is one.
+local function enter_group(id, named, annex, number)
   local group = Groups.of(annex.g)
   local cost = annex.c or 1
   Groups.use(2)
@@ -73,27 +74,34 @@ local function enter_group(id, body, annex, number)
   group.b = group.b + 1
   lining[#lining + 1] = 0
   lining[#lining + 1] = '\2' .. number .. '1' .. id
-  hset('state', id, 'g-\0\0\0\0\0\0\0\0\0\0\0\0' .. number .. pack('>I6I6I4I6I6I6', Q.now, 0, 0, 0, 0, 0)
-    .. Shortcut.FRESH_END .. sub(body, 2, 7))
+  local ending = Shortcut.FRESH_END .. named
+  if #named > 6 then -- a run_id, with its length before it
+    ending = sub(Shortcut.FRESH_END, 1, -3) .. sub(named, 7, 8) .. sub(named, 1, 6) .. sub(named, 9)
+  end
+  hset('state', id, 'g-\0\0\0\0\0\0\0\0\0\0\0\0' .. number .. pack('>I6I6I4I6I6I6', Q.now, 0, 0, 0, 0, 0) .. ending)
   zadd('blocked', Q.seq, id)
   return false
 end
 
--- A body with an annex that binds, and nothing else (shortcut.lua). False if its group blocks it.
+-- A body with an annex that binds and is simple (shortcut.lua). False if its group blocks it.
 local function enqueue_bound(intake, id, body, annex)
   local seq, n = draw(), intake.n + 2
   local number, key = pack('>I6', seq), annex.g
-  local waits = not key or enter_group(id, body, annex, number)
+  local annex_at, shared_to = 8, 7
+  if byte(body, 1) ~= 192 then annex_at, shared_to = Shortcut.places(body, 1) end
+  local named = sub(body, 2, shared_to)
+  local waits = not key or enter_group(id, named, annex, number)
+  if annex.hd then Holds.use() end
   intake.n, intake.statics[n - 1], intake.statics[n] = n, id, number .. intake.enqueued_at .. body
   if waits then intake.line[#intake.line + 1] = number .. id end
-  local common = Shortcut.common_of('enqueued', sub(body, 2, 7), waits and 'waiting' or 'blocked')
+  local common = Shortcut.common_of('enqueued', named, waits and 'waiting' or 'blocked')
   common.enq = Q.now
   local events = group_for('enqueued', common)
   local row = begin_row(events, common)
   events.has_holes = true
   put(events, row, 'id', id)
   put(events, row, 'inc', seq)
-  put(events, row, 'size', #body - 11 - unpack('>I4', body, 8))
+  put(events, row, 'size', #body - annex_at - 3 - unpack('>I4', body, annex_at))
   if key then put(events, row, 'grp', key) end
   return waits
 end

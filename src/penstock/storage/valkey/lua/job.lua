@@ -91,6 +91,7 @@ local function drop_extras(job)
   if job.rerun then hdel('rerun', job.id) end
   if job.has_log then
     call('SREM', K.logged, job.id)
+    call('HDEL', K.unkept, job.id)
     call('UNLINK', Q.prefix .. ':log:' .. job.id)
   end
   if job.annex_moved then

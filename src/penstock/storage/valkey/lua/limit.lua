@@ -43,9 +43,8 @@ local function why_queue()
 end
 
 local function why_group(group)
-  if group.paused then return 'paused' end
-  if group.b == 0 then return nil end
   local why, at = Groups.why(group)
+  if group.b == 0 and why ~= 'paused' and why ~= 'asked' then return nil end
   if why then return why, at end
   return Groups.why(group, Groups.head(group))
 end

@@ -9,7 +9,7 @@
 
 local COUNTERS_LENGTH, MINUTE_LENGTH, GROUP_LENGTH = MINUTE_AT - 1, 48, 63
 local BEYOND = 2 ^ 20
-local KINDS_OF_SETTINGS = { dead_letter = 'string', dead_letter_task = 'string' }
+local KINDS_OF_SETTINGS = { dead_letter = 'string', dead_letter_task = 'string', dead_letter_options = 'string' }
 
 -- How many entries of the line are stale, by what the records say.
 local function count_stale()
@@ -112,6 +112,8 @@ local function check_values(repair, note)
   check_hash('metrics', function(record) return #record == MINUTE_LENGTH end, 'damaged_minutes', repair, note)
   check_hash('inbox', function(text) return tonumber(text) end, 'damaged_inbox', repair, note)
   check_hash('meta', function(value, name) return sub(name, 1, 2) ~= 'm:' or #value >= 12 end, 'damaged_memos', repair, note)
+  local numbers, messages = Outbox.mend(repair)
+  for _ = 1, numbers + messages do note('damaged_messages') end
   if #Q.minute ~= 0 and #Q.minute ~= MINUTE_LENGTH then
     note('damaged_minutes')
     Q.minute = ''

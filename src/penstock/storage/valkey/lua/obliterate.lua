@@ -8,7 +8,7 @@ local PARTS = {
   'jobs', 'state', 'line', 'waiting', 'scheduled', 'blocked', 'active', 'completed', 'failed', 'cancelled', 'expiring',
   'results', 'failures', 'progress', 'logged', 'rerun', 'waiters', 'wake', 'options', 'annex', 'suspended', 'received',
   'signalled', 'errors', 'dedup', 'dedup_times', 'holders', 'held_completed', 'held_failed', 'held_cancelled',
-  'parents', 'linked', 'damaged', 'damaged_at', 'instants',
+  'parents', 'linked', 'damaged', 'damaged_at', 'instants', 'unkept',
 }
 
 local AT_ONCE = 1000

@@ -11,7 +11,7 @@ Parts.TYPES = {
   jobs = 'hash', options = 'hash', state = 'hash', results = 'hash', failures = 'hash', progress = 'hash', annex = 'hash',
   received = 'hash', holders = 'hash', errors = 'hash', metrics = 'hash', dedup = 'hash', schedulers = 'hash',
   rerun = 'hash', waiters = 'hash', inbox = 'hash', limits = 'hash', groups = 'hash', workers = 'hash',
-  consumers = 'hash', budgets = 'hash', damaged = 'hash',
+  consumers = 'hash', budgets = 'hash', damaged = 'hash', unkept = 'hash',
   waiting = 'zset', scheduled = 'zset', blocked = 'zset', active = 'zset', completed = 'zset', failed = 'zset',
   cancelled = 'zset', expiring = 'zset', suspended = 'zset', held_completed = 'zset', held_failed = 'zset',
   held_cancelled = 'zset', dedup_times = 'zset', slots = 'zset', group_keys = 'zset', parked = 'zset', fading = 'zset',

@@ -3,9 +3,9 @@
 -- Keys of a queue, all under one hash tag, so in one slot: penstock:{<namespace>/<queue>/0}:<part>
 --
 --   meta       hash    counters (COUNTERS below), epoch, server and resumed (renew_epoch.lua), settings, trimmed, regroup
---                      (groups.lua), outbox (the last sequence), tied (jobs here have had dependents elsewhere); m:<lane>,
---                      the last call of a lane and its answer, kept for a minute (memo.lua); clock (CLOCK
---                      below), if the clock was ever odd
+--                      (groups.lua), outbox (the last sequence), delivered (the last one that was delivered), tied (jobs
+--                      here have had dependents elsewhere); m:<lane>, the last call of a lane and its answer, kept for a
+--                      minute (memo.lua); clock (CLOCK below), if the clock was ever odd
 --   jobs       hash    id -> static record (record.lua): written once, rewritten only by change and re-dispatch
 --   options    hash    reference -> header: options of jobs, each stored once (record.lua)
 --   state      hash    id -> what changes (record.lua); absent while a job waits as it was enqueued ("pristine")
@@ -35,6 +35,7 @@
 --   damaged    hash    id -> the stored values of a record that could not be read (quarantine.lua);  damaged_at  zset  when
 --                      it was put aside -> id
 --   logged     set     ids that have log lines;  log:<id>  list  the lines
+--   unkept     hash    id -> how many of its log lines are no longer kept, if any
 --   rerun      hash    id -> the dispatch that waits for the end of an active job (slot.lua)
 --   waiters    hash    id -> listeners to be told of its end; the counter waiters is their number
 --   parents    set     ids that have dependencies;  deps:<id>  hash  what they know of them (flows.lua)
@@ -57,7 +58,8 @@
 --   budgets    hash    scope NUL name -> budget (usage.lua)
 --   events     stream  <last sequence>-0 -> e: the events of one call (events.lua)
 --
--- The registry of queues, penstock:<namespace>:queues, is another slot's: the client writes it.
+-- The registry of queues, penstock:<namespace>:queues, and that of the queues with workers, penstock:<namespace>:attended,
+-- are in another slot: the client writes them.
 -- Validate all, then write: Lua does not roll back. Verbs collect their writes in buffers, which flush() sends
 -- as one variadic command per key.
 

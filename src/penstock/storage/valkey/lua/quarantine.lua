@@ -17,7 +17,7 @@ local OPTION_TYPES = { 'string', 'string', 'number', 'number', 'number', 'number
 local ANNEX_TYPES = {
   g = 'string', c = 'number', h = 'table', d = 'string', u = 'table', s = 'string', t = 'number', r = 'boolean',
   st = 'string', sw = 'string', su = 'number', sr = 'string', so = 'boolean', sk = 'number', hd = 'table',
-  fl = 'string', dn = 'table', dl = 'boolean', dp = 'boolean', pr = 'string', sd = 'number',
+  fl = 'string', dn = 'table', dl = 'boolean', dp = 'boolean', pr = 'string', sd = 'number', ur = 'number',
 }
 
 local SLOT_TYPES = { run_at = 'number', rule = 'string', run_id = 'string', write_id = 'string', listeners = 'table' }

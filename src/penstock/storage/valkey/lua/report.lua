@@ -1,16 +1,29 @@
 -- report: progress, log lines, payload and usage of running jobs.
 -- arguments: lane, number, repeated, then per report id, token:6, given (a letter for each: p progress, y payload, u usage), progress, payload,
---   usage as JSON, number of lines, lines
+--   usage as JSON, number of log lines that were skipped, number of lines, lines
 -- returns:   a letter per report: y, or n if the lease was lost
 -- events:    progressed, used
+-- logs:      the kept log lines of a job, from a line on.
+-- arguments: id, number of the line, counted from 0 and from the first line ever written, limit
+-- returns:   {number of the first line, number of lines ever written, lines}
 
 local LINES_KEPT = 1000
 
-local function log(job, lines)
-  local key = Q.prefix .. ':log:' .. job.id
+-- The kept lines follow each other without a gap: those before skipped lines go.
+local function log(job, lines, skipped)
+  local key, gone = Q.prefix .. ':log:' .. job.id, 0
+  if skipped > 0 then
+    gone = skipped + call('LLEN', key)
+    call('UNLINK', key)
+  end
   send('RPUSH', key, lines) -- first: it fails if the key is of another type
   call('SADD', K.logged, job.id)
-  call('LTRIM', key, -LINES_KEPT, -1)
+  local surplus = call('LLEN', key) - LINES_KEPT
+  if surplus > 0 then
+    gone = gone + surplus
+    call('LTRIM', key, -LINES_KEPT, -1)
+  end
+  if gone > 0 then call('HINCRBY', K.unkept, job.id, gone) end
   job.has_log = true
   changed(job)
 end
@@ -20,7 +33,7 @@ local function log_all(logs)
   if logs[2] then
     for i = 1, #logs do call('LLEN', Q.prefix .. ':log:' .. logs[i].job.id) end
   end
-  for i = 1, #logs do log(logs[i].job, logs[i].lines) end
+  for i = 1, #logs do log(logs[i].job, logs[i].lines, logs[i].skipped) end
 end
 
 local function report(job, given, progress, payload, used)
@@ -47,7 +60,7 @@ register('report', function(keys, args)
   while at <= #args do
     starts[#starts + 1], ids[#ids + 1] = at, args[at]
     uses = uses or string.find(args[at + 2], 'u', 1, true) ~= nil
-    at = at + 7 + tonumber(args[at + 6])
+    at = at + 8 + tonumber(args[at + 7])
   end
   load(ids, uses) -- what was used is added to the annex, which stands in the static record at first
   local letters, logs = {}, {}
@@ -55,9 +68,9 @@ register('report', function(keys, args)
     local start, job = starts[i], found(ids[i])
     if job and job.state == 'a' and job.token == unpack('>I6', args[start + 1]) then
       report(job, args[start + 2], args[start + 3], args[start + 4], args[start + 5])
-      local count, lines = tonumber(args[start + 6]), {}
-      for line = 1, count do lines[line] = args[start + 6 + line] end
-      if count > 0 then logs[#logs + 1] = { job = job, lines = lines } end
+      local skipped, count, lines = tonumber(args[start + 6]), tonumber(args[start + 7]), {}
+      for line = 1, count do lines[line] = args[start + 7 + line] end
+      if count > 0 then logs[#logs + 1] = { job = job, lines = lines, skipped = skipped } end
       letters[i] = 'y'
     else
       letters[i] = 'n'
@@ -69,3 +82,12 @@ register('report', function(keys, args)
   close()
   return reply
 end)
+
+register('logs', function(keys, args)
+  open(keys)
+  local key = Q.prefix .. ':log:' .. args[1]
+  local unkept, kept = tonumber(call('HGET', K.unkept, args[1]) or 0), call('LLEN', key)
+  local from, limit = min(max(0, tonumber(args[2]) - unkept), kept), tonumber(args[3])
+  local lines = limit > 0 and call('LRANGE', key, from, from + limit - 1) or {}
+  return { unkept + from, unkept + kept, lines }
+end, READS)

@@ -4,7 +4,7 @@
 --   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 step | P timeout_ms:6 name_length:1 name step | R | W
 --   | L delay_ms:6 scope:1 (q: the queue) | X
 --   with a ttl of their own: K ttl:6 result | G final:1 retry_in_ms:6 ttl:6 failure
---   step: nothing (it stays where it is), or = and its name
+--   step: nothing (it stays where it is), or = and its name; of S, after a ? if the worker does not know the task
 -- returns:   {letters, claim reply or nothing, 1 if the outbox is not empty}: per job the state as a letter, in upper
 --   case if the outcome was not
 --   applied ('-': no record)
@@ -52,6 +52,18 @@ local function ties_of(done, id, tail)
   return annex and Shortcut.ends_simply(annex) and annex
 end
 
+-- Return the holds on jobs of this annex that complete in this call (holds.lua), or nil.
+local function held_by(done, annex)
+  if not annex.hd or not Holds.are_used() then return nil end
+  done.held = done.held or {}
+  local held = done.held[annex]
+  if not held then
+    held = Holds.of_completed(annex.hd)
+    done.held[annex] = held
+  end
+  return held
+end
+
 -- The common case: a job without a slot completes. Only the head of its record changes. False: not one.
 local function complete(done, id, record, outcome)
   local tail_text = sub(record, FLAGS_AT)
@@ -80,6 +92,11 @@ local function complete(done, id, record, outcome)
     columns.id[row], columns.inc[row], columns.enq[row], columns.run[row] = id, inc, enq, runs
     columns.tok[row], columns.ms[row] = token, now - claimed
     put(group, row, 'size', size)
+  end
+  local held = annex and held_by(done, annex)
+  if held then
+    done.kept[at - 1] = now + max(tail.result_ttl, held.ms)
+    Holds.add_completed(held, id)
   end
   if annex and annex.g then
     put(group, row, 'grp', annex.g)

@@ -1,13 +1,19 @@
--- Shortcuts: the way of jobs that have an annex, but nothing else out of the common. Their records are spliced and their
--- events written as columns, without a table for each; what is not that simple goes the long way, to the same end.
+-- Shortcuts: the way of jobs that have an annex, maybe a run_id and a write_id, but nothing else out of the common. Their
+-- records are spliced and their events written as columns, without a table for each; what is not that simple goes the long
+-- way, to the same end.
 --
--- A job is fresh if it never ran and has neither priority, ttl, run_id nor anything that came of it: its state record
--- then has FRESH_END from expires_at up to the header, which is a reference.
+-- A job is fresh if it never ran and has neither priority, ttl nor anything that came of it. If it has a state record, that
+-- has FRESH_END from expires_at up to the header, which is a reference; one with a run_id there goes the long way.
 
 do
 
 local ANNEXES_KNOWN, ANNEX_KEPT = 1000, 256
-local BOUND = 192 -- the flags of a body: an annex that binds, and nothing else
+-- The flags of a body with an annex that binds. A run_id (8) and a write_id (16) may stand before it, and nothing else.
+local BOUND = { [192] = true, [200] = true, [208] = true, [216] = true }
+-- The same, whether the annex binds or not.
+Shortcut.MAY_BE_FRESH = {
+  [64] = true, [72] = true, [80] = true, [88] = true, [192] = true, [200] = true, [208] = true, [216] = true,
+}
 Shortcut.FRESH_END = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0@\0\0\0\0\0\0\0\0\6\0\0'
 local NO_RUNS = '\0\0\0\0'
 local BLOCKED, WAITING = 103, 119 -- the letters g and w
@@ -15,26 +21,75 @@ local STATIC_FLAGS_AT = 13
 
 local known_annexes, annexes_count = {}, 0
 
--- What a packed annex says: a table that others have, too, so it is not to be changed.
-local function annex_of_packed(packed)
-  local annex = known_annexes[packed]
-  if annex then return annex end
-  annex = decode(packed)
-  if #packed <= ANNEX_KEPT then
-    if annexes_count == ANNEXES_KNOWN then known_annexes, annexes_count = {}, 0 end
-    known_annexes[packed], annexes_count = annex, annexes_count + 1
+-- Return the place after the MessagePack string that begins here; nil if there is none.
+local function after_string(text, at)
+  local kind = byte(text, at) or 0
+  if kind >= 160 and kind <= 191 then return at + kind - 159 end
+  if kind == 217 then return at + 2 + byte(text, at + 1) end
+  if kind == 218 then return at + 3 + unpack('>H', text, at + 1) end
+  return nil
+end
+
+-- Return the place after the map of headers that begins here; nil if they are many, or one is very long.
+local function after_headers(text, at)
+  local count = byte(text, at) - 128
+  if count < 0 or count > 15 then return nil end
+  at = at + 1
+  for _ = 1, 2 * count do
+    at = after_string(text, at)
+    if not at then return nil end
   end
-  return annex
+  return at
+end
+
+-- Return what the packed annex at from..to says, and the place where that begins. Headers differ from job to job and belong
+-- to the user. So they are skipped if they come first, as Python writes them (core/annex.py), after a count of two bytes.
+-- The rest is the same for many jobs and is decoded once; do not change it.
+local function annex_at(text, from, to)
+  local at = from
+  -- 104 is the letter of the name h.
+  if byte(text, from + 4) == 104 and byte(text, from) == 222 and byte(text, from + 3) == 161 then
+    at = after_headers(text, from + 5) or from
+  end
+  local rest = sub(text, at, to)
+  local annex = known_annexes[rest]
+  if annex then return annex, at end
+  annex = decode(at > from and string.char(222, 0, byte(text, from + 2) - 1) .. rest or rest)
+  if #rest <= ANNEX_KEPT then
+    if annexes_count == ANNEXES_KNOWN then known_annexes, annexes_count = {}, 0 end
+    known_annexes[rest], annexes_count = annex, annexes_count + 1
+  end
+  return annex, at
+end
+
+-- Return the place of the annex (its length) in a body that has one of the flags of MAY_BE_FRESH, and the place where its
+-- header and run_id end. Those have the same bytes in all jobs of a run.
+function Shortcut.places(text, flags_at)
+  local flags, at = byte(text, flags_at), flags_at + 7
+  local shared_to = at - 1
+  if flags % 16 >= 8 then
+    at = at + 2 + unpack('>H', text, at)
+    shared_to = at - 1
+  end
+  if flags % 32 >= 16 then at = at + 2 + unpack('>H', text, at) end
+  return at, shared_to
 end
 
 -- The annex in a body, or in a static record, that has the flags at this place; nil if it has others than BOUND.
 local function annex_in(text, flags_at)
-  if byte(text, flags_at) ~= BOUND then return nil end
-  local length = unpack('>I4', text, flags_at + 7)
-  return annex_of_packed(sub(text, flags_at + 11, flags_at + 10 + length))
+  local flags = byte(text, flags_at)
+  local at = flags_at + 7
+  if flags ~= 192 then
+    if not BOUND[flags] then return nil end
+    at = Shortcut.places(text, flags_at)
+  end
+  return (annex_at(text, at + 4, at + 3 + unpack('>I4', text, at)))
 end
 
-Shortcut.annex_of_packed = annex_of_packed
+-- Return what a packed annex says, maybe without its headers. Do not change it.
+function Shortcut.annex_of_packed(packed)
+  return (annex_at(packed, 1, #packed))
+end
 
 function Shortcut.annex_of_static(static)
   return annex_in(static, STATIC_FLAGS_AT)
@@ -43,15 +98,15 @@ end
 -- The annex in the body of a new job, if the job can go the short way into its queue.
 function Shortcut.annex_of_body(body)
   local annex = annex_in(body, 1)
-  return annex and not (annex.hd or annex.dp) and annex or nil
+  return annex and not annex.dp and annex or nil
 end
 
 -- The annex in any body, or nil.
 function Shortcut.any_annex_of_body(body)
   local flags = byte(body, 1)
-  if flags == BOUND then return annex_in(body, 1) end
+  if BOUND[flags] then return annex_in(body, 1) end
   local packed = flags >= 64 and read_body({}, body).packed_annex
-  return packed and annex_of_packed(packed) or nil
+  return packed and Shortcut.annex_of_packed(packed) or nil
 end
 
 local function is_fresh(record, letter)
@@ -99,15 +154,15 @@ function Shortcut.load_blocked(ids)
   if others[1] then load(others, true) end
 end
 
--- What jobs with this header share in events of a kind.
-function Shortcut.common_of(kind, header, state)
+-- What jobs with this header share in events of a kind. named: the header, then the length and the run_id, if there is one.
+function Shortcut.common_of(kind, named, state)
   Q.commons = Q.commons or {}
   local commons = list_in(Q.commons, kind .. state)
-  local common = commons[header]
+  local common = commons[named]
   if not common then
-    local options = options_of(header)
-    common = { task = options.task, ver = options.version, st = state }
-    commons[header] = common
+    local options = options_of(sub(named, 1, 6))
+    common = { task = options.task, ver = options.version, st = state, rid = sub(named, 9) }
+    commons[named] = common
   end
   return common
 end
@@ -149,9 +204,9 @@ function Shortcut.read_ties(annexes)
   Flows.read_expected()
 end
 
--- Whether the end of a job of this annex is simple: nothing holds it, and it does not depend on others.
+-- Whether the end of a job of this annex is simple: no scheduler waits for it, and it does not depend on others.
 function Shortcut.ends_simply(annex)
-  return not (annex.hd or annex.r or annex.dp or annex.dl)
+  return not (annex.r or annex.dp or annex.dl)
 end
 
 -- An active job, which is as simple, has completed.
@@ -164,6 +219,47 @@ function Shortcut.completed(id, inc, annex, result)
   end
   if annex.dn then Flows.tell_all(annex.dn, id, 'c', result) end
   if annex.d then Dedup.ended(inc, annex.d) end
+end
+
+-- Holds
+
+-- Return an annex without the consumer's hold: {packed, longest hold that is left}.
+local function without_hold(release, annex)
+  local consumer, kept = release.consumer, release.annexes[annex]
+  if not kept then
+    local copy, holds = {}, {}
+    for name, value in pairs(annex) do copy[name] = value end
+    for other, ms in pairs(annex.hd) do
+      if other ~= consumer then holds[other] = ms end
+    end
+    copy.hd = next(holds) and holds or nil
+    kept = { next(copy) and encode(copy) or '\128', Holds.longest(holds) }
+    release.annexes[annex] = kept
+  end
+  return kept
+end
+
+-- Return the packed annex of a job without the consumer's hold, and the longest hold before and after; nothing if the
+-- consumer does not hold the job, or if its record takes the long way. release: {consumer, annexes: what without_hold() has
+-- answered in this call}. moved: the annex in the annex hash, if the job has one there.
+function Shortcut.release(release, static, moved)
+  local text, from, to = moved, 1, moved and #moved
+  if not moved then
+    if not BOUND[byte(static, STATIC_FLAGS_AT)] then return nil end
+    local at = Shortcut.places(static, STATIC_FLAGS_AT)
+    text, from, to = static, at + 4, at + 3 + unpack('>I4', static, at)
+  end
+  local annex, at = annex_at(text, from, to)
+  local holds = annex.hd
+  if not holds or not holds[release.consumer] then return nil end
+  local kept = without_hold(release, annex)
+  local packed = kept[1]
+  if at > from then -- the headers were skipped: they come first again
+    local entries = byte(packed, 1) - 127
+    if entries > 16 then return nil end
+    packed = string.char(222, 0, entries) .. sub(text, from + 3, at - 1) .. sub(packed, 2)
+  end
+  return packed, Holds.longest(holds), kept[2]
 end
 
 end

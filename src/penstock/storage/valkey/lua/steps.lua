@@ -1,21 +1,28 @@
 -- Steps and suspensions: where a job goes on, the signal it waits for, signals that came before it did.
 --
--- In the annex: st the step, sw the signal it awaits, su until when, sr the signal received, so timed out, sk signals kept.
+-- In the annex: st the step, sw the signal it awaits, su until when, sr the signal received, so timed out, sk signals kept,
+-- ur the last run whose worker did not know the task.
 -- An entry of signals:<id> is name_length:1 name data.
 
 do
 
 local SIGNALS_KEPT = 100
 local IN_USE = 16
+local UNKNOWN = 63 -- ?
 
 local function signals_of(job)
   return Q.prefix .. ':signals:' .. job.id
 end
 
--- step: '' for where the job is, else = and its name.
+-- step: '' for where the job is, else = and its name; after a ? if the worker of this run does not know the task.
 function Steps.go_to(job, step)
   if step == '' then return end
-  annex_of(job).st = step ~= '=' and sub(step, 2) or nil
+  local annex = annex_of(job)
+  if byte(step) == UNKNOWN then
+    annex.ur = job.runs
+    step = sub(step, 2)
+  end
+  if step ~= '' then annex.st = step ~= '=' and sub(step, 2) or nil end
   keep_annex(job)
 end
 

@@ -67,17 +67,19 @@ local function tell_token(leases, n, token)
   leases.extras[#leases.extras + 1] = pack('>I6I6I4I4I4I6i6B', token, Q.now, 1, 0, 0, 0, 0, 0)
 end
 
--- What jobs with this header share on their first run: the end of the state record, and columns of the event.
-local function first_run(leases, header)
+-- What jobs with this header share on their first run: the end of the state record, and columns of the event. named: the
+-- header, then the length and the run_id, if there is one.
+local function first_run(leases, named)
+  local header, run_id = sub(named, 1, 6), sub(named, 9)
   local options = options_of(header)
-  local owner = pack('>i6BHH', 0, #leases.worker, #header, 0) .. leases.worker .. header
+  local owner = pack('>i6BHH', 0, #leases.worker, #header, #run_id) .. leases.worker .. header .. run_id
   local untouched = pack('>I6I6I6I6I4I4', 0, 0, 0, 0, 0, 0)
   local shared = {
     tail = leases.began .. untouched .. '\0' .. owner, bound_tail = leases.began .. untouched .. '@' .. owner,
     owner = '@' .. owner, -- the flag 64: it binds
-    common = { task = options.task, ver = options.version, st = 'active', run = 1, w = leases.worker },
+    common = { task = options.task, ver = options.version, st = 'active', run = 1, w = leases.worker, rid = run_id },
   }
-  leases.first_runs[header] = shared
+  leases.first_runs[named] = shared
   return shared
 end
 
@@ -107,14 +109,17 @@ end
 -- Leases a job that has an annex and is fresh (shortcut.lua). False: it is not, or not to begin; then nothing was done.
 local function lease_fresh(leases, id, state, static)
   local flags, annex = byte(static, 13), nil
-  if flags ~= 64 and flags ~= 192 or state and not Shortcut.is_waiting(state) then return false end
-  if flags == 192 then
+  if flags ~= 192 and not Shortcut.MAY_BE_FRESH[flags] then return false end
+  if state and not Shortcut.is_waiting(state) then return false end
+  if flags >= 128 then
     annex = Shortcut.annex_of_static(static)
     if annex.fl and bit_of(Q.uses, Usage.BIT) and Usage.is_over('f:' .. annex.fl) then return false end
     if annex.g and not Shortcut.start(annex) then return false end
   end
-  local header = sub(static, 14, 19)
-  local shared = leases.first_runs[header] or first_run(leases, header)
+  local named_to, _ = 19, nil
+  if flags ~= 192 and flags ~= 64 then _, named_to = Shortcut.places(static, 13) end
+  local named = sub(static, 14, named_to)
+  local shared = leases.first_runs[named] or first_run(leases, named)
   local ready_at, rest = 0, annex and shared.bound_tail or shared.tail
   if state then
     ready_at = unpack('>I6', state, 49)
