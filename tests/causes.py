@@ -7,6 +7,8 @@ from typing import Final, NamedTuple
 
 from penstock import App, Flow
 from penstock.core.job import NewJob
+from penstock.core.outcome import Snooze
+from penstock.storage.values import Settlement, Take
 
 __all__ = ["CAUSES", "Cause", "plant"]
 
@@ -29,21 +31,21 @@ CAUSES: Final = (
         "orphan",
         "no worker",
         ("No worker runs for queue alone",),
-        "`penstock worker MODULE:APP -q alone`",
+        '@worker.handler("alone")',
     ),
     Cause(
         "capped",
         "second",
         "queue limit",
         ("Queue capped is at its limit of 1: first-of-queue",),
-        "limit set -q capped --concurrency N`",
+        "limit set -q capped --concurrency 2`",
     ),
     Cause(
         "grouped",
         "behind",
         "group limit",
         ("Group tenant 7 is at its limit of 1: first-of-group",),
-        "--group 'tenant 7' --concurrency N`",
+        "--group 'tenant 7' --concurrency 2`",
     ),
     Cause("grouped", "quiet", "group paused", ("Group other is paused since 20",), "--group other`"),
     Cause(
@@ -51,9 +53,15 @@ CAUSES: Final = (
         "later",
         "rate limit",
         ("limited to 1 start in 1h", "until 20", "(in 59m"),
-        "`penstock limit set -q rated --rate N/s`",
+        "`penstock limit set -q rated --rate 2/h`",
     ),
-    Cause("costly", "poor", "budget", ("budget 'usd' of queue costly is spent: 3 of 2",), "set_budget('usd'"),
+    Cause(
+        "costly",
+        "poor",
+        "budget",
+        ("budget 'usd' of queue costly is spent: 3 of 2",),
+        "`penstock budget set usd 6 -q costly`",
+    ),
     Cause(
         "flows",
         "parent",
@@ -61,12 +69,23 @@ CAUSES: Final = (
         ("waits for 2 jobs to end", "flows/child-1"),
         "`penstock why flows/child-1`",
     ),
-    Cause("signals", "asks", "signal", ("waits for the signal 'paid'",), "signal('asks', 'paid')"),
+    Cause(
+        "signals", "asks", "signal", ("waits for the signal 'paid'",), "`penstock signal signals/asks paid`"
+    ),
     Cause(
         "known",
         "foreign",
         "unknown task",
         ("No live worker of queue known knows task 'other.task'",),
+        "Import",
+    ),
+    Cause(
+        "returned",
+        "shy",
+        "unknown task",
+        (
+            "The worker that took it last does not know task 'new.task' and handed it back. The next try is at 20",
+        ),
         "Import",
     ),
     Cause(
@@ -91,9 +110,13 @@ async def plant(app: App) -> None:
     await app.queue("timed").enqueue(1, id="tomorrow", delay="1d")
     storage = await app.connect()
     await storage.enqueue("staging", [NewJob("half", staged=True, write_id="w-1")])
+    returned = app.queue("returned")
+    await returned.enqueue(1, id="shy", task="new.task")
+    [lease] = (await storage.claim("returned", Take("w-old", 1, 60_000))).leases
+    await storage.settle("returned", [Settlement(lease.id, lease.token, Snooze(3_600_000, unknown=True))])
+    worker = {"queues": _ATTENDED, "concurrency": 8, "consuming": True, "unknown": ["other.task"]}
+    info = json.dumps(worker)
     for queue in _ATTENDED:
-        unknown = ["other.task"] if queue == "known" else []
-        info = json.dumps({"queues": _ATTENDED, "concurrency": 8, "consuming": True, "unknown": unknown})
         await storage.extend(queue, [], worker="w-live", lease_ms=3_600_000, info=info.encode())
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from penstock.core.text import storable
+from tests.processes import leave_nothing_behind
 from tests.servers import ValkeyCluster, ValkeyServer
 
 pytest_plugins = ["pytester"]
@@ -18,9 +22,23 @@ pytest_plugins = ["pytester"]
 # Whoever runs us in the background has us ignore SIGINT, and so would all that we start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# SQLite waits for the disk at every commit, which protects against the loss of power only. So tests keep their files in
+# memory, if there is room and scripts can be run there.
+MEMORY = Path("/dev/shm")
+if (
+    MEMORY.is_dir()
+    and shutil.disk_usage(MEMORY).free > 4 << 30
+    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
 # How long an example takes says nothing where the machine is busy.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+def pytest_configure() -> None:
+    leave_nothing_behind()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -195,7 +195,7 @@ def test_messagepack_keeps_nan() -> None:
 @pytest.mark.parametrize(
     ("value", "path"),
     [
-        (object(), r"\(at \$, a object\)"),
+        (object(), r"\(at \$, of type object\)"),
         ({"a": [1, {"b": 1j}]}, r"complex .*\(at \$\['a'\]\[1\]\['b'\]"),
         (Place(1, object()), r"object .*\(at \$\.name"),  # type: ignore[arg-type]
         (Other(text="a", anything=object()), r"\(at \$\.anything"),

@@ -183,9 +183,9 @@ def test_a_payload_of_other_types_or_names_is_refused() -> None:
     [
         (
             JSON,
-            r"argument 'template' of send: a value of type list cannot .* as json: .*at \$\[1\], a object",
+            r"argument 'template' of send: a value of type list cannot .* as json: .*at \$\[1\], of type object",
         ),
-        (MessagePack(), r"argument 'template' of send: .* as msgpack: .*at \$\[1\], a object"),
+        (MessagePack(), r"argument 'template' of send: .* as msgpack: .*at \$\[1\], of type object"),
     ],
 )
 def test_what_cannot_be_encoded_is_named_with_its_argument_and_task(serde: Serde, said: str) -> None:

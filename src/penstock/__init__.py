@@ -186,19 +186,19 @@ __all__ = [
 ]
 
 _NAMES = {
-    "app": "App",
-    "children": "Child",
-    "claimed": "Claim ClaimedJob",
-    "core.deadletter": "DeadLetter",
-    "core.dedup": "Dedup",
-    "core.event": "Event",
-    "core.ids": "content_id uuid7",
-    "core.job": "Conflict Enqueued",
-    "core.lifecycle": "EventType State",
-    "core.limits": "Bucket GroupState Limit",
-    "core.rate": "Rate",
-    "core.retry": "Custom Exponential Fixed",
-    "errors": (
+    "penstock.app": "App",
+    "penstock.children": "Child",
+    "penstock.claimed": "Claim ClaimedJob",
+    "penstock.core.deadletter": "DeadLetter",
+    "penstock.core.dedup": "Dedup",
+    "penstock.core.event": "Event",
+    "penstock.core.ids": "content_id uuid7",
+    "penstock.core.job": "Conflict Enqueued",
+    "penstock.core.lifecycle": "EventType State",
+    "penstock.core.limits": "Bucket GroupState Limit",
+    "penstock.core.rate": "Rate",
+    "penstock.core.retry": "Custom Exponential Fixed",
+    "penstock.errors": (
         "CommandFailed CostTooHigh CpuLimitExceeded EventsLost InvalidInput InvalidName InvalidOption "
         "JobCancelled JobError JobExpired JobFailed JobNotFound LeaseLost MemoryLimitExceeded "
         "NotReplicated PayloadTooLarge PenstockError RateLimited ResultTimeout Retry SandboxCrashed "
@@ -206,28 +206,28 @@ _NAMES = {
         "StorageRefused StorageReplaced StorageUnavailable StorageVersion Suspend UnknownTask Unrecoverable "
         "Verdict WaitForChildren"
     ),
-    "flow": "Dag Flow FlowHandle FlowNode chain chord group",
-    "handle": "JobHandle",
-    "info": "JobInfo WorkerInfo",
-    "intake": "EnqueueCall EnqueueMiddleware EnqueueNext",
-    "leased": "Signal",
-    "options": "BatchOptions CallOptions DispatchOptions JobOptions TaskOptions",
-    "queue": "Queue",
-    "scheduler": "SchedulerInfo",
-    "searching": "SearchPage",
-    "serde": "Serde register_serde",
-    "storage.sqlite.backup": "backup restore",
-    "subscription": "Subscription",
-    "task": "Dispatch FunctionTask JobSpec Task",
-    "why": "Reason",
-    "worker.after": "AfterExecution Execution",
-    "worker.context": "JobContext current_job",
-    "worker.hooks": "Hook",
-    "worker.middleware": "CallNext Middleware",
-    "worker.options": "WorkerOptions",
-    "worker.worker": "Worker",
+    "penstock.flow": "Dag Flow FlowHandle FlowNode chain chord group",
+    "penstock.handle": "JobHandle",
+    "penstock.info": "JobInfo WorkerInfo",
+    "penstock.intake": "EnqueueCall EnqueueMiddleware EnqueueNext",
+    "penstock.leased": "Signal",
+    "penstock.options": "BatchOptions CallOptions DispatchOptions JobOptions TaskOptions",
+    "penstock.queue": "Queue",
+    "penstock.scheduler": "SchedulerInfo",
+    "penstock.searching": "SearchPage",
+    "penstock.serde": "Serde register_serde",
+    "penstock.storage.sqlite.backup": "backup restore",
+    "penstock.subscription": "Subscription",
+    "penstock.task": "Dispatch FunctionTask JobSpec Task",
+    "penstock.why": "Reason",
+    "penstock.worker.after": "AfterExecution Execution",
+    "penstock.worker.context": "JobContext current_job",
+    "penstock.worker.hooks": "Hook",
+    "penstock.worker.middleware": "CallNext Middleware",
+    "penstock.worker.options": "WorkerOptions",
+    "penstock.worker.worker": "Worker",
 }
-_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
@@ -239,6 +239,11 @@ def __getattr__(name: str) -> object:
         return value
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
+    from penstock.hints import MODULE
+
+    if name in MODULE:
+        # An import statement would replace an AttributeError by words of its own.
+        raise ImportError(f"{__name__} has no {name!r}. {MODULE[name]}", name=__name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -145,10 +145,11 @@ class QueueAdmin(Searching, QueueLimits):
         return [WorkerInfo(record) for record in await (await self._storage()).workers(self.name)]
 
     async def logs(self, id: str, *, start: int = 0, limit: int = 1000) -> list[str]:
-        """The lines a job logged, from number ``start``."""
+        """Return the lines a job logged, from number ``start`` on, as ``JobHandle.logs`` does."""
         whole_number("start", start, least=0)
         whole_number("limit", limit, least=1)
-        return await (await self._storage()).logs(self.name, check_id(id), start=start, limit=limit)
+        page = await (await self._storage()).logs(self.name, check_id(id), start=start, limit=limit)
+        return page.lines
 
     async def usage(self) -> UsageReport:
         """What the jobs of this queue said they used (``context.use(tokens=...)``), in all, by task, group and flow."""
@@ -297,7 +298,7 @@ class QueueAdmin(Searching, QueueLimits):
         older_than_ms = milliseconds(older_than, what="older_than")
         if wanted not in TERMINAL:
             raise InvalidOption(
-                f"state={shown(state)} is no end of a job. Give {', '.join(sorted(TERMINAL))}."
+                f"state={shown(state)} is not a final state. Give {', '.join(sorted(TERMINAL))}."
             )
         return await to_the_end(
             lambda cursor, most: storage.clean(
@@ -323,7 +324,7 @@ class QueueAdmin(Searching, QueueLimits):
             fields["events_age_ms"] = None if age is None else milliseconds(age, what="events_age")
         fields |= _dead_letter(self.name, fields)
         for name, value in fields.items():
-            if name in ("dead_letter", "dead_letter_task"):
+            if name.startswith("dead_letter"):
                 continue
             if value is not None or name == "events_hard_cap":
                 whole_number(name, value, least=0, most=_FURTHEST)
@@ -380,6 +381,7 @@ def _dead_letter(queue: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     if "dead_letter_task" in fields:
         task = fields["dead_letter_task"]
         found["dead_letter_task"] = "" if isinstance(task, str) and not task else check_task(task)
+        found["dead_letter_options"] = ""  # They are of the task that was there before.
     if found.get("dead_letter") == queue:
         raise InvalidOption(
             f"dead_letter={shown(queue)} is the queue itself: a letter that failed would write another, without end. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from msgspec.structs import replace
 
@@ -17,10 +17,11 @@ from penstock.core.size import Size, byte_count
 from penstock.decorators import BatchDecorator, Other, TaskDecorator
 from penstock.errors import InvalidOption, UnknownTask
 from penstock.events import EventTypes, Filter, Offsets, app_events, offset_of
+from penstock.hints import Hinting
 from penstock.hooks import AppHooks
-from penstock.importing import check_module, import_named
+from penstock.importing import check_module, import_named, is_typed_in, source_of
 from penstock.loops import Sessions
-from penstock.opening import Opening, StoreName, chosen_store, from_environment
+from penstock.opening import Opening, StoreName, check_url, chosen_store, from_environment
 from penstock.options import (
     DEFAULTS,
     PLACEMENT,
@@ -38,7 +39,7 @@ from penstock.queue import Queue
 from penstock.schedulers import AppSchedulers
 from penstock.serde import Serde, resolve_serde
 from penstock.signature import Signature
-from penstock.task import FunctionTask, Task, resolve_limits, resolve_runner
+from penstock.task import FunctionTask, Task, resolve_limits, resolve_retry_on, resolve_runner
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
@@ -58,9 +59,10 @@ __all__ = ["App"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_OWN_OPTIONS: Final = frozenset({"url", "namespace", "serde", "result_serde", "max_payload", "include"})
 
 
-class App(AppHooks, AppSchedulers):
+class App(Hinting, AppHooks, AppSchedulers):
     """Everything begins here. Light to make: it connects when it is first used.
 
     ``url`` is the store's: ``sqlite:///path``, ``memory://``, ``valkey://host`` and others; without it the
@@ -75,6 +77,8 @@ class App(AppHooks, AppSchedulers):
     ``asyncio.run`` ends their loop. After a fork the child makes its own.
     """
 
+    hints_for = "app"
+
     def __init__(
         self,
         url: str | Storage | None = None,
@@ -86,7 +90,9 @@ class App(AppHooks, AppSchedulers):
         include: Sequence[str] = (),
         **defaults: Unpack[DefaultOptions],
     ) -> None:
-        refuse_unknown(defaults, DEFAULTS, where="an app")
+        refuse_unknown(defaults, DEFAULTS | _OWN_OPTIONS, where="an app")
+        if isinstance(url, str) and url:
+            check_url(url)
         named = None if namespace is None else check_namespace(namespace)
         is_open = url is not None and not isinstance(url, str)
         self.named = StoreName(getattr(url, "url", None) if is_open else str(url) if url else None, named)
@@ -181,9 +187,10 @@ class App(AppHooks, AppSchedulers):
     ) -> Callable[[Callable[[DeadLetter], Any]], Task[..., Any]]:
         """Make a function the handler of jobs of a queue that have failed for good: ``@app.dead_letter("mail")``.
 
-        It gets a ``DeadLetter``, as a job of its own (with retries and all) in ``queue``, which is the queue's name
-        with ``.dead`` behind it unless given. The failed job itself stays where it is. Workers of the app set this up
-        as they start; ``queue.configure(dead_letter=...)`` does so without one.
+        It gets a ``DeadLetter``, as a job of its own, treated as the app and these options say, in ``queue``, which is
+        the queue's name with ``.dead`` behind it unless given. A worker that was told its queues has to consume that
+        one, too. The failed job itself stays where it is. Workers of the app set this up as they start;
+        ``queue.configure(dead_letter=...)`` does so without one.
         """
         from penstock.deadletter import handle_dead_letters
 
@@ -376,10 +383,11 @@ class App(AppHooks, AppSchedulers):
     ) -> Task[..., Any]:
         """What ``@app.task`` does."""
         name = check_task(getattr(func, "__name__", "") if name is None else name)
-        if name in self._tasks:
+        # A cell of a notebook that is run again defines its tasks again.
+        if name in self._tasks and not (is_typed_in(self._tasks[name].func) and is_typed_in(func)):
             raise InvalidOption(
-                f"a task {shown(name)} is registered already ({shown(self._tasks[name].func)}), and a job carries "
-                "only the name. Give this one another by @app.task(name=...)."
+                f"a task {shown(name)} is registered already, {source_of(self._tasks[name].func)}, and a job carries "
+                f"only the name. Give the one {source_of(func)} another name: @app.task(name=...)."
             )
         runner = resolve_runner(name, func, given.get("runner", "auto"))
         takes_context = given.get("takes_context", False)
@@ -403,6 +411,7 @@ class App(AppHooks, AppSchedulers):
             defaults=self.treatment(replace(self._defaults, task=name), given),
             fields=placed(self._fields, {k: v for k, v in given.items() if k in PLACEMENT}),
             batching=batching,
+            retry_on=resolve_retry_on(name, given.get("retry_on")),
         )
         self._tasks[name] = task
         return task

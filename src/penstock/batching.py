@@ -128,7 +128,7 @@ def _table(hint: Any) -> str:
 
 
 def _result_type(hint: Any) -> Any:
-    """What one job's result is read back as: an item of the list, or a value of the mapping, that is no exception."""
+    """Return the type of one job's result: an item of the list or a value of the mapping, without exceptions."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in _LISTS:
         return _without_exceptions(args[0])

@@ -6,13 +6,21 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.deadletter import DeadLetter
+from msgspec.structs import replace
+
+from penstock.core.deadletter import DeadLetter, encode_options
+from penstock.core.display import get_logger, shown
+from penstock.errors import InvalidOption
+from penstock.options import PLACEMENT
 
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.task import Task
+    from penstock.worker.worker import Worker
 
 __all__ = ["DeadLetter", "handle_dead_letters"]
+
+logger = get_logger("penstock.worker")
 
 
 def handle_dead_letters(
@@ -22,16 +30,36 @@ def handle_dead_letters(
 
     Workers of the app see to the queue's settings when they start.
     """
+    _refuse_placement(options)
     task = app.add_task(_by_parts(func), f"{queue}.dead_letter", into, options)
 
-    async def set_up() -> None:
-        named = app.queue(queue)
-        settings = await named.settings()
-        if (settings.dead_letter, settings.dead_letter_task) != (into, task.name):
-            await named.configure(dead_letter=into, dead_letter_task=task.name)
+    async def set_up(worker: Worker) -> None:
+        consumed = worker.options.queues
+        if queue in consumed and into not in consumed:
+            logger.info(
+                "This worker consumes queue %s, but not %s, where the dead letters of %s wait for their task: add -q "
+                "%s here, or start a worker for it",
+                *(queue, into, queue, into),
+            )
+        storage = await app.connect()
+        found = await storage.settings(queue)
+        wanted = replace(
+            found,
+            dead_letter=into,
+            dead_letter_task=task.name,
+            dead_letter_options=encode_options(task.defaults),
+        )
+        if wanted != found:
+            await storage.configure(queue, wanted)
 
     app.on_start(set_up)
     return task
+
+
+def _refuse_placement(options: Mapping[str, Any]) -> None:
+    """Raise ``InvalidOption`` for an option that a job has from its enqueue: the store enqueues letters."""
+    for name in sorted(PLACEMENT & options.keys()):
+        raise InvalidOption(f"{name}={shown(options[name])} cannot be given to a dead letter. Leave it out.")
 
 
 def _by_parts(func: Callable[[DeadLetter], Any]) -> Callable[..., Any]:

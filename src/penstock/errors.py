@@ -205,12 +205,11 @@ class JobNotFound(JobError, LookupError):
     """The id is unknown, or what became of it is no longer kept."""
 
     @classmethod
-    def in_queue(cls, queue: str, id: str) -> JobNotFound:
+    def in_queue(
+        cls, queue: str, id: str, remedy: str = "The id is wrong, or the job is no longer kept."
+    ) -> JobNotFound:
         """Return the error for an id that ``queue`` does not have."""
-        message = (
-            f"job {id!r} was not found in queue {queue!r}. The id is wrong, or the job is no longer kept."
-        )
-        return cls(message, job_id=id)
+        return cls(f"job {id!r} was not found in queue {queue!r}. {remedy}", job_id=id)
 
 
 class CommandFailed(PenstockError):
@@ -241,6 +240,12 @@ class CpuLimitExceeded(SandboxError):
 class Verdict(PenstockError):
     """Raised by a handler to say how its job goes on."""
 
+    @property
+    def wrapped(self) -> BaseException | None:
+        """The error it wraps: its first argument if that is an error, else its cause."""
+        first = self.args[0] if self.args else None
+        return first if isinstance(first, BaseException) else self.__cause__
+
 
 class Unrecoverable(Verdict):
     """Fail now: no further attempt would help.
@@ -254,26 +259,31 @@ class Unrecoverable(Verdict):
         if args and isinstance(args[0], BaseException):
             self.__cause__ = args[0]
 
-    @property
-    def wrapped(self) -> BaseException | None:
-        """The error it wraps."""
-        first = self.args[0] if self.args else None
-        return first if isinstance(first, BaseException) else self.__cause__
-
 
 class Retry(Verdict):
-    """Count a failure and run again after ``delay``, or ``at`` a time, instead of the task's backoff."""
+    """Count a failure and run again after ``delay``, or ``at`` a time, instead of the task's backoff.
+
+    It may wrap the error that decided it: ``raise Retry("busy", delay="1m") from error``, or
+    ``Retry(error, delay="1m")``. The failure then keeps the class of that error.
+    """
 
     def __init__(
         self,
-        message: str = "the handler asked for a retry",
+        message: str | BaseException = "",
         *,
         delay: timedelta | str | float | None = None,
         at: datetime | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(*([message] if message else []))
+        if isinstance(message, BaseException):
+            self.__cause__ = message
         self.delay = delay
         self.at = _with_zone(at)
+
+    def __str__(self) -> str:
+        if self.args or self.wrapped is not None:
+            return super().__str__()
+        return "the handler asked for a retry"
 
 
 class Snooze(Verdict):

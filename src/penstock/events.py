@@ -222,8 +222,8 @@ def check_after(after: After) -> After:
         return after
     if isinstance(after, str):
         raise InvalidOption(
-            f"after={shown(after)} is no place in a log. Give a sequence number (0: all), 'earliest', or None for "
-            "what comes from now on."
+            f"after={shown(after)} is not a position in the log. Give a sequence number (0: all), 'earliest', or None "
+            "for new events only."
         )
     return whole_number("after", after, least=0, most=_FURTHEST)
 
@@ -269,8 +269,9 @@ def _beginning_lost(queue: str, id: str, last: int) -> EventsLost:
 
 
 def _unknown(queue: str, id: str) -> JobNotFound:
-    return JobNotFound(
-        f"job {id!r} of queue {queue!r} is in neither the store nor the log. To wait for one that is yet to come, "
-        f"follow queue.events(id={id!r}, after=None).",
-        job_id=id,
+    return JobNotFound.in_queue(
+        queue,
+        id,
+        "It is in neither the store nor the log. To wait for a job that is yet to come, follow "
+        f"queue.events(id={id!r}, after=None).",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -23,10 +23,11 @@ from penstock.errors import (
     ResultTimeout,
 )
 from penstock.events import EventTypes, Filter, job_events
+from penstock.hints import Hinting, refuse_keywords
 from penstock.info import JobInfo
 from penstock.optionvalues import whole_number
 from penstock.storage.values import Change, Finished
-from penstock.why import Reason, explain
+from penstock.why import Reason
 
 if TYPE_CHECKING:
     from penstock.core.event import Event
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.flow.parts import Part
     from penstock.source import Source
     from penstock.storage.values import CancelAnswer, PromoteAnswer, RemoveAnswer, RetryAnswer, SignalAnswer
+    from penstock.waiter import Expected
 
 __all__ = ["JobHandle", "call"]
 
@@ -41,8 +43,15 @@ R = TypeVar("R")
 _ASK_WHY_S: Final = 2.0
 """The time limit for finding out what the job waits for once a wait is over."""
 
+_OF_GET: Final = {
+    "timeout": "It returns the record; use job.result(timeout=...) to wait for the result.",
+    "propagate": "It returns the record; use job.result(), which raises JobFailed.",
+}
+_STOPS: Final = "A running function is stopped, too; a plain one has to look at context.cancelled."
+_OF_CANCEL: Final = {"terminate": _STOPS, "signal": _STOPS}
 
-class JobHandle(Generic[R]):
+
+class JobHandle(Hinting, Generic[R]):
     """One job, by its id. Light, and not tied to an event loop: it may be used from any.
 
     ``status`` and ``state`` are what the enqueue answered, ``refresh()`` renews the state; for a handle made of a
@@ -50,6 +59,7 @@ class JobHandle(Generic[R]):
     """
 
     __slots__ = ("_answer", "_source", "_state", "id")
+    hints_for = "job"
 
     def __init__(self, source: Source, id: str, answer: Enqueued | None = None) -> None:
         self.id = id
@@ -101,14 +111,15 @@ class JobHandle(Generic[R]):
         waiter = session.waiter(self.queue)
         expected = waiter.expect(self.id)
         try:
-            async with _deadline(self, timeout):
+            async with _deadline(self, timeout, expected):
                 await waiter.watch(expected)
                 return self._conclude(await expected.future)
         finally:
             waiter.forget(expected)
 
-    async def get(self) -> JobInfo:
+    async def get(self, /, **other: Never) -> JobInfo:
         """Return the job as it is now. Raises ``JobNotFound``."""
+        refuse_keywords(other, _OF_GET, where="job.get()")
         info = await self.get_or_none()
         if info is None:
             raise JobNotFound.in_queue(self.queue, self.id)
@@ -128,18 +139,18 @@ class JobHandle(Generic[R]):
 
         Raises ``JobNotFound``.
         """
-        info = await self.get()
-        return await explain(await self._source.app.connect(), info.raw)
+        return await (await self.get()).why()
 
     async def refresh(self) -> State:
         """Renew ``state``. Raises ``JobNotFound``."""
         return (await self.get()).state
 
-    async def cancel(self, *, rerun_only: bool = False) -> CancelAnswer:
+    async def cancel(self, /, *, rerun_only: bool = False, **other: Never) -> CancelAnswer:
         """End the job if it has not begun (``cancelled``), or ask it to stop (``requested``).
 
         With ``rerun_only``, leave the job alone and drop the rerun that waits behind it (``rerun_cancelled``).
         """
+        refuse_keywords(other, _OF_CANCEL, where="job.cancel()")
         storage = await self._source.app.connect()
         [answer] = await storage.cancel(self.queue, [self.id], rerun_only=rerun_only)
         return answer
@@ -183,10 +194,14 @@ class JobHandle(Generic[R]):
         return await (await self._source.app.connect()).change(self.queue, self.id, change) == "changed"
 
     async def logs(self, *, start: int = 0, limit: int = 1000) -> list[str]:
-        """The lines the job logged, from number ``start``."""
+        """Return the lines the job logged, from number ``start`` on.
+
+        Lines are counted from 0, from the first that the job ever wrote. The newest 1000 are kept.
+        """
         whole_number("start", start, least=0)
         whole_number("limit", limit, least=1)
-        return await (await self._source.app.connect()).logs(self.queue, self.id, start=start, limit=limit)
+        storage = await self._source.app.connect()
+        return (await storage.logs(self.queue, self.id, start=start, limit=limit)).lines
 
     def events(self, *, follow: bool = True, types: EventTypes = None) -> AsyncGenerator[Event, None]:
         """The job's life since it was enqueued, from the log, then what becomes of it until it ends.
@@ -215,7 +230,7 @@ async def call(source: Source, job: NewJob, timeout: Duration | None) -> Any:
     handle: JobHandle[Any] = JobHandle(source, job.id)
     expected = waiter.expect(job.id)
     try:
-        async with _deadline(handle, timeout):
+        async with _deadline(handle, timeout, expected):
             answer = await session.enqueue(source.queue, replace(job, notify=waiter.listener))
             if answer.status == "completed":
                 return source.decode_result(answer.result)
@@ -232,28 +247,51 @@ async def call(source: Source, job: NewJob, timeout: Duration | None) -> Any:
 
 
 @asynccontextmanager
-async def _deadline(handle: JobHandle[Any], timeout: Duration | None) -> AsyncIterator[None]:
+async def _deadline(
+    handle: JobHandle[Any], timeout: Duration | None, expected: Expected
+) -> AsyncIterator[None]:
     if timeout is None:
         yield
         return
-    ms = milliseconds(timeout, what="timeout")
+    ms = expected.within_ms = milliseconds(timeout, what="timeout")
     try:
         async with asyncio.timeout(ms / 1000):
             yield
     except TimeoutError as error:
+        why = await _why(handle)
         raise ResultTimeout(
-            f"job {handle.id!r} of queue {handle.queue!r} had not ended after {describe(ms)}. {await _why(handle)}"
+            f"job {handle.id!r} of queue {handle.queue!r} had not ended after {describe(ms)}. {why}"
             "The job is left alone: ask for its result again, or cancel it."
         ) from error
 
 
 async def _why(handle: JobHandle[Any]) -> str:
-    """Return a sentence for an error; empty if the store does not tell in time."""
+    """Return a sentence for an error; empty if the store does not tell in time. Raises ``JobExpired``."""
     try:
         async with asyncio.timeout(_ASK_WHY_S):
-            return f"{await handle.why()} "
+            await _refuse_expired(handle)
+            reason, session = await handle.why(), await handle.source.app.session()
+            return f"{reason.text} {session.remedy or reason.remedy} ".replace("  ", " ")
+    except JobExpired:
+        raise
     except (PenstockError, TimeoutError):
         return ""
+
+
+async def _refuse_expired(handle: JobHandle[Any]) -> None:
+    """Raise ``JobExpired`` if the ttl of the job has passed, also where no worker has noticed."""
+    if (await handle.get()).expires_at is None:
+        return
+    await (await handle.source.app.connect()).sweep(handle.queue)
+    job = (await handle.get()).raw
+    if job.failure is not None and job.failure.type == "Expired" and job.state is State.FAILED:
+        raise _expired(handle.queue, handle.id)
+
+
+def _expired(queue: str, id: str) -> JobExpired:
+    return JobExpired(
+        f"job {id!r} of queue {queue!r} expired: its ttl passed before it was finished.", job_id=id
+    )
 
 
 def _error_of(finished: Finished, queue: str) -> JobError:
@@ -264,9 +302,7 @@ def _error_of(finished: Finished, queue: str) -> JobError:
     if failure is None:
         return JobFailed(f"job {id!r} of queue {queue!r} failed; why is not kept.", job_id=id)
     if failure.type == "Expired":
-        return JobExpired(
-            f"job {id!r} of queue {queue!r} expired: its ttl passed before it was finished.", job_id=id
-        )
+        return _expired(queue, id)
     return JobFailed(
         f"job {id!r} of queue {queue!r} failed: {failure.type}: {failure.message}",
         job_id=id,

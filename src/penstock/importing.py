@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import platform
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from penstock.core.display import shown
 from penstock.errors import InvalidOption
@@ -16,10 +19,23 @@ from penstock.errors import InvalidOption
 if TYPE_CHECKING:
     from penstock.app import App
 
-__all__ = ["MissingModule", "check_module", "find", "import_named", "locate", "task_modules"]
+__all__ = [
+    "MissingModule",
+    "check_module",
+    "find",
+    "find_function",
+    "import_named",
+    "is_typed_in",
+    "locate",
+    "module_of",
+    "source_of",
+    "task_modules",
+]
 
 T = TypeVar("T")
 
+_STANDARD_LIBRARY: Final = Path(os.__file__).parent
+_PENSTOCK: Final = Path(__file__).parent
 _SCRIPT = "__main__"
 # What multiprocessing calls the script in its children: nobody else knows that name.
 _SCRIPT_OF_PARENT = "__mp_main__"
@@ -47,11 +63,34 @@ def find(target: str, kind: type[T]) -> T:
     return found
 
 
+def find_function(target: str) -> Callable[..., object]:
+    """Return the function at ``module:name``. Raise ``InvalidOption`` if there is none."""
+    module, _, name = target.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidOption(
+            f"the function {target!r} cannot be found: {error}. Give module:name of a function at the top of a module."
+        ) from error
+    if not callable(found):
+        raise InvalidOption(f"{target!r} is of type {type(found).__qualname__}, not a function.")
+    return cast(Callable[..., object], found)
+
+
 def check_module(name: object) -> str:
     """Return ``name``. Raise ``InvalidOption`` if it cannot be the full name of a module."""
+    if isinstance(name, str) and (module := module_of(name)) != name:
+        raise InvalidOption(f"{shown(name)} is the path of a file. Give the name of the module: {module}.")
     if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
         raise InvalidOption(f"{shown(name)} is not the name of a module. Give one such as 'myproject.mail'.")
     return name
+
+
+def module_of(path: str) -> str:
+    """Return the name of the module in the file ``path``; return ``path`` itself if it is not the path of one."""
+    stem = path.removesuffix(".py").removeprefix("./")
+    parts = stem.split("/" if "/" in stem else ".")
+    return ".".join(parts) if all(part.isidentifier() for part in parts) else path
 
 
 def import_named(name: str) -> ModuleType:
@@ -74,13 +113,30 @@ def import_named(name: str) -> ModuleType:
 
 
 def _import_failed(name: str, error: BaseException) -> InvalidOption:
-    """Return the error that says why the module ``name`` cannot be imported, and where it went wrong."""
-    frames = [frame for frame in extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    """Return the error that says why the module ``name`` cannot be imported, and which line of the user's failed."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if "importlib" not in frame.filename][1:]
+    frames = [frame for frame in frames if _is_user_code(frame.filename)] or frames
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError) and error.filename:
         where = f" ({error.filename}, line {error.lineno})"
     reason = getattr(error, "msg", None) if isinstance(error, SyntaxError) else str(error)
     return InvalidOption(f"module {name} cannot be imported: {type(error).__name__}: {reason}{where}.")
+
+
+def _is_user_code(path: str) -> bool:
+    """Return whether a file is neither Python's nor installed: then its author can fix it."""
+    file = Path(path)
+    if path.startswith("<") or not {"site-packages", "dist-packages"}.isdisjoint(file.parts):
+        return False
+    return not (file.is_relative_to(_STANDARD_LIBRARY) or file.is_relative_to(_PENSTOCK))
+
+
+def source_of(func: Callable[..., object]) -> str:
+    """Return where a function is defined: its module, and its file and line if it has them."""
+    inner = inspect.unwrap(func)
+    where = f"in module {getattr(inner, '__module__', _SCRIPT)}"
+    code = getattr(inner, "__code__", None)
+    return f"{where} ({code.co_filename}, line {code.co_firstlineno})" if code is not None else where
 
 
 def locate(app: App, *, in_script: bool) -> tuple[str, str]:
@@ -105,6 +161,12 @@ def locate(app: App, *, in_script: bool) -> tuple[str, str]:
         )
     *_, module, name = min(found)
     return module, name
+
+
+def is_typed_in(func: object) -> bool:
+    """Return whether a function is of a notebook or a prompt, which no other process can load."""
+    is_here = getattr(func, "__module__", "") == _SCRIPT
+    return is_here and not hasattr(sys.modules[_SCRIPT], "__file__")
 
 
 def task_modules(app: App) -> list[str]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from penstock.core.annex import EMPTY_ANNEX
 from penstock.core.names import ref_of
+from penstock.errors import SerializationError
+from penstock.opening import store_options
+from penstock.situation import commands_from_code
 from penstock.spending import in_units
+from penstock.why import Reason, explain
 
 if TYPE_CHECKING:
     from penstock.core.job import Job
@@ -20,6 +24,14 @@ if TYPE_CHECKING:
     from penstock.storage.values import WorkerRecord
 
 __all__ = ["JobInfo", "WorkerInfo"]
+
+
+_PLAIN: Final = (
+    "id", "ref", "queue", "task", "priority", "runs", "failures", "attempts", "stalls", "worker", "blocked_by", "group",
+    "cost", "flow", "scheduler", "usage", "cancelling", "has_rerun", "enqueued_at", "run_at", "claimed_at",
+    "finished_at", "expires_at", "kept_until",
+)  # fmt: skip
+"""The fields that ``as_dict`` has as they are."""
 
 
 class JobInfo:
@@ -55,6 +67,28 @@ class JobInfo:
     def task(self) -> str:
         """The task's name; empty for a payload without a task."""
         return self.raw.options.task
+
+    def as_dict(self, *, traceback: bool = False) -> dict[str, Any]:
+        """Return the fields as plain values, for JSON. Times are ``datetime``s; values that JSON lacks are text.
+
+        It has the payload, and with ``traceback`` lines of your code: choose what you show to whom.
+        """
+        failure = self.failure
+        told = {name: getattr(self, name) for name in _PLAIN}
+        return told | {
+            "state": self.state.value,
+            "payload": _readable(lambda: self.payload, self.raw.payload),
+            "result": _readable(lambda: self.result, self.raw.result or b""),
+            "progress": self.progress,
+            "failure": None if failure is None else _failure_fields(failure, traceback=traceback),
+            "headers": dict(self.headers),
+        }
+
+    async def why(self) -> Reason:
+        """Return why the job, as it was read, does not run, with the remedy; or that it runs, or how it ended."""
+        app = self._source.app
+        with commands_from_code(store_options(app.named)):
+            return await explain(await app.connect(), self.raw)
 
     @property
     def state(self) -> State:
@@ -213,6 +247,18 @@ class JobInfo:
     def kept_until(self) -> datetime | None:
         """When a finished job is forgotten."""
         return _instant(self.raw.kept_until_ms)
+
+
+def _readable(read: Callable[[], Any], raw: bytes) -> Any:
+    try:
+        return msgspec.to_builtins(read(), str_keys=True, enc_hook=str)
+    except SerializationError:
+        return f"<{len(raw)} bytes>"
+
+
+def _failure_fields(failure: Failure, *, traceback: bool) -> dict[str, str]:
+    told = {"type": failure.type, "message": failure.message}
+    return told | {"traceback": failure.traceback} if traceback else told
 
 
 class WorkerInfo:

@@ -150,7 +150,7 @@ def _parse_bucket(value: Any) -> Bucket:
             rate = parse_rate(refill, what="bucket")
         case _:
             raise InvalidOption(
-                f"bucket={shown(value)} is not usable. Give its capacity and how fast it refills: (100, '10/s')."
+                f"bucket={shown(value)} is not valid. Give its capacity and how fast it refills: (100, '10/s')."
             )
     whole_number("capacity of the bucket", capacity, least=1, most=_MOST)
     if capacity * rate.per_ms > _LARGEST_BUCKET:

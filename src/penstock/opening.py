@@ -10,16 +10,26 @@ import asyncio
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from penstock.core.display import shown, visible_in_line, without_password
 from penstock.core.ids import uuid7
 from penstock.errors import InvalidOption, StorageError
+from penstock.hints import FOREIGN_STORES
 
 if TYPE_CHECKING:
     from penstock.storage.base import Storage
 
-__all__ = ["DEFAULT_URL", "Opening", "StoreName", "chosen_store", "from_environment", "shown_store"]
+__all__ = [
+    "DEFAULT_URL",
+    "Opening",
+    "StoreName",
+    "check_url",
+    "chosen_store",
+    "from_environment",
+    "shown_store",
+    "store_options",
+]
 
 DEFAULT_URL: Final = "sqlite:///penstock.db"
 
@@ -49,15 +59,53 @@ def chosen_store(names: Iterable[StoreName]) -> tuple[str, str | None]:
     return url or DEFAULT_URL, namespace
 
 
+def check_url(url: str) -> None:
+    """Raise ``InvalidOption`` for a URL that cannot be that of a store, before anybody connects.
+
+    It is not quoted, because it may hold a password.
+    """
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise InvalidOption(
+            "The first argument of App(...) is the URL of the store. What was given is not a URL: it has no scheme. "
+            "Use one like sqlite:///penstock.db or valkey://host. An app has no name."
+        )
+    if remedy := FOREIGN_STORES.get(scheme.lower()):
+        raise InvalidOption(f"{scheme}:// is not a store of Penstock. {remedy}.")
+
+
 def from_environment() -> StoreName:
     """Return what ``PENSTOCK_URL`` and ``PENSTOCK_NAMESPACE`` name."""
     return StoreName(os.environ.get("PENSTOCK_URL"), os.environ.get("PENSTOCK_NAMESPACE"))
 
 
 def shown_store(url: str, namespace: str | None) -> str:
-    """Return the store and the namespace for a log line or a screen, without passwords."""
+    """Return the store and the namespace for a log line or a screen, without passwords.
+
+    A file is named by its absolute path: a relative one is another file in every folder.
+    """
     part = namespace or _named_in(url) or "default"
-    return f"{visible_in_line(without_password(url))}, namespace {part}"
+    return f"{visible_in_line(without_password(_absolute(url)))}, namespace {part}"
+
+
+def store_options(named: StoreName) -> tuple[str, ...]:
+    """Return the options of a command that reaches the store which the code names.
+
+    A URL with a password is left out: the reader has to set ``PENSTOCK_URL``. No command reaches ``memory://``.
+    """
+    if named.url is None or named.url.startswith("memory:"):
+        return ()
+    namespace = ("--namespace", named.namespace) if named.namespace else ()
+    has_password = without_password(named.url) != named.url
+    return namespace if has_password else ("--url", _absolute(named.url), *namespace)
+
+
+def _absolute(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme != "sqlite" or parts.netloc or not parts.path.strip("/"):
+        return url
+    path = quote(os.path.abspath(unquote(parts.path[1:])))
+    return f"sqlite:///{path}?{parts.query}" if parts.query else f"sqlite:///{path}"
 
 
 def _named_in(url: str) -> str:

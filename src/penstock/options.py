@@ -8,7 +8,7 @@ jobs share. *Placement* says where one job goes (``id``, ``delay``, ``priority``
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, Literal, Required, TypeAlias, TypedDict, cast
@@ -24,6 +24,7 @@ from penstock.core.job import Conflict, Dependency, Options, Policy
 from penstock.core.retry import Backoff, BackoffFunction
 from penstock.core.size import Size
 from penstock.errors import InvalidOption
+from penstock.hints import option_hint
 from penstock.optionvalues import PLACEMENT_PARSERS, TREATMENT_PARSERS
 from penstock.serde import Serde
 
@@ -150,12 +151,15 @@ class DefaultOptions(Treatment, total=False):
 class TaskOptions(DefaultOptions, total=False):
     """What ``@app.task`` takes besides the name and the queue.
 
+    ``retry_on``: exception classes. A run that raises another one fails the job for good; timeouts, crashes and
+    ``Retry`` are retried all the same. Without it every exception is retried while attempts are left.
     ``runner``: ``"auto"`` runs coroutine functions on the worker's loop and others in threads; ``"process"`` is
     for work that keeps a processor busy; ``"sandbox"`` for work that may crash, hang or leak: each run has a
     process of its own, which may use so much ``memory`` and ``cpu_time``. ``takes_context``: the first parameter
     gets the ``JobContext``, which a parameter with that annotation gets anyway.
     """
 
+    retry_on: type[BaseException] | Sequence[type[BaseException]]
     runner: Literal["auto", "async", "thread", "process", "sandbox"]
     memory: Size | None
     cpu_time: Duration | None
@@ -182,14 +186,24 @@ PLACEMENT: Final = frozenset(Placement.__annotations__)
 
 
 def refuse_unknown(given: Iterable[str], known: Collection[str], *, where: str) -> None:
-    """Raises ``InvalidOption`` for the first name that is not ``known``, with the name that may have been meant."""
+    """Raise ``InvalidOption`` for the first name that is not ``known``, with what to write instead."""
     for name in given:
         if name not in known:
-            close = get_close_matches(name, known, n=1)
-            meant = (
-                f" Did you mean {shown(close[0])}?" if close else f" There are: {', '.join(sorted(known))}."
-            )
-            raise InvalidOption(f"{where} has no option {shown(name)}.{meant}")
+            raise InvalidOption(f"{where} has no option {shown(name)}. {_instead(name, known)}")
+
+
+def _instead(name: str, known: Collection[str]) -> str:
+    # A search, a schedule or a table has options of its own, which the words of other queues do not mean.
+    is_about_jobs = "attempts" in known
+    if is_about_jobs and (hint := option_hint(name, known, DISPATCH)):
+        return hint
+    if is_about_jobs and name in TASK | {"queue"}:
+        return f"It belongs to the task: @app.task({name}=...)."
+    if is_about_jobs and name in DISPATCH:
+        return f"It belongs to single jobs: task.options({name}=...)."
+    if close := get_close_matches(name, known, n=1):
+        return f"Did you mean {shown(close[0])}?"
+    return f"There are: {', '.join(sorted(known))}."
 
 
 def treatment(base: Options, given: Mapping[str, Any]) -> Options:

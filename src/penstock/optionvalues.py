@@ -36,7 +36,7 @@ def whole_number(name: str, value: Any, *, least: int, most: int = _INT32) -> in
     """``value`` if it is an ``int`` in the range; raises ``InvalidOption``."""
     if type(value) is not int or not least <= value <= most:
         raise InvalidOption(
-            f"{name}={shown(value)} is not usable. Give a whole number from {least} to {most}."
+            f"{name}={shown(value)} is not valid. Give a whole number from {least} to {most}."
         )
     return value
 
@@ -92,25 +92,25 @@ def _kept(name: str, value: Any) -> int:
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > 200 or not (value.isprintable()):
         raise InvalidOption(
-            f"{name}={shown(value)} is not usable. Give a text of at most 200 printable characters."
+            f"{name}={shown(value)} is not valid. Give a text of at most 200 printable characters."
         )
     return str(value)
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidOption(f"{name}={shown(value)} is not usable. Give True or False.")
+        raise InvalidOption(f"{name}={shown(value)} is not valid. Give True or False.")
     return value
 
 
 def _headers(name: str, value: Any) -> dict[str, str] | None:
     if not isinstance(value, Mapping):
-        raise InvalidOption(f"{name}={shown(value)} is not usable. Give a mapping of names to texts.")
+        raise InvalidOption(f"{name}={shown(value)} is not valid. Give a mapping of names to texts.")
     headers: dict[str, str] = {}
     for key, text in value.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise InvalidOption(
-                f"{name}: {shown(key)} or its value is no text. Give str to str; encode other values."
+                f"{name}: {shown(key)} or its value is not a str. Encode other values as text."
             )
         check_text(key, what=f"{name}: the name")
         check_text(text, what=f"{name}: the value of {shown(key)}")
@@ -128,14 +128,14 @@ def _dedup(name: str, value: Any) -> Dedup:
     if isinstance(value, Dedup):
         return value
     raise InvalidOption(
-        f"{name}={shown(value)} is not usable. Give a key, or one of Dedup.simple, Dedup.throttle, Dedup.debounce."
+        f"{name}={shown(value)} is not valid. Give a key, or one of Dedup.simple, Dedup.throttle, Dedup.debounce."
     )
 
 
 def _holds(name: str, value: Any) -> dict[str, int] | None:
     if not isinstance(value, Mapping):
         raise InvalidOption(
-            f'{name}={shown(value)} is not usable. Give consumers and durations: {{"ledger": "7d"}}.'
+            f'{name}={shown(value)} is not valid. Give consumers and durations: {{"ledger": "7d"}}.'
         )
     return {check_consumer(who): _hold_ms(name, ttl) for who, ttl in value.items()} or None
 
@@ -152,7 +152,7 @@ def _places(name: str, value: Any) -> list[tuple[str, str]]:
         queue, id = pair or (getattr(one, "queue", None), getattr(one, "id", None))
         if not isinstance(queue, str) or not isinstance(id, str):
             raise InvalidOption(
-                f"{name}: {shown(one)} is no job. Give handles, task.job(...)s, or pairs of queue and id."
+                f"{name}: {shown(one)} is not a job. Give handles, task.job(...)s, or pairs of queue and id."
             )
         places.append((check_queue(queue), check_id(id)))
     return places
@@ -163,7 +163,7 @@ def _policy(name: str, value: Any) -> Policy:
         case "fail" | "ignore" | "wait":
             return value  # type: ignore[no-any-return]
         case _:
-            raise InvalidOption(f"{name}={shown(value)} is not usable. Give 'fail', 'ignore' or 'wait'.")
+            raise InvalidOption(f"{name}={shown(value)} is not valid. Give 'fail', 'ignore' or 'wait'.")
 
 
 def _conflict(name: str, value: Any) -> Conflict:
@@ -172,7 +172,7 @@ def _conflict(name: str, value: Any) -> Conflict:
     if isinstance(value, str) and value in _CONFLICTS:
         return _CONFLICTS[value]
     raise InvalidOption(
-        f"{name}={shown(value)} is not usable. Give {', '.join(map(repr, _CONFLICTS))} or a Conflict."
+        f"{name}={shown(value)} is not valid. Give {', '.join(map(repr, _CONFLICTS))} or a Conflict."
     )
 
 

@@ -18,6 +18,7 @@ from penstock.core.job import NewJob, Options
 from penstock.core.names import check_id, check_task, check_worker
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.handle import JobHandle, call
+from penstock.hints import Hinting
 from penstock.options import PLACEMENT, TREATMENT, CallOptions, JobOptions, placed, refuse_unknown
 from penstock.optionvalues import listed, whole_number
 from penstock.scheduler import SchedulerInfo, When
@@ -36,8 +37,10 @@ _OPTIONS: Final = TREATMENT | PLACEMENT
 _MOST_AT_ONCE: Final = 10_000
 
 
-class Queue(QueueAdmin, QueueSchedulers):
+class Queue(Hinting, QueueAdmin, QueueSchedulers):
     """Made by ``app.queue(name)``; light, not tied to an event loop, and there without being created."""
+
+    hints_for = "queue"
 
     def __init__(
         self,

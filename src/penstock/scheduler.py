@@ -41,7 +41,8 @@ _FURTHEST: Final = 2**31 - 1
 class When(TypedDict, total=False):
     """When a scheduler's jobs come. One of the first three is needed.
 
-    - ``cron``: an expression of five fields, or of six with the seconds first, read in the zone ``tz`` (UTC).
+    - ``cron``: an expression of five fields, or of six with the seconds first, or ``@daily`` and the like, read in
+      the zone ``tz`` (UTC).
     - ``every``: an interval, counted from ``start``, or from the epoch: ``"1h"`` is on the hour, UTC.
     - ``after_completion``: that long after the end of the job before, however it ended. The first comes at once.
     - ``start``, ``end``: no slot before, none after; times with a zone. ``limit``: how many slots in all.
@@ -66,7 +67,7 @@ def read_schedule(when: When) -> Schedule:
     end_ms = 0 if end is None else epoch_ms("end", end)
     missed = when.get("missed", "skip")
     if missed not in get_args(Missed):
-        raise InvalidOption(f"missed={shown(missed)} is not usable. Give 'skip' or 'catch_up'.")
+        raise InvalidOption(f"missed={shown(missed)} is not valid. Give 'skip' or 'catch_up'.")
     if start_ms and end_ms and end_ms < start_ms:
         raise InvalidOption(f"end={end} lies before start={start}: there would be no slot.")
     return Schedule(
@@ -93,7 +94,7 @@ def _timing(when: When, start_ms: int) -> Timing:
         every_ms = milliseconds(when["every"], what="every")
         if every_ms < 1:
             raise InvalidOption(
-                f"every={shown(when['every'])} is no time at all. Give how far apart the slots are."
+                f"every={shown(when['every'])} is not valid: the interval must be longer than 0."
             )
         return Every(every_ms, start_ms)
     return AfterCompletion(milliseconds(when["after_completion"], what="after_completion"))

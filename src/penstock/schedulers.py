@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from penstock.core.display import shown
 from penstock.core.names import check_scheduler
@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["AppSchedulers", "QueueSchedulers"]
 
-T = TypeVar("T", bound="Task[..., Any]")
+
+class _WithoutArguments(Protocol):
+    """A task that can be enqueued without arguments."""
+
+    def job(self) -> JobSpec[Any]: ...
+
+
+S = TypeVar("S", bound=_WithoutArguments)
 
 
 class AppSchedulers:
@@ -45,7 +52,7 @@ class AppSchedulers:
         name there is changed if it differs, and left alone if not.
 
         Raises:
-            InvalidInput: a name, an expression, a zone or an option that is not usable. Nothing was written.
+            InvalidInput: a name, an expression, a zone or an option that is not valid. Nothing was written.
         """
         schedule = read_schedule(when)
         name = check_scheduler(name)
@@ -55,17 +62,23 @@ class AppSchedulers:
             )
         return await put_scheduler(await self.connect(), job.queue, name, schedule=schedule, job=job.job)
 
-    def scheduled(self, *, name: str | None = None, **when: Unpack[When]) -> Callable[[T], T]:
+    def scheduled(self, *, name: str | None = None, **when: Unpack[When]) -> Callable[[S], S]:
         """Decorates a task that takes no arguments: ``@app.scheduled(cron="0 3 * * *")`` above ``@app.task``.
 
         A worker of the task's queue puts the scheduler in when it starts; it is called what the task is called.
         """
         schedule = read_schedule(when)
 
-        def declare(task: T) -> T:
+        def declare(task: S) -> S:
             if not isinstance(task, Task):
-                raise InvalidInput(f"{shown(task)} is no task. Put @app.scheduled(...) above @app.task.")
-            job = task.job()
+                raise InvalidInput(f"{shown(task)} is not a task. Put @app.scheduled(...) above @app.task.")
+            try:
+                job = task.job()
+            except InvalidInput as error:
+                raise InvalidInput(
+                    f"Task {shown(task.name)} takes arguments, and @app.scheduled(...) gives none. Use "
+                    f"app.schedule(name, {task.name}.job(...), ...) in a function under @app.on_start."
+                ) from error
             self._declared[job.queue, check_scheduler(name or task.name)] = Plan(schedule, job.job)
             return task
 

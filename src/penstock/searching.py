@@ -13,6 +13,7 @@ from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_task
 from penstock.core.text import check_text
 from penstock.errors import InvalidOption, SerializationError
+from penstock.hints import SAME_STATE
 from penstock.info import JobInfo
 from penstock.options import refuse_unknown
 from penstock.optionvalues import epoch_ms, whole_number
@@ -190,7 +191,9 @@ class Searching:
 def as_state(state: Any) -> State:
     """The state of that name; raises ``InvalidOption``."""
     if not isinstance(state, str) or state not in _STATES:
-        raise InvalidOption(f"state={shown(state)} is not known. Give {', '.join(State)}.")
+        same = SAME_STATE.get(state.lower()) if isinstance(state, str) else None
+        meant = f"Did you mean {same!r}?" if same else f"Give {', '.join(State)}."
+        raise InvalidOption(f"state={shown(state)} is not known. {meant}")
     return State(state)
 
 
@@ -240,7 +243,7 @@ def _predicate(where: Where | None) -> Callable[[JobInfo], bool]:
 
     else:
         raise InvalidOption(
-            f'where={shown(where)} is not usable. Give fields, {{"user.id": 7}}, or a function.'
+            f'where={shown(where)} is not valid. Give fields, {{"user.id": 7}}, or a function.'
         )
 
     def fits(info: JobInfo) -> bool:

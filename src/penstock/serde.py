@@ -119,7 +119,7 @@ class _Msgspec:
             cause = "it contains itself, or is nested too deeply"
         else:
             path, culprit = _find(value, self._fails) or ("$", value)
-            cause = f"{error} (at {path}, a {type(culprit).__qualname__})"
+            cause = f"{error} (at {path}, of type {type(culprit).__qualname__})"
         return SerializationError(
             f"a value of type {type(value).__qualname__} cannot be encoded as {self.name}: {cause}. "
             "Use plain values, dataclasses, msgspec structs or pydantic models, or pass a serde of your own."
@@ -202,7 +202,7 @@ def resolve_serde(value: str | Serde) -> Serde:
     else:
         cause = f"{type(value).__qualname__} has no name, encode and decode"
     raise InvalidOption(
-        f"serde={shown(value)} is not usable: {cause}. Give a registered name, or an object with all three."
+        f"serde={shown(value)} is not valid: {cause}. Give a registered name, or an object with all three."
     )
 
 

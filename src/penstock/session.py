@@ -7,7 +7,7 @@ import os
 import platform
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from penstock.core.ids import uuid7
 from penstock.core.job import Enqueued, NewJob
@@ -41,6 +41,8 @@ class Session:
         "storage",
         "worker",
     )
+    remedy: ClassVar[str] = ""
+    """The remedy for a job that does not run, if it differs from what ``why`` says."""
 
     def __init__(self, storage: Storage, intake: Intake) -> None:
         self.storage = storage

@@ -151,15 +151,20 @@ class Signature:
         try:
             serde.decode(data, self._unpacked)
         except SerializationError:
-            fields = self.fields
             for name, value in _given(packed).items():
-                try:
-                    serde.decode(serde.encode(value), fields[name].type)
-                except SerializationError as error:
-                    raise InvalidInput(
-                        f"argument {shown(name)} of {self.name} does not fit its type: got {shown(value)} "
-                        f"({error.__cause__}). The signature is {self._shown}."
-                    ) from None
+                if misfit := self.misfit(name, value, serde):
+                    raise InvalidInput(misfit) from None
+
+    def misfit(self, name: str, value: Any, serde: Serde, *, origin: str = "") -> str:
+        """Return why a value cannot be decoded to the type of a parameter, or an empty text if it can."""
+        if not isinstance(serde, _TYPED):
+            return ""
+        try:
+            serde.decode(serde.encode(value), self.fields[name].type)
+        except SerializationError as error:
+            told = f"argument {shown(name)} of {self.name} does not fit its type: got {shown(value)}"
+            return f"{told} ({error.__cause__}). {origin}The signature is {self._shown}."
+        return ""
 
     def _naming_the_argument(
         self, packed: Any, serde: Serde, error: SerializationError

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from penstock.core.annex import EMPTY_ANNEX
 from penstock.core.command import COMMAND_TASK
+from penstock.core.display import without_password
 from penstock.core.duration import describe
 from penstock.core.lifecycle import EventType, State
-from penstock.core.limits import GroupState, Limit, LimitsOfQueue
+from penstock.core.limits import EVERY_GROUP, Bucket, GroupState, Limit, LimitsOfQueue
+from penstock.core.rate import Rate
 from penstock.errors import StorageError
 
 if TYPE_CHECKING:
+    from penstock.core.event import Event
     from penstock.core.flow import DependencyRecord
     from penstock.core.job import Job
     from penstock.storage.base import Storage
@@ -26,17 +31,22 @@ if TYPE_CHECKING:
 __all__ = [
     "NAMED",
     "SEEN_LATELY_MS",
+    "CommandContext",
+    "Pause",
     "Situation",
     "at_second",
+    "command_context",
     "command_line",
+    "commands_from_code",
     "counted",
     "group_of",
     "in_units",
     "instant",
     "listed",
-    "pause_began_ms",
+    "read_pause",
     "read_situation",
     "start_command",
+    "worker_command",
 ]
 
 NAMED: Final = 3
@@ -47,14 +57,22 @@ _MOST_ACTIVE: Final = 100
 _MOST_GROUPS: Final = 100
 _EVENTS_READ: Final = 1000
 _AFTER_ALL: Final = 2**52
+_SAME_INSTANT_MS: Final = 2_000
+
+
+class Pause(NamedTuple):
+    """The start of a pause. ``job`` is the job whose handler asked for it, as ``queue/id``; empty if a person did."""
+
+    at_ms: int
+    job: str = ""
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """A queue as it was when it was read. ``groups`` has the queue itself under ``""``.
 
     ``live`` has the info of each live worker, with its ``id``. ``active`` are the first of the active jobs.
-    ``paused_at_ms`` is when the pause that holds back the job began (0: unknown). ``children`` are what the job that
-    was asked for waits for; ``None`` if only the queue was read.
+    ``pause`` is the pause that holds back the job; ``None`` if it was not looked for, or not found. ``children`` are
+    what the job that was asked for waits for; ``None`` if only the queue was read.
     """
 
     queue: str
@@ -65,7 +83,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[WorkerRecord]
     live: Sequence[Mapping[str, Any]]
     active: Sequence[Job]
-    paused_at_ms: int = 0
+    pause: Pause | None = None
     children: Sequence[DependencyRecord] | None = None
 
     @property
@@ -73,10 +91,32 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         """The queue's own pause and limits."""
         return self.groups[""]
 
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Return how many jobs the live workers can run at a time, and how many they run now.
+
+        What workers say is as old as their last heartbeat; the number of active jobs in the queue is exact.
+        """
+        slots = sum(worker.get("concurrency", 0) for worker in self.live)
+        running = max(sum(worker.get("active", 0) for worker in self.live), self.gate.active)
+        return slots, min(running, slots) if slots else running
+
+    @property
+    def workload(self) -> str:
+        """Return how many jobs the live workers run, of how many they can."""
+        slots, running = self.slots
+        many = len(self.live) != 1
+        jobs = f"{running} of {counted(slots, 'job')}" if slots else counted(running, "job")
+        return f"{counted(len(self.live), 'worker')} run{'s' * (not many)} {jobs}"
+
     def limit_command(self, bound: Literal["concurrency", "rate", "bucket"], group: str = "") -> str:
-        """Return the command that raises a limit; N stands for a larger number."""
-        value = {"concurrency": "N", "rate": "N/s", "bucket": "N:N/s"}[bound]
-        of_group = ("--group", group) if group else ()
+        """Return the command that doubles the limit which holds for the queue, or for a group of it."""
+        key = group if group in self.limits else EVERY_GROUP if group else ""
+        limit = self.limits.get(key, Limit())
+        value = {"concurrency": _doubled_count, "rate": _doubled_rate, "bucket": _doubled_bucket}[bound](
+            limit
+        )
+        of_group = ("--group", key) if key else ()
         return command_line("limit", "set", "-q", self.queue, *of_group, f"--{bound}", value)
 
     def after(self, wait_ms: int | None) -> datetime | None:
@@ -145,16 +185,39 @@ async def _read_budgets(storage: Storage, queue: str) -> Sequence[Budget]:
         return ()
 
 
-async def pause_began_ms(storage: Storage, queue: str, group: str) -> int:
-    """Return when a pause without an end began, if the newest events of the queue tell; 0 otherwise."""
-    last = (await storage.read_events(queue, after=_AFTER_ALL, limit=1)).last
-    page = await storage.read_events(queue, after=max(0, last - _EVENTS_READ), limit=_EVENTS_READ)
-    began = (
-        event.at_ms
-        for event in reversed(page.events)
-        if event.type == EventType.PAUSED and event.group == group and not event.data
-    )
-    return next(began, 0)
+async def read_pause(storage: Storage, situation: Situation, group: str) -> Pause | None:
+    """Return the pause of a queue or a group of it, if the newest events of the queue tell; ``None`` otherwise."""
+    last = (await storage.read_events(situation.queue, after=_AFTER_ALL, limit=1)).last
+    page = await storage.read_events(situation.queue, after=max(0, last - _EVENTS_READ), limit=_EVENTS_READ)
+    state, newest = situation.groups[group], page.events[::-1]
+    paused = [event for event in newest if event.type == EventType.PAUSED and event.group == group]
+    if state.why != "asked":
+        return next((Pause(event.at_ms) for event in paused if not event.data), None)
+    until_ms = situation.now_ms + (state.wait_ms or 0)
+    for event in paused:
+        if event.data and abs(_end_of(event) - until_ms) < _SAME_INSTANT_MS:
+            return Pause(event.at_ms)
+    # A job of a group may have asked for a pause of the whole queue.
+    limited = (event for event in newest if event.type == EventType.LIMITED and group in ("", event.group))
+    return next((Pause(event.at_ms, event.ref) for event in limited), None)
+
+
+def _end_of(paused: Event) -> int:
+    return paused.at_ms + int(msgspec.json.decode(paused.data).get("for_ms", 0))
+
+
+def _doubled_count(limit: Limit) -> str:
+    return str(2 * (limit.concurrency or 1))
+
+
+def _doubled_rate(limit: Limit) -> str:
+    rate = limit.rate or Rate(1, 1000)
+    return str(Rate(2 * rate.count, rate.per_ms))
+
+
+def _doubled_bucket(limit: Limit) -> str:
+    bucket = limit.bucket or Bucket(1, 1, 1000)
+    return str(Bucket(2 * bucket.capacity, 2 * bucket.refill, bucket.per_ms))
 
 
 def group_of(job: Job) -> str:
@@ -177,15 +240,79 @@ def in_units(ms: int) -> str:
     return describe(ms if ms < 1000 else ms // 1000 * 1000)
 
 
+class CommandContext(NamedTuple):
+    """Options that a printed command repeats to reach the same store, and the app if it is known.
+
+    ``names_app``: the app was given as an option, too. ``code_names_store``: the code of the app has the same options.
+    """
+
+    options: tuple[str, ...] = ()
+    app: str = ""
+    names_app: bool = False
+    code_names_store: bool = False
+
+    @property
+    def all_options(self) -> tuple[str, ...]:
+        return (*self.options, "--app", self.app) if self.names_app else self.options
+
+
+_NO_CONTEXT: Final = CommandContext()
+command_context: ContextVar[CommandContext] = ContextVar("penstock_command_context", default=_NO_CONTEXT)
+"""The command line sets this, so that the commands in its answers work when they are pasted."""
+
+
+@contextmanager
+def commands_from_code(options: tuple[str, ...]) -> Iterator[None]:
+    """Have commands repeat the options that reach the store of an app, unless the command line has said which."""
+    is_set = command_context.get() is not _NO_CONTEXT
+    before = command_context.set(
+        command_context.get() if is_set else CommandContext(options, code_names_store=True)
+    )
+    try:
+        yield
+    finally:
+        command_context.reset(before)
+
+
 def command_line(*words: str) -> str:
     """Return a command to run, as it is typed into a shell."""
-    return f"`penstock {shlex.join(words)}`"
+    given = command_context.get().all_options
+    return f"`penstock {_typed((*words, *given))}`{_with_url(given)}"
+
+
+def _typed(words: Iterable[str]) -> str:
+    """Return words as they are typed into a shell. A URL with a password is read from the environment instead."""
+    return " ".join(
+        shlex.quote(word) if without_password(word) == word else '"$PENSTOCK_URL"' for word in words
+    )
+
+
+def _with_url(words: Iterable[str]) -> str:
+    """Return what to do before a command whose URL is not shown because of its password."""
+    hidden = any(without_password(word) != word for word in words)
+    return " (with the URL of the store in PENSTOCK_URL)" if hidden else ""
+
+
+def worker_command(*queues: str, target: str = "[MODULE:APP]") -> str:
+    """Return the command that starts a worker for these queues. A known app takes the place of ``target``."""
+    context = command_context.get()
+    given = context.all_options
+    if context.app and target != "--commands":
+        target, given = shlex.quote(context.app), context.options
+    elif context.code_names_store and target != "--commands":
+        given = ()
+    options = [word for queue in queues for word in ("-q", queue)]
+    # The target is not quoted: the reader replaces what is in brackets.
+    return f"`{' '.join(['penstock worker', target, *filter(None, [_typed((*options, *given))])])}`{_with_url(given)}"
 
 
 def start_command(job: Job) -> str:
-    """Return the command that starts a worker which can run this job."""
-    what = "--commands" if job.options.task == COMMAND_TASK else "MODULE:APP"
-    return command_line("worker", what, "-q", job.queue)
+    """Return the command that starts a worker which can run this job; for a job without a task, what else does."""
+    if not job.options.task:
+        return f'a script that adds `@worker.handler("{job.queue}")`: the job has no task, so no command can run it'
+    return worker_command(
+        job.queue, target="--commands" if job.options.task == COMMAND_TASK else "MODULE:APP"
+    )
 
 
 def listed(names: Sequence[str], count: int) -> str:

@@ -67,7 +67,7 @@ def budget_of(name: str, amount: float, *, per: Duration | None, flow: str) -> B
     per_ms = 0 if per is None else milliseconds(per, what="per")
     if per is not None and per_ms == 0:
         raise InvalidOption(
-            f"per={shown(per)} is no period. Give one such as '1d', or leave it out for all time."
+            f"per={shown(per)} is not a period. Give one such as '1d', or leave it out for all time."
         )
     return Budget(name, micros, per_ms, check_flow(flow))
 

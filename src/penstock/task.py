@@ -6,7 +6,18 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+)
 
 import msgspec
 from msgspec.structs import replace
@@ -21,6 +32,7 @@ from penstock.core.names import check_queue
 from penstock.core.sandbox import SandboxLimits, sandbox_limits
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.handle import JobHandle, call
+from penstock.hints import SAME_OPTION, Hinting
 from penstock.options import DISPATCH, DispatchOptions, overridden, placed, refuse_unknown
 from penstock.optionvalues import listed
 from penstock.serde import Raw
@@ -32,7 +44,16 @@ if TYPE_CHECKING:
     from penstock.serde import Serde
     from penstock.sync import SyncDispatch, SyncTask
 
-__all__ = ["Dispatch", "FunctionTask", "JobSpec", "Runner", "Task", "resolve_limits", "resolve_runner"]
+__all__ = [
+    "Dispatch",
+    "FunctionTask",
+    "JobSpec",
+    "Runner",
+    "Task",
+    "resolve_limits",
+    "resolve_retry_on",
+    "resolve_runner",
+]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -71,6 +92,11 @@ class JobSpec(Generic[R_co]):
     def __repr__(self) -> str:
         return f"<JobSpec {self.queue}/{self.id}>"
 
+    if not TYPE_CHECKING:
+
+        def __or__(self, other: object) -> NoReturn:
+            raise TypeError("jobs are not joined with |. Use chain(first.job(...), next.partial()).")
+
     @property
     def job(self) -> NewJob:
         """The job to enqueue. Raises ``InvalidInput`` if its first argument is missing."""
@@ -88,7 +114,7 @@ class JobSpec(Generic[R_co]):
         return self._job
 
 
-class Dispatch(Generic[P, R]):
+class Dispatch(Hinting, Generic[P, R]):
     """A task with options for the jobs it makes next: ``send.options(id="x", priority=-1).enqueue(...)``.
 
     Its methods take the function's own arguments and nothing else, so they are typed as the function is, and a
@@ -204,9 +230,14 @@ class Dispatch(Generic[P, R]):
         name = self.task.name
         if not isinstance(spec, JobSpec):
             raise InvalidInput(f"enqueue_many takes a list of {name}.job(...), got {shown(spec)} in it.")
-        if (made_by := spec.dispatch) is not self and self._given:
-            if made_by is None:
-                raise InvalidInput(f"{shown(spec)} has no task, so the options of {name} cannot apply to it.")
+        made_by: Dispatch[..., Any] | None = spec.dispatch
+        if made_by is None or made_by.task is not self.task:
+            other = "no task" if made_by is None else f"task {shown(made_by.task.name)}"
+            raise InvalidInput(
+                f"{name}.enqueue_many takes a list of {name}.job(...), got {shown(spec)} of {other} in it. "
+                "Use group([...]).enqueue() for jobs of several tasks."
+            )
+        if made_by is not self and self._given:
             if made_by not in merged:
                 merged[made_by] = made_by.task.options(**overridden(self._given, made_by._given))
             made_by = merged[made_by]
@@ -220,12 +251,12 @@ class Dispatch(Generic[P, R]):
         return job
 
 
-class Task(Generic[P, R]):
+class Task(Hinting, Generic[P, R]):
     """A function that can be called here, as ever, or put into a queue and run by a worker.
 
     Made by ``@app.task``. ``func`` is the function, ``defaults`` how its jobs are treated; the worker reads these,
-    ``queue``, ``signature``, ``serde``, ``result_serde``, ``runner``, ``limits`` and ``batching``. ``enqueue``,
-    ``call`` and ``job`` take exactly the function's arguments; options of a job go to ``options(...)``.
+    ``queue``, ``signature``, ``serde``, ``result_serde``, ``runner``, ``limits``, ``batching`` and ``retry_on``.
+    ``enqueue``, ``call`` and ``job`` take exactly the function's arguments; options of a job go to ``options(...)``.
     """
 
     def __init__(
@@ -243,6 +274,7 @@ class Task(Generic[P, R]):
         defaults: Options,
         fields: Mapping[str, Any],
         batching: Batching | None = None,
+        retry_on: tuple[type[BaseException], ...] | None = None,
     ) -> None:
         update_wrapper(self, func)
         self.app = app
@@ -257,6 +289,7 @@ class Task(Generic[P, R]):
         self.defaults = defaults
         self.fields = fields
         self.batching = batching
+        self.retry_on = retry_on
         self.source = Source(
             app, queue, serde=serde, result_serde=result_serde, result_type=signature.result_type
         )
@@ -350,7 +383,9 @@ def _explain(error: InvalidInput, task: Task[..., Any], kwargs: Mapping[str, Any
                 f"limit how long the call waits, or options(timeout=...) to limit how long a run takes."
             ) from error
         options = DISPATCH.difference(parameters)
-        meant = get_close_matches(key, [*options, *parameters], n=1)
+        meant = (
+            [SAME_OPTION[key]] if key in SAME_OPTION else get_close_matches(key, [*options, *parameters], n=1)
+        )
         if key in options or (meant and meant[0] in options):
             option = key if key in options else meant[0]
             raise InvalidOption(
@@ -384,6 +419,21 @@ def resolve_runner(name: str, func: Callable[..., Any], asked: str) -> Runner:
             raise InvalidOption(
                 f"runner={shown(asked)} is not known. Give 'auto', 'async', 'thread', 'process' or 'sandbox'."
             )
+
+
+def resolve_retry_on(name: str, given: Any) -> tuple[type[BaseException], ...] | None:
+    """Return the exception classes that a task is retried on. Raise ``InvalidOption`` for anything else."""
+    if given is None:
+        return None
+    classes = (
+        (given,) if isinstance(given, type) else tuple(listed("retry_on", given, of="exception classes"))
+    )
+    for one in classes:
+        if not isinstance(one, type) or not issubclass(one, BaseException):
+            raise InvalidOption(
+                f"retry_on of task {shown(name)} must name exception classes, got {shown(one)}."
+            )
+    return classes
 
 
 def resolve_limits(name: str, runner: Runner, given: Mapping[str, Any]) -> SandboxLimits:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.display import get_logger
@@ -35,13 +36,15 @@ _WATCH_AT_ONCE: Final = 500
 
 class Expected:
     """One caller's wait for the end of one job. ``since`` is the incarnation it began to wait in: news of an
-    earlier life of the id are not for it. Until that is known, the newest news are kept."""
+    earlier life of the id are not for it. Until that is known, the newest news are kept. ``within_ms`` is how long the
+    caller waits at most."""
 
-    __slots__ = ("_news", "_since", "future", "gaps", "id")
+    __slots__ = ("_news", "_since", "future", "gaps", "id", "within_ms")
 
     def __init__(self, id: str, *, gaps: int = 0) -> None:
         self.id = id
         self.gaps = gaps
+        self.within_ms: int | None = None
         self.future: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self._since: int | None = None
         self._news: Finished | None = None
@@ -152,8 +155,10 @@ class Waiter:
                 await self._watch_again_if_due()
                 news = await self._storage.listen(self._queue, self.listener, timeout_ms=_LISTEN_MS)
                 self._deliver(news)
-                if not news and not self._expected:
-                    return
+                if not news:
+                    if not self._expected:
+                        return
+                    await self._sweep()
                 # Those who were told go on first: asking for more is a system call, and they may be in a hurry.
                 await asyncio.sleep(0)
                 rest_s = 0.0
@@ -165,6 +170,11 @@ class Waiter:
                 self._watched_at = -math.inf
                 self._gaps += 1
                 await asyncio.sleep(rest_s)
+
+    async def _sweep(self) -> None:
+        """Have time-based maintenance done: without a worker, nobody else ends a job whose ttl has passed."""
+        with suppress(StorageError):  # The next call to listen tells about a store that is away.
+            await self._storage.sweep(self._queue)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """An error that nobody foresaw: better to say so than to let everybody wait for ever."""

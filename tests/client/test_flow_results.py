@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import App, Dag, Flow, JobFailed, chain, chord, group
+from tests.worker import process_tasks
 
 
 def declared(app: App) -> tuple[Any, Any]:
@@ -74,3 +75,40 @@ async def test_a_longer_result_ttl_stays_as_it_is(app: App) -> None:
     assert last is not None
     assert last.raw.options.result_ttl_ms == 2 * 3_600_000
     assert last.raw.options.failure_ttl_ms == 3 * 3_600_000
+
+
+async def test_a_result_that_does_not_fit_the_next_job_is_named_as_such(app: App) -> None:
+    add, total = declared(app)
+
+    @app.task
+    def name() -> str:
+        return "ada"
+
+    one = await app.enqueue_flow(chain(name.job(), add.partial(2)))
+    many = await app.enqueue_flow(chord([name.job(), add.job(1)], total.partial()))
+    await app.worker(burst=True).run()
+
+    with pytest.raises(JobFailed) as caught:
+        await one.result(timeout="10s")
+    assert caught.value.error_type == "SerializationError"
+    assert str(caught.value).endswith(
+        "argument 'x' of declared.<locals>.add does not fit its type: got 'ada' (Expected `int`, got `str`). "
+        "It is the result of the job before it in the flow. The signature is declared.<locals>.add(x: int, y: int = 1)."
+    )
+    with pytest.raises(JobFailed) as caught:
+        await many.result(timeout="10s")
+    assert str(caught.value).endswith(
+        "argument 'numbers' of declared.<locals>.total does not fit its type: got ['ada', 2] (Expected `int`, got "
+        "`str` - at `$[0]`). "
+        "It is the list of results of the jobs before it in the flow. "
+        "The signature is declared.<locals>.total(numbers: list[int])."
+    )
+
+
+async def test_a_result_that_does_not_fit_is_named_by_other_processes_as_well() -> None:
+    async with process_tasks.app as app:
+        flow = await app.enqueue_flow(chain(process_tasks.repeat.job(2), process_tasks.square.partial()))
+        await app.worker(burst=True, child_processes=1).run()
+
+        with pytest.raises(JobFailed, match=r"got 'éé' .*It is the result of the job before it"):
+            await flow.result(timeout="10s")

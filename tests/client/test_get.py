@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import msgspec
 import pytest
 
-from penstock import App, JobNotFound
+from penstock import App, JobInfo, JobNotFound
+from penstock.info import _PLAIN
 
 
 async def test_get_of_an_unknown_id_raises(app: App) -> None:
     queue = app.queue("mail")
 
-    for unknown in (queue.get("nobody"), queue.job("nobody").get()):
-        with pytest.raises(JobNotFound, match="job 'nobody' was not found in queue 'mail'") as caught:
-            await unknown
+    with pytest.raises(JobNotFound) as caught:
+        await queue.get("nobody")
+
+    assert caught.value.job_id == "nobody"
+
+
+async def test_every_call_names_an_unknown_job_in_the_same_words(app: App) -> None:
+    queue = app.queue("mail")
+    job = queue.job("nobody")
+
+    for asked in (
+        queue.get("nobody"),
+        job.get(),
+        job.result(),
+        job.why(),
+        job.refresh(),
+        job.add_children([queue.job("child")]),
+        anext(job.events()),
+        queue.enqueue("x", after=[job]),
+    ):
+        with pytest.raises(JobNotFound, match=r"^job 'nobody' was not found in queue 'mail'") as caught:
+            await asked
         assert caught.value.job_id == "nobody"
 
 
@@ -56,3 +81,48 @@ def test_sync_code_gets_the_same() -> None:
                 get()
     finally:
         app.sync.close()
+
+
+class Receipt(msgspec.Struct):
+    total: Decimal
+    at: datetime
+
+
+async def test_a_job_is_shown_as_plain_values(app: App) -> None:
+    @app.task(queue="mail", attempts=1)
+    async def pay(n: int) -> Receipt:
+        if n < 0:
+            raise ValueError("no money")
+        return Receipt(Decimal("1.50"), datetime(2026, 1, 2, tzinfo=UTC))
+
+    good = await pay.options(id="good", headers={"tenant": "x"}).enqueue(1)
+    bad = await pay.options(id="bad").enqueue(-1)
+    await app.worker(burst=True).run()
+
+    told = (await good.get()).as_dict()
+    assert json.loads(json.dumps(told, default=str))["result"] == {
+        "total": "1.50",
+        "at": "2026-01-02T00:00:00Z",
+    }
+    assert (told["ref"], type(told["state"]), told["payload"], told["failure"]) == (
+        *("mail/good", str, {"n": 1}, None),
+    )
+    failure = (await bad.get()).as_dict()["failure"]
+    assert failure == {"type": "ValueError", "message": "no money"}
+    assert "in pay" in (await bad.get()).as_dict(traceback=True)["failure"]["traceback"]
+
+
+def test_the_plain_values_are_all_that_a_job_has_but_a_few() -> None:
+    left_out = {
+        "raw",
+        "awaits",
+        "awaits_until",
+        "holds",
+        "scheduled_for",
+        "has_children",
+        "dependents",
+        "step",
+    }
+    fields = {name for name, value in vars(JobInfo).items() if isinstance(value, property)}
+    told = set(_PLAIN) | {"state", "payload", "result", "progress", "failure", "headers"}
+    assert fields - left_out == told

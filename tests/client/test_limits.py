@@ -172,7 +172,7 @@ async def test_a_queue_and_a_group_are_paused_for_a_time(app: App) -> None:
     await queue.enqueue("job", group="ada")
     await queue.pause("1h", group="ada")
     [group] = [group async for group in queue.groups()]
-    assert (group.paused, group.why, group.blocked) == (False, "", 0)
+    assert (group.paused, group.why, group.blocked) == (False, "asked", 0)
     assert await queue.claim_one(wait=0) is None
     [group] = [group async for group in queue.groups()]
     assert (group.why, group.blocked) == ("asked", 1)

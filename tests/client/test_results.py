@@ -108,6 +108,63 @@ async def test_an_expired_job_raises(app: App) -> None:
         await job.result()
 
 
+async def test_a_wait_notices_a_passed_ttl_where_no_worker_does(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.waiter._LISTEN_MS", 20)
+    queue = app.queue("mail")
+    job = await queue.enqueue("x", ttl="1h")
+    waits = [asyncio.create_task(job.result()), asyncio.create_task(queue.call("x", ttl="1h"))]
+    while await queue.open() < 2:
+        await asyncio.sleep(0.002)
+    storage = await app.connect()
+
+    await storage.shift_clock("mail", 3_601_000)
+
+    for waiting in waits:
+        with pytest.raises(JobExpired, match="ttl passed"):
+            await asyncio.wait_for(waiting, 10)
+
+
+async def test_a_wait_that_is_over_tells_that_the_ttl_has_passed(app: App) -> None:
+    queue = app.queue("mail")
+    short, long = await queue.enqueue("x", ttl="10s"), await queue.enqueue("x", ttl="1h")
+    storage = await app.connect()
+
+    await storage.shift_clock("mail", 11_000)
+
+    with pytest.raises(JobExpired, match="ttl passed"):
+        await short.result(timeout="10ms")
+    with pytest.raises(JobExpired, match="ttl passed"):
+        await queue.call("x", id=short.id, on_conflict="absent", wait="10ms")
+    with pytest.raises(ResultTimeout, match="No worker runs"):
+        await long.result(timeout="10ms")
+    assert (await long.get()).state == "waiting"
+
+
+async def test_a_wait_goes_on_if_the_store_cannot_be_swept(
+    memory_app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.waiter._LISTEN_MS", 5)
+    storage = await memory_app.connect()
+    sweep, refused = storage.sweep, asyncio.Event()
+
+    async def refuse(queue: str, *, limit: int = 1000) -> Any:
+        if refused.is_set():
+            return await sweep(queue, limit=limit)
+        refused.set()
+        raise StorageUnavailable("away")
+
+    monkeypatch.setattr(storage, "sweep", refuse)
+    queue = memory_app.queue("mail")
+    job = await queue.enqueue({"to": "ada"})
+    waiting = asyncio.create_task(job.result())
+    await asyncio.wait_for(refused.wait(), 10)
+    async with working(queue, receipt):
+        assert await asyncio.wait_for(waiting, 10) == {"to": "ada", "on": "2026-01-02"}
+    assert not caplog.records
+
+
 async def test_an_unknown_job_raises(app: App) -> None:
     with pytest.raises(JobNotFound) as unknown:
         await app.job("mail/nobody").result(timeout="5s")

@@ -17,7 +17,8 @@ import pytest
 from penstock import App, JobFailed, PenstockError, Queue, ResultTimeout, State, Task
 from penstock.claimed import ClaimedJob
 from penstock.flow.handle import FlowHandle
-from penstock.flow.sync import SyncFlowHandle
+from penstock.flow.parts import Whole
+from penstock.flow.sync import SyncFlowHandle, SyncWhole
 from penstock.handle import JobHandle
 from penstock.subscription import Subscription, SyncSubscription
 from penstock.sync import SyncApp, SyncClaimedJob, SyncDispatch, SyncJobHandle, SyncQueue, SyncTask
@@ -45,7 +46,8 @@ def test_a_task_is_enqueued_and_its_result_read(sync_app: App) -> None:
     assert (job.id, job.status, job.state, job.queue) == ("a", "queued", State.WAITING, "mail")
     assert send.sync.options(id="b", delay="1h").enqueue("bob").state is State.SCHEDULED
     assert [
-        each.status for each in send.sync.enqueue_many([send.job("cyd"), send.options(id="a").job(to="a")])
+        each.status
+        for each in send.sync.enqueue_many([send.sync.job("cyd"), send.sync.options(id="a").job(to="a")])
     ] == [
         "queued",
         "duplicate",
@@ -301,11 +303,12 @@ FACES: Final[dict[type, tuple[type, frozenset[str]]]] = {
         ),
     ),
     Queue: (SyncQueue, frozenset({"sync"})),
-    Task: (SyncTask, frozenset({"job", "partial", "sync"})),
-    Dispatch: (SyncDispatch, frozenset({"job", "partial", "sync", "task"})),
+    Task: (SyncTask, frozenset({"sync"})),
+    Dispatch: (SyncDispatch, frozenset({"sync", "task"})),
     JobHandle: (SyncJobHandle, frozenset({"source"})),
     ClaimedJob: (SyncClaimedJob, frozenset()),
     FlowHandle: (SyncFlowHandle, frozenset()),
+    Whole: (SyncWhole, frozenset({"sync"})),
     Subscription: (SyncSubscription, frozenset({"sync"})),
     Harness: (SyncHarness, frozenset({"aclose", "begin", "close", "stub", "sync"})),
 }

@@ -14,6 +14,7 @@ import pytest
 from penstock import (
     App,
     Conflict,
+    DispatchOptions,
     Exponential,
     Fixed,
     InvalidInput,
@@ -143,8 +144,12 @@ def test_two_tasks_of_one_name_are_refused() -> None:
     app = App("memory://")
     app.task(add.func)
 
-    with pytest.raises(InvalidOption, match="'add' is registered already"):
+    with pytest.raises(InvalidOption, match="'add' is registered already") as refused:
         app.task(add.func)
+    where = rf"in module {__name__} \({__file__}, line \d+\)"
+    assert re.search(
+        rf"registered already, {where}, .* Give the one {where} another name", str(refused.value)
+    )
     assert app.task(name="add2")(add.func).name == "add2"
 
 
@@ -454,11 +459,25 @@ async def test_a_job_of_another_queue_is_refused(memory_app: App) -> None:
     @memory_app.task(queue="a")
     def one() -> None: ...
 
-    @memory_app.task(queue="b")
-    def other() -> None: ...
+    with pytest.raises(InvalidInput, match="a job of queue 'b', and this call enqueues jobs of queue 'a'"):
+        await one.enqueue_many([one.options(queue="b").job()])
 
-    with pytest.raises(InvalidInput, match="queue 'a'"):
-        await one.enqueue_many([other.job()])
+
+@pytest.mark.parametrize("options", [{}, {"priority": 1}])
+async def test_a_job_of_another_task_is_refused(memory_app: App, options: DispatchOptions) -> None:
+    @memory_app.task
+    def one(x: int) -> int:
+        return x
+
+    @memory_app.task
+    def other(x: int) -> int:
+        return x
+
+    for stray in (other.job(1), memory_app.queue("default").prepare({"x": 1})):
+        with pytest.raises(InvalidInput, match=r"of one\.job\(\.\.\.\).*Use group\(\[\.\.\.\]\)") as refusal:
+            await one.options(**options).enqueue_many([one.job(1), stray])
+        assert "item 1 of the list" in refusal.value.__notes__[0]
+    assert await memory_app.queue("default").open() == 0
 
 
 async def test_many_travel_in_bounded_chunks_a_few_at_a_time(spy: Spy) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock import App, JobNotFound, Limit, Reason, ResultTimeout, StorageReadOnly
+from penstock import App, Flow, JobNotFound, Limit, RateLimited, Reason, ResultTimeout, StorageReadOnly
 from penstock.core.annex import Annex
 from penstock.core.command import COMMAND_TASK
 from penstock.core.job import NewJob
@@ -18,6 +18,12 @@ from penstock.storage.values import Budget, GroupPage, Take
 from penstock.why import explain, explain_all
 from tests.causes import CAUSES, plant
 from tests.client.spy import Spy, spy_on
+
+
+@pytest.fixture(autouse=True)
+def short_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the options of the store out of commands; ``test_why_remedies`` is about these."""
+    monkeypatch.setattr("penstock.info.store_options", lambda named: ())
 
 
 async def alive(app: App, queue: str, worker: str = "w", **info: object) -> None:
@@ -74,6 +80,7 @@ async def test_jobs_that_run_or_have_ended_say_so(app: App) -> None:
     assert failed.kind == "failed"
     assert "after 1 run: ValueError: no route" in failed.text
     assert "`penstock retry mail/b`" in failed.remedy
+    assert failed.remedy.startswith("`penstock show mail/b --traceback` shows the traceback.")
     handle = await queue.enqueue(1, id="c")
     await handle.cancel()
     assert (await handle.why()).kind == "cancelled"
@@ -102,6 +109,76 @@ async def test_a_ready_job_says_whether_workers_are_free_busy_or_not_consuming(a
     await alive(app, "mail", consuming=False, reason="the worker is paused")
     reason = await handle.why()
     assert (reason.kind, "the worker is paused" in reason.text) == ("not consuming", True)
+
+
+async def test_slots_that_filled_up_since_the_heartbeat_count_as_full(app: App) -> None:
+    queue = app.queue("mail")
+    await alive(app, "mail", active=0)
+    for _ in range(3):
+        handle = await queue.enqueue(1)
+    for _ in range(2):
+        assert await queue.claim_one(wait=0, worker="w") is not None
+
+    reason = await handle.why()
+    assert (reason.kind, reason.text) == ("busy", "All slots are full: 1 worker runs 2 of 2 jobs.")
+
+    await alive(app, "mail", "other")
+    assert (await handle.why()).text == "It is ready: it is one of 1 job in line. 2 workers run 2 of 4 jobs."
+
+
+async def test_a_pause_that_a_handler_asked_for_says_so(app: App) -> None:
+    queue = app.queue("api")
+    await queue.enqueue(1, id="first")
+    handle = await queue.enqueue(1, id="second")
+    job = await queue.claim_one(wait=0)
+    assert job is not None
+    await job.fail(RateLimited("1h"))
+
+    reason = await handle.why()
+    assert (reason.kind, reason.until is not None) == ("paused", True)
+    assert "Queue api starts no jobs until 20" in reason.text
+    assert reason.text.endswith("because a handler asked for it: job api/first raised RateLimited.")
+    assert "`penstock resume -q api`" in reason.remedy
+    [listed] = (await explain_all(await app.connect(), [(await handle.get()).raw])).values()
+    assert listed.text.startswith("Queue api starts no jobs until 20")
+
+    await queue.pause("5h")
+    assert (await handle.why()).text.startswith("Queue api is paused until 20")
+
+
+async def test_a_pause_of_one_group_by_a_handler_names_the_job(app: App) -> None:
+    queue = app.queue("api")
+    for id in ("first", "second"):
+        await queue.enqueue(1, id=id, group="tenant")
+    job = await queue.claim_one(wait=0)
+    assert job is not None
+    await job.fail(RateLimited("1h"))
+
+    reason = await app.job("api/second").why()
+    assert reason.kind == "group paused"
+    assert "Group tenant starts no jobs until 20" in reason.text
+    assert "job api/first raised RateLimited" in reason.text
+
+
+async def test_a_limit_that_all_groups_share_is_the_one_to_raise(app: App) -> None:
+    queue = app.queue("mail")
+    await alive(app, "mail")
+    await queue.limit(group="*", bucket=(10, "1/1h"))
+    await queue.enqueue(1, group="a", cost=10)
+    behind = await queue.enqueue(1, group="a", cost=10)
+
+    reason = await behind.why()
+    assert reason.kind == "group rate limit"
+    assert "`penstock limit set -q mail --group '*' --bucket 20:2/h`" in reason.remedy
+
+
+async def test_a_budget_of_a_flow_is_raised_by_its_flow(app: App) -> None:
+    queue = app.queue("flows")
+    flow = await app.enqueue_flow(Flow(queue.prepare(0, id="parent"), [queue.prepare(1, id="child")]))
+    await flow.set_budget("usd", 0)
+
+    remedy = (await app.job("flows/child").why()).remedy
+    assert remedy.startswith("Raise it with `penstock budget set usd 2 -q flows --flow ")
 
 
 async def test_a_task_that_some_live_worker_may_know_is_not_unknown(app: App) -> None:
@@ -209,6 +286,28 @@ async def test_a_worker_that_does_not_know_the_task_is_found_out(app: App) -> No
     finally:
         worker.stop()
         await running
+
+
+async def test_a_task_that_was_handed_back_is_unknown_from_the_first_moment_to_the_last(app: App) -> None:
+    handle = await app.queue("mail").enqueue(1, task="elsewhere")
+    app.task(name="known")(lambda: None)
+    worker = app.worker(queues=["mail"], lease="3h", heartbeat="1h")
+    running = asyncio.create_task(worker.run())
+    try:
+        async with asyncio.timeout(20):
+            while not (job := (await handle.get()).raw).is_handed_back:
+                await asyncio.sleep(0.02)
+        reason = await explain(await app.connect(), job)
+        assert reason.kind == "unknown task"
+        assert "task 'elsewhere'" in reason.text
+    finally:
+        worker.stop()
+        await running
+
+    reason = await handle.why()
+    assert reason.kind == "unknown task"
+    assert "No worker runs for queue mail now." in reason.text
+    assert "`penstock worker MODULE:APP -q mail`" in reason.remedy
 
 
 async def test_a_command_needs_a_worker_that_runs_commands(app: App) -> None:

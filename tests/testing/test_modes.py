@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock import App, InvalidOption, JobFailed, PenstockError, UnknownTask
+from penstock import App, InvalidOption, JobFailed, PenstockError, ResultTimeout, UnknownTask, chain
 from penstock.testing import Harness, harness
 
 
@@ -292,3 +292,76 @@ async def test_with_and_async_with_are_both_fine_on_a_loop(app: App) -> None:
         assert isinstance(h, Harness)
     async with harness(app) as again:
         assert await again.enqueued() == []
+
+
+@pytest.mark.parametrize("way", ["result", "call", "flow"])
+async def test_inline_a_wait_for_a_result_lets_the_backoff_pass(app: App, way: str) -> None:
+    runs: list[int] = []
+
+    @app.task(attempts=3, backoff="10m")
+    async def flaky(n: int) -> int:
+        runs.append(n)
+        if len(runs) < 3:
+            raise ConnectionError("not yet")
+        return n
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with harness(app, mode="inline") as h, asyncio.timeout(20):
+        match way:
+            case "result":
+                assert await (await flaky.enqueue(7)).result() == 7
+            case "call":
+                assert await flaky.call(7) == 7
+            case _:
+                flow = await chain(flaky.job(7), double.partial()).enqueue()
+                assert await flow.result() == 14
+        assert h.clock.moved_ms > 19 * 60 * 1000  # a test takes its own milliseconds
+        assert len(runs) == 3
+
+
+async def test_inline_a_task_may_wait_for_another_that_is_retried(app: App) -> None:
+    runs: list[str] = []
+
+    @app.task(attempts=2, backoff="1h")
+    async def flaky() -> str:
+        runs.append("flaky")
+        if runs.count("flaky") == 1:
+            raise ConnectionError("not yet")
+        return "fine"
+
+    @app.task
+    async def outer() -> str:
+        runs.append("outer")
+        return await flaky.call()
+
+    async with harness(app, mode="inline"), asyncio.timeout(20):
+        assert await outer.call() == "fine"
+    assert runs == ["outer", "flaky", "flaky"]
+
+
+async def test_inline_a_wait_moves_the_clock_no_further_than_its_timeout(app: App) -> None:
+    @app.task
+    async def later() -> str:
+        return "done"
+
+    async with harness(app, mode="inline") as h:
+        job = await later.options(delay="1h").enqueue()
+        with pytest.raises(ResultTimeout, match="not due until"):
+            await job.result(timeout="50ms")
+        assert h.runs == []
+        with pytest.raises(ResultTimeout, match=r"run jobs with h.drain\(\) or h.run_all\(\)"):
+            await job.result(timeout="50ms")
+
+
+async def test_manual_a_wait_that_is_over_says_how_jobs_are_run(app: App) -> None:
+    @app.task
+    async def send() -> None: ...
+
+    async with harness(app):
+        job = await send.enqueue()
+        with pytest.raises(ResultTimeout, match=r"run jobs with h.drain\(\) or h.run_all\(\)") as raised:
+            await job.result(timeout="50ms")
+        assert "penstock worker" not in str(raised.value)

@@ -124,6 +124,8 @@ async def wrong_calls() -> None:
     await send.enqueue_many([{"to": "ada"}])  # wrong: a dict
     await send.enqueue_many([send.job("ada"), send.job(5)])  # wrong: type
     await total.enqueue_many([ship.job(Order(1, 2.5))])  # wrong: jobs of another result
+    await send.delay("ada")  # wrong: a method of other queues
+    send.options(delay="5m").apply_async("ada")  # wrong: a method of other queues
 
 
 async def wrong_results() -> None:
@@ -180,6 +182,8 @@ def wrong_sync_calls() -> None:
     add.sync.options(delay="5m").enqueue(1, "2")  # wrong: type
     add.sync.options(dleay="5m")  # wrong: misspelt
     add.sync.enqueue_many([(1, 2)])  # wrong: a tuple
+    add.sync.job(1, "2")  # wrong: type
+    add.sync.delay(1, 2)  # wrong: a method of other queues
     text: str = add.sync.call(1, 2)  # wrong: result type
     other: str = add.sync.enqueue(1, 2).result()  # wrong: result type
     print(text, other)
@@ -193,6 +197,7 @@ async def correct_flows() -> None:
     one = await chain(send.job("ada"), add.partial(2), add.partial(y=3)).enqueue()
     assert_type(await one.result(), int)
     both = await group([add.job(1, 2), add.job(3, 4)]).enqueue()
+    assert_type(await (await group(add.job(1, 2), add.job(3, 4)).enqueue()).result(), list[int])
     assert_type(await both.result(), list[int])
     summed = await chord([add.job(1, 2), add.job(3, 4)], total.partial()).enqueue()
     assert_type(await summed.result(), float)
@@ -202,7 +207,7 @@ async def correct_flows() -> None:
     assert_type(await nested.result(), float)
     await chain(*[tidy.job() for _ in range(3)]).enqueue()
     await Dag().add("a", add.job(1, 2)).add("b", total.partial(), after=["a"]).enqueue()
-    assert_type(chain(add.job(1, 2), add.partial(3)).enqueue_sync().result(), int)
+    assert_type(chain(add.job(1, 2), add.partial(3)).sync.enqueue().result(), int)
 
 
 async def wrong_flows() -> None:
@@ -264,3 +269,17 @@ def length(text: str) -> int:
 
 run_later(length, "ada")
 run_later(add, "ada")  # wrong: a task with other parameters
+
+
+@app.scheduled(cron="0 3 * * *")
+@app.task
+def nightly(limit: int = 100) -> None: ...
+
+
+@app.scheduled(cron="0 3 * * *")  # wrong: the task needs an argument
+@app.task
+def monthly(month: str) -> None: ...
+
+
+nightly.job(5)
+nightly.job("five")  # wrong: a scheduled task keeps its types

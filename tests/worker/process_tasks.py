@@ -168,3 +168,8 @@ def leave_another_behind(_: object, path: str) -> None:
 def leave_with_seven(_: object) -> None:
     """What a child serves that leaves at once."""
     os._exit(7)
+
+
+@app.task(queue="cpu", runner="process", retry_on=ConnectionError)
+def choosy(kind: str) -> None:
+    raise ConnectionResetError("away") if kind == "retried" else KeyError("no such key")

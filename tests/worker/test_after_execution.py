@@ -8,8 +8,17 @@ from datetime import timedelta
 
 import pytest
 
-from penstock import App, Execution, InvalidOption, JobCancelled, JobFailed, Snooze, Unrecoverable
-from tests.worker.conftest import recorded, until, working
+from penstock import (
+    App,
+    Execution,
+    InvalidOption,
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    Snooze,
+    Unrecoverable,
+)
+from tests.worker.conftest import recorded, running, until, working
 from tests.worker.process_tasks import app as process_app
 from tests.worker.process_tasks import square
 
@@ -171,7 +180,7 @@ async def test_a_result_has_no_error_and_a_failure_no_result(memory_app: App) ->
         with pytest.raises(JobFailed, match="odd"):
             await bad.result(timeout="10s")
     assert len(refused) == 2
-    with pytest.raises(InvalidOption, match="is no exception"):
+    with pytest.raises(InvalidOption, match="is not an exception"):
         Execution(None, "failed").error = "text"  # type: ignore[arg-type, assignment]
 
 
@@ -267,3 +276,86 @@ async def test_jobs_of_a_batch_are_shown_one_by_one(memory_app: App) -> None:
         with pytest.raises(JobFailed):
             await jobs[1].result(timeout="10s")
     assert sorted(seen, key=str) == [("completed", 2), ("failed", None)]
+
+
+@pytest.mark.parametrize("ending", ["returns", "raises"])
+async def test_a_hook_is_called_once_for_a_thread_that_ends_after_its_timeout(
+    memory_app: App, ending: str
+) -> None:
+    seen: list[tuple[str, str]] = []
+    go_on = threading.Event()
+
+    @memory_app.after_execution
+    def note(execution: Execution) -> None:
+        seen.append((execution.status, type(execution.error).__name__))
+
+    @memory_app.task(attempts=1, timeout="30ms")
+    def stubborn() -> None:
+        go_on.wait(20)
+        if ending == "raises":
+            raise ValueError("too late")
+
+    job = await stubborn.enqueue()
+    async with working(memory_app) as worker:
+        try:
+            with pytest.raises(JobFailed, match="Timeout"):
+                await job.result(timeout="10s")
+        finally:
+            go_on.set()
+        await until(lambda: worker.health().stuck == 0)
+    assert seen == [("failed", "TimeoutError")]
+
+
+async def test_a_hook_is_not_called_for_a_thread_that_ends_after_its_cancel(memory_app: App) -> None:
+    seen: list[str] = []
+    began, go_on = threading.Event(), threading.Event()
+
+    @memory_app.after_execution
+    def note(execution: Execution) -> None:
+        seen.append(execution.status)
+
+    @memory_app.task(attempts=1)
+    def stubborn() -> None:
+        began.set()
+        go_on.wait(20)
+
+    job = await stubborn.enqueue()
+    worker = memory_app.worker(grace=0)
+    async with running(worker):
+        await until(began.is_set)
+        await job.cancel()
+        worker.stop(0)
+        with pytest.raises(JobCancelled):
+            await job.result(timeout="10s")
+        go_on.set()
+    assert seen == []
+
+
+@pytest.mark.parametrize("runner", ["async", "thread"])
+async def test_a_run_whose_ttl_passes_is_told_as_failed(app: App, runner: str) -> None:
+    seen: list[tuple[str, str]] = []
+    go_on = threading.Event()
+
+    @app.after_execution
+    def note(execution: Execution) -> None:
+        seen.append((execution.status, type(execution.error).__name__))
+
+    @app.task(name="slow", ttl="100ms")
+    async def waits() -> None:
+        await asyncio.sleep(60)
+
+    @app.task(name="stubborn", ttl="100ms")
+    def blocks() -> None:
+        go_on.wait(20)
+
+    async with working(app, heartbeat="20ms") as worker:
+        failed = recorded(worker, "failed")
+        job = await (waits if runner == "async" else blocks).enqueue()
+        try:
+            with pytest.raises(JobExpired):
+                await job.result(timeout="10s")
+            await until(lambda: failed)
+        finally:
+            go_on.set()
+    assert seen == [("failed", "JobExpired")]
+    assert [event.failure and event.failure.type for event in failed] == ["Expired"]

@@ -142,7 +142,7 @@ async def test_results_may_be_given_by_job_id(memory_app: App) -> None:
         ([1], "1 results for a batch of 2 jobs"),
         ([1, 2, 3], "3 results for a batch of 2 jobs"),
         ("ab", "a str for a batch of 2 jobs"),
-        ({"nobody": 1}, "'nobody', which is no job of its batch"),
+        ({"nobody": 1}, "'nobody', which is not a job of its batch"),
     ],
 )
 async def test_an_answer_that_cannot_be_told_apart_fails_all_jobs(
@@ -306,7 +306,7 @@ async def test_the_shortest_timeout_is_the_batchs(app: App) -> None:
     patient = await slow.options(timeout="1h").enqueue(2)
     endless = await slow.enqueue(3)
     async with working(app):
-        with pytest.raises(JobFailed, match="Timeout: the run took longer than its timeout of 50 ms"):
+        with pytest.raises(JobFailed, match="Timeout: the run took longer than its timeout of 50ms"):
             await short.result(timeout="10s")
         for job in (patient, endless):
             with pytest.raises(JobFailed, match=r"Timeout: .* its job 'short' had a timeout of 50 ms"):

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from asyncio.base_subprocess import BaseSubprocessTransport
 from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -118,6 +119,29 @@ async def test_a_timeout_kills_the_whole_group(memory_app: App, tmp_path: Path) 
         job = await put(memory_app, leaving_a_grandchild(tmp_path / "pids"), timeout="10m")
         pids = await pids_in(tmp_path / "pids", 2)
         exceed_timeouts(worker)
+        info = await ended(job)
+
+    assert info.failure.type == "Timeout"
+    assert not any(map(is_alive, pids))
+
+
+async def test_a_timeout_while_a_command_starts_kills_the_whole_group(
+    memory_app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command runs already, but asyncio has not connected its pipes yet."""
+    connect, goes_on = BaseSubprocessTransport._connect_pipes, asyncio.Event()
+
+    async def connect_late(self: BaseSubprocessTransport, waiter: asyncio.Future[None]) -> None:
+        await goes_on.wait()
+        await connect(self, waiter)
+
+    monkeypatch.setattr(BaseSubprocessTransport, "_connect_pipes", connect_late)
+    async with working(memory_app, commands=True) as worker:
+        job = await put(memory_app, leaving_a_grandchild(tmp_path / "pids"), timeout="10m")
+        pids = await pids_in(tmp_path / "pids", 2)
+        exceed_timeouts(worker)
+        await asyncio.sleep(0)
+        goes_on.set()
         info = await ended(job)
 
     assert info.failure.type == "Timeout"
@@ -312,7 +336,7 @@ async def test_a_payload_that_is_no_command_fails_for_good(memory_app: App) -> N
         job = await memory_app.queue("default").enqueue({"line": "x"}, task=COMMAND_TASK, attempts=5)
         info = await ended(job)
 
-    assert "no command" in info.failure.message
+    assert "not a command" in info.failure.message
     assert info.failures == 1
 
 

@@ -54,3 +54,53 @@ async def test_a_dead_letter_queue_is_checked_at_the_door() -> None:
         settings = await app.queue("mail").configure(dead_letter="graves", keep_failed=5)
         assert (settings.dead_letter, settings.keep_failed) == ("graves", 5)
         assert (await app.queue("mail").configure(dead_letter=None)).dead_letter is None
+
+
+@pytest.mark.parametrize("engine", ["memory", "valkey"])
+async def test_a_letter_is_treated_as_the_app_and_its_task_say(
+    engine: str, request: pytest.FixtureRequest
+) -> None:
+    url = "memory://" if engine == "memory" else request.getfixturevalue("valkey_url")
+    app = App(url, namespace=f"treated-{id(request)}", backoff="7s", timeout="1m")
+
+    @app.task(queue="mail", attempts=1)
+    async def send() -> None:
+        raise ValueError("no line")
+
+    @app.dead_letter("mail", attempts=5, max_stalls=1)
+    async def bury(letter: DeadLetter) -> None:
+        raise AssertionError("no worker consumes the letters here")
+
+    async with app:
+        await send.enqueue()
+        await app.worker(queues=["mail"], burst=True).run()
+        await (await app.connect()).sweep("mail")
+        [job] = [job async for job in app.queue("mail.dead").list_jobs("waiting")]
+        options = job.raw.options
+        assert options == bury.defaults
+        assert (options.attempts, options.max_stalls, options.timeout_ms) == (5, 1, 60_000)
+        assert (await app.queue("mail").configure(dead_letter_task="other")).dead_letter_options == ""
+
+
+def test_a_letter_takes_no_option_of_an_enqueue() -> None:
+    with pytest.raises(InvalidOption, match="priority=1 cannot be given to a dead letter"):
+        App("memory://").dead_letter("mail", priority=1)(lambda letter: None)
+
+
+async def test_a_worker_says_that_it_does_not_consume_its_dead_letters(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = App("memory://")
+
+    @app.task(queue="mail")
+    async def send() -> None: ...
+
+    @app.dead_letter("mail")
+    async def bury(letter: DeadLetter) -> None: ...
+
+    caplog.set_level("INFO", logger="penstock.worker")
+    async with app:
+        await app.worker(burst=True).run()
+        assert "dead letters" not in caplog.text
+        await app.worker(queues=["mail"], burst=True).run()
+    assert "This worker consumes queue mail, but not mail.dead" in caplog.text

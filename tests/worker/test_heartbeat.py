@@ -140,3 +140,10 @@ async def test_a_worker_describes_itself_in_every_queue(app: App) -> None:
 async def _active(app: App) -> bool:
     workers = await app.queue("a").workers()
     return bool(workers and workers[0].info.get("active"))
+
+
+async def test_a_worker_is_shown_as_running_as_soon_as_it_is(app: App) -> None:
+    app.task(name="known")(lambda: None)
+    async with working(app, lease="3h", heartbeat="1h"), asyncio.timeout(20):
+        while [worker.info["state"] for worker in await app.queue("default").workers()] != ["running"]:
+            await asyncio.sleep(0.01)

@@ -118,6 +118,12 @@ def test_a_module_that_is_missing_is_named() -> None:
         ("import not_installed\n", r"ModuleNotFoundError: No module named 'not_installed' \(.*, line 1\)"),
         ("def send(:\n", r"SyntaxError: invalid syntax \(.*broken_mail\.py, line 1\)"),
         ("import sys\n\nsys.exit(3)\n", r"SystemExit: 3 \(.*broken_mail\.py, line 3\)"),
+        ("import json\njson.loads('')\n", r"JSONDecodeError: .* \(.*broken_mail\.py, line 2\)"),
+        ("import msgspec\nmsgspec.structs.replace(1)\n", r"TypeError: .* \(.*broken_mail\.py, line 2\)"),
+        (
+            "from penstock import App\n\napp = App(attempts=0)\n",
+            r"InvalidOption: .* \(.*broken_mail\.py, line 3\)",
+        ),
     ],
 )
 def test_a_module_that_raises_is_named_with_the_reason_and_its_line(
@@ -132,9 +138,27 @@ def test_a_module_that_raises_is_named_with_the_reason_and_its_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_package_that_raises_is_named_by_the_line_that_imports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "broken_package.py").write_text("import json\njson.loads('')\n")
+    (tmp_path / "importing_mail.py").write_text("x = 1\nimport broken_package\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(installed))
+
+    with pytest.raises(InvalidOption, match=r"JSONDecodeError: .* \(.*importing_mail\.py, line 2\)"):
+        App("memory://", include=["importing_mail"]).worker()
+    with pytest.raises(InvalidOption, match=r"JSONDecodeError: .* \(.*decoder\.py, line \d+\)"):
+        App("memory://", include=["broken_package"]).worker()
+
+
 @pytest.mark.parametrize("include", ["shop.mail", [".mail"], ["shop/mail.py"], [""], [7], [None], 7])
 def test_what_cannot_be_a_list_of_modules_is_refused(include: object) -> None:
-    with pytest.raises(InvalidOption, match=r"include must be a list|is not the name of a module"):
+    with pytest.raises(
+        InvalidOption, match=r"must be a list|is not the name of a module|is the path of a file"
+    ):
         App("memory://", include=include)  # type: ignore[arg-type]
 
 

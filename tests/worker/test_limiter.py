@@ -188,8 +188,8 @@ async def test_a_limit_of_one_serves_all_queues_that_wake_it(memory_app: App) ->
     [
         ({"limit": "many"}, "limit='many'"),
         ({"limit": 10}, "limit=10"),
-        ({"limits": "10/s"}, "limits='10/s' is no mapping"),
-        ({"limits": {"other": "1/s"}}, "'other', which is no queue of this worker"),
+        ({"limits": "10/s"}, "limits='10/s' is not a mapping"),
+        ({"limits": {"other": "1/s"}}, "'other', which is not a queue of this worker"),
         ({"limits": {"mail": "1"}}, r"limits\['mail'\]='1'"),
     ],
 )

@@ -428,3 +428,32 @@ async def test_a_job_that_waits_for_the_same_children_again_and_again_fails(app:
         with pytest.raises(JobFailed, match="none since it last did"):
             await job.result(timeout="10s")
     assert runs == [1, 2]
+
+
+async def test_retry_on_names_the_errors_that_are_retried(app: App) -> None:
+    @app.task(attempts=2, retry_on=[ConnectionError, TimeoutError])
+    async def fetch(kind: str) -> None:
+        match kind:
+            case "named":
+                raise ConnectionResetError("away")
+            case "asked":
+                raise Retry("again", delay=0)
+            case "slow":
+                await asyncio.sleep(60)
+            case _:
+                raise KeyError("other")
+
+    expected = {"named": 2, "asked": 2, "slow": 2, "other": 1}
+    async with working(app):
+        for kind, failures in expected.items():
+            timeout = "20ms" if kind == "slow" else None
+            job = await fetch.options(timeout=timeout).enqueue(kind)
+            with pytest.raises(JobFailed):
+                await job.result(timeout="20s")
+            assert (await job.get()).failures == failures, kind
+
+
+@pytest.mark.parametrize("given", [["ConnectionError"], "ConnectionError", [3], [int], 5])
+def test_retry_on_takes_exception_classes_only(given: object) -> None:
+    with pytest.raises(InvalidOption, match="exception classes"):
+        App("memory://").task(name="send", retry_on=given)(lambda: None)  # type: ignore[call-overload]

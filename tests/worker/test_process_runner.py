@@ -223,3 +223,14 @@ async def test_a_process_may_suspend_its_job_and_gets_the_signal() -> None:
         job = await tasks.ask.enqueue()
         await job.signal("answer", {"is": 42})
         assert await job.result(timeout="20s") == ["asked", {"is": 42}]
+
+
+async def test_a_process_knows_which_errors_are_retried() -> None:
+    async with tasks.app, working(tasks.app, child_processes=1):
+        for kind, failures, error_type in [("retried", 3, "ConnectionResetError"), ("final", 1, "KeyError")]:
+            job = await tasks.choosy.enqueue(kind)
+            with pytest.raises(JobFailed) as failed:
+                await job.result(timeout="20s")
+            assert failed.value.error_type == error_type
+            assert "in choosy" in failed.value.traceback
+            assert (await job.get()).failures == failures

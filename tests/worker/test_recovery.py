@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock import App, State, StorageError, StorageUnavailable
+from penstock import App, State, StorageError, StorageFull, StorageUnavailable
 from penstock.storage.base import Storage
 from penstock.storage.values import Held, SettledBatch, Take
 from penstock.worker import recovery
@@ -204,3 +204,21 @@ async def test_a_store_that_can_be_read_and_not_written_is_left_alone_for_longer
     assert [await recover() for _ in range(4)] == [0.02, 0.04, 0.05, 0.05]
     lane.recovered_at -= 10
     assert await recover() == 0.02
+
+
+async def test_a_full_store_is_told_from_one_that_is_away(
+    memory_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[Exception] = [StorageFull("jobs.db: no room to write. Free disk space.")]
+    storage = await memory_app.connect()
+
+    async def fail(*args: Any, **kwargs: Any) -> Any:
+        raise errors[0]
+
+    async with working(memory_app) as worker:
+        monkeypatch.setattr(storage, "claim", fail)
+        await memory_app.queue("default").enqueue(1)
+        await until(lambda: not worker.health().connected)
+        assert worker.health().reason == f"the store fails for default: {errors[0]}"
+        errors[0] = StorageUnavailable("jobs.db: away")
+        await until(lambda: worker.health().reason == "the store does not answer for default")

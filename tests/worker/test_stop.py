@@ -62,7 +62,9 @@ async def test_a_stopping_worker_finishes_what_it_has_and_claims_nothing_more(ap
     assert worker.state == "stopped"
 
 
-async def test_what_does_not_finish_in_its_grace_is_handed_back_uncounted(app: App) -> None:
+async def test_what_does_not_finish_in_its_grace_is_handed_back_uncounted(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
     started, cleaned = asyncio.Event(), asyncio.Event()
 
     @app.task(attempts=1)
@@ -84,6 +86,7 @@ async def test_what_does_not_finish_in_its_grace_is_handed_back_uncounted(app: A
     assert (info.state, info.failures, info.stalls, info.runs) == (State.WAITING, 0, 0, 1)
     assert cleaned.is_set()
     assert [event.id for event in released] == [job.id]
+    assert f"hands back jobs that its grace did not suffice for: default/{job.id}" in caplog.text
 
 
 async def test_a_thread_that_goes_on_does_not_keep_the_worker_from_ending(app: App) -> None:

@@ -11,6 +11,7 @@ from penstock.errors import StorageError
 from penstock.worker.context import JobContext
 from penstock.worker.reporter import Receipt
 from penstock.worker.runners.tail import LogTail
+from penstock.worker.words import Words
 
 
 class Log:
@@ -18,20 +19,28 @@ class Log:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.skipped = 0
 
-    def log(self, line: str) -> Receipt:
-        self.lines.append(line)
+    def pass_on(self, words: Words) -> Receipt:
+        self.lines.append(words.log or "")
+        self.skipped += words.log_skipped
         return Receipt()
 
 
 async def tailed(*chunks: bytes) -> tuple[LogTail, list[str]]:
+    tail, log = await tailed_log(*chunks)
+    assert log.skipped == 0
+    return tail, log.lines
+
+
+async def tailed_log(*chunks: bytes) -> tuple[LogTail, Log]:
     log, stream = Log(), asyncio.StreamReader(limit=2**30)
     tail = LogTail(cast(JobContext, log))
     for chunk in chunks:
         stream.feed_data(chunk)
     stream.feed_eof()
     await tail.follow(stream)
-    return tail, log.lines
+    return tail, log
 
 
 async def test_lines_come_as_they_were_printed_wherever_a_read_cuts_them() -> None:
@@ -42,11 +51,10 @@ async def test_lines_come_as_they_were_printed_wherever_a_read_cuts_them() -> No
 
 
 async def test_of_a_million_lines_the_newest_are_kept_and_the_others_counted() -> None:
-    tail, lines = await tailed(b"".join(b"%d\n" % n for n in range(1_000_000)))
+    tail, log = await tailed_log(b"".join(b"%d\n" % n for n in range(1_000_000)))
 
-    assert len(lines) == 1000
-    assert lines[0] == "… 999001 lines left out …"
-    assert lines[1:] == [str(n) for n in range(999_001, 1_000_000)]
+    assert log.lines == [str(n) for n in range(999_000, 1_000_000)]
+    assert log.skipped == 999_000
     assert tail.last == "999999"
 
 

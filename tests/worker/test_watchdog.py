@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock import App, State
-from penstock.worker import watchdog
+from penstock.worker import health, watchdog
 from penstock.worker.lane import Lane
 from penstock.worker.watchdog import WARN_AFTER_S, Watchdog
 from tests.worker.conftest import LEASE_S, Hog, until, working
@@ -222,3 +223,33 @@ async def test_sigterm_ends_a_worker_whose_loop_is_blocked_and_its_jobs_are_hand
             assert await asyncio.to_thread(process.wait, 20) == 0
         info = await job.get()
         assert (info.state, info.failures, info.stalls) == (State.WAITING, 0, 0)
+
+
+async def test_the_job_that_blocks_the_loop_is_named(
+    memory_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_BLOCKED_S", 0.0)
+    seen: list[bytes] = []
+
+    def look() -> None:
+        """What the heartbeat does, from its thread, while the loop is blocked."""
+        assert worker._shift is not None
+        seen.append(health.describe(worker._shift))
+
+    @memory_app.task
+    async def idle() -> None:
+        await asyncio.sleep(3600)
+
+    @memory_app.task
+    async def hog() -> None:
+        looker = threading.Thread(target=look)
+        looker.start()
+        looker.join()
+
+    async with working(memory_app) as worker:
+        await idle.enqueue()
+        await until(lambda: worker.stats.claimed == 1)
+        await hog.options(id="greedy", wait="20s").call()
+    said = msgspec.json.decode(seen[0])
+    assert (said["consuming"], said["blocked_by"]) == (False, "default/greedy")
+    assert said["reason"].startswith("job default/greedy has blocked the event loop for ")

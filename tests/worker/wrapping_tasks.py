@@ -1,14 +1,18 @@
-"""Tasks that wrap a failure in ``Unrecoverable``, which processes find here by name."""
+"""Tasks that wrap a failure in ``Unrecoverable`` or ``Retry``, which processes find here by name."""
 
 from __future__ import annotations
 
-from penstock import App, Unrecoverable
+from penstock import App, Retry, Unrecoverable
 
-app = App("memory://", backoff="1ms", attempts=3)
+app = App("memory://", backoff="1h", attempts=3)
 
 
 class NoSuchUser(Unrecoverable):
     """A verdict of the user's own."""
+
+
+class Busy(Retry):
+    """A verdict of the user's own that asks for another run."""
 
 
 users: dict[str, int] = {}
@@ -33,6 +37,16 @@ def lookup(kind: str) -> None:
                 raise NoSuchUser("ada") from error
             case "unrelated":
                 raise Unrecoverable("no such user") from None
+            case "retry, from":
+                raise Retry("try later", delay="1ms") from error
+            case "retry, without words":
+                raise Retry(delay="1ms") from error
+            case "retry, argument":
+                raise Retry(error, delay="1ms") from None
+            case "retry, own class":
+                raise Busy("ada", delay="1ms") from error
+            case "retry, unrelated":
+                raise Retry("try later", delay="1ms") from None
             case _:
                 raise AssertionError(kind) from error
 

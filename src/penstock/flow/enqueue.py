@@ -164,8 +164,8 @@ async def add_children(
 
 def _refuse_unattached(queue: str, id: str, answer: AttachAnswer) -> None:
     if answer == "not_found":
-        raise JobNotFound(
-            f"job {shown(id)} of queue {shown(queue)} is not known, so it has no children.", job_id=id
+        raise JobNotFound.in_queue(
+            queue, id, "Nothing was written: only a job that is kept can have children."
         )
     if answer == "ended":
         raise JobError(
@@ -188,8 +188,6 @@ def app_of(part: Any) -> App:
         case Dag(names=names) if names:
             return next(iter(names.values()))[0].source.app
         case Dag():
-            raise InvalidInput(
-                "a Dag without jobs is no flow. Add at least one: dag.add(name, task.job(...))."
-            )
+            raise InvalidInput("a Dag needs at least one job: dag.add(name, task.job(...)).")
         case _:
-            raise InvalidInput(f"{shown(part)} is no flow.")
+            raise InvalidInput(f"{shown(part)} is not a flow.")

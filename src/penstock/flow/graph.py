@@ -128,9 +128,7 @@ class Graph:
 
     def _dag(self, dag: Dag, before: Before) -> list[Key]:
         if not dag.names:
-            raise InvalidInput(
-                "a Dag without jobs is no flow. Add at least one: dag.add(name, task.job(...))."
-            )
+            raise InvalidInput("a Dag needs at least one job: dag.add(name, task.job(...)).")
         keys = {name: (spec.queue, spec.id) for name, (spec, *_) in dag.names.items()}
         followed: set[Key] = set()
         for name, (spec, after, policy) in dag.names.items():

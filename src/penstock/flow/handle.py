@@ -11,6 +11,7 @@ from penstock.core.duration import Duration
 from penstock.core.lifecycle import State
 from penstock.core.names import ref_of
 from penstock.errors import InvalidOption
+from penstock.hints import Hinting
 from penstock.info import JobInfo
 from penstock.spending import budget_of, in_units
 
@@ -76,7 +77,7 @@ class FlowNode:
         return "\n".join(lines)
 
 
-class FlowHandle(Generic[R_co]):
+class FlowHandle(Hinting, Generic[R_co]):
     """Given by ``app.enqueue_flow``, or ``app.flow(ref)`` for a root that is known.
 
     ``root`` is the job that everything leads to, ``ends`` are all such, ``jobs`` all that were put in (in the order
@@ -84,6 +85,7 @@ class FlowHandle(Generic[R_co]):
     """
 
     __slots__ = ("_app", "_is_group", "ends", "jobs", "names")
+    hints_for = "flow handle"
 
     def __init__(
         self,

@@ -7,18 +7,19 @@ it is one job, and all of them wait for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeAlias, TypeVar, cast, overload
 
 from penstock.core.display import shown
 from penstock.core.job import Policy
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.handle import JobHandle
+from penstock.hints import Hinting
 from penstock.optionvalues import listed
 from penstock.task import JobSpec
 
 if TYPE_CHECKING:
     from penstock.flow.handle import FlowHandle
-    from penstock.flow.sync import SyncFlowHandle
+    from penstock.flow.sync import SyncWhole
 
 __all__ = [
     "Body",
@@ -44,10 +45,19 @@ Passing: TypeAlias = Literal["", "one", "list"]
 _POLICIES: Final = ("fail", "ignore", "wait")
 
 
-class Whole(Generic[R_co]):
+class Whole(Hinting, Generic[R_co]):
     """A flow that can be enqueued by itself, and has a result."""
 
     __slots__ = ()
+    hints_for = "flow"
+
+    if not TYPE_CHECKING:
+
+        def __or__(self, other: object) -> NoReturn:
+            raise TypeError("flows are not joined with |. Use chain(first, next).")
+
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+            raise TypeError("a flow is not called. Use flow.enqueue(); chord takes its body as an argument.")
 
     async def enqueue(self) -> FlowHandle[R_co]:
         """Put it in, by the app its jobs are of. See ``App.enqueue_flow``."""
@@ -56,12 +66,12 @@ class Whole(Generic[R_co]):
         whole: Any = self
         return await app_of(whole).enqueue_flow(whole)
 
-    def enqueue_sync(self) -> SyncFlowHandle[R_co]:
+    @property
+    def sync(self) -> SyncWhole[R_co]:
         """The same for synchronous code."""
-        from penstock.flow.enqueue import app_of
+        from penstock.flow.sync import SyncWhole
 
-        whole: Any = self
-        return app_of(whole).sync.enqueue_flow(whole)
+        return SyncWhole(self)
 
 
 class Flow(Whole[R_co]):
@@ -129,9 +139,17 @@ def chain(*parts: Any, on_failure: Policy = "fail") -> Chain[Any]:  # type: igno
     return Chain(parts, on_failure=on_failure)
 
 
-def group(parts: Iterable[Ending[R]]) -> Group[R]:
-    """Jobs that run side by side. By itself it is as good as ``enqueue_many``, over several queues."""
-    return Group(cast("Iterable[Part]", parts))
+@overload
+def group(parts: Iterable[Ending[R]], /) -> Group[R]: ...
+@overload
+def group(*parts: Ending[R]) -> Group[R]: ...
+def group(*parts: Any) -> Group[Any]:
+    """Return jobs that run side by side: ``group([add.job(1, 2), add.job(3, 4)])``, or without the list.
+
+    By itself it is as good as ``enqueue_many``, over several queues.
+    """
+    is_listed = len(parts) == 1 and not isinstance(parts[0], JobSpec | JobHandle | Whole)
+    return Group(parts[0] if is_listed else parts)
 
 
 def chord(
@@ -218,20 +236,20 @@ def check_policy(value: str) -> Policy:
             return value
         case _:
             raise InvalidOption(
-                f"on_failure={shown(value)} is not usable. Give {', '.join(map(repr, _POLICIES))}."
+                f"on_failure={shown(value)} is not valid. Give {', '.join(map(repr, _POLICIES))}."
             )
 
 
 def _checked_job(part: JobSpec[Any], what: str) -> JobSpec[Any]:
     if not isinstance(part, JobSpec):
-        raise InvalidInput(f"{what} is {shown(part)}, which is no job to be put in. Give task.job(...).")
+        raise InvalidInput(f"{what} is {shown(part)}, which is not a job to enqueue. Give task.job(...).")
     return part
 
 
 def _checked(parts: Iterable[Part]) -> tuple[Part, ...]:
     found = tuple(map(check_part, listed("parts", parts, of="jobs and flows")))
     if not found:
-        raise InvalidInput("a flow without jobs is none. Give at least one task.job(...).")
+        raise InvalidInput("a flow needs at least one job: task.job(...).")
     return found
 
 

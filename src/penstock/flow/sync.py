@@ -7,18 +7,32 @@ from typing import Any, Generic, TypeVar
 from penstock.core.duration import Duration
 from penstock.core.job import EnqueueStatus
 from penstock.flow.handle import FlowHandle
+from penstock.flow.parts import Whole
+from penstock.hints import Hinting
 from penstock.loopthread import run
 from penstock.sync import Face, SyncJobHandle, as_sync
 
-__all__ = ["SyncFlowHandle"]
+__all__ = ["SyncFlowHandle", "SyncWhole"]
 
 R_co = TypeVar("R_co", covariant=True)
 
 
-class SyncFlowHandle(Face[FlowHandle[R_co]], Generic[R_co]):
+class SyncWhole(Hinting, Face[Whole[R_co]], Generic[R_co]):
+    """See ``Whole``."""
+
+    __slots__ = ()
+    hints_for = "flow"
+
+    def enqueue(self) -> SyncFlowHandle[R_co]:
+        """See ``Whole.enqueue``."""
+        return SyncFlowHandle(run(self._target.enqueue()))
+
+
+class SyncFlowHandle(Hinting, Face[FlowHandle[R_co]], Generic[R_co]):
     """See ``FlowHandle``."""
 
     __slots__ = ()
+    hints_for = "flow handle"
 
     @property
     def root(self) -> SyncJobHandle[Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from penstock.app import App
 from penstock.events import EventTypes, Offsets
+from penstock.hints import Hinting
 from penstock.loopthread import run
 from penstock.subscription import SyncSubscription
 from penstock.sync.face import Face, as_sync, iterate
@@ -25,10 +26,11 @@ __all__ = ["SyncApp"]
 R = TypeVar("R")
 
 
-class SyncApp(Face[App]):
+class SyncApp(Hinting, Face[App]):
     """See ``App``."""
 
     __slots__ = ()
+    hints_for = "app"
 
     def __enter__(self) -> Self:
         run(self._target.__aenter__())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 from penstock.core.duration import Duration
 from penstock.core.lifecycle import State
 from penstock.events import EventTypes
 from penstock.handle import JobHandle
+from penstock.hints import Hinting
 from penstock.loopthread import run
 from penstock.options import DispatchOptions
 from penstock.sync.face import Face, as_sync, iterate
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["SyncDispatch", "SyncJobHandle", "SyncTask"]
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
 
 
-class SyncJobHandle(Face[JobHandle[R]], Generic[R]):
+class SyncJobHandle(Hinting, Face[JobHandle[R]], Generic[R]):
     """See ``JobHandle``."""
 
     __slots__ = ()
+    hints_for = "job"
 
     @property
     def id(self) -> str:
@@ -80,7 +83,7 @@ class SyncJobHandle(Face[JobHandle[R]], Generic[R]):
         return iterate(self._target.events(follow=follow, types=types))
 
 
-class SyncDispatch(Face[Dispatch[P, R]], Generic[P, R]):
+class SyncDispatch(Hinting, Face[Dispatch[P, R]], Generic[P, R]):
     """See ``Dispatch``."""
 
     __slots__ = ()
@@ -101,8 +104,16 @@ class SyncDispatch(Face[Dispatch[P, R]], Generic[P, R]):
         """See ``Dispatch.call``."""
         return run(self._target.call(*args, **kwargs))
 
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
+        """See ``Dispatch.job``."""
+        return self._target.job(*args, **kwargs)
 
-class SyncTask(Face[Task[P, R]], Generic[P, R]):
+    def partial(self: SyncDispatch[Concatenate[Any, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> JobSpec[R]:
+        """See ``Dispatch.partial``."""
+        return self._target.partial(*args, **kwargs)
+
+
+class SyncTask(Hinting, Face[Task[P, R]], Generic[P, R]):
     """See ``Task``."""
 
     __slots__ = ()
@@ -122,3 +133,11 @@ class SyncTask(Face[Task[P, R]], Generic[P, R]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """See ``Task.call``."""
         return run(self._target.call(*args, **kwargs))
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
+        """See ``Task.job``."""
+        return self._target.job(*args, **kwargs)
+
+    def partial(self: SyncTask[Concatenate[Any, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> JobSpec[R]:
+        """See ``Task.partial``."""
+        return self._target.partial(*args, **kwargs)

@@ -9,6 +9,7 @@ from penstock.admin import QueueAdmin
 from penstock.core.duration import Duration
 from penstock.core.lifecycle import State
 from penstock.events import After, EventTypes
+from penstock.hints import Hinting
 from penstock.info import JobInfo
 from penstock.limiting import QueueLimits
 from penstock.loopthread import run
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["SyncQueue"]
 
 
-class SyncQueue(Face[Queue]):
+class SyncQueue(Hinting, Face[Queue]):
     """See ``Queue`` and ``QueueAdmin``."""
 
     __slots__ = ()
+    hints_for = "queue"
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from penstock.core.duration import MAX_MS
 from penstock.core.job import Lease
 from penstock.core.outcome import Complete, Fail
 from penstock.storage.values import Held, Settlement
@@ -97,6 +98,14 @@ class Bench:
             for run in runs:
                 del self._over[run]
         return [await self._settle(run) for run in runs]
+
+    async def hold_leases(self, storage: Storage, ms: int) -> None:
+        """Extend the leases of the runs under way, so that none ends while ``ms`` pass."""
+        options = self._worker.options
+        for run in list(self._over):
+            held = [Held(run.lease.id, run.lease.token)]
+            lease_ms = min(options.lease_ms + ms, MAX_MS)
+            await storage.extend(run.lane.name, held, worker=options.id, lease_ms=lease_ms)
 
     def close(self) -> None:
         """Let go of threads and processes."""

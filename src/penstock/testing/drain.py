@@ -103,6 +103,26 @@ class Drain:
                 return
             self._jump(wait_ms)
 
+    async def until_begun(self, queue: str, id: str, *, most_ms: int, benches: Sequence[Bench]) -> None:
+        """Let up to ``most_ms`` pass until the job, or those it waits for, are no longer waiting for their time.
+
+        Runs under way on ``benches`` keep their leases: they may be waiting for this.
+        """
+        end_ms = self._clock.moved_ms + most_ms
+        while await self._awaits_time(queue, id):
+            waits = [wait_ms for wait_ms in self._claim_waits.values() if wait_ms is not None]
+            wait_ms, left_ms = min(waits, default=MAX_MS), end_ms - self._clock.moved_ms
+            if wait_ms > left_ms or self._fruitless > _MOST_FRUITLESS:
+                return
+            for bench in benches:
+                await bench.hold_leases(self._storage, wait_ms)
+            self._jump(wait_ms, most_ms=left_ms)
+
+    async def _awaits_time(self, queue: str, id: str) -> bool:
+        await self.due()
+        [job] = await self._storage.get(queue, [id])
+        return job is not None and (job.state is State.SCHEDULED or job.blocked_by == "children")
+
     def _jump(self, ms: int, *, most_ms: int = MAX_MS) -> None:
         # Twice as far each time that nothing came of it: a store may say "now" and mean "in a moment".
         self._fruitless = self._fruitless + 1 if self._happened == self._happened_at_jump else 0

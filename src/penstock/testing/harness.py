@@ -6,12 +6,13 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, Unpack, get_args
 from weakref import WeakSet
 
 from penstock.app import App
-from penstock.core.duration import Duration, milliseconds
+from penstock.core.duration import MAX_MS, Duration, milliseconds
 from penstock.core.ids import uuid7
 from penstock.core.lifecycle import OPEN
 from penstock.core.names import check_queue
@@ -56,7 +57,8 @@ class Harness(Assertions):
     """``with harness(app) as h`` or ``async with``: meanwhile the app's store is a fresh one in memory.
 
     ``manual``: jobs run when ``drain()`` or ``run_all()`` says so. ``inline``: they run inside the call that made them
-    ready; ``enqueue`` returns when its job, and what it led to, has run. ``fake``: nothing runs, everything is
+    ready; ``enqueue`` returns when its job, and what it led to, has run. Waiting for a result moves the clock to the
+    retries and delays of that job. ``fake``: nothing runs, everything is
     recorded. Its methods are for any event loop, ``sync`` is for code without one.
     """
 
@@ -74,7 +76,9 @@ class Harness(Assertions):
         if not isinstance(app, App):
             raise InvalidOption(f"{app!r:.80} is not an app. Give the App whose tasks are under test.")
         if mode not in get_args(Mode):
-            raise InvalidOption(f"mode={mode!r} is not known. Give 'manual', 'inline' or 'fake'.")
+            raise InvalidOption(
+                f"mode={mode!r} is not known. Give 'manual', 'inline' (jobs run at once) or 'fake'."
+            )
         _refuse_idle(worker)
         self.app = app
         self.mode: Mode = mode
@@ -91,7 +95,8 @@ class Harness(Assertions):
         self._recorder = Recorder(app)
         self._stubs: dict[str, Stub] = {}
         self._benches: dict[asyncio.AbstractEventLoop, tuple[Bench, Storage]] = {}
-        self._sessions = Sessions(self._open, intake=app.intake, close_storage=True, session=StandInSession)
+        session = partial(StandInSession, pass_time=self._pass_time if mode == "inline" else None)
+        self._sessions = Sessions(self._open, intake=app.intake, close_storage=True, session=session)
         self._before: Sessions | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._started = False
@@ -266,6 +271,12 @@ class Harness(Assertions):
     async def _run_inline(self) -> None:
         drain = await self._drain((), None, 10_000)
         await drain.due()
+
+    async def _pass_time(self, queue: str, id: str, most_ms: int | None) -> None:
+        """Move the clock to the next run of a job that somebody waits for, and of those that it waits for."""
+        drain = await self._drain((), None, 10_000)
+        benches = [bench for bench, _ in list(self._benches.values())]
+        await drain.until_begun(queue, id, most_ms=MAX_MS if most_ms is None else most_ms, benches=benches)
 
     async def _bench(self) -> tuple[Bench, Storage]:
         """The running loop's bench, and the store as the harness itself talks to it."""

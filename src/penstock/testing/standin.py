@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar, cast
 
 from penstock.errors import PenstockError
 from penstock.session import Session
 from penstock.storage.coalesce import Coalescer
 from penstock.testing.clock import ManualClock
+from penstock.waiter import Expected, Waiter
 
 if TYPE_CHECKING:
     from penstock.core.job import Enqueued, NewJob
+    from penstock.intake import Intake
     from penstock.storage.base import Storage
 
 __all__ = ["StandIn", "StandInSession", "stand_in"]
@@ -95,14 +97,49 @@ class StandIn:
         return call
 
 
-class StandInSession(Session):
-    """Sends each enqueue by itself: a task that runs inside the call may enqueue to the same queue."""
+PassTime: TypeAlias = Callable[[str, str, int | None], Awaitable[None]]
+"""Takes a queue, the id of a job of it, and how many milliseconds its caller waits at most."""
 
-    __slots__ = ()
+
+class StandInSession(Session):
+    """Sends each enqueue by itself: a task that runs inside the call may enqueue to the same queue.
+
+    ``pass_time`` is awaited before somebody waits for the end of a job.
+    """
+
+    __slots__ = ("_pass_time",)
+    remedy: ClassVar[str] = "In a harness, run jobs with h.drain() or h.run_all() before you wait for one."
+
+    def __init__(self, storage: Storage, intake: Intake, pass_time: PassTime | None = None) -> None:
+        super().__init__(storage, intake)
+        self._pass_time = pass_time
+
+    def waiter(self, queue: str) -> Waiter:
+        if self._pass_time is not None and queue not in self._waiters:
+            self._waiters[queue] = _TimePassingWaiter(self.storage, queue, self._pass_time)
+        return super().waiter(queue)
 
     def _enqueues_to(self, queue: str) -> Coalescer[NewJob, Enqueued]:
         enqueue = self.storage.enqueue
         return _OneByOne(lambda jobs: enqueue(queue, jobs), size=lambda _: 1)
+
+
+class _TimePassingWaiter(Waiter):
+    """Lets the time pass that the awaited job needs."""
+
+    __slots__ = ("_pass_time",)
+
+    def __init__(self, storage: Storage, queue: str, pass_time: PassTime) -> None:
+        super().__init__(storage, queue)
+        self._pass_time = pass_time
+
+    async def begin(self, expected: Expected, since: int) -> None:
+        await super().begin(expected, since)
+        await self._pass_time(self._queue, expected.id, expected.within_ms)
+
+    async def watch(self, expected: Expected) -> None:
+        await self._pass_time(self._queue, expected.id, expected.within_ms)
+        await super().watch(expected)
 
 
 class _OneByOne(Coalescer[Item, Answer]):

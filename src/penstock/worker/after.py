@@ -7,8 +7,9 @@
         if execution.status == "completed":
             execution.ttl = execution.result["max_age"]
 
-Called for every run that completed or failed, before the store has its outcome; not for runs that were snoozed,
-cancelled or handed back. A hook changes what is stored of the end, never the end itself.
+Called once for every run that completed, failed or was stopped because its ttl passed, before the store has its
+outcome; not for runs that were snoozed, cancelled or handed back. A hook changes what is stored of the end, never the
+end itself.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from penstock.core.display import get_logger
 from penstock.core.duration import Duration, describe, milliseconds
-from penstock.core.outcome import Fail
-from penstock.errors import InvalidOption
+from penstock.core.outcome import FAILURE_TEXTS, Fail, Outcome
+from penstock.errors import InvalidOption, JobExpired
 from penstock.worker.context import JobContext, context_of
-from penstock.worker.run import Run, Undecodable
+from penstock.worker.run import Abort, Run, Undecodable
 from penstock.worker.verdict import failure_of, is_last
 
 __all__ = ["AfterExecution", "AfterHooks", "Execution"]
@@ -76,8 +78,8 @@ class Execution:
 
     @property
     def error(self) -> BaseException | None:
-        """What the handler raised, or a ``TimeoutError``; set it to store another error. Its class is only shown:
-        it does not decide whether the job is retried."""
+        """The handler's error, a ``TimeoutError``, or a ``JobExpired``; set it to store another error. Its class is
+        only shown: it does not decide whether the job is retried. Of an expired job nothing can be changed."""
         return self._error
 
     @error.setter
@@ -87,7 +89,9 @@ class Execution:
                 f"job {self.job.id!r} has completed: it has no error to change, but a result."
             )
         if not isinstance(value, BaseException):
-            raise InvalidOption(f"error={value!r:.80} is no exception. Give one, such as ValueError('...').")
+            raise InvalidOption(
+                f"error={value!r:.80} is not an exception. Give one, such as ValueError('...')."
+            )
         self._error = value
 
     @property
@@ -139,7 +143,17 @@ class AfterHooks:
         """The handler returned. Cancelling stops the hooks; the run is not over before them."""
         return await self._call(run, Execution(context_of(run), "completed", read_result=read_result))
 
-    async def review(self, run: Run, error: BaseException, outcome: Fail) -> Fail:
+    async def review(self, run: Run, error: BaseException, outcome: Outcome | None) -> Outcome | None:
+        """Return ``outcome`` as the hooks leave it. They see failures only, and cannot change an expiry."""
+        if isinstance(outcome, Fail):
+            return await self._review_failure(run, error, outcome)
+        if run.abort is Abort.EXPIRED:
+            execution = Execution(context_of(run), "failed", error=_expiry(run))
+            with suppress(asyncio.CancelledError):
+                await self._call(run, execution)
+        return outcome
+
+    async def _review_failure(self, run: Run, error: BaseException, outcome: Fail) -> Fail:
         """The handler raised, or was stopped at its timeout. If the run is stopped now, the failure stays as it is."""
         if run.abort is not None:
             error = TimeoutError(outcome.failure.message)
@@ -168,3 +182,7 @@ class AfterHooks:
                 execution.take_back(before)
                 self._failed(error, run)
         return execution
+
+
+def _expiry(run: Run) -> JobExpired:
+    return JobExpired(FAILURE_TEXTS["Expired"], job_id=run.lease.id)

@@ -193,7 +193,7 @@ def _parts_by_id(members: Sequence[Member], answer: Mapping[Any, Any]) -> list[A
     unknown = answer.keys() - set(ids)
     if unknown:
         raise BatchMismatch(
-            f"the handler returned a result for {min(map(str, unknown))!r}, which is no job of its batch. "
+            f"the handler returned a result for {min(map(str, unknown))!r}, which is not a job of its batch. "
             "The keys are job ids: job.id of a parameter annotated with list[JobContext]."
         )
     missing = BatchMismatch("the handler returned results of other jobs of its batch, and none of this one.")

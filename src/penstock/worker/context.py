@@ -169,9 +169,9 @@ class JobContext(LeasedJob):
     def _source(self) -> Source:
         return self._link.app.job(self.ref).source
 
-    def pass_on(self, words: Words) -> None:
-        """Report what the handler said in another process. For the process runner."""
-        self._link.report(words)
+    def pass_on(self, words: Words) -> Receipt:
+        """Report what a handler said in another process, or what a command printed. For runners."""
+        return self._link.report(words)
 
     def discard(self) -> None:
         """From now on a failure of this run is final, whatever attempts are left."""

@@ -27,7 +27,7 @@ from penstock.worker.plans import Plans
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Abort, EncodedResult, Run, Undecodable
 from penstock.worker.signals import LoopBlocked
-from penstock.worker.verdict import aborted, failed, final_failure, undecided
+from penstock.worker.verdict import aborted, failed, final_failure, is_retried, undecided
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -121,7 +121,7 @@ class Executor:
             self.stuck.add(run)
             self._got_stuck(run)
             run.outcome = self._aborted(run)
-            if isinstance(run.outcome, Fail) and self._after is not None:
+            if run.outcome is not None and self._after is not None:
                 self._settle_late(run, run.outcome, self._after)
             elif run.outcome is not None:
                 self._finished(run)
@@ -141,7 +141,7 @@ class Executor:
                 if run.lease.annex is not None and run.lease.annex.passes:
                     await self._pass_results(run)
                 result = await run.plan.call(run)
-                if self._after is None:
+                if self._after is None or run.stuck:
                     outcome = self._returned(run, result)
                 else:
                     outcome = await self._reviewed(run, result, self._after)
@@ -155,15 +155,19 @@ class Executor:
 
     async def _raised(self, run: Run, raised: BaseException) -> Outcome | None:
         """Return the outcome of a run that raised. Code of the user's that decides about it may raise as well."""
+        if run.stuck:
+            return None  # It was settled without its handler.
         if isinstance(raised, LoopBlocked):
             run.abort = run.abort or Abort.RELEASE
         try:
+            if isinstance(raised, Undecodable) and run.lease.annex is not None and run.lease.annex.passes:
+                self._name_the_result(run, raised)
             error = await _checked_wait(run) if isinstance(raised, WaitForChildren) else raised
             outcome = self._failed(run, error)
             if isinstance(outcome, Fail):
                 run.error = _logged(run, error, outcome)
-                if self._after is not None:
-                    outcome = await self._after.review(run, error, outcome)
+            if self._after is not None:
+                outcome = await self._after.review(run, error, outcome)
         except BaseException as broken:
             if self._is_the_end(broken):
                 raise
@@ -202,6 +206,13 @@ class Executor:
         except SerializationError as error:
             raise Undecodable from error
 
+    def _name_the_result(self, run: Run, error: Undecodable) -> None:
+        """Have the error say so if it is about a result that another job passed."""
+        from penstock.worker.passing import name_the_result
+
+        if (task := self._tasks.get(run.lease.options.task)) is not None:
+            name_the_result(run.lease, task, error)
+
     def _returned(self, run: Run, result: Any) -> Outcome | None:
         if run.abort is not None and (run.saw_abort or run.abort is Abort.LOST):
             return self._aborted(run)
@@ -218,16 +229,15 @@ class Executor:
     async def _reviewed(self, run: Run, result: Any, after: AfterHooks) -> Outcome | None:
         """What ``_returned`` gives of a result that hooks may have changed."""
         if run.abort is not None and (run.saw_abort or run.abort is Abort.LOST):
-            return self._aborted(run)
+            return await after.review(run, TimeoutError(), self._aborted(run))
         execution = await after.completed(run, lambda: self._result_of(run, result))
         outcome = self._returned(run, execution.result if execution.is_read else result)
         return Complete(outcome.result, execution.ttl_ms) if isinstance(outcome, Complete) else outcome
 
-    def _settle_late(self, run: Run, outcome: Fail, after: AfterHooks) -> None:
-        """For a run whose handler goes on: the hooks have their say, then its failure is settled."""
+    def _settle_late(self, run: Run, outcome: Outcome, after: AfterHooks) -> None:
+        """Settle a run whose handler goes on, after the hooks have seen its failure."""
 
         async def settle() -> None:
-            run.outcome = outcome
             try:
                 run.outcome = await after.review(run, TimeoutError(), outcome)
             finally:
@@ -246,7 +256,9 @@ class Executor:
     def _failed(self, run: Run, error: BaseException) -> Outcome | None:
         if run.abort is not None:
             return self._aborted(run)
-        return failed(error, run.lease, discarded=run.discarded, backoffs=self._backoffs)
+        task = self._tasks.get(run.plan.task)
+        final = run.discarded or (task is not None and not is_retried(error, task.retry_on))
+        return failed(error, run.lease, discarded=final, backoffs=self._backoffs)
 
     def _aborted(self, run: Run) -> Outcome | None:
         assert run.abort is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import time
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from penstock.core.command import COMMAND_TASK, command_text
+from penstock.core.names import ref_of
 from penstock.core.text import storable
+from penstock.errors import StorageDamaged, StorageFull, StorageReadOnly, StorageRefused
 
 if TYPE_CHECKING:
     from penstock.worker.shift import Shift
@@ -31,7 +34,10 @@ WorkerState = Literal["new", "starting", "running", "paused", "stopping", "stopp
 
 # A worker that has room for jobs, and has had no answer to a claim for this long, does not consume.
 _SILENT_S: Final = 10.0
+# One whose event loop has not turned for this long does not, either.
+_BLOCKED_S: Final = 5.0
 _MOST_SHOWN: Final = 100
+_LONGEST_REASON: Final = 300
 
 
 class ActiveJob(msgspec.Struct, frozen=True):
@@ -82,7 +88,8 @@ class WorkerStats(msgspec.Struct):
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """The record that a worker writes with every heartbeat. ``running`` is cut at a hundred jobs.
 
-    ``unknown`` are the tasks whose jobs it handed back lately because they are not registered in its app.
+    ``blocked_by`` is the job whose function blocks the event loop, as ``queue/id``. ``unknown`` are the tasks whose
+    jobs it handed back lately because they are not registered in its app.
     """
 
     host: str
@@ -97,6 +104,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     stuck: int
     running: tuple[ActiveJob, ...]
+    blocked_by: str = ""
     unknown: tuple[str, ...] = ()
 
 
@@ -144,6 +152,7 @@ def describe(shift: Shift) -> bytes:
             active=len(health.active),
             stuck=health.stuck,
             running=health.active[:_MOST_SHOWN],
+            blocked_by=_blocking_job(shift) if _is_blocked(shift) else "",
             unknown=shift.plans.unknown.names(),
         )
     )
@@ -154,7 +163,10 @@ def _why_not_consuming(shift: Shift, now: float, *, running: int) -> str:
     if shift.worker.state != "running":
         return f"the worker is {shift.worker.state}"
     if shift.failing:
-        return f"the store does not answer for {', '.join(sorted(shift.failing))}"
+        return _why_failing(dict(shift.failing))
+    if _is_blocked(shift):
+        who = f"job {ref}" if (ref := _blocking_job(shift)) else "a handler"
+        return f"{who} has blocked the event loop for {shift.watchdog.stalled_s:.0f} s"
     if len(shift.executor.stuck) >= shift.options.concurrency:
         return "all slots are taken up by handlers that hang"
     limits = shift.fetcher.limits
@@ -164,6 +176,27 @@ def _why_not_consuming(shift: Shift, now: float, *, running: int) -> str:
     if silent_s > _SILENT_S and running < shift.options.concurrency:
         return f"no answer to a claim for {silent_s:.0f} s: the store is away, or a handler hogs the loop"
     return ""
+
+
+def _why_failing(failing: dict[str, BaseException]) -> str:
+    """Return which queues the store does not serve. One that answers, and cannot do what is asked, says why."""
+    queues = ", ".join(sorted(failing))
+    for error in failing.values():
+        if isinstance(error, StorageFull | StorageReadOnly | StorageRefused | StorageDamaged):
+            return f"the store fails for {queues}: {storable(str(error))[:_LONGEST_REASON]}"
+    return f"the store does not answer for {queues}"
+
+
+def _is_blocked(shift: Shift) -> bool:
+    return shift.watchdog.stalled_s >= _BLOCKED_S
+
+
+def _blocking_job(shift: Shift) -> str:
+    """Return the ref of the job whose function holds the event loop; empty if a task of its own does."""
+    current = asyncio.current_task(shift.loop)
+    ids = {run.lease.id: run for run in list(shift.executor.running)}
+    run = ids.get(current.get_name()) if current is not None else None
+    return "" if run is None else ref_of(run.lane.name, run.lease.id)
 
 
 def _version() -> str:

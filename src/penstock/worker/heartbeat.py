@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from penstock.core.display import get_logger
@@ -56,11 +57,13 @@ class Heartbeat:
         self._stuck = stuck
         self._renewing = True
         self._hurried = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.last_at = time.monotonic()
 
     async def run(self) -> None:
         """Beat for ever; cancel to stop. After a failure the next beat comes soon: leases are running out."""
         failing = False
+        self._loop = asyncio.get_running_loop()
         while True:
             began = time.monotonic()
             pause_s = self._interval_s
@@ -81,8 +84,14 @@ class Heartbeat:
                 pause_s = min(_AFTER_LOSS_S, self._interval_s)
             await self._rest(max(0.0, pause_s - (time.monotonic() - began)))
 
+    def beat_soon(self) -> None:
+        """Have the next beat come at once, because the record of this worker has changed. For any thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # The loop has ended, and the worker with it.
+                self._loop.call_soon_threadsafe(self._hurried.set)
+
     async def _rest(self, seconds: float) -> None:
-        """Wait for the next beat, which comes at once when what was announced of this process no longer holds."""
+        """Wait for the next beat, which comes at once when what was told of this process no longer holds."""
         try:
             await asyncio.wait_for(self._hurried.wait(), seconds)
             await asyncio.sleep(

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from penstock.worker.after import AfterExecution
     from penstock.worker.middleware import Middleware
 
-__all__ = ["WorkerOptions", "WorkerSettings", "read_options"]
+__all__ = ["LONGEST_HEARTBEAT_MS", "WorkerOptions", "WorkerSettings", "read_options"]
 
 F = TypeVar("F")
 Queues = Sequence[str] | Mapping[str, float]
 
-_LONGEST_HEARTBEAT_MS: Final = 5_000
+LONGEST_HEARTBEAT_MS: Final = 5_000
 _SHORTEST_LEASE_MS: Final = 100
 # So that the id has room for the rest.
 _LONGEST_NAME: Final = 190
@@ -142,7 +142,7 @@ def _shell(commands: Any) -> str | None:
     if isinstance(commands, bool):
         return "/bin/sh" if commands else None
     if not isinstance(commands, str) or not os.path.isabs(commands) or not commands.isprintable():
-        raise InvalidOption(f"commands={shown(commands)} is not usable. Give True, or the path of a shell.")
+        raise InvalidOption(f"commands={shown(commands)} is not valid. Give True, or the path of a shell.")
     return commands
 
 
@@ -185,24 +185,26 @@ def _weights(app: App, queues: Queues | None) -> dict[str, float]:
 
 def _limits(given: Mapping[str, RateLike], queues: Mapping[str, float]) -> dict[str, Rate]:
     if not isinstance(given, Mapping):
-        raise InvalidOption(f'limits={shown(given)} is no mapping. Give rates by queue: {{"mail": "10/s"}}.')
+        raise InvalidOption(
+            f'limits={shown(given)} is not a mapping. Give rates by queue: {{"mail": "10/s"}}.'
+        )
     for name in given:
         if name not in queues:
             raise InvalidOption(
-                f"limits has {shown(name)}, which is no queue of this worker: it has {', '.join(queues)}."
+                f"limits has {shown(name)}, which is not a queue of this worker: it has {', '.join(queues)}."
             )
     return {name: parse_rate(rate, what=f"limits[{shown(name)}]") for name, rate in given.items()}
 
 
 def _count(what: str, value: int) -> int:
     if type(value) is not int or not 1 <= value <= 100_000:
-        raise InvalidOption(f"{what}={shown(value)} is not usable. Give a whole number from 1 to 100000.")
+        raise InvalidOption(f"{what}={shown(value)} is not valid. Give a whole number from 1 to 100000.")
     return value
 
 
 def _flag(what: str, value: bool) -> bool:
     if not isinstance(value, bool):
-        raise InvalidOption(f"{what}={shown(value)} is not usable. Give True or False.")
+        raise InvalidOption(f"{what}={shown(value)} is not valid. Give True or False.")
     return value
 
 
@@ -228,7 +230,7 @@ def _after_hook(value: AfterExecution) -> AfterExecution:
 
 def _heartbeat_ms(heartbeat: Duration | None, lease_ms: int) -> int:
     if heartbeat is None:
-        return max(1, min(lease_ms // 3, _LONGEST_HEARTBEAT_MS))
+        return max(1, min(lease_ms // 3, LONGEST_HEARTBEAT_MS))
     heartbeat_ms = milliseconds(heartbeat, what="heartbeat")
     if not 0 < heartbeat_ms <= lease_ms // 2:
         raise InvalidOption(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -11,12 +12,13 @@ from penstock.core.job import Lease
 from penstock.errors import SerializationError
 from penstock.flow.handle import read_dependencies
 from penstock.serde import Serde, resolve_serde
+from penstock.worker.run import Undecodable
 
 if TYPE_CHECKING:
     from penstock.storage.base import Storage
     from penstock.task import Task
 
-__all__ = ["with_results"]
+__all__ = ["name_the_result", "with_results"]
 
 
 async def with_results(storage: Storage, queue: str, lease: Lease, task: Task[..., Any]) -> Lease:
@@ -35,6 +37,21 @@ async def with_results(storage: Storage, queue: str, lease: Lease, task: Task[..
     first = task.signature.parameters[0]
     value = values if mode == "list" else values[0]
     return replace(lease, payload=task.serde.encode({first: value, **arguments}))
+
+
+def name_the_result(lease: Lease, task: Task[..., Any], error: Undecodable) -> None:
+    """Have ``error`` name the result that was passed, if that is what the function cannot take."""
+    assert lease.annex is not None
+    first = task.signature.parameters[0]
+    is_list = lease.annex.passes.startswith("list:")
+    what = "the list of results of the jobs" if is_list else "the result of the job"
+    with suppress(SerializationError):
+        arguments = task.serde.decode(lease.payload)
+        origin = f"It is {what} before it in the flow. "
+        if first in arguments and (
+            misfit := task.signature.misfit(first, arguments[first], task.serde, origin=origin)
+        ):
+            error.__cause__ = SerializationError(misfit)
 
 
 def _result(record: DependencyRecord, serde: Serde) -> Any:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 from penstock.batching import Batching
 from penstock.core.command import COMMAND_TASK
 from penstock.core.display import get_logger
-from penstock.errors import InvalidOption, Snooze, UnknownTask
+from penstock.errors import InvalidOption, UnknownTask
 from penstock.worker.batch import Batch, Batcher
 from penstock.worker.handlers import no_handler
 from penstock.worker.middleware import Middleware, compose
-from penstock.worker.run import Call, Plan, Run
+from penstock.worker.run import Call, HandedBack, Plan, Run
 from penstock.worker.runners import batched, inline
 from penstock.worker.runners.command import CommandRunner
 from penstock.worker.runners.process import ProcessRunner
@@ -53,7 +53,7 @@ class Unknown:
         self._names: dict[str, float] = {}
 
     def hand_back(self, run: Run, error: UnknownTask) -> Exception:
-        """Return what the run is to raise: a ``Snooze``, or ``error`` if the job has waited long enough."""
+        """Return what the run is to raise: ``HandedBack``, or ``error`` if the job has waited long enough."""
         if not self._after_s:
             return error
         now = time.monotonic()
@@ -65,7 +65,7 @@ class Unknown:
         while len(self._seen_at) > _MOST_WATCHED:
             self._seen_at.popitem(last=False)
         delay_ms = min(_FIRST_DELAY_MS << min(run.lease.run - 1, 10), _LONGEST_DELAY_MS)
-        return Snooze(delay_ms / 1000)
+        return HandedBack(delay_ms / 1000)
 
     def names(self) -> tuple[str, ...]:
         """Return the tasks that came up lately. May be called from any thread."""

@@ -202,9 +202,10 @@ def _work(plan: _Plan, ready: Connection) -> None:
     if plan.moved_to is not None:
         app.move_to(plan.moved_to[0], namespace=plan.moved_to[1])
     app.load(*plan.included)
-    if plan.log is not None:
-        log_to_stderr(plan.log, level=logging.WARNING)
     worker = Worker(app, **plan.options)
+    if plan.log is not None:
+        # The supervisor logs what all of them do. A process adds our warnings, and all lines of the application.
+        log_to_stderr(plan.log._replace(worker=worker.id), ours=logging.WARNING)
     for queue, bound in plan.handlers.items():
         worker.handlers.add(queue, *bound)
     worker.on("ready", lambda event: ready.send_bytes(worker.id.encode()))

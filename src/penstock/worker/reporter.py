@@ -70,6 +70,7 @@ class Reporter:
             log=() if words.log is None else (words.log,),
             payload=words.payload,
             usage=words.usage,
+            log_skipped=words.log_skipped,
         )
         future: Future[None] = Future()
         with self._lock:
@@ -147,17 +148,34 @@ def _merged(entries: list[_Entry]) -> list[Report]:
     by_token: dict[int, list[Report]] = {}
     for entry in entries:
         by_token.setdefault(entry.report.token, []).append(entry.report)
-    return [
-        Report(
-            reports[0].id,
-            token,
-            progress=next((r.progress for r in reversed(reports) if r.progress is not None), None),
-            log=tuple(line for report in reports for line in report.log),
-            payload=next((r.payload for r in reversed(reports) if r.payload is not None), None),
-            usage=_summed(reports),
-        )
-        for token, reports in by_token.items()
-    ]
+    return [_merged_reports(reports) for reports in by_token.values()]
+
+
+def _merged_reports(reports: list[Report]) -> Report:
+    if len(reports) == 1:
+        return reports[0]
+    lines, skipped = _joined_lines(reports)
+    return Report(
+        reports[0].id,
+        reports[0].token,
+        progress=next((r.progress for r in reversed(reports) if r.progress is not None), None),
+        log=lines,
+        payload=next((r.payload for r in reversed(reports) if r.payload is not None), None),
+        usage=_summed(reports),
+        log_skipped=skipped,
+    )
+
+
+def _joined_lines(reports: list[Report]) -> tuple[tuple[str, ...], int]:
+    """Return the log lines after the last that were skipped, and the number of lines before them."""
+    lines: list[str] = []
+    skipped = 0
+    for report in reports:
+        if report.log_skipped:
+            skipped += len(lines) + report.log_skipped
+            lines.clear()
+        lines += report.log
+    return tuple(lines), skipped
 
 
 def _summed(reports: list[Report]) -> dict[str, int] | None:

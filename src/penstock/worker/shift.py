@@ -8,8 +8,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.core.display import get_logger
+from penstock.core.names import ref_of
 from penstock.errors import StorageError
 from penstock.firing import Fire, fire_due
+from penstock.situation import listed
 from penstock.storage.base import Storage
 from penstock.storage.values import DueScheduler
 from penstock.worker import recovery
@@ -38,6 +40,7 @@ logger = get_logger("penstock.worker")
 _BURST_WAIT_MS: Final = 250
 _LOOK_AGAIN_S: Final = 0.1
 _FIRING_S: Final = 5.0
+_MOST_NAMED: Final = 10
 # After the grace and the patience with handlers, how long a stop waits for the store to take what is left.
 _SETTLE_S: Final = 3.0
 _DEPART_S: Final = 2.0
@@ -51,9 +54,9 @@ class Shift:
         self.options = worker.options
         self.storage = storage
         self.started_at_ms = time.time_ns() // 1_000_000
-        self.failing: set[str] = set()
-        """The queues for which the store does not answer."""
-        self._loop = asyncio.get_running_loop()
+        self.failing: dict[str, BaseException] = {}
+        """The queues for which calls to the store fail, and how."""
+        self.loop = asyncio.get_running_loop()
         self._lanes = [Lane(name, weight) for name, weight in self.options.queues.items()]
         self._changed = asyncio.Event()
         self._deadline = float("inf")
@@ -106,7 +109,7 @@ class Shift:
         return Limits(self.options.limit, self.options.limits)
 
     def _make_executor(self) -> Executor:
-        reporter = Reporter(self.storage, self._loop)
+        reporter = Reporter(self.storage, self.loop)
         for lane in self._lanes:
             lane.reporter, lane.app = reporter, self.worker.app
         return make_executor(
@@ -145,7 +148,7 @@ class Shift:
         async def fire(queue: str, due: DueScheduler) -> int | None:
             if not intake.layers:
                 return await fire_due(storage, queue, due)
-            call = asyncio.run_coroutine_threadsafe(fire_due(self.storage, queue, due, intake), self._loop)
+            call = asyncio.run_coroutine_threadsafe(fire_due(self.storage, queue, due, intake), self.loop)
             try:
                 return await asyncio.wait_for(asyncio.wrap_future(call), _FIRING_S)
             except TimeoutError:
@@ -169,7 +172,7 @@ class Shift:
     def _relay(self, notices: list[Notice]) -> None:
         """From the heartbeat's thread to the worker's loop."""
         try:
-            self._loop.call_soon_threadsafe(self._take_notice, notices)
+            self.loop.call_soon_threadsafe(self._take_notice, notices)
         except RuntimeError:  # the loop is closed: too late to stop anything
             pass
 
@@ -198,12 +201,13 @@ class Shift:
 
     def _failed(self, lane: Lane, error: BaseException) -> None:
         if lane.name not in self.failing:
-            logger.warning("queue %s: %s; trying again until the store answers", lane.name, error)
-        self.failing.add(lane.name)
+            said = str(error).rstrip(".")
+            logger.warning("queue %s: %s; trying again until the store answers", lane.name, said)
+        self.failing[lane.name] = error
         self.worker.tally.error(error, queue=lane.name)
 
     def _recovered(self, lane: Lane) -> None:
-        self.failing.discard(lane.name)
+        self.failing.pop(lane.name, None)
         logger.info("queue %s: the store answers again", lane.name)
         self.worker.tally.tell("reconnected", queue=lane.name)
 
@@ -213,7 +217,7 @@ class Shift:
         """Begin to beat. Raises what connecting raises."""
         if not await self._thread.start():
             logger.warning("the app was given one open storage: heartbeats have to share the worker's loop")
-            self._own_duties = [self._loop.create_task(duty) for duty in self._duties(self.storage)]
+            self._own_duties = [self.loop.create_task(duty) for duty in self._duties(self.storage)]
 
     def hurry(self, grace_ms: int) -> None:
         """The time for running jobs ends in ``grace_ms`` at the latest."""
@@ -258,7 +262,14 @@ class Shift:
         return examine(self)
 
     async def _hand_back(self) -> None:
-        for run in list(self.executor.running):
+        running = [run for run in self.executor.running if run.outcome is None]
+        if running:
+            refs = [ref_of(run.lane.name, run.lease.id) for run in running]
+            logger.warning(
+                "worker %s hands back jobs that its grace did not suffice for: %s",
+                *(self.options.id, listed(refs[:_MOST_NAMED], len(refs))),
+            )
+        for run in running:
             self.executor.abort(run, Abort.RELEASE)
         patience_until = time.monotonic() + PATIENCE_S
         await self._until_idle(lambda: patience_until)

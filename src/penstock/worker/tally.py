@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
+from penstock.core.command import COMMAND_TASK
 from penstock.core.display import get_logger
 from penstock.core.duration import describe
 from penstock.core.lifecycle import State
@@ -16,6 +17,7 @@ from penstock.core.outcome import (
     Cancel,
     Complete,
     Fail,
+    Failure,
     Limited,
     Release,
     Snooze,
@@ -25,11 +27,13 @@ from penstock.errors import Retry
 from penstock.storage.values import Settled
 from penstock.worker.events import EventName, Listeners, WorkerEvent
 from penstock.worker.health import WorkerStats
-from penstock.worker.run import Run
+from penstock.worker.run import Abort, Run
 
 __all__ = ["Tally", "event_name"]
 
 logger = get_logger("penstock.worker")
+
+_HANDED_BACK: Final = "; the job is handed back, and runs again from its beginning"
 
 
 class Tally:
@@ -67,7 +71,11 @@ class Tally:
         self._tell("stalled", run)
 
     def stuck(self, run: Run) -> None:
-        logger.warning("the handler of job %r was told to stop, and goes on", run.lease.id, extra=_about(run))
+        logger.warning(
+            "the handler of job %r of queue %r was told to stop, and goes on%s",
+            *(run.lease.id, run.lane.name, _HANDED_BACK if run.abort is Abort.RELEASE else ""),
+            extra=_about(run),
+        )
         self._tell("stuck", run)
 
     def error(self, error: BaseException, *, queue: str = "") -> None:
@@ -107,7 +115,7 @@ class Tally:
                 task=lease.options.task,
                 run=lease.run,
                 run_ms=round((time.monotonic() - run.claimed_at) * 1000),
-                failure=outcome.failure if isinstance(outcome, Fail) else None,
+                failure=_failure(run) if name == "failed" or isinstance(outcome, Fail) else None,
             )
         )
 
@@ -142,18 +150,27 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _reason(run: Run) -> str:
+    failure = _failure(run)
+    return f"{failure.type}: {failure.message}"
+
+
+def _failure(run: Run) -> Failure:
+    """Return why a run failed, or why its job ended where the run was to be put off."""
     match run.outcome:
         case Fail(failure=failure):
-            return f"{failure.type}: {failure.message}"
-        case Snooze() | Suspend():
-            return FAILURE_TEXTS["Expired"]
+            return failure
+        case Await():
+            text = "its ttl has passed, or it has no further children to wait for"
+            return Failure("NothingToWaitFor", text)
         case _:
-            return "its ttl has passed, or it has no further children to wait for"
+            return Failure("Expired", FAILURE_TEXTS["Expired"])
 
 
 def _exception(run: Run) -> BaseException | None:
     """Return what the handler raised. A handler that goes on after its timeout has raised nothing yet."""
-    if run.error is None and isinstance(run.outcome, Fail):
+    of_command = run.lease.options.task == COMMAND_TASK and isinstance(run.error, TimeoutError)
+    if (run.error is None or of_command) and isinstance(run.outcome, Fail):
+        # The traceback of a command that took too long has only lines of our own.
         return TimeoutError(run.outcome.failure.message)
     return run.error
 

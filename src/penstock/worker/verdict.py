@@ -9,16 +9,24 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
-from penstock.core.duration import MAX_MS, Duration, milliseconds
+from penstock.core.duration import MAX_MS, Duration, describe, milliseconds
 from penstock.core.job import Lease
 from penstock.core.names import check_signal, check_step
 from penstock.core.outcome import Await, Cancel, Fail, Failure, Limited, Outcome, Release, Snooze, Suspend
 from penstock.core.retry import BackoffFunction, delay_ms
 from penstock.core.text import storable
-from penstock.errors import InvalidInput, RateLimited, Retry, Unrecoverable, WaitForChildren
+from penstock.errors import (
+    InvalidInput,
+    RateLimited,
+    Retry,
+    SandboxError,
+    Unrecoverable,
+    Verdict,
+    WaitForChildren,
+)
 from penstock.errors import Snooze as SnoozeVerdict
 from penstock.errors import Suspend as SuspendVerdict
-from penstock.worker.run import Abort, Undecodable
+from penstock.worker.run import Abort, HandedBack, RemoteError, Undecodable
 
 __all__ = [
     "aborted",
@@ -27,6 +35,7 @@ __all__ = [
     "failure_of",
     "final_failure",
     "is_last",
+    "is_retried",
     "kind_and_message",
     "message_of",
     "suspension",
@@ -87,7 +96,8 @@ def _put_off(asked: SnoozeVerdict | SuspendVerdict) -> Outcome:
     try:
         if isinstance(asked, SuspendVerdict):
             return suspension(asked)
-        return Snooze(_delay_ms(asked.delay, asked.at) or 0, check_step(asked.step))
+        delay_ms, step = _delay_ms(asked.delay, asked.at) or 0, check_step(asked.step)
+        return Snooze(delay_ms, step, unknown=isinstance(asked, HandedBack))
     except InvalidInput as error:  # a mistake of the handler's, which the next run will make again
         return Fail(failure_of(error.with_traceback(asked.__traceback__)), final=True)
 
@@ -108,6 +118,14 @@ def is_last(outcome: Fail, lease: Lease) -> bool:
     return outcome.final or lease.failures + 1 >= lease.options.attempts
 
 
+def is_retried(error: BaseException, retry_on: tuple[type[BaseException], ...] | None) -> bool:
+    """Return whether a task that is retried on these classes is retried after ``error``.
+
+    A verdict decides for itself. A process that ran the function has looked at its error already.
+    """
+    return retry_on is None or isinstance(error, (*retry_on, Verdict, SandboxError, RemoteError))
+
+
 def aborted(abort: Abort, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome | None:
     """The outcome of a run that was stopped; ``None`` if it is no longer ours to settle."""
     match abort:
@@ -117,7 +135,7 @@ def aborted(abort: Abort, lease: Lease, *, discarded: bool, backoffs: Backoffs) 
             # Put back: the store then sees that the ttl has passed, and ends the job as expired.
             return Snooze(0)
         case Abort.TIMEOUT:
-            text = f"the run took longer than its timeout of {lease.options.timeout_ms} ms"
+            text = f"the run took longer than its timeout of {describe(lease.options.timeout_ms)}"
             try:
                 rest = _backoff_ms(TimeoutError(text), lease, backoffs)
             except Exception as broken:
@@ -158,8 +176,10 @@ def failure_of(error: BaseException, *, note: str = "") -> Failure:
 
 
 def kind_and_message(error: BaseException) -> tuple[str, str]:
-    """Return the class name and message to store. An ``Unrecoverable`` has the class of the error it wraps."""
-    wrapped = error.wrapped if type(error) is Unrecoverable else None
+    """Return the class name and message to store. A verdict about another error has the class of that error."""
+    # A class of the user's own is as telling as the error that it wraps.
+    is_ours = type(error) in (Unrecoverable, Retry)
+    wrapped = error.wrapped if is_ours and isinstance(error, Verdict) else None
     if wrapped is None:
         return type(error).__name__, message_of(error)
     own, cause = message_of(error), message_of(wrapped)

@@ -60,8 +60,8 @@ class Worker:
     no worker knows waits before it fails. ``limit``
     (``"100/s"``), and ``limits`` by queue, say how many jobs it starts in any stretch of that long, each of its
     ``processes`` for itself. ``burst`` ends it when its queues are drained or paused.
-    ``commands``, true or the path of a shell, has it run shell commands, such as ``penstock enqueue`` puts in: then
-    whoever can write to the store can run what he likes here. ``probe`` is where
+    ``commands``, true or the path of a shell, has it run shell commands, such as ``penstock enqueue`` adds: then
+    anyone who can write to the store can run arbitrary commands here. ``probe`` is where
     health, readiness and metrics are served over HTTP, such as ``"9100"``; on the loopback, or anywhere with a
     ``probe_token``. Worker processes take the ports that follow.
 
@@ -311,6 +311,8 @@ class Worker:
         self._refuse_to_idle()
         await self.app.put_declared(shift.storage, self.options.queues)
         self._state = "running"
+        if shift.heartbeat is not None:
+            shift.heartbeat.beat_soon()
         if not self._paused and not self._stop.is_set():
             shift.fetcher.begin()
         self._ready.set()

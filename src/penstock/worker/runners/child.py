@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from penstock.app import App
-from penstock.errors import InvalidInput, UnknownTask
+from penstock.errors import InvalidInput, UnknownTask, Unrecoverable
 from penstock.task import Task
 from penstock.worker.context import JobContext, use_context
 from penstock.worker.reporter import Receipt
@@ -32,6 +32,7 @@ from penstock.worker.runners.messages import (
     encode,
     raised,
 )
+from penstock.worker.verdict import is_retried
 from penstock.worker.words import Words
 
 __all__ = ["WorkerLink", "end_with_parent", "perform", "serve"]
@@ -121,12 +122,21 @@ def perform(
             undecodable = True
             args, kwargs = task.signature.unpack(request.lease.payload, task.serde, context=context)
             undecodable = False
-            answer = task.func(*args, **kwargs)
-            if inspect.iscoroutine(answer):
-                answer = asyncio.run(answer)
+            answer = _called(task, args, kwargs)
             return Done(task.result_serde.encode(answer))
     except BaseException as error:
         return raised(error, undecodable=undecodable and isinstance(error, InvalidInput))
+
+
+def _called(task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what the function returns. Only its name would arrive of an error that is not to be retried."""
+    try:
+        answer = task.func(*args, **kwargs)
+        return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+    except Exception as error:
+        if is_retried(error, task.retry_on):
+            raise
+        raise Unrecoverable(error) from error
 
 
 def _take_along(app: App, moved_to: tuple[str, str | None] | None) -> None:

@@ -60,8 +60,11 @@ class CommandRunner:
 
     async def _run(self, line: CommandLine, context: JobContext) -> tuple[int, str]:
         status, theirs = os.pipe()
+        starting = asyncio.create_task(self._start(line, context, theirs))
         try:
-            process, supervisor = await self._start(line, context, theirs)
+            # asyncio cannot cut a start short: it would kill the supervisor alone and wait for the command.
+            aborted = await _until_done(starting)
+            process, supervisor = starting.result()
         except BaseException:
             os.close(status)
             raise
@@ -71,6 +74,8 @@ class CommandRunner:
         assert process.stdout is not None
         output = asyncio.create_task(tail.follow(process.stdout))
         try:
+            if aborted is not None:
+                raise aborted
             await supervisor.until_over(output)
             return await process.wait(), tail.last
         except BaseException:
@@ -144,6 +149,17 @@ def _told(context: JobContext) -> dict[str, str]:
         "PENSTOCK_JOB_QUEUE": context.queue,
         "PENSTOCK_JOB_RUN": str(context.run),
     }
+
+
+async def _until_done(task: asyncio.Task[Any]) -> asyncio.CancelledError | None:
+    """Wait for ``task``, even if this run is cancelled meanwhile. Return the error that the cancel has raised."""
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled
 
 
 async def _stop(process: Process, supervisor: _Supervisor, output: asyncio.Task[None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import cache
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ from penstock.core.duration import milliseconds
 from penstock.core.job import Lease
 from penstock.core.sandbox import SandboxLimits
 from penstock.core.text import storable
+from penstock.worker.run import RemoteError
 from penstock.worker.verdict import kind_and_message, traceback_of
 from penstock.worker.words import Words
 
@@ -29,6 +30,19 @@ __all__ = [
     "encode",
     "raised",
 ]
+
+_OWN: Final = frozenset(
+    {
+        errors.Unrecoverable,
+        errors.Retry,
+        errors.WaitForChildren,
+        errors.Snooze,
+        errors.Suspend,
+        errors.RateLimited,
+        errors.MemoryLimitExceeded,
+    }
+)
+"""The errors that arrive as what they are; see ``Raised.to_exception``."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -73,9 +87,10 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
         """Penstock's own error that was raised, or an exception of a class with the same name and words."""
         match self.own:
             case "Unrecoverable":
-                return self._unrecoverable()
+                return _with_trace(errors.Unrecoverable(self._reason()), self.traceback)
             case "Retry":
-                return errors.Retry(self.message, delay=self.delay_s, at=self.at)
+                verdict = errors.Retry(self._reason(), delay=self.delay_s, at=self.at)
+                return _with_trace(verdict, self.traceback)
             case "WaitForChildren":
                 return errors.WaitForChildren()
             case "Snooze":
@@ -89,10 +104,9 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
             case _:
                 return _with_trace(_remote_class(self.error_type)(self.message), self.traceback)
 
-    def _unrecoverable(self) -> Exception:
-        if self.error_type == "Unrecoverable":
-            return _with_trace(errors.Unrecoverable(self.message), self.traceback)
-        return errors.Unrecoverable(_with_trace(_remote_class(self.error_type)(self.message), self.traceback))
+    def _reason(self) -> str | Exception:
+        """Return what the verdict says, or the error that it wraps."""
+        return self.message if self.error_type == self.own else _remote_class(self.error_type)(self.message)
 
 
 class Discarded(msgspec.Struct, frozen=True, tag=True):
@@ -106,17 +120,10 @@ decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_message = msgspec.msgpack.Decoder(Message).decode
 
 
-class RemoteError(Exception):
-    """What a handler raised in another process; its traceback there is a note on ours."""
-
-
 def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
     """``error`` in a form that travels."""
-    own = ""
-    if isinstance(error, errors.Unrecoverable):
-        own = "Unrecoverable"
-    elif isinstance(error, errors.Verdict | errors.MemoryLimitExceeded):
-        own = type(error).__name__
+    # A class of the user's own counts as the one that it is derived from.
+    own = next((kind.__name__ for kind in type(error).__mro__ if kind in _OWN), "")
     delays = (getattr(error, name, None) for name in ("delay", "timeout", "retry_in"))
     delay = next((delay for delay in delays if delay is not None), None) if own else None
     at = getattr(error, "at", None) if own else None

@@ -7,6 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from penstock.core.text import text_of
+from penstock.worker.words import Words
+
 if TYPE_CHECKING:
     from penstock.worker.context import JobContext
     from penstock.worker.reporter import Receipt
@@ -22,8 +25,8 @@ _REPORT_EVERY_S: Final = 0.1
 
 
 class LogTail:
-    """Reads a stream to its end and logs its lines. A command is never held up by it: what the store cannot take in
-    time is left out, the oldest first, and a line says how much."""
+    """Reads a stream to its end and logs its lines. A command is never held up by it: lines that the store cannot take
+    in time are left out, the oldest first, and counted."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
@@ -81,9 +84,10 @@ class LogTail:
         lines, left_out = [_text(line) for line in self._lines], self._left_out
         self._lines.clear()
         self._left_out = 0
-        if left_out:
-            lines[0] = f"… {left_out + 1} lines left out …"
-        return [self._context.log(line) for line in lines]
+        return [
+            self._context.pass_on(Words(log=text_of(line), log_skipped=0 if i else left_out))
+            for i, line in enumerate(lines)
+        ]
 
 
 async def _answered(receipts: Sequence[Receipt]) -> None:

@@ -1,4 +1,4 @@
-"""A failure wrapped in ``Unrecoverable`` keeps its class."""
+"""A failure wrapped in ``Unrecoverable`` or ``Retry`` keeps its class."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ CASES = [
     ("argument, chained", "KeyError", "'ada'"),
     ("own class", "NoSuchUser", "ada"),
     ("unrelated", "Unrecoverable", "no such user"),
+    ("retry, from", "KeyError", "try later: 'ada'"),
+    ("retry, without words", "KeyError", "'ada'"),
+    ("retry, argument", "KeyError", "'ada'"),
+    ("retry, own class", "Busy", "ada"),
+    ("retry, unrelated", "Retry", "try later"),
 ]
 
 
@@ -27,7 +32,7 @@ async def failure_of(task: Any, kind: str) -> JobFailed:
     with pytest.raises(JobFailed) as caught:
         await job.result(timeout="30s")
     info = await job.get()
-    assert info.failures == 1
+    assert info.failures == (3 if kind.startswith("retry") else 1)
     return caught.value
 
 
@@ -35,7 +40,7 @@ async def failure_of(task: Any, kind: str) -> JobFailed:
 async def test_a_wrapped_failure_keeps_its_class_and_both_messages(
     app: App, kind: str, error_type: str, message: str
 ) -> None:
-    task = app.task(attempts=3)(lookup)
+    task = app.task(attempts=3, backoff="1h")(lookup)
     async with working(app):
         failure = await failure_of(task, kind)
     assert failure.error_type == error_type
@@ -53,9 +58,10 @@ async def test_it_keeps_its_class_in_other_processes(task: Any) -> None:
             assert "wrapping_tasks.py" in failure.traceback
 
 
-async def test_it_keeps_its_class_in_your_own_loop(app: App) -> None:
+@pytest.mark.parametrize("kind", ["from", "retry, from"])
+async def test_it_keeps_its_class_in_your_own_loop(app: App, kind: str) -> None:
     queue = app.queue("own")
-    await queue.enqueue({"kind": "from"}, id="a")
+    await queue.enqueue({"kind": kind}, id="a", attempts=1)
     async with queue.claim() as job:
         lookup(job.payload["kind"])
     info = await queue.get("a")

@@ -1,0 +1,217 @@
+"""Words of other job queues are refused with the word to use here."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import App, FlowHandle, InvalidOption, JobHandle, Queue, State, group
+from penstock.flow.parts import Whole
+from penstock.flow.sync import SyncFlowHandle
+from penstock.hints import ATTRIBUTES, MODULE, OTHER_WAY, SAME_OPTION, SAME_STATE, Kind
+from penstock.options import DISPATCH, TASK
+from penstock.task import Task
+
+app: Any = App("memory://")
+
+
+@app.task
+def send(to: str, copies: int = 1) -> str:
+    return to * copies
+
+
+_flow: Any = group([send.job("ada")])
+_flow_handle = app.flow("mail/a")
+FORMS: dict[Kind, dict[str, Any]] = {
+    "task": {
+        "task": send,
+        "sync task": send.sync,
+        "with options": send.options(delay="1h"),
+        "sync, with options": send.sync.options(delay="1h"),
+    },
+    "app": {"app": app, "sync app": app.sync},
+    "job": {"handle": app.job("mail/a"), "sync handle": app.sync.job("mail/a")},
+    "queue": {"queue": app.queue("mail"), "sync queue": app.queue("mail").sync},
+    "flow": {"flow": _flow, "sync flow": _flow.sync},
+    "flow handle": {"flow handle": _flow_handle, "sync flow handle": SyncFlowHandle(_flow_handle)},
+}
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        (lambda: send.options(countdown=3), "task 'send' has no option 'countdown'. Use 'delay' instead."),
+        (lambda: send.sync.options(eta=3), "task 'send' has no option 'eta'. Use 'run_at' instead."),
+        (lambda: send.options(expires=3), "task 'send' has no option 'expires'. Use 'ttl' instead."),
+        (lambda: send.options(task_id="a"), "task 'send' has no option 'task_id'. Use 'id' instead."),
+        (lambda: app.task(countdown=3), "a task has no option 'countdown'. Use task.options(delay=...)."),
+        (
+            lambda: app.task(bind=True),
+            "a task has no option 'bind'. Annotate the first parameter with JobContext to get the job.",
+        ),
+        (
+            lambda: app.task(autoretry_for=(OSError,)),
+            "a task has no option 'autoretry_for'. Use 'retry_on' instead.",
+        ),
+        (lambda: app.task(time_limit=30), "a task has no option 'time_limit'. Use 'timeout' instead."),
+        (
+            lambda: App(broker="redis://h", backend="redis://h"),  # type: ignore[call-arg]
+            "an app has no option 'broker'. One store holds jobs and results: App('valkey://localhost').",
+        ),
+        (
+            lambda: App("memory://", backend="redis://h"),  # type: ignore[call-arg]
+            "an app has no option 'backend'. One store holds jobs and results: App('valkey://localhost').",
+        ),
+        (
+            lambda: app.task(retry_backoff=True),
+            "a task has no option 'retry_backoff'. Use backoff=\"exponential\", or a duration.",
+        ),
+        (
+            lambda: send.options(serializer="json"),
+            "task 'send' has no option 'serializer'. Use @app.task(serde=...).",
+        ),
+        (
+            lambda: send.options(runner="process"),
+            "task 'send' has no option 'runner'. It belongs to the task: @app.task(runner=...).",
+        ),
+        (
+            lambda: App(queue="mail"),  # type: ignore[call-arg]
+            "an app has no option 'queue'. It belongs to the task: @app.task(queue=...).",
+        ),
+        (
+            lambda: App(imports=["shop"]),  # type: ignore[call-arg]
+            "an app has no option 'imports'. Use 'include' instead.",
+        ),
+        (
+            lambda: App(timezone="UTC"),  # type: ignore[call-arg]
+            "an app has no option 'timezone'. Give it to each schedule: @app.scheduled(cron=..., tz=...).",
+        ),
+        (
+            lambda: app.task(id="a"),
+            "a task has no option 'id'. It belongs to single jobs: task.options(id=...).",
+        ),
+    ],
+)
+def test_an_option_of_another_queue_is_refused_with_ours(refused: Any, said: str) -> None:
+    with pytest.raises(InvalidOption, match=f"^{re.escape(said)}$"):
+        refused()
+
+
+async def test_it_is_refused_among_the_arguments_and_on_queues_as_well() -> None:
+    with pytest.raises(InvalidOption, match=r"send\.options\(delay=\.\.\.\)\.enqueue"):
+        await send.enqueue("ada", countdown=3)
+    with pytest.raises(InvalidOption, match=r"queue 'mail' has no option 'countdown'. Use 'delay'"):
+        await app.queue("mail").enqueue("x", countdown=3)
+
+
+def test_a_parameter_of_the_function_may_have_such_a_name() -> None:
+    def launch(countdown: int, eta: str = "") -> int:
+        return countdown
+
+    assert app.task(launch).job(countdown=3).queue == "default"
+
+
+def test_max_retries_is_an_option_here_too() -> None:
+    assert app.task(name="again", max_retries=2)(lambda: None).defaults.attempts == 3
+
+
+@pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind in FORMS for form in FORMS[kind]])
+def test_an_attribute_of_another_queue_is_refused_with_ours(kind: Kind, form: str) -> None:
+    for name, hint in ATTRIBUTES[kind].items():
+        with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}. {hint}")):
+            getattr(FORMS[kind][form], name)
+
+
+@pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind in FORMS for form in FORMS[kind]])
+def test_other_attributes_are_missing_as_usual(kind: Kind, form: str) -> None:
+    thing = FORMS[kind][form]
+    with pytest.raises(AttributeError, match=r"has no attribute 'enqueu'$") as caught:
+        _ = thing.enqueu
+
+    assert (caught.value.name, caught.value.obj) == ("enqueu", thing)
+    assert not hasattr(thing, "__wrapped_by__")
+
+
+def test_no_word_is_an_option_of_ours_and_every_option_named_is_one() -> None:
+    words = SAME_OPTION.keys() | OTHER_WAY.keys()
+
+    assert words.isdisjoint(DISPATCH | TASK | {"name", "queue"})
+    assert SAME_OPTION.keys().isdisjoint(OTHER_WAY)
+    assert set(SAME_OPTION.values()) <= DISPATCH | TASK | {"queue", "url", "include"}
+    for kind, forms in FORMS.items():
+        for thing in forms.values():
+            assert not any(hasattr(type(thing), name) for name in ATTRIBUTES[kind]), kind
+    assert not any(name in penstock.__all__ for name in MODULE)
+
+
+def test_what_the_hints_say_is_there() -> None:
+    said = [
+        *OTHER_WAY.values(),
+        *MODULE.values(),
+        *(hint for of in ATTRIBUTES.values() for hint in of.values()),
+    ]
+    kinds = {"task": Task, "app": App, "queue": Queue, "job": JobHandle}
+    for kind, method in set(re.findall(r"\b(task|app|queue|job)\.(?:sync\.)?(\w+)\(", " ".join(said))):
+        assert hasattr(kinds[kind], method), (kind, method)
+    for method in set(re.findall(r"\bflow\.(\w+)\(", " ".join(said))):
+        assert hasattr(FlowHandle, method) or hasattr(Whole, method), method
+
+
+@pytest.mark.parametrize("name", MODULE)
+def test_a_name_of_another_queue_is_not_imported(name: str) -> None:
+    with pytest.raises(ImportError, match=re.escape(MODULE[name])):
+        exec(f"from penstock import {name}")
+    with pytest.raises(AttributeError, match="has no attribute 'enqueu'"):
+        _ = penstock.enqueu
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        (lambda: send.job("a") | send.job("b"), "Use chain(first.job(...), next.partial())."),
+        (lambda: _flow | send.job("b"), "Use chain(first, next)."),
+        (_flow, "Use flow.enqueue()"),
+    ],
+)
+def test_operators_of_another_queue_are_refused_with_ours(refused: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        refused()
+
+
+async def test_arguments_of_another_queue_are_refused_with_ours() -> None:
+    job: Any = app.job("mail/a")
+    with pytest.raises(TypeError, match=r"job\.get\(\) takes no argument 'timeout'.*job\.result\(timeout="):
+        await job.get(timeout=3)
+    with pytest.raises(TypeError, match=r"job\.cancel\(\) takes no argument 'terminate'.*is stopped, too"):
+        await job.cancel(terminate=True)
+    with pytest.raises(TypeError, match=r"takes no argument 'now'\.$"):
+        await job.cancel(now=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("shop", "An app has no name"),
+        ("amqp://guest@host//", "Penstock keeps jobs in SQLite or on a Valkey or Redis server"),
+        ("redis+socket:///run/redis.sock", "Use redis+unix:///path/of/the/socket"),
+    ],
+)
+def test_a_store_of_another_queue_is_refused_when_the_app_is_made(url: str, said: str) -> None:
+    with pytest.raises(InvalidOption, match=re.escape(said)):
+        App(url)
+
+
+@pytest.mark.parametrize(
+    ("word", "state"), [("SUCCESS", "completed"), ("pending", "waiting"), ("REVOKED", "cancelled")]
+)
+async def test_a_state_of_another_queue_is_refused_with_ours(word: str, state: str) -> None:
+    with pytest.raises(InvalidOption, match=f"Did you mean '{state}'"):
+        _ = [job async for job in app.queue("mail").list_jobs(word)]
+
+
+def test_every_state_named_is_one() -> None:
+    assert set(SAME_STATE.values()) <= set(State)
+    assert SAME_STATE.keys().isdisjoint(State)

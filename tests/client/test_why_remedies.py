@@ -1,0 +1,112 @@
+"""The remedies of ``why`` reach the store of the app, and help with jobs that are held up by a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock import App, State
+from penstock.core.job import NewJob, Options
+from penstock.opening import StoreName, store_options
+from penstock.storage.values import Take
+from penstock.why import explain
+
+
+async def alive(app: App, queue: str, worker: str = "w", **info: object) -> None:
+    """Have a worker describe itself."""
+    said = json.dumps({"queues": [queue], "concurrency": 2, "consuming": True} | info)
+    storage = await app.connect()
+    await storage.extend(queue, [], worker=worker, lease_ms=60_000, info=said.encode())
+
+
+async def test_a_remedy_names_the_store_that_the_code_names(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    async with App(url, namespace="shop") as app:
+        job = await app.queue("mail").enqueue(1, id="a", delay="1h")
+        remedy = f"`penstock promote mail/a --url {url} --namespace shop`"
+        assert remedy in (await job.why()).remedy
+        assert remedy in (await (await app.queue("mail").get("a")).why()).remedy
+        await job.promote()
+        # The code of the app names the store for its workers.
+        await (await app.connect()).enqueue("mail", [NewJob("b", options=Options(task="send"))])
+        assert "`penstock worker MODULE:APP -q mail`" in (await app.job("mail/b").why()).remedy
+
+
+@pytest.mark.parametrize(
+    ("named", "options"),
+    [
+        (StoreName(), ()),
+        (StoreName("memory://"), ()),
+        (StoreName("valkey://h:1/2"), ("--url", "valkey://h:1/2")),
+        (StoreName("valkey://:secret@h"), ()),
+        (StoreName("valkey://:secret@h", "shop"), ("--namespace", "shop")),
+        (StoreName("sqlite:///jobs.db"), ("--url", f"sqlite:///{os.getcwd()}/jobs.db")),
+    ],
+)
+def test_the_options_of_a_store_have_no_password(named: StoreName, options: tuple[str, ...]) -> None:
+    assert store_options(named) == options
+
+
+async def test_a_run_that_was_asked_to_stop_names_the_process_to_end(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.enqueue(1, id="a")
+    await alive(app, "mail", pid=4711, host="box")
+    assert await queue.claim_one(worker="w") is not None
+    await app.job("mail/a").cancel()
+
+    reason = await app.job("mail/a").why()
+    assert "was asked to stop. A plain function goes on unless it looks at context.cancelled" in reason.text
+    assert "end worker w (process 4711 on box): the job is then cancelled" in reason.remedy
+
+
+async def test_a_limit_that_a_lost_worker_holds_names_the_job_to_reset(app: App) -> None:
+    storage, queue = await app.connect(), app.queue("mail")
+    await queue.limit(concurrency=1)
+    await queue.enqueue_many([1, 2], ids=["held", "behind"])
+    await alive(app, "mail")
+    await storage.claim("mail", Take("w", 1, 3_600_000))
+    await storage.shift_clock("mail", 120_000)
+    await alive(app, "mail", "other")
+
+    reason = await app.job("mail/behind").why()
+    assert reason.kind == "queue limit"
+    assert "mail/held: its worker w has been silent for 2m" in reason.text
+    assert "penstock reset mail/held" in reason.remedy
+    held = await app.job("mail/held").why()
+    assert (held.kind, "penstock reset mail/held" in held.remedy) == ("worker died", True)
+
+
+async def test_a_worker_that_started_after_the_hand_back_is_named(app: App) -> None:
+    handle = await app.queue("mail").enqueue(1, task="elsewhere")
+    app.task(name="known")(lambda: None)
+    worker = app.worker(queues=["mail"], lease="3h", heartbeat="1h")
+    running = asyncio.create_task(worker.run())
+    async with asyncio.timeout(20):
+        while not (job := (await handle.get()).raw).is_handed_back or job.state is not State.SCHEDULED:
+            await asyncio.sleep(0.02)
+    worker.stop(0)
+    await running
+
+    await alive(app, "mail", "new", started_at_ms=round(time.time() * 1000) + 60_000)
+    reason = await explain(await app.connect(), job)
+    assert "Worker new has started since and is offered the job." in reason.text
+    await alive(app, "mail", "new", started_at_ms=1)
+    assert (await explain(await app.connect(), job)).kind == "unknown task"
+
+
+async def test_a_job_that_blocks_the_event_loop_is_named(app: App) -> None:
+    waiting = await app.queue("mail").enqueue(1)
+    said = "job mail/hog has blocked the event loop for 12 s"
+    await alive(app, "mail", consuming=False, reason=said, blocked_by="mail/hog", pid=4711, host="box")
+
+    reason = await waiting.why()
+    assert reason.kind == "not consuming"
+    assert said in reason.text
+    assert "penstock cancel mail/hog" in reason.remedy
+    assert "end worker w (process 4711 on box)" in reason.remedy
+    assert reason.jobs == ("mail/hog",)
