@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock import uuid7
+from tests.preloaded import run_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,18 +44,28 @@ class Shell:
         env: Mapping[str, str] = {},
         timeout: float = 60,
         text: bool = True,
+        fresh: bool = False,
     ) -> subprocess.CompletedProcess[Any]:
-        return subprocess.run(
-            [*script(), *arguments],
-            cwd=self.folder,
-            env=self.environment | dict(env),
-            input=input,
-            stdin=subprocess.DEVNULL if input is None else None,
-            capture_output=True,
-            text=text,
-            timeout=timeout,
-            check=False,
-        )
+        """Run a command to its end. With ``fresh`` its process is not a fork that has the imports already."""
+        environment = self.environment | dict(env)
+        if fresh:
+            run = subprocess.run(
+                [*script(), *arguments],
+                cwd=self.folder,
+                env=environment,
+                input=(input or "").encode(),
+                capture_output=True,
+                timeout=timeout,
+                check=False,
+            )
+        else:
+            words = [word for word in script() if word != sys.executable]
+            run = run_script(
+                *words, *arguments, cwd=self.folder, env=environment, input=input or "", timeout=timeout
+            )
+        if not text:
+            return run
+        return subprocess.CompletedProcess(run.args, run.returncode, run.stdout.decode(), run.stderr.decode())
 
     def ok(self, *arguments: str, **options: Any) -> Any:
         """What it printed, as text unless ``text=False`` is given; fails if it failed."""

@@ -85,7 +85,7 @@ def test_a_file_with_an_unknown_key_or_no_toml_is_refused(penstock: Shell, tmp_p
     (tmp_path / "penstock.toml").write_text("concurency = 3\n")
     assert "Did you mean 'concurrency'?" in penstock.refused("config", "list", code=2)
     (tmp_path / "penstock.toml").write_text("concurrency = \n")
-    assert "penstock.toml is no TOML" in penstock.refused("config", "list", code=2)
+    assert "penstock.toml is not valid TOML" in penstock.refused("config", "list", code=2)
     (tmp_path / "penstock.toml").write_text("concurrency = true\n")
     assert "Give a whole number" in penstock.refused("config", "list", code=2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -163,9 +164,9 @@ def test_the_store_that_is_said_goes_before_the_one_an_app_names(penstock: Shell
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (('{"command": "x"',), "that is no JSON"),
+        (('{"command": "x"',), "that is not valid JSON"),
         (('{"id": "x"}',), 'there is no "command"'),
-        (('{"comand": "x"}',), "unknown field `comand`"),
+        (('{"comand": "x"}',), "a job has no key 'comand'. Did you mean 'command'?"),
         (('{"command": 7}',), "Expected `str`"),
         (('{"command": "x", "attempts": 0}',), "attempts=0"),
         (("   ",), "the command is empty"),
@@ -174,7 +175,7 @@ def test_the_store_that_is_said_goes_before_the_one_an_app_names(penstock: Shell
         (("x", "--id", " "), "is not allowed as id"),
         (("x", "-q", "a/b"), "is not allowed as queue name"),
         (("x", "--env", "NO_SUCH_VARIABLE_HERE"), "there is no such variable here"),
-        (("--task", "send", "{"), "the arguments are no JSON"),
+        (("--task", "send", "{"), "the arguments are not valid JSON"),
         (("--task", "send", "[1]"), "by position"),
         (("-f", "missing.jsonl"), "missing.jsonl cannot be read"),
         (("-f", "missing.jsonl", "--id", "x"), "--id and --wait are for one job"),
@@ -182,8 +183,8 @@ def test_the_store_that_is_said_goes_before_the_one_an_app_names(penstock: Shell
         (("x", "--url", "mysql://h"), "No engine serves mysql://"),
         (("x", "--attempts", "few"), "'few' is not a valid int"),
         # Bytes that are no text, as Python hands them on.
-        (("echo \udcff",), "'echo \\udcff' is no text in UTF-8"),
-        (("--task", "send", '{"to": "\udcff"}'), "is no text in UTF-8"),
+        (("echo \udcff",), "'echo \\udcff' is not valid UTF-8"),
+        (("--task", "send", '{"to": "\udcff"}'), "is not valid UTF-8"),
         (("x", "--env", "A=\udcff"), "cannot be encoded"),
         (("x", "--group", "\udcff"), "is not allowed as group"),
     ],
@@ -219,7 +220,7 @@ def test_what_is_said_to_be_in_before_a_bad_line_is_in(penstock: Shell) -> None:
     good = "".join(f'{{"command": "true", "id": "n-{n}", "attempts": {n % 5 + 1}}}\n' for n in range(25_000))
     said = penstock.refused("enqueue", "-", input=good + "{\n", code=2)
 
-    assert "line 25001: that is no JSON" in said
+    assert "line 25001: that is not valid JSON" in said
     before = int(said.split("The lines up to ")[1].split(" are in")[0])
     assert 0 < before <= 25_000
     assert penstock.json("status")["queues"][0]["waiting"] == before
@@ -307,8 +308,84 @@ def test_json_that_is_nested_too_deeply_is_a_line_that_is_no_job(penstock: Shell
     (tmp_path / "lines").write_text("\n".join(lines) + "\n")
     done = penstock("enqueue", "-k", "-f", "lines")
     assert done.returncode == 2
-    assert done.stdout == "1 jobs: 1 queued; 2 lines are no jobs\n"
+    assert done.stdout == "1 job: 1 queued; 2 lines are not jobs\n"
     assert done.stderr.count("nested too deeply") == 2
     assert "nested too deeply" in penstock.refused("enqueue", "-f", "lines", code=2)
     done = penstock("enqueue", "-k", "-t", "t", "-f", "-", input=f"{deep}\n{{}}\n")
     assert (done.returncode, done.stderr.count("nested too deeply")) == (2, 1)
+
+
+@pytest.mark.parametrize("is_line", [True, False], ids=["line", "argument"])
+def test_json_that_names_a_task_uses_the_configured_app(
+    penstock: Shell, tmp_path: Path, is_line: bool
+) -> None:
+    (tmp_path / "jobs.py").write_text(
+        "from penstock import App\n"
+        "app = App()\n"
+        "@app.task(queue='mail', attempts=1)\n"
+        "def send(to: str) -> None: ...\n"
+    )
+    env = {"PENSTOCK_APP": "jobs:app"}
+
+    def enqueue(text: str, code: int = 0) -> str:
+        ran = (
+            penstock("enqueue", "-", input=f"{text}\n", env=env)
+            if is_line
+            else penstock("enqueue", text, env=env)
+        )
+        assert ran.returncode == code, ran.stderr
+        return str(ran.stderr)
+
+    enqueue('{"task": "send", "args": {"to": "ada"}, "id": "a"}')
+    job = penstock.json("show", "mail/a", env=env)
+    assert (job["queue"], job["attempts"]) == ("mail", 1)
+    assert "to" in enqueue('{"task": "send", "args": {"bad": 1}}', code=2)
+    assert "nothing" in enqueue('{"task": "nothing", "args": {}}', code=2)
+
+
+def test_what_is_most_likely_not_meant_is_said(penstock: Shell, tmp_path: Path) -> None:
+    said = penstock("enqueue", "echo", "a", "&&", "echo", "b").stderr
+    assert "'&&' is an argument of echo here" in said
+    assert "penstock enqueue 'echo a && echo b'" in said
+    said = penstock("enqueue", "--at", "2020-01-01 10:00", "true").stderr
+    assert said == "--at 2020-01-01 10:00:00 is in the past, so the job is due now\n"
+    said = penstock("enqueue", "--cwd", "nowhere", "true").stderr
+    assert said == f"the folder {tmp_path}/nowhere does not exist: the command fails until it does\n"
+    assert penstock("enqueue", "echo", "a b").stderr == ""
+
+
+def test_a_duration_in_two_words_is_not_taken_for_a_command(penstock: Shell) -> None:
+    said = penstock.refused("enqueue", "--delay", "5", "minutes", "echo x", code=2)
+    assert "Give --delay '5 minutes'." in said
+    penstock.ok("enqueue", "--delay", "5 minutes", "echo x")
+    penstock.ok("enqueue", "--delay", "5", "w", "-h")
+    assert "Leave the option out" in penstock.refused("enqueue", "--timeout", "0", "true", code=2)
+    assert "is not the name of a variable" in penstock.refused("enqueue", "--env", "A B=3", "true", code=2)
+
+
+def test_a_time_may_be_counted_from_now(penstock: Shell) -> None:
+    for text in ("now + 1h", "now + 60 minutes", "in 1h"):
+        id = penstock.ok("enqueue", "--at", text, "true").strip()
+        due = datetime.fromisoformat(penstock.json("show", id)["run_at"])
+        assert timedelta(minutes=59) < due - datetime.now(UTC) <= timedelta(hours=1)
+    assert penstock("enqueue", "--at", "now", "true").returncode == 0
+    assert "is not a time" in penstock.refused("enqueue", "--at", "now + x", "true", code=2)
+
+
+def test_lines_that_begin_with_a_hash_are_comments(penstock: Shell) -> None:
+    said = penstock.ok("enqueue", "-", input="# nightly\n\ntrue\n  # later\nfalse # not this\n")
+    assert said == "2 jobs: 2 queued\n"
+
+
+def test_a_wait_says_that_the_queue_is_paused(penstock: Shell) -> None:
+    penstock.ok("pause", "default", "--create")
+    said = penstock("enqueue", "--id", "a", "true", "--wait-timeout", "3s").stderr
+    assert "a waits. Queue default is paused since" in said
+
+
+def test_the_ids_of_a_file_can_be_waited_for(penstock: Shell) -> None:
+    run = penstock("enqueue", "-", "--ids", input='true\n{"command": "true", "id": "named"}\n')
+    first, second = run.stdout.splitlines()
+    assert (second, run.stderr) == ("named", "2 jobs: 2 queued\n")
+    penstock.ok("worker", "--burst")
+    assert penstock("wait", first, second).returncode == 0

@@ -94,3 +94,13 @@ def test_a_worker_whose_app_has_no_tasks_runs_commands_if_it_is_told_to(
     penstock.ok("worker", "jobs:app", "--commands", "--burst")
 
     assert penstock.json("show", id)["state"] == "completed"
+
+
+def test_an_app_in_a_module_of_the_package_is_proposed(penstock: Shell) -> None:
+    package = penstock.folder / "bazaar"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "jobs.py").write_text("from penstock import App\n\nqueue: App = App()\n")
+
+    for target, code in (("bazaar", 2), ("bazaar:app", 3)):
+        assert "bazaar.jobs:queue" in penstock.refused("worker", "--app", target, "--burst", code=code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import App
+from penstock import App, current_job
 from tests.cli.conftest import Shell, until
 from tests.processes import is_alive
 
@@ -53,6 +54,10 @@ def test_a_job_is_shown_with_its_life(failed: Shell) -> None:
     told = failed.json("show", "bad")
     assert [event["type"] for event in told["timeline"]] == ["enqueued", "claimed", "progressed", "failed"]
     assert told["failure"] == {"type": "CommandFailed", "message": "exit code 3: why"}
+    ended = told["timeline"][-1]
+    assert (ended["error_type"], ended["error"]) == ("CommandFailed", "exit code 3: why")
+    assert ended["worker"]
+    assert ended["run_ms"] >= 0
     text = failed.ok("show", "bad", "--traceback")
     assert "echo why; exit 3" in text
     assert "claimed" in text
@@ -102,7 +107,7 @@ def test_failed_jobs_are_listed_shown_retried_and_cleared(failed: Shell) -> None
     assert [job["id"] for job in failed.json("dlq", "list", "--matching", "exit 3")] == ["bad"]
     assert "Traceback" in failed.ok("dlq", "show", "bad")
     assert "has not failed" in failed.refused("dlq", "show", "good", code=4)
-    assert failed.ok("dlq", "retry", "--all", "--matching", "exit 3") == "1 jobs wait again\n"
+    assert failed.ok("dlq", "retry", "--all", "--matching", "exit 3") == "1 job waits again\n"
     assert failed.ok("dlq", "retry", "slow") == "slow waits again\n"
     assert "nothing to retry" in failed.refused("dlq", "retry", "good", code=4)
     assert "was not found" in failed.refused("dlq", "retry", "nobody", code=3)
@@ -112,8 +117,8 @@ def test_failed_jobs_are_listed_shown_retried_and_cleared(failed: Shell) -> None
     assert failed.json("dlq", "retry", "--all") == {"retried": 2}
     failed.ok("worker", "--burst", "--commands")
     assert "add --yes" in failed.refused("dlq", "clear", code=4)
-    assert failed.ok("dlq", "clear", "--yes", "--matching", "exit code 3") == "1 jobs removed\n"
-    assert failed.ok("dlq", "clear", "--yes") == "1 jobs removed\n"
+    assert failed.ok("dlq", "clear", "--yes", "--matching", "exit code 3") == "1 job removed\n"
+    assert failed.ok("dlq", "clear", "--yes") == "1 job removed\n"
     assert failed.json("dlq", "list") == []
 
 
@@ -211,7 +216,8 @@ def test_a_killed_worker_is_shown_as_dead(on_both: Shell) -> None:
     assert "dead" in on_both.ok("workers")
     told = on_both.json("status")
     assert (told["workers"], told["dead_workers"], told["silent_workers"]) == (0, 1, 0)
-    assert "1 died" in on_both.ok("status")
+    assert told["dead"] == [listed["worker"]]
+    assert f"1 died: {listed['worker']}" in on_both.ok("status")
 
 
 def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Shell, tmp_path: Path) -> None:
@@ -221,8 +227,10 @@ def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Sh
     worker = on_both.start("worker", "--commands", "-c", "2", "--lease", "1s", "--grace", "0s")
     try:
         until(lambda: on_both.json("status")["queues"][0]["active"] == 2)
+        # A worker says so with its next heartbeat.
+        until(lambda: [row["state"] for row in on_both.json("workers")] == ["running"])
         [listed] = on_both.json("workers")
-        assert (listed["pid"], listed["state"]) == (worker.pid, "running")
+        assert listed["pid"] == worker.pid
         assert "is active" in on_both.refused("remove", "x", code=4)
         assert "asked to stop" in on_both.ok("cancel", "x")
         until(lambda: on_both.json("show", "x")["state"] == "cancelled")
@@ -231,7 +239,7 @@ def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Sh
         assert on_both.ok("reset-stale", "--older-than", "10m") == "0 jobs wait again\n"
         assert "config set stale_after" in on_both.refused("reset-stale", code=2)
         hang(worker.pid, tmp_path / "penstock.db")
-        assert on_both.ok("reset", "--all-active") == "1 jobs wait again\n"
+        assert on_both.ok("reset", "--all-active") == "1 job waits again\n"
         assert on_both.json("status")["queues"][0]["waiting"] == 1
         assert "not active" in on_both.refused("reset", "x", code=4)
         assert "give ids, or --all-active" in on_both.refused("reset", code=2)
@@ -239,3 +247,58 @@ def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Sh
         os.kill(worker.pid, signal.SIGCONT)
         worker.terminate()
         worker.communicate(timeout=30)
+
+
+def test_a_signal_resumes_a_job_or_is_kept(on_both: Shell) -> None:
+    store = on_both.environment.get("PENSTOCK_URL", f"sqlite:///{on_both.folder}/penstock.db")
+
+    async def suspend() -> None:
+        async with App(store) as app:
+            for id in ("order-7", "order-8"):
+                await app.queue("orders").enqueue(1, id=id)
+            job = await app.queue("orders").claim_one(wait=0)
+            assert job is not None
+            await job.suspend("paid")
+
+    asyncio.run(suspend())
+    assert on_both.ok("signal", "orders/order-7", "paid", '{"usd": 3}') == "orders/order-7 goes on\n"
+    kept = on_both.ok("signal", "orders/order-8", "paid")
+    assert kept == "orders/order-8 keeps the signal, because it does not wait for 'paid' yet\n"
+    assert on_both.json("signal", "order-8", "paid") == {"ref": "orders/order-8", "answer": "kept"}
+    assert "not valid JSON" in on_both.refused("signal", "order-8", "paid", "{", code=2)
+    assert "was not found" in on_both.refused("signal", "nobody", "paid", code=3)
+    on_both.ok("cancel", "order-8")
+    assert "has ended" in on_both.refused("signal", "order-8", "paid", code=4)
+
+    async def received() -> object:
+        async with App(store) as app:
+            job = await app.queue("orders").claim_one(wait=0)
+            assert job is not None
+            return job.signal
+
+    assert "usd" in str(asyncio.run(received()))
+
+
+async def test_a_python_task_is_shown_with_its_traceback_and_without_old_errors(
+    tmp_path: Path, penstock: Shell
+) -> None:
+    url = f"sqlite:///{tmp_path}/python.db"
+    async with App(url, backoff=0) as app:
+
+        @app.task(queue="mail")
+        def flaky(n: int) -> int:
+            if n < 0 or current_job().run == 1:
+                raise KeyError("ada")
+            return n
+
+        await flaky.options(id="mended-job").enqueue(1)
+        await flaky.options(id="broken-job", attempts=1).enqueue(-1)
+        await app.worker(burst=True).run()
+
+    rows = {line.split()[0]: line for line in penstock.ok("list", "--url", url).splitlines()}
+    assert "ada" not in rows["mended-job"]
+    assert "KeyError: 'ada'" in rows["broken-job"]
+    assert "in flaky" in penstock.json("show", "broken-job", "--url", url)["failure"]["traceback"]
+    assert "--traceback" in penstock.ok("show", "broken-job", "--url", url)
+    assert "in flaky" in penstock.ok("show", "broken-job", "--traceback", "--url", url)
+    assert "context.log(line) keeps a line" in penstock("logs", "mended-job", "--url", url).stderr

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock import App
+from penstock.cli.connect import run_app
 from tests.cli.conftest import Shell, script, until
 from tests.cli.terminal import Terminal
 
@@ -51,7 +55,7 @@ def test_whoever_types_jobs_ends_by_one_ctrl_d(penstock: Shell) -> None:
         terminal.press("echo typed\n")
         until(lambda: waiting(penstock) == 1)
         terminal.press("\x04")
-        terminal.read_until("1 jobs: 1 queued")
+        terminal.read_until("1 job: 1 queued")
         assert terminal.wait() == 0
 
 
@@ -63,14 +67,34 @@ def test_whoever_types_jobs_may_leave_by_ctrl_c(penstock: Shell) -> None:
         assert terminal.wait() == 130
 
 
+def test_a_ctrl_c_before_the_event_loop_runs_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio sets its count of Ctrl-Cs to 0 after it has begun to listen for them."""
+    install = signal.signal
+
+    def install_and_interrupt(number: int, handler: Any) -> Any:
+        before = install(number, handler)
+        if number == signal.SIGINT and handler is not signal.default_int_handler:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+        return before
+
+    async def nothing() -> None: ...
+
+    monkeypatch.setattr(signal, "signal", install_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_app(App(f"sqlite:///{tmp_path}/penstock.db"), nothing)
+
+
 def test_lines_that_are_no_jobs_are_named_and_passed_over(on_both: Shell) -> None:
     lines = ['{"command": "true"}'] * 2000 + ["{", '{"id": "x"}'] + ["true"] * 2000
     run = on_both("enqueue", "-", "--keep-going", input="\n".join(lines))
 
     assert run.returncode == 2
-    assert run.stdout == "4000 jobs: 4000 queued; 2 lines are no jobs\n"
+    assert run.stdout == "4000 jobs: 4000 queued; 2 lines are not jobs\n"
     first, second = run.stderr.splitlines()
-    assert first.startswith("penstock: line 2001: that is no JSON")
+    assert first.startswith("penstock: line 2001: that is not valid JSON")
     assert second == 'penstock: line 2002: there is no "command", and no "task". Give one of the two.'
     assert on_both.json("status")["queues"][0]["waiting"] == 4000
 
@@ -100,6 +124,6 @@ def test_waiting_for_a_job_that_is_there_already_is_told(penstock: Shell) -> Non
     run = penstock("enqueue", "--id", "x", "--wait", "echo twice")
 
     assert (run.returncode, run.stdout) == (0, "once\n")
-    assert run.stderr == "nothing was put in: x is there already, completed\n"
+    assert run.stderr == "nothing was enqueued: x is there already, completed\n"
     timed = penstock("enqueue", "--id", "y", "--wait-timeout", "50ms", "--json", "true")
     assert timed.returncode == 6, json.dumps(timed.stdout)

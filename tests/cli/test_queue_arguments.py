@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.cli.conftest import Shell
@@ -34,7 +36,7 @@ def test_a_queue_that_does_not_exist_is_refused_with_the_nearest_names(
     assert "the queue 'mial' does not exist. Did you mean 'mail'?" in said
     assert paused(penstock) == set()
     assert len(penstock.json("list")) == 1
-    assert "Did you mean 'mail'?" in penstock.refused("clean", "done", "--yes", "-q", "typo", code=3)
+    assert "There is: mail." in penstock.refused("clean", "done", "--yes", "-q", "typo", code=3)
 
 
 def test_a_queue_can_be_paused_before_its_first_job(on_both: Shell) -> None:
@@ -48,4 +50,42 @@ def test_a_queue_can_be_paused_before_its_first_job(on_both: Shell) -> None:
     on_both.ok("resume", "new")
     assert paused(on_both) == set()
     on_both.ok("pause", "groups", "--group", "ada", "--create")
-    assert on_both.ok("resume", "groups", "--group", "ada") == "resumed: groups\n"
+    assert on_both.ok("resume", "groups", "--group", "ada") == "resumed: group ada of groups\n"
+
+
+def test_a_group_that_does_not_exist_is_refused(on_both: Shell) -> None:
+    on_both.ok("enqueue", "true", "--group", "ada", "-q", "mail")
+    on_both.ok("enqueue", "true", "-q", "reports")
+    assert on_both.ok("pause", "--group", "ada") == "paused: group ada of mail\n"
+    said = on_both.refused("resume", "--group", "adda", code=3)
+    assert "the group 'adda' does not exist in mail, reports. Did you mean 'ada'?" in said
+    assert "Add --create" in on_both.refused("pause", "mail", "--group", "bob", code=3)
+    assert on_both.ok("resume", "--group", "ada") == "resumed: group ada of mail\n"
+
+
+def test_a_pause_ends_by_itself(on_both: Shell) -> None:
+    on_both.ok("enqueue", "true", "--id", "a")
+    said = on_both.ok("pause", "default", "--for", "1h")
+    assert re.fullmatch(r"paused until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: default\n", said)
+    assert "is paused until" in on_both.ok("why", "a")
+    on_both.ok("resume", "default")
+    assert on_both.ok("pause", "--until", "2099-01-01 00:00") == "paused until 2099-01-01 00:00:00: default\n"
+    # The longer one stays.
+    assert on_both.ok("pause", "--for", "1h").startswith("paused until 2099-01-01 00:00:00, as it was before")
+    on_both.ok("resume")
+    on_both.ok("pause")
+    assert "until it is resumed, as it was before" in on_both.ok("pause", "--for", "1h")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--until", "5min"], "'5min' is a duration. Give --for 5min"),
+        (["--until", "2020-01-01"], "--until 2020-01-01 00:00 is over already"),
+        (["--until", "18:00", "--for", "1h"], "Give one"),
+    ],
+)
+def test_the_end_of_a_pause_is_checked(penstock: Shell, options: list[str], reason: str) -> None:
+    penstock.ok("enqueue", "true")
+    assert reason in penstock.refused("pause", *options, code=2)
+    assert paused(penstock) == set()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from penstock import App, Queue
 from penstock.cli.errors import ExitCode, explained
+from penstock.cli.output import exact
 from penstock.cli.queues import done_by_queue
-from penstock.cli.status import read_status
+from penstock.cli.status import read_status, read_workers, workers_line
 from penstock.errors import StorageError
 from tests.cli.conftest import Shell, until
 
@@ -79,9 +81,9 @@ def test_jobs_are_drained_cleaned_and_cleared(on_both: Shell) -> None:
     on_both.ok("enqueue", "-", input="true\ntrue\n")
     on_both.ok("worker", "--burst", "--commands")
     assert on_both.ok("clean", "completed", "--older-than", "1h") == "0 jobs removed\n"
-    assert on_both.ok("clean", "completed", "-n", "1", "--yes") == "1 jobs removed\n"
+    assert on_both.ok("clean", "completed", "-n", "1", "--yes") == "1 job removed\n"
     assert "add --yes" in on_both.refused("clear", code=4)
-    assert on_both.ok("clear", "-y") == "1 jobs removed\n"
+    assert on_both.ok("clear", "-y") == "1 job removed\n"
     assert sum(on_both.json("status")["queues"][0][s] for s in ("waiting", "completed", "scheduled")) == 0
 
 
@@ -100,8 +102,8 @@ async def test_nothing_is_cleared_while_a_job_of_any_queue_is_active(penstock: S
         "a": 1,
         "b": 1,
     }
-    assert penstock.ok("clear", "--yes", "-q", "a") == "1 jobs removed\n"
-    assert penstock.ok("clear", "--yes", "--force") == "1 jobs removed\n"
+    assert penstock.ok("clear", "--yes", "-q", "a") == "1 job removed\n"
+    assert penstock.ok("clear", "--yes", "--force") == "1 job removed\n"
 
 
 async def test_a_verb_that_fails_at_a_queue_says_of_which_it_was_done(tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ def test_schedulers_are_added_listed_paused_and_removed(on_both: Shell, tmp_path
     on_both.ok("schedule", "resume", "nightly")
     assert on_both.ok("schedule", "remove", "nightly") == "nightly removed\n"
     assert "no scheduler 'nightly'" in on_both.refused("schedule", "remove", "nightly", code=3)
-    assert "give one of --cron" in on_both.refused("schedule", "add", "never", "true", code=2)
+    assert "by one of --cron" in on_both.refused("schedule", "add", "never", "true", code=2)
     assert "cron" in on_both.refused("schedule", "add", "bad", "--cron", "61 * * * *", "true", code=2)
 
 
@@ -181,19 +183,21 @@ def test_limits_are_set_shown_and_taken_away(on_both: Shell) -> None:
     assert on_both.ok("limit", "set", "--rate", "none").strip().endswith("concurrency 3")
     on_both.ok("limit", "set", "--concurrency", "2", "--rate", "100/s")
     on_both.ok("limit", "set", "--group", "*", "--concurrency", "1")
-    on_both.ok("limit", "set", "--group", "ada", "--bucket", "10:5/s")
+    on_both.ok("limit", "set", "--group", "ada", "--bucket", "10:5/1h")
     on_both.ok("enqueue", "true", "--group", "x")
     on_both.ok("enqueue", "true", "--group", "x")
     rows = {row["group"]: row for row in on_both.json("limit", "show")}
     assert (rows[""]["concurrency"], rows[""]["rate"]) == (2, "100/s")
     assert rows["*"]["concurrency"] == 1
-    assert rows["ada"]["bucket"] == "10:5/1000ms"
+    assert rows["ada"]["bucket"] == "10:5/h"
     assert rows["x"]["blocked"] == 1
     on_both.ok("limit", "set", "--none")
     assert "" not in {row["group"] for row in on_both.json("limit", "show")}
     assert "whole number" in on_both.refused("limit", "set", "--concurrency", "many", code=2)
     assert "give --concurrency" in on_both.refused("limit", "set", code=2)
-    assert "not a usable rate" in on_both.refused("limit", "set", "--rate", "fast", code=2)
+    assert "give a count and a period, such as 100/s" in on_both.refused(
+        "limit", "set", "--rate", "fast", code=2
+    )
 
 
 def test_events_are_read_and_followed(on_both: Shell) -> None:
@@ -230,7 +234,7 @@ def test_the_doctor_finds_nothing_wrong_with_a_store_in_a_file(penstock: Shell) 
 
     found = {(row["what"], row["verdict"]): row for row in penstock.json("doctor")}
 
-    assert found["queue default", "ok"]["found"] == "1 records, all indexes agree"
+    assert found["queue default", "ok"]["found"] == "1 record, all indexes agree"
     assert "resume" in found["queue default", "note"]["advice"]
     assert found["workers", "note"]["found"] == "none"
     assert "libraries" in penstock.ok("doctor")
@@ -285,8 +289,82 @@ async def test_a_worker_that_has_not_been_heard_of_is_not_counted_as_one_that_ru
         await app.queue("default").enqueue({})
         info = b'{"state": "running", "queues": ["default"]}'
         await storage.extend("default", [], worker="w", lease_ms=600_000, info=info)
-        told = await read_status(app, None, default_queue="default")
+        told = await read_status(app, None)
         assert (told["workers"], told["silent_workers"], told["unattended"]) == (1, 0, [])
         await storage.shift_clock("default", 61_000)
-        told = await read_status(app, None, default_queue="default")
+        told = await read_status(app, None)
         assert (told["workers"], told["silent_workers"], told["unattended"]) == (0, 1, ["default"])
+
+
+def test_pauses_that_end_by_themselves_and_pauses_of_groups_are_shown(on_both: Shell) -> None:
+    """Even while no job is held back by them."""
+    for group in ("g", "h"):
+        on_both.ok("enqueue", "--group", group, "true")
+    on_both.ok("worker", "--commands", "--burst")
+    on_both.ok("pause", "default", "--for", "1h")
+    on_both.ok("pause", "-q", "default", "--group", "g", "--create")
+    on_both.ok("pause", "-q", "default", "--group", "h", "--for", "1h", "--create")
+
+    [row] = on_both.json("status")["queues"]
+    assert row["paused"] is True
+    assert row["paused_until"] > exact(time.time_ns() // 1_000_000)
+    groups = {one["group"]: one["until"] for one in row["paused_groups"]}
+    assert groups["g"] is None
+    assert groups["h"] > exact(time.time_ns() // 1_000_000)
+    shown = on_both.ok("status")
+    assert "paused until 2" in shown
+    assert "2 groups paused" in shown
+
+    notes = [row for row in json.loads(on_both("doctor", "--json").stdout) if "paused" in row["found"]]
+    assert [row["found"].split(" until")[0] for row in notes] == [
+        "is paused",
+        "group g is paused",
+        "group h is paused",
+    ]
+    assert "resume -q default --group h" in notes[2]["advice"]
+    on_both.ok("resume", "default")
+    [row] = on_both.json("status")["queues"]
+    assert (row["paused"], row["paused_until"]) == (False, None)
+
+
+async def test_the_status_says_how_busy_workers_are_even_of_queues_without_jobs(tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        storage = await app.connect()
+        info = json.dumps({"state": "running", "queues": ["new"], "active": 3, "concurrency": 4}).encode()
+        await storage.extend("new", [], worker="w", lease_ms=60_000, info=info)
+        assert [worker["worker"] for worker in await read_workers(app, None)] == ["w"]
+        told = await read_status(app, None)
+        assert workers_line(told) == "1 worker, 3 of 4 slots busy"
+        await app.queue("mail").enqueue({})
+        told = await read_status(app, None)
+        assert workers_line(told).endswith("none works on mail: `penstock worker [MODULE:APP] -q mail`")
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+async def test_a_worker_is_shown_as_the_queue_that_heard_of_it_last_knows_it(
+    tmp_path: Path, order: str
+) -> None:
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        storage = await app.connect()
+        for active, queue in enumerate(order, start=1):
+            await app.queue(queue).enqueue(1)
+            info = json.dumps({"active": active}).encode()
+            await storage.extend(queue, [], worker="w", lease_ms=60_000, info=info)
+        await storage.shift_clock(order[0], 1_000)
+        [worker] = await read_workers(app, None)
+
+    assert worker["active"] == 2
+
+
+def test_budgets_are_set_raised_shown_and_removed(on_both: Shell) -> None:
+    assert on_both.ok("budget", "set", "usd", "2.5", "--per", "1d").endswith("0 of 2.5 spent per 1d\n")
+    assert on_both.ok("budget", "set", "usd", "5").endswith("0 of 5 spent per 1d\n")
+    assert on_both.ok("budget", "set", "usd", "5", "--per", "none").endswith("0 of 5 spent\n")
+    [row] = on_both.json("budget", "show")
+    assert (row["queue"], row["budget"], row["amount"], row["spent"]) == ("default", "usd", 5.0, 0.0)
+    assert "usd" in on_both.ok("limit", "show")
+    assert [row["budget"] for row in on_both.json("limit", "show")] == ["usd"]
+    on_both.ok("budget", "remove", "usd")
+    assert on_both.json("budget", "show") == []
+    assert "queue default has no budget 'usd'" in on_both.refused("budget", "remove", "usd", code=3)
+    assert "not a valid float" in on_both.refused("budget", "set", "usd", "much", code=2)

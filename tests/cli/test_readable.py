@@ -42,7 +42,7 @@ def test_clean_asks_unless_an_age_is_given(penstock: Shell) -> None:
     assert "Remove all completed jobs of all queues?" in refused
     assert "--older-than" in refused
     assert penstock.ok("clean", "completed", "--older-than", "1h") == "0 jobs removed\n"
-    assert penstock.ok("clean", "completed", "--yes") == "1 jobs removed\n"
+    assert penstock.ok("clean", "completed", "--yes") == "1 job removed\n"
 
 
 @pytest.mark.parametrize(
@@ -52,11 +52,22 @@ def test_clean_asks_unless_an_age_is_given(penstock: Shell) -> None:
         ({"aof_enabled": "0", "save": "3600 1"}, "problem", "snapshots only"),
         ({"aof_enabled": "0"}, "problem", "snapshots at most"),
         ({"aof_enabled": "1", "save": ""}, "ok", "append-only file"),
+        ({"aof_enabled": "1", "appendfsync": "always"}, "ok", "append-only file"),
+        ({"aof_enabled": "1", "appendfsync": "everysec"}, "note", "append-only file, appendfsync everysec"),
+        ({"aof_enabled": "1", "appendfsync": "no"}, "note", "append-only file, appendfsync no"),
     ],
 )
 def test_doctor_says_how_the_server_persists(facts: dict[str, str], verdict: str, found: str) -> None:
     finding = doctor._persistence(facts)
     assert (finding.verdict, finding.found) == (verdict, found)
+
+
+def test_doctor_says_that_the_server_is_full() -> None:
+    [finding] = doctor._memory({"used_memory": "99000000", "maxmemory": "100000000"})
+    assert (finding.verdict, finding.found) == ("problem", "99% of maxmemory (95 MiB) is used")
+    assert "raise maxmemory" in finding.advice
+    assert doctor._memory({"used_memory": "99000000", "maxmemory": "0"}) == []
+    assert doctor._memory({"used_memory": "9", "maxmemory": "100"}) == []
 
 
 def test_doctor_warns_of_no_race_in_sqlite(penstock: Shell) -> None:

@@ -47,10 +47,27 @@ def test_help_takes_at_most_a_quarter_of_a_second_longer_than_python_itself(tmp_
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_that_says_what_it_does(penstock: Shell, name: str) -> None:
-    shown = penstock.ok(name, "--help")
+    shown = penstock.ok(name, "--help", fresh=True)
 
     assert f"Usage: penstock {name}" in shown
     assert len(shown.splitlines()) > 4
+
+
+def test_commands_import_what_they_need(on_both: Shell) -> None:
+    """Most other tests run commands in processes that have imported everything already."""
+    for words in (
+        ("enqueue", "false", "--id", "job-one", "--attempts", "1"),
+        ("worker", "--burst", "--commands"),
+        ("status",),
+        ("list",),
+        ("show", "job-one"),
+        ("why", "job-one"),
+        ("events",),
+        ("search", "failed"),
+        ("dlq", "retry", "--all"),
+        ("schedule", "list"),
+    ):
+        on_both.ok(*words, fresh=True)
 
 
 def test_without_a_command_there_is_help(penstock: Shell) -> None:

@@ -51,7 +51,8 @@ def test_the_highest_place_that_names_a_store_counts_for_every_kind_of_command(
     assert penstock.json("config", "get", "url", *flags, env=env)["value"] == url[highest]
     worker = penstock("worker", "--burst", "--no-commands", *flags, env=env)
     first = worker.stderr.splitlines()[0]
-    assert f"starts: store {url[highest]}, namespace default, queues mail" in first, worker.stderr
+    named = f"sqlite:///{tmp_path / url[highest].removeprefix('sqlite:///')}"
+    assert f"starts: store {named}, namespace default, queues mail" in first, worker.stderr
     assert penstock.json("show", "a", *flags, env=env)["state"] == "completed"
 
     made = {path.name for path in tmp_path.glob("*.db")}
@@ -178,3 +179,19 @@ def test_a_wrong_name_is_answered_with_the_one_that_is_there(penstock: Shell, tm
     assert "module jobs has no app 'ap'. Did you mean jobs:app?" in said
     assert "Name the variable that App(...) is assigned to" in penstock.refused("worker", "empty:app", code=3)
     assert "such as jobs:app" in penstock.refused("worker", "jobs", code=2)
+
+
+@pytest.mark.parametrize("place", ["saved", ".env", "penstock.toml"])
+def test_a_relative_store_of_a_project_is_the_same_in_every_folder_of_it(
+    penstock: Shell, tmp_path: Path, place: str
+) -> None:
+    if place == "saved":
+        penstock.ok("config", "set", "url", "sqlite:///own.db")
+    else:
+        line = 'url = "sqlite:///own.db"' if place == "penstock.toml" else "PENSTOCK_URL=sqlite:///own.db"
+        (tmp_path / place).write_text(f"{line}\n")
+    penstock.ok("enqueue", "true", "--id", "a")
+    below = tmp_path / "some" / "folder"
+    below.mkdir(parents=True)
+    assert [job["id"] for job in Shell(below).json("list")] == ["a"]
+    assert not list(below.iterdir())

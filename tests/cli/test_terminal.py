@@ -48,6 +48,13 @@ def test_no_color_is_heeded(penstock: Shell) -> None:
         assert "\x1b[34m" not in terminal.raw
 
 
+def test_80_columns_show_jobs_that_are_blocked(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true", "--id", "first", "-q", "reports-of-the-night")
+    penstock.ok("enqueue", "true", "--after", "first", "-q", "reports-of-the-night")
+    with Terminal(penstock, "status", columns=80) as terminal:
+        assert "blocked" in terminal.read_until("no worker runs").splitlines()[0]
+
+
 def test_jobs_from_a_file_are_counted(penstock: Shell, tmp_path: Path) -> None:
     (tmp_path / "jobs").write_text("true\n" * 2000)
     with Terminal(penstock, "enqueue", "-f", "jobs") as terminal:
@@ -60,12 +67,12 @@ def test_what_cannot_be_taken_back_is_asked_for(penstock: Shell) -> None:
     with Terminal(penstock, "clear") as terminal:
         terminal.read_until("Remove ALL jobs of all queues")
         terminal.press("n\n")
-        assert terminal.wait() == 130
+        assert terminal.wait() == 4
     assert penstock.json("show", "one")["state"] == "waiting"
     with Terminal(penstock, "clear") as terminal:
         terminal.read_until("[y/N]")
         terminal.press("y\n")
-        terminal.read_until("1 jobs removed")
+        terminal.read_until("1 job removed")
         assert terminal.wait() == 0
 
 
@@ -95,12 +102,13 @@ def test_a_reader_that_has_seen_enough_is_no_error(penstock: Shell) -> None:
     listing.stdout.close()
     assert listing.stderr.read() == ""
     listing.stderr.close()
-    listing.wait(30)
+    assert listing.wait(30) == 141
 
 
 def test_ctrl_c_while_waiting_leaves_the_job_alone(penstock: Shell) -> None:
     with Terminal(penstock, "enqueue", "--id", "one", "--wait", "true") as terminal:
-        terminal.read_until("no worker works on queue")
+        terminal.read_until("job one")
+        terminal.read_until("No worker runs for queue default.")
         terminal.press("\x03")
         assert terminal.wait() == 130
         assert "Traceback" not in terminal.text

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Static, Tab, TabbedContent
+from textual.widgets import DataTable, Static, Tab, TabbedContent, Tabs
 
 from penstock import App
 from penstock.cli.output import sparkline
-from penstock.cli.topscreen import Confirm, Details, TopScreen
+from penstock.cli.topscreen import Confirm, Details, Help, TopScreen
 from penstock.core.job import Options
 from penstock.core.outcome import Fail, Failure
+from penstock.errors import StorageUnavailable
 from penstock.storage.values import Settlement, Take
 from tests.cli.conftest import Shell, until
 from tests.cli.terminal import Terminal
@@ -64,7 +65,7 @@ class Opened:
     """Opens ``Screen`` of a given size."""
 
     def __init__(self, app: App, **size: int) -> None:
-        self._top = TopScreen(app, "default", every=3600)
+        self._top = TopScreen(app, every=3600)
         self._context = self._top.run_test(size=(size.get("columns", 100), size.get("lines", 30)))
 
     async def __aenter__(self) -> Screen:
@@ -96,10 +97,10 @@ async def test_keys_act_on_the_chosen_job(app: App) -> None:
     await fail_one(app, "bad-one")
     async with Opened(app) as screen:
         await screen.press("r")
-        assert screen.text("message") == "bad-one: retried"
+        assert screen.text("message") == "bad-one waits again"
         assert screen.rows()[0][2] == "waiting"
         await screen.press("c")
-        assert screen.text("message") == "bad-one: cancelled"
+        assert screen.text("message") == "bad-one cancelled"
         info = await app.queue("mail").get("bad-one")
         assert info.state == "cancelled"
 
@@ -113,7 +114,7 @@ async def test_removing_asks_first(app: App) -> None:
         await screen.press("n")
         assert screen.ids == ["dear-one"]
         await screen.press("x", "y")
-        assert screen.text("message") == "dear-one: removed"
+        assert screen.text("message") == "dear-one removed"
         assert screen.ids == []
 
 
@@ -143,18 +144,55 @@ async def test_the_cursor_follows_the_chosen_job_to_its_new_row(app: App) -> Non
         assert screen.chosen == "chosen-one"
 
 
-async def test_keys_do_nothing_when_the_chosen_job_is_gone(app: App) -> None:
+async def test_keys_do_nothing_when_the_job_that_the_user_chose_is_gone(app: App) -> None:
+    for id in ("a-job", "b-job", "c-job"):
+        await app.queue("mail").enqueue(1, id=id)
+    async with Opened(app) as screen:
+        await screen.press("down")
+        assert screen.chosen == "b-job"
+        await app.queue("mail").remove("b-job")
+        await screen.reload()
+        assert screen.chosen is None
+        await screen.press("c")
+        assert "b-job is no longer listed" in screen.text("message")
+        assert (await app.queue("mail").counts()).waiting == 2
+        await screen.reload()
+        assert screen.chosen == "a-job"
+
+
+async def test_details_open_for_a_chosen_job_that_has_left_the_list(app: App) -> None:
+    await app.queue("mail").enqueue(1, id="first")
+    await app.queue("mail").enqueue(1, id="chosen")
+    async with Opened(app) as screen:
+        await screen.press("down")
+        await app.queue("mail").cancel("chosen")
+        await screen.reload()
+        await screen.press("enter")
+        assert isinstance(screen.top.screen, Details)
+        assert "cancelled" in screen.text("facts-text")
+
+
+async def test_the_cursor_stays_on_a_job_until_the_user_chooses_one(app: App) -> None:
     await app.queue("mail").enqueue(1, id="a-job")
     await app.queue("mail").enqueue(1, id="b-job")
     async with Opened(app) as screen:
         await app.queue("mail").remove("a-job")
         await screen.reload()
-        assert screen.chosen is None
-        await screen.press("c")
-        assert "a-job is no longer listed" in screen.text("message")
-        assert (await app.queue("mail").counts()).waiting == 1
-        await screen.reload()
         assert screen.chosen == "b-job"
+        await screen.press("c")
+        assert "Cancel b-job of mail?" in screen.text("question")
+        await screen.press("y")
+        assert screen.text("message") == "b-job cancelled"
+
+
+async def test_tabs_are_shortened_until_all_fit(app: App) -> None:
+    await app.queue("mail").enqueue_many([{"payload": n} for n in range(1000)])
+    await fail_one(app, "bad-one")
+    async with Opened(app, columns=80) as screen:
+        labels = [str(tab.label) for tab in screen.top.query(Tab)]
+        assert sum(len(label) + 2 for label in labels) <= 80
+        assert "waiting 1000" in labels
+        assert labels[-1].startswith("cancel")
 
 
 async def test_arrows_turn_to_the_jobs_of_another_state(app: App) -> None:
@@ -171,11 +209,27 @@ async def test_enter_on_a_queue_shows_its_jobs_alone(app: App) -> None:
     await app.queue("mail").enqueue(1, id="a-mail")
     await app.queue("reports").enqueue(1, id="a-report")
     async with Opened(app) as screen:
-        screen.top.query_one("#queues", DataTable).focus()
-        await screen.press("down", "enter")
+        await screen.press("right", "tab", "down", "enter")
         assert screen.ids == ["a-report"]
-        await screen.press("enter")
+        assert screen.top.query_one(Tabs).active == "all"
+        await screen.press("escape")
         assert screen.ids == ["a-mail", "a-report"]
+
+
+async def test_escape_goes_back_and_a_question_mark_shows_the_keys(app: App) -> None:
+    await app.queue("mail").enqueue(1, id="a-mail")
+    async with Opened(app) as screen:
+        await screen.press("right")
+        assert screen.ids == []
+        await screen.press("escape")
+        assert screen.ids == ["a-mail"]
+        await screen.press("tab", "escape")
+        assert screen.top.focused is screen.top.query_one("#jobs", DataTable)
+        await screen.press("question_mark")
+        assert isinstance(screen.top.screen, Help)
+        assert "pause or resume its queue" in screen.text("keys")
+        await screen.press("escape")
+        assert screen.ids == ["a-mail"]
 
 
 async def test_details_have_facts_timeline_log_and_traceback(app: App) -> None:
@@ -214,6 +268,38 @@ async def test_it_fits_80_columns(app: App) -> None:
         assert screen.ids == ["0" * 8]
 
 
+async def test_80_columns_show_blocked_jobs_and_the_whole_head(app: App) -> None:
+    queue = app.queue("reports-of-the-night")
+    await queue.enqueue(1, id="first")
+    await queue.enqueue(1, after=[("reports-of-the-night", "first")])
+    async with Opened(app, columns=80, lines=24) as screen:
+        columns = screen.top.query_one("#queues", DataTable).columns.values()
+        assert "blocked" in [str(column.label) for column in columns]
+        head = screen.top.query_one("#head", Static)
+        assert len(screen.text("head")) <= head.content_size.width * head.content_size.height
+
+
+async def test_the_head_counts_the_slots_of_live_workers_and_says_when_the_store_was_read(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await app.queue("mail").enqueue(1)
+    storage = await app.connect()
+    info = b'{"state": "running", "queues": ["mail"], "active": 1, "concurrency": 4}'
+    await storage.extend("mail", [], worker="gone", lease_ms=60_000, info=info)
+    await storage.shift_clock("mail", 61_000)
+    await storage.extend("mail", [], worker="here", lease_ms=60_000, info=info)
+    async with Opened(app) as screen:
+        assert "1 worker, 1 of 4 slots busy; 1 not heard of for 1m: gone" in screen.text("head")
+
+        async def away(*_: object, **__: object) -> None:
+            raise StorageUnavailable("the store is away")
+
+        monkeypatch.setattr("penstock.cli.topscreen.read_status", away)
+        await screen.top.reload()
+        assert "the store has not been read since 2" in screen.text("head")
+        assert screen.text("message") == "the store is away"
+
+
 def test_a_sparkline_is_flat_without_values_and_full_at_the_most() -> None:
     assert sparkline([0, 0]) == "▁▁"
     assert sparkline([0, 1, 50, 100]) == "▁▂▅█"
@@ -225,7 +311,7 @@ def test_at_a_terminal_keys_act_and_q_leaves(on_both: Shell) -> None:
     with Terminal(on_both, "top", "--every", "0.2") as terminal:
         terminal.read_until("failed-one")
         terminal.press("r")
-        terminal.read_until("failed-one: retried")
+        terminal.read_until("failed-one waits again")
         assert on_both.json("show", "failed-one")["state"] == "waiting"
         terminal.press("q")
         assert terminal.wait() == 0

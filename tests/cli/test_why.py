@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shlex
+from pathlib import Path
 
 import pytest
 from textual.widgets import DataTable, Static
 
 from penstock import App
+from penstock.cli.connect import open_app
+from penstock.cli.flags import Flags
+from penstock.cli.settings import Settings
 from penstock.cli.topscreen import Details, TopScreen
+from penstock.core.job import NewJob
+from penstock.situation import command_context, command_line, worker_command
 from tests.causes import CAUSES, Cause, plant
 from tests.cli.conftest import Shell
 
@@ -22,7 +30,7 @@ def store_of(shell: Shell) -> str:
 
 def in_a_column(cause: Cause) -> str:
     """Return how a list begins to say it: it reads each queue once, and so knows neither children nor old pauses."""
-    words = {"paused": f"Queue {cause.queue} is paused", "group paused": "Group other is paused"}
+    words = {"paused": f"Queue {cause.queue} ", "group paused": "Group other is paused"}
     return words.get(cause.kind, "other jobs" if cause.kind == "children" else cause.words[0])[:40]
 
 
@@ -68,23 +76,81 @@ def test_show_and_list_name_each_cause(planted: Shell) -> None:
         assert planted.json("show", cause.id)["why"]["kind"] == cause.kind
 
 
-def test_status_says_why_a_queue_stands_still(planted: Shell) -> None:
-    told = {row["queue"]: row["why"] for row in planted.json("status")["queues"]}
+def test_status_names_every_cause_in_a_queue(planted: Shell) -> None:
+    rows = planted.json("status")["queues"]
+    told = {(row["queue"], cause["kind"]): cause for row in rows for cause in row["causes"]}
     for cause in CAUSES:
-        if cause.id not in ("quiet", "parent"):
-            assert told[cause.queue]["kind"] == cause.kind
-    assert told["grouped"]["job"] == "behind"
+        assert told[cause.queue, cause.kind]["job"] == cause.id
+        assert told[cause.queue, cause.kind]["count"] == 1
     text = planted.ok("status")
-    assert "\npaused: Queue paused is paused since 20" in text
+    assert "\npaused, 1 job: Queue paused is paused since 20" in text
     assert "\ntimed/tomorrow: It is not due until 20" in text
+    assert "\ngrouped/behind: Group tenant 7 is at its limit" in text
+    assert "\ngrouped/quiet: Group other is paused since 20" in text
     assert "none works on alone: `penstock worker [MODULE:APP] -q alone`" in text
     assert "No worker runs" not in text
+
+
+def test_doctor_warns_about_queues_without_a_worker_and_unknown_tasks(planted: Shell) -> None:
+    found = {(one["what"], one["verdict"]): one for one in planted_doctor(planted)}
+    alone = found["queue alone", "note"]
+    assert alone["found"] == "holds back 1 job: No worker runs for queue alone."
+    assert '@worker.handler("alone")' in alone["advice"]
+    assert found["task other.task", "problem"]["found"] == "not known to w-live"
+    assert "The worker that took it last does not know" in found["task new.task", "problem"]["found"]
+
+
+def planted_doctor(shell: Shell) -> list[dict[str, str]]:
+    return list(json.loads(shell("doctor", "--json").stdout))
+
+
+def test_remedies_repeat_the_options_that_chose_the_store(tmp_path: Path, penstock: Shell) -> None:
+    url = f"sqlite:///{tmp_path}/far away.db"
+    (tmp_path / "jobs.py").write_text("from penstock import App\n\napp = App()\n")
+    given = ("--url", url, "--app", "jobs:app")
+    id = penstock.ok("enqueue", "true", "--delay", "1d", *given).strip()
+
+    remedy = penstock.ok("why", id, *given).splitlines()[1]
+    promote = pasted(remedy)
+    assert promote[-4:] == [*given]
+    penstock.ok(*promote)
+
+    remedy = penstock.ok("why", id, *given).splitlines()[1]
+    assert pasted(remedy) == ["worker", "--commands", "-q", "default", *given]
+    status = penstock.ok("status", *given)
+    assert pasted(status)[:4] == ["worker", "--commands", "-q", "default"]
+    assert penstock.json("why", id, *given)["remedy"] == remedy
+    waited = penstock("enqueue", "true", "--wait", "--wait-timeout", "100ms", *given).stderr
+    assert pasted(waited) == ["worker", "--commands", "-q", "default", *given]
+
+
+def pasted(text: str) -> list[str]:
+    """Return the first command of a text, as a shell would read it."""
+    return shlex.split(text.split("`penstock ")[1].split("`", maxsplit=1)[0])
+
+
+def test_a_remedy_has_no_password_and_works_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "valkey://default:s3cret@localhost?namespace=remedy"
+    context = command_context.get()
+    flags = Flags()
+    flags.given["url"] = url
+    try:
+        open_app(Settings(flags))
+        remedies = command_line("promote", "mail/1"), worker_command("mail")
+        monkeypatch.setenv("PENSTOCK_URL", url)
+        open_app(Settings(flags))
+        short = command_line("promote", "mail/1"), worker_command("mail")
+    finally:
+        command_context.set(context)
+    where = '--url "$PENSTOCK_URL"` (with the URL of the store in PENSTOCK_URL)'
+    assert remedies == (f"`penstock promote mail/1 {where}", f"`penstock worker [MODULE:APP] -q mail {where}")
+    assert short == ("`penstock promote mail/1`", "`penstock worker [MODULE:APP] -q mail`")
 
 
 async def test_top_shows_each_cause(on_both: Shell) -> None:
     async with App(store_of(on_both)) as app:
         await plant(app)
-        top = TopScreen(app, "default", every=3600)
+        top = TopScreen(app, every=3600)
         async with top.run_test(size=(160, 50)) as pilot:
             table = top.query_one("#jobs", DataTable)
             rows = [[str(cell) for cell in table.get_row_at(at)] for at in range(table.row_count)]
@@ -95,3 +161,36 @@ async def test_top_shows_each_cause(on_both: Shell) -> None:
             await pilot.pause()
             facts = str(top.screen.query_one("#facts-text", Static).render())
             assert "It waits for 2 jobs to end: flows/child-1, flows/child-2." in facts
+
+
+async def test_a_staged_job_is_counted_and_says_how_to_get_rid_of_it(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        storage = await app.connect()
+        await storage.enqueue("mail", [NewJob("a", staged=True, write_id="w1")])
+    run = asyncio.to_thread
+    assert "1 staged" in await run(shell.ok, "status")
+    shown = await run(shell.ok, "show", "a")
+    assert "due " not in shown
+    assert "run `penstock remove mail/a`." in shown
+    told = await run(shell.json, "show", "a")
+    assert (told["staged"], told["run_at"]) == (True, None)
+    assert "staged by a write" in await run(shell.refused, "promote", "a", code=4)
+    assert await run(shell.ok, "remove", "a") == "a removed\n"
+
+
+async def test_no_command_is_proposed_for_a_job_without_a_task(tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        await app.queue("raw").enqueue({"to": "ada"}, id="a")
+    said = await asyncio.to_thread(Shell(tmp_path).ok, "why", "a")
+    assert "penstock worker" not in said
+    assert '@worker.handler("raw")' in said
+
+
+def test_a_list_in_a_pipe_has_whole_texts(penstock: Shell) -> None:
+    command = f"echo {'x' * 100}"
+    penstock.ok("enqueue", "--id", "a", command)
+    penstock.ok("pause", "default", "--for", "1h")
+    listed = penstock.ok("list")
+    assert command in listed
+    assert "…" not in listed

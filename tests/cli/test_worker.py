@@ -57,7 +57,7 @@ def test_workers_are_started_looked_at_restarted_and_stopped(on_both: Shell, tmp
     assert [row["name"] for row in rows] == ["worker-1", "worker-2"]
     assert {worker["concurrency"] for worker in on_both.json("workers")} == {3}
     on_both.ok("enqueue", "true", "-q", "reports")
-    assert "2 workers; none works on reports: `penstock worker [MODULE:APP] -q reports`" in on_both.ok(
+    assert "slots busy; none works on reports: `penstock worker --commands -q reports`" in on_both.ok(
         "status"
     )
     assert "runs already" in on_both.refused("worker", "start", code=4)
@@ -72,6 +72,25 @@ def test_workers_are_started_looked_at_restarted_and_stopped(on_both: Shell, tmp
     assert on_both("worker", "status").returncode == 3
     assert "has stopped" in (tmp_path / ".penstock" / "workers" / "worker-1.log").read_text()
     assert "no worker runs" in on_both.refused("worker", "restart", code=4)
+
+
+@pytest.mark.usefixtures("stopped")
+def test_a_count_of_workers_includes_those_that_run(penstock: Shell, tmp_path: Path) -> None:
+    store, default = (f"sqlite:///{tmp_path}/{name}.db" for name in ("other", "penstock"))
+    assert f"store {store}" in penstock.ok("worker", "start", "--url", "sqlite:///other.db")
+    said = penstock.refused("worker", "start", code=4)
+    assert f", store {store}" in said
+    assert "Nothing was started. Give -n 2 to start another one" in said
+    said = penstock.ok("worker", "start", "-n", "3").splitlines()
+    assert [line.partition(" (")[0] for line in said] == [
+        "worker-1 runs already",
+        "worker-2 runs",
+        "worker-3 runs",
+    ]
+    stores = [row["store"].partition(",")[0] for row in penstock.json("worker", "status")]
+    assert stores == [store, default, default]
+    penstock.ok("worker", "stop")
+    assert f"no worker runs in the background of {tmp_path}" in penstock("worker", "stop").stderr
 
 
 @pytest.mark.usefixtures("stopped")
@@ -247,12 +266,16 @@ def test_two_workers_with_one_pid_file_are_refused(penstock: Shell, tmp_path: Pa
 def test_a_worker_that_cannot_start_says_why(penstock: Shell, tmp_path: Path) -> None:
     assert "module 'nothing' is neither in" in penstock.refused("worker", "nothing:app", code=3)
     assert "names neither a command nor an app" in penstock.refused("worker", "nothing", code=2)
+    assert "such as shop.jobs:app" in penstock.refused("worker", "./shop/jobs.py", code=2)
+    for path in ("shop/jobs.py:app", "./shop/jobs.py:app", "shop/jobs:app"):
+        said = penstock.refused("worker", path, code=2)
+        assert "is the path of a file. Give the name of the module: shop.jobs." in said
     assert "did not start: module 'nothing' is" in penstock.refused("worker", "start", "nothing:app", code=3)
-    assert "No such option" in penstock.refused("worker", "--concurency", "3", code=2)
+    assert "Did you mean '--concurrency'?" in penstock.refused("worker", "--concurency", "3", code=2)
     (tmp_path / "tasks.py").write_text("app = 7\n")
     assert "tasks:app is not an app, but of type int" in penstock.refused("worker", "tasks:app", code=3)
     assert "concurrency=0" in penstock.refused("worker", "-c", "0", code=2)
-    assert "is no weight" in penstock.refused("worker", "-q", "a=b", code=2)
+    assert "is not a weight" in penstock.refused("worker", "-q", "a=b", code=2)
 
 
 def test_several_processes_share_the_work(penstock: Shell, tmp_path: Path) -> None:
@@ -381,7 +404,10 @@ def test_a_worker_whose_reloader_is_gone_stops_gracefully(
     penstock: Shell, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     penstock.ok("enqueue", "touch began; while [ ! -e go ]; do sleep 0.05; done", "--id", "x")
-    reloader = penstock.start("worker", "--reload")
+    # The tests themselves may run with nohup, which a worker would heed.
+    reloader = penstock.start(
+        "worker", "--reload", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    )
     workers: list[psutil.Process] = []
     try:
         until((tmp_path / "began").exists)
@@ -524,9 +550,31 @@ def test_the_log_can_be_json(penstock: Shell, tmp_path: Path, processes: str) ->
         "run": 2,
     }
     assert end["exception"].endswith("ValueError: no address ada")
+    assert all(record["worker"] for record in records)
+    assert end["worker"] in [
+        record["message"].split()[1] for record in records if "starts" in record["message"]
+    ] or (processes == "2")
     assert any(record.get("id") == "a1" and record["message"].startswith("completed") for record in records)
     text = penstock("worker", "jobs:app", "--burst", "--log-format", "text").stderr
     assert " INFO worker " in text
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_what_a_task_logs_is_in_the_log_of_the_worker_once(
+    penstock: Shell, tmp_path: Path, processes: str, format: str
+) -> None:
+    (tmp_path / "jobs.py").write_text(
+        "import logging\n"
+        "from penstock import App\n"
+        "app = App()\n"
+        "@app.task(queue='mail')\n"
+        "def send() -> None: logging.getLogger('shop').info('sending to ada')\n"
+    )
+    penstock.ok("enqueue", "--app", "jobs:app", "--task", "send")
+    run = penstock("worker", "jobs:app", "--burst", "-p", processes, "--log-format", format)
+    assert run.stderr.count("sending to ada") == 1
+    assert run.stderr.count("starts: store") == 1
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
@@ -540,3 +588,24 @@ def test_the_live_view_shows_a_failure_in_its_table_alone(
         assert terminal.wait() == 0
         assert "Traceback" not in terminal.text
         assert "is retried in" not in terminal.text
+
+
+@pytest.mark.usefixtures("stopped")
+def test_one_worker_of_several_is_stopped_or_restarted(penstock: Shell) -> None:
+    penstock.ok("worker", "start", "-n", "2")
+    pids = {row["name"]: row["pid"] for row in penstock.json("worker", "status")}
+    assert "worker-2 runs" in penstock.ok("worker", "restart", "worker-2")
+    again = {row["name"]: row["pid"] for row in penstock.json("worker", "status")}
+    assert again["worker-1"] == pids["worker-1"]
+    assert again["worker-2"] != pids["worker-2"]
+    assert penstock.ok("worker", "stop", "worker-1") == "worker-1 has stopped\n"
+    assert [row["name"] for row in penstock.json("worker", "status") if row["pid"]] == ["worker-2"]
+    assert "Did you mean 'worker-2'?" in penstock.refused("worker", "stop", "worker-3", code=3)
+
+
+def test_a_command_that_takes_too_long_has_no_traceback(penstock: Shell) -> None:
+    penstock.ok("enqueue", "--timeout", "100ms", "--attempts", "1", "sleep 60")
+    assert "no worker runs: `penstock worker --commands -q default` starts one" in penstock.ok("status")
+    said = penstock("worker", "--burst").stderr
+    assert "Timeout: the run took longer than its timeout of 100ms" in said
+    assert "Traceback" not in said

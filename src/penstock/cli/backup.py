@@ -55,6 +55,7 @@ def restore(flags: Flags, /, *, file: str, yes: bool) -> None:
 
     url = open_app(Settings(flags)).url
     if is_local(url):
-        ask(f"Replace the store {url} by {file}? What happened since that backup is lost.", yes=yes)
+        question = f"Replace the store {url} by {file}? What happened since that backup is lost."
+        ask(question, yes=yes, nothing="nothing was replaced")
     put_back(url, file)
     click.echo(f"the store {url} is restored from {file}")

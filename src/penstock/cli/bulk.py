@@ -39,15 +39,17 @@ class Totals:
         return self.answers.total()
 
 
-async def enqueue_lines(descriptor: int, jobs: NewJobs, *, keep_going: bool = False) -> Totals:
-    """Put in a job for each line that is not empty, as they come, some thousand at a time.
+async def enqueue_lines(
+    descriptor: int, jobs: NewJobs, *, keep_going: bool = False, print_ids: bool = False
+) -> Totals:
+    """Put in a job for each line that is neither empty nor a comment, as they come, some thousand at a time.
 
-    Raises ``CommandLineError`` at a line that is no job: it, and those read with it, are not in. With ``keep_going``
-    such a line is told on stderr, and passed over.
+    Raise ``CommandLineError`` at a line that is not a job: it, and the lines read with it, are not enqueued. With
+    ``keep_going``, report such a line on stderr and go on. With ``print_ids``, print each id once its job is stored.
     """
     totals = Totals()
     with _progress(totals) as show:
-        writer = _Writer(totals, show)
+        writer = _Writer(totals, show, print_ids=print_ids)
         try:
             async for lines in read_lines(descriptor):
                 made = _made(lines, jobs, totals, keep_going=keep_going)
@@ -70,8 +72,9 @@ async def enqueue_lines(descriptor: int, jobs: NewJobs, *, keep_going: bool = Fa
 class _Writer:
     """Has one batch under way: the next lines are read and checked while it is written."""
 
-    def __init__(self, totals: Totals, show: Callable[[], None]) -> None:
+    def __init__(self, totals: Totals, show: Callable[[], None], *, print_ids: bool) -> None:
         self._totals = totals
+        self._print_ids = print_ids
         self._show = show
         self._writing: asyncio.Task[None] | None = None
 
@@ -88,14 +91,17 @@ class _Writer:
 
     async def _write(self, made: _ByQueue) -> None:
         for source, jobs in made.values():
-            self._totals.answers.update(str(handle.status) for handle in await enqueue_many(source, jobs))
+            handles = await enqueue_many(source, jobs)
+            self._totals.answers.update(str(handle.status) for handle in handles)
+            if self._print_ids:
+                click.echo("".join(f"{handle.id}\n" for handle in handles), nl=False)
 
 
 def _made(lines: list[bytes], jobs: NewJobs, totals: Totals, *, keep_going: bool) -> _ByQueue:
     """The jobs of these lines by queue; all of them are checked before the first is written."""
     made: _ByQueue = {}
     for number, text in enumerate(lines, totals.lines + 1):
-        if not text.strip():
+        if not text.strip() or text.lstrip().startswith(b"#"):
             continue
         try:
             source, job = jobs.from_text(text)

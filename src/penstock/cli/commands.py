@@ -32,6 +32,7 @@ COMMANDS: Final[dict[str, Row]] = {
     "show": Row("jobs:show", _JOBS, "One job: what it is, and its life as a timeline."),
     "why": Row("jobs:why", _JOBS, "Why a job does not run, and what to do about it."),
     "logs": Row("jobs:logs", _JOBS, "What a job has printed; --follow shows it live."),
+    "wait": Row("waiting:wait", _JOBS, "Wait until jobs have ended; the exit code says how."),
     "search": Row("search:search", _JOBS, "Jobs by task, time, error or payload."),
     "cancel": Row("operate:cancel", _JOBS, "Cancel jobs: those that wait end, those that run are stopped."),
     "retry": Row("operate:retry", _JOBS, "Have failed or cancelled jobs run again."),
@@ -39,14 +40,18 @@ COMMANDS: Final[dict[str, Row]] = {
     "remove": Row("operate:remove", _JOBS, "Delete jobs."),
     "reset": Row("operate:reset", _JOBS, "Take active jobs from their workers, to run again."),
     "reset-stale": Row("operate:reset_stale", _JOBS, "The same for jobs that have been active for too long."),
+    "signal": Row("operate:signal", _JOBS, "Send a signal to a job that waits for it."),
     "dlq": Row("dlq:dlq", _JOBS, "Jobs that failed for good: list, show, retry, clear."),
     "status": Row(
         "status:status", _QUEUES, "Counts by queue and state, rates, workers; --watch shows it live."
     ),
     "top": Row("top:top", _QUEUES, "All of it live on one screen, with keys to act."),
     "events": Row("events:events", _QUEUES, "What happened to every job; --follow shows it live."),
-    "schedule": Row("schedule:schedule", _QUEUES, "Jobs that come again: add, list, remove, pause, resume."),
+    "schedule": Row(
+        "schedule:schedule", _QUEUES, "Jobs that come again: add, list, run, remove, pause, resume."
+    ),
     "limit": Row("limit:limit", _QUEUES, "How many at a time, how many in a stretch of time: set, show."),
+    "budget": Row("budget:budget", _QUEUES, "How much the jobs of a queue may use: set, show, remove."),
     "pause": Row("queues:pause", _QUEUES, "Give workers no further jobs, of one queue or of all."),
     "resume": Row("queues:resume", _QUEUES, "The end of a pause."),
     "drain": Row("queues:drain", _QUEUES, "Remove all jobs that wait."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import click
 
 from penstock.cli.errors import CommandLineError, NotFound
@@ -70,6 +72,10 @@ def set_(flags: Flags, key: str, value: str) -> None:
     if value:
         saved[known.name] = checked_value(known, value, "config set")
     settings.project.save(saved)
+    if known.name == "shell" and value and shutil.which(value) is None:
+        click.echo(f"saved, but there is no program {value} here", err=True)
+    elif known.name == "shell":
+        click.echo("workers that run take it when they start again: penstock worker restart", err=True)
     counts = Settings(flags).setting(known.name)
     if value and counts.origin.kind != "saved":
         told = _text(_without_password(counts.value))

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.cli.synonyms import did_you_mean
+from penstock.core.names import check_queue
 from penstock.errors import InvalidOption
-from penstock.importing import MissingModule, check_module, import_named
+from penstock.importing import MissingModule, check_module, import_named, module_of
 from penstock.opening import StoreName, chosen_store, from_environment
+from penstock.situation import CommandContext, command_context
+from penstock.storage.values import QueueSettings
 
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.cli.keys import Value
     from penstock.cli.settings import Settings
+    from penstock.queue import Queue
     from penstock.task import Task
 
 __all__ = [
@@ -29,7 +35,9 @@ __all__ = [
     "is_local",
     "open_app",
     "queues_of",
+    "queues_with_rules",
     "refuse_missing_file",
+    "refuse_unknown_queue",
     "run_app",
     "run_with_app",
     "shared_store",
@@ -70,16 +78,22 @@ def run_app(app: App, work: Callable[[], Awaitable[T]], *, patience_s: float | N
         async with asyncio.timeout(patience_s), app:
             return await work()
 
-    return asyncio.run(connected())
+    try:
+        return asyncio.run(connected())
+    except asyncio.CancelledError:
+        # asyncio forgets a Ctrl-C that comes while it prepares to run.
+        raise KeyboardInterrupt from None
 
 
 def open_app(settings: Settings) -> App:
     """An app without tasks, for the store that counts here. It is not connected yet.
 
-    With an app configured, that is the store of the app.
+    With an app configured, that is the store of the app. From here on, commands that answers name repeat the options
+    which chose the store.
     """
     from penstock.app import App
 
+    command_context.set(_command_context(settings))
     url, namespace = chosen_store([_flags(settings), code_names(settings), *_below_code(settings)])
     if url.startswith("memory:"):
         raise CommandLineError(
@@ -96,6 +110,17 @@ def open_app(settings: Settings) -> App:
         failure_ttl=settings["failure_ttl"],
         priority=settings["priority"],
     )
+
+
+def _command_context(settings: Settings) -> CommandContext:
+    """Return the options that chose the store, and the app. An option that changes nothing is left out."""
+    given, below = settings.flags.given, _below_code(settings)
+    by_itself = settings["app"] is None and chosen_store([StoreName(), *below]) == chosen_store(
+        [_flags(settings), *below]
+    )
+    words = [(f"--{name}", given[name]) for name in ("url", "namespace") if name in given and not by_itself]
+    options = tuple(word for pair in words for word in pair)
+    return CommandContext(options, settings["app"] or "", names_app="app" in given)
 
 
 def code_names(settings: Settings) -> StoreName:
@@ -150,6 +175,7 @@ def _imported_app(settings: Settings, target: str) -> App:
 
 def _put_in_its_place(settings: Settings, app: App) -> None:
     """Have ``app`` use the store that counts here, if that is not the one it has chosen itself."""
+    command_context.set(_command_context(settings))
     counts = chosen_store([_flags(settings), app.named, *_below_code(settings)])
     if counts != chosen_store([app.named, from_environment()]):
         app.move_to(counts[0], namespace=counts[1])
@@ -172,7 +198,8 @@ def _imported(settings: Settings, target: str, kind: type[K], *, otherwise: str)
     """Import what ``module:name`` means, which must be an app or a task (``kind``)."""
     module, colon, name = target.partition(":")
     if not module or not colon or not name:
-        example = f"{module or 'myproject.jobs'}:{name or _EXAMPLES[kind.__name__]}"
+        example = f"{module_of(module) or 'myproject.jobs'}:{name or _EXAMPLES[kind.__name__]}"
+        example = next(iter(_apps_below(module)), example) if kind.__name__ == "App" else example
         raise CommandLineError(
             f"{target!r} names {otherwise}. Give the module and the name in it, such as {example}",
             ExitCode.USAGE,
@@ -184,11 +211,26 @@ def _imported(settings: Settings, target: str, kind: type[K], *, otherwise: str)
     if isinstance(found, kind):
         return found
     there = [f"{module}:{each}" for each, value in vars(home).items() if isinstance(value, kind)]
+    there += _apps_below(module) if kind.__name__ == "App" and not there else []
     remedy = f"Did you mean {' or '.join(there[:3])}?" if there else _REMEDIES[kind.__name__]
     if found is None:
         raise NotFound(f"module {module} has no {kind.__name__.lower()} {name!r}. {remedy}")
     wanted = "an app" if kind.__name__ == "App" else "a task"
     raise NotFound(f"{target} is not {wanted}, but of type {type(found).__name__}. {remedy}")
+
+
+def _apps_below(package: str) -> list[str]:
+    """Return what look like apps in the modules of a package in this folder, as ``module:name``, unimported."""
+    folder = Path(*package.split(".")) if package else Path()
+    found = []
+    for file in sorted(folder.glob("*.py")) if (folder / "__init__.py").is_file() else ():
+        with suppress(OSError, UnicodeDecodeError):
+            names = re.findall(
+                r"^(\w+)(?:: *[\w.]+)? *= *(?:penstock\.)?App\(", file.read_text("utf-8"), re.MULTILINE
+            )
+            module = package if file.stem == "__init__" else f"{package}.{file.stem}"
+            found += [f"{module}:{name}" for name in names]
+    return found
 
 
 def _imported_module(settings: Settings, name: str) -> ModuleType:
@@ -245,8 +287,37 @@ def shared_store(settings: Settings) -> str:
     return shared_url(app)
 
 
-async def queues_of(app: App, queue: str | None) -> list[str]:
-    """The queue that was asked for, or all there are."""
-    from penstock.core.names import check_queue
+async def queues_of(app: App, *named: str | None) -> list[str]:
+    """Return the queues that were named, or all queues if none was. Raises ``NotFound`` for one that does not exist."""
+    known = await app.queues()
+    names = list(dict.fromkeys(check_queue(name) for name in named if name is not None))
+    for name in names:
+        if name not in known and not await _is_set_up(app, app.queue(name)):
+            otherwise = "" if known else "The store has no queue yet."
+            meant = did_you_mean(name, known, otherwise=otherwise)
+            raise NotFound(f"the queue {name!r} does not exist. {meant}")
+    return names or known
 
-    return await app.queues() if queue is None else [check_queue(queue)]
+
+async def queues_with_rules(app: App, queue: str | None, settings: Settings) -> list[str]:
+    """Return the queues whose limits and budgets to show. They may be set before the first job of the default queue."""
+    default = [settings["queue"]] if queue is None else []
+    return sorted({*await queues_of(app, queue), *default})
+
+
+async def refuse_unknown_queue(app: App, queue: str | None, *, to: str) -> None:
+    """Raise ``NotFound`` with the way ``to`` do it for a queue that has no jobs yet."""
+    try:
+        await queues_of(app, queue)
+    except NotFound as error:
+        raise NotFound(f"{error} Add --create to {to} a queue before its first job.") from None
+
+
+async def _is_set_up(app: App, queue: Queue) -> bool:
+    """Return whether anything is known of a queue that never had a job: a pause, a limit, a scheduler, a worker."""
+    if await queue.limits() or await queue.schedulers() or await queue.workers():
+        return True
+    if await queue.budgets() or await queue.settings() != QueueSettings():
+        return True
+    [itself] = (await (await app.connect()).groups(queue.name, keys=[""])).groups
+    return itself.why in ("paused", "asked") or any([True async for _ in queue.groups()])

@@ -26,11 +26,12 @@ from penstock.cli.parameters import (
     queue_option_for,
     yes_option,
 )
-from penstock.cli.queues import ask
+from penstock.cli.queues import ask, refuse_unknown_queues
 from penstock.cli.search import filters_of, search_options
 from penstock.cli.settings import Settings
 from penstock.cli.values import some_text
 from penstock.core.lifecycle import State
+from penstock.situation import counted
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -78,16 +79,19 @@ def list_(
 ) -> None:
     """Failed jobs: all, or those that fit."""
 
-    async def read(app: App) -> list[JobInfo]:
+    async def read(app: App) -> tuple[list[JobInfo], bool]:
         found: list[JobInfo] = []
         for name in await queues_of(app, queue):
             async for job in _matching(app, name, given, matching or ""):
                 if len(found) == limit:
-                    return found
+                    return found, True
                 found.append(job)
-        return found
+        return found, False
 
-    print_jobs(run_with_app(Settings(flags), read), {}, as_json=as_json)
+    jobs, is_cut = run_with_app(Settings(flags), read)
+    print_jobs(jobs, {}, as_json=as_json)
+    if is_cut:
+        click.echo(f"the first {limit} jobs; add --limit {limit * 10} to see more", err=True)
 
 
 @command_of(dlq, "show")
@@ -158,7 +162,9 @@ def retry(
         return sum([await _retry_matching(app, name, given, matching) for name in names])
 
     count = run_with_app(Settings(flags), act)
-    print_json({"retried": count}) if as_json else click.echo(f"{count} jobs wait again")
+    print_json({"retried": count}) if as_json else click.echo(
+        f"{counted(count, 'job')} {'waits' if count == 1 else 'wait'} again"
+    )
     return 0
 
 
@@ -187,6 +193,7 @@ def clear(
 ) -> None:
     """Forget failed jobs: all, or those that fit. Asks first."""
     chosen = " that fit" if matching is not None or any(given.values()) else ""
+    refuse_unknown_queues(flags, queue)
     ask(f"Remove the failed jobs of {queue or 'all queues'}{chosen}?", yes=yes)
 
     async def act(app: App) -> int:
@@ -197,7 +204,7 @@ def clear(
         return sum([await _remove_matching(app, name, given, matching) for name in names])
 
     count = run_with_app(Settings(flags), act)
-    print_json({"removed": count}) if as_json else click.echo(f"{count} jobs removed")
+    print_json({"removed": count}) if as_json else click.echo(f"{counted(count, 'job')} removed")
 
 
 async def _remove_matching(app: App, queue: str, given: dict[str, Any], text: str) -> int:

@@ -17,9 +17,10 @@ from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, print_table, span
 from penstock.cli.parameters import command, json_option
 from penstock.cli.settings import Settings
-from penstock.cli.status import read_workers
+from penstock.cli.status import Halt, read_causes, read_counts, read_halts, read_workers
 from penstock.core.command import COMMAND_TASK
 from penstock.errors import StorageRefused
+from penstock.situation import at_second, command_line, counted, worker_command
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -30,6 +31,7 @@ __all__ = ["doctor"]
 
 _FURTHEST_CLOCK_MS: Final = 2_000
 _OLD_LEASE_MS: Final = 60_000
+_NEARLY_FULL: Final = 0.95
 _LIBRARIES: Final = ("msgspec", "cronsim", "redis", "hiredis", "click", "rich", "uvloop")
 
 
@@ -60,9 +62,13 @@ def doctor(flags: Flags, /, *, repair: bool, as_json: bool) -> int:
         # Penstock checkpoints under the write lock, so the WAL-reset race of SQLite before 3.51.3 cannot happen.
         sqlite = Finding("ok", "sqlite", sqlite3.sqlite_version)
         found += [sqlite] if is_local(app.url) else await _server(storage)
-        for queue in await queues_of(app, None):
+        queues = await queues_of(app, None)
+        if not queues:
+            advice = "check the URL and the namespace, unless the store is new"
+            found.append(Finding("note", "queues", "none: no job was ever enqueued here", advice))
+        for queue in queues:
             found += await _queue(app, storage, queue, repair=repair)
-        return [*found, *await _staff(app, settings["queue"])]
+        return [*found, *await _staff(app)]
 
     findings = run_with_app(settings, examine)
     if as_json:
@@ -99,7 +105,7 @@ async def _server(storage: Storage) -> list[Finding]:
     except StorageRefused as refused:
         return [Finding("note", "server", f"tells nothing to this user: {refused}", "allow it INFO and TIME")]
     for node in nodes:
-        findings += [_server_version(node), _persistence(node), _eviction(node), _clock(node)]
+        findings += [_server_version(node), _persistence(node), _eviction(node), *_memory(node), _clock(node)]
     return findings
 
 
@@ -115,7 +121,7 @@ def _persistence(node: dict[str, str]) -> Finding:
             return Finding(
                 "problem", "persistence", "the append-only file cannot be written", "look at the disk"
             )
-        return Finding("ok", "persistence", "append-only file")
+        return _flushing(node.get("appendfsync", ""))
     advice = (
         "accepted jobs are lost if the server dies: CONFIG SET appendonly yes, appendfsync everysec or always"
     )
@@ -123,6 +129,27 @@ def _persistence(node: dict[str, str]) -> Finding:
     save = node.get("save")
     saved = "snapshots at most" if save is None else "snapshots only" if save else "no persistence"
     return Finding("problem", "persistence", saved, advice)
+
+
+def _flushing(when: str) -> Finding:
+    """Return how much an append-only file may lose; ``when`` is the setting ``appendfsync``, empty if unknown."""
+    lost = {"everysec": "a second", "no": "half a minute"}.get(when)
+    if lost is None:
+        return Finding("ok", "persistence", "append-only file")
+    advice = (
+        f"a crash of the machine can lose the jobs of {lost}: CONFIG SET appendfsync always keeps every job"
+    )
+    return Finding("note", "persistence", f"append-only file, appendfsync {when}", advice)
+
+
+def _memory(node: dict[str, str]) -> list[Finding]:
+    """Return a problem if the server has no memory left for new jobs, or will soon have none."""
+    used, most = int(node.get("used_memory", 0)), int(node.get("maxmemory", 0))
+    if not most or used < _NEARLY_FULL * most:
+        return []
+    found = f"{used / most:.0%} of maxmemory ({most / 2**20:.0f} MiB) is used"
+    advice = "the server refuses new jobs when it is full: raise maxmemory, or keep results for less long (result_ttl)"
+    return [Finding("problem", "memory", found, advice)]
 
 
 def _eviction(node: dict[str, str]) -> Finding:
@@ -160,26 +187,47 @@ async def _queue(app: App, storage: Storage, queue: str, *, repair: bool) -> lis
     findings = []
     if checked.problems:
         what = ", ".join(f"{count} {kind}" for kind, count in checked.problems.items())
-        advice = "" if checked.repaired else "run: penstock doctor --repair"
+        advice = "" if checked.repaired else f"run {command_line('doctor', '--repair')}"
         findings.append(Finding("note" if checked.repaired else "problem", f"queue {queue}", what, advice))
     else:
-        findings.append(Finding("ok", f"queue {queue}", f"{checked.records} records, all indexes agree"))
+        findings.append(
+            Finding("ok", f"queue {queue}", f"{counted(checked.records, 'record')}, all indexes agree")
+        )
     findings += _queue_clock(queue, await storage.clock(queue))
-    if counts.paused:
-        findings.append(Finding("note", f"queue {queue}", "is paused", f"run: penstock resume -q {queue}"))
+    return findings + [_paused(halt) for halt in await read_halts(storage, queue, is_paused=counts.paused)]
+
+
+def _paused(halt: Halt) -> Finding:
+    of_group = ("--group", halt.group) if halt.group else ()
+    what = f"group {halt.group} is paused" if halt.group else "is paused"
+    until = f" until {at_second(halt.until_ms)}" if halt.until_ms else ""
+    advice = f"run {command_line('resume', '-q', halt.queue, *of_group)}"
+    return Finding("note", f"queue {halt.queue}", what + until, advice)
+
+
+async def _staff(app: App) -> list[Finding]:
+    found = await read_workers(app, None)
+    workers = [worker for worker in found if worker["state"] not in ("silent", "dead")]
+    none = Finding("note", "workers", "none", f"nobody runs jobs: {worker_command()}")
+    findings = [Finding("ok", "workers", str(len(workers))) if workers else none, *_unknown_tasks(workers)]
+    told = {finding.what for finding in findings}
+    for queue in await queues_of(app, None):
+        for cause in await read_causes(app, await read_counts(app, queue)):
+            if cause["kind"] in ("no worker", "not consuming"):
+                findings.append(_unattended(queue, cause))
+            elif cause["kind"] == "unknown task" and (what := f"task {cause['task']}") not in told:
+                findings.append(Finding("problem", what, cause["text"], cause["remedy"]))
     return findings
 
 
-async def _staff(app: App, default_queue: str) -> list[Finding]:
-    found = await read_workers(app, None, default_queue=default_queue)
-    workers = [worker for worker in found if worker["state"] not in ("silent", "dead")]
-    if not workers:
-        return [Finding("note", "workers", "none", "nobody runs jobs: penstock worker [MODULE:APP]")]
-    return [Finding("ok", "workers", str(len(workers))), *_unknown_tasks(workers)]
+def _unattended(queue: str, cause: dict[str, Any]) -> Finding:
+    """Return a note about jobs that wait in a queue that no worker works on."""
+    waiting = f"{'at least ' * cause['at_least']}{counted(cause['count'], 'job')}"
+    return Finding("note", f"queue {queue}", f"holds back {waiting}: {cause['text']}", cause["remedy"])
 
 
 def _unknown_tasks(workers: list[dict[str, Any]]) -> list[Finding]:
-    """Return a problem for each task that a worker handed back and no finding for those that all workers know."""
+    """Return a problem for each task of which live workers have handed back jobs."""
     holders: dict[str, list[str]] = {}
     for worker in workers:
         for name in worker["unknown"]:
@@ -192,7 +240,7 @@ def _unknown_tasks(workers: list[dict[str, Any]]) -> list[Finding]:
 
 def _unknown_advice(task: str) -> str:
     if task == COMMAND_TASK:
-        return "these workers do not run commands: start one that does with penstock worker --commands"
+        return f"these workers do not run commands: start one that does with {worker_command(target='--commands')}"
     return (
         "deploy the task to these workers, or give it a queue of its own; its jobs fail after unknown_after"
     )

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
 from penstock.cli.bulk import Totals, enqueue_lines
-from penstock.cli.connect import import_app, open_app, run_app
+from penstock.cli.connect import import_app, is_local, open_app, run_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import print_json
-from penstock.cli.parameters import command, completes_ids, json_option, queue_option_for
+from penstock.cli.parameters import OPEN, command, completes_ids, json_option, queue_option_for
 from penstock.cli.settings import Settings
-from penstock.cli.values import duration, duration_or, instant
+from penstock.cli.values import duration, duration_or, instant_or, some_duration
 from penstock.cli.waiting import wait_for
+from penstock.situation import counted
 
 if TYPE_CHECKING:
     from penstock.app import App
 
-__all__ = ["enqueue"]
+__all__ = ["cwd_option", "enqueue", "env_option", "given_options"]
 
+_UNIT: Final = re.compile(r"(?:sec|second|min|minute|hr|hour|day|week)s?")
+_OPERATORS: Final = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "&"})
 _EPILOG: Final = """\
 A DURATION is 250ms, 30s, 5min, 1h30m, 2d, or a number of seconds. What is not given is as `penstock config list` says:
 queue, priority, timeout, attempts, backoff.
@@ -34,6 +39,20 @@ queue, priority, timeout, attempts, backoff.
 Exit codes: 0 put in, or with --wait the code of the command; 2 no job, nothing was put in; 3 --after an unknown job;
 5 the store is away or full; 6 after --wait-timeout.
 """
+
+
+cwd_option: Final = click.option(
+    "--cwd",
+    metavar="FOLDER",
+    type=click.Path(),
+    help="Where the command runs. [here, if the store is a local file; else where the worker is]",
+)
+env_option: Final = click.option(
+    "--env",
+    metavar="NAME[=VALUE]",
+    multiple=True,
+    help="Set a variable; without =VALUE it is copied from here. May be repeated.",
+)
 
 
 @command("enqueue", epilog=_EPILOG)
@@ -46,23 +65,30 @@ Exit codes: 0 put in, or with --wait the code of the command; 2 no job, nothing 
     help="Put in a job for each line of FILE; - is standard input.",
 )
 @click.option(
-    "-k", "--keep-going", is_flag=True, help="With --file: name lines that are no jobs, and pass over them."
+    "-k", "--keep-going", is_flag=True, help="With --file: report lines that are not jobs, and go on."
+)
+@click.option(
+    "--ids", "print_ids", is_flag=True, help="With --file: print the id of each job, and the total on stderr."
 )
 @click.option("-t", "--task", metavar="NAME", help="JOB is the JSON arguments of this task, not a command.")
 @queue_option_for("Where to put it.")
-@click.option("--id", metavar="ID", help="Its id. A known one is not put in twice. [a new one]")
+@click.option(
+    "--id",
+    metavar="ID",
+    help="Its id. If a job of this id is kept, it is enqueued again only after it failed or was cancelled. [a new one]",
+)
 @click.option("--delay", metavar="DURATION", type=duration, help="Run it that long from now, not before.")
 @click.option(
     "--at",
     metavar="TIME",
-    type=instant,
+    type=instant_or("--delay"),
     help="Do not run it before this time: 18:30, 'tomorrow 9:00', '2026-12-01 08:00'; local unless it has a zone.",
 )
 @click.option("--priority", metavar="NUMBER", type=int, help="Smaller runs first.")
 @click.option(
     "--timeout",
     metavar="DURATION",
-    type=duration,
+    type=some_duration,
     help="Kill a run that takes longer; it counts as failed, and is tried again.",
 )
 @click.option("--attempts", metavar="NUMBER", type=int, help="How often it is run at most, if it fails.")
@@ -98,21 +124,11 @@ Exit codes: 0 put in, or with --wait the code of the command; 2 no job, nothing 
     "--after",
     metavar="ID",
     multiple=True,
-    shell_complete=completes_ids("scheduled", "waiting", "blocked", "active"),
+    shell_complete=completes_ids(*OPEN),
     help="Run it when this job has completed; QUEUE/ID for another queue's. May be repeated.",
 )
-@click.option(
-    "--cwd",
-    metavar="FOLDER",
-    type=click.Path(),
-    help="Where the command runs. [here, if the store is a local file; else where the worker is]",
-)
-@click.option(
-    "--env",
-    metavar="NAME[=VALUE]",
-    multiple=True,
-    help="Set a variable; without =VALUE it is copied from here. May be repeated.",
-)
+@cwd_option
+@env_option
 @click.option(
     "-w", "--wait", is_flag=True, help="Wait for its end, print its output, end with its exit code."
 )
@@ -131,6 +147,7 @@ def enqueue(
     job: tuple[str, ...],
     file: str | None,
     keep_going: bool,
+    print_ids: bool,
     task: str | None,
     queue: str | None,
     wait: bool,
@@ -147,8 +164,9 @@ def enqueue(
       penstock enqueue --task send '{"to": "ada@example.org"}' --queue mail
       ls *.wav | sed 's/.*/lame "&"/' | penstock enqueue -
 
-    Several words are one command. Lines of a file are commands, or JSON objects with "command", or "task" and "args",
-    and the options below by name: "id", "queue", "delay", "max_stalls" ...
+    Several words are one command, each of them quoted; quote the whole to use `&&`, `|` or `>`. Lines of a file are
+    commands, or JSON objects with "command", or "task" and "args",
+    and the options below by name: "id", "queue", "delay", "max_stalls" ... Lines that begin with # are comments.
     """
     if job == ("-",):
         job, file = (), "-"
@@ -158,22 +176,59 @@ def enqueue(
             "give a command, a JSON object, or -f FILE (- is standard input), and one of them only.",
             ExitCode.USAGE,
         )
+    _refuse_split_duration(job, options)
     if options["delay"] is not None and options["at"] is not None:
         raise CommandLineError(
             "--delay and --at both say when the job is due. Give one of them.", ExitCode.USAGE
         )
     wait = wait or wait_timeout is not None
     settings = Settings(flags)
-    target = flags.given.get("app") or (settings["app"] if task else None)
+    # Plain commands need no tasks. JSON may name one.
+    may_name_task = bool(task or file) or job[0].lstrip().startswith("{")
+    target = flags.given.get("app") or (settings["app"] if may_name_task else None)
     app = import_app(settings, target) if target else open_app(settings)
-    jobs = NewJobs(app, queue=queue, task=task, given=_given(options), default_queue=settings["queue"])
+    jobs = NewJobs(app, queue=queue, task=task, given=given_options(options), default_queue=settings["queue"])
     if file:
-        one_job = wait or bool(options["id"])
-        return _enqueue_file(app, jobs, file, one_job=one_job, keep_going=keep_going, as_json=as_json)
+        if wait or options["id"]:
+            raise CommandLineError("--id and --wait are for one job; a file may have many.", ExitCode.USAGE)
+        return _enqueue_file(app, jobs, file, keep_going=keep_going, print_ids=print_ids, as_json=as_json)
+    _warn(app, job, options)
     text = job[0] if len(job) == 1 else shlex.join(job)
     return run_app(
         app, lambda: _enqueue_one(app, jobs, text, wait=wait, timeout=wait_timeout, as_json=as_json)
     )
+
+
+def _refuse_split_duration(job: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Refuse ``--delay 5 minutes COMMAND``: the unit would become a part of the command."""
+    for name in ("delay", "timeout", "backoff", "ttl", "result_ttl", "failure_ttl"):
+        given = str(options[name] or "")
+        if len(job) > 1 and _UNIT.fullmatch(job[0]) and re.fullmatch(r"[0-9.]+s", given):
+            number, flag = given.removesuffix("s"), f"--{name.replace('_', '-')}"
+            raise CommandLineError(
+                f"{flag} {number} {job[0]}: a duration is one word. Give {flag} '{number} {job[0]}'.",
+                ExitCode.USAGE,
+            )
+
+
+def _warn(app: App, job: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Say on stderr what is allowed, and most likely not meant."""
+    operators = [word for word in job if word in _OPERATORS] if len(job) > 1 else []
+    if operators:
+        whole = f"'{' '.join(job)}'" if "'" not in "".join(job) else f'"{" ".join(job)}"'
+        click.echo(
+            f"{operators[0]!r} is an argument of {job[0]} here, not read by the shell. If it should be, quote the "
+            f"whole command: penstock enqueue {whole}",
+            err=True,
+        )
+    at: datetime | None = options["at"]
+    if at is not None and at < datetime.now(at.tzinfo):
+        click.echo(f"--at {at:%Y-%m-%d %H:%M:%S} is in the past, so the job is due now", err=True)
+    cwd = options["cwd"]
+    if cwd is not None and is_local(app.url) and not Path(cwd).is_dir():
+        click.echo(
+            f"the folder {os.path.abspath(cwd)} does not exist: the command fails until it does", err=True
+        )
 
 
 async def _enqueue_one(
@@ -184,7 +239,7 @@ async def _enqueue_one(
     source, new = jobs.from_text(text)
     [handle] = await enqueue_many(source, [new])
     if handle.status != "queued":
-        click.echo(f"nothing was put in: {handle.id} is there already, {handle.state}", err=True)
+        click.echo(f"nothing was enqueued: {handle.id} is there already, {handle.state}", err=True)
     if wait:
         return await wait_for(handle, timeout=timeout, as_json=as_json)
     if as_json:
@@ -196,25 +251,27 @@ async def _enqueue_one(
 
 
 def _enqueue_file(
-    app: App, jobs: NewJobs, file: str, *, one_job: bool, keep_going: bool, as_json: bool
+    app: App, jobs: NewJobs, file: str, *, keep_going: bool, print_ids: bool, as_json: bool
 ) -> int:
-    if one_job:
-        raise CommandLineError("--id and --wait are for one job; a file may have many.", ExitCode.USAGE)
     if file == "-" and sys.stdin.isatty():
         click.echo("a job on each line; Ctrl-D ends", err=True)
     with _opened(file) as stream:
-        totals = run_app(app, lambda: enqueue_lines(stream.fileno(), jobs, keep_going=keep_going))
-    if as_json:
+        descriptor = stream.fileno()
+        totals = run_app(
+            app, lambda: enqueue_lines(descriptor, jobs, keep_going=keep_going, print_ids=print_ids)
+        )
+    if as_json and not print_ids:
         print_json({"lines": totals.lines, "jobs": totals.jobs, "refused": totals.refused, **totals.answers})
     else:
-        click.echo(_told(totals))
+        click.echo(_told(totals), err=print_ids)
     return ExitCode.USAGE if totals.refused else ExitCode.DONE
 
 
 def _told(totals: Totals) -> str:
     answers = ", ".join(f"{count} {status}" for status, count in totals.answers.items())
-    told = f"{totals.jobs} jobs: {answers}" if totals.jobs else "no jobs: there was no line that is one"
-    return f"{told}; {totals.refused} lines are no jobs" if totals.refused else told
+    told = f"{counted(totals.jobs, 'job')}: {answers}" if totals.jobs else "no jobs: no line describes a job"
+    refused = f"{counted(totals.refused, 'line')} {'is not a job' if totals.refused == 1 else 'are not jobs'}"
+    return f"{told}; {refused}" if totals.refused else told
 
 
 def _opened(file: str) -> AbstractContextManager[IO[bytes]]:
@@ -227,7 +284,7 @@ def _opened(file: str) -> AbstractContextManager[IO[bytes]]:
         raise CommandLineError(f"{file} cannot be read: {error.strerror}.", ExitCode.USAGE) from error
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
+def given_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that were given, as ``NewJobs`` takes them."""
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if "env" in given:
@@ -239,6 +296,10 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 def _variable(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
+    if not re.fullmatch(r"[^\W\d]\w*", name):
+        raise CommandLineError(
+            f"--env {text}: {name!r} is not the name of a variable. Give NAME=VALUE.", ExitCode.USAGE
+        )
     if not separator and name not in os.environ:
         raise CommandLineError(
             f"--env {name}: there is no such variable here. Give {name}=VALUE.", ExitCode.USAGE

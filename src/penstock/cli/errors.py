@@ -48,6 +48,8 @@ class ExitCode(IntEnum):
     STOPPED = 7
     """It was stopped before all rows were done; started again, it goes on."""
     INTERRUPTED = 130
+    BROKEN_PIPE = 141
+    """The program that read the output, such as ``head``, has ended."""
 
 
 class CommandLineError(Exception):

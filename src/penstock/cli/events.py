@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from penstock.cli.connect import run_with_app
+from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.flags import Flags
 from penstock.cli.jobids import find_job
@@ -15,7 +16,9 @@ from penstock.cli.output import json_text, jsonable
 from penstock.cli.parameters import command, completes_ids, completes_queues, json_option
 from penstock.cli.settings import Settings
 from penstock.core.display import visible_in_line
+from penstock.core.duration import milliseconds
 from penstock.core.lifecycle import EventType
+from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -40,7 +43,7 @@ _TYPES: Final = tuple(kind.value for kind in EventType)
     "--since",
     metavar="SEQ",
     default="earliest",
-    help="After the event of this number; 'now' for those to come. [all that are kept]",
+    help="After the event of this number, or of the last 5m; 'now' for those to come. [all that are kept]",
 )
 @click.option(
     "--type",
@@ -70,16 +73,15 @@ def events(
       penstock events --follow --since now
       penstock events --type failed --json | jq .error
     """
-    if since not in ("now", "earliest") and not since.isdigit():
-        raise CommandLineError(
-            f"--since {since}: give the number of an event, or 'now', or 'earliest'.", ExitCode.USAGE
-        )
-    after = None if since == "now" else int(since) if since.isdigit() else since
+    after, least_ms = _start(since)
 
     async def read(app: App) -> None:
+        await queues_of(app, *queue)
         queues, whole_id = await _job_of(app, queue, id) if id else (queue, None)
         log = app.events(*queues, after=after, follow=follow, types=types or None, id=whole_id)  # type: ignore[arg-type]
         async for event in log:
+            if event.at_ms < least_ms:
+                continue
             click.echo(
                 _json(event)
                 if as_json
@@ -87,6 +89,21 @@ def events(
             )
 
     run_with_app(Settings(flags), read)
+
+
+def _start(since: str) -> tuple[int | str | None, int]:
+    """Return the number or name of the event to start after, and the instant before which events are left out."""
+    if since.isdigit():
+        return int(since), 0
+    if since in ("now", "earliest"):
+        return (None if since == "now" else since), 0
+    try:
+        return "earliest", time.time_ns() // 1_000_000 - milliseconds(since)
+    except InvalidOption:
+        raise CommandLineError(
+            f"--since {since}: give the number of an event, a duration such as 5m, 'now' or 'earliest'.",
+            ExitCode.USAGE,
+        ) from None
 
 
 async def _job_of(app: App, queues: tuple[str, ...], id: str) -> tuple[tuple[str, ...], str]:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["history"]
 
-_FOLDER = click.argument(
-    "folder", metavar="[DIR]", default="history", type=click.Path(file_okay=False, path_type=Path)
-)
+_FOLDER = click.argument("folder", metavar="[DIR]", default="history")
 
 
 @family("history")
@@ -45,15 +43,13 @@ def history() -> None:
 )
 @click.option("-q", "--queue", "queues", metavar="NAME", multiple=True, help="Only this; may be repeated.")
 @click.option("--pattern", metavar="REGEX", help="Only queues whose whole name is like that.")
-@click.option("--max-events", type=click.IntRange(1), help="At most so many at a time.")
+@click.option("--max-events", type=click.IntRange(1), help="Maximum number at a time.")
 @click.option(
     "--upto",
     type=click.Choice(["bronze", "silver", "gold"]),
     default="gold",
     help="Leave the tables after that for later. [gold: all]",
 )
-@click.option("--catalog", metavar="NAME", help="Show the tables in this database of the catalog, too.")
-@click.option("--format", metavar="NAME", help="With --catalog: as tables of this format (delta, iceberg).")
 @session_options
 @json_option
 @click.pass_obj
@@ -61,7 +57,7 @@ def sync(
     flags: Flags,
     /,
     *,
-    folder: Path,
+    folder: str,
     follow: bool,
     every: str,
     queues: tuple[str, ...],
@@ -71,11 +67,11 @@ def sync(
 ) -> None:
     """Add to the history in DIR (./history) what has happened since the last time, each event exactly once.
 
-    Can be killed anywhere and started again. With --json a line for each sync.
+    DIR is a folder, or the URL of an object store such as s3://bucket/history. The sync can be killed anywhere and
+    started again. --json prints a line for each sync.
     """
     url = shared_store(Settings(flags))
-    by_name = options["catalog"] is not None
-    with open_session(choice, catalog=by_name) as session:
+    with open_session(choice) as session:
         from penstock.spark import history as tables
         from penstock.spark.interrupts import noted_interrupts
 
@@ -127,7 +123,7 @@ def _tell(report: SyncReport, *, as_json: bool, is_quiet: bool) -> None:
 @click.option("--since", metavar="TIME", help="ISO 8601, or how long ago: 2d.")
 @click.option("--until", metavar="TIME", help="ISO 8601, or how long ago: 2d.")
 @click.option("--title", default="Queues", show_default=True)
-def report(*, folder: Path, output: Path, since: str | None, until: str | None, title: str) -> None:
+def report(*, folder: str, output: Path, since: str | None, until: str | None, title: str) -> None:
     """Write the history in DIR (./history) as a page: one file that loads nothing. Prints where it is."""
     from penstock.spark.history import report as write_page
 

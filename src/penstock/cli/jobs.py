@@ -12,8 +12,8 @@ from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.jobids import find_job, short_ids
-from penstock.cli.jobview import BRIEF, SPARE, brief, described, facts, happened, reason_fields
-from penstock.cli.output import at_terminal, exact, print_json, print_table
+from penstock.cli.jobview import BRIEF, SPARE, brief, described, facts, happened, reason_fields, timeline_row
+from penstock.cli.output import at_terminal, print_json, print_table
 from penstock.cli.parameters import (
     STATES,
     StateName,
@@ -28,9 +28,12 @@ from penstock.cli.settings import Settings
 from penstock.cli.streams import raw
 from penstock.cli.values import whole
 from penstock.cli.waiting import LogFollower
+from penstock.core.command import COMMAND_TASK
 from penstock.core.display import visible_in_line
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.errors import EventsLost
+from penstock.opening import shown_store
+from penstock.situation import command_line
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -55,16 +58,19 @@ async def read_reasons(app: App, jobs: list[JobInfo]) -> Reasons:
     return await explain_all(await app.connect(), [job.raw for job in jobs])
 
 
-def print_jobs(jobs: list[JobInfo], reasons: Reasons, *, as_json: bool) -> None:
-    """Print a row for each job, or everything about each as JSON."""
+def print_jobs(jobs: list[JobInfo], reasons: Reasons, *, as_json: bool, empty: str = "no jobs") -> None:
+    """Print a row for each job, or everything about each as JSON. ``empty`` is said if there is none."""
     with_reasons = [(job, reasons.get((job.queue, job.id))) for job in jobs]
     if as_json:
         print_json([described(job, reason) for job, reason in with_reasons])
     else:
-        # A script gets whole ids: they stay exact however many jobs there are.
-        shorts = short_ids(job.id for job in jobs) if at_terminal() else {}
-        rows = [brief(job, reason, shown_id=shorts.get(job.id)) for job, reason in with_reasons]
-        print_table(BRIEF, rows, empty="no jobs", spare=SPARE)
+        # A script gets whole ids, which stay exact however many jobs there are, and whole texts.
+        is_seen = at_terminal()
+        shorts = short_ids(job.id for job in jobs) if is_seen else {}
+        rows = [
+            brief(job, reason, shown_id=shorts.get(job.id), whole=not is_seen) for job, reason in with_reasons
+        ]
+        print_table(BRIEF, rows, empty=empty, spare=SPARE)
 
 
 @command("list", epilog=STATES_HELP)
@@ -106,22 +112,40 @@ def list_(
     """
     states = [State(one) for one in ([state] if state else []) + list(also)] or list(State)
 
-    async def read(app: App) -> list[JobInfo]:
+    async def read(app: App) -> tuple[list[JobInfo], bool]:
         found: list[JobInfo] = []
         for name in await queues_of(app, queue):
             for each in states:
                 async for job in app.queue(name).list_jobs(each, reverse=reverse):
+                    if task is not None and job.task != task:
+                        continue
                     if len(found) >= limit and not everything:
-                        return found
-                    if task is None or job.task == task:
-                        found.append(job)
-        return found
+                        return found, True
+                    found.append(job)
+        return found, False
 
-    async def explained(app: App) -> tuple[list[JobInfo], Reasons]:
-        jobs = await read(app)
-        return jobs, await read_reasons(app, jobs)
+    async def explained(app: App) -> tuple[list[JobInfo], Reasons, str, str]:
+        jobs, is_cut = await read(app)
+        total = await _count(app, queue, states) if is_cut and task is None else None
+        left_out = _left_out(len(jobs), total) if is_cut else ""
+        where = "" if await app.queues() else f" yet in the store {shown_store(app.url, app.namespace)}"
+        return jobs, await read_reasons(app, jobs), left_out, f"no jobs{where}"
 
-    print_jobs(*run_with_app(Settings(flags), explained), as_json=as_json)
+    jobs, reasons, left_out, empty = run_with_app(Settings(flags), explained)
+    print_jobs(jobs, reasons, as_json=as_json, empty=empty)
+    if left_out:
+        click.echo(left_out, err=True)
+
+
+async def _count(app: App, queue: str | None, states: list[State]) -> int:
+    counts = [await app.queue(name).counts() for name in await queues_of(app, queue)]
+    return sum(getattr(each, state.value) for each in counts for state in states)
+
+
+def _left_out(shown: int, total: int | None) -> str:
+    """Return the line below a list that was cut."""
+    of_all = f"{shown} of {total} jobs" if total is not None else f"the first {shown} jobs"
+    return f"{of_all}; add --all to see the rest"
 
 
 @command("show")
@@ -144,11 +168,8 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
 
     job, reason, events, lost = run_with_app(Settings(flags), read)
     if as_json:
-        timeline = [
-            {"at": exact(e.at_ms), "at_ms": e.at_ms, "type": str(e.type), "state": e.state, "run": e.run}
-            for e in events
-        ]
-        print_json({**described(job, reason), "timeline": timeline})
+        told = described(job, reason, traceback=job.task != COMMAND_TASK)
+        print_json({**told, "timeline": [timeline_row(event) for event in events]})
         return
     for name, value in facts(job, reason):
         # A line of a script must not look like a fact of its own.
@@ -157,8 +178,11 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
     click.echo(f"\n{lost}" if lost else "")
     for event in events:
         click.echo(happened(event))
-    if traceback and job.failure is not None and job.failure.traceback:
-        click.echo(f"\n{job.failure.traceback}")
+    if job.failure is not None and job.failure.traceback:
+        if traceback:
+            click.echo(f"\n{job.failure.traceback}")
+        elif job.task != COMMAND_TASK:
+            click.echo(f"\n{command_line('show', job.ref, '--traceback')} shows the traceback")
 
 
 @command("why")
@@ -195,7 +219,7 @@ def why(flags: Flags, /, *, id: str, queue: str | None, as_json: bool) -> None:
 @queue_option_for("Which queue it is in, if several have that id.")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended, or Ctrl-C.")
 @click.option(
-    "-n", "--tail", metavar="NUMBER", type=whole(0), help="Begin with the last so many lines. [all]"
+    "-n", "--tail", metavar="NUMBER", type=whole(0), help="Number of lines to show, from the end. [all]"
 )
 @click.option("--raw", "as_is", is_flag=True, help="Print control characters as they are, colours included.")
 @json_option
@@ -213,6 +237,7 @@ def logs(
 ) -> None:
     r"""What a job has printed, on stdout and stderr, or logged; the newest thousand lines are kept.
 
+    The prints of a Python task are kept only if it runs in a sandbox; context.log(line) keeps a line of any task.
     All runs of a job are in it, one after the other. Control characters appear as escapes such as \x1b, unless --raw
     is given: use that for jobs you trust. With --json each line is a JSON string.
     """
@@ -227,15 +252,27 @@ def logs(
         while True:
             # In this order: what it says last is there when it has ended.
             ended = (info := await handle.get_or_none()) is None or info.state in TERMINAL
-            lines = await follower.new_lines()
-            for line in lines if first is None else lines[len(lines) - min(first, len(lines)) :]:
-                say(line)
+            await follower.print_new(say, at_most=first)
             first = None
             if ended or not follow:
+                if not follower.has_lines and info is not None:
+                    click.echo(await _why_no_log(app, info), err=True)
                 return
             await asyncio.sleep(_LOOK_EVERY_S)
 
     run_with_app(Settings(flags), read)
+
+
+async def _why_no_log(app: App, job: JobInfo) -> str:
+    if job.runs and job.task != COMMAND_TASK:
+        return (
+            f"{job.id} has logged nothing. What a Python task prints goes to the output of its worker, unless it runs "
+            "in a sandbox; context.log(line) keeps a line with the job"
+        )
+    if job.runs:
+        return f"{job.id} has printed nothing"
+    reason = await app.job(job.ref).why()
+    return visible_in_line(f"{job.id} has not run. {reason}")
 
 
 def _print_raw(line: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.cli.output import ago, in_one_line, json_text, span, when
+from penstock.cli.output import ago, exact, in_one_line, json_text, span, when
 from penstock.core.command import COMMAND_TASK
 from penstock.core.display import visible_in_line
 from penstock.core.lifecycle import TERMINAL
@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from penstock.info import JobInfo
     from penstock.why import Reason
 
-__all__ = ["BRIEF", "SPARE", "brief", "described", "facts", "happened", "reason_fields", "title"]
+__all__ = [
+    "BRIEF",
+    "SPARE",
+    "brief",
+    "cut",
+    "described",
+    "facts",
+    "happened",
+    "reason_fields",
+    "timeline_row",
+    "title",
+]
 
 BRIEF: Final = ("id", "queue", "state", "what", "runs", "when", "why")
 SPARE: Final = ("runs", "queue", "why", "when")
@@ -35,8 +46,11 @@ def title(info: JobInfo) -> str:
     return f"{info.task} {payload}" if info.task else str(payload)
 
 
-def brief(info: JobInfo, reason: Reason | None = None, *, shown_id: str | None = None) -> tuple[Any, ...]:
-    """Return a row of ``BRIEF``, with ``shown_id`` for the id if it is given."""
+def brief(
+    info: JobInfo, reason: Reason | None = None, *, shown_id: str | None = None, whole: bool = False
+) -> tuple[Any, ...]:
+    """Return a row of ``BRIEF``, with ``shown_id`` for the id if it is given. Unless ``whole``, long texts are cut."""
+    shorten = in_one_line if whole else cut
     raw = info.raw
     at_ms = (
         raw.finished_at_ms
@@ -48,59 +62,36 @@ def brief(info: JobInfo, reason: Reason | None = None, *, shown_id: str | None =
         shown_id or info.id,
         info.queue,
         info.state.value,
-        _cut(title(info)),
+        shorten(title(info)),
         info.runs,
         ago(at_ms, time.time_ns() // 1_000_000),
-        _cut(_why(info, reason)),
+        shorten(_why(info, reason)),
     )
 
 
 def _why(info: JobInfo, reason: Reason | None) -> str:
-    """Return what is in the job's way, or its last failure."""
+    """Return what is in the job's way, or its last failure unless it completed after that."""
     if reason is not None and reason.kind not in _UNHINDERED:
         return reason.text
-    return info.raw.failure.message if info.raw.failure is not None else info.blocked_by
+    if info.state == "completed":
+        return ""
+    failure = info.raw.failure
+    if failure is None:
+        return info.blocked_by
+    # The message of an exception often says little without its class; that of a command needs none.
+    return failure.message if info.task == COMMAND_TASK else f"{failure.type}: {failure.message}"
 
 
-def described(info: JobInfo, reason: Reason | None = None) -> dict[str, Any]:
+def described(info: JobInfo, reason: Reason | None = None, *, traceback: bool = False) -> dict[str, Any]:
     """All there is to know, for JSON."""
     raw = info.raw
     return {
-        "id": info.id,
-        "ref": info.ref,
-        "queue": info.queue,
-        "state": info.state.value,
-        "task": info.task,
-        "payload": _payload(info),
-        "result": _result(info),
-        "failure": None
-        if raw.failure is None
-        else {"type": raw.failure.type, "message": raw.failure.message},
+        **info.as_dict(traceback=traceback),
         "damaged": _damaged(raw.damaged),
-        "progress": info.progress,
-        "priority": info.priority,
-        "runs": info.runs,
-        "failures": info.failures,
-        "attempts": info.attempts,
-        "stalls": info.stalls,
         "timeout_ms": raw.options.timeout_ms,
-        "worker": info.worker,
-        "blocked_by": info.blocked_by,
         "why": None if reason is None else reason_fields(reason),
-        "group": info.group,
-        "cost": info.cost,
-        "flow": info.flow,
-        "scheduler": info.scheduler,
-        "headers": dict(info.headers),
-        "usage": info.usage,
-        "cancelling": info.cancelling,
-        "has_rerun": info.has_rerun,
-        "enqueued_at": info.enqueued_at,
-        "run_at": info.run_at,
-        "claimed_at": info.claimed_at,
-        "finished_at": info.finished_at,
-        "expires_at": info.expires_at,
-        "kept_until": info.kept_until,
+        "staged": raw.is_staged,
+        "run_at": None if raw.is_staged else info.run_at,
     }
 
 
@@ -115,7 +106,10 @@ def facts(job: JobInfo, reason: Reason | None = None) -> list[tuple[str, Any]]:
     facts = [
         ("id", job.id),
         ("queue", job.queue),
-        ("state", f"{job.state.value}{' (asked to stop)' if job.cancelling else ''}"),
+        (
+            "state",
+            f"{job.state.value}{' (asked to stop)' if job.cancelling and job.state == 'active' else ''}",
+        ),
         ("why", "" if reason is None or job.state in TERMINAL else str(reason)),
         ("what", title(job)),
         ("folder", told["payload"].get("cwd", "") if job.task == COMMAND_TASK else ""),
@@ -131,7 +125,7 @@ def facts(job: JobInfo, reason: Reason | None = None) -> list[tuple[str, Any]]:
         ("blocked by", job.blocked_by),
         ("rerun", "waits for the end of this run" if job.has_rerun else ""),
         ("worker", job.worker if job.state == "active" else ""),
-        ("due", when(raw.run_at_ms) if job.state == "scheduled" else ""),
+        ("due", when(raw.run_at_ms) if job.state == "scheduled" and not raw.is_staged else ""),
         ("kept until", when(raw.kept_until_ms) if job.state in TERMINAL else ""),
     ]
     return [(name, value) for name, value in facts if value not in ("", None)]
@@ -143,6 +137,23 @@ def _counted(number: int, what: str) -> str:
 
 def _stalls(job: JobInfo) -> str:
     return f", {_counted(job.stalls, 'stall')}" if job.stalls else ""
+
+
+def timeline_row(event: Event) -> dict[str, Any]:
+    """One event of a job's life, for JSON."""
+    return {
+        "at": exact(event.at_ms),
+        "at_ms": event.at_ms,
+        "type": str(event.type),
+        "state": event.state,
+        "run": event.run,
+        "worker": event.worker,
+        "wait_ms": event.wait_ms,
+        "run_ms": event.run_ms,
+        "error_type": event.error_type,
+        "error": event.error,
+        "data": event.data,
+    }
 
 
 def happened(event: Event) -> str:
@@ -170,13 +181,6 @@ def _payload(info: JobInfo) -> Any:
         return f"<{len(info.raw.payload)} bytes>"
 
 
-def _result(info: JobInfo) -> Any:
-    try:
-        return info.result
-    except SerializationError:
-        return f"<{len(info.raw.result or b'')} bytes>"
-
-
 def _damaged(packed: bytes | None) -> dict[str, Any] | None:
     """The stored values of a record that could not be read: bytes in hex, numbers as they are."""
     if packed is None:
@@ -185,6 +189,7 @@ def _damaged(packed: bytes | None) -> dict[str, Any] | None:
     return {name: value.hex() if isinstance(value, bytes) else value for name, value in parts.items()}
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Return ``text`` in one line, cut for a table."""
     line = in_one_line(text)
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

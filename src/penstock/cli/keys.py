@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from penstock.cli.errors import CommandLineError, ExitCode
-from penstock.cli.synonyms import KEY_ADVICE
+from penstock.cli.synonyms import KEY_ADVICE, did_you_mean
 from penstock.cli.values import with_unit
 
-__all__ = ["KEYS", "Key", "Value", "known_key"]
+__all__ = ["KEYS", "Key", "Value", "known_key", "without_user"]
 
 Value = str | int | bool | None
 
@@ -28,6 +28,18 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("a text")
     return value
+
+
+def _url(value: Any) -> str:
+    if "://" in (text := _text(value)):
+        return text
+    shown = without_user(text)
+    raise ValueError(f"a URL such as {f'valkey://{shown}' if ':' in text else f'sqlite:///{shown}'}")
+
+
+def without_user(text: Any) -> Any:
+    """Return what is not a URL without a password that it may hold."""
+    return f"***@{text.rpartition('@')[2]}" if isinstance(text, str) and "@" in text else text
 
 
 def _whole(least: int) -> Callable[[Any], int]:
@@ -84,7 +96,7 @@ def _log_format(value: Any) -> str:
 
 
 _ROWS: Final = [
-    Key("url", "url", "sqlite:///penstock.db", _text, "where jobs are kept"),
+    Key("url", "url", "sqlite:///penstock.db", _url, "where jobs are kept"),
     Key("namespace", "text", None, _text, "a part of the store to itself"),
     Key("app", "module:app", None, _text, "where tasks are defined, and which store commands use"),
     Key("queue", "text", "default", _text, "where `enqueue` puts jobs"),
@@ -132,9 +144,5 @@ def known_key(name: str) -> Key:
     name = name.replace("-", "_")
     if name in KEYS:
         return KEYS[name]
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, KEYS, n=1)
-    meant = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(KEYS)}."
-    meant = KEY_ADVICE.get(name.lower(), meant)
+    meant = KEY_ADVICE.get(name.lower()) or did_you_mean(name, list(KEYS))
     raise CommandLineError(f"there is no key {name!r}. {meant}", ExitCode.USAGE)

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from penstock.cli.connect import queues_of, run_with_app
+from penstock.cli.budget import BUDGET_COLUMNS, budgets_of
+from penstock.cli.connect import queues_with_rules, refuse_unknown_queue, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, print_table
 from penstock.cli.parameters import command_of, family, json_option, queue_option, queue_option_for
 from penstock.cli.settings import Settings
+from penstock.core.rate import Rate, parse_rate
+from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -41,6 +44,7 @@ def limit() -> None:
     "--bucket", metavar="CAPACITY:RATE", help='Jobs of the group take their cost from it: "100:10/s".'
 )
 @click.option("--none", "nothing", is_flag=True, help="Remove the limit.")
+@click.option("--create", is_flag=True, help="Also limit a queue that has no jobs yet.")
 @click.pass_obj
 def set_(
     flags: Flags,
@@ -49,6 +53,7 @@ def set_(
     queue: str | None,
     group: str | None,
     nothing: bool,
+    create: bool,
     **options: Any,
 ) -> None:
     """Limit a queue or a group; what is not given stays as it is.
@@ -66,6 +71,8 @@ def set_(
         raise CommandLineError("give --concurrency, --rate or --bucket, or --none.", ExitCode.USAGE)
 
     async def act(app: App) -> Limit | None:
+        if not create:
+            await refuse_unknown_queue(app, queue, to="limit")
         if nothing:
             await app.queue(name).unlimit(group=group)
             return None
@@ -81,16 +88,29 @@ def _parse_concurrency(text: str) -> int:
     return int(text)
 
 
-def _parse_bucket(text: str) -> tuple[int, str]:
+def _parse_rate(text: str) -> Rate:
+    try:
+        return parse_rate(text)
+    except InvalidOption:
+        raise CommandLineError(
+            f"--rate {text}: give a count and a period, such as 100/s, 5/2m or 1/500ms, or none.",
+            ExitCode.USAGE,
+        ) from None
+
+
+def _parse_bucket(text: str) -> tuple[int, Rate]:
     capacity, _, rate = text.partition(":")
-    if not capacity.isdigit() or not rate:
-        raise CommandLineError(f"--bucket {text}: give capacity and rate, such as 100:10/s.", ExitCode.USAGE)
-    return int(capacity), rate
+    try:
+        return int(capacity), parse_rate(rate)
+    except (ValueError, InvalidOption):
+        raise CommandLineError(
+            f"--bucket {text}: give a capacity and a rate, such as 100:10/s, or none.", ExitCode.USAGE
+        ) from None
 
 
 _PARSERS: Final[dict[str, Callable[[str], Any]]] = {
     "concurrency": _parse_concurrency,
-    "rate": str,
+    "rate": _parse_rate,
     "bucket": _parse_bucket,
 }
 
@@ -100,19 +120,21 @@ _PARSERS: Final[dict[str, Callable[[str], Any]]] = {
 @json_option
 @click.pass_obj
 def show(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
-    """The limits that were set, and the groups that wait because of one."""
+    """Show the limits that were set, the groups that wait because of one, and the budgets."""
 
     settings = Settings(flags)
 
     async def read(app: App) -> list[dict[str, Any]]:
-        # A limit may be there before the first job.
-        names = sorted({*await queues_of(app, queue), queue or settings["queue"]})
-        return [row for name in names for row in await _of_queue(app, name)]
+        names = await queues_with_rules(app, queue, settings)
+        limits = [row for name in names for row in await _of_queue(app, name)]
+        return limits + [row for name in names for row in await budgets_of(app, name)]
 
-    rows = run_with_app(settings, read)
+    found = run_with_app(settings, read)
     if as_json:
-        print_json(rows)
+        print_json(found)
         return
+    rows = [row for row in found if "group" in row]
+    budgets = [[row[name] for name in BUDGET_COLUMNS] for row in found if "budget" in row]
     columns = ("queue", "group", "concurrency", "rate", "bucket", "waiting", "active", "blocked", "why")
     print_table(
         columns,
@@ -120,6 +142,9 @@ def show(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
         empty="no limits",
         spare=("bucket", "rate", "waiting", "active", "blocked", "why"),
     )
+    if budgets:
+        click.echo()
+        print_table(BUDGET_COLUMNS, budgets)
 
 
 async def _of_queue(app: App, name: str) -> list[dict[str, Any]]:
@@ -149,7 +174,7 @@ def _shown(set_limit: Limit | None) -> dict[str, Any]:
     return {
         "concurrency": set_limit.concurrency,
         "rate": None if set_limit.rate is None else str(set_limit.rate),
-        "bucket": None if bucket is None else f"{bucket.capacity}:{bucket.refill}/{bucket.per_ms}ms",
+        "bucket": None if bucket is None else str(bucket),
     }
 
 

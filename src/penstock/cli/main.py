@@ -39,6 +39,7 @@ def _run(arguments: Sequence[str]) -> int:
 
     from penstock.cli.commands import penstock
     from penstock.cli.flags import Flags
+    from penstock.cli.streams import ReaderGone
 
     flags = Flags()
     try:
@@ -48,10 +49,8 @@ def _run(arguments: Sequence[str]) -> int:
         )
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:
-        # Whoever read our output, `head` say, has seen enough. Python must not complain at its exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except (ReaderGone, BrokenPipeError):
+        return _reader_is_gone()
     except (KeyboardInterrupt, click.Abort):
         print("penstock: interrupted", file=sys.stderr)
         return 130
@@ -67,6 +66,14 @@ def _run(arguments: Sequence[str]) -> int:
         message, code = explained(error)
         _tell(message, debug=flags.debug)
         return int(code)
+
+
+def _reader_is_gone() -> int:
+    """Return the exit code of a program that SIGPIPE ended, as `head` ends others. Python must not complain either."""
+    from penstock.cli.errors import ExitCode
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    return int(ExitCode.BROKEN_PIPE)
 
 
 def _tell(message: str, *, debug: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from codecs import BOM_UTF8
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from penstock.cli.connect import is_local
+from penstock.cli.synonyms import did_you_mean, option_for
 from penstock.cli.values import read_time
 from penstock.core.command import COMMAND_TASK, CommandLine, check_command, encode_command
 from penstock.core.ids import uuid7
@@ -60,6 +62,8 @@ _OPTIONS: Final = frozenset(JobLine.__struct_fields__) - _PLAIN - {"task", "args
 _decode: Final = msgspec.json.Decoder(JobLine).decode
 _decode_any: Final = msgspec.json.Decoder().decode
 
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`").match
+_KEYS: Final = f"A job has: {', '.join(JobLine.__struct_fields__)}."
 _TOO_DEEP: Final = "the JSON is nested too deeply. Flatten the arguments, or pass a reference to the data."
 
 
@@ -70,7 +74,7 @@ def _in_utf8(text: str | bytes) -> bytes:
     except UnicodeEncodeError as error:
         # Bytes of the command line that are no text have been made lone surrogates.
         raise InvalidInput(
-            f"{text!r:.80} is no text in UTF-8. Give it in UTF-8; a script that a command runs may hold other bytes."
+            f"{text!r:.80} is not valid UTF-8. Encode it in UTF-8; a script that a command runs may hold other bytes."
         ) from error
     return data.removeprefix(BOM_UTF8)
 
@@ -86,15 +90,26 @@ def read_line(text: str | bytes) -> JobLine:
     try:
         line = _decode(data)
     except msgspec.ValidationError as error:
-        known = ", ".join(JobLine.__struct_fields__) if "unknown field" in str(error) else ""
-        raise InvalidInput(f"{error}.{known and f' A job has: {known}.'}") from error
+        raise InvalidInput(_unknown_key(str(error)) or f"{error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"that is no JSON: {error}.") from error
+        raise InvalidInput(f"that is not valid JSON: {error}.") from error
     except RecursionError as error:
         raise InvalidInput(_TOO_DEEP) from error
     if line.command is UNSET and line.task is UNSET:
         raise InvalidInput('there is no "command", and no "task". Give one of the two.')
     return line
+
+
+def _unknown_key(error: str) -> str:
+    """Return what to say of a key that a job does not have; empty if the error is about something else."""
+    found = _UNKNOWN(error)
+    if found is None:
+        return ""
+    name = found[1].replace("-", "_")
+    option = option_for("enqueue", f"--{name.replace('_', '-')}")
+    meant = option.strip("-").replace("-", "_") if option else name
+    hint = did_you_mean(meant, JobLine.__struct_fields__, otherwise=_KEYS)
+    return f"a job has no key {found[1]!r}. {hint}"
 
 
 class NewJobs:
@@ -143,7 +158,9 @@ class NewJobs:
         options = {**given, **said}
         if "at" in options:
             at = options.pop("at")
-            options["run_at"] = read_time(at) if isinstance(at, str) else at
+            options["run_at"] = (
+                read_time(at, for_duration="delay instead of at") if isinstance(at, str) else at
+            )
         queue = self._queue if line.queue is UNSET else line.queue
         if "after" in options:
             options["after"] = _places(options["after"], queue or self._default_queue)
@@ -185,7 +202,7 @@ def _arguments(text: str | bytes) -> dict[str, Any] | list[Any]:
         args = _decode_any(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(
-            f'the arguments are no JSON: {error}. Give an object, such as {{"to": "ada"}}.'
+            f'the arguments are not valid JSON: {error}. Give an object, such as {{"to": "ada"}}.'
         ) from error
     except RecursionError as error:
         raise InvalidInput(_TOO_DEEP) from error

@@ -1,4 +1,4 @@
-"""``penstock cancel``, ``retry``, ``remove``, ``promote``, ``reset``, ``reset-stale``: doing something with jobs."""
+"""``penstock cancel``, ``retry``, ``remove``, ``promote``, ``reset``, ``reset-stale``, ``signal``: operate on jobs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from penstock.cli.connect import queues_of, run_with_app
-from penstock.cli.errors import CommandLineError, ExitCode, NotFound
+from penstock.cli.errors import CommandLineError, ExitCode, NotFound, WrongState
 from penstock.cli.flags import Flags
 from penstock.cli.jobids import find_job
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
+    OPEN,
     STATES,
     command,
     completes_ids,
@@ -22,19 +23,20 @@ from penstock.cli.parameters import (
 )
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration
-from penstock.core.names import check_queue
 from penstock.errors import InvalidName
+from penstock.situation import counted
+from penstock.worker.options import LONGEST_HEARTBEAT_MS
 
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.queue import Queue
 
-__all__ = ["cancel", "done_by_id", "promote", "remove", "reset", "reset_stale", "retry"]
+__all__ = ["cancel", "done_by_id", "promote", "remove", "reset", "reset_stale", "retry", "said", "signal"]
 
 _DONE: Final = {
     "cancelled": "cancelled",
     "rerun_cancelled": "does not run again after this run",
-    "requested": "asked to stop: it ends with the next heartbeat of its worker",
+    "requested": f"asked to stop: its worker notices within {LONGEST_HEARTBEAT_MS // 1000} seconds",
     "retried": "waits again",
     "removed": "removed",
     "promoted": "waits now",
@@ -45,13 +47,29 @@ _NOT_DONE: Final = {
     "failed": "has failed already",
     "already_cancelled": "was cancelled already",
     "no_rerun": "has no rerun that waits",
-    "not_failed": "has neither failed nor been cancelled, so there is nothing to retry",
-    "not_scheduled": "is not scheduled",
+    "not_failed": "has neither failed nor been cancelled, so there is nothing to retry. To run a scheduled job now, "
+    "use `penstock promote`",
+    "not_scheduled": "is not scheduled, or staged by a write that has not committed; see `penstock why`",
     "active": "is active: cancel it first, or take it from its worker by `penstock reset`",
     "not_active": "is not active",
 }
 
-_OPEN: Final = ("scheduled", "waiting", "blocked", "active")
+
+def said(answer: str) -> str:
+    """Return an answer of the store in words that follow the id of the job."""
+    return _DONE.get(answer) or _NOT_DONE.get(answer) or answer.replace("_", " ")
+
+
+_SIGNALLED: Final = {
+    "resumed": "goes on",
+    "kept": "keeps the signal, because it does not wait for {name!r} yet",
+}
+_NOT_SIGNALLED: Final = {
+    "not_found": "is no longer kept",
+    "ended": "has ended, so it takes no signal",
+    "full": "has too many signals that it has not taken yet",
+}
+
 _NOT_ACTIVE: Final = tuple(state for state in STATES if state != "active")
 
 Verb = Callable[["Queue", str], Awaitable[Mapping[str, str]]]
@@ -70,9 +88,8 @@ def done_by_id(flags: Flags, ids: tuple[str, ...], queue: str | None, verb: Verb
     """Do ``verb`` with each job; say what became of each. The exit code is that of the first that was not done."""
 
     async def act(app: App) -> list[_Answer]:
-        if queue is not None:
-            # Nothing is done if the queue's name is wrong.
-            check_queue(queue)
+        # Nothing is done if the queue's name is wrong.
+        await queues_of(app, queue)
         answers: dict[str, _Answer] = {}
         for text in ids:
             found = await _found(app, text, queue)
@@ -132,7 +149,7 @@ def _say(one: _Answer, *, silent: bool) -> int:
     "ids",
     metavar="ID...",
     nargs=-1,
-    shell_complete=completes_ids(*_OPEN),
+    shell_complete=completes_ids(*OPEN),
     required=True,
 )
 @queue_option_for("Which queue they are in, if several have these ids.")
@@ -146,8 +163,8 @@ def cancel(
 ) -> int:
     """Cancel jobs: those that have not begun end at once, active ones are told to stop.
 
-    A command that runs is killed with all that it has started, at the next heartbeat of its worker. `penstock retry`
-    has a cancelled job run after all.
+    Its worker notices within seconds and kills a command with all that it has started. `penstock wait ID` waits for
+    the end, `penstock retry ID` runs a cancelled job after all.
     """
 
     def act(named: Queue, id: str) -> Awaitable[Mapping[str, str]]:
@@ -192,6 +209,48 @@ def remove(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json:
 def promote(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
     """Have scheduled jobs run now, or as soon as a worker is free, instead of when they are due."""
     return done_by_id(flags, ids, queue, lambda named, id: named.promote(id), as_json=as_json)
+
+
+@command("signal")
+@click.argument("id", shell_complete=completes_ids("blocked", "scheduled", "waiting", "active"))
+@click.argument("name")
+@click.argument("data", metavar="[JSON]", required=False)
+@queue_option_for("Which queue it is in, if several have that id.")
+@json_option
+@click.pass_obj
+def signal(
+    flags: Flags, /, *, id: str, name: str, data: str | None, queue: str | None, as_json: bool
+) -> None:
+    """Send the signal NAME to a job, with JSON as its data. A job that waits for it goes on; others keep it for later.
+
+    \b
+      penstock signal orders/order-7 paid
+      penstock signal orders/order-7 paid '{"amount": 12}'
+    """
+    value = None if data is None else _decoded(data)
+
+    async def act(app: App) -> tuple[str, str]:
+        job = await find_job(app, id, queue)
+        return job.ref, await app.job(job.ref).signal(name, value)
+
+    ref, answer = run_with_app(Settings(flags), act)
+    if answer not in _SIGNALLED:
+        raise (NotFound if answer == "not_found" else WrongState)(f"{ref} {_NOT_SIGNALLED[answer]}.")
+    if as_json:
+        print_json({"ref": ref, "answer": answer})
+    else:
+        click.echo(f"{ref} {_SIGNALLED[answer].format(name=name)}")
+
+
+def _decoded(text: str) -> Any:
+    import json
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CommandLineError(
+            f"the data is not valid JSON: {error}. Quote a text twice: '\"text\"'.", ExitCode.USAGE
+        ) from None
 
 
 @command("reset")
@@ -262,5 +321,5 @@ def _reset_active(flags: Flags, queue: str | None, *, older_than_ms: int, as_jso
     if as_json:
         print_json({"reset": ended})
     else:
-        click.echo(f"{len(ended)} jobs wait again")
+        click.echo(f"{counted(len(ended), 'job')} {'waits' if len(ended) == 1 else 'wait'} again")
     return 0

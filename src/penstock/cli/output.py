@@ -49,7 +49,9 @@ STATE_STYLES: Final = {
 }
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
-_PROSE: Final = frozenset({"what", "why", "found", "advice", "meaning", "value", "from", "options", "log"})
+_PROSE: Final = frozenset(
+    {"what", "why", "found", "advice", "meaning", "value", "from", "options", "store", "log"}
+)
 """Columns whose cells may go on in the next line. An id or a state that is broken cannot be read, or copied."""
 _LEAST_OF_PROSE: Final = 14
 _GAP: Final = 2

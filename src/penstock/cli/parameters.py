@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import click
 
 from penstock.cli.flags import Flags
-from penstock.cli.synonyms import STATES_BY_SYNONYM, advice, known_command, with_known_option
+from penstock.cli.synonyms import (
+    STATES_BY_SYNONYM,
+    advice,
+    did_you_mean,
+    known_command,
+    nearest,
+    with_known_option,
+)
 from penstock.cli.values import seconds, whole
 
 __all__ = [
+    "OPEN",
     "STATES",
     "Family",
     "PlainCommand",
@@ -35,7 +44,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Spelled out, so that no help has to wait for the modules that know them.
 STATES: Final = ("scheduled", "waiting", "blocked", "active", "completed", "failed", "cancelled")
+OPEN: Final = ("scheduled", "waiting", "blocked", "active")
+"""The states of jobs that have not ended."""
 _GLOBAL: Final = frozenset({"--url", "--namespace", "--app", "--debug", "--help", "--version"})
+_EXTRA_WORDS: Final = re.compile(r"Got unexpected extra arguments? \((.*)\)").fullmatch
 _SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -50,8 +62,10 @@ class _OptionsApart(click.Command):
             except click.NoSuchOption as error:
                 renamed = with_known_option(_path(ctx), given, error.option_name)
                 if renamed is None or renamed == given:
-                    raise _no_such_option(ctx, error) from None
+                    raise _no_such_option(ctx, error, _names_of_options(self)) from None
                 given = renamed
+            except click.UsageError as error:
+                raise _with_queue_option(ctx, error, _names_of_options(self)) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
@@ -73,7 +87,19 @@ class StateName(click.Choice[str]):
         super().__init__(list(states))
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return super().convert(STATES_BY_SYNONYM.get(str(value).lower(), value), param, ctx)
+        state = STATES_BY_SYNONYM.get(str(value).lower(), str(value).lower())
+        if state in self.choices:
+            return state
+        meant = did_you_mean(state, self.choices)
+        if state == "all" and param is not None and not param.required:
+            meant = "Leave it out for jobs of every state, and add --all for all of them."
+        elif state in STATES and ctx is not None and ctx.command.name == "clean":
+            meant = "`penstock drain` removes jobs that wait; add --scheduled for those that are not due yet."
+        elif "--queue" in _names_of_options(ctx.command if ctx is not None else None) and not nearest(
+            state, self.choices
+        ):
+            meant += f" If it is a queue, give -q {value}."
+        raise click.UsageError(f"{value!r} is not a state. {meant}", ctx)
 
 
 class PlainCommand(_OptionsApart):
@@ -118,20 +144,37 @@ def _path(ctx: click.Context) -> str:
 
 def no_such_command(ctx: click.Context, name: str, known: list[str]) -> click.UsageError:
     """The error that names the command that may have been meant."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, n=1)
-    meant = advice(_path(ctx), name)
-    if meant is None:
-        meant = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(known)}."
+    meant = advice(_path(ctx), name) or did_you_mean(name, known)
     return click.UsageError(f"there is no command {name!r}. {meant}", ctx)
 
 
-def _no_such_option(ctx: click.Context, error: click.NoSuchOption) -> click.UsageError:
-    meant = advice(_path(ctx), error.option_name)
+def _names_of_options(command: click.Command | None) -> list[str]:
+    """Return the long names, without those of options that help does not show."""
+    shown = [p for p in command.params if isinstance(p, click.Option) and not p.hidden] if command else []
+    return [name for p in shown for name in (*p.opts, *p.secondary_opts) if name.startswith("--")]
+
+
+def _no_such_option(ctx: click.Context, error: click.NoSuchOption, known: list[str]) -> click.UsageError:
+    name, path = error.option_name, _path(ctx)
+    meant = advice(path, name)
     if meant is None:
+        part_of_command = "If it is part of the command, put -- before the command, or quote it."
+        otherwise = part_of_command if path == "enqueue" else f"See: {ctx.command_path} --help"
+        meant = did_you_mean(name, known if name.startswith("--") else [], otherwise=otherwise)
+    return click.UsageError(f"unknown option {name!r}. {meant}", None if "See:" in meant else ctx)
+
+
+def _with_queue_option(ctx: click.Context, error: click.UsageError, known: list[str]) -> click.UsageError:
+    """Return the error, which says how to name a queue if a word too many was given."""
+    found = _EXTRA_WORDS(error.message)
+    if found is None:
         return error
-    return click.UsageError(f"No such option {error.option_name!r}. {meant}", ctx)
+    words, meant = found[1], ""
+    if _path(ctx) == "schedule add":
+        meant = " Quote the command."
+    elif "--queue" in known and " " not in words:
+        meant = f" If it is a queue, give -q {words}."
+    return click.UsageError(f"unexpected argument {words!r}.{meant}", ctx)
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -260,7 +303,7 @@ def limit_option(default: int) -> Callable[[F], F]:
         metavar="NUMBER",
         type=whole(1),
         default=default,
-        help=f"At most so many. [{default}]",
+        help=f"Maximum number. [{default}]",
     )
 
 

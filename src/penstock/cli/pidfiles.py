@@ -56,7 +56,8 @@ class Surroundings(msgspec.Struct, frozen=True):
 class PidRecord(msgspec.Struct, frozen=True):
     """What a pid file says. ``arguments`` are those of ``penstock worker``; ``ready`` once it claims jobs.
 
-    ``grace_ms`` is how long the worker lets its jobs finish, whatever the settings of who stops it.
+    ``grace_ms`` is how long the worker lets its jobs finish, whatever the settings of who stops it. ``store`` is shown
+    to people, without a password.
     """
 
     pid: int
@@ -65,10 +66,13 @@ class PidRecord(msgspec.Struct, frozen=True):
     grace_ms: int
     surroundings: Surroundings
     ready: bool = False
+    store: str = ""
 
 
 @contextmanager
-def held(path: Path, arguments: list[str], *, grace_ms: int, surroundings: Surroundings) -> Iterator[_Held]:
+def held(
+    path: Path, arguments: list[str], *, grace_ms: int, surroundings: Surroundings, store: str = ""
+) -> Iterator[_Held]:
     """The pid file is ours until the block ends, and gone then. Raises ``WrongState`` if a live worker has it.
 
     Others may not read it: it says URLs, which may have passwords.
@@ -82,7 +86,7 @@ def held(path: Path, arguments: list[str], *, grace_ms: int, surroundings: Surro
                 f"{path} is the pid file of a worker that runs ({who}). Stop that one, or use another file."
             )
         now_ms = time.time_ns() // 1_000_000
-        record = PidRecord(os.getpid(), arguments, now_ms, grace_ms, surroundings)
+        record = PidRecord(os.getpid(), arguments, now_ms, grace_ms, surroundings, store=store)
         mine = _Held(file.fileno(), record)
         mine.write()
         try:

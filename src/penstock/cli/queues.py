@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Collection
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from penstock.cli.connect import run_with_app
-from penstock.cli.errors import NotFound, WrongState
+from penstock.cli.connect import queues_of, run_with_app
+from penstock.cli.errors import CommandLineError, ExitCode, NotFound, WrongState
 from penstock.cli.flags import Flags
-from penstock.cli.output import print_json
+from penstock.cli.output import print_json, when
 from penstock.cli.parameters import (
     StateName,
     command,
@@ -20,26 +22,35 @@ from penstock.cli.parameters import (
     yes_option,
 )
 from penstock.cli.settings import Settings
-from penstock.cli.values import duration, whole
+from penstock.cli.synonyms import did_you_mean
+from penstock.cli.values import duration, instant_or, whole
+from penstock.core.duration import milliseconds
 from penstock.core.lifecycle import TERMINAL
+from penstock.core.limits import EVERY_GROUP
 from penstock.core.names import check_queue
 from penstock.errors import StorageError
+from penstock.situation import counted
 
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.queue import Queue
 
-__all__ = ["ask", "clean", "clear", "done_by_queue", "drain", "pause", "resume"]
+__all__ = ["ask", "clean", "clear", "done_by_queue", "drain", "pause", "refuse_unknown_queues", "resume"]
 
-_MOST_NAMES: Final = 10
+_ROUND_TRIP_MS: Final = 2_000
 _group_option = click.option("--group", metavar="KEY", help="Only the jobs of this group.")
 
 
 _queues_argument = click.argument("queues", metavar="[QUEUE]...", nargs=-1, shell_complete=completes_queues)
 
 
-def ask(question: str, *, yes: bool, otherwise: str = "add --yes") -> None:
-    """Ask before what cannot be taken back. Raises ``WrongState`` where nobody can answer."""
+def ask(
+    question: str, *, yes: bool, otherwise: str = "add --yes", nothing: str = "nothing was removed"
+) -> None:
+    """Ask before what cannot be undone. Raises ``WrongState`` if the answer is no, or nobody can answer.
+
+    ``nothing`` is what the command says after a no.
+    """
     if yes:
         return
     import sys
@@ -47,7 +58,13 @@ def ask(question: str, *, yes: bool, otherwise: str = "add --yes") -> None:
     if not sys.stdin.isatty():
         raise WrongState(f"{question} Nobody can be asked here: {otherwise}.")
     if not click.confirm(question, err=True):
-        raise click.Abort
+        raise WrongState(f"{nothing}.")
+
+
+def refuse_unknown_queues(flags: Flags, *named: str | None) -> None:
+    """Raise ``NotFound`` for a queue that does not exist, before the user is asked about it."""
+    if any(named):
+        run_with_app(Settings(flags), lambda app: queues_of(app, *named))
 
 
 async def done_by_queue(queues: list[Queue], act: Callable[[Queue], Awaitable[int]]) -> dict[str, int]:
@@ -74,17 +91,20 @@ def _each_queue(
     act: Callable[[Queue], Awaitable[int]],
     *,
     create: bool = False,
+    group: str | None = None,
     check: Callable[[list[Queue]], Awaitable[None]] | None = None,
 ) -> dict[str, int]:
-    """Do it with the queues that were named, or with all, if ``check`` raises nothing for them."""
+    """Do it with the queues that were named, or with all, if ``check`` raises nothing for them.
+
+    With a ``group``, only those of the queues count that have it. Unless ``create`` is given, what does not exist is
+    refused.
+    """
 
     async def acted(app: App) -> dict[str, int]:
-        known = await app.queues()
-        for name in named if not create else ():
-            # A queue can be paused, or have a paused group, before its first job.
-            if check_queue(name) not in known and not await _has_pause(app.queue(name)):
-                raise _unknown(name, known)
-        queues = [app.queue(check_queue(name)) for name in dict.fromkeys(named or known)]
+        names = list(dict.fromkeys(map(check_queue, named))) if create else await queues_of(app, *named)
+        queues = [app.queue(name) for name in names]
+        if group is not None and not create:
+            queues = await _having_group(queues, group)
         if check is not None:
             await check(queues)
         return await done_by_queue(queues, act)
@@ -92,54 +112,117 @@ def _each_queue(
     return run_with_app(Settings(flags), acted, create=create)
 
 
-async def _has_pause(queue: Queue) -> bool:
-    if (await queue.counts()).paused:
-        return True
-    return any([group.paused async for group in queue.groups()])
-
-
-def _unknown(name: str, known: list[str]) -> NotFound:
-    """Return the error with the names that may have been meant."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known) or known[:_MOST_NAMES]
-    meant = f"Did you mean {' or '.join(map(repr, close))}?" if close else "No job was ever enqueued."
-    return NotFound(f"the queue {name!r} does not exist. {meant}")
+async def _having_group(queues: list[Queue], group: str) -> list[Queue]:
+    """Return the queues that have jobs, a pause or a limit of the group. Raises ``NotFound`` if none has."""
+    having: list[Queue] = []
+    known: set[str] = set()
+    for queue in queues:
+        keys = {*await queue.limits(), *[state.key async for state in queue.groups()]} - {"", EVERY_GROUP}
+        known |= keys
+        if group in keys:
+            having.append(queue)
+    if not having:
+        meant = did_you_mean(group, sorted(known))
+        where = f" in {', '.join(queue.name for queue in queues)}" if len(queues) < 3 else ""
+        raise NotFound(f"the group {group!r} does not exist{where}. {meant}".rstrip())
+    return having
 
 
 def _tell(done: dict[str, int], what: str, *, as_json: bool) -> None:
     if as_json:
         print_json(done)
     else:
-        click.echo(f"{sum(done.values())} jobs {what}")
+        click.echo(f"{counted(sum(done.values()), 'job')} {what}")
 
 
 @command("pause")
 @_queues_argument
 @queue_option
 @_group_option
-@click.option("--create", is_flag=True, help="Also pause a queue that has no jobs yet.")
+@click.option(
+    "--for", "duration", metavar="DURATION", type=duration, help="Resume by itself after this: 10min."
+)
+@click.option(
+    "--until",
+    metavar="TIME",
+    type=instant_or("--for"),
+    help="Resume by itself at this time: 18:00, 'tomorrow 9:00'; local unless it has a zone.",
+)
+@click.option("--create", is_flag=True, help="Also pause a queue or a group that has no jobs yet.")
 @click.pass_obj
 def pause(
-    flags: Flags, /, *, queues: tuple[str, ...], queue: str | None, group: str | None, create: bool
+    flags: Flags,
+    /,
+    *,
+    queues: tuple[str, ...],
+    queue: str | None,
+    group: str | None,
+    duration: str | None,
+    until: datetime | None,
+    create: bool,
 ) -> None:
     """Give workers no further jobs, of these queues or of all. Jobs that run go on; `penstock resume` ends it.
 
     \b
       penstock pause mail reports
+      penstock pause mail --for 10min
+      penstock pause mail --until 18:00
       penstock pause new --create     before its first job
+
+    Without a queue, queues that get their first job later are not paused.
     """
+    named, for_ms = _named(queue, *queues), _pause_ms(duration, until)
 
     async def act(one: Queue) -> int:
-        await one.pause(group=group)
+        await one.pause(for_ms / 1000 if for_ms else None, group=group)
         return 1
 
-    named = _named(queue, *queues)
     try:
-        paused = _each_queue(flags, named, act, create=create and bool(named))
+        paused = _each_queue(flags, named, act, create=create and bool(named), group=group)
     except NotFound as error:
-        raise NotFound(f"{error} Add --create to pause a queue before its first job.") from None
-    click.echo(f"paused: {', '.join(paused) or 'nothing, because no queue exists'}")
+        what = "queue" if group is None else "group"
+        raise NotFound(f"{error} Add --create to pause a {what} before its first job.") from None
+    if not for_ms:
+        click.echo(f"paused: {_said(paused, group)}")
+        return
+
+    async def read(app: App) -> list[tuple[str, str]]:
+        return [(name, await _end_of_pause(app, name, group, for_ms)) for name in paused]
+
+    for name, end in run_with_app(Settings(flags), read):
+        click.echo(f"paused {end}: {_said([name], group)}")
+
+
+def _pause_ms(duration: str | None, until: datetime | None) -> int:
+    """Return for how long to pause; 0 is until it is resumed."""
+    if duration is not None and until is not None:
+        raise CommandLineError("--for and --until both say when the pause ends. Give one.", ExitCode.USAGE)
+    if until is not None:
+        ms = round((until - datetime.now(until.tzinfo)).total_seconds() * 1000)
+        if ms < 1:
+            raise CommandLineError(f"--until {until:%Y-%m-%d %H:%M} is over already.", ExitCode.USAGE)
+        return ms
+    return 0 if duration is None else max(milliseconds(duration, what="--for"), 1)
+
+
+async def _end_of_pause(app: App, queue: str, group: str | None, for_ms: int) -> str:
+    """Return until when the queue or the group is paused now: an earlier pause may last longer."""
+    [held] = (await (await app.connect()).groups(queue, keys=[group or ""])).groups
+    if held.paused:
+        return "until it is resumed, as it was before"
+    left_ms = max(for_ms, held.wait_ms or 0)
+    longer = (
+        ", as it was before (resume it first for a shorter pause)"
+        if left_ms > for_ms + _ROUND_TRIP_MS
+        else ""
+    )
+    return f"until {when(time.time_ns() // 1_000_000 + left_ms)}{longer}"
+
+
+def _said(queues: Collection[str], group: str | None) -> str:
+    if not queues:
+        return "nothing, because no queue exists"
+    return ", ".join(queues) if group is None else f"group {group} of {', '.join(queues)}"
 
 
 @command("resume")
@@ -154,8 +237,8 @@ def resume(flags: Flags, /, *, queues: tuple[str, ...], queue: str | None, group
         await named.resume(group=group)
         return 1
 
-    resumed = _each_queue(flags, _named(queue, *queues), act)
-    click.echo(f"resumed: {', '.join(resumed) or 'nothing, because no queue exists'}")
+    resumed = _each_queue(flags, _named(queue, *queues), act, group=group)
+    click.echo(f"resumed: {_said(resumed, group)}")
 
 
 @command("drain")
@@ -177,6 +260,7 @@ def drain(
 ) -> None:
     """Remove all jobs that wait, of these queues or of all. Asks first."""
     named = _named(queue, *queues)
+    refuse_unknown_queues(flags, *named)
     ask(f"Remove all waiting jobs of {', '.join(named) or 'all queues'}?", yes=yes)
     done = _each_queue(flags, named, lambda one: one.drain(scheduled=scheduled))
     _tell(done, "removed", as_json=as_json)
@@ -190,7 +274,7 @@ def drain(
     type=duration,
     help="Only those that ended longer ago than this: 7d. Then it does not ask.",
 )
-@click.option("-n", "--limit", metavar="NUMBER", type=whole(1), help="At most so many of each queue. [all]")
+@click.option("-n", "--limit", metavar="NUMBER", type=whole(1), help="Maximum number per queue. [all]")
 @queue_option
 @yes_option
 @json_option
@@ -213,6 +297,7 @@ def clean(
 
     Asks first if no age is given.
     """
+    refuse_unknown_queues(flags, queue)
     if older_than is None:
         question = f"Remove all {state} jobs of {queue or 'all queues'}?"
         ask(question, yes=yes, otherwise="add --yes, or give an age: --older-than 1d")
@@ -229,6 +314,7 @@ def clean(
 @click.pass_obj
 def clear(flags: Flags, /, *, queue: str | None, force: bool, yes: bool, as_json: bool) -> None:
     """Remove all jobs, whatever their state, of one queue or of all. Asks first."""
+    refuse_unknown_queues(flags, queue)
     ask(f"Remove ALL jobs of {queue or 'all queues'}, finished and failed ones included?", yes=yes)
     done = _each_queue(
         flags,

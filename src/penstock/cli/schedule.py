@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
+from penstock.bulk import enqueue_many
 from penstock.cli.connect import import_app, open_app, queues_of, run_app, run_with_app
+from penstock.cli.enqueue import cwd_option, env_option, given_options
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.flags import Flags
+from penstock.cli.jobview import cut
 from penstock.cli.newjobs import NewJobs
-from penstock.cli.output import print_json, print_table, when
+from penstock.cli.output import json_text, print_json, print_table
 from penstock.cli.parameters import command_of, family, json_option, queue_option, queue_option_for
 from penstock.cli.settings import Settings
-from penstock.cli.values import duration, read_time
-from penstock.errors import InvalidOption
+from penstock.cli.synonyms import did_you_mean
+from penstock.cli.values import duration, local_zone, read_time
+from penstock.core.command import COMMAND_TASK, command_text, decode_command
+from penstock.core.ids import uuid7
+from penstock.core.schedule import Cron
+from penstock.errors import InvalidInput, InvalidOption
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -25,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["schedule"]
 
 _TIMING: Final = ("cron", "tz", "every", "after_completion", "start", "end", "limit", "missed")
-_COLUMNS: Final = ("name", "queue", "when", "next", "fired", "")
+_COLUMNS: Final = ("name", "queue", "when", "what", "next", "fired", "")
 
 
 @family("schedule")
@@ -37,6 +47,7 @@ def schedule() -> None:
       penstock schedule add poll --every 10m --task poll '{}'
       penstock schedule add sale --every 1h --start 2026-12-01 --end 2026-12-24 'make prices'
       penstock schedule list
+      penstock schedule run nightly
     """
 
 
@@ -44,10 +55,12 @@ def schedule() -> None:
 @click.argument("name")
 @click.argument("job")
 @click.option(
-    "--cron", metavar="EXPRESSION", help="At these times: five fields, or six with the seconds first."
+    "--cron",
+    metavar="EXPRESSION",
+    help="At these times: five fields, six with the seconds first, or @hourly, @daily, @weekly, @monthly, @yearly.",
 )
 @click.option(
-    "--tz", metavar="ZONE", help="The time zone of --cron, --start and --end, such as Europe/Berlin. [UTC]"
+    "--tz", metavar="ZONE", help="The time zone of --cron, --start and --end, such as Europe/Berlin. [local]"
 )
 @click.option("--every", metavar="DURATION", type=duration, help="At this interval: 30s, 10m, 1h.")
 @click.option(
@@ -65,7 +78,7 @@ def schedule() -> None:
     "--missed",
     metavar="WHAT",
     type=click.Choice(["skip", "catch_up"]),
-    help="What becomes of times at which no worker ran: skip, or catch_up. [skip]",
+    help="How to treat times at which no worker ran: skip, or catch_up. [skip]",
 )
 @click.option("-t", "--task", metavar="NAME", help="JOB is the JSON arguments of this task, not a command.")
 @queue_option_for("Where its jobs go.")
@@ -75,6 +88,8 @@ def schedule() -> None:
 )
 @click.option("--timeout", metavar="DURATION", type=duration, help="Kill a run that takes longer.")
 @click.option("--priority", metavar="NUMBER", type=int, help="Smaller runs first.")
+@cwd_option
+@env_option
 @json_option
 @click.pass_obj
 def add(
@@ -88,33 +103,67 @@ def add(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Have JOB come again, under NAME; if there is one of that name, it is changed.
+    """Have JOB come again, under NAME. A scheduler of that name is replaced.
 
     JOB is what `penstock enqueue` takes: a command, or a JSON object. Give one of --cron, --every, --after-completion.
     """
     settings = Settings(flags)
-    given = {key: value for key, value in options.items() if value is not None}
+    given = given_options(options)
     timing = {key: given.pop(key) for key in _TIMING if key in given}
     if len(timing.keys() & {"cron", "every", "after_completion"}) != 1:
-        raise CommandLineError("give one of --cron, --every and --after-completion.", ExitCode.USAGE)
+        raise CommandLineError(
+            "say when the job comes again, by one of --cron '0 3 * * *', --every 10m and --after-completion 10m.",
+            ExitCode.USAGE,
+        )
     sides = timing.keys() & {"start", "end"}
     for side in sides:
         timing[side] = _instant(timing[side], f"--{side}", timing.get("tz"))
     if sides and "cron" not in timing:
         # It was for these: intervals are the same in every zone.
         timing.pop("tz", None)
+    if "cron" in timing:
+        timing.setdefault("tz", local_zone())
     target = settings["app"] if task else None
     app = import_app(settings, target) if target else open_app(settings)
     jobs = NewJobs(app, queue=queue, task=task, given=given, default_queue=settings["queue"])
 
-    async def put() -> SchedulerInfo:
-        return await app.schedule(name, jobs.spec(job), **timing)
+    async def put() -> tuple[SchedulerInfo | None, SchedulerInfo]:
+        spec = jobs.spec(job)
+        before = await app.queue(spec.queue).scheduler(name)
+        return before, await app.schedule(name, spec, **timing)
 
-    info = run_app(app, put)
+    before, info = run_app(app, put)
+    answer = "added" if before is None else "unchanged" if before.raw.spec == info.raw.spec else "replaced"
     if as_json:
-        print_json(_row(info))
-    else:
-        click.echo(f"{name}: {info.when}, next {when(info.raw.next_ms)}")
+        print_json({**_row(info), "answer": answer})
+        return
+    click.echo(f"{name} {answer}: {info.when}, next run {_next_run(info)}")
+    if before is not None and answer == "replaced":
+        click.echo(f"it was: {before.when}, {_what(before)}")
+
+
+def _next_run(info: SchedulerInfo) -> str:
+    """Return the next slot in the zone of its cron expression, or in local time."""
+    from zoneinfo import ZoneInfo
+
+    if info.next is None:
+        return "when the job before it has ended"
+    timing = info.plan.schedule.timing
+    zone = timing.tz if isinstance(timing, Cron) else ""
+    at = info.next.astimezone(ZoneInfo(zone) if zone else None)
+    return f"{at:%a %d %b %Y %H:%M}{f':{at:%S}' if at.second else ''} {zone or at.tzname()}"
+
+
+def _what(info: SchedulerInfo) -> str:
+    """Return what its jobs do: the command, or the task with its arguments."""
+    job = info.plan.job
+    if info.task == COMMAND_TASK:
+        return command_text(job.payload)
+    try:
+        payload = json_text(msgspec.json.decode(job.payload))
+    except msgspec.DecodeError:
+        payload = f"<{len(job.payload)} bytes>"
+    return f"{info.task} {payload}".strip()
 
 
 def _instant(text: str, what: str, zone: str | None) -> datetime:
@@ -149,7 +198,8 @@ def list_(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
             info.name,
             info.queue,
             info.when,
-            when(info.raw.next_ms),
+            cut(_what(info)),
+            "" if info.next is None else _next_run(info),
             info.fired,
             "paused" if info.paused else "ended" if info.ended else "",
         )
@@ -188,9 +238,33 @@ def resume(flags: Flags, /, *, name: str, queue: str | None) -> None:
     click.echo(f"{name} resumed")
 
 
-def _change(flags: Flags, name: str, queue: str | None, verb: Any) -> None:
+@command_of(schedule, "run")
+@click.argument("name")
+@queue_option_for("Which queue it is in, if several have that name.")
+@click.pass_obj
+def run(flags: Flags, /, *, name: str, queue: str | None) -> None:
+    """Enqueue the job of a scheduler now, besides its times, and print its id."""
+
+    async def enqueue(named: Queue) -> bool:
+        info = await named.scheduler(name)
+        if info is None:
+            return False
+        handle = named.job(uuid7())
+        await enqueue_many(handle.source, [msgspec.structs.replace(info.plan.job, id=handle.id)])
+        click.echo(handle.id)
+        return True
+
+    _change(flags, name, queue, enqueue)
+
+
+def _change(flags: Flags, name: str, queue: str | None, verb: Callable[[Queue], Awaitable[bool]]) -> None:
     async def act(app: App) -> bool:
-        having = [named for each in await queues_of(app, queue) if await _has(named := app.queue(each), name)]
+        queues = [app.queue(each) for each in await queues_of(app, queue)]
+        known = {named: [info.name for info in await named.schedulers()] for named in queues}
+        having = [named for named, names in known.items() if name in names]
+        if not having:
+            meant = did_you_mean(name, sorted({one for names in known.values() for one in names}))
+            raise NotFound(f"there is no scheduler {name!r}. {meant or 'See: penstock schedule list'}")
         if len(having) > 1:
             several = ", ".join(named.name for named in having)
             raise CommandLineError(
@@ -202,16 +276,19 @@ def _change(flags: Flags, name: str, queue: str | None, verb: Any) -> None:
         raise NotFound(f"there is no scheduler {name!r}. See: penstock schedule list")
 
 
-async def _has(queue: Queue, name: str) -> bool:
-    return any(info.name == name for info in await queue.schedulers())
-
-
 def _row(info: SchedulerInfo) -> dict[str, Any]:
+    command = None
+    if info.task == COMMAND_TASK:
+        with suppress(InvalidInput):
+            command = decode_command(info.plan.job.payload)
     return {
         "name": info.name,
         "queue": info.queue,
         "when": info.when,
         "task": info.task,
+        "what": _what(info),
+        "cwd": command.cwd if command else None,
+        "env": command.env if command else None,
         "next": info.next,
         "start": info.start,
         "end": info.end,

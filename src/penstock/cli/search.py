@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -15,12 +15,15 @@ from penstock.cli.parameters import STATES, StateName, command, json_option, lim
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration, some_text
 from penstock.core.lifecycle import TERMINAL, State
+from penstock.situation import counted
 
 if TYPE_CHECKING:
     from penstock.app import App
     from penstock.info import JobInfo
 
 __all__ = ["filters_of", "search", "search_options"]
+
+_MOST: Final = 10_000
 
 
 def search_options(function: Any) -> Any:
@@ -111,19 +114,30 @@ def search(
       penstock search waiting --where 'command=make report'
     """
 
+    classes: set[str] = set()
+
     async def read(app: App) -> tuple[list[JobInfo], Reasons, int, bool]:
         found: list[JobInfo] = []
         scanned, more = 0, False
         for name in await queues_of(app, queue):
-            if len(found) < limit:
+            # One more than is shown tells whether there are more.
+            if len(found) <= limit:
                 page = await app.queue(name).search(
-                    state, limit=limit - len(found), scan=100_000, **filters_of(State(state), given)
+                    state,
+                    limit=min(limit + 1 - len(found), _MOST),
+                    scan=100_000,
+                    **filters_of(State(state), given),
                 )
                 found += page.jobs
                 scanned, more = scanned + page.scanned, more or bool(page.cursor)
+                classes.update(await (await app.connect()).errors(name) if given.get("error") else ())
         return found, await read_reasons(app, found), scanned, more
 
     jobs, reasons, scanned, more = run_with_app(Settings(flags), read)
-    print_jobs(jobs, reasons, as_json=as_json)
-    if more:
-        click.echo(f"{scanned} jobs were looked at; there may be more", err=True)
+    print_jobs(jobs[:limit], reasons, as_json=as_json)
+    if not jobs and given.get("error") and classes:
+        click.echo(f"there are jobs that failed with {', '.join(sorted(classes))}", err=True)
+    if len(jobs) > limit:
+        click.echo(f"the first {limit} jobs; add --limit {limit * 10} to see more", err=True)
+    elif more:
+        click.echo(f"looked at {counted(scanned, 'job')}; there may be more", err=True)

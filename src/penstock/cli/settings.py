@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
-from penstock.cli.keys import KEYS, Key, Value, known_key
+from penstock.cli.keys import KEYS, Key, Value, known_key, without_user
 
 __all__ = ["Origin", "Project", "Setting", "Settings", "checked_value"]
 
@@ -140,8 +140,18 @@ class Settings:
     def _sources(self) -> Iterator[tuple[Origin, Mapping[str, Value]]]:
         yield Origin("flag"), self._given
         yield Origin("environment"), _named_values(os.environ, "the environment")
-        yield Origin("saved", str(self.project.saved_file)), self.saved
-        yield from self._files
+        root = self.project.root
+        yield Origin("saved", str(self.project.saved_file)), _anchored(self.saved, root)
+        for origin, values in self._files:
+            yield origin, _anchored(values, root)
+
+
+def _anchored(values: Mapping[str, Value], root: Path) -> Mapping[str, Value]:
+    """Return the values of a file. A relative path of a store starts at the project, wherever the command runs."""
+    start, _, path = str(values.get("url", "")).partition(":///")
+    if start != "sqlite" or path.startswith("/") or root == Path.cwd():
+        return values
+    return {**values, "url": f"sqlite:///{root}/{path}"}
 
 
 def _read(kind: str, path: Path) -> dict[str, Value]:
@@ -158,13 +168,14 @@ def _read(kind: str, path: Path) -> dict[str, Value]:
     try:
         table: Any = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise CommandLineError(f"{path} is no TOML: {error}.", ExitCode.USAGE) from error
+        raise CommandLineError(f"{path} is not valid TOML: {error}.", ExitCode.USAGE) from error
     if path.name == "pyproject.toml":
         table = table.get("tool", {}).get("penstock", {})
-    return {
-        known_key(name).name: checked_value(known_key(name), value, str(path))
-        for name, value in table.items()
-    }
+    try:
+        keys = {name: known_key(name) for name in table}
+    except CommandLineError as error:
+        raise CommandLineError(f"{path}: {error}", error.exit_code) from error
+    return {key.name: checked_value(key, table[name], str(path)) for name, key in keys.items()}
 
 
 def _variables(text: str) -> dict[str, str]:
@@ -194,5 +205,5 @@ def checked_value(key: Key, value: Any, where: str) -> Value:
         return key.read(value)
     except ValueError as error:
         raise CommandLineError(
-            f"{where}: {key.name} cannot be {value!r}. Give {error}.", ExitCode.USAGE
+            f"{where}: {key.name} cannot be {without_user(value)!r}. Give {error}.", ExitCode.USAGE
         ) from None

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from penstock.cli.connect import import_task
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
@@ -50,16 +49,34 @@ def _process_options(function: Any) -> Any:
         click.option("--fleet-size", type=click.IntRange(1), help="So many of them. [all but one]"),
         click.option("--fleet", type=click.Choice(["spark"]), help="Let Spark's task slots do the jobs."),
         click.option(
-            "--workers", type=click.IntRange(0), default=0, help="Start so many processes to do the jobs."
+            "--workers", type=click.IntRange(0), default=0, help="Number of processes to start for the jobs."
         ),
         click.option(
             "--max-failures",
             type=click.IntRange(0),
             help="End once more rows have failed; up to that is fine.",
         ),
+        click.option(
+            "--max-failure-rate",
+            type=click.FloatRange(0, 1, max_open=True),
+            help="End once a larger share of rows has failed, such as 0.05; judged from 20 rows on.",
+        ),
+        click.option(
+            "--expect",
+            metavar="MODULE:FUNCTION",
+            help="Fail rows whose result this function does not accept.",
+        ),
+        click.option(
+            "--quarantine", metavar="PATH", help="Write the rows that failed or were rejected to this table."
+        ),
         click.option("--cost-name", default="usd", show_default=True, help="What a cost is counted in."),
         click.option("--max-cost", type=float, help="Begin no further jobs once so much is spent."),
-        click.option("--limit", type=click.IntRange(1), help="Do at most so many rows."),
+        click.option(
+            "--since",
+            metavar="COLUMN",
+            help="Look only at rows from the highest value of this column on that earlier runs have seen.",
+        ),
+        click.option("--limit", type=click.IntRange(1), help="Maximum number of rows to process."),
         click.option(
             "--reuse-results/--no-reuse-results",
             default=True,
@@ -219,7 +236,7 @@ def _export(
     rows: DataFrame, task: Task[..., Any], key: tuple[str, ...], *, output: str, format: str, target: Path
 ) -> None:
     from penstock.spark import latest
-    from penstock.spark.tables.entry import ledger_of
+    from penstock.spark.tables.request import ledger_of
 
     found = ledger_of(rows, task, key=key, output=output, format=format).read()
     if found is not None:
@@ -228,7 +245,7 @@ def _export(
 
 def _tell(done: Processed, options: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print_json(msgspec.to_builtins(done))
+        print_json(done.summary())
         return
     plan = done.plan
     cost = "" if not plan.estimated_cost else f", for about {plan.estimated_cost:g} {options['cost_name']}"

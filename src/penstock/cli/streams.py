@@ -15,7 +15,11 @@ from typing import Any, TextIO
 
 from penstock.core.display import visible
 
-__all__ = ["guarded", "raw", "unguarded"]
+__all__ = ["ReaderGone", "guarded", "raw", "unguarded"]
+
+
+class ReaderGone(Exception):
+    """The program that reads the output has ended. Not an ``OSError``, of which click would make exit code 1."""
 
 
 class _Guard(io.TextIOBase):
@@ -33,13 +37,18 @@ class _Guard(io.TextIOBase):
             # The terminal is not in UTF-8.
             encoding = self.stream.encoding
             self.stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        except BrokenPipeError as error:
+            raise ReaderGone from error
         return len(text)
 
     def writable(self) -> bool:
         return True
 
     def flush(self) -> None:
-        self.stream.flush()
+        try:
+            self.stream.flush()
+        except BrokenPipeError as error:
+            raise ReaderGone from error
 
     def isatty(self) -> bool:
         return self.stream.isatty()

@@ -5,7 +5,10 @@ A key is what somebody types behind ``penstock``. Add a row, and ``tests/cli/tes
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
+
+from penstock.hints import SAME_STATE
 
 __all__ = [
     "INSTEAD",
@@ -13,9 +16,15 @@ __all__ = [
     "SAME",
     "STATES_BY_SYNONYM",
     "advice",
+    "did_you_mean",
     "known_command",
+    "nearest",
+    "option_for",
     "with_known_option",
 ]
+
+_MOST_NEAR: Final = 3
+_MOST_NAMED: Final = 12
 
 SAME: Final[dict[str, str]] = {
     # Commands of RQ, Celery, kubectl, docker, systemctl, git.
@@ -49,7 +58,9 @@ SAME: Final[dict[str, str]] = {
     "dead-letters": "dlq list",
     "errors": "dlq list",
     "failures": "dlq list",
+    "count": "status",
     "info": "status",
+    "len": "status",
     "queue": "status",
     "queues": "status",
     "stat": "status",
@@ -64,6 +75,7 @@ SAME: Final[dict[str, str]] = {
     "schedulers": "schedule",
     "schedules": "schedule",
     "limits": "limit",
+    "budgets": "budget",
     "rate-limit": "limit",
     "quiet": "pause",
     "suspend": "pause",
@@ -72,6 +84,8 @@ SAME: Final[dict[str, str]] = {
     "obliterate": "clear",
     "consume": "worker",
     "ps": "workers",
+    "output": "logs",
+    "atq": "list scheduled",
     "report": "history report",
     "check": "doctor",
     "health": "doctor",
@@ -98,12 +112,21 @@ SAME: Final[dict[str, str]] = {
     "dlq remove": "dlq clear",
     "dlq requeue": "dlq retry",
     "limit get": "limit show",
+    "budget get": "budget show",
+    "budget list": "budget show",
+    "budget ls": "budget show",
+    "budget add": "budget set",
+    "budget raise": "budget set",
+    "budget rm": "budget remove",
+    "budget delete": "budget remove",
     "limit list": "limit show",
     "limit ls": "limit show",
     "limit add": "limit set",
     "schedule create": "schedule add",
     "schedule delete": "schedule remove",
     "schedule ls": "schedule list",
+    "schedule fire": "schedule run",
+    "schedule trigger": "schedule run",
     "schedule rm": "schedule remove",
     "schedule set": "schedule add",
     "worker --restart": "worker restart",
@@ -111,6 +134,7 @@ SAME: Final[dict[str, str]] = {
     "worker --status": "worker status",
     "worker --stop": "worker stop",
     "worker list": "worker status",
+    "worker ps": "worker status",
     "worker ls": "worker status",
     # Options. Those of `worker run` are given to `worker` and `worker start`, too.
     "* -A": "* --app",
@@ -118,6 +142,8 @@ SAME: Final[dict[str, str]] = {
     "* --database": "* --url",
     "* --db": "* --url",
     "* --store": "* --url",
+    "backup --file": "backup",
+    "backup --output": "backup",
     "clean --age": "clean --older-than",
     "clear --all": "clear",
     "enqueue --chdir": "enqueue --cwd",
@@ -169,6 +195,7 @@ SAME: Final[dict[str, str]] = {
     "worker run --threads": "worker run --concurrency",
     "worker run --worker-name": "worker run --name",
     "worker run -Q": "worker run --queues",
+    "cancel --terminate": "cancel",
     "worker stop --all": "worker stop",
     "workers --all": "workers",
 }
@@ -176,8 +203,12 @@ SAME: Final[dict[str, str]] = {
 
 INSTEAD: Final[dict[str, str]] = {
     "apply": "Add a job with `penstock enqueue`, a repeated one with `penstock schedule add`.",
+    "at": "Run `penstock enqueue --at 18:30 COMMAND`.",
+    "batch": "Run `penstock enqueue -f FILE`, with a command on each line.",
+    "exec": "`penstock enqueue --wait COMMAND` has a worker run it, and prints its output.",
     "beat": "Every worker fires schedules, so no other process is needed. Add one with `penstock schedule add`.",
     "call": "Run `penstock enqueue --wait --task NAME '{\"argument\": 1}'`.",
+    "control": "Run `penstock cancel`, `penstock drain`, `penstock limit set` or `penstock worker stop`.",
     "create": "Add a job with `penstock enqueue`, a repeated one with `penstock schedule add`.",
     "empty": "`penstock drain` removes the jobs that wait, `penstock clear` all jobs.",
     "flower": "`penstock top` shows queues, workers and jobs live; `penstock history report` writes a page.",
@@ -204,6 +235,8 @@ INSTEAD: Final[dict[str, str]] = {
     "limit delete": "Run `penstock limit set -q QUEUE --none`.",
     "limit remove": "Run `penstock limit set -q QUEUE --none`.",
     "limit rm": "Run `penstock limit set -q QUEUE --none`.",
+    "schedule show": "`penstock schedule list` shows all schedulers, with --json in full.",
+    "worker logs": "`penstock worker status` names the log file of each worker; `penstock logs ID` is for jobs.",
     "worker kill": "Run `penstock worker stop --timeout 0`.",
     "* --format": "Add --json to print JSON.",
     "* --output": "Add --json to print JSON.",
@@ -215,6 +248,8 @@ INSTEAD: Final[dict[str, str]] = {
     "drain --all": "Without a queue, `penstock drain` is for all. `penstock clear` removes jobs of every state.",
     "dlq list --all": "Give a larger --limit.",
     "enqueue --args": "Run `penstock enqueue --task NAME '{\"argument\": 1}'`.",
+    "enqueue --cmd": "Give the command itself: `penstock enqueue 'make report'`.",
+    "enqueue --command": "Give the command itself: `penstock enqueue 'make report'`.",
     "enqueue --cron": "Run `penstock schedule add NAME --cron '0 3 * * *' JOB`.",
     "enqueue --every": "Run `penstock schedule add NAME --every 10m JOB`.",
     "enqueue --kwargs": "Run `penstock enqueue --task NAME '{\"argument\": 1}'`.",
@@ -225,6 +260,8 @@ INSTEAD: Final[dict[str, str]] = {
     "reset --all": "Run `penstock reset --all-active`.",
     "retry --all": "Run `penstock dlq retry --all`.",
     "search --all": "Give a larger --limit.",
+    "search --matching": "Give a field of the payload and its value: --where 'command=make report'.",
+    "search --text": "Give a field of the payload and its value: --where 'command=make report'.",
     "worker run --autoscale": "A worker claims only what it can run: give --concurrency and --processes.",
     "worker run --background": "Run `penstock worker start`.",
     "worker run --beat": "Every worker fires schedules: leave it out.",
@@ -240,30 +277,7 @@ INSTEAD: Final[dict[str, str]] = {
 }
 """Words that are not clear enough to act on, or would need more: what is typed, and what the error says."""
 
-STATES_BY_SYNONYM: Final[dict[str, str]] = {
-    "pending": "waiting",
-    "queued": "waiting",
-    "ready": "waiting",
-    "delayed": "scheduled",
-    "retrying": "scheduled",
-    "busy": "active",
-    "processing": "active",
-    "running": "active",
-    "started": "active",
-    "complete": "completed",
-    "done": "completed",
-    "finished": "completed",
-    "succeeded": "completed",
-    "success": "completed",
-    "successful": "completed",
-    "dead": "failed",
-    "error": "failed",
-    "errored": "failed",
-    "failure": "failed",
-    "aborted": "cancelled",
-    "canceled": "cancelled",
-    "revoked": "cancelled",
-}
+STATES_BY_SYNONYM: Final = SAME_STATE
 
 KEY_ADVICE: Final[dict[str, str]] = {
     "broker": "Did you mean 'url'?",
@@ -288,13 +302,19 @@ def known_command(path: str, name: str) -> list[str]:
     return meant.removeprefix(path).split()
 
 
-def with_known_option(path: str, args: list[str], option: str) -> list[str] | None:
-    """Return ``args`` with an unknown option of the command ``path`` replaced by ours, or ``None``."""
+def option_for(path: str, option: str) -> str | None:
+    """Return our name of an option that the command ``path`` does not have, ``""`` if it is not needed here."""
     for command in (path, "*"):
         meant = SAME.get(f"{command} {option}")
         if meant is not None:
-            return _replaced(args, option, meant.removeprefix(command).strip())
+            return meant.removeprefix(command).strip()
     return None
+
+
+def with_known_option(path: str, args: list[str], option: str) -> list[str] | None:
+    """Return ``args`` with an unknown option of the command ``path`` replaced by ours, or ``None``."""
+    meant = option_for(path, option)
+    return None if meant is None else _replaced(args, option, meant)
 
 
 def _replaced(args: list[str], option: str, meant: str) -> list[str]:
@@ -313,3 +333,47 @@ def advice(path: str, word: str) -> str | None:
     return INSTEAD.get(f"{path} {word}".strip()) or (
         INSTEAD.get(f"* {word}") if word.startswith("-") else None
     )
+
+
+def did_you_mean(word: str, known: Sequence[str], *, otherwise: str = "") -> str:
+    """Return the sentence that names what ``word`` may have been meant for, or else all that is ``known``.
+
+    ``otherwise`` replaces the list of all that is known.
+    """
+    close = nearest(word, known)
+    if close:
+        return f"Did you mean {' or '.join(map(repr, close))}?"
+    if otherwise or not known:
+        return otherwise
+    more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
+    return f"There {'are' if len(known) > 1 else 'is'}: {', '.join(known[:_MOST_NAMED])}{more}."
+
+
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """Return up to three of the ``known`` names that ``word`` looks like, the nearest first.
+
+    A name is near if it begins with ``word``, or if one typing error in three letters leads from one to the other.
+    """
+    typed = word.lower().strip("-")
+    allowed = max(len(typed) // 3, 1)
+    found = []
+    for name in known:
+        right = name.lower().strip("-")
+        is_beginning = len(typed) > 2 and right.startswith(typed)
+        distance = 0 if is_beginning else _typing_errors(typed, right)
+        if distance <= allowed and distance < len(right):
+            found.append((distance, name))
+    return [name for _, name in sorted(found)[:_MOST_NEAR]]
+
+
+def _typing_errors(typed: str, right: str) -> int:
+    """Return how many letters were left out, added, replaced, or swapped with the next one."""
+    rows = [list(range(len(right) + 1))]
+    for i, letter in enumerate(typed, 1):
+        row = [i]
+        for j, other in enumerate(right, 1):
+            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != other)))
+            if i > 1 and j > 1 and letter == right[j - 2] and typed[i - 2] == other:
+                row[j] = min(row[j], rows[-2][j - 2] + 1)
+        rows.append(row)
+    return rows[-1][-1]

@@ -86,7 +86,7 @@ def read_table(spark: SparkSession, name: str, format: str, options: Mapping[str
         raise CommandLineError(f"{name} cannot be read as {format}: {first}", ExitCode.USAGE) from error
     if format == "json" and _TORN in found.columns:
         raise CommandLineError(
-            f"{name} has lines that are no JSON objects. A file with one array, or with objects over several lines, is "
+            f"{name} has lines that are not JSON objects. A file with one array, or objects over several lines, is "
             "read with: --in-option multiLine=true",
             ExitCode.USAGE,
         )

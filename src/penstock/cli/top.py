@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 import click
 
@@ -13,27 +14,29 @@ from penstock.cli.output import at_terminal
 from penstock.cli.parameters import command, every_option
 from penstock.cli.settings import Settings
 
-__all__ = ["top"]
+__all__ = ["KEYS", "top"]
+
+_SUMMARY: Final = "Show queues, workers and jobs on one screen, and act on them with keys."
+KEYS: Final = """\
+up, down       choose a job
+left, right    show the jobs of another state
+enter          show the job: its facts, timeline and log
+r              retry it
+c              cancel it
+x              remove it
+p              pause or resume its queue
+P              pause or resume all queues
+tab            move to the queues; enter shows one of them
+esc            go back to all jobs
+?              show these keys
+q              quit"""
 
 
-@command("top")
+@command("top", help=f"{_SUMMARY}\n\n\b\n{KEYS}")
 @every_option
 @click.pass_obj
 def top(flags: Flags, /, *, every: float) -> None:
-    """Show queues, workers and jobs on one screen, and act on them with keys.
-
-    \b
-      up, down       choose a job
-      left, right    show the jobs of another state
-      enter          show the job: its facts, timeline, log and traceback
-      r              retry it
-      c              cancel it
-      x              remove it
-      p              pause or resume its queue
-      P              pause or resume all queues
-      tab            move to the queues; enter there shows the jobs of one queue
-      q              quit
-    """
+    """Open the screen until the user quits."""
     if not at_terminal() or not sys.stdin.isatty():
         raise CommandLineError(
             "top needs a terminal. In a pipe, use: penstock status --watch", ExitCode.USAGE
@@ -43,4 +46,4 @@ def top(flags: Flags, /, *, every: float) -> None:
     # Imported here: no other command needs it, and `penstock --help` stays quick.
     from penstock.cli.topscreen import TopScreen
 
-    run_with_app(settings, lambda app: TopScreen(app, settings["queue"], every=every).run_async())
+    run_with_app(settings, lambda app: TopScreen(app, every=every).run_async())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from rich.text import Text
 from textual.app import App as TextualApp
@@ -16,11 +17,15 @@ from textual.widgets import DataTable, Footer, Static, Tab, TabbedContent, TabPa
 from penstock.cli.jobids import short_ids
 from penstock.cli.jobs import Reasons, read_reasons
 from penstock.cli.jobview import BRIEF, SPARE, brief, facts, happened
+from penstock.cli.operate import said
 from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline
-from penstock.cli.status import read_status, read_workers, workers_line
+from penstock.cli.status import read_halts, read_status, workers_line
+from penstock.cli.top import KEYS
+from penstock.cli.waiting import LogFollower, unkept
 from penstock.core.display import visible, visible_in_line, without_password
 from penstock.core.lifecycle import State
 from penstock.errors import EventsLost, PenstockError
+from penstock.situation import at_second
 from penstock.why import explain
 
 if TYPE_CHECKING:
@@ -43,24 +48,24 @@ _QUEUE_COLUMNS: Final = (
     "",
     "last 20 min",
 )
-_QUEUE_SPARE: Final = ("blocked", "scheduled", "last 20 min", "oldest", "done/min")
+_QUEUE_SPARE: Final = ("last 20 min", "oldest", "done/min", "scheduled", "blocked")
 _CSS: Final = """
 * { scrollbar-size-vertical: 1; }
 Screen, DataTable, Tabs, Footer, TabPane, Static, VerticalScroll { background: ansi_default; color: ansi_default; }
-#head { height: 1; padding: 0 1; text-style: bold; }
+#head { height: auto; max-height: 4; padding: 0 1; text-style: bold; }
 #queues { height: auto; max-height: 10; margin: 0 0 1 0; }
 #jobs { height: 1fr; }
 #message { height: 1; padding: 0 1; }
 DataTable > .datatable--header { background: ansi_default; color: ansi_default; text-style: bold underline; }
 DataTable > .datatable--cursor { background: ansi_default; color: ansi_default; text-style: none; }
 DataTable:focus > .datatable--cursor { background: ansi_default; color: ansi_default; text-style: reverse; }
-Confirm { align: center middle; }
-#question { width: 60; max-width: 90%; height: auto; border: round ansi_default; padding: 1 2; }
+Confirm, Help { align: center middle; }
+#question, #keys { width: 64; max-width: 90%; height: auto; border: round ansi_default; padding: 1 2; }
 """
 
 
 class TopScreen(TextualApp[None]):
-    """The overview. It follows the job that was chosen: keys never act on another one that took its row."""
+    """The overview. It follows the job that the user chose: keys never act on another one that took its row."""
 
     CSS = _CSS
     ENABLE_COMMAND_PALETTE = False
@@ -70,21 +75,24 @@ class TopScreen(TextualApp[None]):
         Binding("c", "act('cancel')", "cancel"),
         Binding("x", "remove", "remove"),
         Binding("p", "pause", "pause"),
-        Binding("P", "pause_all", "pause all"),
+        Binding("P", "pause_all", "pause all", show=False),
         Binding("left", "turn(-1)", "", show=False, priority=True),
         Binding("right", "turn(1)", "states", key_display="←→", priority=True),
+        Binding("escape", "back", "", show=False),
+        Binding("question_mark", "help", "keys", key_display="?"),
         Binding("q,ctrl+c", "quit", "quit", key_display="q"),
     ]
 
-    def __init__(self, app: App, default_queue: str, *, every: float) -> None:
+    def __init__(self, app: App, *, every: float) -> None:
         super().__init__(ansi_color=True)
         self._app = app
-        self._default_queue = default_queue
         self._every = every
+        self._read_since = ""
         self._queues: list[dict[str, Any]] = []
         self._jobs: dict[str, JobInfo] = {}
         self._reasons: Reasons = {}
         self._chosen: str | None = None
+        self._chosen_by: Literal["start", "user", "refresh"] = "start"
         self._only_queue: str | None = None
 
     def compose(self) -> ComposeResult:
@@ -109,15 +117,17 @@ class TopScreen(TextualApp[None]):
     async def reload(self) -> None:
         """Read everything again, and show it."""
         try:
-            status = await read_status(self._app, None, default_queue=self._default_queue, explained=False)
-            workers = await read_workers(self._app, None, default_queue=self._default_queue)
+            status = await read_status(self._app, None, explained=False)
             self._queues = status["queues"]
             jobs = await self._list_jobs()
             self._reasons = await read_reasons(self._app, jobs)
         except PenstockError as error:
             self._say(str(error), trouble=True)
+            self._draw_head(f"the store has not been read{self._read_since}", trouble=True)
             return
-        self._draw_head(status, workers)
+        self._read_since = f" since {at_second(time.time_ns() // 1_000_000)}"
+        is_trouble = not status["workers"] or status["unattended"] or status["dead"]
+        self._draw_head(workers_line(status), trouble=bool(is_trouble))
         self._draw_queues()
         self._draw_tabs()
         self._draw_jobs(jobs)
@@ -134,16 +144,9 @@ class TopScreen(TextualApp[None]):
                     found += [job async for job in listed]
         return found
 
-    def _draw_head(self, status: dict[str, Any], workers: list[dict[str, Any]]) -> None:
-        busy = sum(worker["active"] for worker in workers)
-        slots = sum(worker["concurrency"] for worker in workers if worker["state"] != "silent")
-        used = f" · {busy} of {slots} slots busy" if slots else ""
+    def _draw_head(self, words: str, *, trouble: bool) -> None:
         text = Text(f"{visible_in_line(without_password(self._app.url))}  ")
-        text.append(
-            workers_line(status) + used,
-            style=TROUBLE if not status["workers"] or status["unattended"] else "",
-        )
-        self.query_one("#head", Static).update(text)
+        self.query_one("#head", Static).update(text.append(words, style=TROUBLE if trouble else ""))
 
     def _draw_queues(self) -> None:
         rows = [_queue_row(row) for row in self._queues]
@@ -153,10 +156,15 @@ class TopScreen(TextualApp[None]):
 
     def _draw_tabs(self) -> None:
         shown = [row for row in self._queues if self._only_queue in (None, row["queue"])]
-        for state in State:
-            count = sum(row[state.value] for row in shown)
-            self.query_one(f"#{state.value}", Tab).label = f"{state.value} {count}" if count else state.value
-        self.query_one("#all", Tab).label = self._only_queue or "all"
+        counts = {state.value: sum(row[state.value] for row in shown) for state in State}
+        names = {"all": self._only_queue or "all"} | {state.value: state.value for state in State}
+        # Where the tabs do not fit, with a margin of two columns each, their names are cut, never their counts.
+        for length in range(max(map(len, names.values())), 2, -1):
+            labels = {tab: f"{name[:length]} {counts.get(tab) or ''}".strip() for tab, name in names.items()}
+            if sum(len(label) + 2 for label in labels.values()) <= self.size.width:
+                break
+        for tab, label in labels.items():
+            self.query_one(f"#{tab}", Tab).label = label
 
     def _draw_jobs(self, jobs: Sequence[JobInfo]) -> None:
         self._jobs = {job.ref: job for job in jobs}
@@ -164,15 +172,18 @@ class TopScreen(TextualApp[None]):
         rows = [brief(job, self._reasons.get((job.queue, job.id)), shown_id=shorts[job.id]) for job in jobs]
         columns, cells = fitted(BRIEF, rows, width=self.size.width - 2, spare=SPARE)
         table = self.query_one("#jobs", DataTable)
-        if self._chosen is None and self._jobs:
-            self._chosen = next(iter(self._jobs))
+        if self._chosen is None:
+            self._chosen, self._chosen_by = next(iter(self._jobs), None), "start"
+        elif self._chosen not in self._jobs and self._chosen_by != "user":
+            self._chosen, self._chosen_by = next(iter(self._jobs), None), "refresh"
         _fill(table, columns, cells, list(self._jobs), chosen=self._chosen)
         table.show_cursor = self._chosen in self._jobs
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """Choose the job that the cursor was moved to."""
         if event.data_table.id == "jobs" and event.row_key is not None:
-            self._chosen = event.row_key.value
+            if event.row_key.value != self._chosen:
+                self._chosen, self._chosen_by = event.row_key.value, "user"
             event.data_table.show_cursor = True
 
     async def on_tabs_tab_activated(self) -> None:
@@ -199,19 +210,46 @@ class TopScreen(TextualApp[None]):
     async def action_open(self) -> None:
         """Show everything about the chosen job; on a queue, show only its jobs, or all jobs again."""
         if (queue := self._focused_queue()) is not None:
-            self._only_queue = None if self._only_queue == queue else queue
-            self._chosen = None
-            await self.reload()
+            await self._show_only(None if self._only_queue == queue else queue)
+        elif self._chosen and self._chosen_by == "user":
+            # It may have left the list by now. Looking at it does no harm.
+            self.push_screen(Details(self._app, self._chosen, every=self._every))
         elif job := self._chosen_job():
             self.push_screen(Details(self._app, job.ref, every=self._every))
 
+    async def _show_only(self, queue: str | None) -> None:
+        """Show the jobs of every state, of this queue or of all queues."""
+        self._only_queue, self._chosen = queue, None
+        self.query_one(Tabs).active = "all"
+        self.query_one("#jobs", DataTable).focus()
+        await self.reload()
+
+    async def action_back(self) -> None:
+        """Go back one step: from the queues to the jobs, or from some of the jobs to all of them."""
+        if self._focused_queue() is not None:
+            self.query_one("#jobs", DataTable).focus()
+        elif self._only_queue is not None or self.query_one(Tabs).active != "all":
+            await self._show_only(None)
+
+    def action_help(self) -> None:
+        """Show what the keys do."""
+        self.push_screen(Help())
+
     async def action_act(self, verb: str) -> None:
-        """Retry or cancel the chosen job."""
-        if job := self._chosen_job():
+        """Retry or cancel the chosen job. Ask first if a refresh has moved the cursor to it."""
+        if not (job := self._chosen_job()):
+            return
+
+        async def act() -> str:
             queue = self._app.queue(job.queue)
             answers = await (queue.retry(job.id) if verb == "retry" else queue.cancel(job.id))
-            self._say(f"{job.id}: {answers[job.id]}")
-            await self.reload()
+            return f"{job.id} {said(answers[job.id])}"
+
+        if self._chosen_by == "refresh":
+            self._ask(f"{verb.capitalize()} {job.id} of {job.queue}?", act)
+            return
+        self._say(await act())
+        await self.reload()
 
     def action_remove(self) -> None:
         """Ask, then remove the chosen job."""
@@ -219,7 +257,7 @@ class TopScreen(TextualApp[None]):
             return
 
         async def remove() -> str:
-            return f"{job.id}: {(await self._app.queue(job.queue).remove(job.id))[job.id]}"
+            return f"{job.id} {said((await self._app.queue(job.queue).remove(job.id))[job.id])}"
 
         self._ask(f"Remove {job.id} from {job.queue}? This cannot be undone.", remove)
 
@@ -231,7 +269,9 @@ class TopScreen(TextualApp[None]):
                 return
             name = job.queue
         queue = self._app.queue(name)
-        was_paused = (await queue.counts()).paused
+        counts = await queue.counts()
+        halts = await read_halts(await self._app.connect(), name, is_paused=counts.paused)
+        was_paused = any(not halt.group for halt in halts)
         await (queue.resume() if was_paused else queue.pause())
         self._say(f"{name} {'resumed' if was_paused else 'paused'}")
         await self.reload()
@@ -319,7 +359,8 @@ class Details(Screen[None]):
         lines = [Text.assemble((f"{name:12} ", "bold"), visible(str(value))) for name, value in known]
         lines += [Text(""), *[Text(line) for line in await self._timeline()]]
         self._put("facts", Text("\n").join(lines))
-        log = await self._handle.logs()
+        gone, log = await LogFollower(self._handle).new_lines()
+        log = [unkept(gone), *log] if gone else log
         self._put("log", Text(visible("\n".join(log)) if log else "The job has logged nothing."))
         trace = info.failure.traceback if info.failure is not None else ""
         self._put("traceback", Text(visible(trace) if trace else "There is no traceback."))
@@ -349,6 +390,18 @@ class Confirm(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         """Return the question."""
         yield Static(Text(f"{visible(self._question)}\n\ny yes   n no"), id="question")
+
+
+class Help(ModalScreen[None]):
+    """The keys, until one is pressed."""
+
+    def compose(self) -> ComposeResult:
+        """Return the keys."""
+        yield Static(Text(KEYS), id="keys")
+
+    def on_key(self) -> None:
+        """Go back."""
+        self.dismiss()
 
 
 def _queue_row(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from datetime import datetime, time, timedelta, tzinfo
@@ -9,15 +10,28 @@ from typing import Final
 
 import click
 
-__all__ = ["duration", "duration_or", "instant", "read_time", "seconds", "some_text", "whole", "with_unit"]
+__all__ = [
+    "duration",
+    "duration_or",
+    "instant_or",
+    "local_zone",
+    "read_time",
+    "seconds",
+    "some_duration",
+    "some_text",
+    "whole",
+    "with_unit",
+]
 
 _SOONEST_S, _LATEST_S = 0.1, 86_400
 _BARE_NUMBER: Final = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*")
 _DAYS: Final = {"today": 0, "tomorrow": 1}
 # One digit is enough for the hour.
 _CLOCK: Final = re.compile(r"([0-9]{1,2})(:[0-9]{2}(?::[0-9]{2})?)")
+_FROM_NOW: Final = re.compile(r"(?:now *\+|in) *(.+)")
 _A_TIME: Final = (
-    "Give one such as 18:30, 'tomorrow 9:00', 2026-12-01, '2026-12-01 08:00' or 2026-12-01T08:00Z."
+    "Give one such as 18:30, 'tomorrow 9:00', 'now + 5min', 2026-12-01, '2026-12-01 08:00' or "
+    "2026-12-01T08:00Z."
 )
 
 
@@ -40,6 +54,16 @@ def duration(text: str) -> str:
     return with_unit(text)
 
 
+def some_duration(text: str) -> str:
+    """The same, but more than nothing."""
+    from penstock.core.duration import milliseconds
+
+    read = duration(text)
+    if not milliseconds(read):
+        raise click.BadParameter(f"{text!r} leaves no time at all. Leave the option out for no limit.")
+    return read
+
+
 def duration_or(word: str) -> Callable[[str], str]:
     """The same, or this word."""
     return lambda text: text if text == word else duration(text)
@@ -59,7 +83,7 @@ def whole(least: int) -> Callable[[str], int]:
         try:
             number = int(text)
         except ValueError:
-            raise click.BadParameter(f"{text!r} is no whole number.") from None
+            raise click.BadParameter(f"{text!r} is not a whole number.") from None
         if number < least:
             raise click.BadParameter(f"{number} is too small. Give {least} or more.")
         return number
@@ -72,35 +96,75 @@ def seconds(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no number of seconds.") from None
+        raise click.BadParameter(f"{text!r} is not a number of seconds.") from None
     if not _SOONEST_S <= number <= _LATEST_S:
         raise click.BadParameter(f"give {_SOONEST_S} to {_LATEST_S} seconds.")
     return number
 
 
-def instant(text: str) -> datetime:
-    """A time of day, or a date with or without one, in local time unless it has a zone."""
+def instant_or(duration_option: str) -> Callable[[str], datetime]:
+    """Read a time of day, or a date with or without one, in local time unless it has a zone.
+
+    The error about a duration names ``duration_option``, which takes one.
+    """
     from penstock.errors import InvalidOption
 
-    try:
-        return read_time(text)
-    except InvalidOption as error:
-        raise click.BadParameter(str(error)) from None
+    def read(text: str) -> datetime:
+        try:
+            return read_time(text, for_duration=f"{duration_option} {text}")
+        except InvalidOption as error:
+            raise click.BadParameter(str(error)) from None
+
+    return read
 
 
-def read_time(text: str, zone: tzinfo | None = None) -> datetime:
+def read_time(text: str, zone: tzinfo | None = None, *, for_duration: str = "") -> datetime:
     """Return the time that ``text`` names, in ``zone`` or local time unless it names a zone itself.
 
-    A time of day alone is the next one. Raises ``InvalidOption``.
+    A time of day alone is the next one. Raises ``InvalidOption``; for a duration, the error says ``for_duration``.
     """
     from penstock.errors import InvalidOption
 
     now = datetime.now(zone)
+    if re.fullmatch("[0-9]{9,13}", text):
+        at = datetime.fromtimestamp(int(text[:10]), zone)
+        raise InvalidOption(f"{text!r} looks like seconds since 1970. Give {at:%Y-%m-%dT%H:%M:%S}.")
     try:
         named = _named_time(text.strip().lower(), now.replace(tzinfo=None))
         return named.replace(tzinfo=zone) if zone and named.tzinfo is None else named.astimezone()
     except (ValueError, OverflowError):
+        if for_duration and _is_duration(text):
+            raise InvalidOption(
+                f"{text!r} is a duration. Give {for_duration}, or a time such as 18:30."
+            ) from None
         raise InvalidOption(f"{text!r} is not a time. {_A_TIME}") from None
+
+
+def _is_duration(text: str) -> bool:
+    from penstock.core.duration import milliseconds
+    from penstock.errors import InvalidOption
+
+    try:
+        return milliseconds(with_unit(text)) > 0
+    except InvalidOption:
+        return False
+
+
+def local_zone() -> str:
+    """Return the IANA name of the local time zone. Raises ``InvalidOption`` if it has none."""
+    from zoneinfo import ZoneInfo
+
+    from penstock.errors import InvalidOption
+
+    link = os.path.realpath("/etc/localtime").partition("zoneinfo/")[2]
+    name = os.environ.get("TZ", "").removeprefix(":") or link or "UTC"
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError):
+        raise InvalidOption(
+            f"the local time zone {name!r} is not an IANA name. Give --tz, such as --tz Europe/Berlin."
+        ) from None
+    return "UTC" if name == "Etc/UTC" else name
 
 
 def _named_time(text: str, now: datetime) -> datetime:
@@ -108,10 +172,24 @@ def _named_time(text: str, now: datetime) -> datetime:
     day, _, clock = text.partition(" ")
     if day in _DAYS:
         return today + timedelta(days=_DAYS[day]) + (_since_midnight(clock.strip()) if clock else timedelta())
+    if text == "now":
+        return now
+    if after := _FROM_NOW.fullmatch(text):
+        return now + timedelta(milliseconds=_milliseconds(after[1]))
     if _CLOCK.fullmatch(text):
         at = today + _since_midnight(text)
         return at if at > now else at + timedelta(days=1)
     return datetime.fromisoformat(text.upper())
+
+
+def _milliseconds(text: str) -> int:
+    from penstock.core.duration import milliseconds
+    from penstock.errors import InvalidOption
+
+    try:
+        return milliseconds(with_unit(text))
+    except InvalidOption as error:
+        raise ValueError(text) from error
 
 
 def _since_midnight(clock: str) -> timedelta:

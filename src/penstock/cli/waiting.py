@@ -3,49 +3,165 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from penstock.cli.errors import ExitCode
+from penstock.cli.connect import run_with_app
+from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.flags import Flags
+from penstock.cli.jobids import find_job
 from penstock.cli.output import print_json
+from penstock.cli.parameters import OPEN, command, completes_ids, json_option, queue_option_for
+from penstock.cli.settings import Settings
+from penstock.cli.values import duration
 from penstock.core.command import COMMAND_TASK
-from penstock.errors import JobCancelled, JobError, JobNotFound
+from penstock.core.display import visible_in_line
+from penstock.core.duration import milliseconds
+from penstock.errors import JobCancelled, JobError, JobNotFound, SerializationError
+from penstock.situation import command_line
 
 if TYPE_CHECKING:
+    from penstock.app import App
     from penstock.handle import JobHandle
+    from penstock.storage.values import LogPage
 
-__all__ = ["LogFollower", "wait_for"]
+__all__ = ["LogFollower", "unkept", "wait", "wait_for"]
 
 _LOOK_EVERY_S: Final = 0.2
 _PATIENT_S: Final = 2.0
-_MOST_KEPT: Final = 1000
+_MOVING: Final = ("ready", "busy", "active", "retry", "not due", "completed", "failed", "cancelled")
 
 
 class LogFollower:
-    """Gives the lines of a job's log that are new since the last look; the store keeps the newest thousand."""
+    """Reads each line of a job's log once, and counts the lines that the store no longer kept."""
 
     def __init__(self, handle: JobHandle[Any]) -> None:
         self._handle = handle
-        self._seen: list[str] = []
+        self._seen = 0
 
-    async def new_lines(self) -> list[str]:
-        kept = await self._handle.logs(limit=_MOST_KEPT)
-        seen, self._seen = self._seen, kept
-        if len(kept) < _MOST_KEPT:
-            return kept[len(seen) :]
-        # The oldest may be gone: what was seen and is still there is an end of the one and a beginning of the other.
-        overlap = next(
-            n for n in range(min(len(seen), len(kept)), -1, -1) if seen[len(seen) - n :] == kept[:n]
-        )
-        return kept[overlap:]
+    @property
+    def has_lines(self) -> bool:
+        """Return whether the log had any line when it was last read."""
+        return self._seen > 0
+
+    async def new_lines(self) -> tuple[int, list[str]]:
+        """Return the new lines, and the number of lines before them that are gone."""
+        page = await self._page()
+        if page.written < self._seen:
+            # The job was enqueued again under its id, so its log began anew.
+            self._seen = 0
+            page = await self._page()
+        gone = page.start - self._seen
+        self._seen = page.written
+        return gone, page.lines
+
+    async def _page(self) -> LogPage:
+        storage = await self._handle.source.app.connect()
+        return await storage.logs(self._handle.queue, self._handle.id, start=self._seen)
+
+    async def print_new(
+        self, say: Callable[[str], object] = click.echo, *, at_most: int | None = None
+    ) -> None:
+        """Print the new lines, or the last ``at_most`` of them, and say on stderr how many are gone."""
+        gone, lines = await self.new_lines()
+        if gone and (at_most is None or at_most > len(lines)):
+            click.echo(unkept(gone), err=True)
+        for line in lines if at_most is None else lines[len(lines) - min(at_most, len(lines)) :]:
+            say(line)
+
+
+def unkept(count: int) -> str:
+    """Return the note that stands where log lines are gone."""
+    return f"… {count} {'line was' if count == 1 else 'lines were'} not kept"
+
+
+@command("wait")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, shell_complete=completes_ids(*OPEN))
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    type=duration,
+    help="Wait at most this long, then exit with 6. [no limit]",
+)
+@queue_option_for("Which queue they are in, if several have these ids.")
+@json_option
+@click.pass_obj
+def wait(
+    flags: Flags, /, *, ids: tuple[str, ...], timeout: str | None, queue: str | None, as_json: bool
+) -> int:
+    """Wait until jobs have ended, and print how each of them ended.
+
+    \b
+      penstock wait 01a1e25c... && deploy
+      penstock wait build test --timeout 10min
+
+    Exit codes: 0 all completed; 1 a job failed or was cancelled; 3 no such job; 6 after --timeout. Ctrl-C ends the
+    wait; the jobs go on.
+    """
+
+    async def read(app: App) -> int:
+        handles = {}
+        for id in ids:
+            job = await find_job(app, id, queue)
+            handles[job.ref] = app.job(job.ref)
+        return await _wait_for_all(list(handles.values()), timeout=timeout, as_json=as_json)
+
+    return run_with_app(Settings(flags), read)
+
+
+async def _wait_for_all(handles: list[JobHandle[Any]], *, timeout: str | None, as_json: bool) -> int:
+    hints = [asyncio.create_task(_hint_at_cause(one)) for one in _one_per_queue(handles)]
+    waits = [asyncio.create_task(_end_of(handle)) for handle in handles]
+    ends: list[dict[str, Any]] = []
+    try:
+        patience_s = None if timeout is None else milliseconds(timeout, what="--timeout") / 1000
+        for next_end in asyncio.as_completed(waits, timeout=patience_s):
+            ends.append(end := await next_end)
+            if not as_json:
+                click.echo(visible_in_line(end["error"] or f"job {end['id']!r} completed"))
+    except TimeoutError:
+        late = ", ".join(one.id for one in handles if one.ref not in {end["ref"] for end in ends})
+        raise CommandLineError(
+            f"the wait of {timeout} is over. Not ended: {late}.", ExitCode.TIMEOUT
+        ) from None
+    finally:
+        for task in (*waits, *hints):
+            task.cancel()
+        await asyncio.gather(*waits, *hints, return_exceptions=True)
+        if as_json:
+            print_json(ends)
+    return ExitCode.DONE if all(end["state"] == "completed" for end in ends) else ExitCode.FAILED
+
+
+def _one_per_queue(handles: list[JobHandle[Any]]) -> Iterable[JobHandle[Any]]:
+    return {handle.queue: handle for handle in handles}.values()
+
+
+async def _end_of(handle: JobHandle[Any]) -> dict[str, Any]:
+    """Wait for the end of a job, and return how it ended."""
+    state, error = "completed", ""
+    try:
+        await handle.result()
+    except SerializationError:
+        # It has a result that this command cannot read.
+        pass
+    except JobNotFound:
+        raise
+    except JobError as caught:
+        state, error = "cancelled" if isinstance(caught, JobCancelled) else "failed", str(caught)
+    return {"id": handle.id, "ref": handle.ref, "queue": handle.queue, "state": state, "error": error}
 
 
 async def wait_for(handle: JobHandle[Any], *, timeout: str | None, as_json: bool) -> int:
     """Wait for the end of a job, print its output or result, and give the exit code that says how it ended."""
+    if sys.stderr.isatty() and not as_json:
+        click.echo(f"job {handle.id}", err=True)
     follower = LogFollower(handle)
     following = asyncio.create_task(_print_lines(follower, silent=as_json))
-    hinting = asyncio.create_task(_hint_at_missing_worker(handle))
+    hinting = asyncio.create_task(_hint_at_cause(handle))
     error: JobError | None = None
     result: Any = None
     try:
@@ -54,6 +170,13 @@ async def wait_for(handle: JobHandle[Any], *, timeout: str | None, as_json: bool
         raise
     except JobError as caught:
         error = caught
+    except asyncio.CancelledError:
+        click.echo(
+            f"the job goes on: {command_line('wait', handle.ref)} waits for it, {command_line('cancel', handle.ref)} "
+            "ends it",
+            err=True,
+        )
+        raise
     finally:
         for task in (following, hinting):
             task.cancel()
@@ -82,8 +205,7 @@ async def _told(
             }
         )
         return code
-    for line in await follower.new_lines():
-        click.echo(line)
+    await follower.print_new()
     if error is not None:
         click.echo(f"penstock: {error}", err=True)
     elif not is_command and result is not None:
@@ -102,15 +224,12 @@ def _exit_code(error: JobError | None, progress: Any) -> int:
 
 async def _print_lines(follower: LogFollower, *, silent: bool) -> None:
     while not silent:
-        for line in await follower.new_lines():
-            click.echo(line)
+        await follower.print_new()
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-async def _hint_at_missing_worker(handle: JobHandle[Any]) -> None:
+async def _hint_at_cause(handle: JobHandle[Any]) -> None:
+    """Say after a while what keeps the job from running, if anything does."""
     await asyncio.sleep(_PATIENT_S)
-    if not await handle.source.app.queue(handle.queue).workers():
-        click.echo(
-            f"no worker works on queue {handle.queue!r} yet: `penstock worker [MODULE:APP]` starts one",
-            err=True,
-        )
+    if await handle.get_or_none() is not None and (reason := await handle.why()).kind not in _MOVING:
+        click.echo(visible_in_line(f"{handle.id} waits. {reason}"), err=True)

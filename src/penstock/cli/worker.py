@@ -20,8 +20,9 @@ from penstock.cli.parameters import Family, command_of, completes_queues, family
 from penstock.cli.pidfiles import Surroundings, held
 from penstock.cli.settings import Settings
 from penstock.cli.streams import unguarded
-from penstock.cli.synonyms import advice, known_command
+from penstock.cli.synonyms import advice, known_command, nearest
 from penstock.cli.values import duration
+from penstock.opening import shown_store
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -48,9 +49,22 @@ class _RunUnlessNamed(Family):
                 "Leave out `start`, or leave out --reload and use `penstock worker restart` after a change.",
                 ExitCode.USAGE,
             )
+        self._refuse_misspelt(args, ctx)
         if not args or not self._names_command(args[0]):
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+    def _refuse_misspelt(self, args: list[str], ctx: click.Context) -> None:
+        """Refuse a word that looks like a command of ours, and is not an app."""
+        if not args or ":" in args[0] or self._names_command(args[0]) or ctx.resilient_parsing:
+            return
+        is_module = Path(args[0]).is_dir() or Path(f"{args[0]}.py").exists()
+        if not is_module and (meant := nearest(args[0], list(self.commands))):
+            raise CommandLineError(
+                f"{args[0]!r} is neither a command nor an app, as in MODULE:NAME. "
+                f"Did you mean `penstock worker {meant[0]}`?",
+                ExitCode.USAGE,
+            )
 
     def _names_command(self, word: str) -> bool:
         """Return whether ``word`` is not an app: a command, or a word that ``synonyms`` knows."""
@@ -112,17 +126,25 @@ def worker() -> None:
     "--concurrency",
     metavar="NUMBER",
     type=int,
-    help="So many jobs at a time. [100 with an app, else one per processor]",
+    help="Number of jobs that run at a time. [100 with an app, else one per processor]",
 )
 @click.option(
-    "-p", "--processes", metavar="NUMBER", type=int, help="So many processes, each with that concurrency. [1]"
+    "-p",
+    "--processes",
+    metavar="NUMBER",
+    type=int,
+    help="Number of processes, each with that concurrency. [1]",
 )
-@click.option("--burst", is_flag=True, help="End when the queues are empty, or paused.")
+@click.option(
+    "--burst",
+    is_flag=True,
+    help="End when no jobs are left, or only paused ones. Waits for delayed jobs, retries, and timed pauses.",
+)
 @click.option("--reload", is_flag=True, help="Start again when a Python file here has changed.")
 @click.option(
     "--commands/--no-commands",
     default=None,
-    help="Run shell commands: whoever can write to the store can then run anything here. "
+    help="Run shell commands: anyone who can write to the store can then run anything here. "
     "[only with a local store]",
 )
 @click.option(
@@ -146,7 +168,7 @@ def worker() -> None:
     type=duration,
     help="Fail a job of an unknown task after handing it back for this long. [1h; 0s with --burst]",
 )
-@click.option("--limit", metavar="RATE", help='Start at most so many jobs, such as "100/s".')
+@click.option("--limit", metavar="RATE", help='Maximum rate of starts, such as "100/s".')
 @click.option("--name", metavar="NAME", help="What its id begins with. [host and process]")
 @click.option("--probe", metavar="PORT", help="Serve health and metrics on this port of the loopback.")
 @click.option(
@@ -217,7 +239,13 @@ def run(
         made = app.worker(**_options(settings, app, target, options))
         if pid_file is not None:
             mine = stack.enter_context(
-                held(pid_file, arguments, grace_ms=made.options.grace_ms, surroundings=surroundings)
+                held(
+                    pid_file,
+                    arguments,
+                    grace_ms=made.options.grace_ms,
+                    surroundings=surroundings,
+                    store=shown_store(app.url, app.namespace),
+                )
             )
             made.on("ready", lambda event: mine.tell_ready())
         log_format = log_format or settings["log_format"]
@@ -272,7 +300,7 @@ def _weighted(text: str) -> tuple[str, float]:
         return name, float(weight or 1)
     except ValueError:
         raise CommandLineError(
-            f"--queues {text}: {weight!r} is no weight. Give a number.", ExitCode.USAGE
+            f"--queues {text}: {weight!r} is not a weight. Give a number.", ExitCode.USAGE
         ) from None
 
 

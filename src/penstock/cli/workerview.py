@@ -47,7 +47,7 @@ def shown(worker: Worker, *, live: bool, log_format: LogFormat, verbose: bool) -
             with followed(worker, view.hear, with_commands=True):
                 yield
         return
-    log_to_stderr(StderrLog(log_format))
+    log_to_stderr(StderrLog(log_format, worker=worker.id))
     if is_pool:
         with followed(worker, lambda event: _log_event(event, verbose=verbose)):
             yield

@@ -1,0 +1,58 @@
+"""The session that the manual of the command line begins with prints what the manual shows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import ROOT, Shell, script
+
+pytestmark = pytest.mark.timeout(180)
+
+MANUAL = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+CHANGES = [
+    (r"^\S+ \S+ (?=INFO|WARNING|ERROR)|^… ", ""),
+    (r"worker \S+-\d+-[0-9a-f]{6}", "worker NAME"),
+    (r"\b[0-9a-f]{32}\b|^[0-9a-f]{8}\b", "ID"),
+    (r"\b[\d.]+m?s ago", "AGO"),
+    (r"sqlite:///\S+/penstock.db", "STORE"),
+    (r"\s+", " "),
+]
+
+
+def session() -> list[tuple[str, list[str]]]:
+    """Return the commands of "In five minutes", each with the lines below it."""
+    block = re.search(r"## In five minutes\n\n```console\n(.*?)```", MANUAL, re.DOTALL)
+    assert block is not None
+    commands = [part.splitlines() for part in re.split(r"^\$ ", block[1], flags=re.MULTILINE) if part]
+    return [(lines[0], lines[1:]) for lines in commands]
+
+
+def plain(line: str) -> str:
+    """Return the line without what differs from run to run."""
+    for pattern, replacement in CHANGES:
+        line = re.sub(pattern, replacement, line)
+    return line.strip()
+
+
+def test_the_first_five_minutes_are_as_the_manual_shows_them(penstock: Shell, tmp_path: Path) -> None:
+    environment = penstock.environment | {
+        "PATH": f"{Path(script()[0]).parent}:{penstock.environment['PATH']}"
+    }
+    for command, expected in session():
+        run = subprocess.run(
+            ["sh", "-c", command],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        if expected:
+            assert [plain(line) for line in run.stdout.splitlines()] == [plain(line) for line in expected]
