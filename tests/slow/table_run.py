@@ -38,7 +38,17 @@ def main() -> None:
     spark = ps.session("killed", cores=2, memory="1g", config=QUICK)
     say_ready(spark)
     df = spark.range(rows).selectExpr("id AS n")
-    ps.process(df, task, key="n", output=output, workers=WORKERS, concurrency=CONCURRENCY, progress="none")
+    format = sys.argv[3] if len(sys.argv) > 3 else "parquet"
+    ps.process(
+        df,
+        task,
+        key="n",
+        output=output,
+        workers=WORKERS,
+        concurrency=CONCURRENCY,
+        progress="none",
+        format=format,
+    )
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@ import asyncio
 import os
 import random
 import signal
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 from penstock.core.lifecycle import EventType, State
 from penstock.storage import open_storage
@@ -19,21 +22,25 @@ from tests.slow.crew import read_log
 from tests.slow.drivers import Driver, let_leases_end
 from tests.slow.table_run import CONCURRENCY, QUEUE, WORKERS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 FIELDS = ("state", "result", "job_id", "finished_at")
-ROWS, KILLS = 20_000, 5
+# Engine and format of the output.
+CASES = [("sqlite", "parquet"), ("sqlite", "delta"), ("valkey", "delta")]
+# By hand, with more time: PROCESS_KILLS=20 PROCESS_ROWS=50000 make test-slow ARGS=tests/slow/test_process_kills.py
+KILLS = int(os.environ.get("PROCESS_KILLS", "4"))
+ROWS = int(os.environ.get("PROCESS_ROWS", "12000"))
 # Its JVM is stopped when it is killed, and goes on when the next run is at work.
 OUTLIVED = 2
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[], Driver]]:
+def start(tmp_path: Path) -> Iterator[Callable[[str, str, int], Driver]]:
     drivers: list[Driver] = []
 
-    def start() -> Driver:
-        arguments = (str(ROWS), str(tmp_path / "output"))
-        environment = {"PENSTOCK_URL": f"sqlite:///{tmp_path}/killed.db", "CALLS": str(tmp_path / "calls")}
+    def start(url: str, format: str, rows: int) -> Driver:
+        arguments = (str(rows), str(tmp_path / "output"), format)
+        environment = {"PENSTOCK_URL": url, "CALLS": str(tmp_path / "calls")}
         log = tmp_path / f"driver-{len(drivers)}.log"
         drivers.append(Driver("tests.slow.table_run", *arguments, log=log, **environment))
         return drivers[-1]
@@ -60,15 +67,35 @@ async def forget_results(url: str) -> None:
     await storage.close()
 
 
+def url_of(engine: str, folder: Path, request: pytest.FixtureRequest) -> str:
+    if engine == "sqlite":
+        return f"sqlite:///{folder}/killed.db"
+    return f"{request.getfixturevalue('valkey_url')}?namespace=killed-{uuid.uuid4().hex[:8]}"
+
+
+def read(output: Path, format: str) -> pa.Table:
+    columns = ["n", *(f"penstock_{name}" for name in FIELDS)]
+    if format == "delta":
+        return DeltaTable(str(output)).to_pyarrow_table(columns=columns)
+    return pq.read_table(output, columns=columns)
+
+
+@pytest.mark.parametrize(("engine", "format"), CASES)
 def test_a_run_that_is_killed_pays_only_for_what_is_missing(
-    tmp_path: Path, start: Callable[[], Driver]
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    start: Callable[[str, str, int], Driver],
+    *,
+    engine: str,
+    format: str,
 ) -> None:
-    url, output = f"sqlite:///{tmp_path}/killed.db", tmp_path / "output"
+    count, kills = ROWS, KILLS
+    url, output = url_of(engine, tmp_path, request), tmp_path / "output"
     chance = random.Random()
-    standby, outliving = start(), 0
-    for kill in range(KILLS):
-        driver, standby = standby, start()
-        enough = calls(tmp_path).total() + chance.randrange(3000)
+    standby, outliving = start(url, format, count), 0
+    for kill in range(kills):
+        driver, standby = standby, start(url, format, count)
+        enough = calls(tmp_path).total() + chance.randrange(count // (2 * kills))
         driver.go()
         driver.wait_until(lambda enough=enough: calls(tmp_path).total() > enough)  # type: ignore[misc]
         if outliving:
@@ -84,22 +111,22 @@ def test_a_run_that_is_killed_pays_only_for_what_is_missing(
     standby.go()
     standby.finish()
 
-    table = pq.read_table(output, columns=["n", *(f"penstock_{name}" for name in FIELDS)])
-    rows = [{name.removeprefix("penstock_"): cell for name, cell in row.items()} for row in table.to_pylist()]
-    assert {row["n"]: row["result"] for row in rows} == {n: str(2 * n) for n in range(ROWS)}
+    found = read(output, format).to_pylist()
+    rows = [{name.removeprefix("penstock_"): cell for name, cell in row.items()} for row in found]
+    assert {row["n"]: row["result"] for row in rows} == {n: str(2 * n) for n in range(count)}
     assert {row["state"] for row in rows} == {"completed"}
     ends = Counter((row["job_id"], row["finished_at"]) for row in rows)
     assert max(ends.values()) == 1
-    assert len(rows) == ROWS
+    assert len(rows) == count
 
     made = calls(tmp_path)
-    retries, in_flight = ROWS // 100, KILLS * WORKERS * CONCURRENCY
-    assert set(made) == set(range(ROWS))
-    assert made.total() <= ROWS + retries + in_flight
-    asyncio.run(check_log(url))
+    retries, in_flight = count // 100, kills * WORKERS * CONCURRENCY
+    assert set(made) == set(range(count))
+    assert made.total() <= count + retries + in_flight
+    asyncio.run(check_log(url, count))
 
 
-async def check_log(url: str) -> None:
+async def check_log(url: str, count: int) -> None:
     """No job was claimed again after it had completed."""
     storage = open_storage(url)
     await storage.open()
@@ -109,5 +136,5 @@ async def check_log(url: str) -> None:
             completed.add(event.id)
         elif event.type is EventType.CLAIMED:
             assert event.id not in completed, event
-    assert len(completed) == ROWS
+    assert len(completed) == count
     await storage.close()

@@ -154,12 +154,12 @@ def test_what_cannot_be_is_refused_in_one_line(command: Command, tmp_path: Path)
 
 
 def test_a_history_is_synced_shown_and_made_a_page_and_jobs_are_archived(
-    spark: SparkSession, command: Command, file_url: str, tmp_path: Path, database: str
+    spark: SparkSession, command: Command, file_url: str, tmp_path: Path
 ) -> None:
     happen(file_url, seed=9, steps=30, queues=("mail",))
-    first = command.json("history", "sync", "--catalog", database)
+    first = command.json("history", "sync")
     assert first["events"] > 0
-    assert spark.table(f"{database}.bronze").count() == first["events"]
+    assert history.tables(spark, tmp_path / "history").bronze.count() == first["events"]
     assert command("history", "sync").startswith("0 new events, in ")
     assert command("history", "report", "-o", "page.html", "--since", "1d") == "page.html\n"
     assert "</html>" in (tmp_path / "page.html").read_text()

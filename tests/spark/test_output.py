@@ -78,24 +78,23 @@ def test_what_cannot_be_processed_is_told_in_plain_words(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path
 ) -> None:
     table, output = numbers(spark, 1), tmp_path / "out"
-    stream = spark.readStream.format("rate").load()
+    stream = spark.readStream.format("rate").load().selectExpr("CAST(value AS string) AS k", "value AS n")
     cases: list[tuple[Any, Any, dict[str, Any], str]] = [
         (table, numbers, {}, r"task must be a task of an app.*got numbers.*Decorate"),
         (table, 5, {}, "task must be a task of an app.*got 5"),
-        (
-            table.toPandas(),
-            tasks.double,
-            {},
-            r"got pandas.DataFrame. Convert it first: spark.createDataFrame",
-        ),
-        (stream, tasks.double, {}, "the table is a stream.*foreachBatch"),
-        (table, tasks.double, {"format": "delta"}, "lacks a jar: .*delta.*spark.jars.packages"),
+        ([("k1", 1)], tasks.double, {}, "must be a Spark, pandas, Polars or Arrow table, got list"),
+        (stream, tasks.double, {"limit": 1}, "limit and since are not for streams"),
+        (table, tasks.double, {"every": "1m"}, "every and checkpoint are for streams"),
+        (table, tasks.double, {"since": "nobody"}, "since='nobody' is not a column of the table"),
+        (table, tasks.double, {"since": 3}, "since=3 is a version of a Delta table, and the table is none"),
+        (table, tasks.double, {"format": "iceberg"}, "lacks a jar: .*iceberg.*spark.jars.packages"),
         (
             table,
             tasks.double,
             {"output": "s3a://bucket/out"},
             "s3a://bucket/out, because its session lacks a jar",
         ),
+        (table, tasks.double, {"scratch": "s3a://bucket/own"}, "s3a://bucket/own/.*lacks a jar"),
     ]
     for df, task, options, said in cases:
         with pytest.raises(InvalidInput, match=said):

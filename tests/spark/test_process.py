@@ -19,7 +19,7 @@ from penstock.leases import end_leases
 from penstock.spark import heldjob
 from penstock.spark.errors import FleetFailed, OutputBusy, OutputLost, TooManyFailures
 from penstock.spark.store import Store
-from penstock.spark.tables import running
+from penstock.spark.tables import gathering, running
 from penstock.spark.tables.enqueueing import Batch, cancel_rows, enqueue_rows
 from penstock.spark.tables.outputlease import OutputLease, output_identity, output_name
 from penstock.spark.tables.staff import Staff
@@ -388,9 +388,20 @@ def test_rows_that_wait_since_an_earlier_run_are_run_once_if_failed_ones_are_to_
 
 
 def test_rows_that_wait_for_another_output_are_done_for_both(
-    spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tasks: ModuleType, file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave(monkeypatch, numbers(spark, 1, 2), tasks.double, tmp_path / "one")
+    with Store(file_url) as store:
+        store.run(store.storage.pause("tables"))
+
+    def put_and_resume(rows: DataFrame, batch: Batch) -> int:
+        """Put the rows in before a worker can take what waits."""
+        count = enqueue_rows(rows, batch)
+        with Store(file_url) as store:
+            store.run(store.storage.resume("tables"))
+        return count
+
+    monkeypatch.setattr(running, "enqueue_rows", put_and_resume)
     # Nobody is to wait for what is not held.
     monkeypatch.setattr(running, "_IDLE_S", 3600)
     changed = spark.createDataFrame([("k1", 1), ("k2", 20)], "k string, n long")
@@ -493,7 +504,7 @@ def test_bad_input_is_told_before_any_job_is_enqueued(
     cases: list[tuple[DataFrame, Any, dict[str, Any], str]] = [
         (good, tasks.double, {"key": "nobody"}, "no column 'nobody'"),
         (good, tasks.double, {"key": []}, "key is empty"),
-        (good, tasks.double, {"payload": ["k", "n"]}, "column 'k' is no parameter"),
+        (good, tasks.double, {"payload": ["k", "n"]}, "column 'k' is not a parameter"),
         (good, tasks.double, {"group": "team"}, "no column 'team'"),
         (good, tasks.double, {"on_change": "maybe"}, "on_change='maybe'"),
         (good, tasks.double, {"limit": 0}, "limit=0"),
@@ -536,3 +547,16 @@ def test_results_of_another_type_are_refused_and_a_store_in_memory_too(
     away = load_tasks("valkey://127.0.0.1:1", tmp_path, monkeypatch)
     with pytest.raises(StorageError, match=r"127\.0\.0\.1"):
         do(numbers(spark, 1), away.double, tmp_path / "new")
+
+
+def test_the_last_rows_are_written_as_soon_as_the_queue_is_drained(
+    spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More than a page, which is all that the run looks at for each poll.
+    rows = gathering._PAGE + 100
+    monkeypatch.setattr(running, "_COMMIT_S", (120.0, 120.0))
+    table = spark.range(rows).selectExpr("concat('k', id) AS k", "id AS n")
+    done = do(table, tasks.double, tmp_path / "doubles")
+    assert done.completed == rows
+    assert done.seconds < 120
+    assert len(list((tmp_path / "doubles").glob("*.parquet"))) == 1

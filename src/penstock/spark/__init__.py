@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from penstock.spark.local import session
     from penstock.spark.operate import Cancelled, Retried, cancel, retry
     from penstock.spark.report import WriteReport, write_report
-    from penstock.spark.tables.entry import Processed, process
+    from penstock.spark.tables.entry import process
     from penstock.spark.tables.ledger import latest
+    from penstock.spark.tables.result import Processed
 
 __all__ = [
     "Archived",
@@ -39,7 +40,7 @@ _HOMES = {
     "Cancelled": "penstock.spark.operate",
     "Fleet": "penstock.spark.executors",
     "FleetReport": "penstock.spark.executors",
-    "Processed": "penstock.spark.tables.entry",
+    "Processed": "penstock.spark.tables.result",
     "Retried": "penstock.spark.operate",
     "WriteReport": "penstock.spark.report",
     "archive": "penstock.spark.archiving",

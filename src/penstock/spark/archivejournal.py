@@ -68,10 +68,10 @@ def journal_path(table: ArchiveTable, url: str, queue: str, scratch: str | None)
     Raises:
         InvalidOption: the output is a table, and ``scratch`` was not given.
     """
-    if scratch is None and not table.is_path:
+    if scratch is None and (not table.is_path or table.is_beyond_spark):
         raise InvalidOption(
-            f"the journal of an archive needs a place that lasts, and the output {table.output!r} is a table. Give "
-            "scratch='s3://...' or the like, the same at every call."
+            "the journal of an archive needs a folder that lasts and that Spark can write to, and the output "
+            f"{table.output!r} is not one. Give scratch='s3://...' or the like, the same at every call."
         )
     parts = urlsplit(url)
     named = "\n".join(

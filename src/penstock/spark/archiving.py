@@ -208,6 +208,6 @@ def _check_states(states: Sequence[str]) -> None:
     wrong = [state for state in ([states] if isinstance(states, str) else states) if state not in finished]
     if wrong or not states or isinstance(states, str):
         raise InvalidOption(
-            f"states={states!r} is not usable: only finished jobs can be archived. Give a list of some of "
+            f"states={states!r} is not valid: only finished jobs can be archived. Give a list of some of "
             f"{', '.join(_FINISHED)}."
         )

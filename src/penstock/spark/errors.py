@@ -36,7 +36,7 @@ class OutputLost(PenstockError):
 
 
 class TooManyFailures(PenstockError):
-    """More rows have failed than ``max_failures`` allows. What was done is in the output."""
+    """More rows have failed than ``max_failures`` or ``max_failure_rate`` allows. What was done is in the output."""
 
 
 class FleetFailed(PenstockError):

@@ -335,7 +335,7 @@ def slots(spark: SparkSession) -> int:
 
 def _checked(size: int | None) -> int | None:
     if size is not None and (type(size) is not int or not 1 <= size <= 100_000):
-        raise InvalidOption(f"size={size!r} is not usable. Give a whole number from 1 to 100000.")
+        raise InvalidOption(f"size={size!r} is not valid. Give a whole number from 1 to 100000.")
     return size
 
 

@@ -66,5 +66,5 @@ def _refuse_without_jar(error: Exception, name: str) -> None:
     if said:
         raise InvalidOption(
             f"Spark cannot use {name}, because its session lacks a jar: {said[0]} Start the session with the jar "
-            "(spark.jars.packages), or choose another format or another place for the output."
+            "(spark.jars.packages), or choose another format or another place."
         ) from error

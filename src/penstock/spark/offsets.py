@@ -46,7 +46,7 @@ def instant_ms(said: str | datetime, *, what: str) -> int:
         moment = datetime.fromisoformat(said) if isinstance(said, str) else said
     except ValueError:
         raise InvalidOption(
-            f"{what}={said!r} is no time. Give ISO 8601 (2026-01-31T12:00:00Z) or epoch milliseconds."
+            f"{what}={said!r} is not a time. Give ISO 8601 (2026-01-31T12:00:00Z) or epoch milliseconds."
         ) from None
     since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
     # Up, not down: the first millisecond that is not before the instant.

@@ -12,15 +12,17 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.core.display import get_logger
 from penstock.errors import InvalidOption
+from penstock.spark.compaction import Moved, finish_folds, fold, piles
 from penstock.spark.durable import make_durable
 
 __all__ = [
@@ -29,15 +31,23 @@ __all__ = [
     "append_files",
     "append_table",
     "commit_name",
+    "compact_files",
+    "finish_compaction",
     "last_commit",
     "list_folder",
     "local_path",
+    "read_text",
     "refuse_pattern",
     "remove_folder",
+    "with_micros",
+    "write_text",
 ]
+
+logger = get_logger("penstock.spark")
 
 # Spark passes over names that begin with an underscore.
 STAGING: Final = "_penstock"
+_STAGED: Final = "staged-"
 # Formats that are nothing but files in a folder. The others have commits of their own.
 _FILES: Final = frozenset({"parquet", "orc", "json", "csv", "avro", "text", "xml"})
 _ATTEMPT: Final = "mapreduce.job.application.attempt.id"
@@ -55,10 +65,17 @@ class NameTaken(Exception):
 
 
 def append_files(
-    rows: DataFrame, output: str, *, format: str, name: str, options: Mapping[str, str] = _NO_OPTIONS
+    rows: DataFrame,
+    output: str,
+    *,
+    format: str,
+    name: str,
+    options: Mapping[str, str] = _NO_OPTIONS,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Add ``rows`` to the files at a path; they are named ``name``. One file appears as a whole, or not at all.
-    ``options`` are those of Spark's writer.
+    ``options`` are those of Spark's writer. ``check`` is called before the files are put in place, and raises if they
+    must not be.
 
     By Spark Connect, if the server's files are not to be seen from here, it is Spark's own append.
 
@@ -70,11 +87,14 @@ def append_files(
     if format.lower() not in _FILES:
         writer.mode("append").save(output)
         return
-    staged = f"{output.rstrip('/')}/{STAGING}/{uuid4().hex}"
+    staged = f"{output.rstrip('/')}/{STAGING}/{_STAGED}{uuid4().hex}"
     with _settings(spark, _MICROS):
         writer.save(staged)
+    here = local_path(staged)
+    is_here = here is not None and here.is_dir()
     try:
-        if (here := local_path(staged)) is not None and here.is_dir():
+        check()
+        if here is not None and is_here:
             _link(here, Path(str(local_path(output))), name)
         elif (jvm := getattr(spark, "_jvm", None)) is not None:
             _rename(spark, jvm, staged, output, name)
@@ -97,6 +117,63 @@ def commit_name(number: int) -> str:
 def last_commit(names: Iterable[str]) -> int:
     """The highest number among the commits that these files are of; 0 if there is none."""
     return max((int(found[1]) for name in names if (found := _COMMITTED.match(name))), default=0)
+
+
+def compact_files(spark: SparkSession, output: str, *, check: Callable[[], None]) -> Moved | None:
+    """Put the small Parquet files of a folder together; ``None`` if there is nothing to do, or if the folder is not to
+    be seen from here. ``check`` raises if another writer has taken over.
+
+    A writer that was away may want a name that goes away here, to put its own files there. It has checked that the
+    folder is its own after it staged them. So all staged files are removed first: its next step fails.
+    """
+    here = local_path(output)
+    if here is None or not here.is_dir():
+        return None
+    check()
+    finish_folds(here)
+    sizes = {path.name: path.stat().st_size for path in here.iterdir() if _is_ours(path.name)}
+    moved = Moved([], [])
+    for pile in piles(sizes):
+        check()
+        for staged in (here / STAGING).glob(f"{_STAGED}*"):
+            shutil.rmtree(staged)
+        made = _fold_pile(spark, output, pile, check=check)
+        if made is None:
+            break
+        moved.gone.extend(pile)
+        moved.made.append(made)
+    if not moved.made:
+        return None
+    spark.catalog.refreshByPath(output)
+    return moved
+
+
+def finish_compaction(output: str) -> None:
+    """Finish what a run that was killed has begun of ``compact_files``, or undo it. For the holder only."""
+    here = local_path(output)
+    if here is not None:
+        finish_folds(here)
+
+
+def _fold_pile(
+    spark: SparkSession, output: str, pile: Sequence[str], *, check: Callable[[], None]
+) -> str | None:
+    """Return the name of the file that was made; ``None`` if the file system has no links."""
+    here, root = Path(str(local_path(output))), output.rstrip("/")
+    staged = f"{STAGING}/folded-{uuid4().hex}"
+    rows = spark.read.option("mergeSchema", "true").parquet(*(f"{root}/{name}" for name in pile))
+    name = f"{commit_name(last_commit(pile))}-{uuid4().hex}.parquet"
+    try:
+        with _settings(spark, _MICROS):
+            rows.coalesce(1).write.parquet(f"{root}/{staged}")
+        (made,) = (here / staged).glob("*.parquet")
+        fold(here, pile, made=made, name=name, check=check)
+    except OSError as error:
+        logger.warning("the files of %s cannot be put together: %s", output, error)
+        return None
+    finally:
+        shutil.rmtree(here / staged, ignore_errors=True)
+    return name
 
 
 def append_table(rows: DataFrame, table: str, *, format: str) -> None:
@@ -143,6 +220,45 @@ def remove_folder(spark: SparkSession, path: str) -> None:
         target.getFileSystem(spark._jsc.hadoopConfiguration()).delete(target, True)
 
 
+def read_text(spark: SparkSession, path: str) -> str | None:
+    """Return the text of a small file; ``None`` if it is not there, or cannot be seen from here by Spark Connect."""
+    here = local_path(path)
+    if here is not None:
+        try:
+            return here.read_text()
+        except FileNotFoundError:
+            return None
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:
+        return None
+    target = jvm.org.apache.hadoop.fs.Path(path)
+    files = target.getFileSystem(spark._jsc.hadoopConfiguration())
+    if not files.exists(target):
+        return None
+    stream = files.open(target)
+    try:
+        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+    finally:
+        stream.close()
+
+
+def write_text(spark: SparkSession, path: str, text: str) -> None:
+    """Write a small file, in the place of the one that is there. A reader finds the one or the other. Not by Spark
+    Connect, if it cannot be seen from here."""
+    here = local_path(path)
+    if here is not None:
+        here.parent.mkdir(parents=True, exist_ok=True)
+        written = here.with_name(f".{here.name}-{uuid4().hex}")
+        written.write_text(text)
+        make_durable(written)
+        written.replace(here)
+    elif (jvm := getattr(spark, "_jvm", None)) is not None:
+        target = jvm.org.apache.hadoop.fs.Path(path)
+        stream = target.getFileSystem(spark._jsc.hadoopConfiguration()).create(target, True)
+        stream.write(bytearray(text.encode()))
+        stream.close()
+
+
 def local_path(path: str) -> Path | None:
     """Where it would be in the file system of this machine, if it can be there. As Spark reads it: nothing but a scheme
     has a meaning, and ``#`` and ``%`` are characters of a name like any other."""
@@ -154,6 +270,8 @@ def local_path(path: str) -> Path | None:
 
 def _link(staged: Path, output: Path, name: str) -> None:
     paths = [path for path in sorted(staged.iterdir()) if _is_shown(path.name)]
+    if not paths:
+        raise FileNotFoundError(f"another writer has removed the files in {staged}")
     for number, path in enumerate(paths):
         make_durable(path)
         target = output / _file_name(name, number, path.name)
@@ -186,11 +304,20 @@ def _is_shown(name: str) -> bool:
     return not name.startswith(("_", "."))
 
 
+def _is_ours(name: str) -> bool:
+    return _COMMITTED.match(name) is not None and name.endswith(".parquet")
+
+
 def _file_name(name: str, number: int, written: str) -> str:
     """The end of the name says how to read it."""
     stem, _, rest = written.partition(_END_OF_STEM)
     suffix = rest if rest else stem[stem.find(".") :]
     return f"{name}-{number:05}{suffix}"
+
+
+def with_micros(spark: SparkSession) -> AbstractContextManager[None]:
+    """Write timestamps as microseconds within a ``with`` block."""
+    return _settings(spark, _MICROS)
 
 
 def _attempt() -> str:

@@ -26,6 +26,6 @@ async def chosen_queues(storage: Storage, options: ReadOptions) -> list[str]:
         pattern = re.compile(options.subscribe_pattern)
     except re.error as error:
         raise InvalidOption(
-            f"subscribePattern={options.subscribe_pattern!r} is no regular expression: {error}."
+            f"subscribePattern={options.subscribe_pattern!r} is not a valid regular expression: {error}."
         ) from None
     return [name for name in await storage.queues() if pattern.fullmatch(name)]

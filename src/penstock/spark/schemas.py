@@ -52,6 +52,7 @@ _EVENTS: Final[dict[str, DataType]] = {
     "cost": _DOUBLE,
     "size": _LONG,
     "data": _TEXT,
+    "by": _TEXT,
 }
 
 _IDENTITY: Final[dict[str, DataType]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,17 +21,21 @@ T = TypeVar("T")
 
 
 class Store:
-    """A storage with a loop of its own, for one thread. Use in a ``with`` block, which connects and closes it."""
+    """A storage with a loop of its own, for one thread. Use in a ``with`` block, which connects and closes it.
+
+    In a thread that runs a loop already, as the main thread of a notebook does, the loop gets a thread of its own.
+    """
 
     def __init__(self, url: str) -> None:
         self.storage: Storage = open_storage(url)
         self._runner = asyncio.Runner()
+        self._thread = ThreadPoolExecutor(1, "penstock-store") if _is_in_loop() else None
 
     def __enter__(self) -> Store:
         try:
             self.run(self.storage.open())
         except BaseException:
-            self._runner.close()
+            self._close()
             raise
         return self
 
@@ -40,20 +45,44 @@ class Store:
         try:
             self.run(self.storage.close())
         finally:
-            self._runner.close()
+            self._close()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """The answer to one call of the storage, or to several that are gathered."""
-        # Not by the runner itself, which for the sake of Ctrl-C makes a text of every answer, however large.
-        return self._runner.get_loop().run_until_complete(call)
+        return self._apart(lambda: self._finish(call))
 
     def begin(self, call: Coroutine[Any, Any, T]) -> Callable[[], T]:
         """Have a call on its way, and go on: the store works on it meanwhile. Gives what waits for its answer, which is
         to be called before the store is closed."""
+        task = self._apart(lambda: self._send(call))
+        return lambda: self._apart(lambda: self._finish(task))
+
+    def _finish(self, call: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
+        # Not by the runner itself, which for the sake of Ctrl-C makes a text of every answer, however large.
+        return self._runner.get_loop().run_until_complete(call)
+
+    def _send(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         loop = self._runner.get_loop()
         task = loop.create_task(call)
         loop.run_until_complete(_few_turns())
-        return lambda: loop.run_until_complete(task)
+        return task
+
+    def _apart(self, call: Callable[[], T]) -> T:
+        """Return the answer of the call, made in the thread of the loop if that is another one."""
+        return call() if self._thread is None else self._thread.submit(call).result()
+
+    def _close(self) -> None:
+        self._apart(self._runner.close)
+        if self._thread is not None:
+            self._thread.shutdown()
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _few_turns() -> None:

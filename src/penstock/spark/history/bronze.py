@@ -1,42 +1,37 @@
-"""Bronze: the events as they came. Its manifest is its checkpoint: the next sync goes on from what is committed."""
+"""Bronze: the events as they came. Each commit says how far it goes, and the next sync goes on from there."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import pyarrow as pa
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
 from penstock.core.names import check_queue
 from penstock.errors import InvalidOption, StorageUnavailable
-from penstock.spark.history.eventfiles import shares_of, write_shares
+from penstock.spark.delta import Conflict, Snapshot
+from penstock.spark.history.eventfiles import WrittenFile, shares_of, write_shares
 from penstock.spark.history.folder import History
 from penstock.spark.history.lineage import common_until
-from penstock.spark.history.manifest import (
-    BronzeManifest,
-    Conflict,
-    DataFile,
-    EpochChange,
-    Loss,
-    Place,
-    Range,
-    now_ms,
-)
+from penstock.spark.history.state import BronzeState, EpochChange, Loss, Place, Range, state_of
 from penstock.spark.store import Store
 from penstock.storage.base import Storage
 
-__all__ = ["Appended", "append", "hold", "parallelism", "queue_names"]
+__all__ = ["Appended", "append", "bronze_state", "parallelism", "queue_names"]
 
 _HOLD_MS = 7 * 86_400_000
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """What a commit has added: the manifest, and how many events are in it for the first time."""
+    """One commit: how many events it added, and which were found to be missing."""
 
-    manifest: BronzeManifest
     events: int
+    losses: tuple[Loss, ...]
+    changes: tuple[EpochChange, ...]
 
 
 class _Plan(msgspec.Struct, frozen=True):
@@ -58,45 +53,65 @@ async def queue_names(storage: Storage, queues: Sequence[str] | None, pattern: s
     try:
         wanted = re.compile(pattern or ".*")
     except re.error as error:
-        raise InvalidOption(f"pattern={pattern!r} is no regular expression: {error}.") from None
+        raise InvalidOption(f"pattern={pattern!r} is not a valid regular expression: {error}.") from None
     return [name for name in await storage.queues() if wanted.fullmatch(name)]
 
 
-async def hold(storage: Storage, history: History, bronze: BronzeManifest, queues: Iterable[str]) -> None:
+async def hold(storage: Storage, consumer: str, bronze: BronzeState, queues: Iterable[str]) -> None:
     """Have the store keep what bronze does not have yet, and let go of what it has."""
     for queue in queues:
         place = bronze.places.get(queue)
-        await storage.hold_events(queue, history.consumer, offset=place.seq if place else 0, ttl_ms=_HOLD_MS)
+        await storage.hold_events(queue, consumer, offset=place.seq if place else 0, ttl_ms=_HOLD_MS)
 
 
 def append(
-    spark: SparkSession, history: History, *, url: str, sync: str, queues: Sequence[str], limit: int
+    spark: SparkSession, history: History, *, url: str, queues: Sequence[str], limit: int
 ) -> Appended | None:
-    """Commit the next ``limit`` events of these queues, or fewer; ``None`` if there are none.
+    """Commit the next ``limit`` events of these queues, or fewer; return None if there are none.
 
     Raises:
         Conflict: another sync was first. Nothing was committed.
     """
-    base = history.bronze.newest()
-    folder = history.root / "bronze"
-    folder.mkdir(exist_ok=True)
+    snapshot = history.bronze.load()
+    base, consumer = bronze_state(history, snapshot), history.consumer
     with Store(url) as store:
-        store.run(hold(store.storage, history, base, queues))
-        plan = store.run(_plan(store.storage, history, base, queues, limit=limit))
-    if not (plan.ranges or plan.losses or plan.changes):
-        return None
-    shares = shares_of(plan.ranges, parallelism(spark))
-    files = write_shares(spark, shares, url=url, folder=folder, sync=sync)
-    with Store(url) as store:
-        unread = _unread(plan.ranges, files)
+        store.run(hold(store.storage, consumer, base, queues))
+        plan = store.run(_plan(store.storage, history, snapshot, base, queues, limit=limit))
+        if not (plan.ranges or plan.losses or plan.changes):
+            return None
+        shares = shares_of(plan.ranges, parallelism(spark))
+        written = write_shares(spark, shares, url=url, bronze=history.bronze, number=snapshot.number + 1)
+        unread = _unread(plan.ranges, written)
         store.run(_check_lost(store.storage, unread))
-        manifest = _next(base, plan, files, unread, sync=sync)
-        history.bronze.commit(manifest)
+        state = _next(base, plan, unread)
+        files = [found.file for found in written]
+        history.bronze.commit(snapshot, add=files, state=msgspec.json.encode(state).decode())
         for change in plan.changes:
             # The position of a consumer never moves back by itself, and the log of the new epoch may be shorter.
-            store.run(store.storage.release_events(change.queue, history.consumer))
-        store.run(hold(store.storage, history, manifest, queues))
-    return Appended(manifest=manifest, events=sum(file.rows for file in files))
+            store.run(store.storage.release_events(change.queue, consumer))
+        store.run(hold(store.storage, consumer, state, queues))
+    return Appended(
+        events=sum(file.rows for file in files),
+        losses=state.losses[len(base.losses) :],
+        changes=tuple(plan.changes),
+    )
+
+
+def bronze_state(history: History, snapshot: Snapshot) -> BronzeState:
+    """Return how far bronze goes. If its log was cleaned up too far to say so, its rows do."""
+    state = state_of(snapshot, BronzeState)
+    if state is not None or not snapshot.files:
+        return state or BronzeState()
+    seen = pa.concat_tables(
+        history.bronze.read(file, ["queue", "epoch", "seq", "at"]) for file in snapshot.files
+    )
+    found = seen.group_by(["queue", "epoch"]).aggregate([("seq", "max"), ("at", "min")]).sort_by("at_min")
+    epochs: dict[str, tuple[str, ...]] = {}
+    places: dict[str, Place] = {}
+    for row in found.to_pylist():
+        epochs[row["queue"]] = (*epochs.get(row["queue"], ()), row["epoch"])
+        places[row["queue"]] = Place(row["epoch"], row["seq_max"])
+    return BronzeState(places=places, epochs=epochs)
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -108,15 +123,20 @@ def parallelism(spark: SparkSession) -> int:
 
 
 async def _plan(
-    storage: Storage, history: History, base: BronzeManifest, queues: Sequence[str], *, limit: int
+    storage: Storage,
+    history: History,
+    snapshot: Snapshot,
+    base: BronzeState,
+    queues: Sequence[str],
+    *,
+    limit: int,
 ) -> _Plan:
     plan = _Plan([], [], [])
     for queue in queues:
         place = base.places.get(queue)
         page = await storage.read_entries(queue, after=place.seq if place else 0, limit=1)
         if place is not None and page.epoch != place.epoch:
-            folder = history.root / "bronze"
-            common = await common_until(storage, queue, place=place, bronze=base, folder=folder)
+            common = await common_until(storage, queue, place, bronze=history.bronze, snapshot=snapshot)
             plan.changes.append(_change(queue, place, page.epoch, common))
             place = Place(page.epoch, common)
             page = await storage.read_entries(queue, after=common, limit=1)
@@ -131,19 +151,25 @@ async def _plan(
     return plan
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def _change(queue: str, place: Place, epoch: str, common: int) -> EpochChange:
     return EpochChange(
-        queue=queue, before=place.epoch, after=epoch, common=common, read=place.seq, found_at_ms=now_ms()
+        queue=queue, before=place.epoch, after=epoch, common=common, read=place.seq, found_at_ms=_now_ms()
     )
 
 
 def _loss(queue: str, epoch: str, first: int, last: int) -> Loss:
-    return Loss(queue=queue, epoch=epoch, first=first, last=last, found_at_ms=now_ms())
+    return Loss(queue=queue, epoch=epoch, first=first, last=last, found_at_ms=_now_ms())
 
 
-def _unread(planned: Iterable[Range], files: Iterable[DataFile]) -> list[Range]:
+def _unread(planned: Iterable[Range], written: Iterable[WrittenFile]) -> list[Range]:
     """What was planned and is in no file: it was trimmed in between, or the store is another one by now."""
-    read = sorted((part for file in files for part in file.ranges), key=lambda part: (part.queue, part.first))
+    read = sorted(
+        (part for file in written for part in file.ranges), key=lambda part: (part.queue, part.first)
+    )
     missing: list[Range] = []
     for plan in planned:
         expected = plan.first
@@ -171,9 +197,7 @@ async def _check_lost(storage: Storage, unread: Iterable[Range]) -> None:
             )
 
 
-def _next(
-    base: BronzeManifest, plan: _Plan, files: Sequence[DataFile], unread: Sequence[Range], *, sync: str
-) -> BronzeManifest:
+def _next(base: BronzeState, plan: _Plan, unread: Sequence[Range]) -> BronzeState:
     trimmed = [_loss(part.queue, part.epoch, part.first, part.last) for part in unread]
     reached = {change.queue: Place(change.after, change.common) for change in plan.changes}
     reached |= {loss.queue: Place(loss.epoch, loss.last) for loss in plan.losses}
@@ -182,14 +206,9 @@ def _next(
     for queue, place in reached.items():
         known = epochs.get(queue, ())
         epochs[queue] = known if place.epoch in known else (*known, place.epoch)
-    return replace(
-        base,
-        number=base.number + 1,
-        sync=sync,
-        written_at_ms=now_ms(),
+    return BronzeState(
         places={**base.places, **reached},
         epochs=epochs,
-        files=(*base.files, *files),
         losses=(*base.losses, *plan.losses, *trimmed),
         changes=(*base.changes, *plan.changes),
     )

@@ -7,12 +7,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from penstock.spark.history.events import place_number
 from penstock.spark.history.folding import KEYS, OPEN_STATES
-from penstock.spark.history.manifest import BronzeManifest, DerivedManifest
+from penstock.spark.history.state import BronzeState, FoldState
 
 __all__ = ["Cut", "apply_cuts", "cuts_between", "obliterations"]
 
@@ -28,7 +26,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     undone: bool = False
 
 
-def cuts_between(bronze: BronzeManifest, silver: DerivedManifest) -> list[Cut]:
+def cuts_between(bronze: BronzeState, silver: FoldState) -> list[Cut]:
     """Losses and changes of epoch that silver has not seen."""
     lost = [
         Cut(
@@ -50,12 +48,16 @@ def cuts_between(bronze: BronzeManifest, silver: DerivedManifest) -> list[Cut]:
     return [*lost, *undone]
 
 
-def obliterations(events: DataFrame) -> list[Cut]:
-    """From the events that say so."""
-    rows = (
-        events.where(F.col("type") == "obliterated").select("queue", "place", F.unix_micros("at")).collect()
-    )
-    return [Cut(queue=queue, first=place, last=place, removed_at_us=at_us) for queue, place, at_us in rows]
+def obliterations(events: pa.Table) -> list[Cut]:
+    """Return the cuts of events that say so."""
+    found = events.filter(pc.equal(events["type"], "obliterated"))
+    at_us = pc.cast(pc.cast(found["at"], pa.timestamp("us", "UTC")), pa.int64())
+    return [
+        Cut(queue=queue, first=place, last=place, removed_at_us=at)
+        for queue, place, at in zip(
+            found["queue"].to_pylist(), found["place"].to_pylist(), at_us.to_pylist(), strict=True
+        )
+    ]
 
 
 def apply_cuts(rows: pa.Table, cuts: list[Cut]) -> pa.Table:

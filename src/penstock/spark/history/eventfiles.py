@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Final
-from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from penstock.spark.durable import make_durable
+from penstock.spark.delta import DataFile, Table
 from penstock.spark.eventreads import EventRange, read_range
-from penstock.spark.history.manifest import DataFile, Range, now_ms
+from penstock.spark.history.state import Range
 from penstock.spark.options import ReadOptions
 from penstock.spark.schemas import EVENTS
 
-__all__ = ["Share", "shares_of", "write_durably", "write_shares", "write_table"]
+__all__ = ["Share", "WrittenFile", "shares_of", "write_shares"]
 
 _LEAST: Final = 25_000
 _MOST: Final = 250_000
+
+
+class WrittenFile(msgspec.Struct, frozen=True):
+    """A file of bronze, and the events that it holds."""
+
+    file: DataFile
+    ranges: tuple[Range, ...]
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -60,8 +63,8 @@ def _pieces(part: Range, target: int) -> Iterator[Range]:
 
 
 def write_shares(
-    spark: SparkSession, shares: Sequence[Share], *, url: str, folder: Path, sync: str
-) -> list[DataFile]:
+    spark: SparkSession, shares: Sequence[Share], *, url: str, bronze: Table, number: int
+) -> list[WrittenFile]:
     """Write a file for each share, as one job of Spark. Files hold what could be read, which may be less.
 
     A task that Spark repeats writes another file; only those that are returned count.
@@ -69,21 +72,20 @@ def write_shares(
     count = len(shares)
     if count == 0:
         return []
-    task = partial(_write, shares=shares, url=url, folder=str(folder), sync=sync)
+    task = partial(_write, shares=shares, url=url, bronze=bronze, number=number)
     rows = spark.range(0, count, 1, count).mapInArrow(task, "file binary").collect()
-    files = [msgspec.msgpack.decode(row.file, type=DataFile) for row in rows]
-    make_durable(folder)
-    return sorted((file for file in files if file.rows), key=lambda file: file.path)
+    return [msgspec.msgpack.decode(row.file, type=WrittenFile) for row in rows]
 
 
 def _write(
-    batches: Iterator[pa.RecordBatch], *, shares: Sequence[Share], url: str, folder: str, sync: str
+    batches: Iterator[pa.RecordBatch], *, shares: Sequence[Share], url: str, bronze: Table, number: int
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        for number in batch.column(0).to_pylist():
-            table = _read(shares[number], url)
-            file = write_table(table, Path(folder), f"{sync}-{number:05}")
-            yield pa.RecordBatch.from_pydict({"file": [msgspec.msgpack.encode(file)]})
+        for index in batch.column(0).to_pylist():
+            events = _read(shares[index], url)
+            if events.num_rows:
+                written = WrittenFile(bronze.write(events, number), tuple(_ranges(events)))
+                yield pa.RecordBatch.from_pydict({"file": [msgspec.msgpack.encode(written)]})
 
 
 def _read(share: Share, url: str) -> pa.Table:
@@ -93,45 +95,6 @@ def _read(share: Share, url: str) -> pa.Table:
         wanted = EventRange(part.queue, part.epoch, part.first - 1, part.last)
         batches.extend(read_range(wanted, options, EVENTS))
     return pa.Table.from_batches(batches) if batches else pa.table({})
-
-
-def write_table(table: pa.Table, folder: Path, name: str) -> DataFile:
-    """A durable file of these events, or, if there are none, no file. The name is made unique."""
-    if table.num_rows == 0:
-        return DataFile(path="", rows=0, bytes=0, ranges=(), from_ms=0, to_ms=0, written_at_ms=0)
-    path = folder / f"{name}-{uuid4().hex[:8]}.parquet"
-    size = write_durably(table, path)
-    at_ms = pc.cast(pc.divide(pc.cast(table["at"], pa.int64()), 1000), pa.int64())
-    began_ms = pc.subtract(at_ms, table["run_ms"])
-    types = pc.value_counts(table["type"])
-    return DataFile(
-        path=path.name,
-        rows=table.num_rows,
-        bytes=size,
-        ranges=tuple(_ranges(table)),
-        from_ms=pc.min(began_ms).as_py(),
-        to_ms=pc.max(at_ms).as_py(),
-        written_at_ms=now_ms(),
-        days=tuple(_birth_days(table)),
-        types={entry["values"]: entry["counts"] for entry in types.to_pylist()},
-        has_groups=pc.any(pc.not_equal(table["group"], "")).as_py(),
-    )
-
-
-def write_durably(table: pa.Table, path: Path) -> int:
-    """Write a Parquet file that is not there yet, and its folder if need be; how many bytes it has."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb") as file:
-        pq.write_table(table, file, compression="zstd", compression_level=1)
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
-
-
-def _birth_days(table: pa.Table) -> list[str]:
-    return sorted(
-        str(day) for day in pc.unique(pc.cast(table["enqueued_at"], pa.date32())).drop_null().to_pylist()
-    )
 
 
 def _ranges(table: pa.Table) -> Iterator[Range]:

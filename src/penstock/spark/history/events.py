@@ -1,92 +1,93 @@
-"""The events of bronze: those of listed files, each with its place in the order of its queue."""
+"""The events of bronze, each with its place in the order of its queue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 
-from penstock.spark.history.folder import History
-from penstock.spark.history.manifest import BronzeManifest, DataFile, Place, Range
-from penstock.spark.schemas import EVENTS
+from penstock.spark.delta import DataFile, Table
+from penstock.spark.history.state import BronzeState, Place
 
-__all__ = ["Placing", "day_of", "listed_events", "pending_files", "place_number", "placing_after"]
+__all__ = ["Placing", "new_events", "pending_files", "piles_of", "place_number", "placing_between"]
 
 # Sequences of an epoch come before all those of the next one.
 _PER_EPOCH: Final = 1 << 48
+_PILE: Final = 250_000
 
 
 class Placing(msgspec.Struct, frozen=True):
-    """What is needed to tell the places of events, and which of them are ``done``: up to that place of a queue."""
+    """Tells the places of events. Those up to ``done`` are left out, and those after ``upto``."""
 
     epochs: dict[str, tuple[str, ...]]
     done: dict[str, int]
+    upto: dict[str, int]
 
     def placed(self, events: pa.Table) -> pa.Table:
-        """The events that are not done, with their ``place``."""
-        place, is_new = events["seq"], None
+        """Return the events that count, with their ``place``."""
+        place = events["seq"]
         for queue, epochs in self.epochs.items():
-            is_here = pc.equal(events["queue"], queue)
             for number, epoch in enumerate(epochs[1:], 1):
-                is_then = pc.and_(is_here, pc.equal(events["epoch"], epoch))
+                is_then = pc.and_(pc.equal(events["queue"], queue), pc.equal(events["epoch"], epoch))
                 place = pc.if_else(is_then, pc.add(events["seq"], number * _PER_EPOCH), place)
-            if queue in self.done:
-                ahead = pc.or_(pc.invert(is_here), pc.greater(place, self.done[queue]))
-                is_new = ahead if is_new is None else pc.and_(is_new, ahead)
-        table = events.append_column("place", place)
-        return table if is_new is None else table.filter(is_new)
+        return events.append_column("place", place).filter(self.covers(events["queue"], place))
+
+    def covers(self, queues: Any, places: Any) -> Any:
+        """Return whether each place, of the queue beside it, counts."""
+        after, upto = (
+            pc.fill_null(
+                pc.take(pa.array(bounds.values(), pa.int64()), pc.index_in(queues, _names(bounds))), 0
+            )
+            for bounds in (self.done, self.upto)
+        )
+        return pc.and_(pc.greater(places, after), pc.less_equal(places, upto))
 
 
-def place_number(bronze: BronzeManifest, queue: str, epoch: str, seq: int) -> int:
-    """A place among all events of a queue, whatever their epochs."""
+def _names(bounds: Mapping[str, int]) -> pa.Array:
+    return pa.array(bounds, pa.string())
+
+
+def place_number(bronze: BronzeState, queue: str, epoch: str, seq: int) -> int:
+    """Return a place among all events of a queue, whatever their epochs."""
     return bronze.epochs[queue].index(epoch) * _PER_EPOCH + seq
 
 
-def listed_events(
-    spark: SparkSession, history: History, bronze: BronzeManifest, files: Iterable[DataFile]
-) -> DataFrame:
-    """The events of these files, with their ``place``."""
-    paths = history.files("bronze", [file.path for file in files])
-    found = spark.read.schema(EVENTS).parquet(*paths) if paths else spark.createDataFrame([], EVENTS)
-    return found.withColumn("place", _ordinal(bronze) * F.lit(_PER_EPOCH) + F.col("seq"))
-
-
-def _ordinal(bronze: BronzeManifest) -> Column:
-    ordinal = F.lit(0).cast("long")
-    for queue, epochs in bronze.epochs.items():
-        for number, epoch in enumerate(epochs):
-            if number:
-                here = (F.col("queue") == queue) & (F.col("epoch") == epoch)
-                ordinal = F.when(here, F.lit(number).cast("long")).otherwise(ordinal)
-    return ordinal
-
-
-def pending_files(bronze: BronzeManifest, places: Mapping[str, Place]) -> list[DataFile]:
-    """The files with events after these places."""
-    return [
-        file for file in bronze.files if not all(_is_folded(bronze, part, places) for part in file.ranges)
+def placing_between(bronze: BronzeState, done: Mapping[str, Place], upto: Mapping[str, Place]) -> Placing:
+    """Place the events after some places, up to others."""
+    numbers = [
+        {queue: place_number(bronze, queue, place.epoch, place.seq) for queue, place in places.items()}
+        for places in (done, upto)
     ]
+    return Placing(bronze.epochs, *numbers)
 
 
-def placing_after(bronze: BronzeManifest, places: Mapping[str, Place]) -> Placing:
-    """Of the events after these places."""
-    done = {queue: place_number(bronze, queue, place.epoch, place.seq) for queue, place in places.items()}
-    return Placing(bronze.epochs, done)
+def pending_files(files: Sequence[DataFile], number: int) -> list[DataFile]:
+    """Return the files that may hold events of commits after that number."""
+    return [file for file in files if file.number > number]
 
 
-def _is_folded(bronze: BronzeManifest, part: Range, places: Mapping[str, Place]) -> bool:
-    queue, epoch, last = part.queue, part.epoch, part.last
-    place = places.get(queue)
-    if place is None:
-        return False
-    return place_number(bronze, queue, epoch, last) <= place_number(bronze, queue, place.epoch, place.seq)
+def new_events(
+    bronze: Table, files: Sequence[DataFile], placing: Placing, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Return the events of these files that count, with their ``place``; all columns of them, or some."""
+    empty = bronze.schema.empty_table()
+    tables = [bronze.read(file, columns) for file in files]
+    return placing.placed(
+        pa.concat_tables(tables or [empty if columns is None else empty.select(list(columns))])
+    )
 
 
-def day_of(column: Column) -> Column:
-    """The day of an instant in UTC, whatever the zone of the session."""
-    return F.date_from_unix_date(F.floor(F.unix_millis(column) / 86_400_000).cast("int"))
+def piles_of(files: Sequence[DataFile]) -> list[list[DataFile]]:
+    """Return as many files in a pile as are worth a task, and fit into its memory."""
+    piles: list[list[DataFile]] = []
+    room = 0
+    for file in files:
+        if file.rows > room or not piles:
+            piles.append([])
+            room = _PILE
+        piles[-1].append(file)
+        room -= file.rows
+    return piles

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from penstock.spark.delta import Table
 from penstock.spark.history.folder import History
-from penstock.spark.history.manifest import DerivedManifest
 from penstock.spark.history.measures import COUNTED, GRAINS
 from penstock.spark.history.seconds import SECOND_MS, second_rows
 
@@ -26,13 +24,13 @@ _TIMINGS: Final = tuple(f"{what}_{end}" for what in ("wait", "run") for end in (
 _SERIES: Final = (*_COUNTS, *_TIMINGS, "busy_ms", "backlog", "backlog_max", "cost", "usd")
 
 
-def figures(history: History, gold: DerivedManifest, *, since_ms: int, until_ms: int) -> dict[str, Any]:
+def figures(history: History, *, since_ms: int, until_ms: int) -> dict[str, Any]:
     """Return everything between two instants, in periods of a length that fits, as plain values for JSON.
 
     A span of a few minutes is shown by the second. Tasks, groups and causes then come from the minutes it touches.
     """
-    metrics = _read(history, gold, "metrics")
-    causes = _read(history, gold, "causes")
+    metrics = _read(history.gold)
+    causes = _read(history.causes)
     within = _span(metrics, since_ms, until_ms)
     grain = _grain(within)
     fine, coarse = _of(metrics, grain, within), _of(metrics, _coarser(grain), within)
@@ -75,11 +73,12 @@ def _charts(grain: str, length: int, rows: list[dict[str, Any]]) -> dict[str, An
     }
 
 
-def _read(history: History, gold: DerivedManifest, table: str) -> list[dict[str, Any]]:
-    paths = [Path(path) for path in history.files("gold", gold.of(table))]
-    if not paths:
+def _read(table: Table) -> list[dict[str, Any]]:
+    files = table.load().files
+    if not files:
         return []
-    read = pa.concat_tables([pq.ParquetFile(path).read() for path in paths])
+    names = [name for name in table.schema.names if not name.endswith("_histogram")]
+    read = pa.concat_tables(table.read(file, names) for file in files)
     at_ms = pc.cast(
         pc.divide(pc.cast(pc.cast(read["at"], pa.timestamp("us", "UTC")), pa.int64()), 1000), pa.int64()
     )

@@ -64,6 +64,7 @@ _COLUMNS: Final = {
     "first_type": _TEXT,
     "first_seen_at": _TIME,
     "last_seen_at": _TIME,
+    "first_place": _LONG,
     "place": _LONG,
     "incomplete": BooleanType(),
 }
@@ -85,6 +86,7 @@ _HOW: Final = {
     **dict.fromkeys(("enqueued_at", "last_claimed_at", "finished_at", "removed_at", "last_seen_at"), "max"),
     **dict.fromkeys(("first_claimed_at", "first_seen_at"), "min"),
     "first_type": "first",
+    "first_place": "min",
     "place": "max",
     "incomplete": "any",
 }
@@ -117,6 +119,7 @@ def strips(events: pa.Table) -> pa.Table:
         "result_size": _where(of("completed"), events["size"]),
         "usd_micros": _usd(events, of("used")),
         "first_type": events["type"],
+        "first_place": events["place"],
         "first_seen_at": at,
         "last_seen_at": at,
         "incomplete": pa.repeat(False, len(events)),

@@ -1,200 +1,214 @@
 """Gold: what happened per minute, hour and day, in all and by queue, task, group and worker.
 
-By the time of the event, in UTC. The first day that something new reaches, and all days after it, are computed anew.
+By the time of the event, in UTC. New events are added to the periods that they fall into.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from functools import reduce
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType, LongType, StringType, StructType, TimestampType
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
-from penstock.spark.history.derived import put_days, read_table, version_folder, write_days
-from penstock.spark.history.events import listed_events, pending_files
+from penstock.spark.delta import DataFile, Snapshot, Table
+from penstock.spark.history.bronze import bronze_state
+from penstock.spark.history.events import Placing, new_events, pending_files, placing_between
 from penstock.spark.history.folder import History
-from penstock.spark.history.manifest import BronzeManifest, DataFile, DerivedManifest
+from penstock.spark.history.folding import REMOVED
 from penstock.spark.history.measures import (
-    COUNTED,
+    CAUSES,
     GRAINS,
-    busy_minutes,
-    counted,
-    failed_minutes,
-    net_by_minute,
-    percentiles,
-    with_groups,
+    OUT,
+    PARTS,
+    causes_of,
+    instant_column,
+    measures_of,
+    merged_causes,
+    merged_measures,
+    parts_of,
+    periods_of,
+    shaped,
 )
-from penstock.spark.history.silver import silver_rows
+from penstock.spark.history.ranged import Fold, Instants, fold_forward, millis, owners_of
+from penstock.spark.history.state import FoldState, state_of
 
-__all__ = ["CAUSES", "GOLD", "gold_rows", "summarise"]
+__all__ = ["summarise"]
 
-_DAY_MS: Final = GRAINS["day"]
-_TEXT, _LONG, _DOUBLE, _TIME = StringType(), LongType(), DoubleType(), TimestampType()
-_TIMINGS: Final = [f"{what}_{end}" for what in ("wait", "run") for end in ("p50", "p95", "p99", "max")]
-
-GOLD: Final = StructType()
-for _name in ("grain", "dimension", "queue", "name"):
-    GOLD.add(_name, _TEXT)
-GOLD.add("at", _TIME)
-for _name in COUNTED:
-    GOLD.add(_name, _LONG)
-for _name in _TIMINGS:
-    GOLD.add(_name, _DOUBLE)
-for _name in ("run_ms", "busy_ms"):
-    GOLD.add(_name, _LONG)
-for _name in ("utilisation", "cost", "usd"):
-    GOLD.add(_name, _DOUBLE)
-for _name in ("backlog", "backlog_max"):
-    GOLD.add(_name, _LONG)
-
-CAUSES: Final = StructType()
-for _name in ("grain", "queue", "task", "error_type"):
-    CAUSES.add(_name, _TEXT)
-CAUSES.add("at", _TIME)
-for _name in ("failed", "retried"):
-    CAUSES.add(_name, _LONG)
-CAUSES.add("example", _TEXT)
-
-_SCHEMAS: Final = {"metrics": GOLD, "causes": CAUSES}
+_TOLD: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at", "run_ms")
+_JOB: Final = (
+    "queue", "state", "first_place", "place", "first_type", "first_seen_at", "finished_at", "removed_at",
+)  # fmt: skip
 
 
-def gold_rows(spark: SparkSession, history: History, gold: DerivedManifest, table: str) -> DataFrame:
-    """A table of a version: ``metrics`` or ``causes``."""
-    return read_table(spark, history, "gold", gold.of(table), _SCHEMAS[table])
+class _Measures(Fold):
+    rows = PARTS
+    ranged = "at"
+
+    def __init__(self, bronze: Table, placing: Placing, backlog: pa.Table) -> None:
+        self._bronze = bronze
+        self._placing = placing
+        self.extra = backlog
+
+    def from_events(self, files: Sequence[DataFile]) -> pa.Table:
+        return measures_of(new_events(self._bronze, files, self._placing))
+
+    def from_known(self, table: pa.Table) -> pa.Table:
+        return parts_of(table)
+
+    def folded(self, rows: pa.Table) -> pa.Table:
+        return merged_measures(rows)
 
 
-def summarise(spark: SparkSession, history: History, *, sync: str) -> DerivedManifest:
-    """Commit a version with all of silver's bronze in it, and return it. If nothing is new, that is the one there is.
+class _Causes(Fold):
+    rows = CAUSES
+    ranged = "at"
+
+    def __init__(self, bronze: Table, placing: Placing) -> None:
+        self._bronze = bronze
+        self._placing = placing
+
+    def from_events(self, files: Sequence[DataFile]) -> pa.Table:
+        return causes_of(new_events(self._bronze, files, self._placing))
+
+    def from_known(self, table: pa.Table) -> pa.Table:
+        return table
+
+    def folded(self, rows: pa.Table) -> pa.Table:
+        return merged_causes(rows)
+
+
+def summarise(spark: SparkSession, history: History) -> None:
+    """Commit versions of gold and of causes with all in them that silver has, unless nothing is new.
 
     Raises:
-        Conflict: another sync was first, or silver is behind bronze. Nothing was committed.
+        Conflict: another sync was first. The table that it was first with has no commit of ours.
     """
-    bronze, silver, gold = history.bronze.newest(), history.silver.newest(), history.gold.newest()
-    fresh = pending_files(bronze, gold.places)
-    if not fresh:
-        return gold
-    start_ms = min(file.from_ms for file in fresh) // _DAY_MS * _DAY_MS
-    touched = {day for day in gold.days if day >= _day_name(start_ms)}
-    files = [file for file in bronze.files if file.to_ms >= start_ms]
-    events = listed_events(spark, history, bronze, files)
-    jobs = silver_rows(spark, history, silver)
-    if any(file.has_groups for file in files):
-        events = with_groups(events, jobs)
-    counts = counted(events).where(F.col("minute") >= start_ms).persist()
-    try:
-        backlog = _backlog(
-            spark, history, gold, net_by_minute(counts, _untold(bronze, files, jobs)), start_ms
+    silver = state_of(history.silver.load(), FoldState) or FoldState()
+    for table in (history.gold, history.causes):
+        base = table.load()
+        known = state_of(base, FoldState) or FoldState()
+        if known.bronze < silver.bronze:
+            _add(spark, history, table, base, known=known, upto=silver)
+
+
+def _add(
+    spark: SparkSession, history: History, table: Table, base: Snapshot, *, known: FoldState, upto: FoldState
+) -> None:
+    events = history.bronze.load()
+    pending = pending_files(events.files, known.bronze)
+    placing = placing_between(bronze_state(history, events), known.places, upto.places)
+    told = new_events(history.bronze, pending, placing, _TOLD)
+    reached = replace(upto, open={})
+    fold: Fold = _Causes(history.bronze, placing)
+    instants = periods_of(millis(told["at"]), np.asarray(told["run_ms"].to_numpy(), np.int64))
+    if table is history.gold:
+        steps = _steps(history, told, placing, has_losses=bool(upto.losses or upto.changes))
+        backlog, open = _backlog(steps, known.open)
+        fold, reached = _Measures(history.bronze, placing, backlog), replace(upto, open=open)
+        instants = np.unique(np.concatenate([instants, millis(backlog["at"])]))
+    files, replaced = fold_forward(
+        spark,
+        table,
+        # A table that cannot say how far it goes is made again.
+        base.files if known.bronze else [],
+        fold=fold,
+        pending=pending,
+        instants=instants,
+        number=base.number + 1,
+    )
+    table.commit(
+        base,
+        add=files,
+        remove=replaced if known.bronze else base.files,
+        state=msgspec.json.encode(reached).decode(),
+    )
+
+
+def _steps(history: History, told: pa.Table, placing: Placing, *, has_losses: bool) -> pa.Table:
+    """Return by how much each new event changes the backlog of its queue: ``queue``, ``at`` and ``step``.
+
+    Silver tells what events do not: which jobs were removed while they were open, and of which the first event is lost.
+    """
+    kind = told["type"]
+    step = pc.subtract(
+        pc.cast(pc.is_in(kind, pa.array(["enqueued", "retried"])), pa.int64()),
+        pc.cast(pc.is_in(kind, pa.array(OUT)), pa.int64()),
+    )
+    found = [_step_table(told, "at", step)]
+    jobs = _jobs_in_question(history, told, has_losses=has_losses)
+    if jobs is not None:
+        is_new = placing.covers(jobs["queue"], jobs["place"])
+        wiped = pc.and_(
+            pc.is_in(jobs["queue"], _of_type(told, "obliterated")["queue"].combine_chunks()),
+            pc.is_in(jobs["removed_at"], _of_type(told, "obliterated")["at"].combine_chunks()),
         )
-        busy = busy_minutes(events).where(F.col("minute") >= start_ms)
-        failures = failed_minutes(events).where(F.col("minute") >= start_ms)
-        tables = {"metrics": _metrics([counts, busy, backlog]), "causes": _causes(failures)}
-        by_day = {name: _by_day(frame, _SCHEMAS[name]) for name, frame in tables.items()}
-        written = write_days(version_folder(history, "gold", gold, sync), by_day)
-        return put_days(history, "gold", base=gold, bronze=bronze, sync=sync, touched=touched, files=written)
-    finally:
-        counts.unpersist()
+        gone = jobs.filter(pc.and_(pc.equal(jobs["state"], REMOVED), pc.or_(is_new, wiped)))
+        found.append(_step_table(gone, "finished_at", pa.repeat(-1, gone.num_rows)))
+        is_first = placing.covers(jobs["queue"], jobs["first_place"])
+        begun = pc.is_in(jobs["first_type"], pa.array(["enqueued", "retried"]))
+        late = jobs.filter(pc.and_(is_first, pc.invert(begun)))
+        found.append(_step_table(late, "first_seen_at", pa.repeat(1, late.num_rows)))
+    steps = pa.concat_tables(found)
+    return steps.filter(pc.not_equal(steps["step"], 0)).sort_by([("queue", "ascending"), ("at", "ascending")])
 
 
-def _day_name(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).date().isoformat()
+def _step_table(rows: pa.Table, at: str, step: Any) -> pa.Table:
+    schema = pa.schema({"queue": pa.string(), "at": pa.int64(), "step": pa.int64()})
+    columns = [rows["queue"], pa.array(millis(rows[at])), step]
+    return pa.table(
+        [pc.cast(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
 
 
-def _untold(bronze: BronzeManifest, files: list[DataFile], jobs: DataFrame) -> DataFrame | None:
-    """Silver, if there is something that only it can tell."""
-    removing = any({"removed", "obliterated"} & file.types.keys() for file in files)
-    return jobs if removing or bronze.losses else None
+def _of_type(told: pa.Table, kind: str) -> pa.Table:
+    return told.filter(pc.equal(told["type"], kind))
 
 
-def _by_day(frame: DataFrame, schema: StructType) -> DataFrame:
-    columns = [F.col(field.name).cast(field.dataType) for field in schema.fields]
-    day = F.date_from_unix_date(F.floor(F.unix_millis("at") / _DAY_MS).cast("int"))
-    # Gold is small: one file for a day and table.
-    return frame.select(*columns).withColumn("day", day).repartition("day")
+def _jobs_in_question(history: History, told: pa.Table, *, has_losses: bool) -> pa.Table | None:
+    """Return the jobs of silver that may have changed the backlog without an event that says so."""
+    removed = _of_type(told, "removed")
+    files = history.silver.load().files
+    if not _of_type(told, "obliterated").num_rows:
+        touching = told if has_losses else removed
+        births = millis(touching["enqueued_at"].drop_null())
+        lows = np.array([file.low for file in files], np.int64)
+        files = [files[index] for index in np.unique(owners_of(lows, births)).tolist()] if files else []
+    if not files or not (has_losses or removed.num_rows or _of_type(told, "obliterated").num_rows):
+        return None
+    return pa.concat_tables(history.silver.read(file, _JOB) for file in files)
 
 
-def _metrics(parts: list[DataFrame]) -> DataFrame:
-    """Rows by minute and name, each with some of the measures, summed up by period."""
-    rows = reduce(lambda some, more: some.unionByName(more, allowMissingColumns=True), parts)
-    backlog = F.when(F.col("dimension") == "queue", F.col("backlog"))
-    sums: dict[str, Column] = {
-        name: F.sum(F.when(F.col("type").isin(*types), F.col("times")).otherwise(F.lit(0)))
-        for name, types in COUNTED.items()
-    }
-    sums |= {
-        "_wait": percentiles("wait_ms"),
-        "_run": percentiles("run_ms"),
-        "wait_max": F.max("wait_ms"),
-        "run_max": F.max("run_ms"),
-        "run_ms": F.sum(F.col("run_ms") * F.col("times")),
-        "busy_ms": F.sum("busy_ms"),
-        "cost": F.sum("cost"),
-        "usd": F.sum("usd_micros") / 1e6,
-        "backlog": F.max_by("backlog", F.when(backlog.isNotNull(), F.col("minute"))),
-        "backlog_max": F.max(backlog),
-    }
-    names = ("grain", "dimension", "queue", "name", "period")
-    found = _by_period(_by_name(rows)).groupBy(*names).agg(*(sum.alias(name) for name, sum in sums.items()))
-    ends = {
-        f"{what}_{end}": F.col(f"_{what}")[number]
-        for what in ("wait", "run")
-        for number, end in enumerate(("p50", "p95", "p99"))
-    }
-    lengths = F.create_map(*(F.lit(part) for item in GRAINS.items() for part in item))
-    derived = {"utilisation": F.col("busy_ms") / lengths[F.col("grain")], "at": F.timestamp_millis("period")}
-    return found.withColumns({**ends, **derived})
+def _backlog(steps: pa.Table, before: dict[str, int]) -> tuple[pa.Table, dict[str, int]]:
+    """Return the open jobs of each queue in every period in which that changed, as parts of gold, and at the end."""
+    queues = steps["queue"].to_numpy(zero_copy_only=False)
+    step, at = steps["step"].to_numpy(), steps["at"].to_numpy()
+    open = dict(before)
+    tables: list[pa.Table] = []
+    for queue in np.unique(queues).tolist():
+        own = queues == queue
+        after = open.get(queue, 0) + np.cumsum(step[own])
+        open[queue] = int(after[-1])
+        highest = np.maximum(after, after - step[own])
+        tables += _backlog_parts(queue, at[own], after, highest)
+    return (pa.concat_tables(tables) if tables else PARTS.empty_table()), open
 
 
-def _by_name(rows: DataFrame) -> DataFrame:
-    """Each row once for every name it goes by, and once for the store as a whole."""
-    named = [_named(name, F.col("queue"), F.col(name)) for name in ("queue", "task", "group", "worker")]
-    names = F.array(_named("store", F.lit(""), F.lit("")), *named)
-    others = [name for name in rows.columns if name not in ("queue", "task", "group", "worker")]
-    spread = rows.withColumn("_name", F.explode(names)).select(*others, "_name.*")
-    return spread.where((F.col("name") != "") | (F.col("dimension") == "store"))
-
-
-def _named(dimension: str, queue: Column, name: Column) -> Column:
-    return F.struct(F.lit(dimension).alias("dimension"), queue.alias("queue"), name.alias("name"))
-
-
-def _by_period(rows: DataFrame) -> DataFrame:
-    """Each row once for every period it is in."""
-    periods = F.array(
-        *(
-            F.struct(
-                F.lit(grain).alias("grain"), (F.col("minute") - F.col("minute") % length).alias("period")
-            )
-            for grain, length in GRAINS.items()
+def _backlog_parts(queue: str, at: Instants, after: Instants, highest: Instants) -> Iterator[pa.Table]:
+    for grain, length in GRAINS.items():
+        period = at // length * length
+        ends = np.flatnonzero(np.append(period[1:] != period[:-1], True))
+        starts = np.concatenate([[0], ends[:-1] + 1])
+        rows = pa.table(
+            {
+                "at": instant_column(period[ends]),
+                "backlog": after[ends],
+                "backlog_max": np.maximum.reduceat(highest, starts),
+            }
         )
-    )
-    return rows.withColumn("_period", F.explode(periods)).select(*rows.columns, "_period.*")
-
-
-def _causes(failures: DataFrame) -> DataFrame:
-    is_retry, times = F.col("type") == "retrying", F.col("times")
-    found = _by_period(failures).groupBy("grain", "period", "queue", "task", "error_type")
-    return found.agg(
-        F.sum(F.when(~is_retry, times).otherwise(0)).alias("failed"),
-        F.sum(F.when(is_retry, times).otherwise(0)).alias("retried"),
-        F.max("error").alias("example"),
-    ).withColumn("at", F.timestamp_millis("period"))
-
-
-def _backlog(
-    spark: SparkSession, history: History, gold: DerivedManifest, net: DataFrame, start_ms: int
-) -> DataFrame:
-    """Open jobs of each queue at the end of every minute in which that changed."""
-    before = gold_rows(spark, history, gold, "metrics").where(
-        (F.col("grain") == "day") & (F.col("dimension") == "queue") & (F.unix_millis("at") < start_ms)
-    )
-    carried = before.groupBy("queue").agg(
-        F.max_by("backlog", F.when(F.col("backlog").isNotNull(), F.col("at"))).alias("net")
-    )
-    late = net.where(F.col("minute") >= start_ms)
-    steps = late.unionByName(carried.withColumn("minute", F.lit(start_ms - 1).cast("long")))
-    so_far = Window.partitionBy("queue").orderBy("minute")
-    running = steps.withColumn("backlog", F.sum("net").over(so_far)).where(F.col("minute") >= start_ms)
-    return running.select("queue", "minute", "backlog")
+        same = {"grain": grain, "dimension": "queue", "queue": queue, "name": queue, "what": "", "turn": 1}
+        yield shaped(rows, PARTS, same)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import pyarrow.parquet as pq
-
-from penstock.spark.history.manifest import BronzeManifest, Place
+from penstock.core.event import Event
+from penstock.spark.delta import Snapshot, Table
+from penstock.spark.history.state import Place
 from penstock.storage.base import Storage
 
 __all__ = ["common_until"]
 
-_TELLING = ("at", "type", "id", "incarnation", "token", "run", "worker")
+_TELLING = ("type", "id", "incarnation", "token", "run", "worker")
 
 
 async def common_until(
-    storage: Storage, queue: str, *, place: Place, bronze: BronzeManifest, folder: Path
+    storage: Storage, queue: str, place: Place, *, bronze: Table, snapshot: Snapshot
 ) -> int:
     """The number of the last event that the store's log and bronze have in common.
 
@@ -28,41 +25,27 @@ async def common_until(
     low = min(low, high)
     while low < high:
         middle = (low + high + 1) // 2
-        theirs = await _theirs(storage, queue, middle)
-        if theirs is not None and theirs == _ours(bronze, folder, queue, middle):
+        if _is_known(await _event(storage, queue, middle), bronze, snapshot):
             low = middle
         else:
             high = middle - 1
     return low
 
 
-async def _theirs(storage: Storage, queue: str, seq: int) -> tuple[Any, ...] | None:
+async def _event(storage: Storage, queue: str, seq: int) -> Event | None:
     events = (await storage.read_events(queue, after=seq - 1, limit=1)).events
-    if not events or events[0].seq != seq:
-        return None
-    found = events[0]
-    return (
-        found.at_ms,
-        str(found.type),
-        found.id,
-        found.incarnation,
-        found.token,
-        found.run,
-        found.worker,
+    return events[0] if events and events[0].seq == seq else None
+
+
+def _is_known(event: Event | None, bronze: Table, snapshot: Snapshot) -> bool:
+    """Return whether bronze has that very event, of any epoch."""
+    if event is None:
+        return False
+    wanted = [("queue", "=", event.queue), ("seq", "=", event.seq)]
+    told = tuple(str(event.type) if name == "type" else getattr(event, name) for name in _TELLING)
+    return any(
+        (round(row.pop("at").timestamp() * 1000), *row.values()) == (event.at_ms, *told)
+        for file in snapshot.files
+        if file.low <= event.at_ms <= file.high
+        for row in bronze.folder.read(file.path, ["at", *_TELLING], filters=wanted).to_pylist()
     )
-
-
-def _ours(bronze: BronzeManifest, folder: Path, queue: str, seq: int) -> tuple[Any, ...] | None:
-    for epoch in reversed(bronze.epochs.get(queue, ())):
-        for file in bronze.files:
-            for part in file.ranges:
-                if part.queue == queue and part.epoch == epoch and part.first <= seq <= part.last:
-                    return _row(folder / file.path, queue, epoch, seq)
-    return None
-
-
-def _row(path: Path, queue: str, epoch: str, seq: int) -> tuple[Any, ...]:
-    wanted = [("queue", "=", queue), ("epoch", "=", epoch), ("seq", "=", seq)]
-    (row,) = pq.read_table(path, columns=list(_TELLING), filters=wanted).to_pylist()
-    row["at"] = int(row["at"].timestamp() * 1000 + 0.5)
-    return tuple(row[name] for name in _TELLING)

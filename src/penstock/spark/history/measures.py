@@ -1,25 +1,34 @@
-"""What gold measures: rows of events, made ready to be counted by any period and any of their names."""
+"""The measures of gold, as rows that can be added up: of a minute and of a day, of one task and of the whole store."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock.spark.history.folding import KEYS, REMOVED
+from penstock.spark.history.histogram import bucket_of, percentile_rows
+from penstock.spark.history.ranged import Instants, millis
 
 __all__ = [
+    "CAUSES",
     "COUNTED",
+    "GOLD",
     "GRAINS",
     "OUT",
-    "busy_minutes",
-    "counted",
-    "failed_minutes",
-    "minute_of",
-    "net_by_minute",
-    "percentiles",
-    "with_groups",
+    "PARTS",
+    "causes_of",
+    "in_periods",
+    "instant_column",
+    "measures_of",
+    "merged_causes",
+    "merged_measures",
+    "parts_of",
+    "periods_of",
+    "shaped",
 ]
 
 GRAINS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
@@ -35,91 +44,276 @@ COUNTED: Final = {
     "limited": ("limited",),
 }
 OUT: Final = ("completed", "failed", "expired", "cancelled")
-_ENDS: Final = 0.5, 0.95, 0.99
+_RUN_ENDS: Final = ("completed", "failed", "retrying")
+_FAILED: Final = ("failed", "retrying", "expired")
+_ENDS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_TIMED: Final = ("wait", "run")
+_MINUTE: Final = GRAINS["minute"]
 
-
-def minute_of(column: Column) -> Column:
-    """The minute an instant is in, as milliseconds since the epoch."""
-    return (F.floor(F.unix_millis(column) / GRAINS["minute"]) * GRAINS["minute"]).cast("long")
-
-
-def with_groups(events: DataFrame, silver: DataFrame) -> DataFrame:
-    """Most events do not say their job's group: silver does."""
-    known = silver.where(F.col("group") != "").select(*KEYS, F.col("group").alias("_group"))
-    joined = events.join(known, [*KEYS], "left")
-    return joined.withColumn("group", F.coalesce("_group", "group")).drop("_group")
-
-
-def counted(events: DataFrame) -> DataFrame:
-    """Events of jobs by minute and name, with how many are alike: what all periods are summed up from."""
-    kind = F.col("type")
-    # A run that took no measurable time is a run.
-    values = {
-        "minute": minute_of(F.col("at")),
-        "wait_ms": F.when(kind == "claimed", F.col("wait_ms")),
-        "run_ms": F.when(kind.isin("completed", "failed", "retrying"), F.col("run_ms")),
-        "usd_micros": F.when(kind == "used", F.get_json_object("data", "$.usd").cast("long")),
-        "cost": F.when(kind == "claimed", F.col("cost")),
+_TEXT, _LONG, _DOUBLE, _TIME = pa.string(), pa.int64(), pa.float64(), pa.timestamp("us", "UTC")
+_HISTOGRAM: Final = pa.list_(pa.struct({"bucket": pa.int32(), "times": _LONG}))
+_KEYS: Final = {"grain": _TEXT, "dimension": _TEXT, "queue": _TEXT, "name": _TEXT, "at": _TIME}
+GOLD: Final = pa.schema(
+    {
+        **_KEYS,
+        **dict.fromkeys(COUNTED, _LONG),
+        **{f"{what}_{end}": _DOUBLE for what in _TIMED for end in (*_ENDS, "max")},
+        **dict.fromkeys(("run_ms", "busy_ms"), _LONG),
+        **dict.fromkeys(("utilisation", "cost", "usd"), _DOUBLE),
+        **dict.fromkeys(("backlog", "backlog_max"), _LONG),
+        **{f"{what}_histogram": _HISTOGRAM for what in _TIMED},
     }
-    named = events.where(F.col("id") != "").withColumns(values)
-    alike = ("minute", "queue", "task", "group", "worker", "type", "wait_ms", "run_ms")
-    return named.groupBy(*alike).agg(
-        F.count(F.lit(1)).alias("times"),
-        F.sum("usd_micros").alias("usd_micros"),
-        F.sum("cost").alias("cost"),
-    )
+)
+CAUSES: Final = pa.schema(
+    {
+        **{name: _KEYS.get(name, _TEXT) for name in ("grain", "queue", "task", "error_type", "at")},
+        **dict.fromkeys(("failed", "retried"), _LONG),
+        "example": _TEXT,
+    }
+)
+
+# Rows with the same key become one: these columns are added up, the others follow their rule in _HOW.
+_SUMS: Final = {
+    **dict.fromkeys(COUNTED, _LONG),
+    **dict.fromkeys(("run_ms", "busy_ms", "usd_micros"), _LONG),
+    "cost": _DOUBLE,
+}
+_HOW: Final = {
+    **dict.fromkeys(_SUMS, "sum"),
+    **dict.fromkeys(("wait_max", "run_max", "backlog_max"), "max"),
+    "backlog": "last",
+}
+# A row of PARTS is a share of the measures, or (``what``) how many durations fall into one bucket. Rows with the larger
+# ``turn`` are newer.
+PARTS: Final = pa.schema(
+    {
+        **_KEYS,
+        **_SUMS,
+        **dict.fromkeys(("wait_max", "run_max"), _DOUBLE),
+        **dict.fromkeys(("backlog", "backlog_max"), _LONG),
+        "what": _TEXT,
+        "bucket": pa.int32(),
+        "times": _LONG,
+        "turn": pa.int32(),
+    }
+)
+_NAMES: Final = ("queue", "task", "group", "worker")
 
 
-def failed_minutes(events: DataFrame) -> DataFrame:
-    """Failures by minute and cause, with how many are alike and what one of them said."""
-    # Apart from the counts: Spark sorts what it takes the largest text of, and failures are few.
-    failures = events.where((F.col("error_type") != "") & F.col("type").isin("failed", "retrying", "expired"))
-    found = failures.where(F.col("id") != "").withColumn("minute", minute_of(F.col("at")))
-    return found.groupBy("minute", "queue", "task", "type", "error_type").agg(
-        F.count(F.lit(1)).alias("times"), F.max("error").alias("error")
-    )
+def measures_of(events: pa.Table) -> pa.Table:
+    """Return what these events add to gold, as parts."""
+    events = events.filter(pc.not_equal(events["id"], ""))
+    by_minute = [_counts(events), _busy(events), *_durations(events)]
+    return _parts(_spread(rows) for rows in by_minute if rows.num_rows)
 
 
-def busy_minutes(events: DataFrame) -> DataFrame:
-    """Every run, cut into the minutes that it took part of, with how long in each."""
-    end = F.unix_millis("at")
-    began = end - F.col("run_ms")
-    minute = GRAINS["minute"]
-    first = (F.floor(began / minute) * minute).cast("long")
-    last = (F.floor(end / minute) * minute).cast("long")
-    runs = events.where((F.col("run_ms") > 0) & (F.col("worker") != "")).select(
-        "queue",
-        "task",
-        "group",
-        "worker",
-        began.alias("began"),
-        end.alias("ended"),
-        F.explode(F.sequence(first, last, F.lit(minute).cast("long"))).alias("minute"),
-    )
-    within = F.least("ended", F.col("minute") + minute) - F.greatest("began", "minute")
-    return runs.groupBy("minute", "queue", "task", "group", "worker").agg(F.sum(within).alias("busy_ms"))
+def _parts(tables: Iterable[pa.Table]) -> pa.Table:
+    parts = [shaped(table, PARTS, {"what": "", "turn": 1}) for table in tables]
+    rows = pa.concat_tables(parts) if parts else PARTS.empty_table()
+    return _added_up(rows)
 
 
-def net_by_minute(counts: DataFrame, silver: DataFrame | None) -> DataFrame:
-    """By how many jobs the backlog of a queue grew in each minute.
+def shaped(table: pa.Table, schema: pa.Schema, defaults: Mapping[str, Any]) -> pa.Table:
+    """Return the table with exactly these columns; those that it lacks have their default, or are null."""
+    columns = [
+        pc.cast(table[field.name], field.type)
+        if field.name in table.column_names
+        else pa.repeat(pa.scalar(defaults.get(field.name), field.type), table.num_rows)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
 
-    Silver, if given, tells of what has no event: jobs that were removed while open, and jobs whose enqueueing was lost.
-    """
-    kind, times = F.col("type"), F.col("times")
-    step = F.when(kind.isin("enqueued", "retried"), times).when(kind.isin(*OUT), -times)
-    steps = counts.where(step.isNotNull()).select("queue", "minute", step.alias("step"))
-    if silver is not None:
-        gone = silver.where(F.col("state") == REMOVED).select(
-            "queue", minute_of(F.col("finished_at")).alias("minute"), F.lit(-1).cast("long").alias("step")
+
+def _added_up(rows: pa.Table) -> pa.Table:
+    """Return one row for each key, bucket and turn."""
+    keys = [*_KEYS, "what", "bucket", "turn"]
+    grouped = rows.group_by(keys, use_threads=False).aggregate([*_HOW.items(), ("times", "sum")])
+    how = {**_HOW, "times": "sum"}
+    columns = {name: grouped[name if name in keys else f"{name}_{how[name]}"] for name in PARTS.names}
+    return pa.table(columns, schema=PARTS)
+
+
+def _minutes(events: pa.Table) -> pa.Table:
+    at_ms = millis(events["at"])
+    return events.select(list(_NAMES)).append_column("minute", pa.array(at_ms // _MINUTE * _MINUTE))
+
+
+def _counts(events: pa.Table) -> pa.Table:
+    kind = events["type"]
+    rows = _minutes(events)
+    values = {name: pc.cast(pc.is_in(kind, pa.array(types)), _LONG) for name, types in COUNTED.items()}
+    values |= {
+        "run_ms": _where(pc.is_in(kind, pa.array(_RUN_ENDS)), events["run_ms"]),
+        "wait_max": _where(pc.equal(kind, "claimed"), events["wait_ms"]),
+        "cost": _where(pc.equal(kind, "claimed"), events["cost"]),
+        "usd_micros": _usd_micros(events),
+    }
+    values["run_max"] = values["run_ms"]
+    for name, column in values.items():
+        rows = rows.append_column(name, column)
+    how = [(name, _HOW[name]) for name in values]
+    grouped = rows.group_by(["minute", *_NAMES], use_threads=False).aggregate(how)
+    return grouped.rename_columns({f"{name}_{way}": name for name, way in how})
+
+
+def _where(condition: Any, values: Any) -> Any:
+    return pc.if_else(condition, values, pa.scalar(None, values.type))
+
+
+def _usd_micros(events: pa.Table) -> pa.Array:
+    is_used = pc.equal(events["type"], "used")
+    if not pc.any(is_used).as_py():
+        return pa.nulls(events.num_rows, _LONG)
+    texts = _where(is_used, events["data"]).to_pylist()
+    return pa.array([msgspec.json.decode(text).get("usd") if text else None for text in texts], _LONG)
+
+
+def _durations(events: pa.Table) -> Iterator[pa.Table]:
+    """Yield how many waits, and how many runs, fall into each bucket."""
+    for what, column, types in (("wait", "wait_ms", ("claimed",)), ("run", "run_ms", _RUN_ENDS)):
+        own = events.filter(pc.is_in(events["type"], pa.array(types)))
+        buckets = bucket_of(np.asarray(own[column].to_numpy(), np.int64))
+        rows = _minutes(own).append_column("bucket", pa.array(buckets))
+        counted = rows.group_by(["minute", *_NAMES, "bucket"], use_threads=False).aggregate(
+            [([], "count_all")]
         )
-        found = silver.where(~F.col("first_type").isin("enqueued", "retried")).select(
-            "queue", minute_of(F.col("first_seen_at")).alias("minute"), F.lit(1).cast("long").alias("step")
-        )
-        steps = steps.unionByName(gone).unionByName(found)
-    return steps.groupBy("queue", "minute").agg(F.sum("step").alias("net"))
+        counted = counted.rename_columns({"count_all": "times"})
+        yield counted.append_column("what", pa.repeat(what, counted.num_rows))
 
 
-def percentiles(column: str) -> Column:
-    """Exact ones, of values that stand for so many ``times`` each."""
-    weight = F.when(F.col(column).isNotNull(), F.col("times")).otherwise(F.lit(0)).cast("long")
-    return F.percentile(F.col(column), F.array(*map(F.lit, _ENDS)), weight)
+def _busy(events: pa.Table) -> pa.Table:
+    """Return every run cut into the minutes that it took part of, with how long in each."""
+    runs = events.filter(pc.and_(pc.greater(events["run_ms"], 0), pc.not_equal(events["worker"], "")))
+    ended = millis(runs["at"])
+    began = ended - np.asarray(runs["run_ms"].to_numpy(), np.int64)
+    index, minute = spanned_minutes(began, ended)
+    within = np.minimum(ended[index], minute + _MINUTE) - np.maximum(began[index], minute)
+    rows = runs.select(list(_NAMES)).take(pa.array(index))
+    rows = rows.append_column("minute", pa.array(minute)).append_column("busy_ms", pa.array(within))
+    grouped = rows.group_by(["minute", *_NAMES], use_threads=False).aggregate([("busy_ms", "sum")])
+    return grouped.rename_columns({"busy_ms_sum": "busy_ms"})
+
+
+def spanned_minutes(began: Instants, ended: Instants) -> tuple[Instants, Instants]:
+    """Return each minute that a span touches, with the index of the span."""
+    first = began // _MINUTE
+    counts = ended // _MINUTE - first + 1
+    index = np.repeat(np.arange(len(began)), counts)
+    nth = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return index, (first[index] + nth) * _MINUTE
+
+
+def _spread(rows: pa.Table) -> pa.Table:
+    """Return each row once for every name that it goes by and every period that it is in."""
+    values = [name for name in rows.column_names if name not in (*_NAMES, "minute")]
+    empty = pa.repeat("", rows.num_rows)
+    found = []
+    for dimension in ("store", *_NAMES):
+        name = empty if dimension == "store" else rows[dimension]
+        queue = empty if dimension == "store" else rows["queue"]
+        named = rows.select(values).append_column("queue", queue).append_column("name", name)
+        named = named.append_column("minute", rows["minute"])
+        if dimension != "store":
+            named = named.filter(pc.not_equal(named["name"], ""))
+        named = named.append_column("dimension", pa.repeat(dimension, named.num_rows))
+        found += [in_periods(named, grain) for grain in GRAINS]
+    return pa.concat_tables(found)
+
+
+def in_periods(rows: pa.Table, grain: str) -> pa.Table:
+    """Return the rows with their period of that grain instead of their minute."""
+    minutes = np.asarray(rows["minute"].to_numpy(), np.int64)
+    at = instant_column(minutes // GRAINS[grain] * GRAINS[grain])
+    rows = rows.drop_columns(["minute"]).append_column("at", at)
+    return rows.append_column("grain", pa.repeat(grain, rows.num_rows))
+
+
+def instant_column(at_ms: Instants) -> pa.Array:
+    """Return epoch milliseconds as instants."""
+    return pa.array(at_ms * 1000).cast(_TIME)
+
+
+def periods_of(at_ms: Instants, run_ms: Instants) -> Instants:
+    """Return the beginnings of all periods that events, and the runs that they end, fall into."""
+    _, minutes = spanned_minutes(at_ms - run_ms, at_ms)
+    minutes = np.unique(minutes)
+    return np.unique(np.concatenate([minutes // length * length for length in GRAINS.values()]))
+
+
+def parts_of(gold: pa.Table) -> pa.Table:
+    """Return rows of gold as the parts that they are made of."""
+    micros = pc.cast(pc.round(pc.multiply(gold["usd"], 1e6)), _LONG)
+    tables = [shaped(gold.append_column("usd_micros", micros), PARTS, {"what": "", "turn": 0})]
+    for what in _TIMED:
+        histogram = gold[f"{what}_histogram"].combine_chunks()
+        lengths = pc.fill_null(pc.list_value_length(histogram), 0).to_numpy()
+        rows = gold.select(list(_KEYS)).take(pa.array(np.repeat(np.arange(gold.num_rows), lengths)))
+        entries = pc.list_flatten(histogram)
+        for name in ("bucket", "times"):
+            rows = rows.append_column(name, pc.struct_field(entries, name))
+        tables.append(shaped(rows, PARTS, {"what": what, "turn": 0}))
+    return pa.concat_tables(tables)
+
+
+def merged_measures(parts: pa.Table) -> pa.Table:
+    """Return the rows of gold that parts make, in order."""
+    parts = parts.sort_by("turn")
+    sums = parts.filter(pc.equal(parts["what"], ""))
+    grouped = sums.group_by([*_KEYS], use_threads=False).aggregate([*_HOW.items()])
+    grouped = grouped.rename_columns({f"{name}_{how}": name for name, how in _HOW.items()})
+    order = [(name, "ascending") for name in ("at", "grain", "dimension", "queue", "name")]
+    rows = grouped.sort_by(order)
+    columns: dict[str, Any] = {name: rows[name] for name in rows.column_names}
+    columns |= {name: pc.fill_null(rows[name], 0) for name in COUNTED}
+    columns["usd"] = pc.divide(pc.cast(rows["usd_micros"], _DOUBLE), 1e6)
+    lengths = pa.array([GRAINS[grain] for grain in rows["grain"].to_pylist()], _DOUBLE)
+    columns["utilisation"] = pc.divide(pc.cast(rows["busy_ms"], _DOUBLE), lengths)
+    for what in _TIMED:
+        columns |= _timings(parts, rows, what)
+    return pa.table([pc.cast(columns[field.name], field.type) for field in GOLD], schema=GOLD)
+
+
+def _timings(parts: pa.Table, rows: pa.Table, what: str) -> dict[str, Any]:
+    """Return the histogram of each row, and the percentiles that follow from it."""
+    own = parts.filter(pc.equal(parts["what"], what)).select([*_KEYS, "bucket", "times"])
+    numbered = rows.select([*_KEYS]).append_column("row", pa.array(np.arange(rows.num_rows)))
+    found = own.join(numbered, [*_KEYS], join_type="inner")
+    counted = found.group_by(["row", "bucket"]).aggregate([("times", "sum")])
+    counted = counted.sort_by([("row", "ascending"), ("bucket", "ascending")])
+    buckets, times = counted["bucket"].combine_chunks(), counted["times_sum"].combine_chunks()
+    starts = np.searchsorted(counted["row"].to_numpy(), np.arange(rows.num_rows + 1))
+    is_empty = starts[1:] == starts[:-1]
+    filled = np.concatenate([starts[:-1][~is_empty], starts[-1:]])
+    offsets = pa.array(starts, pa.int32())
+    entries = pa.StructArray.from_arrays([buckets, times], ["bucket", "times"])
+    columns: dict[str, Any] = {f"{what}_histogram": pa.ListArray.from_arrays(offsets, entries)}
+    most = np.asarray(pc.fill_null(rows[f"{what}_max"], 0).to_numpy(), np.float64)
+    for end, share in _ENDS.items():
+        values = np.full(rows.num_rows, np.nan)
+        values[~is_empty] = percentile_rows(filled, buckets.to_numpy(), times.to_numpy(), share)
+        # A bucket reaches a little beyond its longest duration.
+        columns[f"{what}_{end}"] = pa.array(np.round(np.minimum(values, most), 3), mask=is_empty)
+    return columns
+
+
+def causes_of(events: pa.Table) -> pa.Table:
+    """Return failures by period and cause."""
+    is_failure = pc.and_(pc.is_in(events["type"], pa.array(_FAILED)), pc.not_equal(events["error_type"], ""))
+    failures = events.filter(pc.and_(is_failure, pc.not_equal(events["id"], "")))
+    is_retry = pc.equal(failures["type"], "retrying")
+    at_ms = millis(failures["at"])
+    rows = failures.select(["queue", "task", "error_type"])
+    rows = rows.append_column("minute", pa.array(at_ms // _MINUTE * _MINUTE))
+    rows = rows.append_column("failed", pc.cast(pc.invert(is_retry), _LONG))
+    rows = rows.append_column("retried", pc.cast(is_retry, _LONG)).append_column("example", failures["error"])
+    spread = pa.concat_tables([in_periods(rows, grain) for grain in GRAINS])
+    return merged_causes(shaped(spread, CAUSES, {}))
+
+
+def merged_causes(rows: pa.Table) -> pa.Table:
+    """Return one row for each period and cause, in order."""
+    keys = ["at", "grain", "queue", "task", "error_type"]
+    how = [("failed", "sum"), ("retried", "sum"), ("example", "max")]
+    grouped = rows.group_by(keys, use_threads=False).aggregate(how)
+    named = grouped.rename_columns({f"{name}_{way}": name for name, way in how})
+    return named.sort_by([(name, "ascending") for name in keys]).select(CAUSES.names).cast(CAUSES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -10,9 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import InvalidOption
+from penstock.spark.history.bronze import bronze_state
 from penstock.spark.history.figures import figures
 from penstock.spark.history.folder import open_history
-from penstock.spark.history.manifest import BronzeManifest
+from penstock.spark.history.state import BronzeState
 from penstock.spark.offsets import instant_ms
 
 __all__ = ["report"]
@@ -28,6 +30,7 @@ def report(
     since: str | datetime | None = None,
     until: str | datetime | None = None,
     title: str = "Queues",
+    storage_options: Mapping[str, str] | None = None,
 ) -> Path:
     """Write the page of a history, as of its last sync, and say where it is. Needs no Spark, and nothing of the store.
 
@@ -37,19 +40,20 @@ def report(
     Raises:
         InvalidOption: the folder holds no history, or none that was synced up to gold; a time that is none.
     """
-    history = open_history(path, create=False)
-    gold = history.gold.newest()
+    history = open_history(path, storage_options, create=False)
+    gold = history.gold.load()
     if not gold.number:
         raise InvalidOption(
-            f"{history.root} has no gold yet. Run history.sync first (with upto='gold', the default)."
+            f"{history.folder.root} has no gold yet. Run history.sync first (with upto='gold', the default)."
         )
     data = figures(
         history,
-        gold,
         since_ms=0 if since is None else instant_ms(since, what="since"),
         until_ms=_END_MS if until is None else instant_ms(until, what="until"),
     )
-    data |= {"synced": gold.written_at_ms, "title": title, **_troubles(history.bronze.newest())}
+    assert gold.table is not None
+    synced = gold.table.history(1)[0]["timestamp"]
+    data |= {"synced": synced, "title": title, **_troubles(bronze_state(history, history.bronze.load()))}
     target = Path(out)
     draft = target.with_name(f".{target.name}.draft")
     draft.write_text(_filled(data, title), encoding="utf-8")
@@ -57,7 +61,7 @@ def report(
     return target
 
 
-def _troubles(bronze: BronzeManifest) -> dict[str, Any]:
+def _troubles(bronze: BronzeState) -> dict[str, Any]:
     return {
         "losses": [[loss.queue, loss.first, loss.last] for loss in bronze.losses],
         "changes": [[change.queue, change.common + 1, change.read] for change in bronze.changes],

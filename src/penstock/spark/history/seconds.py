@@ -13,10 +13,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
+from penstock.spark.delta import DataFile
 from penstock.spark.history.folder import History
-from penstock.spark.history.manifest import DataFile
 from penstock.spark.history.measures import COUNTED, GRAINS, OUT
 
 __all__ = ["SECOND_MS", "second_rows"]
@@ -41,8 +40,8 @@ def second_rows(history: History, minutes: Rows, *, since_ms: int, until_ms: int
     """
     files = [
         file
-        for file in history.bronze.newest().files
-        if file.from_ms < until_ms + GRAINS["minute"] and file.to_ms >= since_ms
+        for file in history.bronze.load().files
+        if file.low < until_ms + GRAINS["minute"] and file.high >= since_ms
     ]
     if sum(file.rows for file in files) > _MOST_EVENTS:
         return []
@@ -69,10 +68,10 @@ def _merged(parts: Rows) -> Rows:
 
 
 def _events(history: History, files: Sequence[DataFile], since_ms: int, until_ms: int) -> pd.DataFrame:
-    paths = history.files("bronze", [file.path for file in files])
-    if not paths:
+    if not files:
         return pd.DataFrame(columns=list(_COLUMNS))
-    table = ds.dataset(paths, format="parquet").to_table(columns=list(_COLUMNS), filter=pc.field("id") != "")
+    wanted = pc.field("id") != ""
+    table = pa.concat_tables(history.bronze.folder.read(file.path, _COLUMNS, wanted) for file in files)
     at = pc.cast(pc.cast(table["at"], pa.timestamp("us", "UTC")), pa.int64())
     events = table.set_column(table.schema.get_field_index("at"), "at", pc.divide(at, 1000)).to_pandas()
     events = events[(events["at"] >= since_ms) & (events["at"] < until_ms)]

@@ -2,88 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from typing import Final
 
-import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+import msgspec
+import pyarrow as pa
+from pyspark.sql import SparkSession
 
-from penstock.spark.history.bronze import parallelism
-from penstock.spark.history.cuts import cuts_between, obliterations
-from penstock.spark.history.derived import DayFile, put_days, read_table, version_folder
-from penstock.spark.history.events import listed_events, pending_files, placing_after
+from penstock.spark.delta import DataFile, Table
+from penstock.spark.history.bronze import bronze_state
+from penstock.spark.history.cuts import Cut, apply_cuts, cuts_between, obliterations
+from penstock.spark.history.events import Placing, new_events, pending_files, placing_between
 from penstock.spark.history.folder import History
-from penstock.spark.history.folding import KEYS, SILVER
-from penstock.spark.history.foldtasks import FoldedFiles, fold_files, fold_jobs, piles_of
-from penstock.spark.history.manifest import BronzeManifest, DataFile, DerivedManifest
+from penstock.spark.history.folding import ARROW, jobs_of, merged, strips
+from penstock.spark.history.ranged import Fold, fold_forward, millis
+from penstock.spark.history.state import FoldState, state_of
 
-__all__ = ["fold", "silver_rows"]
+__all__ = ["fold"]
 
-TABLE = "jobs"
-# A task has all of its rows in memory.
-_PER_TASK = 250_000
+_TOLD: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at")
 
 
-def silver_rows(
-    spark: SparkSession, history: History, silver: DerivedManifest, days: Iterable[str] | None = None
-) -> DataFrame:
-    """The rows of a version; of the jobs that were enqueued on some days only, if they are given."""
-    return read_table(
-        spark, history, "silver", silver.of(TABLE, None if days is None else list(days)), SILVER
-    )
+class _Jobs(Fold):
+    rows = ARROW
+    ranged = "enqueued_at"
+
+    def __init__(self, bronze: Table, placing: Placing, cuts: Sequence[Cut]) -> None:
+        self._bronze = bronze
+        self._placing = placing
+        self._cuts = list(cuts)
+
+    def from_events(self, files: Sequence[DataFile]) -> pa.Table:
+        rows = strips(new_events(self._bronze, files, self._placing))
+        # A cut falls between two events of a job.
+        return rows if self._cuts else merged(rows)
+
+    def from_known(self, table: pa.Table) -> pa.Table:
+        return table
+
+    def folded(self, rows: pa.Table) -> pa.Table:
+        jobs = jobs_of(apply_cuts(rows, self._cuts) if self._cuts else rows)
+        return jobs.sort_by([(name, "ascending") for name in ("enqueued_at", "queue", "id", "incarnation")])
 
 
-def fold(spark: SparkSession, history: History, *, sync: str) -> DerivedManifest:
-    """Commit a version with all of bronze in it, and return it. If nothing is new, that is the one there is.
+def fold(spark: SparkSession, history: History) -> None:
+    """Commit a version of silver with all of bronze in it, unless nothing is new.
 
     Raises:
         Conflict: another sync was first. Nothing was committed.
     """
-    bronze, silver = history.bronze.newest(), history.silver.newest()
-    if silver.places == bronze.places and silver.losses == len(bronze.losses):
-        return silver
-    files = pending_files(bronze, silver.places)
-    cuts = cuts_between(bronze, silver)
-    if any("obliterated" in file.types for file in files):
-        cuts += obliterations(listed_events(spark, history, bronze, files))
-    # A cut may touch any job there is.
-    days = {day for file in files for day in file.days} | (silver.days.keys() if cuts else set())
-    folder = version_folder(history, "silver", silver, sync)
-    task = partial(fold_jobs, cuts=cuts, folder=str(folder / TABLE))
-    rows = _rows(spark, history, bronze, silver, files=files, days=days, combine=not cuts)
-    found = rows.mapInArrow(task, "day string, path string").collect()
-    written = [DayFile(day, TABLE, f"{folder.name}/{TABLE}/{path}") for day, path in found]
-    return put_days(history, "silver", base=silver, bronze=bronze, sync=sync, touched=days, files=written)
-
-
-def _rows(
-    spark: SparkSession,
-    history: History,
-    bronze: BronzeManifest,
-    silver: DerivedManifest,
-    *,
-    files: list[DataFile],
-    days: set[str],
-    combine: bool,
-) -> DataFrame:
-    """What silver knows of these days and the events of these files, all rows of a job in one task."""
-    known = silver.of(TABLE, sorted(days))
-    rows = read_table(spark, history, "silver", known, SILVER)
-    if files:
-        folded = FoldedFiles(
-            folder=str(history.root / "bronze"),
-            piles=piles_of(files),
-            placing=placing_after(bronze, silver.places),
-            combine=combine,
-        )
-        count = len(folded.piles)
-        found = spark.range(0, count, 1, count).mapInArrow(partial(fold_files, files=folded), SILVER)
-        rows = rows.unionByName(found) if known else found
-    total = sum(file.rows for file in files) + _count(history, known)
-    return rows.repartition(max(parallelism(spark), -(-total // _PER_TASK)), *KEYS)
-
-
-def _count(history: History, paths: Sequence[str]) -> int:
-    """How many rows these files of silver have."""
-    folder = history.root / "silver"
-    return sum(pq.read_metadata(folder / path).num_rows for path in paths)
+    events, base = history.bronze.load(), history.silver.load()
+    bronze, known = bronze_state(history, events), state_of(base, FoldState) or FoldState()
+    reached = FoldState(
+        bronze=events.number, places=bronze.places, losses=len(bronze.losses), changes=len(bronze.changes)
+    )
+    if known == reached:
+        return
+    pending = pending_files(events.files, known.bronze)
+    placing = placing_between(bronze, known.places, bronze.places)
+    told = new_events(history.bronze, pending, placing, _TOLD)
+    cuts = [*cuts_between(bronze, known), *obliterations(told)]
+    files, replaced = fold_forward(
+        spark,
+        history.silver,
+        # A table that cannot say how far it goes is made again.
+        base.files if known.bronze else [],
+        fold=_Jobs(history.bronze, placing, cuts),
+        pending=pending,
+        instants=millis(told["enqueued_at"].drop_null()),
+        number=base.number + 1,
+        # A cut may touch any job there is.
+        is_everything=bool(cuts),
+    )
+    history.silver.commit(
+        base,
+        add=files,
+        remove=replaced if known.bronze else base.files,
+        state=msgspec.json.encode(reached).decode(),
+    )

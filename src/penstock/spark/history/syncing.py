@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Final, Literal, TypeAlias, TypeVar
@@ -13,13 +13,13 @@ from pyspark.sql import SparkSession
 
 from penstock.core.duration import milliseconds
 from penstock.errors import InvalidOption, StorageError
-from penstock.spark.history.bronze import append, queue_names
-from penstock.spark.history.catalog import Catalog
+from penstock.spark.delta import Conflict
+from penstock.spark.history.bronze import Appended, append, queue_names
 from penstock.spark.history.compaction import compact
 from penstock.spark.history.folder import History, open_history
 from penstock.spark.history.gold import summarise
-from penstock.spark.history.manifest import Conflict, EpochChange, Loss
 from penstock.spark.history.silver import fold
+from penstock.spark.history.state import EpochChange, Loss
 from penstock.spark.local import session
 from penstock.spark.store import Store, url_for_executors
 
@@ -32,8 +32,8 @@ _ATTEMPTS: Final = 20
 
 
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sync has done. ``events``: added to bronze. ``bronze``, ``silver``, ``gold``: the numbers of the newest
-    manifests. ``losses`` and ``changes`` are those that this sync has found."""
+    """The outcome of a sync. ``events`` were added to bronze. ``bronze``, ``silver`` and ``gold`` say how many commits
+    each table has. ``losses`` and ``changes`` are those that this sync has found."""
 
     events: int
     bronze: int
@@ -53,8 +53,7 @@ def sync(
     spark: SparkSession | None = None,
     max_events: int | None = None,
     upto: Layer = "gold",
-    catalog: str | None = None,
-    format: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> SyncReport:
     """Add the events that are new since the last sync, of all queues or of some, and bring silver and gold up to them.
 
@@ -63,12 +62,11 @@ def sync(
     ``max_events``. ``upto="bronze"`` or ``"silver"`` leaves the tables after that as they are; a later sync has more to
     do for them. Without ``spark`` it is the session of this process (``penstock.spark.session``).
 
-    ``catalog`` is a database in which the tables are shown by name, too: as views of what the folder has, or, with the
-    ``format`` of a table that is changed in one step (``delta``, ``iceberg``), as tables of that.
+    ``path`` is a folder, or the URL of an object store (``s3://``, ``gs://``, ``az://``). ``storage_options`` are those
+    of delta-rs, which also reads the usual environment variables.
 
     Raises:
-        InvalidOption: a folder that holds something else, or is not in the file system; both queues and pattern; names
-            in the catalog that are somebody else's.
+        InvalidOption: a folder that holds something else, an unsafe store, both queues and pattern.
         StorageError: the store cannot be read. What was committed before stays.
     """
     if max_events is not None and max_events < 1:
@@ -77,33 +75,21 @@ def sync(
     url = url_for_executors(url)
     with Store(url) as store:
         names = store.run(queue_names(store.storage, queues, pattern))
-    if format is not None and catalog is None:
-        raise InvalidOption("format is that of the tables in a catalog. Give catalog=, too.")
-    history = open_history(path, create=True)
+    history = open_history(path, storage_options, create=True)
     spark = spark or session()
-    shown = Catalog(spark, history, catalog, format) if catalog is not None else None
-    before = history.bronze.newest()
-    with history.running() as name:
-        if shown is not None:
-            # What a sync that was killed has not shown: before files that it replaced are cleared away.
-            shown.publish()
-        history.clean()
-        events = _append_all(spark, history, url=url, sync=name, queues=names, limit=max_events)
-        _insist(lambda: compact(spark, history, sync=name))
-        if upto != "bronze":
-            _insist(lambda: fold(spark, history, sync=name))
-        if upto == "gold":
-            _insist(lambda: summarise(spark, history, sync=name))
-        if shown is not None:
-            shown.publish()
-    bronze = history.bronze.newest()
+    added = _append_all(spark, history, url=url, queues=names, limit=max_events)
+    if upto != "bronze":
+        _insist(lambda: fold(spark, history))
+    if upto == "gold":
+        _insist(lambda: summarise(spark, history))
+    _insist(lambda: compact(spark, history))
     return SyncReport(
-        events=events,
-        bronze=bronze.number,
-        silver=history.silver.newest().number,
-        gold=history.gold.newest().number,
-        losses=bronze.losses[len(before.losses) :],
-        changes=bronze.changes[len(before.changes) :],
+        events=sum(commit.events for commit in added),
+        bronze=history.bronze.load().number,
+        silver=history.silver.load().number,
+        gold=history.gold.load().number,
+        losses=tuple(loss for commit in added for loss in commit.losses),
+        changes=tuple(change for commit in added for change in commit.changes),
         seconds=time.monotonic() - began,
     )
 
@@ -117,8 +103,7 @@ def follow(
     spark: SparkSession | None = None,
     max_events: int | None = None,
     upto: Layer = "gold",
-    catalog: str | None = None,
-    format: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
     every: str | float = "30s",
     stop: Event | None = None,
     on_sync: Callable[[SyncReport], object] | None = None,
@@ -146,8 +131,7 @@ def follow(
                 spark=spark,
                 max_events=max_events,
                 upto=upto,
-                catalog=catalog,
-                format=format,
+                storage_options=storage_options,
             )
         except StorageError:
             if is_first:
@@ -160,18 +144,20 @@ def follow(
 
 
 def _append_all(
-    spark: SparkSession, history: History, *, url: str, sync: str, queues: Sequence[str], limit: int | None
-) -> int:
-    """In commits of some million events at most, up to where the logs ended when it began."""
+    spark: SparkSession, history: History, *, url: str, queues: Sequence[str], limit: int | None
+) -> list[Appended]:
+    """Append in commits of some million events at most, up to where the logs ended when it began."""
+    commits: list[Appended] = []
     total, more = 0, True
     while more and (limit is None or total < limit):
         share = _PER_COMMIT if limit is None else min(_PER_COMMIT, limit - total)
         added = _insist(
-            lambda share=share: append(spark, history, url=url, sync=sync, queues=queues, limit=share)  # type: ignore[misc]
+            lambda share=share: append(spark, history, url=url, queues=queues, limit=share)  # type: ignore[misc]
         )
+        commits += [added] if added else []
         total += added.events if added else 0
         more = added is not None and added.events >= share
-    return total
+    return commits
 
 
 def _insist(commit: Callable[[], T]) -> T:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from penstock.spark.history.events import listed_events
+from penstock.spark.delta import DataFile, Table
 from penstock.spark.history.folder import open_history
-from penstock.spark.history.gold import gold_rows
-from penstock.spark.history.silver import silver_rows
 
 __all__ = ["Tables", "tables"]
 
@@ -24,17 +26,34 @@ class Tables(NamedTuple):
     causes: DataFrame
 
 
-def tables(spark: SparkSession, path: str | Path) -> Tables:
-    """The newest version of each. They stay readable for an hour after a sync has replaced them.
+def tables(
+    spark: SparkSession, path: str | Path, *, storage_options: Mapping[str, str] | None = None
+) -> Tables:
+    """Return the newest version of each table. They stay readable for a week after a sync has replaced them.
 
     Raises:
         InvalidOption: the folder holds no history.
     """
-    history = open_history(path, create=False)
-    bronze, silver, gold = history.bronze.newest(), history.silver.newest(), history.gold.newest()
+    history = open_history(path, storage_options, create=False)
     return Tables(
-        bronze=listed_events(spark, history, bronze, bronze.files).drop("place"),
-        silver=silver_rows(spark, history, silver),
-        gold=gold_rows(spark, history, gold, "metrics"),
-        causes=gold_rows(spark, history, gold, "causes"),
+        *(_frame(spark, table) for table in (history.bronze, history.silver, history.gold, history.causes))
     )
+
+
+def _frame(spark: SparkSession, table: Table) -> DataFrame:
+    schema, files = from_arrow_schema(table.schema), table.load().files
+    if not files:
+        return spark.createDataFrame([], schema)
+    if table.folder.is_local:
+        return spark.read.schema(schema).parquet(*(f"{table.folder.root}/{file.path}" for file in files))
+    # Spark reads an object store only with a jar; delta-rs needs none.
+    read = partial(_read, table=table, files=files)
+    return spark.range(0, len(files), 1, len(files)).mapInArrow(read, schema)
+
+
+def _read(
+    batches: Iterator[pa.RecordBatch], *, table: Table, files: Sequence[DataFile]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for index in batch.column(0).to_pylist():
+            yield from table.read(files[index]).to_batches(20_000)

@@ -1,4 +1,5 @@
-"""Workers for a run: processes of this machine, started with it and ended with it.
+"""Workers for a run: processes of this machine, started with it and ended with it; for a task of a notebook or a
+prompt, which no other process can load, a thread.
 
 ``python -m penstock.spark.tables.crew APP QUEUE CONCURRENCY`` is what each of them runs; ``APP`` is ``module:name``, or
 ``path.py:name`` for an app that stands in the script itself. It ends when its standard input does, so that none is left
@@ -17,23 +18,32 @@ import threading
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Final
+from typing import Any, Final, Protocol, Self
 
 from penstock.app import App
-from penstock.core.display import StderrLog, log_to_stderr
+from penstock.core.display import StderrLog, get_logger, is_about_run, log_to_stderr
 from penstock.errors import InvalidOption
-from penstock.importing import locate
+from penstock.importing import is_typed_in, locate
 from penstock.spark.errors import FleetFailed
 from penstock.spark.store import shared_url
+from penstock.task import Task
 
-__all__ = ["Crew", "refuse_in_crew"]
+__all__ = ["Crew", "open_crew", "refuse_in_crew"]
 
 _PATIENCE_S: Final = 60.0
+_GRACE: Final = "30s"
 # Says that a process is one of a crew, and which store it works for, whatever its module would say.
 _MARK: Final = "PENSTOCK_CREW"
 _AT_ONCE: Final = b"!"
 # What a script is called in the processes of its crew, as ``__mp_main__`` is in those of multiprocessing.
 _SCRIPT: Final = "__penstock_main__"
+
+
+_worker_log: Final = get_logger("penstock.worker")
+
+
+def _is_no_run(record: logging.LogRecord) -> bool:
+    return not is_about_run(record)
 
 
 def refuse_in_crew() -> None:
@@ -45,21 +55,97 @@ def refuse_in_crew() -> None:
         )
 
 
-class Crew:
-    """``count`` worker processes on one queue, within a ``with`` block.
+class Crew(Protocol):
+    """Workers on one queue, within a ``with`` block."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def check(self) -> None:
+        """Raise ``FleetFailed`` if all workers have ended by themselves."""
+        ...
+
+
+def open_crew(task: Task[..., Any], count: int, *, concurrency: int) -> Crew:
+    """Return ``count`` workers for the queue of a task, with ``concurrency`` jobs at a time each.
+
+    Raises:
+        InvalidOption: ``count`` is negative, or other processes cannot load the app.
+    """
+    if count < 0:
+        raise InvalidOption(f"workers={count} is negative. Give 0 to start none.")
+    if count and is_typed_in(task.func):
+        return _ThreadCrew(task.app, task.queue, concurrency=count * concurrency)
+    return _ProcessCrew(task.app, task.queue, count, concurrency=concurrency)
+
+
+class _ThreadCrew:
+    """A worker in a thread of this process."""
+
+    def __init__(self, app: App, queue: str, *, concurrency: int) -> None:
+        self._worker = app.worker(queues=[queue], concurrency=concurrency, grace=_GRACE)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_ready = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name="penstock-worker", daemon=True)
+
+    def __enter__(self) -> Self:
+        # Failures come back as rows. Of many, the tracebacks would bury the progress of the run.
+        if not _worker_log.hasHandlers():
+            _worker_log.addFilter(_is_no_run)
+        self._thread.start()
+        self._is_ready.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_hasty = kind is not None and issubclass(kind, KeyboardInterrupt)
+        if self._thread.is_alive() and self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._worker.stop, 0 if is_hasty else None)
+            except RuntimeError:
+                pass  # it has ended by itself
+        self._thread.join(_PATIENCE_S)
+        _worker_log.removeFilter(_is_no_run)
+
+    def check(self) -> None:
+        """Raise ``FleetFailed`` if the worker has ended by itself."""
+        if not self._thread.is_alive():
+            raise FleetFailed(
+                f"the worker that was started for the run has ended: {self._error!r}. What was done is in the output."
+            ) from self._error
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._work())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._is_ready.set()
+
+    async def _work(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._is_ready.set()
+        await self._worker.run()
+
+
+class _ProcessCrew:
+    """``count`` worker processes.
 
     Raises (when made): ``InvalidOption``, if other processes cannot load the app.
     """
 
     def __init__(self, app: App, queue: str, count: int, *, concurrency: int) -> None:
-        if count < 0:
-            raise InvalidOption(f"workers={count} is negative. Give 0 to start none.")
         self._count = count
         self._url = shared_url(app) if count else ""
         self._arguments = [_target(app), queue, str(concurrency)] if count else []
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Self:
         # What this process can import, they can.
         path = os.pathsep.join(filter(None, sys.path))
         environment = {**os.environ, "PYTHONPATH": path, _MARK: self._url}
@@ -111,8 +197,8 @@ def _target(app: App) -> str:
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is None:
         raise InvalidOption(
-            "workers need an app that other processes can load, and this one was typed in. Put the app and its tasks "
-            "into a module."
+            "workers need an app that other processes can load, and this one was typed in. Define the task in the same "
+            "notebook, or put the app and its tasks into a module."
         )
     return f"{Path(script).resolve()}:{name}"
 
@@ -139,7 +225,7 @@ def _script(path: str) -> ModuleType:
 
 
 async def _serve(app: App, queue: str, concurrency: int) -> None:
-    worker = app.worker(queues=[queue], concurrency=concurrency, grace="30s")
+    worker = app.worker(queues=[queue], concurrency=concurrency, grace=_GRACE)
     loop = asyncio.get_running_loop()
 
     def wait_for_end() -> None:

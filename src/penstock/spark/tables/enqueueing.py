@@ -21,7 +21,8 @@ from penstock.spark.tables.snapshot import fingerprint_in
 __all__ = ["Batch", "cancel_rows", "enqueue_rows"]
 
 _HOLD_MS: Final = 30 * 86_400_000
-_CHUNK: Final = 1000
+# A Valkey server does nothing else during a call: 200 new rows take it 2 ms, rows that it knows up to 7 ms.
+_CHUNK: Final = 200
 _COUNT: Final = StructType([StructField("count", LongType())])
 _ARROW: Final = pa.schema([("count", pa.int64())])
 # A row that has changed takes the place of the one that waits, and runs again after the one that runs.
@@ -33,9 +34,9 @@ _Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatc
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """How the jobs of a run are made. ``consumer`` holds their ends; ``flow`` is what budgets are set on;
-    ``again`` makes another job of a row that has failed with the same fingerprint. Jobs that ended before
-    ``began_at_ms``, on the store's clock, are reused only with ``reuse``."""
+    """Settings of the jobs of a run. ``consumer`` holds their ends; ``flow`` is what budgets are set on. Jobs that
+    ended before ``began_at_ms``, on the store's clock, are reused only with ``reuse``, and never if their row is to be
+    run again because it failed."""
 
     url: str
     queue: str
@@ -43,7 +44,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     consumer: str
     flow: str
-    again: str = ""
     reuse: bool = True
     began_at_ms: int = 0
 
@@ -75,12 +75,17 @@ def _putter(batch: Batch) -> _Mapper:
         accepted = 0
         with Store(batch.url) as store:
             for chunk in _chunks(batches):
-                jobs = [_job(batch, row) for row in chunk.to_pylist()]
-                put = _put if batch.reuse else _put_afresh
-                accepted += store.run(put(store, batch, jobs))
+                accepted += store.run(_put_rows(store, batch, chunk.to_pylist()))
         yield pa.RecordBatch.from_pydict({"count": [accepted]}, schema=_ARROW)
 
     return put
+
+
+async def _put_rows(store: Store, batch: Batch, rows: list[dict[str, Any]]) -> int:
+    afresh = [_job(batch, row) for row in rows if not batch.reuse or row["verdict"] == "failed"]
+    others = [_job(batch, row) for row in rows if batch.reuse and row["verdict"] != "failed"]
+    count = await _put_afresh(store, batch, afresh) if afresh else 0
+    return count + (await _put(store, batch, others) if others else 0)
 
 
 async def _put(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
@@ -135,7 +140,7 @@ def _job(batch: Batch, row: dict[str, Any]) -> NewJob:
         row["payload"],
         batch.options,
         run_id=batch.run_id,
-        write_id=f"{row['fingerprint']}{batch.again if row['verdict'] == 'failed' else ''}",
+        write_id=row["fingerprint"],
         conflict=_CONFLICT,
         **fields,
     )

@@ -48,8 +48,8 @@ def fit(task: Task[..., Any], schema: StructType, columns: Sequence[str] | None 
     for name in chosen:
         if name not in parameters:
             raise InvalidInput(
-                f"column {name!r} is no parameter of task {task.name!r}, which has: {', '.join(parameters)}. Leave it "
-                "out of payload."
+                f"column {name!r} is not a parameter of task {task.name!r}, which has: {', '.join(parameters)}. "
+                "Remove it from payload."
             )
         _check_type(task, parameters[name], schema[name].dataType)
     return Fit(chosen)

@@ -7,12 +7,13 @@ goes on with its own names, which have no prefix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -31,12 +32,23 @@ from pyspark.sql.types import (
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.arrow import arrow_schema
 from penstock.spark.cells import result_array
+from penstock.spark.compaction import Moved
+from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
 from penstock.spark.freshreads import fresh_path, fresh_table
-from penstock.spark.publishing import append_files, append_table, commit_name, refuse_pattern
+from penstock.spark.publishing import (
+    append_files,
+    append_table,
+    commit_name,
+    compact_files,
+    finish_compaction,
+    last_commit,
+    list_folder,
+    refuse_pattern,
+)
 from penstock.spark.tables.jsonledger import WRITTEN_WITH, check_json, read_json
 from penstock.spark.tables.outputlease import output_identity
 
-__all__ = ["COLUMNS", "PREFIX", "Ledger", "latest", "ours"]
+__all__ = ["COLUMNS", "ENDS", "PREFIX", "VALUE", "Ledger", "latest", "ours"]
 
 _TEXT, _LONG, _INT, _TIME = StringType(), LongType(), IntegerType(), TimestampType()
 
@@ -63,6 +75,7 @@ COLUMNS: Final = StructType(
     ]
 )
 PREFIX: Final = "penstock_"
+ENDS: Final = ("job_id", "fingerprint", "state", "finished_at", "commit")
 VALUE: Final = "value"
 _TABLE: Final = "table:"
 _KEY: Final = "key_json"
@@ -91,16 +104,23 @@ class Ledger:
         self._key = key
         self._value = value
         self._format = format
+        # Of the columns that are ours. Empty in an output that an earlier version began.
+        self._prefix = PREFIX
         if format.lower() in _UNTYPED:
             raise InvalidOption(
                 f"format={format!r} cannot hold the output: it has no types and no nested columns, and the next run "
-                "must read what this one has written. Use parquet or json, and write a copy of what holds (latest) as "
-                f"{format}."
+                "must read what this one has written. Use parquet, delta or json, and write a copy of what holds "
+                f"(latest) as {format}."
             )
         self._is_json = self.is_path and format.lower() == "json"
-        # Of the columns that are ours. Empty in an output that an earlier version began.
-        self._prefix = PREFIX
+        self._delta: DeltaOutput | None = None
+        if self.is_path and format.lower() == "delta":
+            self._delta = DeltaOutput(
+                spark, self.output, ranged=self._name("finished_at"), stats=[self._name("commit")]
+            )
         self._is_inferred = False
+        # Raises if the output is no longer ours. Called before files are put in place.
+        self.check_held: Callable[[], None] = lambda: None
         taken = sorted(set(map(self._name, (*COLUMNS.fieldNames(), VALUE))) & set(key.fieldNames()))
         if taken:
             raise InvalidInput(
@@ -124,7 +144,14 @@ class Ledger:
             return found
         return found.withColumnsRenamed({name: f"{PREFIX}{name}" for name in (*COLUMNS.fieldNames(), VALUE)})
 
+    def empty(self) -> DataFrame:
+        """Return no rows, in the columns of ``read``."""
+        return self._spark.createDataFrame([], self._schema)
+
     def _read(self) -> DataFrame | None:
+        if self._delta is not None:
+            schema = self._delta.schema()
+            return None if schema is None else self._delta.read(schema)
         found = (
             fresh_path(self._spark, self.output, self._load)
             if self.is_path
@@ -146,12 +173,63 @@ class Ledger:
             return read_json(self._spark, path, self._schema)
         return self._spark.read.format(self._format).option("mergeSchema", "true").load(path)
 
+    @property
+    def has_index(self) -> bool:
+        """Tell whether an index can stand beside it: the names of its files are never used again."""
+        if self._delta is not None:
+            return self._delta.is_local
+        return self.is_path and self._format.lower() == "parquet"
+
+    @property
+    def is_beyond_spark(self) -> bool:
+        """Tell whether it is in an object store that Spark may have no jar for."""
+        return self._delta is not None and not self._delta.is_local
+
+    def files(self) -> list[str] | None:
+        """Return the names of its files; ``None`` if they cannot be seen from here."""
+        if self._delta is not None:
+            return self._delta.files()
+        return list_folder(self._spark, self.output)
+
+    def ends(self, files: Sequence[str] | None = None) -> DataFrame | None:
+        """Return what tells ends apart: ``ENDS``, without prefix. With ``files``, only of these. Columns that nobody
+        asks for are not read, nor does Spark look for them in every file."""
+        if not self.has_index and self._delta is None:
+            found = self.read()
+            return None if found is None else found.select(*map(ours, ENDS))
+        fields = [StructField(self._name(name), COLUMNS[name].dataType) for name in ENDS]
+        if self._delta is not None:
+            if self._delta.schema() is None:
+                return None
+            found = self._delta.read(StructType(fields), files)
+            return found.withColumnsRenamed({self._name(name): name for name in ENDS})
+        paths = [self.output] if files is None else [f"{self.output.rstrip('/')}/{name}" for name in files]
+
+        def load(path: str) -> DataFrame:
+            return self._spark.read.schema(StructType(fields)).parquet(*paths)
+
+        found = fresh_path(self._spark, self.output, load)
+        return None if found is None else found.withColumnsRenamed({self._name(name): name for name in ENDS})
+
+    def ends_by(self, ids: Sequence[str], files: Sequence[str] | None = None) -> dict[str, Row]:
+        """Return the newest end of each of a few jobs."""
+        known = self.ends(files)
+        rows = [] if known is None or not ids else known.where(F.col("job_id").isin(list(ids))).collect()
+        newest: dict[str, Row] = {}
+        for row in rows:
+            was = newest.get(row["job_id"])
+            if was is None or (was["commit"], was["finished_at"]) < (row["commit"], row["finished_at"]):
+                newest[row["job_id"]] = row
+        return newest
+
     def check(self) -> None:
         """Check that what is there can be continued.
 
         Raises:
             InvalidInput: the output holds something else, rows by another key, or results of another type.
         """
+        if self.is_path and self._delta is None and is_delta_table(self.output):
+            raise InvalidInput(f"{self.output} is a Delta table. Give format='delta', or another output.")
         found = self._read()
         if found is None:
             return
@@ -170,6 +248,8 @@ class Ledger:
             was = found.schema[value].dataType
             self._value = _as_before(was, self._value)
             _check_value(self.output, was, self._value, value)
+        if self._delta is not None:
+            _check_same(self.output, found, self._schema)
 
     def has_former_fingerprints(self) -> bool:
         """Tell, after ``check``, whether rows of it may have fingerprints that an earlier version made."""
@@ -183,18 +263,20 @@ class Ledger:
             NameTaken: somebody else has made this commit. Nothing was written.
         """
         if self._value is not None:
-            texts = rows.column("result").to_pylist()
+            # A row that failed for its result keeps the text of it, to look at.
+            is_done = pc.equal(rows.column("state"), "completed")
+            texts = pc.if_else(is_done, rows.column("result"), None).to_pylist()
             kind = arrow_schema(StructType([StructField(VALUE, self._value)])).field(VALUE).type
             rows = rows.append_column(VALUE, result_array(texts, kind))
         self._append(self._spark.createDataFrame(rows), commit)
 
     def ends_of(self, ids: Sequence[str]) -> set[tuple[str, int]]:
         """The ends of these jobs that are in the ledger: their ids, and when they ended (ms)."""
-        known = self.read()
+        known = self.ends()
         if known is None:
             return set()
         asked = self._spark.createDataFrame(pa.table({"job_id": ids}))
-        ends = known.select(ours("job_id"), F.unix_millis(f"{PREFIX}finished_at").alias("ms"))
+        ends = known.select("job_id", F.unix_millis("finished_at").alias("ms"))
         return {(row["job_id"], row["ms"]) for row in ends.join(asked, "job_id", "left_semi").collect()}
 
     def _append(self, made: DataFrame, commit: int) -> None:
@@ -203,13 +285,16 @@ class Ledger:
         names = [self._name(name) for name, _ in self._columns()]
         table = made.select(key, *columns).select("key.*", *names)
         table = table.coalesce(1)
-        if self.is_path:
+        if self._delta is not None:
+            self._delta.append(table, number=commit)
+        elif self.is_path:
             append_files(
                 table,
                 self.output,
                 format=self._format,
                 name=commit_name(commit),
                 options=WRITTEN_WITH if self._is_json else {},
+                check=self.check_held,
             )
         else:
             append_table(table, self.output, format=self._format)
@@ -244,13 +329,40 @@ class Ledger:
 
     def last_commit(self) -> int:
         """The number of the newest commit; 0 if there is none."""
-        found = self.read()
-        row = None if found is None else found.agg(F.max(f"{PREFIX}commit")).first()
+        if self._delta is not None:
+            return self._delta.load().number
+        names = list_folder(self._spark, self.output) if self.is_path else None
+        if names is not None and all(
+            last_commit([name]) or name.startswith(commit_name(0)) for name in names
+        ):
+            return last_commit(names)
+        found = self.ends()
+        row = None if found is None else found.agg(F.max("commit")).first()
         return 0 if row is None or row[0] is None else int(row[0])
+
+    def recover(self) -> None:
+        """Finish what a killed run has begun of ``compact``, or undo it. For the holder of the output only."""
+        if self._delta is None and self.has_index:
+            finish_compaction(self.output)
+
+    def compact(self) -> Moved | None:
+        """Put small files together if there are many. For the holder of the output only. ``None`` if there was nothing
+        to do.
+
+        Raises:
+            NameTaken: somebody else writes to the output. Nothing has changed.
+        """
+        if self._delta is not None:
+            return self._delta.compact()
+        if not self.has_index:
+            return None
+        return compact_files(self._spark, self.output, check=self.check_held)
 
     def begin(self) -> None:
         """Write an output without rows, so that a reader finds its columns. JSON lines have none."""
-        if not self._is_json:
+        if self._delta is not None:
+            self._delta.create(self._schema)
+        elif not self._is_json:
             keys = [F.lit("{}").alias(_KEY)]
             nulls = [F.lit(None).cast(type).alias(name) for name, type in self._columns()]
             self._append(self._spark.range(1).select(*keys, *nulls).limit(0), 0)
@@ -285,6 +397,18 @@ def _check_key(output: str, key: StructType, found: DataFrame) -> None:
             raise InvalidInput(
                 f"{output} has the key {field.name!r} as {was.simpleString()}, and the table as "
                 f"{field.dataType.simpleString()}. Cast the column, or give another output."
+            )
+
+
+def _check_same(output: str, found: DataFrame, schema: StructType) -> None:
+    """Compare a Delta table, which keeps its columns, with what is to be written."""
+    for field in schema:
+        was = found.schema[field.name].dataType if field.name in found.columns else None
+        if was is None or was.simpleString() != field.dataType.simpleString():
+            before = "does not have it" if was is None else f"has it as {was.simpleString()}"
+            raise InvalidInput(
+                f"the task's results now need the column {field.name!r} as {field.dataType.simpleString()}, and the "
+                f"Delta table {output} {before}. Give another output, or the task its former hint."
             )
 
 

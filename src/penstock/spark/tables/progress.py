@@ -93,7 +93,8 @@ def open_progress(style: ProgressStyle, title: str) -> Progress:
 def _fitting() -> ProgressStyle:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    if shell is not None and type(shell).__name__ == "ZMQInteractiveShell":
+    # Hosted notebooks have subclasses of it.
+    if any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__):
         return "notebook"
     if not sys.stderr.isatty():
         return "lines"
@@ -190,12 +191,13 @@ class _Bar(_Shown):
 
 class _Notebook(_Shown):
     def __init__(self, title: str) -> None:
-        from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
+        from IPython.display import display
 
         self._title = title
         self._said: list[str] = []
         self._shown_at = 0.0
-        self._handle: Any = display({"text/plain": title}, raw=True, display_id=True)
+        handle = display({"text/plain": title}, raw=True, display_id=True)  # type: ignore[no-untyped-call, unused-ignore]
+        self._handle: Any = handle
 
     def show(self, tally: Tally) -> None:
         if time.monotonic() - self._shown_at >= _REDRAW_S:

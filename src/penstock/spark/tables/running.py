@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -20,10 +20,11 @@ from penstock.spark.errors import TooManyFailures
 from penstock.spark.interrupts import noted_interrupts
 from penstock.spark.store import Store
 from penstock.spark.tables.enqueueing import Batch, cancel_rows, enqueue_rows
-from penstock.spark.tables.gathering import Gathering
-from penstock.spark.tables.ledger import PREFIX, Ledger, latest, ours
+from penstock.spark.tables.gathering import MOST_NOTED, Gathering
+from penstock.spark.tables.ledger import Ledger, latest
 from penstock.spark.tables.outputlease import OutputLease
-from penstock.spark.tables.progress import Progress
+from penstock.spark.tables.plan import Todo
+from penstock.spark.tables.progress import Progress, Tally
 from penstock.storage.values import Budget
 
 __all__ = ["Limits", "Run"]
@@ -38,6 +39,7 @@ _LONGEST_IDLE_S: Final = 600.0
 _NOBODY_S: Final = 5.0
 _ALIVE_MS: Final = 15_000
 _PUTTING_S: Final = 30.0
+_SAMPLE: Final = 20
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +47,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_cost: float | None = None
     max_failures: int | None = None
+    max_failure_rate: float | None = None
     cost_name: str = "usd"
+
+    def stop_for(self, tally: Tally) -> str:
+        """Return the limit that failures have passed, or nothing. A rate is judged by ``_SAMPLE`` rows or more, or by
+        all rows if there are fewer."""
+        if self.max_failures is not None and tally.failed > self.max_failures:
+            return "max_failures"
+        ended = tally.ended - tally.cancelled
+        least = max(ended, min(tally.total, _SAMPLE))
+        if self.max_failure_rate is not None and tally.failed > self.max_failure_rate * least:
+            return "max_failure_rate"
+        return ""
 
 
 class Run:
@@ -73,19 +87,22 @@ class Run:
         self._gathering = gathering
         # What is older in the ledger is of other runs: rows that it calls done are none that this one is to do.
         self._began_after = gathering.last_commit
+        gathering.ended = {}
+        # The fingerprints by job of all rows, once they are enqueued, unless there are too many.
+        self._ids: Mapping[str, str] | None = None
         self._check_workers = check_workers
         self._began_at = self._said_at = time.monotonic()
         self._interrupted = threading.Event()
         self.stopped = ""
 
-    def run(self, todo: DataFrame, count: int) -> None:
+    def run(self, todo: Todo, count: int) -> None:
         """Put the rows in and take their ends, until all of them are in the ledger or the run is to stop.
 
         Ctrl-C stops it: what has not begun is taken back, what is under way is let finish and written down. The second
         Ctrl-C leaves that to the next run.
 
         Raises:
-            TooManyFailures: more than ``max_failures``.
+            TooManyFailures: more than ``max_failures`` or ``max_failure_rate``.
             KeyboardInterrupt: it was stopped by Ctrl-C.
         """
         self._set_budget()
@@ -98,13 +115,15 @@ class Run:
                 self._remove_budgets()
         if self._interrupted.is_set():
             raise KeyboardInterrupt
-        if self.stopped == "max_failures":
+        if self.stopped in ("max_failures", "max_failure_rate"):
+            ended = self._tally.ended - self._tally.cancelled
             raise TooManyFailures(
-                f"{self._tally.failed} rows have failed, more than max_failures={self._limits.max_failures}. What was "
-                f"done is in {self._ledger.output}; look at its rows with penstock_state = 'failed'."
+                f"{self._tally.failed} of {ended} rows have failed, more than {self.stopped}="
+                f"{getattr(self._limits, self.stopped)}. What was done is in {self._ledger.output}; look at its rows "
+                "with penstock_state = 'failed'."
             )
 
-    def _all_rounds(self, todo: DataFrame, count: int) -> None:
+    def _all_rounds(self, todo: Todo, count: int) -> None:
         missing = todo
         while count:
             self._round(todo, missing, count)
@@ -113,19 +132,21 @@ class Run:
             # Always from all rows, so that no plan has the ledger as it was and as it is: Spark would take the one for
             # the other.
             missing = self._missing(todo)
-            count = missing.count()
+            count = missing.rows.count() if missing.ids is None else len(missing.ids)
 
-    def _round(self, todo: DataFrame, missing: DataFrame, count: int) -> None:
+    def _round(self, todo: Todo, missing: Todo, count: int) -> None:
         """Put rows in and wait for as many ends, or until that is in vain: some jobs may be gone from the store."""
-        putting = _Putting(missing, self._batch)
+        is_noted = missing is todo and todo.ids is None and count <= MOST_NOTED
+        putting = _Putting(missing.rows, self._batch, is_noted=is_noted)
         try:
             self._gather(todo, putting, count)
+            self._ids = putting.ids or self._ids
         except Exception:
             # It reads what is removed at the end of the run: its complaints of that would hide what has gone wrong.
             putting.wait(_PUTTING_S)
             raise
 
-    def _gather(self, todo: DataFrame, putting: _Putting, count: int) -> None:
+    def _gather(self, todo: Todo, putting: _Putting, count: int) -> None:
         expected = self._tally.ended + count
         last_at = seen_at = time.monotonic()
         while self._tally.ended < expected:
@@ -133,7 +154,8 @@ class Run:
             now = time.monotonic()
             if not are_some:
                 seen_at = now
-            if are_all or now - seen_at > self._commit_s(now):
+            is_due = are_all or now - seen_at > self._commit_s(now)
+            if is_due or (are_some and putting.is_done and self._is_drained()):
                 self._gathering.take()
                 last_at = seen_at = time.monotonic()
             self._progress.show(self._tally)
@@ -153,15 +175,15 @@ class Run:
         least, most = _COMMIT_S
         return min(max((now - self._began_at) / _COMMITS, least), most)
 
-    def _stop_if_due(self, todo: DataFrame, putting: _Putting) -> None:
+    def _stop_if_due(self, todo: Todo, putting: _Putting) -> None:
         if self.stopped:
             return
         if self._interrupted.is_set():
             self.stopped = "interrupted"
         elif self._lease.is_cancelled:
             self.stopped = "cancelled"
-        elif self._limits.max_failures is not None and self._tally.failed > self._limits.max_failures:
-            self.stopped = "max_failures"
+        elif passed := self._limits.stop_for(self._tally):
+            self.stopped = passed
         elif self._is_over_budget():
             self.stopped = "max_cost"
         if self.stopped:
@@ -170,7 +192,11 @@ class Run:
             self._progress.warn(f"stopping: {self.stopped}; what is under way is let finish{again}")
             # What is yet to be put in could not be taken back.
             putting.join()
-            cancel_rows(self._missing(todo), self._batch)
+            cancel_rows(self._missing(todo).rows, self._batch)
+
+    def _is_drained(self) -> bool:
+        """Tell whether the queue has no open jobs, so that no end is to come."""
+        return not self._store.run(self._store.storage.counts(self._batch.queue)).open
 
     def _is_in_vain(self, idle_s: float) -> bool:
         """Whether no end has come for so long that none may come. One that stops does not wait for long handlers; else
@@ -180,18 +206,24 @@ class Run:
             return False
         if self.stopped or idle_s > _LONGEST_IDLE_S:
             return True
-        counts = self._store.run(self._store.storage.counts(self._batch.queue))
-        return not counts.open and not self._gathering.look(1)[1]
+        return self._is_drained() and not self._gathering.look(1)[1]
 
-    def _missing(self, todo: DataFrame) -> DataFrame:
+    def _missing(self, todo: Todo) -> Todo:
         """The rows whose end was not written down since the run began. One of an earlier run does not count: it may
         have been cancelled, or have failed and is to be retried."""
-        known = self._ledger.read()
+        ended = self._gathering.ended
+        ids = self._ids if todo.ids is None else todo.ids
+        if ids is not None and ended is not None:
+            left = {id: made for id, made in ids.items() if ended.get(id, ("",))[0] != made}
+            # Spark finds many rows by a join rather than by their names.
+            if todo.ids is not None or not left:
+                return todo.only(left)
+        known = self._ledger.ends()
         if known is None:
-            return todo
-        done = latest(known.where(F.col(f"{PREFIX}commit") > self._began_after))
-        ends = done.select(ours("job_id"), ours("fingerprint"))
-        return todo.join(ends, ["job_id", "fingerprint"], "left_anti")
+            return Todo(todo.rows)
+        done = latest(known.where(F.col("commit") > self._began_after))
+        ends = done.select("job_id", "fingerprint")
+        return Todo(todo.rows.join(ends, ["job_id", "fingerprint"], "left_anti"))
 
     def _warn_if_idle(self, idle_s: float) -> None:
         now = time.monotonic()
@@ -244,11 +276,13 @@ class Run:
 
 
 class _Putting:
-    """Puts rows in beside everything else."""
+    """Puts rows in beside everything else. With ``is_noted``, ``ids`` are their fingerprints by job in the end."""
 
-    def __init__(self, rows: DataFrame, batch: Batch) -> None:
+    def __init__(self, rows: DataFrame, batch: Batch, *, is_noted: bool) -> None:
         self._rows = rows
         self._batch = batch
+        self._is_noted = is_noted
+        self.ids: Mapping[str, str] | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="penstock-enqueue", daemon=True)
         self._thread.start()
@@ -274,5 +308,8 @@ class _Putting:
     def _run(self) -> None:
         try:
             enqueue_rows(self._rows, self._batch)
+            if self._is_noted:
+                noted = self._rows.select("job_id", "fingerprint").toArrow()
+                self.ids = dict(zip(*(column.to_pylist() for column in noted.columns), strict=True))
         except BaseException as error:
             self._error = error

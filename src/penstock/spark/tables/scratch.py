@@ -8,6 +8,7 @@ from types import TracebackType
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidOption
+from penstock.spark.freshreads import fresh_path
 from penstock.spark.publishing import STAGING, remove_folder
 from penstock.spark.tables.ledger import Ledger
 from penstock.spark.tables.outputlease import output_name
@@ -17,11 +18,18 @@ __all__ = ["Scratch"]
 
 class Scratch:
     """A folder within a ``with`` block. It stands in one that only runs on this output use: inside the output, if that
-    is at a path; in ``given``; or in a temporary one if Spark runs on this machine."""
+    is at a path; in ``given``; or in a temporary one if Spark runs on this machine.
+
+    Raises:
+        InvalidOption: Spark lacks a jar for the place, or needs one to be given.
+    """
 
     def __init__(self, spark: SparkSession, ledger: Ledger, run_id: str, given: str | None) -> None:
         self._spark = spark
         self._root = _default(spark, ledger) if given is None else _own_folder(given, ledger)
+        if given is not None:
+            # Spark says here, and not in the middle of the run, that it cannot use the place.
+            fresh_path(spark, self._root, spark.read.parquet)
         self.path = f"{self._root}/{run_id}"
 
     def __enter__(self) -> Scratch:
@@ -43,12 +51,12 @@ def _own_folder(given: str, ledger: Ledger) -> str:
 
 
 def _default(spark: SparkSession, ledger: Ledger) -> str:
-    if ledger.is_path:
+    if ledger.is_path and not ledger.is_beyond_spark:
         return f"{ledger.output.rstrip('/')}/{STAGING}"
     master = spark.conf.get("spark.master", "")
     if master is None or not master.startswith("local"):
         raise InvalidOption(
-            f"the run needs a place that all executors can read and write, and the output {ledger.output!r} is a "
-            "table. Give scratch='s3://...' or the like."
+            f"the run needs a place that all executors can read and write, and the output {ledger.output!r} is "
+            "not one. Give scratch='s3://...' or the like."
         )
     return tempfile.mkdtemp(prefix="penstock-")

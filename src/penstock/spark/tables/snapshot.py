@@ -8,20 +8,28 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, BooleanType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, BooleanType, LongType, StringType, StructField, StructType
 
 from penstock.core.job import NewJob
 from penstock.spark.cells import canonical_maker, column_values
 from penstock.spark.rows import Layout, Refused, new_jobs, payload_columns, placements, rows_of
 from penstock.spark.schemas import quoted
 
-__all__ = ["SNAPSHOT", "fingerprint", "fingerprint_in", "former_fingerprint", "snapshot"]
+__all__ = [
+    "FINGERPRINTS",
+    "SNAPSHOT",
+    "fingerprint",
+    "fingerprint_in",
+    "former_fingerprint",
+    "needed_columns",
+    "snapshot",
+]
 
-# Fingerprints of earlier versions have none.
-_MARK: Final = "v2-"
-_LENGTH: Final = len(_MARK) + 32
+# The prefix of fingerprints; it changes when they are made in another way. Earlier versions had none.
+FINGERPRINTS: Final = "v2-"
+_LENGTH: Final = len(FINGERPRINTS) + 32
 
 _TEXT: Final = StringType()
 SNAPSHOT: Final = StructType(
@@ -35,6 +43,9 @@ SNAPSHOT: Final = StructType(
         StructField("bad_key", BooleanType()),
         # The fingerprint as earlier versions made it; null unless asked for.
         StructField("former", _TEXT),
+        # The hashes that Spark has made of the row (rowhash); null if it cannot.
+        StructField("first", LongType()),
+        StructField("second", LongType()),
     ]
 )
 _ARROW: Final = pa.schema(
@@ -47,6 +58,8 @@ _ARROW: Final = pa.schema(
         ("refused", pa.string()),
         ("bad_key", pa.bool_()),
         ("former", pa.string()),
+        ("first", pa.int64()),
+        ("second", pa.int64()),
     ]
 )
 # A key that cannot be encoded is reported, and shown as text.
@@ -55,7 +68,7 @@ _encode = msgspec.json.Encoder(enc_hook=repr).encode
 
 def fingerprint(canonical: bytes, version: str) -> str:
     """Return what a result is a result of: the canonical form of its row, and the version of the task."""
-    return f"{_MARK}{former_fingerprint(canonical, version)}"
+    return f"{FINGERPRINTS}{former_fingerprint(canonical, version)}"
 
 
 def former_fingerprint(payload: bytes, version: str) -> str:
@@ -67,16 +80,30 @@ def former_fingerprint(payload: bytes, version: str) -> str:
 
 def fingerprint_in(write_id: str) -> str | None:
     """Return the fingerprint that a ``write_id`` begins with, or ``None`` if ``process`` did not make it."""
-    return write_id[:_LENGTH] if write_id.startswith(_MARK) and len(write_id) >= _LENGTH else None
+    return write_id[:_LENGTH] if write_id.startswith(FINGERPRINTS) and len(write_id) >= _LENGTH else None
 
 
-def snapshot(df: DataFrame, layout: Layout, *, with_former: bool = False) -> DataFrame:
+def needed_columns(layout: Layout) -> tuple[str, ...]:
+    """Return the names of the columns that a snapshot is made of."""
+    return tuple(dict.fromkeys((*layout.key, *layout.payload, *layout.placement.values())))
+
+
+def snapshot(
+    df: DataFrame,
+    layout: Layout,
+    *,
+    with_former: bool = False,
+    hashes: Sequence[Column] | None = None,
+) -> DataFrame:
     """Return the rows of ``df`` as ``SNAPSHOT``; ``with_former``, also with the fingerprints of earlier versions. Write
     it to a file before use: ``df`` may differ when it is read again."""
-    needed = tuple(dict.fromkeys((*layout.key, *layout.payload, *layout.placement.values())))
+    needed = needed_columns(layout)
     # Spark hands no column to Python whose name has a dot or a backtick.
     columns = [F.col(quoted(name)).alias(f"c{number}") for number, name in enumerate(needed)]
-    return df.select(*columns).mapInArrow(_taker(layout, needed, with_former=with_former), SNAPSHOT)
+    first, second = hashes or (F.lit(None).cast("long"),) * 2
+    return df.select(*columns, first.alias("first"), second.alias("second")).mapInArrow(
+        _taker(layout, needed, with_former=with_former), SNAPSHOT
+    )
 
 
 def _taker(
@@ -84,25 +111,25 @@ def _taker(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for plain in batches:
-            batch = pa.RecordBatch.from_arrays(plain.columns, names=list(names))
+            *values, first, second = plain.columns
+            batch = pa.RecordBatch.from_arrays(values, names=list(names))
             canonical = canonical_maker(
                 layout.payload, [batch.schema.field(name).type for name in layout.payload]
             )
             row = _row_maker(layout, canonical, with_former=with_former)
-            values = payload_columns(batch, layout)
+            payload = payload_columns(batch, layout)
             rows = zip(
-                new_jobs(batch, layout, values),
-                rows_of(values, batch.num_rows),
+                new_jobs(batch, layout, payload),
+                rows_of(payload, batch.num_rows),
                 _texts(batch, layout.key),
                 placements(batch, layout),
                 strict=True,
             )
             columns = list(zip(*(row(*given) for given in rows), strict=True))
-            arrays = [
-                pa.array(values, type=field.type) for values, field in zip(columns, _ARROW, strict=True)
-            ]
+            made = list(_ARROW)[:-2]
+            arrays = [pa.array(cells, type=field.type) for cells, field in zip(columns, made, strict=False)]
             if arrays:
-                yield pa.RecordBatch.from_arrays(arrays, schema=_ARROW)
+                yield pa.RecordBatch.from_arrays([*arrays, first, second], schema=_ARROW)
 
     return take
 

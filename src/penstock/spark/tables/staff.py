@@ -1,4 +1,4 @@
-"""Who works for a run, besides whoever works on its queue anyway: processes here, Spark's executors, both."""
+"""The workers that a run starts, besides those on its queue anyway: processes here, Spark's executors, or both."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidOption
 from penstock.spark.executors import Fleet, fleet, slots
-from penstock.spark.tables.crew import Crew
+from penstock.spark.tables.crew import open_crew
 from penstock.task import Task
 
 __all__ = ["Staff"]
 
 
 class Staff:
-    """Hired within a ``with`` block, for as long as the run takes.
+    """Hired within a ``with`` block, for as long as the run takes; of several blocks inside each other, the outermost.
 
     Raises:
         InvalidOption: a ``fleet`` nobody knows, an app that others cannot import, or a fleet that would leave no slot
@@ -42,13 +42,17 @@ class Staff:
             raise InvalidOption("fleet_size is the size of Spark's fleet. Give fleet='spark', too.")
         self._spark = spark
         self._task = task
-        self._crew = Crew(task.app, task.queue, workers, concurrency=concurrency)
+        self._crew = open_crew(task, workers, concurrency=concurrency)
         self._size = 0 if fleet is None else _room(spark, fleet_size)
         self._concurrency = concurrency
         self._fleet: Fleet | None = None
         self._hired = ExitStack()
+        self._users = 0
 
     def __enter__(self) -> Self:
+        self._users += 1
+        if self._users > 1:
+            return self
         with ExitStack() as hired:
             hired.enter_context(self._crew)
             if self._size:
@@ -68,7 +72,9 @@ class Staff:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._hired.__exit__(kind, error, trace)
+        self._users -= 1
+        if not self._users:
+            self._hired.__exit__(kind, error, trace)
 
     def check(self) -> None:
         """Raises ``FleetFailed`` if those that were hired have ended by themselves."""

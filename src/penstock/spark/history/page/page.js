@@ -117,7 +117,7 @@ function workers(queue) {
     worker.at.forEach((point, n) => { values[point] = worker.busy[n]; });
     const row = listRow(host, worker.name, `${number(worker.completed)} completed, ${number(worker.failed)} failed`);
     const heat = drawHeat(row, span, values, highest, `${worker.name}: ${number(mean)} jobs at a time on average`);
-    block(row, "value", `${number(mean)} at a time`);
+    block(row, "value", `${mean > 0 && mean < .1 ? "< 0.1" : number(mean)} at a time`);
     row.onpointermove = (event) => {
       const box = heat.getBoundingClientRect(), part = (event.clientX - box.left) / box.width;
       const point = Math.max(0, Math.min(data.points - 1, Math.floor(part * data.points)));

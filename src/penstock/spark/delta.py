@@ -1,0 +1,347 @@
+"""Delta Lake tables through delta-rs: on a disk or in an object store, without a jar.
+
+Spark's executors write Parquet files. The driver then commits them in one numbered step: it loads the table once,
+and the commit succeeds only if nobody else has committed since. A writer that loses starts again from the new version.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from pyarrow.fs import LocalFileSystem, PyFileSystem
+
+from penstock.errors import InvalidOption
+from penstock.spark.durable import make_durable
+
+__all__ = ["Conflict", "DataFile", "Folder", "Snapshot", "Table", "open_folder"]
+
+_APP: Final = "penstock"
+_STATE: Final = "penstock"
+_UNSAFE: Final = "allow_unsafe_rename"
+_CLOUDS: Final = ("aws", "azure", "google")
+_OF_CLIENT: Final = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout")
+_ODD: Final = frozenset("%#?\\")
+
+
+class Conflict(Exception):
+    """Somebody else has committed since the table was read. Nothing was committed; start again."""
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a table. Its rows fall between ``low`` and ``high``, in epoch milliseconds of the table's time column.
+
+    ``number`` is that of the commit that wrote its rows, or of the last one if several files were put together.
+    """
+
+    path: str
+    rows: int
+    bytes: int
+    stats: str
+    low: int = 0
+    high: int = 0
+
+    @property
+    def number(self) -> int:
+        return int(self.path.partition("-")[0])
+
+
+class Folder(msgspec.Struct, frozen=True):
+    """A place for tables: an absolute path of this machine, or the URL of an object store."""
+
+    root: str
+    options: dict[str, str] = {}
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.root
+
+    def inside(self, name: str) -> Folder:
+        return Folder(f"{self.root}/{name}", self.options)
+
+    def names(self) -> list[str]:
+        """Return the names of what is in the folder."""
+        if self.is_local:
+            return os.listdir(self.root) if os.path.isdir(self.root) else []
+        from pyarrow.fs import FileSelector
+
+        found = self._remote.get_file_info(FileSelector("", allow_not_found=True))
+        return [info.base_name for info in found]
+
+    def write(self, table: pa.Table, path: str) -> int:
+        """Write a Parquet file that survives a power cut, and return how many bytes it has."""
+        if not self.is_local:
+            with self._remote.open_output_stream(path) as stream:
+                _write(table, stream)
+            return int(self._remote.get_file_info(path).size)
+        target = Path(self.root, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as file:
+            _write(table, file)
+            file.flush()
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def read(self, path: str, columns: Sequence[str] | None = None, filters: Any = None) -> pa.Table:
+        """Read a file, or some of its columns and rows."""
+        where = f"{self.root}/{path}" if self.is_local else path
+        filesystem = LocalFileSystem() if self.is_local else self._remote
+        # Not through a dataset: that would take parts of the path for columns.
+        with filesystem.open_input_file(where) as file:
+            names = None if columns is None else list(columns)
+            return pq.read_table(file, columns=names, filters=filters, partitioning=None)
+
+    @property
+    def _remote(self) -> PyFileSystem:
+        return PyFileSystem(DeltaStorageHandler(self.root, dict(self.options)))
+
+
+def _write(table: pa.Table, sink: Any) -> None:
+    pq.write_table(table, sink, compression="zstd", compression_level=1)
+
+
+def open_folder(path: str | Path, options: Mapping[str, str] | None) -> Folder:
+    """Return the folder behind a path or URL.
+
+    Raises:
+        InvalidOption: the options allow writers to overwrite each other's commits.
+    """
+    text = str(path)
+    settings = dict(options or {})
+    for name in [*settings, *os.environ]:
+        if name.lower().endswith(_UNSAFE):
+            raise InvalidOption(
+                f"{name} is set. It lets two writers overwrite each other's commits. Unset it, and use a store that "
+                "honours conditional puts."
+            )
+    if text.startswith("file:"):
+        text = "/" + text.removeprefix("file:").lstrip("/")
+    if odd := sorted(set(text) & _ODD):
+        raise InvalidOption(
+            f"{text}: delta-rs cannot keep a table under a name with {' '.join(odd)} in it. Rename the folder."
+        )
+    if "://" not in text:
+        return Folder(str(Path(text).absolute()))
+    return Folder(text.rstrip("/"), settings)
+
+
+class Snapshot:
+    """A table as it was when it was loaded: its files, the number of our commits, and the state of the last one."""
+
+    def __init__(self, table: DeltaTable | None, ranged: str) -> None:
+        self.table = table
+        self._ranged = ranged
+        self.number: int = (table.transaction_version(_APP) or 0) if table is not None else 0
+
+    @cached_property
+    def files(self) -> list[DataFile]:
+        if self.table is None:
+            return []
+        added = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
+        return sorted((self._file(row) for row in added), key=lambda file: (file.low, file.path))
+
+    def _file(self, row: Mapping[str, Any]) -> DataFile:
+        return DataFile(
+            path=row["path"],
+            rows=row["num_records"],
+            bytes=row["size_bytes"],
+            stats="",
+            low=_millis(row.get(f"min.{self._ranged}")),
+            high=_millis(row.get(f"max.{self._ranged}")),
+        )
+
+    @cached_property
+    def state(self) -> str | None:
+        """The state of our last commit; None for a new table, or if the log no longer goes back that far."""
+        if self.table is None or not self.number:
+            return None
+        for limit in (1, 20, None):
+            for commit in self.table.history(limit):
+                if _STATE in commit:
+                    return str(commit[_STATE])
+        return None
+
+
+class Table:
+    """One Delta table. ``ranged`` is the column of times by which its files are told apart, ``stats`` the columns of
+    which each file notes the smallest and largest value, for whoever reads the table."""
+
+    def __init__(self, folder: Folder, schema: pa.Schema, *, ranged: str, stats: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self.schema = schema
+        self._ranged = ranged
+        self._stats = tuple(dict.fromkeys((ranged, *stats)))
+
+    def create(self) -> None:
+        """Make the table, unless it is there.
+
+        Raises:
+            InvalidOption: the store lets two writers commit the same version.
+        """
+        if self.load().table is not None:
+            return
+        if self.folder.is_local:
+            Path(self.folder.root).mkdir(parents=True, exist_ok=True)
+        else:
+            _probe(self.folder)
+        try:
+            _create(self.folder, self.schema)
+        except DeltaError:
+            if self.load().table is None:
+                raise
+            # Somebody else made it at the same time.
+        self._make_durable()
+
+    def load(self) -> Snapshot:
+        try:
+            found: DeltaTable | None = DeltaTable(self.folder.root, storage_options=dict(self.folder.options))
+        except TableNotFoundError:
+            found = None
+        return Snapshot(found, self._ranged)
+
+    def write(self, rows: pa.Table, number: int) -> DataFile:
+        """Write a file for the commit with that number. It counts once it is committed."""
+        path = f"{number:010}-{uuid4().hex}.parquet"
+        size = self.folder.write(rows.cast(self.schema), path)
+        low, high = _bounds(rows[self._ranged])
+        return DataFile(
+            path=path,
+            rows=rows.num_rows,
+            bytes=size,
+            stats=_statistics(rows, self._stats),
+            low=_millis(low),
+            high=_millis(high),
+        )
+
+    def read(self, file: DataFile, columns: Sequence[str] | None = None) -> pa.Table:
+        return self.folder.read(file.path, columns)
+
+    def commit(
+        self,
+        base: Snapshot,
+        *,
+        add: Iterable[DataFile] = (),
+        remove: Iterable[DataFile] = (),
+        state: str,
+        is_new: bool = True,
+    ) -> None:
+        """Commit the step after ``base``. ``is_new=False``: the rows stay the same, only the files differ.
+
+        Raises:
+            Conflict: another writer was first. Nothing was committed.
+        """
+        now = time.time_ns() // 1_000_000
+        added = [AddAction(file.path, file.bytes, {}, now, is_new, file.stats) for file in add]
+        properties = CommitProperties(
+            custom_metadata={_STATE: state},
+            app_transactions=[Transaction(_APP, base.number + 1)],
+            max_commit_retries=0,
+        )
+        removed = [RemoveAction(file.path, is_new, now, file.bytes, {}) for file in remove]
+        assert base.table is not None
+        try:
+            base.table.create_write_transaction(
+                [*added, *removed],
+                mode="append",
+                schema=Schema.from_arrow(self.schema),
+                commit_properties=properties,
+            )
+        except CommitFailedError as error:
+            raise Conflict(f"{self.folder.root}: {error}") from None
+        self._make_durable()
+
+    def vacuum(self, base: Snapshot) -> None:
+        """Remove files that no version of the last week needs, those of killed writers among them."""
+        if base.table is not None:
+            base.table.vacuum(dry_run=False, full=True)
+
+    def _make_durable(self) -> None:
+        """delta-rs leaves it to the system when a commit reaches the disk."""
+        if self.folder.is_local:
+            log = Path(self.folder.root, "_delta_log")
+            make_durable(max(log.glob("*.json")))
+            for folder in (log, log.parent, log.parent.parent):
+                make_durable(folder)
+
+
+def _create(folder: Folder, schema: pa.Schema) -> None:
+    create_table_with_add_actions(
+        folder.root, Schema.from_arrow(schema), [], storage_options=dict(folder.options)
+    )
+
+
+def _probe(folder: Folder) -> None:
+    """Put one object twice, on the condition that it is not there. The store must refuse the second."""
+    from obstore import delete, put
+    from obstore.exceptions import AlreadyExistsError
+    from obstore.store import from_url
+
+    named = {name.lower(): value for name, value in folder.options.items()}
+    # Unlike delta-rs, obstore does not look for these in the environment.
+    outside = {name.lower(): value for name, value in os.environ.items()}
+    client = {
+        name: (outside | named)[f"{cloud}_{name}"]
+        for name in _OF_CLIENT
+        for cloud in _CLOUDS
+        if f"{cloud}_{name}" in outside | named
+    }
+    of_client = {f"{cloud}_{name}" for name in _OF_CLIENT for cloud in _CLOUDS}
+    config = {
+        name: value for name, value in named.items() if name.startswith(_CLOUDS) and name not in of_client
+    }
+    store = from_url(folder.root, config=config, client_options=client)  # type: ignore[call-overload]
+    name = f"_probe-{uuid4().hex}"
+    try:
+        put(store, name, b"", mode="create")
+        put(store, name, b"", mode="create")
+    except AlreadyExistsError:
+        return
+    finally:
+        delete(store, name)
+    raise InvalidOption(
+        f"{folder.root}: this store does not honour conditional puts, so two writers would overwrite each other's "
+        "commits. Use a store that does."
+    )
+
+
+def _millis(instant: Any) -> int:
+    if isinstance(instant, datetime):
+        return round(instant.astimezone(UTC).timestamp() * 1000)
+    return int(instant or 0)
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    found = pc.min_max(column).as_py()
+    return found["min"], found["max"]
+
+
+def _statistics(rows: pa.Table, names: Sequence[str]) -> str:
+    low, high = {}, {}
+    for name in names:
+        least, most = _bounds(rows[name])
+        if least is not None:
+            low[name], high[name] = _statistic(least), _statistic(most)
+    nulls = {name: rows[name].null_count for name in names}
+    stats = {"numRecords": rows.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+    return msgspec.json.encode(stats).decode()
+
+
+def _statistic(value: Any) -> Any:
+    """Times of ours are whole milliseconds, which is what Delta's statistics hold."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03}Z"
+    return value
