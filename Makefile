@@ -11,7 +11,7 @@ PYTEST = JAVA_HOME="$(CURDIR)/$(VENV)/java" $(PY) -m pytest $(SPLIT)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-storm test-spark test-python check lint fmt bench bench-scale bench-features bench-spark clean
+.PHONY: help demo test test-slow test-storm test-spark test-python check lint fmt bench bench-scale bench-features bench-spark bench-duel bench-process clean
 
 help:
 	@echo "make demo            the main job on the embedded store, in a minute"
@@ -27,6 +27,8 @@ help:
 	@echo "make bench-scale     cost per job at 10,000 and 1,000,000 jobs"
 	@echo "make bench-features  what each feature costs, beside plain jobs"
 	@echo "make bench-spark     the pipeline on Spark, beside plain processes"
+	@echo "make bench-duel      an async call per row of a table, beside Daft, Ray Data and Spark"
+	@echo "make bench-process   process over settled rows, beside a bare Spark scan"
 	@echo "make clean           remove .venv, caches and builds"
 
 demo: $(VENV)/.demo
@@ -78,6 +80,12 @@ bench-features: $(VENV)/.dev
 
 bench-spark: $(VENV)/.dev
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/spark $(ARGS)
+
+bench-duel: $(VENV)/.dev
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/duel $(ARGS)
+
+bench-process: $(VENV)/.dev
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bench/process $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-spark-* .venv-python-* build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

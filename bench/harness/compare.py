@@ -14,7 +14,7 @@ from typing import Any
 from .install import Installation
 from .machine import Foreign, core_speed, wait_quiet
 from .measure import Bench, Sample
-from .place import CACHE, RESULTS
+from .place import CACHE, RESULTS, save
 from .report import report
 from .results import Results
 from .server import Server
@@ -59,7 +59,7 @@ def main() -> int:
             print("# interrupted: the table shows what there is", file=sys.stderr)
     text = page(run, systems)
     print(text)
-    print(f"# written: {save(run, text, args.out)}", file=sys.stderr)
+    print(f"# written: {save('compare', run, text, args.out)}", file=sys.stderr)
     verdicts = [judge(t, Results(run["samples"], systems)) for t in TARGETS]
     return 1 if args.check and not all(v.passed for v in verdicts) else 0
 
@@ -192,15 +192,6 @@ def page(run: dict[str, Any], systems: Sequence[System]) -> str:
         f"Cells: median (min..max).\n\n"
     )
     return head + report(Results(run["samples"], systems), run["versions"], smoke=run["scale"] < 0.5)
-
-
-def save(run: dict[str, Any], text: str, folder: Path) -> Path:
-    """The table and, beside it, every sample and all package versions."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"compare-{run['run']}.md"
-    path.write_text(text + "\n")
-    path.with_suffix(".json").write_text(json.dumps(run, indent=1) + "\n")
-    return path
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import IO, Any
 from .features_report import features_report, verdicts
 from .flat import Meter
 from .install import Installation, project_version
-from .place import CACHE, LIB, PROJECT, RESULTS
+from .place import CACHE, LIB, PROJECT, RESULTS, save
 from .server import Server
 from .systems import choose, load_systems
 from .table import figure
@@ -91,7 +91,7 @@ def main() -> int:
             print("# interrupted: the tables show what there is", file=sys.stderr)
     text = page(run)
     print(text)
-    print(f"# written: {save(run, text, args.out)}", file=sys.stderr)
+    print(f"# written: {save('features', run, text, args.out)}", file=sys.stderr)
     return 1 if args.check and not all(verdicts(run)) else 0
 
 
@@ -195,15 +195,6 @@ def lines(stream: IO[str] | None) -> IO[str]:
     """The stream of a process started with pipes."""
     assert stream is not None
     return stream
-
-
-def save(run: dict[str, Any], text: str, folder: Path) -> Path:
-    """The tables and, beside them, every sample."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"features-{run['run']}.md"
-    path.write_text(text + "\n")
-    path.with_suffix(".json").write_text(json.dumps(run, indent=1) + "\n")
-    return path
 
 
 if __name__ == "__main__":

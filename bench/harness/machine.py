@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .server import Server
 
-__all__ = ["Foreign", "children_cpu", "core_speed", "group_cpu", "wait_quiet"]
+__all__ = ["Foreign", "children_cpu", "core_speed", "group_cpu", "tree_cpu", "wait_quiet"]
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -38,6 +38,23 @@ def group_cpu(group: int) -> float:
         if int(fields[2]) == group:
             total += int(fields[11]) + int(fields[12])
     return total / TICKS_PER_SECOND
+
+
+def tree_cpu(root: int) -> float:
+    """CPU seconds so far of a process, of all that it has started, and of those among them that have ended."""
+    parents, used = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        pid = int(path.parent.name)
+        parents[pid], used[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    family, found = {root}, {root}
+    while found:
+        found = {pid for pid, parent in parents.items() if parent in found}
+        family |= found
+    return sum(used.get(pid, 0) for pid in family) / TICKS_PER_SECOND
 
 
 def wait_quiet(limit_seconds: float) -> None:

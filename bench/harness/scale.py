@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from .flat import Backlog
 from .idle import idle_cost, wake_latency
 from .install import Installation
 from .machine import wait_quiet
-from .place import CACHE, RESULTS
+from .place import CACHE, RESULTS, save
 from .scale_report import scale_report, verdicts
 from .server import Server
 from .stage import Stage
@@ -56,7 +55,7 @@ def main() -> int:
             print(f"# {run['errors'][-1]}", file=sys.stderr)
     text = page(run)
     print(text)
-    print(f"# written: {save(run, text, args.out)}", file=sys.stderr)
+    print(f"# written: {save('scale', run, text, args.out)}", file=sys.stderr)
     return 1 if args.check and (run["errors"] or not all(verdicts(run))) else 0
 
 
@@ -167,15 +166,6 @@ def page(run: dict[str, Any]) -> str:
         f"Each round adds and works off {run['k']:,} jobs at that backlog; rounds interleaved. "
         f"Cells: median (min..max).\n\n{scale_report(run)}"
     )
-
-
-def save(run: dict[str, Any], text: str, folder: Path) -> Path:
-    """The tables and, beside them, every sample."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"scale-{run['run']}.md"
-    path.write_text(text + "\n")
-    path.with_suffix(".json").write_text(json.dumps(run, indent=1) + "\n")
-    return path
 
 
 if __name__ == "__main__":

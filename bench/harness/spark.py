@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import shutil
@@ -18,7 +17,7 @@ from penstock.spark import session
 
 from .install import project_version
 from .machine import core_speed, wait_quiet
-from .place import CACHE, RESULTS
+from .place import CACHE, RESULTS, save
 from .spark_fleet import FleetPart
 from .spark_history import HistoryPart
 from .spark_report import spark_report, verdicts
@@ -51,7 +50,7 @@ def main() -> int:
             print("# interrupted: the table shows what there is", file=sys.stderr)
     text = page(run)
     print(text)
-    print(f"# written: {save(run, text, args.out)}", file=sys.stderr)
+    print(f"# written: {save('spark', run, text, args.out)}", file=sys.stderr)
     return 1 if args.check and not all(verdicts(run)) else 0
 
 
@@ -129,15 +128,6 @@ def page(run: dict[str, Any]) -> str:
         f"and events, {run['jobs']:,} jobs for the fleet; {run['rounds']} rounds in turn, on {CORES} cores. Cells: "
         f"median (least..most).\n\n{spark_report(run)}"
     )
-
-
-def save(run: dict[str, Any], text: str, folder: Path) -> Path:
-    """The table and, beside it, every sample."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"spark-{run['run']}.md"
-    path.write_text(text + "\n")
-    path.with_suffix(".json").write_text(json.dumps(run, indent=1) + "\n")
-    return path
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ TEXTS = (
     "error",
     "group",
     "data",
+    "by",
 )
 SCHEMA = pa.schema(
     [
@@ -85,7 +86,7 @@ class HistoryPart:
         opened = open_history(folder, create=False)
         for name, step in {"silver": fold, "gold": summarise}.items():
             began = time.perf_counter()
-            step(spark, opened, sync="bench")
+            step(spark, opened)
             times[name] = time.perf_counter() - began
         return times
 

@@ -68,9 +68,9 @@ class System:
         return name in (self.name, self.base) or self.name.startswith(name + ":")
 
 
-def load_systems() -> list[System]:
-    """Every system of the adapters folder, in the order of the table."""
-    found = [system for path in ADAPTERS.glob("*_peer.*") for system in read_adapter(path)]
+def load_systems(folder: Path = ADAPTERS) -> list[System]:
+    """Return every system of a folder of adapters, in the order of the table."""
+    found = [system for path in folder.glob("*_peer.*") for system in read_adapter(path)]
     return sorted(found, key=lambda s: (s.order, s.name))
 
 
