@@ -48,8 +48,8 @@ class SweepBehindLock(Protocol):
 @pytest.fixture
 def pass_time(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> PassTime:
     """Move every clock that the engine reads."""
-    monkeypatch.setattr(writer, "monotonic", lambda: machine.boot_ms / 1000)
-    monkeypatch.setattr(transaction, "monotonic", lambda: machine.boot_ms / 1000)
+    for module in (database, writer, transaction):
+        monkeypatch.setattr(module, "monotonic", lambda: machine.boot_ms / 1000)
     monkeypatch.setattr(lock, "read_clocks", machine.read)
     return machine.pass_time
 
