@@ -381,7 +381,11 @@ class App(Hinting, AppHooks, AppSchedulers):
     def add_task(
         self, func: Callable[..., Any], name: str | None, queue: str, given: Mapping[str, Any]
     ) -> Task[..., Any]:
-        """What ``@app.task`` does."""
+        """Register a function as a task, as ``@app.task`` does."""
+        if not callable(func):
+            raise InvalidOption(
+                f"app.task takes a function, got {shown(func)}. Options go by name: @app.task(queue=..., name=...)."
+            )
         name = check_task(getattr(func, "__name__", "") if name is None else name)
         # A cell of a notebook that is run again defines its tasks again.
         if name in self._tasks and not (is_typed_in(self._tasks[name].func) and is_typed_in(func)):

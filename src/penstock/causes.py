@@ -279,7 +279,7 @@ def unknown_task(job: Job, situation: Situation) -> Reason | None:
 def _newcomer(job: Job, name: str, situation: Situation) -> Reason | None:
     """Return that a worker has started since the job was handed back, and has not said that it cannot run it."""
     for worker in situation.live:
-        if worker.get("started_at_ms", 0) > job.claimed_at_ms and name not in worker.get("unknown", ()):
+        if situation.started_ms(worker) > job.claimed_at_ms and name not in worker.get("unknown", ()):
             offer = _next_offer(job, situation)
             return Reason(
                 kind="not due" if offer else "ready",

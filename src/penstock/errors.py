@@ -44,7 +44,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Final, Literal, Never
 
 __all__ = [
     "CommandFailed",
@@ -260,6 +260,16 @@ class Unrecoverable(Verdict):
             self.__cause__ = args[0]
 
 
+_INSTEAD_OF: Final = {
+    "countdown": "Use delay=....",
+    "eta": "Use at=....",
+    "exc": "Give the error first: Retry(error, delay=...).",
+    "max_retries": "Give it to the task: @app.task(max_retries=...).",
+    "throw": "Retry is raised: raise Retry(error, delay=...).",
+}
+"""Arguments of Celery's ``self.retry()``, and what to write here."""
+
+
 class Retry(Verdict):
     """Count a failure and run again after ``delay``, or ``at`` a time, instead of the task's backoff.
 
@@ -273,7 +283,12 @@ class Retry(Verdict):
         *,
         delay: timedelta | str | float | None = None,
         at: datetime | None = None,
+        **other: Never,
     ) -> None:
+        for name in other:
+            raise TypeError(
+                f"Retry takes no argument {name!r}. {_INSTEAD_OF.get(name, 'Use delay=... or at=....')}"
+            )
         super().__init__(*([message] if message else []))
         if isinstance(message, BaseException):
             self.__cause__ = message

@@ -18,7 +18,7 @@ __all__ = [
     "refuse_keywords",
 ]
 
-Kind: TypeAlias = Literal["task", "app", "job", "queue", "flow", "flow handle"]
+Kind: TypeAlias = Literal["task", "app", "job", "job spec", "queue", "flow", "flow handle"]
 
 SAME_OPTION: Final = {
     "countdown": "delay",
@@ -31,6 +31,8 @@ SAME_OPTION: Final = {
     "time_limit": "timeout",
     "default_retry_delay": "backoff",
     "autoretry_for": "retry_on",
+    "retries": "max_retries",
+    "retry": "max_retries",
     "imports": "include",
     "min_backoff": "backoff",
     "max_backoff": "backoff",
@@ -47,6 +49,7 @@ SAME_OPTION: Final = {
 
 _RETRIES: Final = "Use retry_on to name the exceptions that are retried, or raise Unrecoverable."
 _ONE_STORE: Final = "One store holds jobs and results: App('valkey://localhost')."
+_AFTER_RUN: Final = "A job always ends after its run, and runs again if its worker dies: leave it out."
 _CONTEXT: Final = "Annotate the first parameter with JobContext to get the job."
 OTHER_WAY: Final = {
     "bind": _CONTEXT,
@@ -67,7 +70,12 @@ OTHER_WAY: Final = {
     "worker_concurrency": "Use app.worker(concurrency=...).",
     "ignore_result": "Use result_ttl=0.",
     "store_results": "Results are stored for an hour; use result_ttl=0 to store none.",
-    "acks_late": "A job always ends after its run, and comes back if its worker dies.",
+    "acks_late": _AFTER_RUN,
+    "reject_on_worker_lost": _AFTER_RUN,
+    "track_started": "A job that runs is always shown as active: leave it out.",
+    "retry_kwargs": "Use max_retries and backoff.",
+    "base": "Use @app.middleware for what all tasks do.",
+    "main": "An app has no name; namespace=... keeps several apart in one store.",
     "rate_limit": "Use queue.limit(rate=...) for all workers, or app.worker(limits={...}) for one.",
     "link": "Use chain(first.job(...), next.partial()).",
     "link_error": "Use @app.dead_letter(queue).",
@@ -92,6 +100,8 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "map": "Use task.enqueue_many([task.job(...), ...]).",
         "starmap": "Use task.enqueue_many([task.job(...), ...]).",
         "chunks": "Use task.enqueue_many([task.job(...), ...]).",
+        "subtask": "Use task.job(...), or task.partial(...) if a flow passes the first argument.",
+        "AsyncResult": "Use app.job(ref), with the ref of the handle that enqueue returned.",
         "retry": "Raise Retry(delay=...) in the function.",
         "request": _CONTEXT,
         "update_state": "Use context.progress(...); annotate the first parameter with JobContext to get the context.",
@@ -111,6 +121,8 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "worker_main": "Use app.worker().run_sync(), or the command penstock worker MODULE:APP.",
         "start": "Use app.worker().run_sync(), or the command penstock worker MODULE:APP.",
         "actor": "Use @app.task.",
+        "signature": "Use task.job(...), or task.partial(...) if a flow passes the first argument.",
+        "Task": "Use @app.middleware for what all tasks do.",
         "enqueue": "Use task.enqueue(...), or app.queue(name).enqueue(payload).",
     },
     "job": {
@@ -131,10 +143,18 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "info": "Use job.get(), whose progress is what the task said last.",
         "task_id": "Use job.id, or job.ref to find the job again.",
     },
+    "job spec": {
+        "delay": "Use task.enqueue(...); a job of task.job(...) goes to enqueue_many, chain, group or chord.",
+        "apply_async": "Use task.options(delay=...).enqueue(...).",
+        "set": "Options go before the arguments: task.options(delay=...).job(...).",
+        "link": "Use chain(first.job(...), next.partial()).",
+        "link_error": "Use @app.dead_letter(queue).",
+    },
     "queue": {
         "purge": "Use queue.drain(), or queue.drain(scheduled=True) to remove scheduled jobs as well.",
         "empty": "Use queue.drain(), or queue.drain(scheduled=True) to remove scheduled jobs as well.",
         "delete": "Use queue.obliterate().",
+        "rate_limit": "Use queue.limit(rate=...).",
         "add": "Use queue.enqueue(payload).",
         "send": "Use queue.enqueue(payload).",
         "enqueue_in": "Use queue.enqueue(payload, delay=...).",
@@ -165,6 +185,10 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
 
 MODULE: Final[Mapping[str, str]] = {
     "Celery": "Use App(url).",
+    "current_task": "Use current_job().",
+    "Ignore": "Return from the function, or raise Unrecoverable.",
+    "Reject": "Raise Unrecoverable.",
+    "signals": "Use @app.middleware, @app.after_execution, @app.on_start and @app.on_stop.",
     "shared_task": "Import your app, and use @app.task.",
     "crontab": "Use @app.scheduled(cron='30 7 * * mon') above @app.task.",
     "AsyncResult": "Use app.job(ref), with the ref of the handle that enqueue returned.",
@@ -174,7 +198,20 @@ MODULE: Final[Mapping[str, str]] = {
 
 FOREIGN_STORES: Final[Mapping[str, str]] = {
     **dict.fromkeys(
-        ("amqp", "amqps", "pyamqp", "sqs", "kafka", "mongodb", "rpc", "sqla", "db+sqlite", "postgresql"),
+        (
+            "amqp",
+            "amqps",
+            "pyamqp",
+            "sqs",
+            "kafka",
+            "mongodb",
+            "rpc",
+            "sqla",
+            "db+sqlite",
+            "postgresql",
+            "postgres",
+            "mysql",
+        ),
         "Penstock keeps jobs in SQLite or on a Valkey or Redis server: sqlite:///jobs.db, valkey://host",
     ),
     "redis+socket": "Use redis+unix:///path/of/the/socket",

@@ -109,6 +109,11 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         jobs = f"{running} of {counted(slots, 'job')}" if slots else counted(running, "job")
         return f"{counted(len(self.live), 'worker')} run{'s' * (not many)} {jobs}"
 
+    def started_ms(self, worker: Mapping[str, Any]) -> int:
+        """Return when a live worker started, by the queue's clock: that of its machine may be wrong."""
+        age_ms = next(record.age_ms for record in self.workers if record.id == worker["id"])
+        return self.now_ms - age_ms - int(worker.get("up_ms", self.now_ms))
+
     def limit_command(self, bound: Literal["concurrency", "rate", "bucket"], group: str = "") -> str:
         """Return the command that doubles the limit which holds for the queue, or for a group of it."""
         key = group if group in self.limits else EVERY_GROUP if group else ""

@@ -64,7 +64,7 @@ R_co = TypeVar("R_co", covariant=True)
 Runner: TypeAlias = Literal["async", "thread", "process", "sandbox"]
 
 
-class JobSpec(Generic[R_co]):
+class JobSpec(Hinting, Generic[R_co]):
     """One job that is not in a queue yet: its arguments are checked and encoded, and it has its id.
 
     ``task.job(...)`` makes one for ``enqueue_many`` and for flows. A spec that is enqueued twice is a duplicate
@@ -73,6 +73,7 @@ class JobSpec(Generic[R_co]):
     """
 
     __slots__ = ("_job", "dispatch", "id", "queue", "source", "takes_result")
+    hints_for = "job spec"
 
     def __init__(
         self,

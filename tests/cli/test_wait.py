@@ -103,4 +103,7 @@ def test_a_failed_command_is_one_line_in_the_log(penstock: Shell) -> None:
     penstock.ok("enqueue", "--id", "bad", "--attempts", "1", "echo no luck; exit 3")
     said = penstock("worker", "--burst").stderr
     assert said.count("no luck") == 1
-    assert "job 'bad' of queue 'default' (task 'penstock.command') failed in run 1: CommandFailed" in said
+    assert (
+        "job 'bad' of queue 'default' (task 'penstock.command') failed for good in run 1: CommandFailed"
+        in said
+    )

@@ -34,6 +34,7 @@ FORMS: dict[Kind, dict[str, Any]] = {
     },
     "app": {"app": app, "sync app": app.sync},
     "job": {"handle": app.job("mail/a"), "sync handle": app.sync.job("mail/a")},
+    "job spec": {"job": send.job("ada")},
     "queue": {"queue": app.queue("mail"), "sync queue": app.queue("mail").sync},
     "flow": {"flow": _flow, "sync flow": _flow.sync},
     "flow handle": {"flow handle": _flow_handle, "sync flow handle": SyncFlowHandle(_flow_handle)},
@@ -215,3 +216,18 @@ async def test_a_state_of_another_queue_is_refused_with_ours(word: str, state: s
 def test_every_state_named_is_one() -> None:
     assert set(SAME_STATE.values()) <= set(State)
     assert SAME_STATE.keys().isdisjoint(State)
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ({"countdown": 1}, "Retry takes no argument 'countdown'. Use delay=...."),
+        ({"eta": 1}, "Retry takes no argument 'eta'. Use at=...."),
+        ({"exc": OSError()}, "Retry takes no argument 'exc'. Give the error first: Retry(error, delay=...)."),
+        ({"wait": 1}, "Retry takes no argument 'wait'. Use delay=... or at=...."),
+    ],
+)
+def test_arguments_of_self_retry_are_refused_with_ours(argument: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        penstock.Retry("busy", **argument)
+    assert str(refused.value) == said

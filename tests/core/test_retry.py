@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ exponentials = st.builds(
     ),
     st.integers(1, MAX_MS),
     st.integers(0, MAX_MS),
-    st.floats(1, 1e300),
+    st.floats(1, 1e6),
     shares,
 )
 policies = exponentials | st.builds(Fixed, st.integers(0, MAX_MS), shares)
@@ -127,6 +128,13 @@ def test_a_lambda_has_no_name_for_another_process() -> None:
         lambda: Fixed(1.5),  # type: ignore[arg-type]
         lambda: Fixed(1, jitter=1.1),
         lambda: Fixed(1, jitter=float("nan")),
+        lambda: Fixed(1, jitter=True),
+        lambda: Fixed(1, jitter="0.5"),  # type: ignore[arg-type]
+        lambda: Exponential.of(jitter=True),
+        lambda: Exponential.of(jitter=Decimal("0.5")),  # type: ignore[arg-type]
+        lambda: Exponential(factor=True),
+        lambda: Exponential(factor="2"),  # type: ignore[arg-type]
+        lambda: Exponential(factor=10**400),
         lambda: Exponential(base_ms=0),
         lambda: Exponential(factor=0.5),
         lambda: Exponential(factor=float("inf")),

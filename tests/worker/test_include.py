@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import App, InvalidOption
+from penstock import App, InvalidOption, PenstockError
 
 JOBS = """
 from penstock import App
@@ -205,3 +205,17 @@ async def test_a_start_hook_that_registers_nothing_does_not_hide_that_there_is_n
     async with app:
         with pytest.raises(InvalidOption, match="nothing to run"):
             await app.worker().run()
+
+
+async def test_a_worker_warns_of_a_queue_that_looks_misspelt(caplog: pytest.LogCaptureFixture) -> None:
+    app = App("memory://")
+    app.task(name="send", queue="mail")(lambda: None)
+    async with app:
+        await app.worker(queues=["maill", "other"], burst=True).run()
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "no task of the app goes to queue 'maill'. Did you mean 'mail'?" in warning
+
+
+async def test_run_sync_in_a_running_loop_says_to_use_await() -> None:
+    with pytest.raises(PenstockError, match=r"Use `await worker\.run\(\)`"):
+        App("memory://").worker(commands=True).run_sync()

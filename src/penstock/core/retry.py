@@ -14,7 +14,6 @@ whole. It only shortens, so a cap stays a cap.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Final, TypeAlias, assert_never
@@ -42,6 +41,7 @@ BackoffFunction: TypeAlias = Callable[[int, BaseException | None], Duration]
 
 _DEFAULT_BASE: Final = 1_000
 _DEFAULT_CAP: Final = 3_600_000
+_MOST_FACTOR: Final = 1_000_000
 
 
 class _Policy(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=str.lower):
@@ -80,10 +80,10 @@ class Exponential(_Policy, frozen=True):
                 f"the backoff's cap ({describe(self.cap_ms)}) is below its base ({describe(self.base_ms)}), "
                 "so it could never grow. Raise the cap, or use a fixed backoff."
             )
-        if not (math.isfinite(self.factor) and self.factor >= 1):
+        if not _is_number(self.factor, least=1, most=_MOST_FACTOR):
             raise InvalidOption(
-                f"backoff factor={shown(self.factor)} is not valid: the rest would shrink from failure "
-                "to failure. Give a number of 1 or more, such as 2."
+                f"backoff factor must be a number from 1 to {_MOST_FACTOR}, got {shown(self.factor)}. "
+                "The delay after each failure is that many times the one before; 2 is the default."
             )
         _check_jitter(self.jitter)
 
@@ -209,8 +209,13 @@ def _check_ms(value: int, *, what: str, least: int) -> None:
 
 
 def _check_jitter(jitter: float) -> None:
-    if not 0 <= jitter <= 1:
+    if not _is_number(jitter, least=0, most=1):
         raise InvalidOption(
-            f"backoff jitter={shown(jitter)} is not valid: it is the share of the rest that chance may take "
-            "away. Give a number from 0 (none) to 1 (all of it)."
+            f"backoff jitter must be a number from 0 to 1, got {shown(jitter)}. It is the share of the delay that "
+            "chance may take away: 0 for none, 1 for anything up to all of it."
         )
+
+
+def _is_number(value: object, *, least: int, most: int) -> bool:
+    """Return whether ``value`` is an int or a float in that range. A bool would not be read back from the store."""
+    return type(value) in (int, float) and least <= value <= most  # type: ignore[operator]

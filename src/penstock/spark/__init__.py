@@ -58,5 +58,13 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] == "penstock":
+                raise
+            raise ModuleNotFoundError(
+                f"penstock.spark needs {error.name}, which is not installed: pip install 'penstock[spark]'",
+                name=error.name,
+            ) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

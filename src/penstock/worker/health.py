@@ -89,13 +89,15 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """The record that a worker writes with every heartbeat. ``running`` is cut at a hundred jobs.
 
     ``blocked_by`` is the job whose function blocks the event loop, as ``queue/id``. ``unknown`` are the tasks whose
-    jobs it handed back lately because they are not registered in its app.
+    jobs it handed back lately because they are not registered in its app. ``up_ms`` is how long it has run, by a clock
+    that nobody sets.
     """
 
     host: str
     pid: int
     version: str
     started_at_ms: int
+    up_ms: int
     queues: tuple[str, ...]
     concurrency: int
     state: WorkerState
@@ -144,6 +146,7 @@ def describe(shift: Shift) -> bytes:
             pid=os.getpid(),
             version=_version(),
             started_at_ms=shift.started_at_ms,
+            up_ms=round((time.monotonic() - shift.started_at) * 1000),
             queues=tuple(shift.options.queues),
             concurrency=health.concurrency,
             state=health.state,

@@ -17,6 +17,7 @@ from penstock.core.names import check_queue, check_worker
 from penstock.core.rate import Rate, RateLike, parse_rate
 from penstock.errors import InvalidOption
 from penstock.observe.address import ProbeAddress, read_address
+from penstock.options import refuse_unknown
 from penstock.optionvalues import listed
 
 if TYPE_CHECKING:
@@ -92,12 +93,7 @@ def read_options(app: App, **given: Unpack[WorkerOptions]) -> WorkerSettings:
         InvalidOption: an option nobody knows, or a value it cannot have.
         InvalidName: a queue or worker id that is not allowed.
     """
-    unknown = given.keys() - WorkerOptions.__annotations__.keys()
-    if unknown:
-        known = ", ".join(sorted(WorkerOptions.__annotations__))
-        raise InvalidOption(
-            f"a worker has no option {', '.join(map(repr, sorted(unknown)))}. It has: {known}."
-        )
+    refuse_unknown(given, WorkerOptions.__annotations__, where="a worker")
     lease_ms = milliseconds(given.get("lease", "30s"), what="lease")
     if lease_ms < _SHORTEST_LEASE_MS:
         raise InvalidOption(

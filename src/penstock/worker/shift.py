@@ -54,6 +54,7 @@ class Shift:
         self.options = worker.options
         self.storage = storage
         self.started_at_ms = time.time_ns() // 1_000_000
+        self.started_at = time.monotonic()
         self.failing: dict[str, BaseException] = {}
         """The queues for which calls to the store fail, and how."""
         self.loop = asyncio.get_running_loop()

@@ -122,7 +122,7 @@ class Tally:
 
 def _log_end(run: Run) -> None:
     logger.error(
-        "job %r of queue %r (task %r) failed in run %d: %s",
+        "job %r of queue %r (task %r) failed for good in run %d: %s",
         *(run.lease.id, run.lane.name, run.lease.options.task, run.lease.run, _reason(run)),
         exc_info=_exception(run),
         extra=_about(run),

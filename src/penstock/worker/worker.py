@@ -14,12 +14,13 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from penstock.batching import parse_batching
 from penstock.core.display import get_logger
 from penstock.core.duration import Duration, milliseconds
-from penstock.errors import InvalidOption, StorageUnavailable
+from penstock.errors import InvalidOption, PenstockError, StorageUnavailable
 from penstock.opening import shown_store
 from penstock.worker import pool, recovery, signals
 from penstock.worker.deadlines import PATIENCE_S
@@ -260,6 +261,10 @@ class Worker:
 
     def run_sync(self) -> None:
         """``run()`` for synchronous code, on uvloop if it is installed."""
+        if asyncio._get_running_loop() is not None:
+            raise PenstockError(
+                "run_sync() cannot be used in a thread that runs an event loop. Use `await worker.run()`."
+            )
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self.run())
 
@@ -317,7 +322,7 @@ class Worker:
             shift.fetcher.begin()
         self._ready.set()
         self.tally.tell("ready")
-        logger.info("worker %s works on %s", self.id, ", ".join(self.options.queues))
+        self._log_queues("")
 
     async def _wind_up(self, shift: Shift, grace_ms: int) -> None:
         if self._state == "running":
@@ -337,8 +342,19 @@ class Worker:
     def _pool_is_ready(self) -> None:
         self._ready.set()
         self.tally.tell("ready")
-        queues = ", ".join(self.options.queues)
-        logger.info("worker %s works on %s, in %d processes", self.id, queues, self.options.processes)
+        self._log_queues(f", in {self.options.processes} processes")
+
+    def _log_queues(self, how: str) -> None:
+        logger.info("worker %s works on %s%s", self.id, ", ".join(self.options.queues), how)
+        known = {task.queue for task in self.app.tasks.values()}
+        for queue in self.options.queues.keys() - known:
+            if close := get_close_matches(queue, known, n=1):
+                logger.warning(
+                    "worker %s: no task of the app goes to queue %r. Did you mean %r?",
+                    self.id,
+                    queue,
+                    close[0],
+                )
 
     def end_burst(self, message: str) -> None:
         """There is nothing left to do: what the shift tells a burst worker."""
