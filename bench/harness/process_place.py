@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 import penstock.spark as ps
@@ -59,10 +59,12 @@ class Place:
 
     def bare(self) -> int:
         """Read both tables, hash each row, and return how many rows the output does not have."""
+        # Observed, because Spark would otherwise move the join below the hash and hash only the rows that are left.
+        seen = Observation()
         hashed = self.rows().select("k", F.sha2(F.concat_ws("\x1f", *PAYLOAD), 256).alias("hash"))
-        known = self.spark.read.parquet(str(self.output)).select("k", "penstock_fingerprint")
-        (found,) = hashed.join(known, "k", "left_anti").agg(F.count("*"), F.min("hash")).collect()
-        return int(found[0])
+        known = self.spark.read.parquet(str(self.output)).select("k")
+        rows = hashed.observe(seen, F.min("hash").alias("least")).join(known, "k", "left_anti")
+        return rows.count()
 
     def process(self, **options: Any) -> ps.Processed:
         given = {"key": "k", "output": self.output, "workers": 1, "progress": "none", **options}
