@@ -180,7 +180,7 @@ def test_the_store_that_is_said_goes_before_the_one_an_app_names(penstock: Shell
         (("-f", "missing.jsonl"), "missing.jsonl cannot be read"),
         (("-f", "missing.jsonl", "--id", "x"), "--id and --wait are for one job"),
         (("x", "--url", "memory://"), "memory:// is gone"),
-        (("x", "--url", "mysql://h"), "No engine serves mysql://"),
+        (("x", "--url", "nosql://h"), "No engine serves nosql://"),
         (("x", "--attempts", "few"), "'few' is not a valid int"),
         # Bytes that are no text, as Python hands them on.
         (("echo \udcff",), "'echo \\udcff' is not valid UTF-8"),

@@ -200,3 +200,32 @@ def test_events_of_the_last_minutes(penstock: Shell) -> None:
     assert "enqueued" in penstock.ok("events", "--since", "5m")
     assert penstock.ok("events", "--since", "0s") == ""
     assert "a duration such as 5m" in penstock.refused("events", "--since", "yesterday", code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("grep", "-q", "foo", "jobs.txt"), "-q"),
+        (("echo", "--wait", "hi"), "--wait"),
+        (("wget", "-t", "3", "http://localhost"), "-t"),
+        (("sh", "--countdown", "3", "x"), "--countdown"),
+    ],
+)
+def test_an_option_between_the_words_of_a_command_is_refused(
+    penstock: Shell, words: tuple[str, ...], option: str
+) -> None:
+    refused = penstock.refused("enqueue", *words, code=2)
+    assert f"'{option}' stands between the words of the command" in refused
+    assert "put -- before the command" in refused
+
+
+def test_options_before_and_behind_a_command_and_after_two_dashes_are_fine(penstock: Shell) -> None:
+    penstock("enqueue", "-q", "mail", "make", "report", "--delay", "1h", "--id", "a")
+    penstock("enqueue", "--id", "b", "--", "grep", "-q", "foo", "jobs.txt")
+    assert penstock.json("show", "a", "--json")["queue"] == "mail"
+    assert penstock.json("show", "b", "--json")["payload"]["command"] == "grep -q foo jobs.txt"
+
+
+def test_a_second_or_an_empty_queue_is_refused(penstock: Shell) -> None:
+    assert "-q takes one queue here, got a and b." in penstock.refused("list", "-q", "a", "-q", "b", code=2)
+    assert "-q is empty." in penstock.refused("enqueue", "-q", "", "true", code=2)

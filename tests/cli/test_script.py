@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -181,3 +182,33 @@ def test_without_click_it_is_said_what_to_install() -> None:
     assert run.stderr == (
         "penstock: the command line needs click, which is not installed: pip install 'penstock[cli]'\n"
     )
+
+
+def test_a_command_works_with_a_closed_standard_output(penstock: Shell, tmp_path: Path) -> None:
+    command = f"{shlex.join(script())} enqueue --id quiet true >&-"
+    run = subprocess.run(
+        ["sh", "-c", command],
+        cwd=tmp_path,
+        env=penstock.environment,
+        stderr=subprocess.PIPE,
+        check=False,
+        text=True,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert penstock.json("show", "quiet")["state"] == "waiting"
+
+
+def test_events_end_quietly_when_their_reader_does(penstock: Shell, tmp_path: Path) -> None:
+    for n in range(20):
+        penstock.ok("enqueue", "--id", f"job-{n}", "true")
+    command = f"{shlex.join(script())} events | head -n 2"
+    run = subprocess.run(
+        ["sh", "-c", command],
+        cwd=tmp_path,
+        env=penstock.environment,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert len(run.stdout.splitlines()) == 2
+    assert run.stderr == ""

@@ -78,8 +78,8 @@ def start(flags: Flags, /, *, count: int | None, options: tuple[str, ...]) -> No
     told = [f"{place.name} runs already (process {record.pid}{_of(record)})" for place, record in running]
     if len(running) == len(wanted):
         raise WrongState(
-            f"{'; '.join(told)}. Nothing was started. Give -n {len(wanted) + 1} to start another one, or use "
-            "`penstock worker restart` to start them again."
+            f"{'; '.join(told)}. Nothing was started. Give -n {len(wanted) + 1} to start another one. "
+            "`penstock worker restart` starts them again as they are; to change their options, stop them first."
         )
     for line in told:
         click.echo(line)

@@ -19,8 +19,9 @@ from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.flags import Flags
 from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import print_json
-from penstock.cli.parameters import OPEN, command, completes_ids, json_option, queue_option_for
+from penstock.cli.parameters import OPEN, PlainCommand, command, completes_ids, json_option, queue_option_for
 from penstock.cli.settings import Settings
+from penstock.cli.synonyms import option_for
 from penstock.cli.values import duration, duration_or, instant_or, some_duration
 from penstock.cli.waiting import wait_for
 from penstock.situation import counted
@@ -36,8 +37,8 @@ _EPILOG: Final = """\
 A DURATION is 250ms, 30s, 5min, 1h30m, 2d, or a number of seconds. What is not given is as `penstock config list` says:
 queue, priority, timeout, attempts, backoff.
 
-Exit codes: 0 put in, or with --wait the code of the command; 2 no job, nothing was put in; 3 --after an unknown job;
-5 the store is away or full; 6 after --wait-timeout.
+Exit codes: 0 put in, or with --wait the code of the command; 2 this is not a job, nothing was put in; 3 --after
+an unknown job; 5 the store is away or full; 6 after --wait-timeout.
 """
 
 
@@ -55,7 +56,44 @@ env_option: Final = click.option(
 )
 
 
-@command("enqueue", epilog=_EPILOG)
+class _Enqueue(PlainCommand):
+    """Refuses an option of ours between the words of a command, such as the -q of ``grep -q foo file``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        if (option := self._between_words(given)) is not None:
+            raise click.UsageError(
+                f"{option!r} stands between the words of the command. If it is part of the command, put -- before the "
+                "command, or quote it. If not, put it first.",
+                ctx,
+            )
+        return rest
+
+    def _between_words(self, args: list[str]) -> str | None:
+        takes_value = {
+            name: not parameter.is_flag
+            for parameter in self.params
+            if isinstance(parameter, click.Option)
+            for name in parameter.opts
+        }
+        words, between, words_follow = 0, None, iter(args)
+        for word in words_follow:
+            if word == "--":
+                return None
+            if word.startswith("-") and word != "-":
+                between = word if words and between is None else between
+                known = word if word in takes_value else (option_for("enqueue", word) or "")
+                if takes_value.get(known):
+                    next(words_follow, None)
+            elif between is not None:
+                return between
+            else:
+                words += 1
+        return None
+
+
+@command("enqueue", epilog=_EPILOG, cls=_Enqueue)
 @click.argument("job", nargs=-1)
 @click.option(
     "-f",
@@ -93,7 +131,10 @@ env_option: Final = click.option(
 )
 @click.option("--attempts", metavar="NUMBER", type=int, help="How often it is run at most, if it fails.")
 @click.option(
-    "--max-retries", metavar="NUMBER", type=int, help="Another way to give --attempts, which is one more."
+    "--max-retries",
+    metavar="NUMBER",
+    type=int,
+    help="Retries after the first run: --max-retries 4 is --attempts 5.",
 )
 @click.option(
     "--backoff",
@@ -164,16 +205,18 @@ def enqueue(
       penstock enqueue --task send '{"to": "ada@example.org"}' --queue mail
       ls *.wav | sed 's/.*/lame "&"/' | penstock enqueue -
 
-    Several words are one command, each of them quoted; quote the whole to use `&&`, `|` or `>`. Lines of a file are
-    commands, or JSON objects with "command", or "task" and "args",
-    and the options below by name: "id", "queue", "delay", "max_stalls" ... Lines that begin with # are comments.
+    Several words make one command; each word is passed on exactly as it is. Quote the whole to use `&&`, `|` or `>`,
+    and put -- before a command that has options. Lines of a file are commands, or JSON objects with "command", or
+    "task" and "args", and the options below by name: "id", "queue", "delay", "max_stalls" ... Lines that begin with #
+    are comments.
     """
     if job == ("-",):
         job, file = (), "-"
     # A task may have no arguments; everything else has to be said, and once.
     if bool(job) == bool(file) and not (task and not file):
+        hint = f" If -f is part of the command, put -- before {job[0]!r}." if job else ""
         raise CommandLineError(
-            "give a command, a JSON object, or -f FILE (- is standard input), and one of them only.",
+            f"give a command, a JSON object, or -f FILE (- is standard input), and one of them only.{hint}",
             ExitCode.USAGE,
         )
     _refuse_split_duration(job, options)
@@ -268,10 +311,18 @@ def _enqueue_file(
 
 
 def _told(totals: Totals) -> str:
-    answers = ", ".join(f"{count} {status}" for status, count in totals.answers.items())
+    answers = ", ".join(_answer(status, count) for status, count in totals.answers.items())
     told = f"{counted(totals.jobs, 'job')}: {answers}" if totals.jobs else "no jobs: no line describes a job"
     refused = f"{counted(totals.refused, 'line')} {'is not a job' if totals.refused == 1 else 'are not jobs'}"
     return f"{told}; {refused}" if totals.refused else told
+
+
+def _answer(status: str, count: int) -> str:
+    """Return how many jobs were queued, or were there already."""
+    if status == "queued":
+        return f"{count} queued"
+    state = "" if status == "duplicate" else f" ({status})"
+    return f"{count} {'was' if count == 1 else 'were'} there already{state}"
 
 
 def _opened(file: str) -> AbstractContextManager[IO[bytes]]:

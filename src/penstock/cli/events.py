@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -79,14 +80,10 @@ def events(
         await queues_of(app, *queue)
         queues, whole_id = await _job_of(app, queue, id) if id else (queue, None)
         log = app.events(*queues, after=after, follow=follow, types=types or None, id=whole_id)  # type: ignore[arg-type]
-        async for event in log:
-            if event.at_ms < least_ms:
-                continue
-            click.echo(
-                _json(event)
-                if as_json
-                else visible_in_line(f"{event.queue} {event.seq}  {event.id or '-'}  {happened(event)}")
-            )
+        async with aclosing(log):
+            async for event in log:
+                if event.at_ms >= least_ms:
+                    click.echo(_json(event) if as_json else _line(event))
 
     run_with_app(Settings(flags), read)
 
@@ -113,6 +110,10 @@ async def _job_of(app: App, queues: tuple[str, ...], id: str) -> tuple[tuple[str
     except NotFound:
         return queues, id
     return (job.queue,), job.id
+
+
+def _line(event: Event) -> str:
+    return visible_in_line(f"{event.queue} {event.seq}  {event.id or '-'}  {happened(event)}")
 
 
 def _json(event: Event) -> str:

@@ -44,6 +44,16 @@ __all__ = ["STATES_HELP", "Reasons", "list_", "logs", "print_jobs", "read_reason
 
 _LOOK_EVERY_S: Final = 0.2
 _STATES: Final = StateName(STATES)
+# What runs, what needs somebody, what comes next, what is over.
+_URGENT_FIRST: Final = (
+    State.ACTIVE,
+    State.FAILED,
+    State.WAITING,
+    State.BLOCKED,
+    State.SCHEDULED,
+    State.COMPLETED,
+    State.CANCELLED,
+)
 STATES_HELP: Final = f"STATE is one of {', '.join(STATES)}."
 
 
@@ -104,18 +114,19 @@ def list_(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Jobs by STATE, or of all states: in the order in which they will run, come due, or be forgotten.
+    """Jobs by STATE, or of all states. Waiting jobs: next to run first; scheduled: next due first; ended: oldest first.
 
     \b
       penstock list waiting
       penstock list failed --task send --json
     """
-    states = [State(one) for one in ([state] if state else []) + list(also)] or list(State)
+    states = [State(one) for one in ([state] if state else []) + list(also)] or list(_URGENT_FIRST)
 
     async def read(app: App) -> tuple[list[JobInfo], bool]:
         found: list[JobInfo] = []
-        for name in await queues_of(app, queue):
-            for each in states:
+        names = await queues_of(app, queue)
+        for each in states:
+            for name in names:
                 async for job in app.queue(name).list_jobs(each, reverse=reverse):
                     if task is not None and job.task != task:
                         continue

@@ -10,6 +10,7 @@ import msgspec
 from penstock.cli.output import ago, exact, in_one_line, json_text, span, when
 from penstock.core.command import COMMAND_TASK
 from penstock.core.display import visible_in_line
+from penstock.core.duration import describe
 from penstock.core.lifecycle import TERMINAL
 from penstock.errors import SerializationError
 
@@ -121,6 +122,9 @@ def facts(job: JobInfo, reason: Reason | None = None) -> list[tuple[str, Any]]:
         ("result", json_text(told["result"]) if job.state == "completed" else ""),
         ("progress", "" if job.progress is None else json_text(job.progress)),
         ("priority", job.priority or ""),
+        ("timeout", describe(raw.options.timeout_ms) if raw.options.timeout_ms else ""),
+        ("expires", when(raw.expires_at_ms) if raw.expires_at_ms and job.state not in TERMINAL else ""),
+        ("cost", job.cost if job.cost != 1 else ""),
         ("group", job.group),
         ("blocked by", job.blocked_by),
         ("rerun", "waits for the end of this run" if job.has_rerun else ""),

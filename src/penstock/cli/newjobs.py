@@ -63,6 +63,7 @@ _decode: Final = msgspec.json.Decoder(JobLine).decode
 _decode_any: Final = msgspec.json.Decoder().decode
 
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`").match
+_COMMAND_KEYS: Final = {"cmd": "command", "shell": "command", "script": "command", "run": "command"}
 _KEYS: Final = f"A job has: {', '.join(JobLine.__struct_fields__)}."
 _TOO_DEEP: Final = "the JSON is nested too deeply. Flatten the arguments, or pass a reference to the data."
 
@@ -105,7 +106,7 @@ def _unknown_key(error: str) -> str:
     found = _UNKNOWN(error)
     if found is None:
         return ""
-    name = found[1].replace("-", "_")
+    name = _COMMAND_KEYS.get(found[1], found[1]).replace("-", "_")
     option = option_for("enqueue", f"--{name.replace('_', '-')}")
     meant = option.strip("-").replace("-", "_") if option else name
     hint = did_you_mean(meant, JobLine.__struct_fields__, otherwise=_KEYS)

@@ -292,7 +292,24 @@ def queue_option(function: F) -> F:
 
 def queue_option_for(help: str) -> Callable[[F], F]:
     """The same, where it means something else."""
-    return click.option("-q", "--queue", metavar="NAME", shell_complete=completes_queues, help=help)
+    return click.option(
+        "-q",
+        "--queue",
+        metavar="NAME",
+        multiple=True,
+        callback=_one_queue,
+        shell_complete=completes_queues,
+        help=help,
+    )
+
+
+def _one_queue(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:
+    """Refuse a second queue, of which click would take the last, and the empty name of an unset variable."""
+    if len(set(value)) > 1:
+        raise click.UsageError(f"-q takes one queue here, got {' and '.join(value)}.", ctx)
+    if value and not value[0]:
+        raise click.UsageError("-q is empty. Give the name of a queue, or leave it out.", ctx)
+    return value[0] if value else None
 
 
 def limit_option(default: int) -> Callable[[F], F]:

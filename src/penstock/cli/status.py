@@ -71,6 +71,7 @@ async def read_status(app: App, queue: str | None, *, explained: bool = True) ->
     attended = {name for worker in live for name in worker["queues"]}
     return {
         "store": shown_store(app.url, app.namespace),
+        "queue": queue,
         "queues": rows,
         "workers": len(live),
         "running": sum(worker["active"] for worker in live),
@@ -79,7 +80,11 @@ async def read_status(app: App, queue: str | None, *, explained: bool = True) ->
         "dead_workers": len(dead),
         "silent": silent,
         "dead": dead,
-        "unattended": [row["queue"] for row in rows if row["waiting"] and row["queue"] not in attended],
+        "unattended": [queue] * (not live)
+        if queue
+        else [
+            row["queue"] for row in rows if (row["waiting"] or row["due"]) and row["queue"] not in attended
+        ],
     }
 
 
@@ -301,7 +306,8 @@ def workers_line(told: dict[str, Any]) -> str:
     """Return who works on the queues, and what to do about those that nobody works on."""
     count, silent, dead, unattended = told["workers"], told["silent"], told["dead"], told["unattended"]
     if not count:
-        line = f"no worker runs: {worker_command(*unattended, target=_target(told))} starts one"
+        of_queue = f" for queue {told['queue']}" if told["queue"] else ""
+        line = f"no worker runs{of_queue}: {worker_command(*unattended, target=_target(told))} starts one"
     else:
         line = f"{counted(count, 'worker')}, {told['running']} of {counted(told['slots'], 'slot')} busy"
         if unattended:
@@ -316,9 +322,7 @@ def workers_line(told: dict[str, Any]) -> str:
 
 def _target(told: dict[str, Any]) -> str:
     """Return what a worker needs to run the jobs that nobody runs: an app, unless they are all commands."""
-    causes = [
-        cause for row in told["queues"] for cause in row.get("causes", ()) if cause["kind"] == "no worker"
-    ]
+    causes = [cause for row in told["queues"] for cause in row.get("causes", ())]
     return "--commands" if causes and all(one["task"] == COMMAND_TASK for one in causes) else "[MODULE:APP]"
 
 

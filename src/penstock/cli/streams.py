@@ -8,6 +8,7 @@ which escapes what is not rich's own styling; and the output of the user's own c
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,8 +83,10 @@ class _GuardedBuffer(io.RawIOBase):
         self._guard.flush()
 
 
-def raw(stream: TextIO | _Guard) -> TextIO:
-    """Return what is behind the guard of ``stream``."""
+def raw(stream: TextIO | _Guard | None) -> TextIO:
+    """Return what is behind the guard of ``stream``. One that was closed before the start (``>&-``) takes nothing."""
+    if stream is None:
+        return open(os.devnull, "w")  # open until the process ends
     return stream.stream if isinstance(stream, _Guard) else stream
 
 

@@ -236,7 +236,7 @@ class TopScreen(TextualApp[None]):
         self.push_screen(Help())
 
     async def action_act(self, verb: str) -> None:
-        """Retry or cancel the chosen job. Ask first if a refresh has moved the cursor to it."""
+        """Retry or cancel the chosen job. Ask first if it runs, or if a refresh has moved the cursor to it."""
         if not (job := self._chosen_job()):
             return
 
@@ -245,7 +245,7 @@ class TopScreen(TextualApp[None]):
             answers = await (queue.retry(job.id) if verb == "retry" else queue.cancel(job.id))
             return f"{job.id} {said(answers[job.id])}"
 
-        if self._chosen_by == "refresh":
+        if self._chosen_by == "refresh" or job.state == "active":
             self._ask(f"{verb.capitalize()} {job.id} of {job.queue}?", act)
             return
         self._say(await act())

@@ -16,6 +16,7 @@ from penstock.core.outcome import Await, Cancel, Fail, Failure, Limited, Outcome
 from penstock.core.retry import BackoffFunction, delay_ms
 from penstock.core.text import storable
 from penstock.errors import (
+    CommandFailed,
     InvalidInput,
     RateLimited,
     Retry,
@@ -168,10 +169,12 @@ def failure_of(error: BaseException, *, note: str = "") -> Failure:
     """What is stored of an error: bounded, and sayable in UTF-8."""
     shown = error.__cause__ if isinstance(error, Undecodable) and error.__cause__ else error
     kind, message = kind_and_message(shown)
+    # The traceback of a command that failed would show our own code only.
+    is_told = shown is error and not isinstance(error, CommandFailed)
     return Failure(
         storable(kind),
         _bounded(message + note, _LONGEST_MESSAGE),
-        "" if shown is not error else _bounded(traceback_of(error), _LONGEST_TRACEBACK, keep_end=True),
+        _bounded(traceback_of(error), _LONGEST_TRACEBACK, keep_end=True) if is_told else "",
     )
 
 
