@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,15 +49,26 @@ def main() -> int:
         try:
             for number in range(args.rounds):
                 for installation in installed[:: -1 if number % 2 else 1]:
-                    run["samples"].append(ring.race(installation) | {"round": number})
+                    run["samples"] += sampled(ring.race, installation, round=number)
             for installation in installed if args.kill else ():
-                run["samples"].append(ring.kill(installation))
+                run["samples"] += sampled(ring.kill, installation)
         except KeyboardInterrupt:
             print("# interrupted: the table shows what there is", file=sys.stderr)
     text = duel_page(run)
     print(text)
     print(f"# written: {save('duel', run, text, args.out)}", file=sys.stderr)
     return 1 if args.check and not all(verdicts(run)) else 0
+
+
+def sampled(
+    measure: Callable[[Installation], dict[str, Any]], installation: Installation, **label: int
+) -> list[dict[str, Any]]:
+    """Return a sample, or none if the contestant fails: the run goes on without it."""
+    try:
+        return [measure(installation) | label]
+    except RuntimeError as error:
+        print(f"# left out: {error}", file=sys.stderr)
+        return []
 
 
 def parse() -> argparse.Namespace:
