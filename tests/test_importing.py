@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from penstock import App, InvalidOption
-from penstock.importing import find, locate, task_modules
-from penstock.task import Task
+from penstock.client.imports import find, locate, task_modules
+from penstock.client.task import Task
 from tests.spark.fleet_tasks import app, double
 
 

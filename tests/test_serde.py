@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import serde
+from penstock.client import codec
+from penstock.client.codec import Json, MessagePack, Raw, Serde, decodable, register_serde, resolve_serde
 from penstock.errors import InvalidName, InvalidOption, SerializationError
-from penstock.serde import Json, MessagePack, Raw, Serde, decodable, register_serde, resolve_serde
 
 pydantic = pytest.importorskip("pydantic")
 
@@ -283,7 +283,7 @@ class Reversed:
 
 
 def test_serdes_are_found_by_name_or_given_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serde, "_serdes", dict(serde._serdes))
+    monkeypatch.setattr(codec, "_serdes", dict(codec._serdes))
     assert [resolve_serde(name).name for name in ("json", "msgpack", "raw")] == ["json", "msgpack", "raw"]
     own = Reversed()
     assert resolve_serde(own) is own
@@ -309,5 +309,5 @@ def test_a_serde_cannot_take_the_name_of_another_or_a_bad_one() -> None:
 
 
 def test_pydantic_is_not_imported_for_those_who_do_not_use_it() -> None:
-    code = "import sys, penstock.serde, penstock.signature; sys.exit('pydantic' in sys.modules)"
+    code = "import sys, penstock.client.codec, penstock.client.signature; sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

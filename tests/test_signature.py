@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.client.codec import Json, MessagePack, Raw, Serde
+from penstock.client.signature import Signature
 from penstock.errors import InvalidInput, InvalidOption, SerializationError
-from penstock.serde import Json, MessagePack, Raw, Serde
-from penstock.signature import Signature
 
 if TYPE_CHECKING:
     from somewhere import JobContext  # type: ignore[import-not-found]

@@ -13,11 +13,11 @@ from pyspark.sql import functions as F
 
 import penstock.spark as ps
 from penstock.spark.options import namespace_of
+from penstock.spark.processing.enqueue import ARROW
+from penstock.spark.processing.request import ledger_of
+from penstock.spark.processing.snapshot import snapshot
 from penstock.spark.rows import Layout
 from penstock.spark.store import shared_url
-from penstock.spark.tables.collect import ARROW
-from penstock.spark.tables.request import ledger_of
-from penstock.spark.tables.snapshot import snapshot
 
 from . import process_app
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.core.eventcolumns import NAMES, columns
+from penstock.core.event import NAMES, columns
 from penstock.core.job import NewJob, Options
 from penstock.core.outcome import Complete, Fail, Failure
 from penstock.spark import history

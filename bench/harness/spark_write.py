@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from penstock.core.job import NewJob, Options
 from penstock.spark import write_report
-from penstock.spark.keys import row_id_maker
+from penstock.spark.rows import row_id_maker
 from penstock.spark.store import Store
 
 from .spark_stage import CORES, Sample, Stage

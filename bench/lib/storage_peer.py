@@ -51,7 +51,7 @@ class Plain:
 
 class Grouped(Plain):
     def job(self, i):
-        from penstock.core.annex import Annex
+        from penstock.core.job import Annex
 
         return NewJob(str(i), PAYLOAD, OPTIONS, annex=Annex(group=f"g{i % GROUPS}"))
 
@@ -63,7 +63,7 @@ class Capped(Grouped):
 
 class QueueRate(Plain):
     async def prepare(self):
-        from penstock.core.rate import Rate
+        from penstock.core.limits import Rate
 
         await self.storage.limit(self.queue, "", limit(rate=Rate(count=1_000_000_000, per_ms=60_000)))
 
@@ -83,7 +83,8 @@ class Flows(Plain):
         return [flows[i : i + at_once] for i in range(0, len(flows), at_once)]
 
     def flow(self, i):
-        from penstock.core.flow import Dependency, Node, woven
+        from penstock.core.flow import Node, woven
+        from penstock.core.job import Dependency
 
         children = [NewJob(f"{i}.{j}", PAYLOAD, OPTIONS) for j in range(CHILDREN)]
         after = tuple(Dependency(self.queue, child.id) for child in children)
@@ -122,7 +123,7 @@ class BudgetedFlows(Budgeted, Flows):
 
 class Traced(Plain):
     def job(self, i):
-        from penstock.core.annex import Annex
+        from penstock.core.job import Annex
 
         headers = {"traceparent": f"00-{i:032x}-{i:016x}-01"}
         return NewJob(str(i), PAYLOAD, OPTIONS, annex=Annex(headers=headers))

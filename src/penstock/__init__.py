@@ -9,17 +9,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.children import Child
-    from penstock.claimed import Claim, ClaimedJob
+    from penstock.client.app import App
+    from penstock.client.causes import Reason
+    from penstock.client.claim import Claim, ClaimedJob, Signal
+    from penstock.client.codec import Serde, register_serde
+    from penstock.client.flow import Dag, Flow, FlowHandle, FlowNode, chain, chord, group
+    from penstock.client.handle import JobHandle
+    from penstock.client.info import Child, JobInfo, WorkerInfo
+    from penstock.client.middleware import EnqueueCall, EnqueueMiddleware, EnqueueNext
+    from penstock.client.options import BatchOptions, CallOptions, DispatchOptions, JobOptions, TaskOptions
+    from penstock.client.queue import Queue
+    from penstock.client.schedules import SchedulerInfo
+    from penstock.client.search import SearchPage
+    from penstock.client.subscription import Subscription
+    from penstock.client.task import Dispatch, FunctionTask, JobSpec, Task
     from penstock.core.deadletter import DeadLetter
     from penstock.core.dedup import Dedup
     from penstock.core.event import Event
-    from penstock.core.ids import content_id, uuid7
     from penstock.core.job import Conflict, Enqueued
     from penstock.core.lifecycle import EventType, State
-    from penstock.core.limits import Bucket, GroupState, Limit
-    from penstock.core.rate import Rate
+    from penstock.core.limits import Bucket, GroupState, Limit, Rate
+    from penstock.core.names import content_id, uuid7
     from penstock.core.retry import Custom, Exponential, Fixed
     from penstock.errors import (
         CommandFailed,
@@ -60,24 +70,9 @@ if TYPE_CHECKING:
         Verdict,
         WaitForChildren,
     )
-    from penstock.flow import Dag, Flow, FlowHandle, FlowNode, chain, chord, group
-    from penstock.handle import JobHandle
-    from penstock.info import JobInfo, WorkerInfo
-    from penstock.intake import EnqueueCall, EnqueueMiddleware, EnqueueNext
-    from penstock.leased import Signal
-    from penstock.options import BatchOptions, CallOptions, DispatchOptions, JobOptions, TaskOptions
-    from penstock.queue import Queue
-    from penstock.scheduler import SchedulerInfo
-    from penstock.searching import SearchPage
-    from penstock.serde import Serde, register_serde
     from penstock.storage.sqlite.backup import backup, restore
-    from penstock.subscription import Subscription
-    from penstock.task import Dispatch, FunctionTask, JobSpec, Task
-    from penstock.why import Reason
-    from penstock.worker.after import AfterExecution, Execution
     from penstock.worker.context import JobContext, current_job
-    from penstock.worker.hooks import Hook
-    from penstock.worker.middleware import CallNext, Middleware
+    from penstock.worker.middleware import AfterExecution, CallNext, Execution, Hook, Middleware
     from penstock.worker.options import WorkerOptions
     from penstock.worker.worker import Worker
 
@@ -186,44 +181,39 @@ __all__ = [
 ]
 
 _NAMES = {
-    "penstock.app": "App",
-    "penstock.children": "Child",
-    "penstock.claimed": "Claim ClaimedJob",
+    "penstock.client.app": "App",
+    "penstock.client.claim": "Claim ClaimedJob Signal",
+    "penstock.client.codec": "Serde register_serde",
+    "penstock.client.flow": "Dag Flow FlowHandle FlowNode chain chord group",
+    "penstock.client.handle": "JobHandle",
+    "penstock.client.info": "Child JobInfo WorkerInfo",
+    "penstock.client.middleware": "EnqueueCall EnqueueMiddleware EnqueueNext",
+    "penstock.client.options": "BatchOptions CallOptions DispatchOptions JobOptions TaskOptions",
+    "penstock.client.queue": "Queue",
+    "penstock.client.schedules": "SchedulerInfo",
+    "penstock.client.search": "SearchPage",
+    "penstock.client.subscription": "Subscription",
+    "penstock.client.task": "Dispatch FunctionTask JobSpec Task",
+    "penstock.client.why": "Reason",
     "penstock.core.deadletter": "DeadLetter",
     "penstock.core.dedup": "Dedup",
     "penstock.core.event": "Event",
-    "penstock.core.ids": "content_id uuid7",
     "penstock.core.job": "Conflict Enqueued",
     "penstock.core.lifecycle": "EventType State",
-    "penstock.core.limits": "Bucket GroupState Limit",
-    "penstock.core.rate": "Rate",
+    "penstock.core.limits": "Bucket GroupState Limit Rate",
+    "penstock.core.names": "content_id uuid7",
     "penstock.core.retry": "Custom Exponential Fixed",
     "penstock.errors": (
         "CommandFailed CostTooHigh CpuLimitExceeded EventsLost InvalidInput InvalidName InvalidOption "
         "JobCancelled JobError JobExpired JobFailed JobNotFound LeaseLost MemoryLimitExceeded "
         "NotReplicated PayloadTooLarge PenstockError RateLimited ResultTimeout Retry SandboxCrashed "
         "SandboxError SerializationError Snooze StorageDamaged StorageError StorageFull StorageReadOnly "
-        "StorageRefused StorageReplaced StorageUnavailable StorageVersion Suspend UnknownTask Unrecoverable "
-        "Verdict WaitForChildren"
+        "StorageRefused StorageReplaced StorageUnavailable StorageVersion Suspend UnknownTask "
+        "Unrecoverable Verdict WaitForChildren"
     ),
-    "penstock.flow": "Dag Flow FlowHandle FlowNode chain chord group",
-    "penstock.handle": "JobHandle",
-    "penstock.info": "JobInfo WorkerInfo",
-    "penstock.intake": "EnqueueCall EnqueueMiddleware EnqueueNext",
-    "penstock.leased": "Signal",
-    "penstock.options": "BatchOptions CallOptions DispatchOptions JobOptions TaskOptions",
-    "penstock.queue": "Queue",
-    "penstock.scheduler": "SchedulerInfo",
-    "penstock.searching": "SearchPage",
-    "penstock.serde": "Serde register_serde",
     "penstock.storage.sqlite.backup": "backup restore",
-    "penstock.subscription": "Subscription",
-    "penstock.task": "Dispatch FunctionTask JobSpec Task",
-    "penstock.why": "Reason",
-    "penstock.worker.after": "AfterExecution Execution",
     "penstock.worker.context": "JobContext current_job",
-    "penstock.worker.hooks": "Hook",
-    "penstock.worker.middleware": "CallNext Middleware",
+    "penstock.worker.middleware": "AfterExecution CallNext Execution Hook Middleware",
     "penstock.worker.options": "WorkerOptions",
     "penstock.worker.worker": "Worker",
 }
@@ -239,7 +229,7 @@ def __getattr__(name: str) -> object:
         return value
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
-    from penstock.hints import MODULE
+    from penstock.client.hints import MODULE
 
     if name in MODULE:
         # An import statement would replace an AttributeError by words of its own.

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import App, Dedup, Flow, PenstockError, chain, chord, group, uuid7
-from penstock.claimed import ClaimedJob
+from penstock.client.claim import ClaimedJob
+from penstock.client.search import Filters
 from penstock.core.text import is_storable
-from penstock.searching import Filters
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -142,7 +142,7 @@ def by_name(name: str, call: Callable[[World, dict[str, Any]], Any]) -> Entry:
 
 def placements() -> dict[str, Entry]:
     """Every option of a job, by every way to give it."""
-    from penstock.options import PLACEMENT, TREATMENT
+    from penstock.client.options import PLACEMENT, TREATMENT
 
     entries: dict[str, Entry] = {}
     for name in sorted(PLACEMENT):
@@ -166,7 +166,7 @@ def worker_options() -> dict[str, Entry]:
 
 
 def task_options() -> dict[str, Entry]:
-    from penstock.options import TASK
+    from penstock.client.options import TASK
 
     def define(world: World, options: dict[str, Any]) -> Any:
         def function(item: str) -> None: ...
@@ -300,7 +300,7 @@ def operating() -> dict[str, Entry]:
         )
     for name in ("priority", "delay", "result_ttl", "failure_ttl"):
         entries[f"queue.change({name}=)"] = by_name(name, lambda w, v: w.queue.change("known", **v))
-    from penstock.admin import Settings
+    from penstock.client.admin import Settings
 
     for name in Settings.__annotations__:
         entries[f"queue.configure({name}=)"] = by_name(name, lambda w, v: w.queue.configure(**v))

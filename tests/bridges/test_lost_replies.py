@@ -9,8 +9,8 @@ import pytest
 
 from penstock.bridges.redis_work_queue import Item, WorkQueue
 from penstock.errors import StorageUnavailable
-from penstock.storage.valkey.command import Again, Arg, Key
-from penstock.storage.valkey.router import Router
+from penstock.storage.valkey.replies import Again, Arg, Key
+from penstock.storage.valkey.routers import Router
 
 
 class LosesReplies:

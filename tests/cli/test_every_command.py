@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli.commands import COMMANDS, penstock
 from penstock.cli.errors import ExitCode
-from penstock.cli.keys import KEYS
+from penstock.cli.settings import KEYS
 from tests.cli.conftest import ROOT
 
 MANUAL = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.annex import Annex
 from penstock.core.command import COMMAND_TASK
-from penstock.core.job import NewJob, Options
+from penstock.core.job import Annex, NewJob, Options
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete, Fail, Failure
 from penstock.core.schedule import Every, Plan, Schedule, pack_plan

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock import App, uuid7
-from penstock.cli import jobids
+from penstock.cli import jobview
 from penstock.cli.errors import CommandLineError, NotFound
-from penstock.cli.jobids import find_job, short_ids
+from penstock.cli.jobview import find_job, short_ids
 from tests.cli.conftest import Shell
 from tests.cli.terminal import Terminal
 
@@ -99,8 +99,8 @@ async def test_what_names_several_jobs_is_refused_with_their_refs(app: App) -> N
 async def test_of_a_large_queue_both_ends_of_each_state_are_searched(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobids, "SCANNED_WHOLE", 5)
-    monkeypatch.setattr(jobids, "SCANNED_OF_STATE", 2)
+    monkeypatch.setattr(jobview, "SCANNED_WHOLE", 5)
+    monkeypatch.setattr(jobview, "SCANNED_OF_STATE", 2)
     queue = app.queue("mail")
     await queue.enqueue_many(range(6), ids=[f"number-{n:08}" for n in range(6)])
 

@@ -25,7 +25,7 @@ def test_help_lists_every_command_and_imports_none() -> None:
     assert all(f"  {name} " in run.stdout for name in COMMANDS)
     loaded = set(run.stderr.split())
     targets = {f"penstock.cli.{row.target.partition(':')[0]}" for row in COMMANDS.values()}
-    assert loaded.isdisjoint(targets | {"asyncio", "msgspec", "rich", "penstock.app"})
+    assert loaded.isdisjoint(targets | {"asyncio", "msgspec", "rich", "penstock.client.app"})
 
 
 def test_help_takes_at_most_a_quarter_of_a_second_longer_than_python_itself(tmp_path: Path) -> None:

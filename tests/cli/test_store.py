@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.opening import DEFAULT_URL, StoreName, chosen_store
+from penstock.client.session import DEFAULT_URL, StoreName, chosen_store
 from tests.cli.conftest import Shell
 
 pytestmark = pytest.mark.timeout(300)

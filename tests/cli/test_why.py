@@ -12,11 +12,11 @@ from textual.widgets import DataTable, Static
 
 from penstock import App
 from penstock.cli.connect import open_app
-from penstock.cli.flags import Flags
+from penstock.cli.parameters import Flags
 from penstock.cli.settings import Settings
 from penstock.cli.topscreen import Details, TopScreen
+from penstock.client.situation import command_context, command_line, worker_command
 from penstock.core.job import NewJob
-from penstock.situation import command_context, command_line, worker_command
 from tests.causes import CAUSES, Cause, plant
 from tests.cli.conftest import Shell
 

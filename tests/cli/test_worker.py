@@ -11,7 +11,7 @@ from threading import Timer
 import psutil
 import pytest
 
-from penstock.cli import detached, main
+from penstock.cli import background, main
 from penstock.cli.errors import ExitCode
 from penstock.cli.pidfiles import Surroundings, held
 from tests.cli.conftest import Shell, until
@@ -122,7 +122,7 @@ def test_a_worker_that_is_stopped_has_the_grace_it_was_started_with(
     # Were it the grace of who stops, half a second would be over long before the job is.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_GRACE", "0s")
-    monkeypatch.setattr(detached, "_BEYOND_GRACE_S", 0.5)
+    monkeypatch.setattr(background, "_BEYOND_GRACE_S", 0.5)
     go = Timer(2, (tmp_path / "go").touch)
     go.start()
     try:

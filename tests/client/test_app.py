@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock import App, InvalidName, InvalidOption, JobHandle, StorageError, StorageUnavailable
-from penstock.opening import DEFAULT_URL
+from penstock.client.session import DEFAULT_URL
 from penstock.storage import open_storage
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock import App, JobInfo, JobNotFound
-from penstock.info import _PLAIN
+from penstock.client.info import _PLAIN
 
 
 async def test_get_of_an_unknown_id_raises(app: App) -> None:

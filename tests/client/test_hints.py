@@ -9,11 +9,11 @@ import pytest
 
 import penstock
 from penstock import App, FlowHandle, InvalidOption, JobHandle, Queue, State, group
-from penstock.flow.parts import Whole
-from penstock.flow.sync import SyncFlowHandle
-from penstock.hints import ATTRIBUTES, MODULE, OTHER_WAY, SAME_OPTION, SAME_STATE, Kind
-from penstock.options import DISPATCH, TASK
-from penstock.task import Task
+from penstock.client.flow.handle import SyncFlowHandle
+from penstock.client.flow.parts import Whole
+from penstock.client.hints import ATTRIBUTES, MODULE, OTHER_WAY, SAME_OPTION, SAME_STATE, Kind
+from penstock.client.options import DISPATCH, TASK
+from penstock.client.task import Task
 
 app: Any = App("memory://")
 

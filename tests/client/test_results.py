@@ -22,9 +22,9 @@ from penstock import (
     State,
     StorageUnavailable,
 )
+from penstock.client.waiter import Expected, Waiter
 from penstock.core.job import Enqueued, NewJob
 from penstock.storage.values import Finished, Ticket
-from penstock.waiter import Expected, Waiter
 from tests.client.conftest import until, working
 from tests.client.spy import Spy, spy_on
 
@@ -111,7 +111,7 @@ async def test_an_expired_job_raises(app: App) -> None:
 async def test_a_wait_notices_a_passed_ttl_where_no_worker_does(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.waiter._LISTEN_MS", 20)
+    monkeypatch.setattr("penstock.client.waiter._LISTEN_MS", 20)
     queue = app.queue("mail")
     job = await queue.enqueue("x", ttl="1h")
     waits = [asyncio.create_task(job.result()), asyncio.create_task(queue.call("x", ttl="1h"))]
@@ -145,7 +145,7 @@ async def test_a_wait_that_is_over_tells_that_the_ttl_has_passed(app: App) -> No
 async def test_a_wait_goes_on_if_the_store_cannot_be_swept(
     memory_app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.waiter._LISTEN_MS", 5)
+    monkeypatch.setattr("penstock.client.waiter._LISTEN_MS", 5)
     storage = await memory_app.connect()
     sweep, refused = storage.sweep, asyncio.Event()
 
@@ -343,7 +343,7 @@ async def test_news_that_come_before_the_enqueue_has_answered_are_kept() -> None
 
 
 async def test_listening_ends_when_nobody_waits(memory_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.waiter._LISTEN_MS", 20)
+    monkeypatch.setattr("penstock.client.waiter._LISTEN_MS", 20)
     waiter = Waiter(await memory_app.connect(), "mail")
     expected = waiter.expect("a")
     listening = waiter._listening

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import App, InvalidInput, InvalidName, InvalidOption, SchedulerInfo, State, chain
-from penstock.firing import sweep
+from penstock.client.firing import sweep
 
 HOUR_MS = 3_600_000
 

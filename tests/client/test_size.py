@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.size import byte_count, describe_size
+from penstock.core.units import byte_count, describe_size
 from penstock.errors import InvalidOption
 
 

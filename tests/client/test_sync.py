@@ -15,14 +15,13 @@ from typing import Final
 import pytest
 
 from penstock import App, JobFailed, PenstockError, Queue, ResultTimeout, State, Task
-from penstock.claimed import ClaimedJob
-from penstock.flow.handle import FlowHandle
-from penstock.flow.parts import Whole
-from penstock.flow.sync import SyncFlowHandle, SyncWhole
-from penstock.handle import JobHandle
-from penstock.subscription import Subscription, SyncSubscription
-from penstock.sync import SyncApp, SyncClaimedJob, SyncDispatch, SyncJobHandle, SyncQueue, SyncTask
-from penstock.task import Dispatch
+from penstock.client.claim import ClaimedJob
+from penstock.client.flow.handle import FlowHandle, SyncFlowHandle, SyncWhole
+from penstock.client.flow.parts import Whole
+from penstock.client.handle import JobHandle
+from penstock.client.subscription import Subscription, SyncSubscription
+from penstock.client.sync import SyncApp, SyncClaimedJob, SyncDispatch, SyncJobHandle, SyncQueue, SyncTask
+from penstock.client.task import Dispatch
 from penstock.testing.harness import Harness
 from penstock.testing.sync import SyncHarness
 from tests.client.spy import Spy, spy_on
@@ -115,7 +114,7 @@ def test_many_threads_may_call_at_once(sync_app: App) -> None:
 
 
 async def test_calls_of_several_threads_travel_together() -> None:
-    from penstock.loopthread import run
+    from penstock.client.loopthread import run
     from penstock.storage import open_storage
 
     async def opened() -> Spy:
@@ -138,7 +137,7 @@ async def test_calls_of_several_threads_travel_together() -> None:
 
 
 async def test_a_call_on_the_loop_thread_itself_is_refused_not_waited_for_ever() -> None:
-    from penstock.loopthread import run
+    from penstock.client.loopthread import run
 
     app = App("memory://")
 
@@ -231,7 +230,7 @@ async def test_handlers_in_threads_and_to_thread_may_use_it_beside_a_running_loo
 def test_a_program_that_used_the_default_executor_exits_without_a_traceback() -> None:
     program = """
 import asyncio
-from penstock.loopthread import run
+from penstock.client.loopthread import run
 
 async def length():
     return await asyncio.to_thread(len, "abc")

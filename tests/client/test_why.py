@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from penstock import App, Flow, JobNotFound, Limit, RateLimited, Reason, ResultTimeout, StorageReadOnly
-from penstock.core.annex import Annex
+from penstock.client.why import explain, explain_all
 from penstock.core.command import COMMAND_TASK
-from penstock.core.job import NewJob
+from penstock.core.job import Annex, NewJob
 from penstock.storage import open_storage
 from penstock.storage.values import Budget, GroupPage, Take
-from penstock.why import explain, explain_all
 from tests.causes import CAUSES, plant
 from tests.client.spy import Spy, spy_on
 
@@ -23,7 +22,7 @@ from tests.client.spy import Spy, spy_on
 @pytest.fixture(autouse=True)
 def short_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the options of the store out of commands; ``test_why_remedies`` is about these."""
-    monkeypatch.setattr("penstock.info.store_options", lambda named: ())
+    monkeypatch.setattr("penstock.client.info.store_options", lambda named: ())
 
 
 async def alive(app: App, queue: str, worker: str = "w", **info: object) -> None:

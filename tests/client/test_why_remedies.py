@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from penstock import App, State
+from penstock.client.session import StoreName, store_options
+from penstock.client.why import explain
 from penstock.core.job import NewJob, Options
-from penstock.opening import StoreName, store_options
 from penstock.storage.values import Take
-from penstock.why import explain
 
 
 async def alive(app: App, queue: str, worker: str = "w", **info: object) -> None:

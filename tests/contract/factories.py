@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from penstock.core.annex import Annex
 from penstock.core.event import Event
-from penstock.core.job import Conflict, Enqueued, Job, Lease, NewJob, Options
+from penstock.core.job import Annex, Conflict, Enqueued, Job, Lease, NewJob, Options
 from penstock.core.lifecycle import TERMINAL, EventType, State, sources
 from penstock.core.outcome import Complete, Fail, Failure, Outcome
 from penstock.storage.base import Storage

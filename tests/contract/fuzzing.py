@@ -6,15 +6,14 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from penstock.core.annex import Annex
 from penstock.core.dedup import Dedup
 from penstock.core.flow import Node, woven
-from penstock.core.job import Dependency, NewJob
+from penstock.core.job import Annex, Dependency, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete, Fail, Snooze, Suspend
 from penstock.errors import StorageDamaged
-from penstock.storage.search import Query
+from penstock.storage.pages import Query
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.valkey.engine import ValkeyStorage
 from penstock.storage.values import NewScheduler, QueueSettings

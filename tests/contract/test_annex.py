@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.annex import Annex
+from penstock.core.job import Annex
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Snooze
 from tests.contract.factories import Bench, redispatch

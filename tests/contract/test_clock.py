@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import DAY_MS, HOUR_MS, Dependency, NewJob
+from penstock.core.job import DAY_MS, HOUR_MS, Annex, Dependency, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
 from penstock.storage.sqlite import queuerow

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.core.annex import Annex
+from penstock.core.job import Annex
 from penstock.core.lifecycle import State
-from penstock.core.limits import Limit
+from penstock.core.limits import Limit, Rate
 from penstock.core.outcome import Suspend
-from penstock.core.rate import Rate
 from penstock.storage.values import Counts
 from tests.contract.factories import LEASE_MS, MINUTE_MS, STATES, Bench
 

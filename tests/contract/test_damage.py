@@ -5,15 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.core.annex import Annex
 from penstock.core.dedup import Dedup
 from penstock.core.flow import Node, woven
-from penstock.core.job import Dependency
+from penstock.core.job import Annex, Dependency
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete
 from penstock.errors import StorageDamaged
-from penstock.storage.search import Query
+from penstock.storage.pages import Query
 from penstock.storage.values import Take
 from tests.contract.damage import PARTS, harm, harm_events, harm_limit
 from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench, redispatch

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.annex import Annex
 from penstock.core.dedup import Dedup
-from penstock.core.job import Dependency, Enqueued
+from penstock.core.job import Annex, Dependency, Enqueued
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome
 from penstock.storage.values import Finished

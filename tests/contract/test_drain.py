@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import Dependency
+from penstock.core.job import Annex, Dependency
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete, Suspend

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import Conflict, Enqueued, NewJob, Options
+from penstock.core.job import Annex, Conflict, Enqueued, NewJob, Options
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.core.outcome import Complete, Fail
 from penstock.storage.values import Report, Ticket

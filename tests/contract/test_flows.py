@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.core.annex import Annex
 from penstock.core.flow import NOTHING_TO_WAIT_FOR, DependencyRecord, Node, woven
-from penstock.core.job import Dependency, Lease, NewJob, Options, Policy
+from penstock.core.job import Annex, Dependency, Lease, NewJob, Options, Policy
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Failure, Release, Snooze
 from penstock.errors import JobNotFound

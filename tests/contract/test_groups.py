@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import Lease
+from penstock.core.job import Annex, Lease
 from penstock.core.lifecycle import EventType, State
-from penstock.core.limits import Bucket, GroupState, Limit
+from penstock.core.limits import Bucket, GroupState, Limit, Rate
 from penstock.core.outcome import Complete, Fail, Limited, Release, Snooze, Suspend
-from penstock.core.rate import Rate
 from penstock.errors import CostTooHigh
 from penstock.storage.values import Change, Report, Settlement, Take
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, redispatch

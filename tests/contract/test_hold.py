@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.annex import Annex
+from penstock.core.job import Annex
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail, Outcome
 from penstock.storage.values import Change, QueueSettings, Report, Settlement

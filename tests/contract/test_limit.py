@@ -6,9 +6,8 @@ import asyncio
 import json
 
 from penstock.core.lifecycle import EventType, State
-from penstock.core.limits import Bucket, Limit
+from penstock.core.limits import Bucket, Limit, Rate
 from penstock.core.outcome import Complete, Limited, Release
-from penstock.core.rate import Rate
 from penstock.storage.values import Claimed, Settlement, Take, Ticket
 from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from penstock.core.outcome import Complete, Fail, Outcome, Snooze
-from penstock.storage.minutes import Minute
+from penstock.storage.metrics import Minute
 from penstock.storage.values import Settlement
 from tests.contract.factories import BOOM, MINUTE_MS, Bench
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.annex import Annex
+from penstock.core.job import Annex
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Limited
 from penstock.storage.values import Held, Settled, Take

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.event import unpack
-from penstock.core.eventcolumns import NAMES, columns
+from penstock.core.event import NAMES, columns, unpack
 from penstock.storage.values import Gap, QueueSettings
 from tests.contract.factories import Bench
 

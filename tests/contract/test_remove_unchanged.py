@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import Conflict, Dependency, Job
+from penstock.core.job import Annex, Conflict, Dependency, Job
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.core.outcome import Complete, Fail
 from penstock.storage.values import Unchanged

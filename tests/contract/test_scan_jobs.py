@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import Job
+from penstock.core.job import Annex, Job
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
 from tests.contract.factories import Bench

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.core.annex import Annex
 from penstock.core.dedup import Dedup
-from penstock.core.job import NewJob
+from penstock.core.job import Annex, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Bucket, Limit
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome

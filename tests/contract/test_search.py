@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.annex import Annex
+from penstock.core.job import Annex
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail, Failure
-from penstock.storage.search import Found, Query
+from penstock.storage.pages import Found, Query
 from tests.contract.factories import MINUTE_MS, STATES, Bench, redispatch
 
 S = State

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import Lease
+from penstock.core.job import Annex, Lease
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Fail, Snooze, Suspend
 from penstock.storage.values import Settled

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.annex import Annex
 from penstock.core.dedup import Dedup
-from penstock.core.job import Conflict, Dependency, NewJob
+from penstock.core.job import STAGED_FROM_MS, Annex, Conflict, Dependency, NewJob, staged_at_ms
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Limit
-from penstock.core.staging import STAGED_FROM_MS, staged_at_ms
 from penstock.errors import InvalidOption
 from penstock.storage.values import Change, Finished, Take
 from tests.contract.factories import MINUTE_MS, Bench, Seen

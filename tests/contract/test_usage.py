@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.annex import Annex
+from penstock.core.job import Annex
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Snooze
 from penstock.storage.values import Budget, Claimed, QueueSettings, Report, Take, Ticket, Usage

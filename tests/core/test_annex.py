@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.core.annex import EMPTY_ANNEX, Annex, Dependent, pack_annex, unpack_annex
+from penstock.core.job import EMPTY_ANNEX, Annex, Dependent, pack_annex, unpack_annex
 
 LOOSE: dict[str, Any] = {
     "headers": {"a": "b"},

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core import display
-from penstock.core.display import StderrLog, get_logger, log_to_stderr, visible, visible_in_line
+from penstock.core import text as core_text
+from penstock.core.text import StderrLog, get_logger, log_to_stderr, visible, visible_in_line
 
 HOSTILE = "\x1b[2J\x00\x07\x08\x0b\r\x7f\x9b31m\u202e\u2066\udcff"
 
@@ -98,7 +98,7 @@ def log_as_json(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         root = logging.getLogger()
         monkeypatch.setattr(root, "handlers", list(handlers))
         monkeypatch.setattr(root, "level", root.level)
-        monkeypatch.setattr(display, "_stderr_log", None)
+        monkeypatch.setattr(core_text, "_stderr_log", None)
         log_to_stderr(StderrLog("json"))
 
     return begin

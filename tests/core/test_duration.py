@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.duration import MAX_MS, describe, milliseconds
+from penstock.core.units import MAX_MS, describe, milliseconds
 from penstock.errors import InvalidOption
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.event import Event, pack, unpack
-from penstock.core.eventcolumns import NAMES, columns
+from penstock.core.event import NAMES, Event, columns, pack, unpack
 from tests.core.test_event import groups
 
 ENTRIES = st.lists(st.lists(groups(), min_size=1, max_size=2), max_size=3)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core import ids
-from penstock.core.ids import content_id, uuid7
+from penstock.core import names
+from penstock.core.names import content_id, uuid7
 from penstock.errors import InvalidOption, SerializationError
 
 plain = st.recursive(
@@ -49,11 +49,11 @@ def test_uuid7_rises_strictly_within_a_process() -> None:
 def test_uuid7_rises_when_the_clock_is_set_back_or_a_millisecond_is_used_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ids, "_sequence", ids._Sequence())
+    monkeypatch.setattr(names, "_sequence", names._Sequence())
     first = uuid7()
     monkeypatch.setattr(time, "time_ns", lambda: 0)
     second = uuid7()
-    ids._sequence.last = ids._sequence.limit
+    names._sequence.last = names._sequence.limit
     third = uuid7()
     assert first < second < third
     assert int(third, 16) >> 80 == (int(second, 16) >> 80) + 1
@@ -82,7 +82,7 @@ def test_a_seeded_program_still_gets_ids_of_its_own() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_of_a_fork_neither_deadlocks_nor_repeats_its_parent() -> None:
     reading, writing = os.pipe()
-    with ids._sequence.lock:  # as if another thread of the parent were in the middle of it
+    with names._sequence.lock:  # as if another thread of the parent were in the middle of it
         child = os.fork()
         if child == 0:
             os.write(writing, "".join(uuid7() for _ in range(100)).encode())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.rate import MOST, Rate, parse_rate
+from penstock.core.limits import MOST, Rate, parse_rate
 from penstock.errors import InvalidOption
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.duration import MAX_MS, Duration
 from penstock.core.retry import Backoff, Custom, Exponential, Fixed, custom_name, delay_ms, parse_backoff
+from penstock.core.units import MAX_MS, Duration
 from penstock.errors import InvalidName, InvalidOption
 
 

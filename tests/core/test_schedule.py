@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.annex import Annex
 from penstock.core.dedup import Dedup
-from penstock.core.job import NewJob, Options
+from penstock.core.job import Annex, NewJob, Options
 from penstock.core.retry import Fixed
 from penstock.core.schedule import (
     AfterCompletion,

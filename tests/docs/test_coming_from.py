@@ -29,9 +29,9 @@ from penstock import (
     Task,
     Worker,
 )
-from penstock.admin import Settings
-from penstock.options import PLACEMENT, TASK
-from penstock.scheduler import When
+from penstock.client.admin import Settings
+from penstock.client.options import PLACEMENT, TASK
+from penstock.client.schedules import When
 from penstock.storage import Storage
 from penstock.testing import harness
 from penstock.worker.options import WorkerOptions

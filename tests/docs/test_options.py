@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock import App
-from penstock.options import DEFAULTS, PLACEMENT, TASK, TREATMENT
+from penstock.client.options import DEFAULTS, PLACEMENT, TASK, TREATMENT
 from penstock.worker.options import WorkerOptions
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from penstock.core.annex import EMPTY_ANNEX
+from penstock.core.job import EMPTY_ANNEX
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.storage.values import HoldAnswer, ReleaseAnswer
 from tests.model.record import Record, by_time

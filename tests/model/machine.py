@@ -15,9 +15,8 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.core.annex import Annex
 from penstock.core.flow import Node, woven
-from penstock.core.job import Conflict, Dependency, Job, Lease, NewJob, Policy
+from penstock.core.job import Annex, Conflict, Dependency, Job, Lease, NewJob, Policy
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.errors import JobNotFound, StorageError

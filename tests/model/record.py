@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from penstock.core.annex import Annex
-from penstock.core.job import Lease, Options
+from penstock.core.job import STAGED_FROM_MS, Annex, Lease, Options
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
-from penstock.core.staging import STAGED_FROM_MS
 from penstock.storage.values import Finished
 
 __all__ = [

@@ -7,9 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.core.annex import Dependent
 from penstock.core.flow import Node, woven
-from penstock.core.job import Dependency, Enqueued, EnqueueStatus, Lease, NewJob
+from penstock.core.job import Dependency, Dependent, Enqueued, EnqueueStatus, Lease, NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
 from penstock.storage.values import (

@@ -10,13 +10,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.annex import EMPTY_ANNEX, Annex
 from penstock.core.event import Event
 from penstock.core.flow import DependencyRecord
-from penstock.core.job import Job, Lease, NewJob
+from penstock.core.job import EMPTY_ANNEX, STAGED_FROM_MS, Annex, Job, Lease, NewJob
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.outcome import Failure
-from penstock.core.staging import STAGED_FROM_MS
 from penstock.storage.values import (
     Claimed,
     Finished,

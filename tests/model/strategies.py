@@ -13,11 +13,10 @@ from typing import Final
 import msgspec
 from hypothesis import strategies as st
 
-from penstock.core.annex import Annex
 from penstock.core.dedup import Dedup
-from penstock.core.job import Conflict, Dependency, NewJob, Options
+from penstock.core.job import Annex, Conflict, Dependency, NewJob, Options
 from penstock.core.lifecycle import TERMINAL
-from penstock.core.limits import Bucket, Limit
+from penstock.core.limits import Bucket, Limit, Rate
 from penstock.core.outcome import (
     Await,
     Cancel,
@@ -30,7 +29,6 @@ from penstock.core.outcome import (
     Snooze,
     Suspend,
 )
-from penstock.core.rate import Rate
 from penstock.storage.values import Change, NewScheduler, QueueSettings, Take
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.annex import EMPTY_ANNEX, Annex
+from penstock.core.job import EMPTY_ANNEX, Annex
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.storage.values import SignalAnswer
 from tests.model.record import Record

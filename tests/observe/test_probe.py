@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock import App, Worker
 from penstock.errors import InvalidOption
-from penstock.observe.address import read_address
+from penstock.observe.probe import read_address
 from tests.worker.conftest import until, working
 
 

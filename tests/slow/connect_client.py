@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 import penstock.spark as ps
 from penstock.cli.main import run
-from penstock.spark.java import find_java
+from penstock.spark.local import find_java
 from tests.slow.spark_tasks import app, cube
 from tests.spark.quick import QUICK
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.tables.outputlease import output_name
+from penstock.spark.processing.outputlease import output_name
 from penstock.storage import open_storage
 from tests.slow.crew import ROOT
 

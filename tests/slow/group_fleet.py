@@ -7,8 +7,7 @@ import os
 import sys
 
 from penstock import App, RateLimited, Snooze
-from penstock.core.limits import Limit
-from penstock.core.rate import Rate
+from penstock.core.limits import Limit, Rate
 from penstock.worker.context import current_job
 from penstock.worker.sweeper import Sweeper
 

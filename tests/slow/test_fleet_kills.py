@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import App
+from penstock.client.info import WorkerInfo
 from penstock.core.lifecycle import EventType, State
-from penstock.info import WorkerInfo
 from penstock.storage.values import Counts
 from tests.slow.crew import ROOT, check_history, read_log
 from tests.slow.drivers import PAST_LEASES_MS

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from penstock.core.annex import Annex
-from penstock.core.job import NewJob, Options
+from penstock.core.job import Annex, NewJob, Options
 from penstock.core.outcome import Complete, Fail, Failure, Outcome, Release, Snooze
 from penstock.spark.store import Store
 from penstock.storage.base import Storage

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from shlex import join, quote
 
-from penstock.spark.java import find_java
+from penstock.spark.local import find_java
 
 # Only for Spark's drivers: of another program it is no archive, and what the launcher prints is read as a command.
 WRAPPER = """\

@@ -21,8 +21,8 @@ import penstock.spark as ps
 from penstock.spark import compaction
 from penstock.spark.compaction import FOLDS, finish_folds, fold, piles
 from penstock.spark.deltaoutput import DeltaOutput
+from penstock.spark.processing import settled
 from penstock.spark.publishing import append_files, commit_name, compact_files
-from penstock.spark.tables import settled
 from tests.slow.crew import ROOT
 from tests.slow.drivers import Driver, let_leases_end
 from tests.spark import table_tasks

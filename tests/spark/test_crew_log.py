@@ -27,7 +27,7 @@ def test_a_failed_row_is_not_printed_because_it_comes_back_as_a_row(tmp_path: Pa
     app = App(url)
     app.sync.queue("rows").enqueue({"n": 1}, task="score", id="a", attempts=1)
     worker = subprocess.Popen(
-        [sys.executable, "-m", "penstock.spark.tables.crew", f"{tmp_path}/job.py:app", "rows", "1"],
+        [sys.executable, "-m", "penstock.spark.processing.workers", f"{tmp_path}/job.py:app", "rows", "1"],
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -15,10 +15,10 @@ from penstock import App, InvalidOption, StorageError
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.spark import executors
+from penstock.spark.driver_lease import LEASE_MS, Charge
 from penstock.spark.errors import FleetFailed
-from penstock.spark.executorloop import Assignment, work
+from penstock.spark.executor_task import Assignment, work
 from penstock.spark.executors import FLEETS, _FleetJob
-from penstock.spark.heldjob import LEASE_MS, Charge
 from penstock.spark.store import Store
 from tests.spark.fleet_tasks import (
     app,

@@ -18,10 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock.spark as ps
 from penstock.errors import InvalidInput
 from penstock.spark.errors import TooManyFailures
+from penstock.spark.processing import running
+from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
+from penstock.spark.processing.inputs import delta_dataframe
 from penstock.spark.store import Store
-from penstock.spark.tables import running
-from penstock.spark.tables.deltainput import delta_dataframe
-from penstock.spark.tables.enqueueing import Batch, cancel_rows, enqueue_rows
 from tests.spark.test_process import calls, do, load_tasks, rows_of
 
 

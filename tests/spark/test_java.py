@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InvalidOption
-from penstock.spark.java import find_java
+from penstock.spark.local import find_java
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("bash", "cat", "chmod", "dirname", "env", "ps", "rm", "sh", "uname")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.spark.errors import BadKey
-from penstock.spark.keys import row_id_maker
+from penstock.spark.rows import row_id_maker
 
 id_of = row_id_maker("shop", "score")
 

@@ -15,9 +15,8 @@ from penstock.core.job import NewJob, Options
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
 from penstock.errors import InvalidInput, InvalidOption
-from penstock.spark import archiving, freeing, publishing
-from penstock.spark.archivejournal import Journal
-from penstock.spark.archivetable import ArchiveTable
+from penstock.spark import archive_tasks, archiving, publishing
+from penstock.spark.archiving import ArchiveTable, Journal
 from penstock.spark.errors import ArchiveTorn, OutputLost
 from penstock.storage.base import Storage
 from penstock.storage.values import Settlement, Take, Unchanged
@@ -250,8 +249,8 @@ def test_a_row_that_is_not_what_the_store_has_is_torn(url: str) -> None:
     (job,) = ask(url, lambda storage: storage.get("mail", ["c0"]))
     assert job is not None
     copy = Unchanged(job.id, job.incarnation, job.finished_at_ms)
-    assert freeing._verdict(job, copy, job.payload, job.result) == "same"
-    assert freeing._verdict(job, copy, job.payload, b"3") == "torn"
-    assert freeing._verdict(job, copy._replace(finished_at_ms=1), job.payload, b"3") == "changed"
-    assert freeing._verdict(job, copy._replace(incarnation=99), job.payload, job.result) == "gone"
-    assert freeing._verdict(None, copy, job.payload, job.result) == "gone"
+    assert archive_tasks._verdict(job, copy, job.payload, job.result) == "same"
+    assert archive_tasks._verdict(job, copy, job.payload, b"3") == "torn"
+    assert archive_tasks._verdict(job, copy._replace(finished_at_ms=1), job.payload, b"3") == "changed"
+    assert archive_tasks._verdict(job, copy._replace(incarnation=99), job.payload, job.result) == "gone"
+    assert archive_tasks._verdict(None, copy, job.payload, job.result) == "gone"

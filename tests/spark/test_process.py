@@ -13,16 +13,16 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 import penstock.spark as ps
+from penstock.client.admin import end_leases
 from penstock.core.outcome import Fail, Failure
 from penstock.errors import InvalidInput, StorageError
-from penstock.leases import end_leases
-from penstock.spark import heldjob
+from penstock.spark import driver_lease
 from penstock.spark.errors import FleetFailed, OutputBusy, OutputLost, TooManyFailures
+from penstock.spark.processing import gather, running
+from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
+from penstock.spark.processing.outputlease import OutputLease, output_identity, output_name
+from penstock.spark.processing.workers import Staff
 from penstock.spark.store import Store
-from penstock.spark.tables import gathering, running
-from penstock.spark.tables.enqueueing import Batch, cancel_rows, enqueue_rows
-from penstock.spark.tables.outputlease import OutputLease, output_identity, output_name
-from penstock.spark.tables.staff import Staff
 from penstock.storage.values import Budget, Settlement, Take
 from tests.spark import table_tasks
 
@@ -240,7 +240,7 @@ def test_an_output_has_one_writer_at_a_time(
 ) -> None:
     output = tmp_path / "doubles"
     # Whoever waits sees the sooner that the holder lives.
-    monkeypatch.setattr(heldjob, "_BEAT_S", 0.2)
+    monkeypatch.setattr(driver_lease, "_BEAT_S", 0.2)
     with (
         OutputLease(file_url, str(output), "another"),
         pytest.raises(OutputBusy, match="run: another, process"),
@@ -460,7 +460,7 @@ def test_a_run_that_was_away_leaves_the_budget_of_the_one_that_took_over(
             assert store.run(store.storage.claim(lease, Take("another", 1, 60_000))).leases
         return enqueue_rows(rows, batch)
 
-    monkeypatch.setattr(heldjob, "_BEAT_S", 0.1)
+    monkeypatch.setattr(driver_lease, "_BEAT_S", 0.1)
     monkeypatch.setattr(running, "enqueue_rows", put_and_lose)
     with pytest.raises(OutputLost):
         do(spark.range(2).selectExpr("id AS n"), tasks.spend, output, max_cost=5)
@@ -553,7 +553,7 @@ def test_the_last_rows_are_written_as_soon_as_the_queue_is_drained(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More than a page, which is all that the run looks at for each poll.
-    rows = gathering._PAGE + 100
+    rows = gather._PAGE + 100
     monkeypatch.setattr(running, "_COMMIT_S", (120.0, 120.0))
     table = spark.range(rows).selectExpr("concat('k', id) AS k", "id AS n")
     done = do(table, tasks.double, tmp_path / "doubles")

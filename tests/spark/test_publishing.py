@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock.spark as ps
-from penstock.spark.freshreads import fresh_path, fresh_table
+from penstock.spark.processing.ledger import Ledger
 from penstock.spark.publishing import STAGING, NameTaken, append_files, append_table
-from penstock.spark.tables.ledger import Ledger
+from penstock.spark.uncached_read import fresh_path, fresh_table
 from tests.spark.test_process import calls, do, numbers, tasks  # noqa: F401
 
 

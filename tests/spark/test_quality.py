@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.errors import TooManyFailures
-from penstock.spark.tables.expectations import open_expectations
-from penstock.spark.tables.progress import Tally
-from penstock.spark.tables.running import Limits
+from penstock.spark.processing.progress import Tally
+from penstock.spark.processing.result import open_expectations
+from penstock.spark.processing.running import Limits
 from tests.spark.test_process import calls, do, load_tasks, numbers, rows_of, users
 
 

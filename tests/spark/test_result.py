@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.core.outcome import Complete
+from penstock.spark.processing import running
+from penstock.spark.processing.enqueue import Batch, enqueue_rows
 from penstock.spark.store import Store
-from penstock.spark.tables import running
-from penstock.spark.tables.enqueueing import Batch, enqueue_rows
 from penstock.storage.values import Settlement, Take
 from tests.spark.test_process import calls, do, load_tasks, numbers, rows_of, users
 

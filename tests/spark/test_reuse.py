@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.spark.errors import FleetFailed
-from penstock.spark.tables import running
-from penstock.spark.tables.progress import Tally, open_progress
-from penstock.spark.tables.staff import Staff
+from penstock.spark.processing import running
+from penstock.spark.processing.progress import Tally, open_progress
+from penstock.spark.processing.workers import Staff
 from tests.spark.test_process import calls, do, load_tasks, rows_of
 
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.spark.tables.snapshot import fingerprint_in, former_fingerprint
+from penstock.spark.processing.snapshot import fingerprint_in, former_fingerprint
 from tests.spark.test_process import do, load_tasks
 
 

@@ -19,9 +19,9 @@ import penstock.spark as ps
 from penstock.errors import InvalidInput
 from penstock.spark.cells import column_values
 from penstock.spark.columntypes import KINDS, check_columns
+from penstock.spark.processing.snapshot import snapshot
+from penstock.spark.processing.types import hinted_types
 from penstock.spark.rows import Layout
-from penstock.spark.tables.casting import hinted_types
-from penstock.spark.tables.snapshot import snapshot
 from tests.spark import type_tasks
 from tests.spark.arrowdata import columns
 

@@ -13,10 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock.spark as ps
 from penstock.errors import InvalidInput
+from penstock.spark.processing import enqueue, plan
+from penstock.spark.processing.ledger import Ledger
+from penstock.spark.processing.settled import row_hashes
 from penstock.spark.rows import Layout
-from penstock.spark.tables import intake, plan
-from penstock.spark.tables.ledger import Ledger
-from penstock.spark.tables.rowhash import row_hashes
 from tests.spark import table_tasks
 
 INDEX = "_penstock_index"
@@ -33,7 +33,7 @@ def tasks(file_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mod
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan the rows in this process, or have Spark do it."""
     if request.param == "many rows":
-        monkeypatch.setattr(intake, "_FEW", -1)
+        monkeypatch.setattr(enqueue, "_FEW", -1)
 
 
 def numbers(spark: SparkSession, *pairs: tuple[str, int]) -> DataFrame:
@@ -106,7 +106,7 @@ def test_a_key_with_a_settled_and_another_payload_is_refused(
 def test_the_first_run_of_an_output_judges_no_row_and_its_index_holds(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "_FEW", -1)
+    monkeypatch.setattr(enqueue, "_FEW", -1)
     output, rows = tmp_path / "doubles", numbers(spark, ("a", 1), ("b", 2))
     with monkeypatch.context() as patch:
         for name in ("_check_rows", "_with_verdicts", "_ends_of"):

@@ -18,7 +18,7 @@ from pyspark.sql.types import DecimalType, LongType, StringType, TimestampNTZTyp
 
 import penstock.spark as ps
 from penstock.errors import InvalidInput, InvalidOption
-from penstock.spark.tables.incoming import as_dataframe
+from penstock.spark.processing.inputs import as_dataframe
 from tests.spark.test_process import do, load_tasks, numbers, rows_of
 
 

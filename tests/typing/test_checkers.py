@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from penstock import App, TaskOptions, Worker, WorkerOptions
-from penstock.options import DISPATCH, PLACEMENT, TREATMENT, DispatchOptions
+from penstock.client.options import DISPATCH, PLACEMENT, TREATMENT, DispatchOptions
 from penstock.worker.options import WorkerSettings
 
 pytestmark = pytest.mark.timeout(400)

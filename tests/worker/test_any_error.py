@@ -12,8 +12,8 @@ import pytest
 from penstock import App, JobFailed, State
 from penstock.storage.values import Settlement, Take
 from penstock.worker import health
-from penstock.worker.after import Execution
 from penstock.worker.context import JobContext
+from penstock.worker.middleware import Execution
 from tests.worker.conftest import running, until, working
 
 

@@ -15,7 +15,7 @@ import pytest
 from penstock import App, JobContext, Retry, Snooze, Unrecoverable
 from penstock.core.command import COMMAND_TASK, CommandLine
 from penstock.errors import RateLimited
-from penstock.worker.after import Execution
+from penstock.worker.middleware import Execution
 from tests.worker import process_tasks as tasks
 from tests.worker.conftest import until, working
 

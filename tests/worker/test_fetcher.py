@@ -11,8 +11,8 @@ import pytest
 
 from penstock import App
 from penstock.storage.values import Take
-from penstock.worker import fetcher, lane
-from penstock.worker.lane import Lane, apportion
+from penstock.worker import fetcher, slots
+from penstock.worker.slots import Lane, apportion
 from tests.worker.conftest import Clock, running, until, working
 
 
@@ -165,7 +165,7 @@ async def test_an_answer_that_comes_after_the_lease_is_not_run(
     ran: list[int] = []
     clock = Clock()
     monkeypatch.setattr(fetcher, "time", clock)
-    monkeypatch.setattr(lane, "time", clock)
+    monkeypatch.setattr(slots, "time", clock)
 
     @memory_app.task
     async def note(context_run: int) -> None:

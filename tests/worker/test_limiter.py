@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock import App, InvalidOption, Task
-from penstock.core.rate import Rate
+from penstock.core.limits import Rate
 from penstock.worker import fetcher
-from penstock.worker.limiter import Limits, Window
+from penstock.worker.slots import Limits, Window
 from tests.worker.conftest import until, working
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.worker.runners.output import Output
+from penstock.worker.runners.sandbox import Output
 
 
 def kept(*chunks: bytes) -> list[str]:

@@ -14,11 +14,12 @@ import pytest
 
 from penstock import JobCancelled, JobFailed
 from penstock.core.job import Lease, NewJob, Options
+from penstock.core.verdict import Abort
 from penstock.errors import InvalidOption
-from penstock.worker.run import Abort, Run
+from penstock.worker.run import Run
 from penstock.worker.runners import process
 from penstock.worker.runners.messages import Done, Raised, Request
-from penstock.worker.runners.parent import ChildProcess
+from penstock.worker.runners.process import ChildProcess
 from tests.worker import process_tasks as tasks
 from tests.worker.conftest import until, working
 

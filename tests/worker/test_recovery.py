@@ -11,7 +11,7 @@ from penstock import App, State, StorageError, StorageFull, StorageUnavailable
 from penstock.storage.base import Storage
 from penstock.storage.values import Held, SettledBatch, Take
 from penstock.worker import recovery
-from penstock.worker.lane import Lane
+from penstock.worker.slots import Lane
 from tests.servers import ValkeyServer
 from tests.worker.conftest import recorded, until, working
 

@@ -18,7 +18,7 @@ import pytest
 from penstock import App, InvalidOption, JobCancelled, JobContext, JobFailed, MemoryLimitExceeded, Task
 from penstock.worker.middleware import CallNext
 from penstock.worker.run import Run
-from penstock.worker.runners import parent, sandbox
+from penstock.worker.runners import process, sandbox
 from tests.processes import is_alive
 from tests.worker import sandbox_tasks as tasks
 from tests.worker.conftest import until, working
@@ -97,7 +97,7 @@ async def test_a_result_that_cannot_be_encoded_fails_the_run() -> None:
 async def test_what_was_registered_for_the_exit_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parent, "_LEAVING_S", 30.0)
+    monkeypatch.setattr(process, "_LEAVING_S", 30.0)
     async with tasks.app, working(tasks.app, child_processes=1):
         await tasks.register_exit.call(str(tmp_path / "left"))
         assert (tmp_path / "left").exists()

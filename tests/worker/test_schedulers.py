@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from penstock import App, EnqueueCall, JobContext, current_job
-from penstock.core.annex import Annex
+from penstock.client.firing import fire_due, sweep
+from penstock.core.job import Annex
 from penstock.core.schedule import Every, Plan, Schedule, pack_plan
 from penstock.errors import StorageFull
-from penstock.firing import fire_due, sweep
 from penstock.storage.values import Fired, NewScheduler, Swept
 from penstock.worker.sweeper import Sweeper
 from tests.worker.conftest import until, working

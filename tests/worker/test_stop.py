@@ -19,7 +19,7 @@ from penstock.core.outcome import Release
 from penstock.errors import InvalidOption, StorageUnavailable
 from penstock.storage import open_storage
 from penstock.storage.values import Settlement, Take
-from penstock.worker import shift
+from penstock.worker import session
 from penstock.worker.deadlines import PATIENCE_S
 from tests.worker.conftest import Hog, recorded, running, until, working
 
@@ -283,8 +283,8 @@ async def test_a_stop_ends_in_bounded_time_without_a_store(
     never = asyncio.Event()
     for verb in ("settle", "depart"):
         monkeypatch.setattr(storage, verb, lambda *_, **__: never.wait())
-    monkeypatch.setattr(shift, "_SETTLE_S", 0.2)
-    monkeypatch.setattr(shift, "_DEPART_S", 0.2)
+    monkeypatch.setattr(session, "_SETTLE_S", 0.2)
+    monkeypatch.setattr(session, "_DEPART_S", 0.2)
     await work.enqueue()
     worker = memory_app.worker(grace="200ms")
     run = asyncio.create_task(worker.run())

@@ -9,9 +9,8 @@ from typing import Any, cast
 
 from penstock.errors import StorageError
 from penstock.worker.context import JobContext
-from penstock.worker.reporter import Receipt
-from penstock.worker.runners.tail import LogTail
-from penstock.worker.words import Words
+from penstock.worker.reporter import Receipt, Words
+from penstock.worker.runners.command import LogTail
 
 
 class Log:

@@ -11,10 +11,10 @@ from penstock import App, JobFailed, State
 from penstock.core.job import Lease, Options
 from penstock.core.lifecycle import OPEN
 from penstock.errors import Snooze, UnknownTask
-from penstock.worker import plans
-from penstock.worker.lane import Lane
-from penstock.worker.plans import Unknown
+from penstock.worker import handlers
+from penstock.worker.handlers import Unknown
 from penstock.worker.run import Plan, Run
+from penstock.worker.slots import Lane
 from tests.worker.conftest import until, working
 
 
@@ -115,7 +115,7 @@ def test_the_delay_grows_to_ten_seconds() -> None:
 
 
 def test_of_many_jobs_only_the_newest_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "_MOST_WATCHED", 10)
+    monkeypatch.setattr(handlers, "_MOST_WATCHED", 10)
     unknown, lane = Unknown(3_600_000), Lane("default")
     for n in range(100):
         assert isinstance(unknown.hand_back(_run(lane, id=str(n)), UnknownTask("x")), Snooze)

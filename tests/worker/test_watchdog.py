@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from penstock import App, State
-from penstock.worker import health, watchdog
-from penstock.worker.lane import Lane
-from penstock.worker.watchdog import WARN_AFTER_S, Watchdog
+from penstock.worker import health
+from penstock.worker.health import WARN_AFTER_S, Watchdog
+from penstock.worker.slots import Lane
 from tests.worker.conftest import LEASE_S, Hog, until, working
 
 
@@ -110,9 +110,9 @@ async def test_a_worker_is_stuck_after_its_time_and_that_of_its_jobs(
 async def test_a_stuck_worker_gives_its_jobs_up_and_a_blocking_one_keeps_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watchdog, "WARN_AFTER_S", 0.1)
-    monkeypatch.setattr(watchdog, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(watchdog, "_TICK_S", 0.05)
+    monkeypatch.setattr(health, "WARN_AFTER_S", 0.1)
+    monkeypatch.setattr(health, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(health, "_TICK_S", 0.05)
     rescued = threading.Event()
     async with App(f"sqlite:///{tmp_path}/s.db") as app:
         hogs: list[Hog] = []

@@ -13,8 +13,6 @@ import click
 from penstock import __version__
 from penstock.cli.parameters import Family, global_options
 
-__all__ = ["COMMANDS", "LazyGroup", "penstock"]
-
 
 class Row(NamedTuple):
     """Where a command is, under which heading it is listed, and what it does."""
@@ -51,7 +49,7 @@ COMMANDS: Final[dict[str, Row]] = {
         "schedule:schedule", _QUEUES, "Jobs that come again: add, list, run, remove, pause, resume."
     ),
     "limit": Row("limit:limit", _QUEUES, "How many at a time, how many in a stretch of time: set, show."),
-    "budget": Row("budget:budget", _QUEUES, "How much the jobs of a queue may use: set, show, remove."),
+    "budget": Row("limit:budget", _QUEUES, "How much the jobs of a queue may use: set, show, remove."),
     "pause": Row("queues:pause", _QUEUES, "Give workers no further jobs, of one queue or of all."),
     "resume": Row("queues:resume", _QUEUES, "The end of a pause."),
     "drain": Row("queues:drain", _QUEUES, "Remove all jobs that wait."),
@@ -63,10 +61,10 @@ COMMANDS: Final[dict[str, Row]] = {
     "workers": Row("status:workers", _WORKERS, "All workers of the store, wherever they run."),
     "spark": Row("spark:spark", _TABLES, "A task on every row of a table; the results are rows of another."),
     "history": Row("history:history", _TABLES, "What happened in the queues, as tables and as a page."),
-    "archive": Row("archive:archive", _TABLES, "Move jobs that have ended into a table."),
+    "archive": Row("history:archive", _TABLES, "Move jobs that have ended into a table."),
     "doctor": Row("doctor:doctor", _SETUP, "Check server, clock, libraries and records; say what to do."),
-    "backup": Row("backup:backup", _SETUP, "Write a copy of the store to a file while workers run."),
-    "restore": Row("backup:restore", _SETUP, "Replace the store by a backup."),
+    "backup": Row("doctor:backup", _SETUP, "Write a copy of the store to a file while workers run."),
+    "restore": Row("doctor:restore", _SETUP, "Replace the store by a backup."),
     "config": Row("config:config", _SETUP, "Show and set what commands go by: store, queue, attempts ..."),
     "completion": Row(
         "completion:completion", _SETUP, "Print the script that completes commands in your shell."

@@ -7,14 +7,10 @@ import shutil
 import click
 
 from penstock.cli.errors import CommandLineError, NotFound
-from penstock.cli.flags import Flags
-from penstock.cli.keys import KEYS, Value, known_key
 from penstock.cli.output import print_json, print_table
-from penstock.cli.parameters import command_of, family, json_option
-from penstock.cli.settings import Origin, Setting, Settings, checked_value
-from penstock.core.display import without_password
-
-__all__ = ["config", "shown_argument"]
+from penstock.cli.parameters import Flags, command_of, family, json_option
+from penstock.cli.settings import KEYS, Origin, Setting, Settings, Value, checked_value, known_key
+from penstock.core.text import without_password
 
 
 @family("config")

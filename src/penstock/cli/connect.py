@@ -14,34 +14,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.synonyms import did_you_mean
+from penstock.client.imports import MissingModule, check_module, import_named, module_of
+from penstock.client.session import StoreName, chosen_store, from_environment
+from penstock.client.situation import CommandContext, command_context
 from penstock.core.names import check_queue
 from penstock.errors import InvalidOption
-from penstock.importing import MissingModule, check_module, import_named, module_of
-from penstock.opening import StoreName, chosen_store, from_environment
-from penstock.situation import CommandContext, command_context
 from penstock.storage.values import QueueSettings
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.cli.keys import Value
-    from penstock.cli.settings import Settings
-    from penstock.queue import Queue
-    from penstock.task import Task
+    from penstock.cli.settings import Settings, Value
+    from penstock.client.app import App
+    from penstock.client.queue import Queue
+    from penstock.client.task import Task
 
-__all__ = [
-    "code_names",
-    "import_app",
-    "import_task",
-    "is_local",
-    "open_app",
-    "queues_of",
-    "queues_with_rules",
-    "refuse_missing_file",
-    "refuse_unknown_queue",
-    "run_app",
-    "run_with_app",
-    "shared_store",
-]
 
 T = TypeVar("T")
 K = TypeVar("K", "App", "Task[..., Any]")
@@ -91,7 +76,7 @@ def open_app(settings: Settings) -> App:
     With an app configured, that is the store of the app. From here on, commands that answers name repeat the options
     which chose the store.
     """
-    from penstock.app import App
+    from penstock.client.app import App
 
     command_context.set(_command_context(settings))
     url, namespace = chosen_store([_flags(settings), code_names(settings), *_below_code(settings)])
@@ -158,7 +143,7 @@ def import_app(settings: Settings, target: str, *, include: Sequence[str] = ()) 
 
 def import_task(settings: Settings, target: str) -> Task[..., Any]:
     """The task that ``module:name`` means, in the same way."""
-    from penstock.task import Task
+    from penstock.client.task import Task
 
     found = _imported(settings, target, Task, otherwise="no task")
     _put_in_its_place(settings, found.app)
@@ -168,7 +153,7 @@ def import_task(settings: Settings, target: str) -> Task[..., Any]:
 
 
 def _imported_app(settings: Settings, target: str) -> App:
-    from penstock.app import App
+    from penstock.client.app import App
 
     return _imported(settings, target, App, otherwise="neither a command nor an app")
 

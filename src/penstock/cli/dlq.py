@@ -9,14 +9,13 @@ import click
 
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, WrongState
-from penstock.cli.flags import Flags
-from penstock.cli.jobids import find_job
 from penstock.cli.jobs import print_jobs
 from penstock.cli.jobs import show as show_job
-from penstock.cli.jobview import title
+from penstock.cli.jobview import find_job, title
 from penstock.cli.operate import done_by_id
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
+    Flags,
     command_of,
     completes_ids,
     family,
@@ -30,14 +29,13 @@ from penstock.cli.queues import ask, refuse_unknown_queues
 from penstock.cli.search import filters_of, search_options
 from penstock.cli.settings import Settings
 from penstock.cli.values import some_text
+from penstock.client.situation import counted
 from penstock.core.lifecycle import State
-from penstock.situation import counted
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.info import JobInfo
+    from penstock.client.app import App
+    from penstock.client.info import JobInfo
 
-__all__ = ["dlq"]
 
 _matching_option = click.option(
     "--matching",

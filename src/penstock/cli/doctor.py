@@ -1,4 +1,4 @@
-"""``penstock doctor``: is all as it should be?"""
+"""``penstock backup`` and ``penstock restore``: copies of a store in a file."""
 
 from __future__ import annotations
 
@@ -6,28 +6,77 @@ import platform
 import sqlite3
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from penstock import __version__
-from penstock.cli.connect import is_local, queues_of, run_with_app
-from penstock.cli.errors import ExitCode
-from penstock.cli.flags import Flags
+from penstock.cli.connect import is_local, open_app, queues_of, refuse_missing_file, run_with_app
+from penstock.cli.errors import ExitCode, WrongState
 from penstock.cli.output import print_json, print_table, span
-from penstock.cli.parameters import command, json_option
+from penstock.cli.parameters import Flags, command, json_option, yes_option
+from penstock.cli.queues import ask
 from penstock.cli.settings import Settings
 from penstock.cli.status import Halt, read_causes, read_counts, read_halts, read_workers
+from penstock.client.situation import at_second, command_line, counted, worker_command
 from penstock.core.command import COMMAND_TASK
 from penstock.errors import StorageRefused
-from penstock.situation import at_second, command_line, counted, worker_command
 
 if TYPE_CHECKING:
-    from penstock.app import App
+    from penstock.client.app import App
     from penstock.storage.base import Storage
     from penstock.storage.values import QueueClock
 
-__all__ = ["doctor"]
+
+_file_argument = click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
+
+
+@command("backup")
+@_file_argument
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@click.pass_obj
+def backup(flags: Flags, /, *, file: str, force: bool) -> None:
+    """Write a copy of the store to FILE. Workers and producers go on meanwhile.
+
+    \b
+      penstock backup "backups/$(date +%F).db"
+
+    The copy is consistent and holds all namespaces. Only its owner may read it. For stores in a SQLite file; a server
+    makes its own backups.
+    """
+    from penstock.storage.sqlite.backup import backup as write
+
+    url = open_app(Settings(flags)).url
+    refuse_missing_file(url)
+    if Path(file).exists() and not force and is_local(url):
+        raise WrongState(f"{file} exists. Choose another name, or add --force.")
+    write(url, file, overwrite=force)
+    click.echo(f"the backup is in {file}")
+
+
+@command("restore")
+@_file_argument
+@yes_option
+@click.pass_obj
+def restore(flags: Flags, /, *, file: str, yes: bool) -> None:
+    """Replace the store by FILE, which `penstock backup` has written. Stop all workers first. Asks first.
+
+    What happened since the backup is lost: jobs that ended since may run again. Readers of events notice that history
+    has changed, and no fencing token comes back.
+    """
+    from penstock.storage.sqlite.backup import restore as put_back
+
+    url = open_app(Settings(flags)).url
+    if is_local(url):
+        question = f"Replace the store {url} by {file}? What happened since that backup is lost."
+        ask(question, yes=yes, nothing="nothing was replaced")
+    put_back(url, file)
+    click.echo(f"the store {url} is restored from {file}")
+
+
+# ``penstock doctor``: is all as it should be?
+
 
 _FURTHEST_CLOCK_MS: Final = 2_000
 _OLD_LEASE_MS: Final = 60_000

@@ -16,20 +16,26 @@ import click
 from penstock.cli.bulk import Totals, enqueue_lines
 from penstock.cli.connect import import_app, is_local, open_app, run_app
 from penstock.cli.errors import CommandLineError, ExitCode
-from penstock.cli.flags import Flags
 from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import print_json
-from penstock.cli.parameters import OPEN, PlainCommand, command, completes_ids, json_option, queue_option_for
+from penstock.cli.parameters import (
+    OPEN,
+    Flags,
+    PlainCommand,
+    command,
+    completes_ids,
+    json_option,
+    queue_option_for,
+)
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import option_for
 from penstock.cli.values import duration, duration_or, instant_or, some_duration
 from penstock.cli.waiting import wait_for
-from penstock.situation import counted
+from penstock.client.situation import counted
 
 if TYPE_CHECKING:
-    from penstock.app import App
+    from penstock.client.app import App
 
-__all__ = ["cwd_option", "enqueue", "env_option", "given_options"]
 
 _UNIT: Final = re.compile(r"(?:sec|second|min|minute|hr|hour|day|week)s?")
 _OPERATORS: Final = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "&"})
@@ -277,7 +283,7 @@ def _warn(app: App, job: tuple[str, ...], options: dict[str, Any]) -> None:
 async def _enqueue_one(
     app: App, jobs: NewJobs, text: str, *, wait: bool, timeout: str | None, as_json: bool
 ) -> int:
-    from penstock.bulk import enqueue_many
+    from penstock.client.bulk import enqueue_many
 
     source, new = jobs.from_text(text)
     [handle] = await enqueue_many(source, [new])

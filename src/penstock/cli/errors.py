@@ -16,8 +16,6 @@ from penstock.errors import (
 )
 from penstock.spark.errors import OutputBusy
 
-__all__ = ["CommandLineError", "ExitCode", "NotFound", "WrongState", "explained"]
-
 _EXTRAS: Final = {
     "click": "cli",
     "rich": "cli",

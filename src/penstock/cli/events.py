@@ -10,22 +10,19 @@ import click
 
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
-from penstock.cli.flags import Flags
-from penstock.cli.jobids import find_job
-from penstock.cli.jobview import happened
+from penstock.cli.jobview import find_job, happened
 from penstock.cli.output import json_text, jsonable
-from penstock.cli.parameters import command, completes_ids, completes_queues, json_option
+from penstock.cli.parameters import Flags, command, completes_ids, completes_queues, json_option
 from penstock.cli.settings import Settings
-from penstock.core.display import visible_in_line
-from penstock.core.duration import milliseconds
 from penstock.core.lifecycle import EventType
+from penstock.core.text import visible_in_line
+from penstock.core.units import milliseconds
 from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from penstock.app import App
+    from penstock.client.app import App
     from penstock.core.event import Event
 
-__all__ = ["events"]
 
 _TYPES: Final = tuple(kind.value for kind in EventType)
 

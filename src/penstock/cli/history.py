@@ -1,4 +1,4 @@
-"""``penstock history``: what happened in the queues, as tables that grow and as a page to look at."""
+"""``penstock archive``: jobs that have ended, moved into a table."""
 
 from __future__ import annotations
 
@@ -10,16 +10,90 @@ import click
 import msgspec
 
 from penstock.cli.connect import shared_store
-from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, span
-from penstock.cli.parameters import command_of, family, json_option
+from penstock.cli.parameters import Flags, StateName, command, command_of, family, json_option
 from penstock.cli.settings import Settings
+from penstock.cli.spark import format_of, is_table
 from penstock.cli.sparksession import SparkChoice, open_session, session_options
 
 if TYPE_CHECKING:
     from penstock.spark.history import SyncReport
 
-__all__ = ["history"]
+
+@command("archive")
+@click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
+@click.argument("output", metavar="OUT")
+@click.option(
+    "--older-than", metavar="DURATION", default="7d", show_default=True, help="Ended longer ago than that."
+)
+@click.option(
+    "--state",
+    "states",
+    type=StateName(["completed", "failed", "cancelled"]),
+    multiple=True,
+    help="Only such; may be repeated.",
+)
+@click.option(
+    "--consumer", metavar="NAME", default="", help="Let go of jobs that are held for this consumer."
+)
+@click.option("--out-format", metavar="NAME", help="Of OUT. [parquet]")
+@click.option("--scratch", metavar="PATH", help="For the journal, if OUT is a table: always the same.")
+@session_options
+@json_option
+@click.pass_obj
+def archive(
+    flags: Flags,
+    /,
+    *,
+    queues: tuple[str, ...],
+    output: str,
+    older_than: str,
+    states: tuple[str, ...],
+    consumer: str,
+    out_format: str | None,
+    scratch: str | None,
+    choice: SparkChoice,
+    as_json: bool,
+) -> None:
+    """Move the jobs of QUEUE that have ended, with payload and result, out of the store and into the table OUT:
+    a folder (Parquet), or table:db.archive. Needs penstock[spark].
+
+    \b
+      penstock archive mail archive/ --older-than 30d
+      penstock archive mail reports table:lake.jobs --scratch s3://lake/journal
+
+    A job is in the store or in the table, never in both. Can be killed anywhere and started again.
+    """
+    url = shared_store(Settings(flags))
+    format = out_format or ("parquet" if is_table(output) else format_of(output, None))
+    given = {"states": states} if states else {}
+    with open_session(choice, catalog=is_table(output)) as session:
+        from penstock.spark import archive as move
+
+        for queue in queues:
+            done = move(
+                session,
+                url,
+                queue,
+                output,
+                older_than=older_than,
+                consumer=consumer,
+                format=format,
+                scratch=scratch,
+                **given,
+            )
+            if as_json:
+                print_json(msgspec.to_builtins(done))
+            else:
+                recovered = f" ({done.recovered:,} of an earlier call)" if done.recovered else ""
+                click.echo(
+                    f"{queue}: {done.archived:,} jobs archived{recovered}, {done.kept:,} kept, "
+                    f"in {span(done.seconds * 1000)}"
+                )
+
+
+# ``penstock history``: what happened in the queues, as tables that grow and as a page to look at.
+
 
 _FOLDER = click.argument("folder", metavar="[DIR]", default="history")
 
@@ -73,7 +147,7 @@ def sync(
     url = shared_store(Settings(flags))
     with open_session(choice) as session:
         from penstock.spark import history as tables
-        from penstock.spark.interrupts import noted_interrupts
+        from penstock.spark.driver_lease import noted_interrupts
 
         options |= {"spark": session, "queues": list(queues) or None}
         if not follow:
@@ -131,7 +205,7 @@ def report(*, folder: str, output: Path, since: str | None, until: str | None, t
 
 
 def _instant(said: str | None) -> str | datetime | None:
-    from penstock.core.duration import milliseconds
+    from penstock.core.units import milliseconds
     from penstock.errors import InvalidOption
 
     try:

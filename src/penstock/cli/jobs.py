@@ -10,12 +10,22 @@ import click
 
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
-from penstock.cli.flags import Flags
-from penstock.cli.jobids import find_job, short_ids
-from penstock.cli.jobview import BRIEF, SPARE, brief, described, facts, happened, reason_fields, timeline_row
-from penstock.cli.output import at_terminal, print_json, print_table
+from penstock.cli.jobview import (
+    BRIEF,
+    SPARE,
+    brief,
+    described,
+    facts,
+    find_job,
+    happened,
+    reason_fields,
+    short_ids,
+    timeline_row,
+)
+from penstock.cli.output import at_terminal, print_json, print_table, raw
 from penstock.cli.parameters import (
     STATES,
+    Flags,
     StateName,
     command,
     completes_ids,
@@ -25,22 +35,20 @@ from penstock.cli.parameters import (
     queue_option_for,
 )
 from penstock.cli.settings import Settings
-from penstock.cli.streams import raw
 from penstock.cli.values import whole
 from penstock.cli.waiting import LogFollower
+from penstock.client.session import shown_store
+from penstock.client.situation import command_line
 from penstock.core.command import COMMAND_TASK
-from penstock.core.display import visible_in_line
 from penstock.core.lifecycle import TERMINAL, State
+from penstock.core.text import visible_in_line
 from penstock.errors import EventsLost
-from penstock.opening import shown_store
-from penstock.situation import command_line
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.info import JobInfo
-    from penstock.why import Reason
+    from penstock.client.app import App
+    from penstock.client.causes import Reason
+    from penstock.client.info import JobInfo
 
-__all__ = ["STATES_HELP", "Reasons", "list_", "logs", "print_jobs", "read_reasons", "show", "why"]
 
 _LOOK_EVERY_S: Final = 0.2
 _STATES: Final = StateName(STATES)
@@ -63,7 +71,7 @@ Reasons: TypeAlias = "dict[tuple[str, str], Reason]"
 
 async def read_reasons(app: App, jobs: list[JobInfo]) -> Reasons:
     """Return why the open ones of these jobs do not run."""
-    from penstock.why import explain_all
+    from penstock.client.why import explain_all
 
     return await explain_all(await app.connect(), [job.raw for job in jobs])
 
@@ -167,7 +175,7 @@ def _left_out(shown: int, total: int | None) -> str:
 @click.pass_obj
 def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_json: bool) -> None:
     """One job: what it is, how it is, and its whole life as a timeline. What it printed: `penstock logs ID`."""
-    from penstock.why import explain
+    from penstock.client.why import explain
 
     async def read(app: App) -> tuple[JobInfo, Reason, list[Any], str]:
         job = await find_job(app, id, queue)

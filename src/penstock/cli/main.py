@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     import click
 
-__all__ = ["main", "run"]
-
 
 def main() -> NoReturn:
     """What the script calls. Ends the process."""
@@ -28,7 +26,7 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code. Errors are one line on stderr, unless ``--debug`` is given."""
-    from penstock.cli.streams import guarded
+    from penstock.cli.output import guarded
 
     with guarded():
         return _run(arguments)
@@ -38,8 +36,8 @@ def _run(arguments: Sequence[str]) -> int:
     import click
 
     from penstock.cli.commands import penstock
-    from penstock.cli.flags import Flags
-    from penstock.cli.streams import ReaderGone
+    from penstock.cli.output import ReaderGone
+    from penstock.cli.parameters import Flags
 
     flags = Flags()
     try:

@@ -16,17 +16,14 @@ from penstock.cli.connect import is_local
 from penstock.cli.synonyms import did_you_mean, option_for
 from penstock.cli.values import read_time
 from penstock.core.command import COMMAND_TASK, CommandLine, check_command, encode_command
-from penstock.core.ids import uuid7
-from penstock.core.names import check_id
+from penstock.core.names import check_id, uuid7
 from penstock.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from penstock.app import App
+    from penstock.client.app import App
+    from penstock.client.codec import Source
+    from penstock.client.task import JobSpec
     from penstock.core.job import NewJob
-    from penstock.source import Source
-    from penstock.task import JobSpec
-
-__all__ = ["JobLine", "NewJobs", "read_line"]
 
 
 class JobLine(msgspec.Struct, forbid_unknown_fields=True):

@@ -9,12 +9,12 @@ import click
 
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound, WrongState
-from penstock.cli.flags import Flags
-from penstock.cli.jobids import find_job
+from penstock.cli.jobview import find_job
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
     OPEN,
     STATES,
+    Flags,
     command,
     completes_ids,
     json_option,
@@ -23,15 +23,14 @@ from penstock.cli.parameters import (
 )
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration
+from penstock.client.situation import counted
 from penstock.errors import InvalidName
-from penstock.situation import counted
 from penstock.worker.options import LONGEST_HEARTBEAT_MS
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.queue import Queue
+    from penstock.client.app import App
+    from penstock.client.queue import Queue
 
-__all__ = ["cancel", "done_by_id", "promote", "remove", "reset", "reset_stale", "retry", "said", "signal"]
 
 _DONE: Final = {
     "cancelled": "cancelled",
@@ -289,7 +288,7 @@ def reset_stale(flags: Flags, /, *, older_than: str | None, queue: str | None, a
 
     Jobs of a worker that died need no help: they come back by themselves when their lease is over.
     """
-    from penstock.core.duration import milliseconds
+    from penstock.core.units import milliseconds
 
     given = older_than or Settings(flags)["stale_after"]
     if given is None:

@@ -1,4 +1,4 @@
-"""Options that many commands have, and how help shows them."""
+"""What was said on the command line itself, wherever on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from penstock.cli.flags import Flags
 from penstock.cli.synonyms import (
     STATES_BY_SYNONYM,
     advice,
@@ -19,26 +18,17 @@ from penstock.cli.synonyms import (
 )
 from penstock.cli.values import seconds, whole
 
-__all__ = [
-    "OPEN",
-    "STATES",
-    "Family",
-    "PlainCommand",
-    "StateName",
-    "command",
-    "command_of",
-    "completes_ids",
-    "completes_queues",
-    "every_option",
-    "family",
-    "global_options",
-    "json_option",
-    "limit_option",
-    "no_such_command",
-    "queue_option",
-    "queue_option_for",
-    "yes_option",
-]
+
+class Flags:
+    """Keys given by options, as text, not checked yet; and whether errors are to be shown in full."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, str] = {}
+        self.debug = False
+
+
+# Options that many commands have, and how help shows them.
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -269,7 +259,7 @@ def json_option(function: F) -> F:
 
 def completes_queues(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Has a shell complete the names of queues."""
-    from penstock.cli.completing import queue_names
+    from penstock.cli.completion import queue_names
 
     return queue_names(ctx, param, incomplete)
 
@@ -278,7 +268,7 @@ def completes_ids(*states: str) -> Callable[[click.Context, click.Parameter, str
     """Has a shell complete the ids of jobs in these states, or in any."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-        from penstock.cli.completing import ids_in
+        from penstock.cli.completion import ids_in
 
         return ids_in(*states or STATES)(ctx, param, incomplete)
 

@@ -17,17 +17,6 @@ import msgspec
 
 from penstock.cli.errors import WrongState
 
-__all__ = [
-    "PidRecord",
-    "Surroundings",
-    "await_end",
-    "held",
-    "private",
-    "read_record",
-    "running",
-    "tell_to_end",
-]
-
 _LOOK_EVERY_S: Final = 0.05
 _EXIT_S: Final = 5.0
 _PREFIX: Final = "PENSTOCK_"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from penstock.cli.connect import open_app
-from penstock.cli.flags import Flags
+from penstock.cli.parameters import Flags
 from penstock.cli.settings import Settings
-
-__all__ = ["app"]
 
 app = open_app(Settings(Flags()))

@@ -11,9 +11,9 @@ import click
 
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound, WrongState
-from penstock.cli.flags import Flags
 from penstock.cli.output import print_json, when
 from penstock.cli.parameters import (
+    Flags,
     StateName,
     command,
     completes_queues,
@@ -24,18 +24,17 @@ from penstock.cli.parameters import (
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import did_you_mean
 from penstock.cli.values import duration, instant_or, whole
-from penstock.core.duration import milliseconds
+from penstock.client.situation import counted
 from penstock.core.lifecycle import TERMINAL
 from penstock.core.limits import EVERY_GROUP
 from penstock.core.names import check_queue
+from penstock.core.units import milliseconds
 from penstock.errors import StorageError
-from penstock.situation import counted
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.queue import Queue
+    from penstock.client.app import App
+    from penstock.client.queue import Queue
 
-__all__ = ["ask", "clean", "clear", "done_by_queue", "drain", "pause", "refuse_unknown_queues", "resume"]
 
 _ROUND_TRIP_MS: Final = 2_000
 _group_option = click.option("--group", metavar="KEY", help="Only the jobs of this group.")

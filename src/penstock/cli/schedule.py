@@ -10,29 +10,27 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from penstock.bulk import enqueue_many
 from penstock.cli.connect import import_app, open_app, queues_of, run_app, run_with_app
 from penstock.cli.enqueue import cwd_option, env_option, given_options
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
-from penstock.cli.flags import Flags
 from penstock.cli.jobview import cut
 from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import json_text, print_json, print_table
-from penstock.cli.parameters import command_of, family, json_option, queue_option, queue_option_for
+from penstock.cli.parameters import Flags, command_of, family, json_option, queue_option, queue_option_for
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import did_you_mean
 from penstock.cli.values import duration, local_zone, read_time
+from penstock.client.bulk import enqueue_many
 from penstock.core.command import COMMAND_TASK, command_text, decode_command
-from penstock.core.ids import uuid7
+from penstock.core.names import uuid7
 from penstock.core.schedule import Cron
 from penstock.errors import InvalidInput, InvalidOption
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.queue import Queue
-    from penstock.scheduler import SchedulerInfo
+    from penstock.client.app import App
+    from penstock.client.queue import Queue
+    from penstock.client.schedules import SchedulerInfo
 
-__all__ = ["schedule"]
 
 _TIMING: Final = ("cron", "tz", "every", "after_completion", "start", "end", "limit", "missed")
 _COLUMNS: Final = ("name", "queue", "when", "what", "next", "fired", "")

@@ -9,19 +9,17 @@ import click
 
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
-from penstock.cli.flags import Flags
 from penstock.cli.jobs import STATES_HELP, Reasons, print_jobs, read_reasons
-from penstock.cli.parameters import STATES, StateName, command, json_option, limit_option, queue_option
+from penstock.cli.parameters import STATES, Flags, StateName, command, json_option, limit_option, queue_option
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration, some_text
+from penstock.client.situation import counted
 from penstock.core.lifecycle import TERMINAL, State
-from penstock.situation import counted
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.info import JobInfo
+    from penstock.client.app import App
+    from penstock.client.info import JobInfo
 
-__all__ = ["filters_of", "search", "search_options"]
 
 _MOST: Final = 10_000
 
@@ -66,7 +64,7 @@ def search_options(function: Any) -> Any:
 
 def filters_of(state: State, given: dict[str, Any]) -> dict[str, Any]:
     """The filters that the options say."""
-    from penstock.core.duration import milliseconds
+    from penstock.core.units import milliseconds
 
     kind = "finished" if state in TERMINAL else "enqueued"
     filters: dict[str, Any] = {}

@@ -10,38 +10,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from penstock.cli.connect import queues_of, run_with_app
-from penstock.cli.flags import Flags
 from penstock.cli.jobview import reason_fields
 from penstock.cli.output import at_terminal, console, exact, fitted, print_json, print_table, rich_table, span
-from penstock.cli.parameters import command, every_option, json_option, queue_option
+from penstock.cli.parameters import Flags, command, every_option, json_option, queue_option
 from penstock.cli.settings import Settings
+from penstock.client.session import shown_store
+from penstock.client.situation import SEEN_LATELY_MS, at_second, counted, group_of, listed, worker_command
+from penstock.client.why import explain, explain_all
 from penstock.core.command import COMMAND_TASK
-from penstock.core.display import visible_in_line
 from penstock.core.lifecycle import State
+from penstock.core.text import visible_in_line
 from penstock.errors import StorageError
-from penstock.opening import shown_store
-from penstock.situation import SEEN_LATELY_MS, at_second, counted, group_of, listed, worker_command
-from penstock.storage.minutes import MINUTE_MS, Minute
-from penstock.why import explain, explain_all
+from penstock.storage.metrics import MINUTE_MS, Minute
 
 if TYPE_CHECKING:
-    from penstock.app import App
+    from penstock.client.app import App
+    from penstock.client.info import WorkerInfo
     from penstock.core.job import Job
-    from penstock.info import WorkerInfo
     from penstock.storage.base import Storage
 
-__all__ = [
-    "Halt",
-    "halted",
-    "read_causes",
-    "read_counts",
-    "read_halts",
-    "read_status",
-    "read_workers",
-    "status",
-    "workers",
-    "workers_line",
-]
 
 _COLUMNS: Final = ("queue", *State, "oldest", "done/min", "failed/min", "")
 # Those that say nothing go first anyway. What stands still is more urgent than what has ended.

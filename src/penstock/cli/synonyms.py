@@ -8,20 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from penstock.hints import SAME_STATE
-
-__all__ = [
-    "INSTEAD",
-    "KEY_ADVICE",
-    "SAME",
-    "STATES_BY_SYNONYM",
-    "advice",
-    "did_you_mean",
-    "known_command",
-    "nearest",
-    "option_for",
-    "with_known_option",
-]
+from penstock.client.hints import SAME_STATE
 
 _MOST_NEAR: Final = 3
 _MOST_NAMED: Final = 12

@@ -9,12 +9,9 @@ import click
 
 from penstock.cli.connect import run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
-from penstock.cli.flags import Flags
 from penstock.cli.output import at_terminal
-from penstock.cli.parameters import command, every_option
+from penstock.cli.parameters import Flags, command, every_option
 from penstock.cli.settings import Settings
-
-__all__ = ["KEYS", "top"]
 
 _SUMMARY: Final = "Show queues, workers and jobs on one screen, and act on them with keys."
 KEYS: Final = """\

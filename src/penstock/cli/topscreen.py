@@ -14,25 +14,23 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Static, Tab, TabbedContent, TabPane, Tabs
 
-from penstock.cli.jobids import short_ids
 from penstock.cli.jobs import Reasons, read_reasons
-from penstock.cli.jobview import BRIEF, SPARE, brief, facts, happened
+from penstock.cli.jobview import BRIEF, SPARE, brief, facts, happened, short_ids
 from penstock.cli.operate import said
 from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline
 from penstock.cli.status import read_halts, read_status, workers_line
 from penstock.cli.top import KEYS
 from penstock.cli.waiting import LogFollower, unkept
-from penstock.core.display import visible, visible_in_line, without_password
+from penstock.client.situation import at_second
+from penstock.client.why import explain
 from penstock.core.lifecycle import State
+from penstock.core.text import visible, visible_in_line, without_password
 from penstock.errors import EventsLost, PenstockError
-from penstock.situation import at_second
-from penstock.why import explain
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.info import JobInfo
+    from penstock.client.app import App
+    from penstock.client.info import JobInfo
 
-__all__ = ["TopScreen"]
 
 _MOST_JOBS: Final = 200
 _ALL: Final = ("active", "failed", "waiting", "blocked", "scheduled")

@@ -10,19 +10,6 @@ from typing import Final
 
 import click
 
-__all__ = [
-    "duration",
-    "duration_or",
-    "instant_or",
-    "local_zone",
-    "read_time",
-    "seconds",
-    "some_duration",
-    "some_text",
-    "whole",
-    "with_unit",
-]
-
 _SOONEST_S, _LATEST_S = 0.1, 86_400
 _BARE_NUMBER: Final = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*")
 _DAYS: Final = {"today": 0, "tomorrow": 1}
@@ -42,7 +29,7 @@ def with_unit(text: str) -> str:
 
 def duration(text: str) -> str:
     """``30s``, ``1h30m``, or seconds."""
-    from penstock.core.duration import milliseconds
+    from penstock.core.units import milliseconds
     from penstock.errors import InvalidOption
 
     try:
@@ -56,7 +43,7 @@ def duration(text: str) -> str:
 
 def some_duration(text: str) -> str:
     """The same, but more than nothing."""
-    from penstock.core.duration import milliseconds
+    from penstock.core.units import milliseconds
 
     read = duration(text)
     if not milliseconds(read):
@@ -141,7 +128,7 @@ def read_time(text: str, zone: tzinfo | None = None, *, for_duration: str = "") 
 
 
 def _is_duration(text: str) -> bool:
-    from penstock.core.duration import milliseconds
+    from penstock.core.units import milliseconds
     from penstock.errors import InvalidOption
 
     try:
@@ -183,7 +170,7 @@ def _named_time(text: str, now: datetime) -> datetime:
 
 
 def _milliseconds(text: str) -> int:
-    from penstock.core.duration import milliseconds
+    from penstock.core.units import milliseconds
     from penstock.errors import InvalidOption
 
     try:

@@ -11,24 +11,22 @@ import click
 
 from penstock.cli.connect import run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
-from penstock.cli.flags import Flags
-from penstock.cli.jobids import find_job
+from penstock.cli.jobview import find_job
 from penstock.cli.output import print_json
-from penstock.cli.parameters import OPEN, command, completes_ids, json_option, queue_option_for
+from penstock.cli.parameters import OPEN, Flags, command, completes_ids, json_option, queue_option_for
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration
+from penstock.client.situation import command_line
 from penstock.core.command import COMMAND_TASK
-from penstock.core.display import visible_in_line
-from penstock.core.duration import milliseconds
+from penstock.core.text import visible_in_line
+from penstock.core.units import milliseconds
 from penstock.errors import JobCancelled, JobError, JobNotFound, SerializationError
-from penstock.situation import command_line
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.handle import JobHandle
+    from penstock.client.app import App
+    from penstock.client.handle import JobHandle
     from penstock.storage.values import LogPage
 
-__all__ = ["LogFollower", "unkept", "wait", "wait_for"]
 
 _LOOK_EVERY_S: Final = 0.2
 _PATIENT_S: Final = 2.0

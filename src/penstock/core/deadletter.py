@@ -12,8 +12,6 @@ from penstock.core.job import Conflict, NewJob, Options
 from penstock.core.names import ref_of
 from penstock.core.outcome import Failure
 
-__all__ = ["DeadLetter", "dead_letter_job", "encode_options"]
-
 _LONGEST_ID: Final = 200
 _AGAIN: Final = Conflict(mode="redispatch")
 _encode = msgspec.json.Encoder().encode

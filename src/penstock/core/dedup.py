@@ -9,12 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from penstock.core.display import shown
-from penstock.core.duration import Duration, milliseconds
 from penstock.core.names import check_dedup_key
+from penstock.core.text import shown
+from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption
-
-__all__ = ["Dedup", "DedupMode"]
 
 DedupMode = Literal["simple", "throttle", "debounce"]
 

@@ -8,23 +8,8 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from penstock.core.annex import EMPTY_ANNEX, Dependent
-from penstock.core.job import Dependency, NewJob, Policy
+from penstock.core.job import EMPTY_ANNEX, Dependency, Dependent, NewJob, Policy
 from penstock.core.outcome import FAILURE_TEXTS, Failure
-
-__all__ = [
-    "NOTHING_TO_WAIT_FOR",
-    "POLICIES",
-    "UNKNOWN_DEPENDENCY",
-    "Dependency",
-    "DependencyRecord",
-    "DependencyState",
-    "Node",
-    "Policy",
-    "blame",
-    "not_found",
-    "woven",
-]
 
 DependencyState = Literal["pending", "completed", "failed", "cancelled", "removed"]
 POLICIES: Final[tuple[Policy, ...]] = ("fail", "ignore", "wait")

@@ -9,8 +9,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["OPEN", "TERMINAL", "TRANSITIONS", "EventType", "State", "Transition", "sources"]
-
 
 class State(StrEnum):
     """Where a job is. ``failed`` is the dead-letter set."""

@@ -9,22 +9,6 @@ from typing import Final, Literal
 
 import msgspec
 
-__all__ = [
-    "DAMAGED",
-    "FAILURE_TEXTS",
-    "Await",
-    "Cancel",
-    "Complete",
-    "Fail",
-    "Failure",
-    "Limited",
-    "Outcome",
-    "Release",
-    "Snooze",
-    "Suspend",
-    "damaged_failure",
-]
-
 DAMAGED: Final = "Damaged"
 """The error class of a job whose stored record cannot be read."""
 

@@ -20,21 +20,10 @@ from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
-from penstock.core.display import shown
-from penstock.core.duration import MAX_MS, Duration, describe, milliseconds
 from penstock.core.names import check_task
+from penstock.core.text import shown
+from penstock.core.units import MAX_MS, Duration, describe, milliseconds
 from penstock.errors import InvalidName, InvalidOption
-
-__all__ = [
-    "Backoff",
-    "BackoffFunction",
-    "Custom",
-    "Exponential",
-    "Fixed",
-    "custom_name",
-    "delay_ms",
-    "parse_backoff",
-]
 
 BackoffFunction: TypeAlias = Callable[[int, BaseException | None], Duration]
 """Gets the number of failures (1 after the first) and the last error; returns how long to rest."""

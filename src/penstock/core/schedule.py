@@ -20,21 +20,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from penstock.core.display import shown
 from penstock.core.job import NewJob
+from penstock.core.text import shown
 from penstock.errors import InvalidOption
-
-__all__ = [
-    "AfterCompletion",
-    "Cron",
-    "Every",
-    "Missed",
-    "Plan",
-    "Schedule",
-    "Timing",
-    "pack_plan",
-    "unpack_plan",
-]
 
 Missed = Literal["skip", "catch_up"]
 

@@ -1,22 +1,214 @@
-"""Text that every store can keep.
+"""Text from payloads, errors and names on its way to a terminal or a log.
 
-Python allows lone surrogates in a ``str``: ``os.listdir`` returns them for file names that are not UTF-8. Stores
-keep UTF-8, which has no form for them. Penstock follows one rule:
+A terminal obeys control characters: a job named ``\x1b[2J`` would clear the screen of the operator who lists it, and
+other sequences rename the window, hide lines or forge them. Penstock shows such characters as escapes instead:
+``\x1b``, ``\x9b``, ``\u202e``.
 
-| text | a lone surrogate |
+| shown as an escape | why |
 |---|---|
-| log lines, progress, error messages, tracebacks: text that a job reports | becomes an escape such as ``\\udcff`` |
-| ids, names, headers, payloads, results: values that the caller controls | is refused, with an error that names it |
+| C0, DEL and C1 controls, except newline and tab | terminals obey them |
+| U+202A to U+202E and U+2066 to U+2069 | they reorder the text around them |
+| lone surrogates | no terminal can print them |
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, NamedTuple
 
-from penstock.core.display import shown
 from penstock.errors import InvalidInput
 
-__all__ = ["check_text", "is_storable", "storable", "storable_value", "text_of"]
+LogFormat = Literal["text", "json"]
+
+_BIDI_AND_SURROGATES: Final = "\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_HIDDEN: Final = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI_AND_SURROGATES}]")
+_LOGIN: Final = re.compile(r"(://[^:/?@]*):.*@")
+_PASSWORD: Final = re.compile(r"([?&][^=&]*password=)[^&]*")
+_LINE: Final = "%(asctime)s %(levelname)s %(message)s"
+# The attributes of every record. All others are fields that the caller gave in ``extra``.
+_RECORD_FIELDS: Final = frozenset({*logging.makeLogRecord({}).__dict__, "asctime", "message", "taskName"})
+_HIDDEN_OR_LINE_END: Final = re.compile(f"[\x00-\x08\x0a-\x1f\x7f-\x9f{_BIDI_AND_SURROGATES}]")
+
+
+def visible(text: str) -> str:
+    r"""Return ``text`` with control characters as escapes such as ``\x1b``. Newlines and tabs stay."""
+    return _HIDDEN.sub(_escape, text)
+
+
+def visible_in_line(text: str) -> str:
+    r"""Return ``text`` as one line: like ``visible``, with newlines as ``\n``."""
+    return _HIDDEN_OR_LINE_END.sub(_escape, text)
+
+
+def without_password(url: str) -> str:
+    """Return ``url`` with its passwords hidden: that of the login, up to the last @, and those of its options."""
+    return _LOGIN.sub(r"\1:***@", _PASSWORD.sub(r"\1***", url)) if "://" in url else url
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code == 0x0A:
+        return "\\n"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return ``repr(value)`` for an error message, cut to ``most`` characters.
+
+    Return the type alone if there is none: the value's own ``__repr__`` raises, the value is nested too deeply, or it
+    is an integer of too many digits.
+    """
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{type(value).__qualname__}>"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of that name. Its messages and tracebacks are visible text, whatever handler prints them."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_make_visible)
+    return logger
+
+
+class StderrLog(NamedTuple):
+    """Options of ``log_to_stderr``. Without ``runs`` it leaves out the records about single runs of jobs. JSON lines
+    carry the id of the ``worker`` that the process runs."""
+
+    format: LogFormat = "text"
+    runs: bool = True
+    worker: str = ""
+
+
+_stderr_log: StderrLog | None = None
+
+
+def stderr_log() -> StderrLog | None:
+    """Return how this process prints its log on stderr, so that processes it starts can do the same."""
+    return _stderr_log
+
+
+def log_to_stderr(
+    how: StderrLog = StderrLog(),  # noqa: B008
+    *,
+    level: int = logging.INFO,
+    ours: int = logging.NOTSET,
+) -> None:
+    """Print log lines on stderr, unless the application has set up its own log. ``ours`` is the level of our own lines,
+    if it differs.
+
+    JSON was asked for, so it is also what an application's handlers print on a standard stream.
+    """
+    global _stderr_log
+    _stderr_log = how
+    root = logging.getLogger()
+    formatter = _JsonFormatter(how.worker) if how.format == "json" else _VisibleFormatter(_LINE)
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(formatter)
+        if not how.runs:
+            handler.addFilter(lambda record: not is_about_run(record))
+        logging.basicConfig(level=level, handlers=[handler])
+        logging.getLogger("penstock").setLevel(ours)
+    elif how.format == "json":
+        for theirs in root.handlers:
+            if getattr(theirs, "stream", None) in (sys.stderr, sys.stdout):
+                theirs.setFormatter(formatter)
+
+
+def is_about_run(record: logging.LogRecord) -> bool:
+    """Return whether a log record is about a single run of a job."""
+    return record.name == "penstock.worker" and hasattr(record, "id") and hasattr(record, "run")
+
+
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+    """Return whether the exception of a record was never raised here, such as that of a command that failed."""
+    error = record.exc_info[1] if record.exc_info else None
+    return error is not None and not (error.__traceback__ or error.__cause__ or error.__context__)
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object per line, in ASCII, so that no text can leave its line or reach a terminal unescaped."""
+
+    def __init__(self, worker: str = "") -> None:
+        super().__init__()
+        self._worker = worker
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if self._worker:
+            fields["worker"] = self._worker
+        for name, value in record.__dict__.items():
+            if name not in _RECORD_FIELDS:
+                fields.setdefault(name, value)
+        if record.exc_info or record.exc_text:
+            fields["exception"] = record.exc_text or self.formatException(record.exc_info)  # type: ignore[arg-type]
+        if record.stack_info:
+            fields["stack"] = record.stack_info
+        try:
+            return json.dumps(fields, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return json.dumps({name: _plain(value) for name, value in fields.items()})
+
+
+def _plain(value: object) -> object:
+    """Return ``value`` if JSON has it, or its text."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return shown(value, most=1_000)
+    return value
+
+
+class _VisibleFormatter(logging.Formatter):
+    """For records of every logger, those of the application and of libraries included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if is_about_run(record) and _has_no_traceback(record):
+            # The message ends with the error: a line with the error alone would repeat it.
+            record = logging.makeLogRecord(record.__dict__ | {"exc_info": None, "exc_text": None})
+        return visible(super().format(record))
+
+
+def _make_visible(record: logging.LogRecord) -> bool:
+    try:
+        message = record.getMessage()
+    except (
+        Exception
+    ):  # An argument cannot be formatted. The handler reports that, as it does for every logger.
+        return True
+    if (shown := visible_in_line(message)) != message:
+        record.msg, record.args = shown, ()
+    if record.exc_info and not record.exc_text:
+        # A handler takes the traceback from here if it is set. It formats harmless ones itself, in its own way.
+        try:
+            traceback = logging.Formatter().formatException(record.exc_info)
+        except Exception as broken:
+            record.exc_text = f"<the traceback cannot be formatted: {type(broken).__name__}>"
+            return True
+        if (shown := visible(traceback)) != traceback:
+            record.exc_text = shown
+    return True
+
+
+# Text that every store can keep.
+#
+# Python allows lone surrogates in a ``str``: ``os.listdir`` returns them for file names that are not
+# UTF-8. Stores keep UTF-8, which has no form for them. Penstock follows one rule:
+#
+# | text | a lone surrogate | |---|---| | log lines, progress, error messages, tracebacks: text that a job
+# reports | becomes an escape such as ``\udcff`` | | ids, names, headers, payloads, results: values that
+# the caller controls | is refused, with an error that names it |
 
 
 def is_storable(text: str) -> bool:

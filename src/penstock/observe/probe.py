@@ -1,17 +1,10 @@
-"""The probe of a worker: ``/healthz``, ``/readyz`` and ``/metrics`` over HTTP.
-
-| path | 200 | 503 |
-|---|---|---|
-| ``/healthz`` | the process lives and heartbeats go out | the worker's loop, or its heartbeat, has stopped |
-| ``/readyz`` | jobs are being consumed | they are not; the answer says why |
-| ``/metrics`` | Prometheus text; needs the extra ``penstock[metrics]`` | that is not installed |
-
-It answers from a thread of its own, so a handler that hogs the worker's loop does not silence it.
-"""
+"""Where a worker's probe listens, and who may ask it."""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import os
 import threading
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
@@ -21,14 +14,74 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import msgspec
 
-from penstock.core.display import get_logger
+from penstock.core.text import get_logger, shown
 from penstock.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from penstock.observe.address import ProbeAddress
     from penstock.worker.worker import Worker
 
-__all__ = ["Probe"]
+
+TOKEN_VARIABLE: Final = "PENSTOCK_PROBE_TOKEN"
+
+
+class ProbeAddress(NamedTuple):
+    """``port`` 0 is any free one. ``token`` is what askers must present; empty if none is needed."""
+
+    host: str
+    port: int
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"ProbeAddress({shown(self.host)}, {self.port})"
+
+    def moved(self, by: int) -> ProbeAddress:
+        """The address of the worker process with that number: ports that follow each other."""
+        return self._replace(port=self.port + by if self.port else 0)
+
+
+def read_address(given: Any, *, token: Any = None) -> ProbeAddress:
+    """Read ``"9100"``, ``"127.0.0.1:9100"`` or ``"[::1]:9100"``; without a host it is the loopback's.
+
+    The token may come from the environment's ``PENSTOCK_PROBE_TOKEN``.
+
+    Raises:
+        InvalidOption: no port, or an address beyond the loopback without a token.
+    """
+    host, _, port = given.rpartition(":") if isinstance(given, str) else ("", "", "")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isascii() or not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
+        raise InvalidOption(
+            f"probe={shown(given)} names no port. Give one, such as '9100' or '127.0.0.1:9100'."
+        )
+    token = token if token is not None else os.environ.get(TOKEN_VARIABLE, "")
+    if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+        raise InvalidOption(
+            "probe_token must be a text of printable ASCII characters, which HTTP headers take."
+        )
+    if not token and not _is_loopback(host):
+        raise InvalidOption(
+            f"probe={shown(given)} would be open to others without a token. Give probe_token=..., or set "
+            f"{TOKEN_VARIABLE}; or listen on 127.0.0.1 only."
+        )
+    return ProbeAddress(host, int(port), token)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# The probe of a worker: ``/healthz``, ``/readyz`` and ``/metrics`` over HTTP.
+#
+# | path | 200 | 503 | |---|---|---| | ``/healthz`` | the process lives and heartbeats go out | the
+# worker's loop, or its heartbeat, has stopped | | ``/readyz`` | jobs are being consumed | they are not;
+# the answer says why | | ``/metrics`` | Prometheus text; needs the extra ``penstock[metrics]`` | that is
+# not installed |
+#
+# It answers from a thread of its own, so a handler that hogs the worker's loop does not silence it.
+
 
 logger = get_logger("penstock.observe")
 

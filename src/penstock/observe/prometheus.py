@@ -14,15 +14,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.core.display import get_logger
 from penstock.core.lifecycle import State
+from penstock.core.text import get_logger
 
 if TYPE_CHECKING:
     from penstock.storage.values import Counts
     from penstock.worker.events import WorkerEvent
     from penstock.worker.worker import Worker
 
-__all__ = ["RUN_OUTCOMES", "exposition"]
 
 logger = get_logger("penstock.observe")
 

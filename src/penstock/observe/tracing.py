@@ -29,20 +29,19 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from None
 
-from penstock.core.annex import EMPTY_ANNEX
+from penstock.core.job import EMPTY_ANNEX
 from penstock.errors import RateLimited, Snooze, Suspend, WaitForChildren
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-    from penstock.app import App
+    from penstock.client.app import App
+    from penstock.client.middleware import Answers, EnqueueCall, EnqueueNext
     from penstock.core.job import NewJob
-    from penstock.intake import Answers, EnqueueCall, EnqueueNext
     from penstock.worker.context import JobContext
     from penstock.worker.middleware import CallNext
 
-__all__ = ["instrument"]
 
 _SYSTEM: Final = "messaging.system"
 _DESTINATION: Final = "messaging.destination.name"

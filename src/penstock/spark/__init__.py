@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from penstock.spark.executors import Fleet, FleetReport, fleet
     from penstock.spark.local import session
     from penstock.spark.operate import Cancelled, Retried, cancel, retry
-    from penstock.spark.report import WriteReport, write_report
-    from penstock.spark.tables.entry import process
-    from penstock.spark.tables.ledger import latest
-    from penstock.spark.tables.result import Processed
+    from penstock.spark.processing.entry import process
+    from penstock.spark.processing.ledger import latest
+    from penstock.spark.processing.result import Processed
+    from penstock.spark.sink import WriteReport, write_report
 
 __all__ = [
     "Archived",
@@ -40,17 +40,17 @@ _HOMES = {
     "Cancelled": "penstock.spark.operate",
     "Fleet": "penstock.spark.executors",
     "FleetReport": "penstock.spark.executors",
-    "Processed": "penstock.spark.tables.result",
+    "Processed": "penstock.spark.processing.result",
     "Retried": "penstock.spark.operate",
-    "WriteReport": "penstock.spark.report",
+    "WriteReport": "penstock.spark.sink",
     "archive": "penstock.spark.archiving",
     "cancel": "penstock.spark.operate",
     "fleet": "penstock.spark.executors",
-    "latest": "penstock.spark.tables.ledger",
-    "process": "penstock.spark.tables.entry",
+    "latest": "penstock.spark.processing.ledger",
+    "process": "penstock.spark.processing.entry",
     "retry": "penstock.spark.operate",
     "session": "penstock.spark.local",
-    "write_report": "penstock.spark.report",
+    "write_report": "penstock.spark.sink",
 }
 
 

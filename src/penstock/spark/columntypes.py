@@ -15,8 +15,6 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from penstock.errors import InvalidInput
 
-__all__ = ["KINDS", "OBJECTS", "ColumnKind", "check_columns", "kind_of", "spark_type"]
-
 _Hints = tuple[type[known.Type], ...]
 
 
@@ -56,7 +54,8 @@ _SAID_BY_TEXT: Final = (
     known.DecimalType,
     *_BYTES,
 )
-# Durations and times of day come back as text: neither Delta Lake nor older releases of Spark can store them.
+# Durations and times of day come back as text: neither Delta Lake nor older releases of Spark can store
+# them.
 _TEXT_RESULTS: Final = (known.StrType, known.UUIDType, known.TimeType, known.TimeDeltaType)
 
 KINDS: Final = (

@@ -21,9 +21,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow.parquet as pq
 
-from penstock.spark.durable import make_durable
-
-__all__ = ["FOLDS", "Moved", "finish_folds", "fold", "piles"]
+from penstock.spark.delta import make_durable
 
 # Spark passes over names that begin with an underscore.
 FOLDS: Final = "_penstock_folds"

@@ -1,8 +1,4 @@
-"""Delta Lake tables through delta-rs: on a disk or in an object store, without a jar.
-
-Spark's executors write Parquet files. The driver then commits them in one numbered step: it loads the table once,
-and the commit succeeds only if nobody else has committed since. A writer that loses starts again from the new version.
-"""
+"""What is to be there after the machine has lost its power."""
 
 from __future__ import annotations
 
@@ -26,9 +22,23 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from pyarrow.fs import LocalFileSystem, PyFileSystem
 
 from penstock.errors import InvalidOption
-from penstock.spark.durable import make_durable
 
-__all__ = ["Conflict", "DataFile", "Folder", "Snapshot", "Table", "open_folder"]
+
+def make_durable(path: Path) -> None:
+    """The content of a file; of a folder, the names in it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# Delta Lake tables through delta-rs: on a disk or in an object store, without a jar.
+#
+# Spark's executors write Parquet files. The driver then commits them in one numbered step: it loads the
+# table once, and the commit succeeds only if nobody else has committed since. A writer that loses starts
+# again from the new version.
+
 
 _APP: Final = "penstock"
 _STATE: Final = "penstock"

@@ -20,16 +20,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from penstock.errors import InvalidInput
-from penstock.spark.arrow import arrow_schema
+from penstock.spark.cells import arrow_schema
 from penstock.spark.compaction import Moved, piles
 from penstock.spark.delta import Conflict, DataFile, Folder, Snapshot, Table, open_folder
 from penstock.spark.publishing import NameTaken
 from penstock.spark.schemas import quoted
 
-__all__ = ["DeltaOutput", "is_delta_table"]
-
 _LOG: Final = "_delta_log"
-# Address and credentials of an object store in the environment. Executors on this machine need them as well.
+# Address and credentials of an object store in the environment. Executors on this machine need them as
+# well.
 _SETTINGS: Final = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",

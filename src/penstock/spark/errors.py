@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from penstock.errors import InvalidInput, PenstockError
 
-__all__ = [
-    "ArchiveTorn",
-    "BadKey",
-    "BadRow",
-    "FleetFailed",
-    "OutputBusy",
-    "OutputLost",
-    "TooManyFailures",
-]
-
 
 class BadKey(InvalidInput):
     """A key that cannot name a job: it is null, or of a type without a canonical form."""

@@ -1,27 +1,137 @@
-"""Ranges of event logs as Arrow batches: what the batch reader, the stream and the history share."""
+"""Which queues a read is about."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.core.eventcolumns import columns
-from penstock.errors import EventsLost
-from penstock.spark.arrow import Builder, Column, instants, plain
-from penstock.spark.offsets import Offset, instant_ms, position_at, resolve
+from penstock.core.event import columns
+from penstock.core.names import check_queue
+from penstock.errors import EventsLost, InvalidOption
+from penstock.spark.cells import Builder, Column, instants, plain
 from penstock.spark.options import ReadOptions
-from penstock.spark.queues import chosen_queues
 from penstock.spark.schemas import EVENTS
 from penstock.spark.store import Store
 from penstock.storage.base import Storage
 from penstock.storage.values import Gap
 
-__all__ = ["EventRange", "event_builder", "event_pages", "plan_ranges", "read_range", "split"]
+
+async def chosen_queues(storage: Storage, options: ReadOptions) -> list[str]:
+    """By ``queue``, ``subscribe`` or ``subscribePattern``, the latter among the queues that there are now.
+
+    Raises:
+        InvalidOption: a pattern that is none.
+    """
+    if options.queue:
+        return [check_queue(options.queue)]
+    if options.subscribe:
+        return [check_queue(name.strip()) for name in options.subscribe.split(",")]
+    try:
+        pattern = re.compile(options.subscribe_pattern)
+    except re.error as error:
+        raise InvalidOption(
+            f"subscribePattern={options.subscribe_pattern!r} is not a valid regular expression: {error}."
+        ) from None
+    return [name for name in await storage.queues() if pattern.fullmatch(name)]
+
+
+# Where reads of event logs begin and end: ``{queue: {epoch, seq}}``, with the sequence of the last event
+# read.
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+class Offset(msgspec.Struct, frozen=True):
+    """A place in a queue's log. Sequences of another epoch mean nothing."""
+
+    epoch: str
+    seq: int
+
+
+Offsets = dict[str, Offset]
+
+
+def loaded(said: Mapping[str, Any]) -> Offsets:
+    """What Spark keeps as JSON."""
+    return msgspec.convert(said, Offsets)
+
+
+def dumped(offsets: Offsets) -> dict[str, Any]:
+    """Back to what Spark keeps."""
+    return {queue: {"epoch": place.epoch, "seq": place.seq} for queue, place in sorted(offsets.items())}
+
+
+def instant_ms(said: str | datetime, *, what: str) -> int:
+    """Epoch milliseconds from a number of them or an ISO 8601 time, which without a zone is UTC."""
+    if isinstance(said, str) and said.isdecimal():
+        return int(said)
+    try:
+        moment = datetime.fromisoformat(said) if isinstance(said, str) else said
+    except ValueError:
+        raise InvalidOption(
+            f"{what}={said!r} is not a time. Give ISO 8601 (2026-01-31T12:00:00Z) or epoch milliseconds."
+        ) from None
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    # Up, not down: the first millisecond that is not before the instant.
+    return -(-since // _MILLISECOND)
+
+
+async def resolve(
+    storage: Storage, queue: str, said: str, *, what: Literal["startingOffsets", "endingOffsets"]
+) -> Offset:
+    """``earliest``, ``latest``, or what the JSON has for this queue; for one it does not name, the default."""
+    page = await storage.read_entries(queue, after=0, limit=1)
+    first_kept = page.gap.last if page.gap else 0
+    if said == "earliest":
+        return Offset(page.epoch, first_kept)
+    if said == "latest":
+        return Offset(page.epoch, page.last)
+    given = _named(said, what).get(queue)
+    if given is None:
+        return Offset(page.epoch, first_kept if what == "startingOffsets" else page.last)
+    if isinstance(given, int):
+        return Offset(page.epoch, page.last if given == -1 else given)
+    return given
+
+
+def _named(said: str, what: str) -> Mapping[str, Offset | int]:
+    try:
+        named = msgspec.json.decode(said, type=dict[str, Offset | int])
+    except msgspec.MsgspecError as error:
+        raise InvalidOption(
+            f'{what}={said!r} is wrong: {error}. Give earliest, latest, or JSON such as {{"mail": 17}}.'
+        ) from None
+    for queue in named:
+        check_queue(queue)
+    return named
+
+
+async def position_at(storage: Storage, queue: str, at_ms: int) -> int:
+    """The sequence of the last event before an instant. Times never go back within a queue, so it can be bisected."""
+    page = await storage.read_entries(queue, after=0, limit=1)
+    low, high = (page.gap.last if page.gap else 0), page.last
+    while low < high:
+        middle = (low + high) // 2
+        events = (await storage.read_events(queue, after=middle, limit=1)).events
+        if events and events[0].at_ms >= at_ms:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+# Ranges of event logs as Arrow batches: what the batch reader, the stream and the history share.
+
 
 _PER_PARTITION: Final = 250_000
 _PAGE: Final = 20_000

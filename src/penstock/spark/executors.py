@@ -21,26 +21,25 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.app import App
-from penstock.core.display import get_logger
-from penstock.core.duration import Duration, milliseconds
-from penstock.core.ids import uuid7
+from penstock.client.app import App
+from penstock.client.imports import find, locate, task_modules
+from penstock.client.options import refuse_unknown
 from penstock.core.job import Lease, NewJob, Options
+from penstock.core.names import uuid7
 from penstock.core.outcome import Release
+from penstock.core.text import get_logger
+from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption
-from penstock.importing import find, locate, task_modules
-from penstock.options import refuse_unknown
+from penstock.spark.driver_lease import LEASE_MS, HeldJob
 from penstock.spark.errors import FleetFailed
-from penstock.spark.executorloop import REPORT, Assignment, work
-from penstock.spark.heldjob import LEASE_MS, HeldJob
+from penstock.spark.executor_task import REPORT, Assignment, work
 from penstock.spark.store import Store, shared_url
 from penstock.storage.values import Settlement, Take
 from penstock.worker.options import Queues
 
-__all__ = ["Fleet", "FleetOptions", "FleetReport", "FleetWorker", "fleet", "slots"]
-
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
 
 try:
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]

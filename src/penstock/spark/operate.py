@@ -16,8 +16,6 @@ from penstock.errors import InvalidInput
 from penstock.spark.store import Store, url_for_executors
 from penstock.storage.base import Storage
 
-__all__ = ["Cancelled", "Retried", "cancel", "retry"]
-
 _Verb: TypeAlias = Literal["retry", "cancel"]
 
 _CHUNK: Final = 1000

@@ -12,14 +12,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from penstock.app import App
+from penstock.client.app import App
+from penstock.client.options import refuse_unknown
 from penstock.core.names import check_queue, check_task
 from penstock.errors import InvalidOption
-from penstock.options import refuse_unknown
 from penstock.spark.schemas import Kind, PayloadFormat
 from penstock.spark.store import shared_url, url_for_executors
-
-__all__ = ["ReadOptions", "WriteOptions", "namespace_of", "read_options", "write_options"]
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

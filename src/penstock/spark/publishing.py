@@ -20,28 +20,10 @@ from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.core.display import get_logger
+from penstock.core.text import get_logger
 from penstock.errors import InvalidOption
 from penstock.spark.compaction import Moved, finish_folds, fold, piles
-from penstock.spark.durable import make_durable
-
-__all__ = [
-    "STAGING",
-    "NameTaken",
-    "append_files",
-    "append_table",
-    "commit_name",
-    "compact_files",
-    "finish_compaction",
-    "last_commit",
-    "list_folder",
-    "local_path",
-    "read_text",
-    "refuse_pattern",
-    "remove_folder",
-    "with_micros",
-    "write_text",
-]
+from penstock.spark.delta import make_durable
 
 logger = get_logger("penstock.spark")
 

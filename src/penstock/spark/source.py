@@ -16,8 +16,6 @@ from penstock.errors import InvalidOption
 from penstock.spark.options import read_options, write_options
 from penstock.spark.schemas import schema_of
 
-__all__ = ["PenstockSource"]
-
 
 class PenstockSource(DataSource):
     """Made anew for each read or write, on the driver; what it makes is sent to the executors.
@@ -45,15 +43,13 @@ class PenstockSource(DataSource):
         return EventStream(read_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from penstock.spark.sink import PenstockWriter
-        from penstock.spark.target import target_of
+        from penstock.spark.sink import PenstockWriter, target_of
 
         return PenstockWriter(target_of(write_options(self.options), schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         _require_streaming("writeStream", instead="foreachBatch, with a writeId of the batch's number")
-        from penstock.spark.streamsink import StreamWriter
-        from penstock.spark.target import target_of
+        from penstock.spark.sink import StreamWriter, target_of
 
         return StreamWriter(target_of(write_options(self.options), schema, overwrite=overwrite))
 

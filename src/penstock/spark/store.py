@@ -10,12 +10,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from penstock.app import App
+from penstock.client.app import App
 from penstock.errors import InvalidOption
 from penstock.storage import open_storage
 from penstock.storage.base import Storage
-
-__all__ = ["Store", "shared_url", "url_for_executors"]
 
 T = TypeVar("T")
 

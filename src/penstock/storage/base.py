@@ -40,8 +40,6 @@ from penstock.storage.values import (
     Ticket,
 )
 
-__all__ = ["Storage"]
-
 
 class Storage(Operating, Reading, Protocol):
     """One store, one namespace. Made by ``penstock.storage.open_storage(url)``.

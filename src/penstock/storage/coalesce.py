@@ -14,8 +14,6 @@ from typing import Final, Generic, TypeVar
 
 from penstock.errors import InvalidInput
 
-__all__ = ["MAX_BYTES", "MAX_COUNT", "Coalescer"]
-
 MAX_COUNT: Final = 1000
 MAX_BYTES: Final = 4 * 1024 * 1024
 

@@ -30,8 +30,6 @@ from penstock.storage.values import (
     Usage,
 )
 
-__all__ = ["Operating", "jobs_active"]
-
 
 class Operating(Protocol):
     """Part of ``Storage``, which says what holds for all verbs."""

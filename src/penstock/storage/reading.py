@@ -7,9 +7,8 @@ from typing import Protocol
 
 from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
-from penstock.storage.entries import EntryPage
-from penstock.storage.minutes import Minute
-from penstock.storage.search import Found, Query
+from penstock.storage.metrics import Minute
+from penstock.storage.pages import EntryPage, Found, Query
 from penstock.storage.values import (
     Consumer,
     Counts,
@@ -20,8 +19,6 @@ from penstock.storage.values import (
     QueueClock,
     WorkerRecord,
 )
-
-__all__ = ["Reading"]
 
 
 class Reading(Protocol):

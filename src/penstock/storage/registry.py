@@ -15,8 +15,6 @@ from typing import Any, Final, TypeAlias
 from penstock.errors import InvalidOption
 from penstock.storage.base import Storage
 
-__all__ = ["EngineFactory", "open_storage", "register_engine"]
-
 EngineFactory: TypeAlias = Callable[..., Storage]
 """Called with the URL and the options of ``open_storage``; makes the storage without connecting."""
 

@@ -6,10 +6,9 @@ snoozing, timeouts, middleware, context and cancellation are what they are in pr
 
 from __future__ import annotations
 
-from penstock.testing.clock import ManualClock
+from penstock.testing.drain import ManualClock
 from penstock.testing.harness import Harness, Mode, harness
-from penstock.testing.record import Recorded
-from penstock.testing.report import Drained, Ran
+from penstock.testing.record import Drained, Ran, Recorded
 from penstock.testing.stub import Stub
 from penstock.testing.sync import SyncHarness
 

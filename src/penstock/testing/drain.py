@@ -1,29 +1,69 @@
-"""Draining: what is due is run, one job after the other, always in the same order; time may be moved to the next."""
+"""The clock of a harness: the store's own, moved forward by hand."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import asdict, replace
 
-from penstock.core.duration import MAX_MS
+from penstock.client.firing import sweep
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Release
+from penstock.core.units import MAX_MS, Duration, milliseconds
 from penstock.errors import PenstockError, Retry
-from penstock.firing import sweep
 from penstock.storage.values import Settlement, Take
-from penstock.testing.report import Ran
+from penstock.testing.record import Ran
 
 if TYPE_CHECKING:
     from penstock.core.job import Job, Lease
     from penstock.storage.base import Storage
     from penstock.testing.bench import Bench
-    from penstock.testing.clock import ManualClock
     from penstock.testing.record import Recorder
     from penstock.worker.worker import Worker
 
-__all__ = ["Drain"]
+
+class ManualClock:
+    """Moves all queues of a harness. Real time goes on as well: a test takes its milliseconds.
+
+    A queue is told when it is next touched, so queues that come later stand where the others do. Any thread may
+    move it.
+    """
+
+    def __init__(self) -> None:
+        self.moved_ms = 0
+        self._told: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<ManualClock {self.now().isoformat()}, moved by {timedelta(milliseconds=self.moved_ms)}>"
+
+    def now(self) -> datetime:
+        """What time it is in the queues."""
+        return datetime.now(UTC) + timedelta(milliseconds=self.moved_ms)
+
+    def advance(self, duration: Duration) -> None:
+        """Let ``duration`` pass. Nothing is run by this: see ``Harness.drain``."""
+        self.advance_ms(milliseconds(duration, what="duration"))
+
+    def advance_ms(self, ms: int) -> None:
+        with self._lock:
+            self.moved_ms += ms
+
+    async def tell(self, storage: Storage, queue: str) -> None:
+        """Bring ``queue`` up to date."""
+        with self._lock:
+            behind_ms = self.moved_ms - self._told.get(queue, 0)
+            self._told[queue] = self.moved_ms
+        if behind_ms:
+            await storage.shift_clock(queue, behind_ms)
+
+
+# Draining: what is due is run, one job after the other, always in the same order; time may be moved to
+# the next.
+
 
 # So many jumps without an effect, and time alone will not do.
 _MOST_FRUITLESS: Final = 1_000

@@ -1,4 +1,4 @@
-"""The harness: an app under test."""
+"""What was enqueued under a harness: to look at, and to assert. ``Harness`` has all of this."""
 
 from __future__ import annotations
 
@@ -11,33 +11,91 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, Unpack, get_args
 from weakref import WeakSet
 
-from penstock.app import App
-from penstock.core.duration import MAX_MS, Duration, milliseconds
-from penstock.core.ids import uuid7
+from penstock.client.app import App
+from penstock.client.loopthread import run
+from penstock.client.session import Sessions
 from penstock.core.lifecycle import OPEN
-from penstock.core.names import check_queue
+from penstock.core.names import check_queue, uuid7
+from penstock.core.units import MAX_MS, Duration, milliseconds
 from penstock.errors import InvalidOption, PenstockError
-from penstock.loops import Sessions
-from penstock.loopthread import run
 from penstock.storage import open_storage
-from penstock.testing.assertions import Assertions
-from penstock.testing.bench import Bench
-from penstock.testing.clock import ManualClock
-from penstock.testing.drain import Drain
-from penstock.testing.record import Recorder
-from penstock.testing.report import Drained, Ran
-from penstock.testing.standin import StandInSession, stand_in
+from penstock.testing.bench import Bench, StandInSession, stand_in
+from penstock.testing.drain import Drain, ManualClock
+from penstock.testing.record import Drained, Ran, Recorded, Recorder, matcher
 from penstock.testing.stub import Stub
-from penstock.worker.hooks import run_start_hooks, run_stop_hooks
+from penstock.worker.middleware import run_start_hooks, run_stop_hooks
 from penstock.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
+    from penstock.client.task import Task
     from penstock.storage.base import Storage
     from penstock.storage.values import Counts
-    from penstock.task import Task
     from penstock.testing.sync import SyncHarness
 
-__all__ = ["Harness", "Mode", "harness"]
+
+class Assertions:
+    """See the module. Every accepted job counts, whoever made it and whatever became of it; duplicates do not."""
+
+    _recorder: Recorder
+
+    async def _storage(self) -> Storage:
+        """The store under the harness."""
+        raise NotImplementedError
+
+    async def enqueued(
+        self,
+        task: Task[..., Any] | str | None = None,
+        *args: Any,
+        queue: str | None = None,
+        id: str | None = None,
+        delay: Duration | None = None,
+        priority: int | None = None,
+        payload: Any = None,
+        **kwargs: Any,
+    ) -> list[Recorded]:
+        """The jobs that were enqueued so far, in order; those of a task, with these arguments, on a queue …
+
+        What is not given does not matter, single arguments included. Values are compared by ``==``, so
+        ``unittest.mock.ANY`` will do. An argument named like an option here is given by position.
+        """
+        found = matcher(
+            task, args, kwargs, queue=queue, id=id, delay=delay, priority=priority, payload=payload
+        )
+        storage = await self._storage()
+        for name in await storage.queues():
+            await self._recorder.look(storage, name)
+        return [job for job in self._recorder.jobs if found(job)]
+
+    async def assert_enqueued(
+        self, task: Task[..., Any] | str | None = None, *args: Any, count: int | None = None, **wanted: Any
+    ) -> list[Recorded]:
+        """Fail the test unless such a job was enqueued, or exactly ``count`` of them; takes what ``enqueued`` takes."""
+        __tracebackhide__ = True
+        found = await self.enqueued(task, *args, **wanted)
+        if not found if count is None else len(found) != count:
+            number = "none was" if not found else f"{len(found)} were"
+            raise AssertionError(
+                f"{'a job' if count is None else f'{count} jobs'} of {_described(task, args, wanted)} should have been "
+                f"enqueued, and {number}. Enqueued were: {self._recorder.jobs or 'no jobs at all'}"
+            )
+        return found
+
+    async def refute_enqueued(
+        self, task: Task[..., Any] | str | None = None, *args: Any, **wanted: Any
+    ) -> None:
+        """Fail the test if such a job was enqueued; takes what ``enqueued`` takes."""
+        __tracebackhide__ = True
+        await self.assert_enqueued(task, *args, count=0, **wanted)
+
+
+def _described(task: Task[..., Any] | str | None, args: tuple[Any, ...], wanted: dict[str, Any]) -> str:
+    name = "any task" if task is None else task if isinstance(task, str) else task.name
+    given = [*map(repr, args), *(f"{key}={value!r}" for key, value in wanted.items() if value is not None)]
+    return f"{name}({', '.join(given)})" if given else name
+
+
+# The harness: an app under test.
+
 
 Mode: TypeAlias = Literal["manual", "inline", "fake"]
 
@@ -45,7 +103,8 @@ Mode: TypeAlias = Literal["manual", "inline", "fake"]
 _WORKER_OPTIONS: Final = frozenset(
     {"after_execution", "child_processes", "concurrency", "lease", "middleware", "name", "threads"}
 )
-# One database for all harnesses of a process, a namespace for each: a named one in memory is never given back.
+# One database for all harnesses of a process, a namespace for each: a named one in memory is never given
+# back.
 SHARED_MEMORY: Final = "memory://penstock-testing"
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Stub"]
-
 
 class Stub:
     """Made by ``Harness.stub``; ``calls`` are the arguments by name of the runs it stood in for.

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.duration import Duration
-from penstock.loopthread import run
+from penstock.client.loopthread import run
+from penstock.core.units import Duration
 
 if TYPE_CHECKING:
+    from penstock.client.task import Task
     from penstock.storage.values import Counts
-    from penstock.task import Task
     from penstock.testing.harness import Harness
-    from penstock.testing.record import Recorded
-    from penstock.testing.report import Drained
-
-__all__ = ["SyncHarness"]
+    from penstock.testing.record import Drained, Recorded
 
 
 class SyncHarness:

@@ -22,10 +22,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from penstock.batching import Batching
-from penstock.worker.run import Abort, Run
-
-__all__ = ["Batch", "BatchMismatch", "Batcher", "Member"]
+from penstock.client.batching import Batching
+from penstock.core.verdict import Abort
+from penstock.worker.run import Run
 
 
 class BatchMismatch(Exception):

@@ -1,8 +1,4 @@
-"""What a handler can know of its job, and say about it.
-
-A parameter annotated with ``JobContext`` gets it; ``current_job()`` finds it from anywhere below the handler,
-in threads and in process runners too.
-"""
+"""What of a job's context has to be awaited, for handlers that cannot."""
 
 from __future__ import annotations
 
@@ -10,25 +6,49 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from penstock.children import Child, add_children, read_children
-from penstock.core.display import shown
+from penstock.client.claim import LeasedJob, encode_progress
+from penstock.client.info import Child, add_children, read_children
+from penstock.client.loopthread import run
+from penstock.client.sync import SyncJobHandle
 from penstock.core.job import Lease, Policy
+from penstock.core.limits import amounts as in_millionths
 from penstock.core.names import ref_of
-from penstock.core.text import text_of
-from penstock.core.usage import amounts as in_millionths
-from penstock.leased import LeasedJob, encode_progress
-from penstock.worker.reporter import Receipt
+from penstock.core.text import shown, text_of
+from penstock.worker.reporter import Receipt, Words
 from penstock.worker.run import Run
-from penstock.worker.words import Words
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.flow.parts import Part
-    from penstock.handle import JobHandle
-    from penstock.source import Source
-    from penstock.worker.synccontext import SyncJobContext
+    from penstock.client.app import App
+    from penstock.client.codec import Source
+    from penstock.client.flow.parts import Part
+    from penstock.client.handle import JobHandle
 
-__all__ = ["ContextLink", "JobContext", "RunLink", "context_of", "current_job", "current_run", "use_context"]
+
+class SyncJobContext:
+    """``context.sync``: for handlers in threads and processes, with a connection of their own to the store."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: JobContext) -> None:
+        self._context = context
+
+    def add_children(
+        self, children: Iterable[Part], *, on_failure: Policy = "fail"
+    ) -> list[SyncJobHandle[Any]]:
+        """See ``JobContext.add_children``."""
+        added = run(self._context.add_children(children, on_failure=on_failure))
+        return [SyncJobHandle(handle) for handle in added]
+
+    def children(self) -> list[Child]:
+        """See ``JobContext.children``."""
+        return run(self._context.children())
+
+
+# What a handler can know of its job, and say about it.
+#
+# A parameter annotated with ``JobContext`` gets it; ``current_job()`` finds it from anywhere below the
+# handler, in threads and in process runners too.
+
 
 current_run: Final[ContextVar[Run]] = ContextVar("penstock_run")
 _current_context: Final[ContextVar[JobContext]] = ContextVar("penstock_context")
@@ -161,7 +181,7 @@ class JobContext(LeasedJob):
     @property
     def sync(self) -> SyncJobContext:
         """``add_children`` and ``children`` for handlers in threads and processes."""
-        from penstock.worker.synccontext import SyncJobContext
+        pass
 
         return SyncJobContext(self)
 

@@ -11,10 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from penstock.core.display import get_logger
+from penstock.core.text import get_logger
 from penstock.worker.run import Run
-
-__all__ = ["PATIENCE_S", "Deadlines"]
 
 logger = get_logger("penstock.worker")
 

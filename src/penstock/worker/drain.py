@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from penstock.core.display import get_logger
 from penstock.core.flow import DependencyRecord
 from penstock.core.job import Job
 from penstock.core.lifecycle import OPEN, State
+from penstock.core.text import get_logger
 from penstock.errors import StorageError
 from penstock.storage.base import Storage
-from penstock.worker.lane import Lane
-
-__all__ = ["DrainWatch"]
+from penstock.worker.slots import Lane
 
 logger = get_logger("penstock.worker")
 

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
-from typing import Any, Final, Literal, get_args
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, assert_never, get_args
 
 import msgspec
 
-from penstock.core.display import get_logger
-from penstock.core.outcome import Failure
-from penstock.errors import InvalidOption
-
-__all__ = ["EventName", "Listener", "Listeners", "WorkerEvent"]
+from penstock.core.command import COMMAND_TASK
+from penstock.core.lifecycle import State
+from penstock.core.outcome import (
+    FAILURE_TEXTS,
+    Await,
+    Cancel,
+    Complete,
+    Fail,
+    Failure,
+    Limited,
+    Release,
+    Snooze,
+    Suspend,
+)
+from penstock.core.text import get_logger
+from penstock.core.units import describe
+from penstock.core.verdict import Abort
+from penstock.errors import InvalidOption, Retry
+from penstock.storage.values import Settled
+from penstock.worker.health import WorkerStats
+from penstock.worker.run import Run
 
 EventName = Literal[
     "ready",
@@ -105,3 +123,175 @@ class Listeners:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("a listener failed", exc_info=task.exception())
+
+
+# The tally: counts what the store has accepted, and tells whoever listens.
+
+
+_HANDED_BACK: Final = "; the job is handed back, and runs again from its beginning"
+
+
+class Tally:
+    """Called on the worker's loop, a batch at a time."""
+
+    def __init__(self, worker_id: str, listeners: Listeners) -> None:
+        self.stats = WorkerStats()
+        self._worker_id = worker_id
+        self._listeners = listeners
+
+    def started(self, runs: Sequence[Run]) -> None:
+        self.stats.claimed += len(runs)
+        if "started" in self._listeners:
+            for run in runs:
+                self._tell("started", run)
+
+    def settled(self, runs: Sequence[Run], answers: Sequence[Settled]) -> None:
+        told = "completed" in self._listeners
+        completed = 0
+        for run, answer in zip(runs, answers, strict=True):
+            if type(run.outcome) is Complete and answer.applied:
+                completed += 1
+                if told:
+                    self._tell("completed", run)
+            else:
+                self._settled_otherwise(run, answer)
+        self.stats.completed += completed
+
+    def stalled(self, run: Run) -> None:
+        """The lease was lost; what the run did counts for nothing."""
+        self.stats.stalled += 1
+        logger.warning(
+            "job %r of queue %r was lost to another worker", run.lease.id, run.lane.name, extra=_about(run)
+        )
+        self._tell("stalled", run)
+
+    def stuck(self, run: Run) -> None:
+        logger.warning(
+            "the handler of job %r of queue %r was told to stop, and goes on%s",
+            *(run.lease.id, run.lane.name, _HANDED_BACK if run.abort is Abort.RELEASE else ""),
+            extra=_about(run),
+        )
+        self._tell("stuck", run)
+
+    def error(self, error: BaseException, *, queue: str = "") -> None:
+        """Something of the worker's own failed."""
+        self.stats.errors += 1
+        event = WorkerEvent(type="error", worker=self._worker_id, queue=queue, error=error)
+        self._listeners.emit(event)
+
+    def tell(self, name: EventName, *, queue: str = "") -> None:
+        """An event of the worker or of a queue."""
+        self._listeners.emit(WorkerEvent(type=name, worker=self._worker_id, queue=queue))
+
+    def _settled_otherwise(self, run: Run, answer: Settled) -> None:
+        if not answer.applied:
+            self.stalled(run)
+            return
+        name = event_name(run, answer.state)
+        setattr(self.stats, name, getattr(self.stats, name) + 1)
+        if name == "failed":
+            _log_end(run)
+        elif name == "retrying":
+            _log_retry(run)
+        # Its traceback refers to the run, so only the garbage collector would free them.
+        run.error = None
+        if name in self._listeners:
+            self._tell(name, run)
+
+    def _tell(self, name: EventName, run: Run) -> None:
+        lease = run.lease
+        outcome = run.outcome
+        self._listeners.emit(
+            WorkerEvent(
+                type=name,
+                worker=self._worker_id,
+                queue=run.lane.name,
+                id=lease.id,
+                task=lease.options.task,
+                run=lease.run,
+                run_ms=round((time.monotonic() - run.claimed_at) * 1000),
+                failure=_failure(run) if name == "failed" or isinstance(outcome, Fail) else None,
+            )
+        )
+
+
+def _log_end(run: Run) -> None:
+    logger.error(
+        "job %r of queue %r (task %r) failed for good in run %d: %s",
+        *(run.lease.id, run.lane.name, run.lease.options.task, run.lease.run, _reason(run)),
+        exc_info=_exception(run),
+        extra=_about(run),
+    )
+
+
+def _log_retry(run: Run) -> None:
+    """Log that the job runs again: as a warning, unless its handler asked for that with ``Retry``."""
+    assert isinstance(run.outcome, Fail)
+    asked = isinstance(run.error, Retry)
+    logger.log(
+        logging.INFO if asked else logging.WARNING,
+        "job %r of queue %r (task %r) failed in run %d and is retried in %s: %s",
+        *(run.lease.id, run.lane.name, run.lease.options.task, run.lease.run),
+        *(describe(run.outcome.retry_in_ms), _reason(run)),
+        exc_info=None if asked else _exception(run),
+        extra=_about(run),
+    )
+
+
+def _about(run: Run) -> dict[str, Any]:
+    """Return the fields that tell structured logs and error trackers which job a record is about."""
+    lease = run.lease
+    return {"queue": run.lane.name, "id": lease.id, "task": lease.options.task, "run": lease.run}
+
+
+def _reason(run: Run) -> str:
+    failure = _failure(run)
+    return f"{failure.type}: {failure.message}"
+
+
+def _failure(run: Run) -> Failure:
+    """Return why a run failed, or why its job ended where the run was to be put off."""
+    match run.outcome:
+        case Fail(failure=failure):
+            return failure
+        case Await():
+            text = "its ttl has passed, or it has no further children to wait for"
+            return Failure("NothingToWaitFor", text)
+        case _:
+            return Failure("Expired", FAILURE_TEXTS["Expired"])
+
+
+def _exception(run: Run) -> BaseException | None:
+    """Return what the handler raised. A handler that goes on after its timeout has raised nothing yet."""
+    of_command = run.lease.options.task == COMMAND_TASK and isinstance(run.error, TimeoutError)
+    if (run.error is None or of_command) and isinstance(run.outcome, Fail):
+        # The traceback of a command that took too long has only lines of our own.
+        return TimeoutError(run.outcome.failure.message)
+    return run.error
+
+
+def event_name(run: Run, state: State | None) -> EventName:
+    """The store decides: a run that failed may have been its last, or its job was to be cancelled anyway."""
+    outcome = run.outcome
+    if state is State.CANCELLED:
+        return "cancelled"
+    match outcome:
+        case Complete():
+            return "completed"
+        case Fail():
+            # No record and no retention: it was removed when it ended.
+            return "failed" if state in (State.FAILED, None) else "retrying"
+        case Snooze():
+            return "failed" if state is State.FAILED else "snoozed"
+        case Suspend() | Await():
+            return "failed" if state is State.FAILED else "suspended"
+        case Release():
+            return "released"
+        case Limited():
+            return "limited"
+        case Cancel():
+            return "cancelled"
+        case None:
+            return "stalled"
+        case _ as never:
+            assert_never(never)

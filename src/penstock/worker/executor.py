@@ -1,38 +1,80 @@
-"""The executor: a lease in, an outcome out. It applies nothing; what becomes of outcomes is the fetcher's part."""
+"""Results on their way from one job of a flow to the next: they become its first argument."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, assert_never, cast
 
+from msgspec.structs import replace
+
+from penstock.client.codec import Serde, resolve_serde
+from penstock.client.flow.handle import read_dependencies
 from penstock.core.command import COMMAND_TASK
-from penstock.core.display import get_logger
+from penstock.core.flow import DependencyRecord
 from penstock.core.job import Lease
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome
-from penstock.errors import (
-    PayloadTooLarge,
-    SerializationError,
-    StorageError,
-    Unrecoverable,
-    WaitForChildren,
-)
-from penstock.worker.after import AfterHooks
+from penstock.core.text import get_logger
+from penstock.core.verdict import Abort, Undecodable, aborted, failed, final_failure, is_retried, undecided
+from penstock.errors import PayloadTooLarge, SerializationError, StorageError, Unrecoverable, WaitForChildren
 from penstock.worker.context import current_run
 from penstock.worker.deadlines import Deadlines
-from penstock.worker.lane import Lane
-from penstock.worker.plans import Plans
+from penstock.worker.handlers import Plans
+from penstock.worker.middleware import AfterHooks
 from penstock.worker.reporter import Reporter
-from penstock.worker.run import Abort, EncodedResult, Run, Undecodable
+from penstock.worker.run import EncodedResult, Run
 from penstock.worker.signals import LoopBlocked
-from penstock.worker.verdict import aborted, failed, final_failure, is_retried, undecided
+from penstock.worker.slots import Lane
 
 if TYPE_CHECKING:
-    from penstock.app import App
+    from penstock.client.app import App
+    from penstock.client.task import Task
+    from penstock.storage.base import Storage
 
-__all__ = ["Executor"]
+
+async def with_results(storage: Storage, queue: str, lease: Lease, task: Task[..., Any]) -> Lease:
+    """The lease with a payload that has the results of the jobs it waited for as its first argument.
+
+    Raises ``SerializationError`` if they cannot be read: no run of the job can succeed.
+    """
+    assert lease.annex is not None
+    mode, count, names = lease.annex.passes.split(":")
+    serdes = [resolve_serde(name) for name in names.split(",")]
+    records = (await read_dependencies(storage, queue, lease.id))[: int(count)]
+    values = [_result(record, serdes[n % len(serdes)]) for n, record in enumerate(records)]
+    arguments = task.serde.decode(lease.payload)
+    if not isinstance(arguments, dict):
+        raise SerializationError(f"the payload of job {lease.id!r} has no place for results.")
+    first = task.signature.parameters[0]
+    value = values if mode == "list" else values[0]
+    return replace(lease, payload=task.serde.encode({first: value, **arguments}))
+
+
+def name_the_result(lease: Lease, task: Task[..., Any], error: Undecodable) -> None:
+    """Have ``error`` name the result that was passed, if that is what the function cannot take."""
+    assert lease.annex is not None
+    first = task.signature.parameters[0]
+    is_list = lease.annex.passes.startswith("list:")
+    what = "the list of results of the jobs" if is_list else "the result of the job"
+    with suppress(SerializationError):
+        arguments = task.serde.decode(lease.payload)
+        origin = f"It is {what} before it in the flow. "
+        if first in arguments and (
+            misfit := task.signature.misfit(first, arguments[first], task.serde, origin=origin)
+        ):
+            error.__cause__ = SerializationError(misfit)
+
+
+def _result(record: DependencyRecord, serde: Serde) -> Any:
+    return serde.decode(record.result) if record.result else None
+
+
+# The executor: a lease in, an outcome out. It applies nothing; what becomes of outcomes is the fetcher's
+# part.
+
 
 logger = get_logger("penstock.worker")
 
@@ -196,7 +238,7 @@ class Executor:
 
     async def _pass_results(self, run: Run) -> None:
         """The results of the jobs it waited for become its first argument."""
-        from penstock.worker.passing import with_results
+        pass
 
         task, app = self._tasks.get(run.lease.options.task), run.lane.app
         if task is None or app is None:
@@ -208,7 +250,7 @@ class Executor:
 
     def _name_the_result(self, run: Run, error: Undecodable) -> None:
         """Have the error say so if it is about a result that another job passed."""
-        from penstock.worker.passing import name_the_result
+        pass
 
         if (task := self._tasks.get(run.lease.options.task)) is not None:
             name_the_result(run.lease, task, error)

@@ -19,19 +19,17 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
-from penstock.core.display import get_logger
 from penstock.core.job import Lease
+from penstock.core.text import get_logger
 from penstock.storage.base import Storage
 from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settlement, Take
 from penstock.worker import recovery
-from penstock.worker.lane import Lane, apportion
-from penstock.worker.limiter import Limits
 from penstock.worker.run import Run
+from penstock.worker.slots import Lane, Limits, apportion
 
 if TYPE_CHECKING:
     from penstock.worker.executor import Executor
 
-__all__ = ["Fetcher"]
 
 logger = get_logger("penstock.worker")
 

@@ -13,14 +13,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from penstock.core.display import get_logger
+from penstock.core.text import get_logger
 from penstock.errors import StorageError
 from penstock.storage.base import Storage
 from penstock.storage.values import Extended, Held
-from penstock.worker.lane import Lane
 from penstock.worker.run import Run
-
-__all__ = ["Heartbeat", "HeartbeatThread", "Notice"]
+from penstock.worker.slots import Lane
 
 logger = get_logger("penstock.worker")
 

@@ -10,22 +10,19 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from penstock.core.display import shown
-from penstock.core.duration import Duration, milliseconds
-from penstock.core.ids import uuid7
-from penstock.core.names import check_queue, check_worker
-from penstock.core.rate import Rate, RateLike, parse_rate
+from penstock.client.options import refuse_unknown
+from penstock.client.optionvalues import listed
+from penstock.core.limits import Rate, RateLike, parse_rate
+from penstock.core.names import check_queue, check_worker, uuid7
+from penstock.core.text import shown
+from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption
-from penstock.observe.address import ProbeAddress, read_address
-from penstock.options import refuse_unknown
-from penstock.optionvalues import listed
+from penstock.observe.probe import ProbeAddress, read_address
 
 if TYPE_CHECKING:
-    from penstock.app import App
-    from penstock.worker.after import AfterExecution
-    from penstock.worker.middleware import Middleware
+    from penstock.client.app import App
+    from penstock.worker.middleware import AfterExecution, Middleware
 
-__all__ = ["LONGEST_HEARTBEAT_MS", "WorkerOptions", "WorkerSettings", "read_options"]
 
 F = TypeVar("F")
 Queues = Sequence[str] | Mapping[str, float]

@@ -19,16 +19,15 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.core.display import StderrLog, get_logger, log_to_stderr, stderr_log
+from penstock.client.admin import take_back
+from penstock.client.imports import locate
+from penstock.core.text import StderrLog, get_logger, log_to_stderr, stderr_log
 from penstock.errors import StorageError
-from penstock.importing import locate
-from penstock.leases import take_back
 
 if TYPE_CHECKING:
-    from penstock.app import App
+    from penstock.client.app import App
     from penstock.worker.worker import Worker
 
-__all__ = ["Supervisor"]
 
 logger = get_logger("penstock.worker")
 

@@ -7,25 +7,25 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.display import get_logger
 from penstock.core.outcome import Release
+from penstock.core.text import get_logger
+from penstock.core.verdict import final_failure
 from penstock.errors import StorageError, StorageUnavailable
 from penstock.storage.base import Storage
 from penstock.storage.values import Held, Settled, Settlement
-from penstock.worker.lane import Lane
 from penstock.worker.run import Run
-from penstock.worker.verdict import final_failure
+from penstock.worker.slots import Lane
 
 if TYPE_CHECKING:
-    from penstock.app import App
+    from penstock.client.app import App
 
-__all__ = ["connected", "hand_back_unknown", "releases", "settle_one_by_one", "until_it_answers"]
 
 logger = get_logger("penstock.worker")
 
 _FIRST_BACKOFF_S: Final = 0.1
 _LONGEST_BACKOFF_S: Final = 5.0
-# A store that fails again so soon has not recovered: one that can be read, and not written, answers in between.
+# A store that fails again so soon has not recovered: one that can be read, and not written, answers in
+# between.
 _RELAPSE_S: Final = 2.0
 # As long as any call insists. A file is there or it is not, and SQLite itself waits for locks.
 _START_PATIENCE_S: Final = 30.0

@@ -1,4 +1,4 @@
-"""What running jobs say of themselves, gathered and sent in batches."""
+"""What a handler says of its job while it runs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,32 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.core.display import get_logger
+import msgspec
+
+from penstock.core.text import get_logger
 from penstock.errors import LeaseLost, StorageError
 from penstock.storage.base import Storage
 from penstock.storage.values import Report
-from penstock.worker.words import Words
 
 if TYPE_CHECKING:
     from penstock.worker.run import Run
 
-__all__ = ["Receipt", "Reporter"]
+
+class Words(msgspec.Struct, frozen=True, tag=True):
+    """Progress as JSON, a log line, a new payload, what was used in millionths; ``None`` where nothing was said.
+
+    ``log_skipped`` is the number of lines that were printed before the log line and are not reported.
+    """
+
+    progress: bytes | None = None
+    log: str | None = None
+    payload: bytes | None = None
+    usage: dict[str, int] | None = None
+    log_skipped: int = 0
+
+
+# What running jobs say of themselves, gathered and sent in batches.
+
 
 logger = get_logger("penstock.worker")
 

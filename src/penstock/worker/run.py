@@ -8,44 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.core.job import Lease
 from penstock.core.outcome import Outcome
-from penstock.errors import Snooze
+from penstock.core.verdict import Abort
 
 if TYPE_CHECKING:
-    from penstock.task import Runner
+    from penstock.client.task import Runner
     from penstock.worker.context import JobContext
-    from penstock.worker.lane import Lane
+    from penstock.worker.slots import Lane
 
-__all__ = ["Abort", "Call", "EncodedResult", "HandedBack", "Plan", "RemoteError", "Run", "Undecodable"]
 
 Call = Callable[["Run"], Awaitable[Any]]
 """Runs the handler of a run and gives its result; middleware wraps one in another."""
-
-
-class Abort(StrEnum):
-    """Why a run is to stop before its handler is done."""
-
-    CANCEL = "cancel"
-    EXPIRED = "expired"
-    TIMEOUT = "timeout"
-    LOST = "lost"
-    RELEASE = "release"
-
-
-class Undecodable(Exception):
-    """The payload is not one of this task: no run of it can succeed."""
-
-
-class HandedBack(Snooze):
-    """This worker does not know the task. The job runs again later, on another worker perhaps."""
-
-
-class RemoteError(Exception):
-    """An error that a handler raised in another process; its traceback there is a note on ours."""
 
 
 class EncodedResult(NamedTuple):

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["STOP_SIGNALS", "LoopBlocked", "handled"]
-
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 

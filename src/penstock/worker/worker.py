@@ -17,26 +17,24 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from penstock.batching import parse_batching
-from penstock.core.display import get_logger
-from penstock.core.duration import Duration, milliseconds
+from penstock.client.batching import parse_batching
+from penstock.client.session import shown_store
+from penstock.core.text import get_logger
+from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption, PenstockError, StorageUnavailable
-from penstock.opening import shown_store
 from penstock.worker import pool, recovery, signals
 from penstock.worker.deadlines import PATIENCE_S
-from penstock.worker.events import Listener, Listeners
+from penstock.worker.events import Listener, Listeners, Tally
 from penstock.worker.handlers import BatchHandler, Handler, Handlers
 from penstock.worker.health import Health, WorkerState, WorkerStats, running_commands
-from penstock.worker.hooks import Hook, run_start_hooks, run_stop_hooks
+from penstock.worker.middleware import Hook, run_start_hooks, run_stop_hooks
 from penstock.worker.options import WorkerOptions, WorkerSettings, read_options
-from penstock.worker.shift import Shift
-from penstock.worker.tally import Tally
+from penstock.worker.session import Shift
 
 if TYPE_CHECKING:
-    from penstock.app import App
+    from penstock.client.app import App
     from penstock.observe.probe import Probe
 
-__all__ = ["Worker"]
 
 logger = get_logger("penstock.worker")
 

@@ -12,8 +12,7 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import NewJob
+from penstock.core.job import Annex, NewJob
 from penstock.errors import InvalidOption, StorageReadOnly, StorageUnavailable, StorageVersion
 from penstock.storage.sqlite.engine import SqliteStorage
 from tests.storage.sqlite.conftest import Opener

@@ -18,8 +18,8 @@ from penstock.storage.sqlite.clock import TERM_MS
 from penstock.storage.sqlite.database import Database
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.sqlite.lock import protected_ms
-from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transaction import Transaction
+from penstock.storage.sqlite.unit import Step
 from penstock.storage.values import Held, Settlement, Swept, Take
 from tests.storage.sqlite.conftest import Opener
 from tests.storage.sqlite.test_clock import Machine, machine

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import NewJob
+from penstock.core.job import Annex, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
 from penstock.errors import StorageDamaged, StorageVersion

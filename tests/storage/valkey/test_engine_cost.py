@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import Conflict, NewJob, Options
+from penstock.core.job import Annex, Conflict, NewJob, Options
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail, Failure, Suspend
 from penstock.storage.valkey.engine import ValkeyStorage

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import NewJob
+from penstock.core.job import Annex, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Suspend
 from penstock.errors import StorageError, StorageFull
-from penstock.storage.valkey.command import Again
 from penstock.storage.valkey.engine import ValkeyStorage
-from penstock.storage.valkey.router import Router
+from penstock.storage.valkey.replies import Again
+from penstock.storage.valkey.routers import Router
 from penstock.storage.values import Settlement, Take
 from tests.servers import ValkeyServer
 

@@ -14,8 +14,8 @@ from redis.asyncio import RedisCluster
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
-from penstock.storage.valkey.cluster import slot_of
 from penstock.storage.valkey.engine import ValkeyStorage
+from penstock.storage.valkey.routers import slot_of
 from penstock.storage.values import Held, Settlement, Take
 from tests.servers import HOST, SlotMove, ValkeyCluster, ValkeyServer
 

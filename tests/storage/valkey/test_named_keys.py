@@ -7,12 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.core.annex import Annex
-from penstock.core.job import Dependency
+from penstock.core.job import Annex, Dependency
 from penstock.core.lifecycle import State
-from penstock.core.limits import Limit
+from penstock.core.limits import Limit, Rate
 from penstock.core.outcome import Complete, Fail
-from penstock.core.rate import Rate
 from penstock.storage.valkey.engine import ValkeyStorage
 from penstock.storage.values import Report
 from tests.contract.factories import BOOM, Bench

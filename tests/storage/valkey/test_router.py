@@ -24,15 +24,18 @@ from penstock.errors import (
     StorageVersion,
 )
 from penstock.storage.valkey.client import ClientRouter
-from penstock.storage.valkey.cluster import ClusterRouter, slot_of
-from penstock.storage.valkey.command import Again
 from penstock.storage.valkey.connection import Connection, ConnectionLost, open_connection
 from penstock.storage.valkey.endpoint import Endpoint
 from penstock.storage.valkey.node import backoff
-from penstock.storage.valkey.replies import ReplyError
-from penstock.storage.valkey.router import Router, router_for
-from penstock.storage.valkey.sentinel import SentinelRouter
-from penstock.storage.valkey.standalone import StandaloneRouter
+from penstock.storage.valkey.replies import Again, ReplyError
+from penstock.storage.valkey.routers import (
+    ClusterRouter,
+    Router,
+    SentinelRouter,
+    StandaloneRouter,
+    router_for,
+    slot_of,
+)
 from tests.servers import HOST, Sentinel, ValkeyCluster, ValkeyServer, free_port, wait_until
 from tests.tls_front import TlsFront
 

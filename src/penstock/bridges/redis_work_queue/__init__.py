@@ -16,7 +16,7 @@ if find_spec("hiredis") is None:
 
 from penstock.bridges.redis_work_queue.cleaning import Cleaned
 from penstock.bridges.redis_work_queue.forwarding import Forwarded, forward
-from penstock.bridges.redis_work_queue.item import Item
+from penstock.bridges.redis_work_queue.layout import Item
 from penstock.bridges.redis_work_queue.queue import Lengths, WorkQueue
 from penstock.bridges.redis_work_queue.sync import SyncWorkQueue
 

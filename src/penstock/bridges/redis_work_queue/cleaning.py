@@ -13,11 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from penstock.bridges.redis_work_queue.keys import Keys
-from penstock.bridges.redis_work_queue.scripts import Verb, run_script
-from penstock.storage.valkey.router import Router
-
-__all__ = ["Cleaned", "Cleaner"]
+from penstock.bridges.redis_work_queue.layout import Keys, Verb, run_script
+from penstock.storage.valkey.routers import Router
 
 T = TypeVar("T")
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from penstock.bridges.redis_work_queue.item import Item
-from penstock.core.duration import Duration
+from penstock.bridges.redis_work_queue.layout import Item
+from penstock.core.units import Duration
 from penstock.errors import InvalidInput, StorageUnavailable
 
 if TYPE_CHECKING:
     from penstock.bridges.redis_work_queue.queue import WorkQueue
-    from penstock.options import JobOptions
-    from penstock.queue import Queue
-
-__all__ = ["Forwarded", "forward"]
+    from penstock.client.options import JobOptions
+    from penstock.client.queue import Queue
 
 
 class Forwarded(NamedTuple):

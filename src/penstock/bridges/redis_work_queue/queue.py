@@ -1,40 +1,79 @@
-"""A work queue in the layout of redis-work-queue, shared with that project's clients in other languages.
-
-Compatible on the wire, and strict where the published clients (0.1) are not. Every step here is one script that
-runs inside the server as a whole, or one command:
-
-| step | atomically |
-|---|---|
-| add | write the data, then push the id: whoever takes the id finds the data |
-| lease | move the id from the queue to processing, look for data and leases, write the lease |
-| complete | remove the id from processing, then the leases, then the data |
-| clean, per item | see that there are data and no lease; remove from processing, then push to the queue |
-
-Only a lease that has to wait takes two: the server cannot wait inside a script, so it moves the id first. An id
-whose taker dies in between, or is cancelled, is in processing without a lease, where a light clean finds it; and
-if a cleaner comes in between, the second step sees that the id is gone and waits for another.
-"""
+"""The server of a work queue, given by a URL or by a client, for each event loop that uses it."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from penstock.bridges.redis_work_queue.cleaning import Cleaned, Cleaner
-from penstock.bridges.redis_work_queue.item import Item, wire_id
-from penstock.bridges.redis_work_queue.keys import Keys
-from penstock.bridges.redis_work_queue.scripts import Verb, run_script
-from penstock.bridges.redis_work_queue.server import Server
-from penstock.core.duration import Duration, milliseconds
-from penstock.core.ids import uuid7
+from penstock.bridges.redis_work_queue.layout import Item, Keys, Verb, run_script, wire_id
+from penstock.client.session import PerLoop
+from penstock.core.names import uuid7
+from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption, StorageUnavailable
+from penstock.storage.valkey.client import ClientRouter
+from penstock.storage.valkey.endpoint import Endpoint
+from penstock.storage.valkey.routers import Router, router_for
 
 if TYPE_CHECKING:
     from penstock.bridges.redis_work_queue.sync import SyncWorkQueue
-    from penstock.storage.valkey.command import Again, Arg
+    from penstock.storage.valkey.replies import Again, Arg
 
-__all__ = ["Lengths", "WorkQueue"]
+
+class Server:
+    """``given`` is a URL, as in ``docs/stores.md``, or an asyncio client of redis-py or valkey-py.
+
+    With a URL each event loop gets connections of its own, which end with it. A client stays the caller's to
+    close, and serves its own event loop only. Raises ``InvalidOption``; connects when first used.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._given = given
+        self._endpoint = Endpoint.parse(given) if isinstance(given, str) else None
+        if self._endpoint is None and not inspect.iscoroutinefunction(
+            getattr(given, "execute_command", None)
+        ):
+            raise InvalidOption(
+                f"a work queue cannot use a {type(given).__qualname__}: it is neither a URL nor an asyncio client. "
+                "Give redis.asyncio.Redis(...), or the URL; from synchronous code, the URL and .sync."
+            )
+        self._routers = PerLoop(self._connect, end=lambda router: router.close())
+        self.router = self._routers.get
+        self.close = self._routers.close
+
+    @property
+    def is_cluster(self) -> bool:
+        if self._endpoint is not None:
+            return self._endpoint.topology == "cluster"
+        return hasattr(self._given, "get_node_from_key")
+
+    def __str__(self) -> str:
+        return "a client passed in" if self._endpoint is None else str(self._endpoint)
+
+    async def _connect(self) -> Router:
+        endpoint = self._endpoint
+        router: Router = ClientRouter(self._given) if endpoint is None else router_for(endpoint)
+        await router.connect()
+        return router
+
+
+# A work queue in the layout of redis-work-queue, shared with that project's clients in other languages.
+#
+# Compatible on the wire, and strict where the published clients (0.1) are not. Every step here is one
+# script that runs inside the server as a whole, or one command:
+#
+# | step | atomically | |---|---| | add | write the data, then push the id: whoever takes the id finds the
+# data | | lease | move the id from the queue to processing, look for data and leases, write the lease | |
+# complete | remove the id from processing, then the leases, then the data | | clean, per item | see that
+# there are data and no lease; remove from processing, then push to the queue |
+#
+# Only a lease that has to wait takes two: the server cannot wait inside a script, so it moves the id
+# first. An id whose taker dies in between, or is cancelled, is in processing without a lease, where a
+# light clean finds it; and if a cleaner comes in between, the second step sees that the id is gone and
+# waits for another.
+
 
 _ADDS_AT_ONCE: Final = 500
 _STEPS_AT_ONCE: Final = 1000

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from penstock.bridges.redis_work_queue.cleaning import Cleaned
 from penstock.bridges.redis_work_queue.forwarding import Forwarded, forward
-from penstock.bridges.redis_work_queue.item import Item
+from penstock.bridges.redis_work_queue.layout import Item
 from penstock.bridges.redis_work_queue.queue import Lengths, WorkQueue
-from penstock.core.duration import Duration
-from penstock.loopthread import run
+from penstock.client.loopthread import run
+from penstock.core.units import Duration
 
 if TYPE_CHECKING:
-    from penstock.options import JobOptions
-    from penstock.queue import Queue
-
-__all__ = ["SyncWorkQueue"]
+    from penstock.client.options import JobOptions
+    from penstock.client.queue import Queue
 
 
 class SyncWorkQueue:

@@ -4,7 +4,6 @@
 """
 
 from penstock.spark.history.paging import report
-from penstock.spark.history.syncing import SyncReport, follow, sync
-from penstock.spark.history.views import Tables, tables
+from penstock.spark.history.sync import SyncReport, Tables, follow, sync, tables
 
 __all__ = ["SyncReport", "Tables", "follow", "report", "sync", "tables"]

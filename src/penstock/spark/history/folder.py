@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import InvalidOption
-from penstock.spark.arrow import arrow_schema
+from penstock.spark.cells import arrow_schema
 from penstock.spark.delta import Folder, Table, open_folder
 from penstock.spark.history.folding import ARROW
 from penstock.spark.history.measures import CAUSES, GOLD
 from penstock.spark.publishing import refuse_pattern
 from penstock.spark.schemas import EVENTS
-
-__all__ = ["History", "open_history"]
 
 _TABLES: Final = {"bronze", "silver", "gold", "causes"}
 _BEFORE_DELTA: Final = "_history.json"

@@ -17,9 +17,8 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.delta import DataFile, Snapshot, Table
 from penstock.spark.history.bronze import bronze_state
-from penstock.spark.history.events import Placing, new_events, pending_files, placing_between
 from penstock.spark.history.folder import History
-from penstock.spark.history.folding import REMOVED
+from penstock.spark.history.folding import REMOVED, Placing, new_events, pending_files, placing_between
 from penstock.spark.history.measures import (
     CAUSES,
     GRAINS,
@@ -36,8 +35,6 @@ from penstock.spark.history.measures import (
 )
 from penstock.spark.history.ranged import Fold, Instants, fold_forward, millis, owners_of
 from penstock.spark.history.state import FoldState, state_of
-
-__all__ = ["summarise"]
 
 _TOLD: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at", "run_ms")
 _JOB: Final = (

@@ -11,13 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import InvalidOption
+from penstock.spark.eventreads import instant_ms
 from penstock.spark.history.bronze import bronze_state
 from penstock.spark.history.figures import figures
 from penstock.spark.history.folder import open_history
 from penstock.spark.history.state import BronzeState
-from penstock.spark.offsets import instant_ms
-
-__all__ = ["report"]
 
 _PARTS: Final = Path(__file__).with_name("page")
 _END_MS: Final = 1 << 60

@@ -17,9 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.spark.delta import DataFile, Table
-from penstock.spark.history.events import piles_of
-
-__all__ = ["Fold", "Instants", "cuts_of", "fold_forward", "millis", "owners_of"]
+from penstock.spark.history.folding import piles_of
 
 Instants: TypeAlias = npt.NDArray[np.int64]
 _PER_FILE: Final = 100_000

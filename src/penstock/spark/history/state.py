@@ -8,8 +8,6 @@ import msgspec
 
 from penstock.spark.delta import Snapshot
 
-__all__ = ["BronzeState", "EpochChange", "FoldState", "Loss", "Place", "Range", "state_of"]
-
 S = TypeVar("S", "BronzeState", "FoldState")
 
 

@@ -7,13 +7,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
-from penstock.core.display import shown
-from penstock.core.duration import milliseconds
 from penstock.core.names import check_namespace
+from penstock.core.text import shown
+from penstock.core.units import milliseconds
 from penstock.errors import InvalidOption
 from penstock.storage.sqlite.connection import MEMORY
-
-__all__ = ["Address"]
 
 _DEFAULT_NAMESPACE = "default"
 _DEFAULT_TIMEOUT_S = 30.0

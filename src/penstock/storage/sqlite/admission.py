@@ -11,7 +11,6 @@ import msgspec
 
 from penstock.core.lifecycle import EventType
 from penstock.core.limits import Limit
-from penstock.storage.sqlite.group import Group
 from penstock.storage.sqlite.groups import (
     USES_GROUPS,
     USES_LIMITS,
@@ -22,21 +21,10 @@ from penstock.storage.sqlite.groups import (
     move,
     touch,
 )
+from penstock.storage.sqlite.queuerow import Group
 from penstock.storage.sqlite.records import WAITING, Record
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
-
-__all__ = [
-    "AT_ONCE",
-    "allowance",
-    "fill_from",
-    "head_of",
-    "look_again",
-    "next_look",
-    "recount",
-    "settle",
-    "sweep_groups",
-]
+from penstock.storage.sqlite.unit import Step
 
 AT_ONCE: Final = 1000
 

@@ -23,9 +23,7 @@ from penstock.storage.sqlite.connection import (
     too_new,
 )
 from penstock.storage.sqlite.database import closed_here
-from penstock.storage.sqlite.failures import is_busy, translate
-
-__all__ = ["backup", "restore"]
+from penstock.storage.sqlite.lock import is_busy, translate
 
 _WAIT_S: Final = 1.0
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.storage.scopes import KeptBudget, flow_scope
+from penstock.storage.metrics import KeptBudget, flow_scope
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.unit import Step
 from penstock.storage.values import Budget
-
-__all__ = ["Spent", "budgets", "look", "remove_budget", "renew", "set_budget", "zero"]
 
 _sql = statements("usage")
 

@@ -29,8 +29,6 @@ from penstock.errors import StorageError
 from penstock.storage.sqlite.connection import connect
 from penstock.storage.sqlite.lock import begin
 
-__all__ = ["Checkpoints"]
-
 _DUE_FRAMES: Final = 4_000
 """How long the log becomes, in pages: 16 MiB."""
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.annex import EMPTY_ANNEX
-from penstock.core.job import Lease
+from penstock.core.job import EMPTY_ANNEX, Lease
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
-from penstock.storage.scopes import flow_scope
-from penstock.storage.sqlite import admission, groups, instants
+from penstock.storage.metrics import flow_scope
+from penstock.storage.sqlite import admission, groups, schedules
 from penstock.storage.sqlite.budgets import look
 from penstock.storage.sqlite.records import (
     ACTIVE,
@@ -28,12 +27,10 @@ from penstock.storage.sqlite.records import (
     unpack_options,
 )
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
-from penstock.storage.sqlite.steps import received_data
+from penstock.storage.sqlite.suspend import received_data
 from penstock.storage.sqlite.transitions import enter_waiting, expire, finish
+from penstock.storage.sqlite.unit import Step
 from penstock.storage.values import Claimed, Extended, Held, Take
-
-__all__ = ["claim", "extend", "promote_due", "read_back"]
 
 _PROMOTED = EventType.PROMOTED.value
 _CLAIMED = EventType.CLAIMED.value
@@ -95,7 +92,7 @@ def _answer(step: Step, take: Take, leases: list[Lease]) -> Claimed:
 def promote_due(step: Step, *, limit: int) -> int:
     """Let scheduled jobs whose time has come wait; how many there were, at most ``limit``."""
     if step.moment.packed_marks and step.moment.marks.follow:
-        instants.follow(step, limit=limit)
+        schedules.follow(step, limit=limit)
     if not step.queue.scheduled:
         return 0
     rows = step.sql.execute(_sql["due"], (step.queue.key, step.now_ms, limit))

@@ -13,18 +13,6 @@ import msgspec
 
 from penstock.core.job import DAY_MS
 
-__all__ = [
-    "GAP_MS",
-    "NEAR_MS",
-    "TERM_MS",
-    "Marks",
-    "Moment",
-    "Reading",
-    "moment_after",
-    "read_clocks",
-    "wall_ms",
-]
-
 GAP_MS: Final = 10_000
 """A queue with workers is called more often than that: they sweep every 5 s."""
 

@@ -12,22 +12,8 @@ from uuid import uuid4
 
 from penstock.errors import StorageError, StorageReadOnly, StorageUnavailable, StorageVersion
 from penstock.storage.sqlite import files
-from penstock.storage.sqlite.failures import is_busy, translate
-from penstock.storage.sqlite.lock import begin
+from penstock.storage.sqlite.lock import begin, is_busy, translate
 from penstock.storage.sqlite.statements import migrations, statements
-
-__all__ = [
-    "APPLICATION_ID",
-    "MEMORY",
-    "begin_history",
-    "check_format",
-    "connect",
-    "file_identity",
-    "highest_number",
-    "newest_format",
-    "prepare",
-    "too_new",
-]
 
 MEMORY: Final = ":memory:"
 _OLDEST_SQLITE: Final = (3, 37, 0)

@@ -10,11 +10,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.core.annex import Dependent
-from penstock.core.job import DAY_MS, DEFAULT_OPTIONS
+from penstock.core.job import DAY_MS, DEFAULT_OPTIONS, Dependent
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import DAMAGED, damaged_failure
-from penstock.storage.sqlite import flows, schedulers
+from penstock.storage.sqlite import flows, schedules
 from penstock.storage.sqlite.messages import End
 from penstock.storage.sqlite.queuerow import any_text
 from penstock.storage.sqlite.records import (
@@ -28,20 +27,8 @@ from penstock.storage.sqlite.records import (
     unpack_options,
 )
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import finish
-
-__all__ = [
-    "Found",
-    "any_text",
-    "find_among",
-    "find_any",
-    "has_unknown_states",
-    "is_sound",
-    "quarantine",
-    "recent",
-    "walk",
-]
+from penstock.storage.sqlite.unit import Step
 
 _FAILED: Final = EventType.FAILED.value
 _KEPT_MS: Final = 30 * DAY_MS
@@ -251,7 +238,7 @@ def _free(step: Step, record: Record, *, alone: bool) -> None:
     step.sql.execute(_sql["leave_lines"], (queue, id_))
     step.sql.execute(_sql["forget_dedup"], (queue, id_, record.incarnation))
     step.sql.execute(_sql["forget_signals"], (record.key,))
-    schedulers.last_ended(step, id_)
+    schedules.last_ended(step, id_)
     rows = step.sql.execute(_sql["dependents_of"], (step.namespace, step.queue.name, id_)).fetchall()
     end = End(step.queue.name, id_, "failed", None, unpack_failure(record.failure))
     if not alone:

@@ -11,10 +11,8 @@ from penstock.core.outcome import Failure
 from penstock.storage.sqlite.queuerow import find_queue
 from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, Record, pack_failure
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import finish
-
-__all__ = ["Earlier", "clear_dedup", "dedup_of", "ended", "forget", "meet", "note"]
+from penstock.storage.sqlite.unit import Step
 
 _CANCELLED = EventType.CANCELLED.value
 _FINISHED = (COMPLETED, FAILED, CANCELLED)

@@ -8,10 +8,8 @@ from typing import assert_never
 from penstock.storage.sqlite import flows
 from penstock.storage.sqlite.enqueue import put_or_tell
 from penstock.storage.sqlite.messages import Done, Link, Message, Put
-from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transaction import Transaction
-
-__all__ = ["deliver"]
+from penstock.storage.sqlite.unit import Step
 
 
 def deliver(transaction: Transaction, step: Step) -> None:

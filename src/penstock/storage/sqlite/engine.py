@@ -13,22 +13,19 @@ from penstock.core.flow import DependencyRecord, Node
 from penstock.core.job import Dependency, Enqueued, NewJob
 from penstock.errors import StorageError
 from penstock.storage.sqlite import (
-    attach,
     claim,
     enqueue,
     flows,
-    govern,
-    memo,
-    read,
-    schedulers,
+    queries,
+    queue_verbs,
+    replay,
+    schedules,
     settle,
     sweep,
 )
 from penstock.storage.sqlite.address import Address
-from penstock.storage.sqlite.database import keep_untouched, open_database
-from penstock.storage.sqlite.operating import Operating
-from penstock.storage.sqlite.reading import Reading
-from penstock.storage.sqlite.session import Session
+from penstock.storage.sqlite.database import Session, keep_untouched, open_database
+from penstock.storage.sqlite.verbs import Operating, Reading
 from penstock.storage.sqlite.wake import CAN_SIGNAL
 from penstock.storage.values import (
     AttachAnswer,
@@ -48,8 +45,6 @@ from penstock.storage.values import (
     WorkerRecord,
     with_deaths,
 )
-
-__all__ = ["SqliteStorage"]
 
 
 class SqliteStorage(Operating, Reading):
@@ -110,7 +105,7 @@ class SqliteStorage(Operating, Reading):
     ) -> list[Enqueued]:
         return await self._opened.write(
             queue,
-            lambda step: memo.enqueued_once(step, ticket, lambda: enqueue.enqueue(step, jobs)),
+            lambda step: replay.enqueued_once(step, ticket, lambda: enqueue.enqueue(step, jobs)),
             weight=len(jobs),
         )
 
@@ -121,7 +116,7 @@ class SqliteStorage(Operating, Reading):
             await self.wait(queue, timeout_ms=wait_ms)
         return await self._opened.write(
             queue,
-            lambda step: memo.claimed_once(step, ticket, lambda: claim.claim(step, take)),
+            lambda step: replay.claimed_once(step, ticket, lambda: claim.claim(step, take)),
             weight=take.count,
         )
 
@@ -135,7 +130,9 @@ class SqliteStorage(Operating, Reading):
     ) -> SettledBatch:
         return await self._opened.write(
             queue,
-            lambda step: memo.settled_once(step, ticket, lambda: settle.settle(step, settlements, take=take)),
+            lambda step: replay.settled_once(
+                step, ticket, lambda: settle.settle(step, settlements, take=take)
+            ),
             weight=len(settlements) + (take.count if take else 0),
         )
 
@@ -161,10 +158,10 @@ class SqliteStorage(Operating, Reading):
         return await self._opened.write(queue, lambda step: settle.report(step, reports), weight=len(reports))
 
     async def leases_of(self, queue: str, worker: str) -> list[Held]:
-        return await self._opened.read(lambda sql: read.leases_of(sql, self._namespace, queue, worker))
+        return await self._opened.read(lambda sql: queries.leases_of(sql, self._namespace, queue, worker))
 
     async def depart(self, queue: str, worker: str) -> None:
-        await self._opened.write(queue, lambda step: govern.depart(step, worker))
+        await self._opened.write(queue, lambda step: queue_verbs.depart(step, worker))
 
     async def announce(self, queue: str, worker: str, *, lost: Callable[[], None]) -> None:
         try:
@@ -177,10 +174,12 @@ class SqliteStorage(Operating, Reading):
     async def lives(self, queue: str) -> dict[str, bool]:
         if (locks := self._opened.locks) is None:
             return {}
-        return locks.look(await self._opened.read(lambda sql: read.worker_ids(sql, self._namespace, queue)))
+        return locks.look(
+            await self._opened.read(lambda sql: queries.worker_ids(sql, self._namespace, queue))
+        )
 
     async def workers(self, queue: str) -> list[WorkerRecord]:
-        found = await self._opened.read(lambda sql: read.workers(sql, self._namespace, queue))
+        found = await self._opened.read(lambda sql: queries.workers(sql, self._namespace, queue))
         return with_deaths(found, await self.lives(queue))
 
     # Flows
@@ -190,7 +189,7 @@ class SqliteStorage(Operating, Reading):
     ) -> list[Enqueued]:
         return await self._opened.write(
             queue,
-            lambda step: memo.enqueued_once(step, ticket, lambda: enqueue.enqueue_flows(step, flows)),
+            lambda step: replay.enqueued_once(step, ticket, lambda: enqueue.enqueue_flows(step, flows)),
             weight=sum(map(len, flows)),
         )
 
@@ -199,7 +198,7 @@ class SqliteStorage(Operating, Reading):
     ) -> AttachAnswer:
         return await self._opened.write(
             queue,
-            lambda step: attach.attach(step, id, after, nodes=nodes, flow=flow),
+            lambda step: enqueue.attach(step, id, after, nodes=nodes, flow=flow),
             weight=len(after) + len(nodes),
         )
 
@@ -213,33 +212,33 @@ class SqliteStorage(Operating, Reading):
     # Schedulers
 
     async def put_scheduler(self, queue: str, scheduler: NewScheduler) -> SchedulerAnswer:
-        return await self._opened.write(queue, lambda step: schedulers.put_scheduler(step, scheduler))
+        return await self._opened.write(queue, lambda step: schedules.put_scheduler(step, scheduler))
 
     async def schedulers(self, queue: str, names: Sequence[str] | None = None) -> Schedulers:
-        return await self._opened.read(lambda sql: schedulers.schedulers(sql, self._namespace, queue, names))
+        return await self._opened.read(lambda sql: schedules.schedulers(sql, self._namespace, queue, names))
 
     async def pause_scheduler(self, queue: str, name: str) -> bool:
-        return await self._opened.write(queue, lambda step: schedulers.pause_scheduler(step, name))
+        return await self._opened.write(queue, lambda step: schedules.pause_scheduler(step, name))
 
     async def resume_scheduler(self, queue: str, name: str, *, next_ms: int | None = None) -> bool:
         return await self._opened.write(
-            queue, lambda step: schedulers.resume_scheduler(step, name, next_ms=next_ms)
+            queue, lambda step: schedules.resume_scheduler(step, name, next_ms=next_ms)
         )
 
     async def move_slot(self, queue: str, name: str, *, slot_ms: int, next_ms: int) -> bool:
         return await self._opened.write(
-            queue, lambda step: schedulers.move_slot(step, name, slot_ms=slot_ms, next_ms=next_ms)
+            queue, lambda step: schedules.move_slot(step, name, slot_ms=slot_ms, next_ms=next_ms)
         )
 
     async def remove_scheduler(self, queue: str, name: str) -> bool:
-        return await self._opened.write(queue, lambda step: schedulers.remove_scheduler(step, name))
+        return await self._opened.write(queue, lambda step: schedules.remove_scheduler(step, name))
 
     async def fire(self, queue: str, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
         return await self._opened.write(
-            queue, lambda step: schedulers.fire(step, name, slot_ms=slot_ms, next_ms=next_ms, job=job)
+            queue, lambda step: schedules.fire(step, name, slot_ms=slot_ms, next_ms=next_ms, job=job)
         )
 
     # For tests
 
     async def shift_clock(self, queue: str, ms: int, *, jump: bool = False) -> None:
-        await self._opened.write(queue, lambda step: govern.shift_clock(step, ms, jump=jump))
+        await self._opened.write(queue, lambda step: queue_verbs.shift_clock(step, ms, jump=jump))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sqlite3
 
 from penstock.core.event import pack, unpack
-from penstock.storage.entries import LOST, EntryPage, count_lost, page_of
+from penstock.storage.pages import LOST, EntryPage, count_lost, page_of
 from penstock.storage.sqlite.queuerow import find_queue
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.unit import Step
 from penstock.storage.values import Consumer, QueueSettings
-
-__all__ = ["check_log", "consumers", "hold_events", "read_entries", "release_events", "trim"]
 
 _sql = statements("events")
 

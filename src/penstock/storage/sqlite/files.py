@@ -14,14 +14,13 @@ from urllib.parse import quote
 
 from penstock.errors import StorageUnavailable
 
-__all__ = ["Identity", "create", "exclusive", "file_uri", "identity_of", "remove_left_over", "side_files"]
-
 Identity: TypeAlias = tuple[int, int]
 """Device and inode. No other file has the same as long as the file is open."""
 
 _PRIVATE: Final = 0o600
 
-# The bytes that SQLite locks. In WAL mode a connection that has read holds a shared lock on them until it is closed.
+# The bytes that SQLite locks. In WAL mode a connection that has read holds a shared lock on them until it
+# is closed.
 _FIRST_SHARED_BYTE: Final = 0x40000002
 _SHARED_BYTES: Final = 510
 

@@ -11,7 +11,6 @@ from typing import Final
 
 import msgspec
 
-from penstock.core.annex import Dependent
 from penstock.core.flow import (
     NOTHING_TO_WAIT_FOR,
     UNKNOWN_DEPENDENCY,
@@ -20,7 +19,7 @@ from penstock.core.flow import (
     blame,
     not_found,
 )
-from penstock.core.job import Dependency, NewJob
+from penstock.core.job import Dependency, Dependent, NewJob
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
 from penstock.errors import JobNotFound
@@ -37,30 +36,8 @@ from penstock.storage.sqlite.records import (
     unpack_failure,
 )
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
 from penstock.storage.sqlite.transitions import enter_waiting, finish, schedule
-
-__all__ = [
-    "await_all",
-    "conclude",
-    "depend",
-    "dependencies",
-    "done",
-    "ended",
-    "fail_if_told",
-    "forget",
-    "hold_back",
-    "is_parent",
-    "link",
-    "link_to",
-    "look_again",
-    "obliterated",
-    "refuse_unknown",
-    "refused",
-    "removed",
-    "tell",
-    "to_look_at_again",
-]
+from penstock.storage.sqlite.unit import Step
 
 _FAILED: Final = EventType.FAILED.value
 _UNBLOCKED: Final = EventType.UNBLOCKED.value

@@ -13,31 +13,10 @@ import msgspec
 
 from penstock.core.lifecycle import EventType
 from penstock.core.limits import EVERY_GROUP, Limit
-from penstock.storage.sqlite.group import HOLDING, Group
+from penstock.storage.sqlite.queuerow import HOLDING, Group
 from penstock.storage.sqlite.records import BLOCKED, Record
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
-
-__all__ = [
-    "USES_GROUPS",
-    "USES_LIMITS",
-    "count",
-    "end",
-    "group_of",
-    "hold_back",
-    "leave",
-    "limit_of",
-    "line_up",
-    "line_up_again",
-    "move",
-    "park",
-    "reread",
-    "scheduled",
-    "send_back",
-    "start",
-    "touch",
-    "wait_elsewhere",
-]
+from penstock.storage.sqlite.unit import Step
 
 USES_LIMITS: Final = 1
 USES_GROUPS: Final = 2

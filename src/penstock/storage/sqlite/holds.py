@@ -13,10 +13,8 @@ from penstock.errors import InvalidOption
 from penstock.storage.sqlite.queuerow import QueueRow, find_queue
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, as_job
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.unit import Step
 from penstock.storage.values import HoldAnswer, JobPage, ReleaseAnswer
-
-__all__ = ["held", "hold", "index", "lapse", "release"]
 
 _FINISHED: Final = (COMPLETED, FAILED, CANCELLED)
 

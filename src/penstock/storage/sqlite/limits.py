@@ -14,13 +14,10 @@ from penstock.core.lifecycle import EventType
 from penstock.core.limits import EVERY_GROUP, GroupState, Limit, LimitsOfQueue, Reason
 from penstock.errors import CostTooHigh
 from penstock.storage.sqlite import admission, groups
-from penstock.storage.sqlite.group import Group
-from penstock.storage.sqlite.queuerow import find_queue
+from penstock.storage.sqlite.queuerow import Group, find_queue
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.unit import Step
 from penstock.storage.values import GroupPage
-
-__all__ = ["check_costs", "cost_refused", "limits", "list_groups", "read_groups", "set_limit"]
 
 _CONFIGURED = EventType.CONFIGURED.value
 

@@ -19,7 +19,6 @@ try:
 except ImportError:  # No such locks here: deaths are noticed by their leases.
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["WorkerLocks"]
 
 _FORGOTTEN_S: Final = 2 * 3600
 """Longer than a dead worker is shown."""

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.core.annex import Dependent
 from penstock.core.flow import DependencyState
-from penstock.core.job import NewJob
+from penstock.core.job import Dependent, NewJob
 from penstock.core.outcome import Failure
-
-__all__ = ["Done", "End", "Link", "Message", "Put"]
 
 
 class End(NamedTuple):

@@ -7,35 +7,19 @@ from typing import Final
 
 import msgspec
 
-from penstock.core.annex import EMPTY_ANNEX, Annex, pack_annex, unpack_annex
-from penstock.core.job import DEFAULT_OPTIONS, Job, Lease, Options
+from penstock.core.job import (
+    DEFAULT_OPTIONS,
+    EMPTY_ANNEX,
+    STAGED_FROM_MS,
+    Annex,
+    Job,
+    Lease,
+    Options,
+    pack_annex,
+    unpack_annex,
+)
 from penstock.core.lifecycle import State
 from penstock.core.outcome import DAMAGED, Failure, damaged_failure
-from penstock.core.staging import STAGED_FROM_MS
-
-__all__ = [
-    "ACTIVE",
-    "BLOCKED",
-    "CANCELLED",
-    "COMPLETED",
-    "FAILED",
-    "REMOVED",
-    "SCHEDULED",
-    "SIGNAL",
-    "STATES",
-    "WAITING",
-    "Record",
-    "Slot",
-    "Unreadable",
-    "as_annex",
-    "as_job",
-    "as_lease",
-    "pack_failure",
-    "pack_options",
-    "shown_failure",
-    "unpack_failure",
-    "unpack_options",
-]
 
 # Plain strings: the sqlite3 module binds them faster than members of an enum.
 SCHEDULED: Final = State.SCHEDULED.value

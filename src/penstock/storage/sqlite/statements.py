@@ -7,9 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from penstock.core.staging import STAGED_FROM_MS
-
-__all__ = ["RECORD_COLUMNS", "migrations", "statements"]
+from penstock.core.job import STAGED_FROM_MS
 
 RECORD_COLUMNS: Final = (
     "j.key, j.id, j.incarnation, j.state, j.priority, j.place, j.options, o.value, j.ttl_ms, j.run_id,"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.core.job import HOUR_MS
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
-from penstock.storage.sqlite import dedup, flows, instants, schedulers
+from penstock.storage.sqlite import dedup, flows, schedules
 from penstock.storage.sqlite.admission import sweep_groups
 from penstock.storage.sqlite.claim import promote_due
 from penstock.storage.sqlite.clock import TERM_MS, wall_ms
@@ -13,7 +13,6 @@ from penstock.storage.sqlite.eventlog import trim
 from penstock.storage.sqlite.groups import USES_LIMITS
 from penstock.storage.sqlite.holds import lapse
 from penstock.storage.sqlite.lock import protected_ms
-from penstock.storage.sqlite.memo import MEMO_KEPT_MS
 from penstock.storage.sqlite.records import (
     BLOCKED,
     CANCELLED,
@@ -26,14 +25,13 @@ from penstock.storage.sqlite.records import (
     Unreadable,
     pack_failure,
 )
+from penstock.storage.sqlite.replay import MEMO_KEPT_MS
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
-from penstock.storage.sqlite.steps import time_out
+from penstock.storage.sqlite.suspend import time_out
 from penstock.storage.sqlite.transitions import absorb_slot, end_lease, expire, finish, return_to_waiting
+from penstock.storage.sqlite.unit import Step
 from penstock.storage.sqlite.usage import forget_usage
 from penstock.storage.values import QueueSettings, Swept
-
-__all__ = ["sweep"]
 
 _STALLED = EventType.STALLED.value
 _FAILED = EventType.FAILED.value
@@ -60,14 +58,14 @@ def sweep(step: Step, *, limit: int) -> Swept:
     pruned = _prune(step, settings, limit)
     trimmed = trim(step, settings, limit=limit)
     _forget(step)
-    instants.tidy(step)
+    schedules.tidy(step)
     forgotten = dedup.forget(step, limit=limit)
     more = (
         limit in (promoted, unblocked, rescued, expired, forgotten)
         or max(pruned, trimmed, regrouped) >= limit
         or step.moment.marks.follow > 0
     )
-    slot_wait_ms = schedulers.slot_wait_ms(step)
+    slot_wait_ms = schedules.slot_wait_ms(step)
     return Swept(
         promoted=promoted,
         rescued=rescued,
@@ -77,9 +75,9 @@ def sweep(step: Step, *, limit: int) -> Swept:
         unblocked=unblocked,
         more=more,
         wait_ms=0 if more else _wait_ms(step, slot_wait_ms),
-        due=schedulers.due(step, limit=limit),
+        due=schedules.due(step, limit=limit),
         slot_wait_ms=slot_wait_ms,
-        awaiting=schedulers.is_awaiting(step),
+        awaiting=schedules.is_awaiting(step),
         damaged=step.mended,
     )
 

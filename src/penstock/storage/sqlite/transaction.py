@@ -9,14 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.storage.sqlite.eventnotes import EventNotes
+from penstock.storage.sqlite.eventnotes import EventNotes, count_events
 from penstock.storage.sqlite.lock import LONG_S, write_long_lock
-from penstock.storage.sqlite.metrics import count_events
 from penstock.storage.sqlite.queuerow import QueueRow, find_queue
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step, Ties
-
-__all__ = ["Signal", "Transaction"]
+from penstock.storage.sqlite.unit import Step, Ties
 
 Signal = tuple[str, str]
 """What a commit tells those who wait: a kind (``w`` work, ``n`` news, ``e`` events) and ``namespace/queue``."""

@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.job import NewJob
+from penstock.core.job import STAGED_FROM_MS, NewJob, staged_at_ms
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
-from penstock.core.staging import STAGED_FROM_MS, staged_at_ms
 from penstock.storage.sqlite.queuerow import USES_INSTANTS, USES_STAGED
 from penstock.storage.sqlite.records import (
     BLOCKED,
@@ -23,27 +22,7 @@ from penstock.storage.sqlite.records import (
     Slot,
     pack_failure,
 )
-from penstock.storage.sqlite.step import Step
-
-__all__ = [
-    "absorb_slot",
-    "change_ttls",
-    "drop_slot",
-    "due_at",
-    "end_lease",
-    "enter_waiting",
-    "expire",
-    "finish",
-    "instant",
-    "join_slot",
-    "keep_slot",
-    "new_record",
-    "queue_afresh",
-    "remove",
-    "return_to_waiting",
-    "schedule",
-    "update",
-]
+from penstock.storage.sqlite.unit import Step
 
 _ENQUEUED = EventType.ENQUEUED.value
 _EXPIRED = EventType.EXPIRED.value

@@ -10,14 +10,12 @@ import msgspec
 
 from penstock.core.job import DAY_MS
 from penstock.core.lifecycle import EventType
-from penstock.storage.scopes import KEPT_DAYS, read_usage, scopes_of
+from penstock.storage.metrics import KEPT_DAYS, read_usage, scopes_of
 from penstock.storage.sqlite.budgets import renew, zero
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.step import Step
+from penstock.storage.sqlite.unit import Step
 from penstock.storage.values import Usage
-
-__all__ = ["add_usage", "forget_usage", "reset_usage", "usage"]
 
 _USED: Final = EventType.USED.value
 

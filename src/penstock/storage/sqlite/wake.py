@@ -25,8 +25,6 @@ from typing import Final
 from penstock.storage.sqlite.lock import TURN_FILE
 from penstock.storage.sqlite.transaction import Signal
 
-__all__ = ["CAN_SIGNAL", "Bell", "Exchange", "signal_directory"]
-
 CAN_SIGNAL: Final = hasattr(socket, "AF_UNIX") and hasattr(os, "getuid")
 POLL_S: Final = 0.05
 """How often a wait looks by itself where there are no sockets."""

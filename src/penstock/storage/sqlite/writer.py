@@ -24,12 +24,9 @@ from typing import Any, Final, TypeVar
 from penstock.errors import StorageUnavailable
 from penstock.storage.sqlite.checkpoint import Checkpoints
 from penstock.storage.sqlite.connection import MEMORY, check_format
-from penstock.storage.sqlite.failures import is_full, translate
-from penstock.storage.sqlite.lock import LONG_S, Turn, begin, quiet_s, write_long_lock
-from penstock.storage.sqlite.ties import TIES
+from penstock.storage.sqlite.links import TIES
+from penstock.storage.sqlite.lock import LONG_S, Turn, begin, is_full, quiet_s, translate, write_long_lock
 from penstock.storage.sqlite.transaction import Signal, Transaction
-
-__all__ = ["Calls", "Writer"]
 
 Answer = TypeVar("Answer")
 Work = Callable[[Transaction], Any]

@@ -10,17 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import StorageDamaged, StorageError, StorageRefused, StorageVersion
-from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.identity import Identity
-from penstock.storage.valkey.keys import Keys
-from penstock.storage.valkey.library import Library, library
+from penstock.storage.valkey.jobs import learn
+from penstock.storage.valkey.library import Keys, Library, library
 from penstock.storage.valkey.mending import AT_MOST, Mending
-from penstock.storage.valkey.options import learn
-from penstock.storage.valkey.replies import ReplyError, check_server
-from penstock.storage.valkey.router import Router
+from penstock.storage.valkey.replies import Arg, ReplyError, check_server
+from penstock.storage.valkey.routers import Router
 from penstock.storage.values import Ticket
-
-__all__ = ["Calls", "Refused"]
 
 _REPEATED: Final = b"1"
 _FIRST: Final = b"0"

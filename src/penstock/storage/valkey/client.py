@@ -12,12 +12,18 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from penstock.errors import StorageError, StorageUnavailable
-from penstock.storage.valkey.command import Again, Arg, Key, OnConnect
 from penstock.storage.valkey.connection import ConnectionLost
 from penstock.storage.valkey.node import BLOCK_GRACE_SECONDS, backoff
-from penstock.storage.valkey.replies import ReplyError, check_server, replicated, storage_error
-
-__all__ = ["ClientRouter"]
+from penstock.storage.valkey.replies import (
+    Again,
+    Arg,
+    Key,
+    OnConnect,
+    ReplyError,
+    check_server,
+    replicated,
+    storage_error,
+)
 
 
 class ClientRouter:

@@ -8,25 +8,28 @@ from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
 
-from penstock.core.annex import pack_annex, unpack_annex
-from penstock.core.job import DEFAULT_CONFLICT, Dependency, Lease, NewJob, Options
+from penstock.core.job import (
+    DEFAULT_CONFLICT,
+    Dependency,
+    Lease,
+    NewJob,
+    Options,
+    check_staged,
+    pack_annex,
+    staged_at_ms,
+    unpack_annex,
+)
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
-from penstock.core.staging import check_staged, staged_at_ms
-from penstock.storage.valkey.command import Arg
-from penstock.storage.valkey.jobs import decode_failure, read_static, signed, state_of
-from penstock.storage.valkey.options import decode_options, stored_options
+from penstock.storage.valkey.jobs import (
+    decode_failure,
+    decode_options,
+    read_static,
+    signed,
+    state_of,
+    stored_options,
+)
+from penstock.storage.valkey.replies import Arg
 from penstock.storage.values import Finished
-
-__all__ = [
-    "News",
-    "decode_leases",
-    "decode_news",
-    "decode_readable_leases",
-    "encode_after",
-    "encode_jobs",
-    "encode_outcome",
-    "encode_put",
-]
 
 _LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _ANNEX, _BINDS = 1, 2, 4, 8, 16, 64, 128
 _NEWS_HEAD: Final = 18

@@ -20,18 +20,12 @@ from typing import Any, Final, NoReturn, cast
 import hiredis
 
 from penstock.errors import StorageError, StorageRefused, StorageUnavailable
-from penstock.storage.valkey.command import Arg
 from penstock.storage.valkey.endpoint import Address, Endpoint
-from penstock.storage.valkey.replies import ReplyError, storage_error
-
-__all__ = [
-    "Connection",
-    "ConnectionLost",
-    "open_connection",
-]
+from penstock.storage.valkey.replies import Arg, ReplyError, storage_error
 
 _HIGH_WATER: Final = 1 << 20
-# With the looks it takes up to 15 s to notice a silent connection: a call has as long again on another one.
+# With the looks it takes up to 15 s to notice a silent connection: a call has as long again on another
+# one.
 _STALL_SECONDS: Final = 12.5
 _LOOKS: Final = 5
 _find_huge_list: Final = re.compile(rb"\*([0-9]{8,20})\r").search

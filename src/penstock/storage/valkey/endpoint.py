@@ -22,10 +22,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 from urllib.parse import parse_qsl, unquote
 
-from penstock.core.display import shown
+from penstock.core.text import shown
 from penstock.errors import InvalidOption
-
-__all__ = ["Address", "Endpoint", "Tls", "Topology"]
 
 Topology = Literal["standalone", "cluster", "sentinel"]
 

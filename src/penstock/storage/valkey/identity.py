@@ -13,14 +13,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from penstock.core.display import get_logger
+from penstock.core.text import get_logger
 from penstock.errors import StorageError, StorageUnavailable
-from penstock.storage.valkey.command import Arg, Caller
-from penstock.storage.valkey.keys import Keys
-from penstock.storage.valkey.library import Library
-from penstock.storage.valkey.replies import Server, check_server
-
-__all__ = ["Identity"]
+from penstock.storage.valkey.library import Keys, Library
+from penstock.storage.valkey.replies import Arg, Caller, Server, check_server
 
 _log: Final = get_logger("penstock.storage")
 _warned: Final[set[str]] = set()  # run ids of servers

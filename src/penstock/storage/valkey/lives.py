@@ -14,12 +14,10 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from penstock.core.display import get_logger
+from penstock.core.text import get_logger
 from penstock.errors import StorageError, StorageRefused
 from penstock.storage.valkey.calls import Calls
 from penstock.storage.valkey.replies import ReplyError, run_id
-
-__all__ = ["Lives"]
 
 logger = get_logger("penstock.storage")
 

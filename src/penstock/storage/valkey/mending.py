@@ -10,14 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from penstock.core.display import get_logger
 from penstock.core.outcome import damaged_failure
+from penstock.core.text import get_logger
 from penstock.errors import StorageDamaged, StorageRefused
-from penstock.storage.entries import count_events
-from penstock.storage.valkey.command import Arg
-from penstock.storage.valkey.keys import Keys
-
-__all__ = ["AT_MOST", "Mending"]
+from penstock.storage.pages import count_events
+from penstock.storage.valkey.library import Keys
+from penstock.storage.valkey.replies import Arg
 
 AT_MOST: Final = 10
 """Records of a queue that are put aside within a minute without anybody asking for it."""

@@ -8,20 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from penstock.errors import StorageError, StorageUnavailable
-from penstock.storage.valkey.command import Arg, Key
 from penstock.storage.valkey.connection import Connection, ConnectionLost
-from penstock.storage.valkey.replies import ReplyError, run_id
-
-__all__ = [
-    "BLOCK_GRACE_SECONDS",
-    "CLOSED",
-    "Node",
-    "RefusedAfterWait",
-    "backoff",
-    "cancel_and_wait",
-    "ignore_outcome",
-    "shared_result",
-]
+from penstock.storage.valkey.replies import Arg, Key, ReplyError, run_id
 
 T = TypeVar("T")
 

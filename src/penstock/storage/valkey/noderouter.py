@@ -7,20 +7,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.errors import NotReplicated, StorageError, StorageUnavailable
-from penstock.storage.valkey.command import Again, Arg, Key, OnConnect
 from penstock.storage.valkey.connection import Connection, ConnectionLost, open_connection
 from penstock.storage.valkey.endpoint import Address, Endpoint
 from penstock.storage.valkey.node import CLOSED, Node, RefusedAfterWait, backoff, ignore_outcome
 from penstock.storage.valkey.replies import (
     REDIRECT,
     RETRYABLE,
+    Again,
+    Arg,
+    Key,
+    OnConnect,
     ReplyError,
     check_server,
     replicated,
     storage_error,
 )
-
-__all__ = ["NodeRouter"]
 
 
 class NodeRouter:

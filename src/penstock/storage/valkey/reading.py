@@ -11,14 +11,12 @@ import msgspec
 from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound
-from penstock.storage.entries import EntryPage, page_of
-from penstock.storage.minutes import Minute, latest
-from penstock.storage.search import Found, Query
+from penstock.storage.metrics import Minute, latest
+from penstock.storage.pages import EntryPage, Found, Query, page_of
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.codec import News, decode_news
 from penstock.storage.valkey.connection import ConnectionLost
-from penstock.storage.valkey.jobs import STATES, damaged_job, decode_job, without_result
-from penstock.storage.valkey.options import UnknownOptions
+from penstock.storage.valkey.jobs import STATES, UnknownOptions, damaged_job, decode_job, without_result
 from penstock.storage.values import (
     Consumer,
     Counts,
@@ -29,8 +27,6 @@ from penstock.storage.values import (
     QueueClock,
     WorkerRecord,
 )
-
-__all__ = ["Reading"]
 
 _unpack_consumer = struct.Struct(">HIHI").unpack
 _unpack_minute = struct.Struct(">IIIIIIHIHIHIHI").unpack

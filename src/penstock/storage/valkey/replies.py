@@ -1,15 +1,13 @@
-"""Error replies and what they mean, and who the server says it is.
-
-An error reply is raised as ``ReplyError``; ``storage_error`` says which of Penstock's errors it is.
-"""
+"""What a command is made of, and what sends it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias
 
-from penstock.core.display import visible_in_line
+from penstock.core.text import visible_in_line
 from penstock.errors import (
     NotReplicated,
     StorageError,
@@ -19,9 +17,30 @@ from penstock.errors import (
     StorageUnavailable,
     StorageVersion,
 )
-from penstock.storage.valkey.command import Caller
 
-__all__ = ["REDIRECT", "RETRYABLE", "ReplyError", "Server", "check_server", "replicated", "storage_error"]
+Arg: TypeAlias = str | bytes | int | float | memoryview
+
+Key: TypeAlias = str | bytes
+"""Names the server: a command goes where its key is."""
+
+Again: TypeAlias = Callable[[], Sequence[Arg]]
+"""Gives the command to send when an earlier attempt may have been carried out."""
+
+
+class Caller(Protocol):
+    """Whatever sends a command and gives its reply."""
+
+    def call(self, *command: Arg) -> Awaitable[Any]: ...
+
+
+OnConnect: TypeAlias = Callable[[Caller], Awaitable[object]]
+"""Run on each new connection before anybody uses it; what it raises, the attempt to connect raises."""
+
+
+# Error replies and what they mean, and who the server says it is.
+#
+# An error reply is raised as ``ReplyError``; ``storage_error`` says which of Penstock's errors it is.
+
 
 RETRYABLE: Final = frozenset({"LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "NOREPLICAS"})
 """Codes of refusals that pass by themselves; the command was not carried out."""

@@ -15,10 +15,9 @@ from penstock.core.outcome import Complete
 from penstock.errors import CostTooHigh, JobNotFound
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.codec import decode_leases, decode_readable_leases, encode_jobs, encode_outcome
-from penstock.storage.valkey.command import Arg
-from penstock.storage.valkey.courier import Courier
-from penstock.storage.valkey.jobs import STATES
-from penstock.storage.valkey.options import UnknownOptions
+from penstock.storage.valkey.jobs import STATES, UnknownOptions
+from penstock.storage.valkey.outbox import Courier
+from penstock.storage.valkey.replies import Arg
 from penstock.storage.values import (
     Claimed,
     DueScheduler,
@@ -32,8 +31,6 @@ from penstock.storage.values import (
     Take,
     Ticket,
 )
-
-__all__ = ["ENQUEUED", "STATE_OF", "Running", "refusal"]
 
 ENQUEUED: Final[dict[int, EnqueueStatus]] = {
     ord("q"): "queued",

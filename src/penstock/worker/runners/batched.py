@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.verdict import Undecodable
 from penstock.errors import InvalidInput
 from penstock.worker.batch import Batch, Batcher
 from penstock.worker.context import context_of
-from penstock.worker.run import Call, Run, Undecodable
+from penstock.worker.run import Call, Run
 
 if TYPE_CHECKING:
-    from penstock.task import Task
+    from penstock.client.task import Task
 
-__all__ = ["bind", "calling"]
+
+def table_of(kind: str) -> Callable[[Sequence[dict[str, Any]]], Any]:
+    """What makes a ``Table`` or a ``RecordBatch`` of rows. A row that lacks a column of another has null there."""
+    import pyarrow as pa
+
+    of = pa.Table.from_arrays if kind == "Table" else pa.RecordBatch.from_arrays
+
+    def make(rows: Sequence[dict[str, Any]]) -> Any:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return of([pa.array([row.get(name) for row in rows]) for name in names], names)
+
+    return make
+
+
+def by_row(answer: Any) -> Any:
+    """Rows of a table as dicts, items of an array as values; anything else as it is. Awaits what is to be awaited."""
+    if inspect.isawaitable(answer):
+        return _awaited(answer)
+    return answer.to_pylist() if hasattr(answer, "to_pylist") else answer
+
+
+async def _awaited(answer: Any) -> Any:
+    return by_row(await answer)
 
 
 def bind(task: Task[..., Any], batcher: Batcher) -> Call:
@@ -51,7 +74,7 @@ def calling(task: Task[..., Any]) -> Callable[[Batch], Any]:
 
 
 def _calling_with_table(task: Task[..., Any], kind: str) -> Callable[[Batch], Any]:
-    from penstock.worker.runners.arrow import by_row, table_of
+    pass
 
     assert task.batching is not None
     func, make = task.func, table_of(kind)

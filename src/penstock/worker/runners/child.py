@@ -17,11 +17,12 @@ from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from penstock.app import App
+from penstock.client.app import App
+from penstock.client.task import Task
+from penstock.core.verdict import is_retried
 from penstock.errors import InvalidInput, UnknownTask, Unrecoverable
-from penstock.task import Task
 from penstock.worker.context import JobContext, use_context
-from penstock.worker.reporter import Receipt
+from penstock.worker.reporter import Receipt, Words
 from penstock.worker.runners.messages import (
     Discarded,
     Done,
@@ -32,10 +33,6 @@ from penstock.worker.runners.messages import (
     encode,
     raised,
 )
-from penstock.worker.verdict import is_retried
-from penstock.worker.words import Words
-
-__all__ = ["WorkerLink", "end_with_parent", "perform", "serve"]
 
 _NOT_CONFINED: Final = nullcontext()
 

@@ -24,13 +24,11 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Final
 
-from penstock.core.sandbox import SandboxLimits
-from penstock.core.size import describe_size
+from penstock.core.command import SandboxLimits
+from penstock.core.units import describe_size
 from penstock.errors import MemoryLimitExceeded
 from penstock.worker.runners.child import WorkerLink, end_with_parent, perform
 from penstock.worker.runners.messages import Done, Raised, Ready, Request, decode_request, raised
-
-__all__ = ["serve_once"]
 
 _LIMITS_MEMORY: Final = sys.platform == "linux"
 

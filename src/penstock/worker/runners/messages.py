@@ -9,27 +9,12 @@ from typing import Final, Literal
 import msgspec
 
 from penstock import errors
-from penstock.core.duration import milliseconds
+from penstock.core.command import SandboxLimits
 from penstock.core.job import Lease
-from penstock.core.sandbox import SandboxLimits
 from penstock.core.text import storable
-from penstock.worker.run import RemoteError
-from penstock.worker.verdict import kind_and_message, traceback_of
-from penstock.worker.words import Words
-
-__all__ = [
-    "Discarded",
-    "Done",
-    "Message",
-    "Raised",
-    "Ready",
-    "RemoteError",
-    "Request",
-    "decode_message",
-    "decode_request",
-    "encode",
-    "raised",
-]
+from penstock.core.units import milliseconds
+from penstock.core.verdict import RemoteError, kind_and_message, traceback_of
+from penstock.worker.reporter import Words
 
 _OWN: Final = frozenset(
     {

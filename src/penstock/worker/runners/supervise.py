@@ -16,8 +16,6 @@ import select
 import sys
 import time
 
-__all__ = ["supervise"]
-
 SIGINT, SIGKILL, SIGPIPE, SIGTERM, SIGXFSZ = 2, 9, 13, 15, 25
 NEVER = float("inf")
 # Where nothing tells us of the end, we look; where something does, this is as good as for ever.

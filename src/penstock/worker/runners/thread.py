@@ -1,4 +1,4 @@
-"""Synchronous functions run in threads. A thread cannot be stopped: it is told, and may look."""
+"""Coroutine functions run on the worker's loop, each in an asyncio task of its own."""
 
 from __future__ import annotations
 
@@ -6,19 +6,41 @@ import asyncio
 import contextvars
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from penstock.core.verdict import Undecodable
 from penstock.errors import InvalidInput
 from penstock.worker.context import context_of
-from penstock.worker.run import Call, Run, Undecodable
+from penstock.worker.run import Call, Run
 
 if TYPE_CHECKING:
-    from penstock.task import Task
+    from penstock.client.task import Task
 
-__all__ = ["ThreadRunner"]
+
+def bind(task: Task[..., Any]) -> Call:
+    """A call that decodes the payload and awaits the task's function. The executor cancels it to abort it."""
+    func, unpack, serde = task.func, task.signature.unpack, task.serde
+    takes_context = task.signature.context_parameter is not None
+
+    # Not a coroutine function: it gives the handler's own coroutine, and saves one around it.
+    def call(run: Run) -> Awaitable[Any]:
+        try:
+            args, kwargs = unpack(
+                run.lease.payload, serde, context=context_of(run) if takes_context else None
+            )
+        except InvalidInput as error:
+            raise Undecodable from error
+        awaitable: Awaitable[Any] = func(*args, **kwargs)
+        return awaitable
+
+    return call
+
+
+# Synchronous functions run in threads. A thread cannot be stopped: it is told, and may look.
+
 
 _numbers = itertools.count(1)
 

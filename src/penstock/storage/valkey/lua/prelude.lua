@@ -22,7 +22,7 @@
 --   results    hash    id -> result, if it is too long to stand in the state record
 --   failures   hash    id -> MessagePack of core.outcome.Failure
 --   progress   hash    id -> JSON
---   annex      hash    id -> the annex (core/annex.py), once it differs from that in the static record
+--   annex      hash    id -> the annex (core/job.py), once it differs from that in the static record
 --   suspended  zset    timeout -> id, of jobs that are blocked by a signal and have one
 --   received   hash    id -> data of the signal that ended its last suspension
 --   signalled  set     ids with signals that came early;  signals:<id>  list  those signals (steps.lua)

@@ -3,7 +3,7 @@
 -- static record   inc:6 enqueued_at:6 body; big-endian, also read by codec.py
 --   body          flags:1 header [priority:6] [ttl:6] [length:2 run_id] [length:2 write_id] [length:4 annex] payload
 --   flags         1 lifo, 2 priority, 4 ttl, 8 run_id, 16 write_id, 32 the header stands here, 64 annex, 128 it binds
---                 (core/annex.py: transitions of the job concern others)
+--                 (core/job.py: transitions of the job concern others)
 --   header        a reference:6, a zero byte and a hash, under which the options hash has it; or, with the flag,
 --                 length:2 and itself: MessagePack of core.job.Options without trailing defaults (DEFAULTS)
 --
@@ -32,7 +32,7 @@ Groups.HOLDING = { g = 'k', h = 'm', i = 'l', s = 't', k = 'g', m = 'h', l = 'i'
 local STATE_FORMAT = '>c1c1I6I6I6I6I6I4I6I6I6I6I4I4Bi6BHH'
 local FLAGS_AT, WORKER_AT = 69, 81
 local LIFO_TOP = 2 ^ 48 - 1
-local STAGED_FROM = 2 ^ 47 -- scheduled for later than that: staged (core/staging.py)
+local STAGED_FROM = 2 ^ 47 -- scheduled for later than that: staged (core/job.py)
 local INLINE_RESULT = 128
 local DEFAULTS = { '', '', 3, 3, 3600000, 2592000000, 0 }
 

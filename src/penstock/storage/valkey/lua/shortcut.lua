@@ -43,7 +43,7 @@ local function after_headers(text, at)
 end
 
 -- Return what the packed annex at from..to says, and the place where that begins. Headers differ from job to job and belong
--- to the user. So they are skipped if they come first, as Python writes them (core/annex.py), after a count of two bytes.
+-- to the user. So they are skipped if they come first, as Python writes them (core/job.py), after a count of two bytes.
 -- The rest is the same for many jobs and is decoded once; do not change it.
 local function annex_at(text, from, to)
   local at = from

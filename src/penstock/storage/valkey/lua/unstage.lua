@@ -1,6 +1,6 @@
 -- unstage: staged jobs of a write are released or removed, a step at a time.
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first), then the write_id, its instant
---   (core/staging.py), keep
+--   (core/job.py), keep
 -- returns:   {done, seq, now, part, score, member}: part is '' at the end
 -- events:    promoted, changed, removed
 

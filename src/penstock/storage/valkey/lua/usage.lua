@@ -1,6 +1,6 @@
 -- Usage and budgets: what jobs used, in millionths, summed by scope, and how much may be.
 --
--- A scope is '' (the queue), t:<task>, g:<group> or f:<flow>; storage/scopes.py reads it, too. A budget is
+-- A scope is '' (the queue), t:<task>, g:<group> or f:<flow>; storage/metrics.py reads it, too. A budget is
 -- {micros, per_ms, base, since}: base is what the sum was when its period began, since when that was.
 
 Usage.BIT, Usage.KEPT, Usage.EXACT = 128, 30 * 24 * 3600000, 2 ^ 53

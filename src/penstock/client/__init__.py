@@ -1,0 +1,1 @@
+"""What user code holds: apps, tasks, queues, handles of jobs, flows, schedules and searches."""

@@ -1,0 +1,409 @@
+"""The causes that keep a job from running, each as a sentence with its remedy. ``why`` chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.client.situation import (
+    NAMED,
+    SEEN_LATELY_MS,
+    Situation,
+    at_second,
+    command_line,
+    counted,
+    group_of,
+    in_units,
+    instant,
+    listed,
+    start_command,
+    worker_command,
+)
+from penstock.core.command import COMMAND_TASK
+from penstock.core.job import EMPTY_ANNEX
+from penstock.core.lifecycle import State
+from penstock.core.limits import EVERY_GROUP, MILLION, GroupState, Limit
+from penstock.core.names import ref_of
+from penstock.core.units import describe
+
+if TYPE_CHECKING:
+    from penstock.core.flow import DependencyRecord
+    from penstock.core.job import Job
+    from penstock.storage.values import Budget
+
+
+Cause: TypeAlias = Literal[
+    "paused", "no worker", "not consuming", "busy", "unknown task", "queue limit", "rate limit", "budget",
+    "group paused", "group limit", "group rate limit", "group order", "children", "signal", "not due", "retry",
+    "staged", "ready", "active", "worker died", "completed", "failed", "cancelled",
+]  # fmt: skip
+
+MOST_CHILDREN: Final = 1000
+"""The number of children that an answer looks at."""
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job is where it is. ``remedy`` is empty if there is nothing to do but wait.
+
+    ``until`` is when time removes the cause, if it does. ``jobs`` names a few jobs that stand in the way, each as
+    ``queue/id``.
+    """
+
+    kind: Cause
+    text: str
+    remedy: str = ""
+    until: datetime | None = None
+    jobs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.remedy}" if self.remedy else self.text
+
+
+# Causes in the queue
+
+
+def stoppage(situation: Situation) -> Reason | None:
+    """Return what keeps every job of the queue from starting; ``None`` if nothing does."""
+    return stopped(situation) or unattended(situation, worker_command(situation.queue))
+
+
+def stopped(situation: Situation) -> Reason | None:
+    """Return which pause, budget or limit of the queue is in the way, in the order in which a claim looks at them."""
+    gate = situation.gate
+    if gate.why == "paused":
+        return _paused(gate, situation)
+    spent = [budget for budget in situation.budgets if not budget.flow and _is_spent(budget)]
+    if spent:
+        return _over_budget(spent[0], situation.queue)
+    match gate.why:
+        case "asked":
+            return _paused(gate, situation)
+        case "concurrency":
+            return _queue_full(situation)
+        case "rate":
+            return _queue_rate(situation)
+        case _:
+            return None
+
+
+def _paused(state: GroupState, situation: Situation) -> Reason:
+    """Return the reason for a queue or a group that is paused, for a time or until it is resumed."""
+    key, queue, pause = state.key, situation.queue, situation.pause
+    kind: Cause = "group paused" if key else "paused"
+    what = f"Group {key}" if key else f"Queue {queue}"
+    resume = command_line("resume", "-q", queue, *(("--group", key) if key else ()))
+    if state.why != "asked":
+        since = f" since {at_second(pause.at_ms)}" if pause is not None else ""
+        return Reason(
+            kind=kind, text=f"{what} is paused{since}, until it is resumed.", remedy=f"Run {resume}."
+        )
+    does = "is paused" if pause is not None and not pause.job else "starts no jobs"
+    text = f"{what} {does} until {situation.until(state.wait_ms)}"
+    if pause is not None and pause.job:
+        text += f" because a handler asked for it: job {pause.job} raised RateLimited"
+    until = situation.after(state.wait_ms)
+    return Reason(kind=kind, text=f"{text}.", remedy=f"Run {resume} to go on now.", until=until)
+
+
+def _is_spent(budget: Budget) -> bool:
+    return budget.spent >= budget.micros
+
+
+def _over_budget(budget: Budget, queue: str) -> Reason:
+    renews = f" It begins again at {at_second(budget.until_ms)}." if budget.until_ms else ""
+    return Reason(
+        kind="budget",
+        text=f"The budget {budget.name!r} of queue {queue} is spent: "
+        f"{budget.spent / MILLION:g} of {budget.micros / MILLION:g}.{renews}",
+        remedy=f"Raise it with {_budget_command(budget, queue)}.",
+        until=instant(budget.until_ms) if budget.until_ms else None,
+    )
+
+
+def _budget_command(budget: Budget, queue: str) -> str:
+    """Return the command that doubles a budget, or at least what is spent of it."""
+    amount = f"{2 * max(budget.micros, budget.spent, MILLION) / MILLION:.15g}"
+    of_flow = ("--flow", budget.flow) if budget.flow else ()
+    return command_line("budget", "set", budget.name, amount, "-q", queue, *of_flow)
+
+
+def lost_holder(jobs: Iterable[Job], situation: Situation) -> Reason | None:
+    """Return that the worker of one of these active jobs died or fell silent, if so, and when its lease ends."""
+    records = {record.id: record for record in situation.workers}
+    for job in jobs:
+        worker = records.get(job.worker)
+        if worker is None or not (worker.dead or worker.age_ms >= SEEN_LATELY_MS):
+            continue
+        what = "died" if worker.dead else f"has been silent for {in_units(worker.age_ms)}"
+        return Reason(
+            kind="worker died",
+            text=f"Its worker {job.worker} {what}. Its lease ends at {at_second(job.lease_until_ms)} at the latest.",
+            remedy=f"Run {command_line('reset', ref_to(job))} to take it back now.",
+            until=instant(job.lease_until_ms),
+            jobs=(ref_to(job),),
+        )
+    return None
+
+
+def _full(reason: Reason, holders: Sequence[Job], situation: Situation) -> Reason:
+    """Return ``reason``, a limit that is reached, with what to do about a holder whose worker is gone."""
+    gone = lost_holder(holders, situation)
+    if gone is None:
+        return reason
+    text = f"{reason.text} {gone.jobs[0]}: {gone.text[0].lower()}{gone.text[1:]}"
+    return replace(reason, text=text, remedy=gone.remedy, until=gone.until)
+
+
+def process_of(worker: str, situation: Situation) -> str:
+    """Return which process a worker is, as far as its record says."""
+    info = next((one for one in situation.live if one["id"] == worker), {})
+    where = f" (process {info['pid']} on {info['host']})" if info.get("pid") and info.get("host") else ""
+    return f"worker {worker}{where}"
+
+
+def _queue_full(situation: Situation) -> Reason:
+    limit = situation.limits.get("", Limit()).concurrency
+    running = _named(situation.active[:NAMED], situation.gate.active)
+    raised = situation.limit_command("concurrency")
+    reason = Reason(
+        kind="queue limit",
+        text=f"Queue {situation.queue} is at its limit of {limit}: {running}.",
+        remedy=f"Wait for one to end, or raise the limit with {raised}.",
+        jobs=_refs(situation.active[:NAMED]),
+    )
+    return _full(reason, situation.active, situation)
+
+
+def _queue_rate(situation: Situation) -> Reason:
+    gate, rate = situation.gate, situation.limits.get("", Limit()).rate
+    allowed = f" to {counted(rate.count, 'start')} in {describe(rate.per_ms)}" if rate is not None else ""
+    return Reason(
+        kind="rate limit",
+        text=f"Queue {situation.queue} is limited{allowed}, until {situation.until(gate.wait_ms)}.",
+        remedy=f"Wait, or raise the limit with {situation.limit_command('rate')}.",
+        until=situation.after(gate.wait_ms),
+    )
+
+
+def unattended(situation: Situation, start: str) -> Reason | None:
+    """Return why no worker takes jobs of the queue, if so. ``start`` is the command that starts a worker."""
+    workers, queue = situation.live, situation.queue
+    if not workers:
+        gone = len(situation.workers)
+        last = f" {counted(gone, 'worker')} died or fell silent." if gone else ""
+        return Reason(
+            kind="no worker",
+            text=f"No worker runs for queue {queue}.{last}",
+            remedy=f"Start one with {start}.",
+        )
+    if any(worker.get("consuming", True) for worker in workers):
+        return None
+    first = next((worker for worker in workers if worker.get("blocked_by")), workers[0])
+    said, blocked_by = str(first.get("reason", "")).rstrip("."), str(first.get("blocked_by", ""))
+    return Reason(
+        kind="not consuming",
+        text=f"No worker of queue {queue} takes jobs. {first['id']}{f': {said}' * bool(said)}.",
+        remedy=_unblock(blocked_by, first["id"], situation)
+        if blocked_by
+        else f"See {command_line('workers')}.",
+        jobs=(blocked_by,) if blocked_by else (),
+    )
+
+
+def _unblock(ref: str, worker: str, situation: Situation) -> str:
+    return (
+        f"Run {command_line('cancel', ref)}, then end {process_of(worker, situation)}. "
+        "Make the function of that job a plain def, which runs in a thread."
+    )
+
+
+def busy(situation: Situation) -> Reason | None:
+    """Return that all slots of the workers are full, if so."""
+    slots, running = situation.slots
+    if not slots or running < slots:
+        return None
+    return Reason(
+        kind="busy",
+        text=f"All slots are full: {situation.workload}.",
+        remedy="Wait, or start another worker.",
+        jobs=_refs(situation.active[:NAMED]),
+    )
+
+
+# Causes in the job
+
+
+def unknown_task(job: Job, situation: Situation) -> Reason | None:
+    """Return that workers do not know the task of the job, if they said so, or if the last that took it did not."""
+    workers, task = situation.live, job.options.task
+    name = task or f"(no task, queue {job.queue})"
+    if task == COMMAND_TASK:
+        does, does_not = "runs commands", "does not run commands"
+    else:
+        known = f"task {task!r}" if task else "jobs without a task"
+        does, does_not = f"knows {known}", f"does not know {known}"
+    if workers and all(name in worker.get("unknown", ()) for worker in workers):
+        text = f"No live worker of queue {job.queue} {does}."
+    elif job.is_handed_back:
+        if (newcomer := _newcomer(job, name, situation)) is not None:
+            return newcomer
+        text = f"The worker that took it last {does_not} and handed it back.{_next_offer(job, situation)}"
+    else:
+        return None
+    return Reason(kind="unknown task", text=text, remedy=_unknown_remedy(job, is_live=bool(workers)))
+
+
+def _newcomer(job: Job, name: str, situation: Situation) -> Reason | None:
+    """Return that a worker has started since the job was handed back, and has not said that it cannot run it."""
+    for worker in situation.live:
+        if situation.started_ms(worker) > job.claimed_at_ms and name not in worker.get("unknown", ()):
+            offer = _next_offer(job, situation)
+            return Reason(
+                kind="not due" if offer else "ready",
+                text=f"A worker that does not know its task handed it back. Worker {worker['id']} has started since "
+                f"and is offered the job.{offer}",
+                remedy=f"Run {command_line('promote', ref_to(job))} to offer it now." if offer else "",
+                until=instant(job.run_at_ms) if offer else None,
+            )
+    return None
+
+
+def _next_offer(job: Job, situation: Situation) -> str:
+    if not situation.live:
+        return f" No worker runs for queue {job.queue} now."
+    is_later = job.state is State.SCHEDULED and job.run_at_ms > situation.now_ms
+    return f" The next try is at {situation.moment(job.run_at_ms)}." if is_later else ""
+
+
+def _unknown_remedy(job: Job, *, is_live: bool) -> str:
+    if job.options.task == COMMAND_TASK:
+        return f"Start one with {start_command(job)}."
+    if not job.options.task:
+        return f"Start a worker with {start_command(job)}."
+    if not is_live:
+        return f"Start a worker whose app defines the task, with {start_command(job)}."
+    return "Import the module that defines the task in the worker's app, then restart the worker."
+
+
+def flow_spent(job: Job, situation: Situation) -> Reason | None:
+    """Return that a budget of the job's flow is spent, if so."""
+    flow = (job.annex or EMPTY_ANNEX).flow
+    spent = next((one for one in situation.budgets if flow and one.flow == flow and _is_spent(one)), None)
+    if spent is None:
+        return None
+    return Reason(
+        kind="budget",
+        text=f"The budget {spent.name!r} of its flow {flow} is spent. The next claim fails the job.",
+        remedy=f"Raise it with {_budget_command(spent, job.queue)}.",
+    )
+
+
+def held_by_group(job: Job, situation: Situation) -> Reason | None:
+    """Return what keeps the job's group from starting it; ``None`` if it has no group, or that has room."""
+    key = group_of(job)
+    state = situation.groups.get(key) if key else None
+    if state is None:
+        return None
+    match state.why:
+        case "paused" | "asked":
+            return _paused(state, situation)
+        case _ if job.state is not State.BLOCKED:
+            return None
+        case "concurrency":
+            is_stuck = not state.active and not state.held
+            halted = stoppage(situation) if is_stuck else None
+            return halted or _group_full(key, state, situation)
+        case "rate" | "bucket":
+            return _group_rate(key, state, situation)
+        case "":
+            return None
+        case _ as never:
+            assert_never(never)
+
+
+def _group_full(key: str, state: GroupState, situation: Situation) -> Reason:
+    limit = situation.limits.get(key) or situation.limits.get(EVERY_GROUP, Limit())
+    members = [job for job in situation.active if group_of(job) == key][:NAMED]
+    in_the_way = state.waiting + state.active + state.held
+    who = (
+        _named(members, in_the_way)
+        if members
+        else f"{counted(in_the_way, 'job')} in line or between two runs"
+    )
+    reason = Reason(
+        kind="group limit",
+        text=f"Group {key} is at its limit of {limit.concurrency}: {who}.",
+        remedy=f"Wait for one to end, or raise the limit with {situation.limit_command('concurrency', key)}.",
+        jobs=_refs(members),
+    )
+    return _full(reason, members, situation)
+
+
+def _group_rate(key: str, state: GroupState, situation: Situation) -> Reason:
+    bound: Literal["rate", "bucket"] = "rate" if state.why == "rate" else "bucket"
+    return Reason(
+        kind="group rate limit",
+        text=f"Group {key} has used up its {state.why}, until {situation.until(state.wait_ms)}.",
+        remedy=f"Wait, or raise the limit with {situation.limit_command(bound, key)}.",
+        until=situation.after(state.wait_ms),
+    )
+
+
+def group_order(job: Job, situation: Situation) -> Reason:
+    """Its group has room, or was not read: the next claim or sweep lets it in."""
+    turn = Reason(kind="group order", text=f"It waits for its turn in group {group_of(job)}.")
+    return stoppage(situation) or turn
+
+
+def waits_for_children(situation: Situation) -> Reason:
+    """Return which jobs a parent waits for, as far as they were read."""
+    if situation.children is None:
+        return Reason(kind="children", text="It waits for other jobs.")
+    pending = [child for child in situation.children if child.state == "pending"]
+    more = "at least " if len(situation.children) == MOST_CHILDREN else ""
+    count = f"{more}{counted(len(pending), 'job')}"
+    refs = _refs(pending[:NAMED])
+    failed = [child for child in situation.children if child.state == "failed" and child.policy == "wait"]
+    if not pending and failed:
+        ref = ref_to(failed[0])
+        text, remedy = f"It waits for {ref}, which failed.", f"Run {command_line('retry', ref)}."
+        return Reason(kind="children", text=text, remedy=remedy, jobs=(ref,))
+    return Reason(
+        kind="children",
+        text=f"It waits for {count} to end{f': {listed(refs, len(pending))}' if refs else ''}.",
+        remedy=f"See {command_line('why', refs[0])}." if refs else "",
+        jobs=refs,
+    )
+
+
+def waits_for_signal(job: Job) -> Reason:
+    """Return which signal the job waits for."""
+    annex = job.annex or EMPTY_ANNEX
+    until_ms = annex.awaits_until_ms
+    until = f", until {at_second(until_ms)} at the latest" if until_ms else ""
+    return Reason(
+        kind="signal",
+        text=f"It waits for the signal {annex.awaits!r}{until}.",
+        remedy=f"Send it with {command_line('signal', ref_to(job), annex.awaits)}.",
+        until=instant(until_ms) if until_ms else None,
+    )
+
+
+# Words
+
+
+def ref_to(job: Job | DependencyRecord) -> str:
+    """Return a job as ``queue/id``."""
+    return ref_of(job.queue, job.id)
+
+
+def _refs(jobs: Iterable[Job | DependencyRecord]) -> tuple[str, ...]:
+    return tuple(map(ref_to, jobs))
+
+
+def _named(jobs: Sequence[Job], count: int) -> str:
+    return listed([job.id for job in jobs], count)

@@ -1,0 +1,297 @@
+"""A flow that is in: its result, its tree, and operating on all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+from penstock.client.flow.parts import Whole
+from penstock.client.hints import Hinting
+from penstock.client.info import JobInfo
+from penstock.client.limits import budget_of, in_units
+from penstock.client.loopthread import run
+from penstock.client.sync import Face, SyncJobHandle, as_sync
+from penstock.core.job import EnqueueStatus
+from penstock.core.lifecycle import State
+from penstock.core.names import ref_of
+from penstock.core.units import Duration
+from penstock.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from penstock.client.app import App
+    from penstock.client.handle import JobHandle
+    from penstock.core.flow import DependencyRecord
+    from penstock.core.job import Policy
+    from penstock.storage.base import Storage
+    from penstock.storage.values import CancelAnswer, RetryAnswer
+
+
+_PAGE: Final = 1000
+R_co = TypeVar("R_co", covariant=True)
+
+
+class FlowNode:
+    """A job of a flow as it is now. ``children`` are those it waits for, in the order they were given.
+
+    ``info`` is ``None`` if the job is not known: not delivered yet, or no longer kept. ``policy`` is what its failure
+    does to the job above it. A job that several wait for is the same node under each.
+    """
+
+    __slots__ = ("children", "id", "info", "policy", "queue")
+
+    def __init__(self, queue: str, id: str, policy: Policy | None) -> None:
+        self.queue = queue
+        self.id = id
+        self.policy = policy
+        self.info: JobInfo | None = None
+        self.children: list[FlowNode] = []
+
+    def __repr__(self) -> str:
+        return f"<FlowNode {self.ref} {self.state or 'unknown'}, {len(self.children)} children>"
+
+    @property
+    def ref(self) -> str:
+        """Return queue and id as one string: ``app.job(ref)`` accepts it."""
+        return ref_of(self.queue, self.id)
+
+    @property
+    def state(self) -> State | None:
+        return self.info.state if self.info else None
+
+    def walk(self) -> Iterator[FlowNode]:
+        """This node and all below it, each once, from the top down."""
+        seen = {(self.queue, self.id)}
+        level = [self]
+        while level:
+            yield from level
+            below: list[FlowNode] = []
+            for child in (child for node in level for child in node.children):
+                if (child.queue, child.id) not in seen:
+                    seen.add((child.queue, child.id))
+                    below.append(child)
+            level = below
+
+    def describe(self, indent: str = "") -> str:
+        """The tree as text, a line for each job."""
+        lines = [f"{indent}{self.ref} {self.state or 'unknown'}"]
+        lines += [child.describe(indent + "  ") for child in self.children]
+        return "\n".join(lines)
+
+
+class FlowHandle(Hinting, Generic[R_co]):
+    """Given by ``app.enqueue_flow``, or ``app.flow(ref)`` for a root that is known.
+
+    ``root`` is the job that everything leads to, ``ends`` are all such, ``jobs`` all that were put in (in the order
+    they were drawn), and ``names`` those of a ``Dag`` by name.
+    """
+
+    __slots__ = ("_app", "_is_group", "ends", "jobs", "names")
+    hints_for = "flow handle"
+
+    def __init__(
+        self,
+        app: App,
+        ends: Sequence[JobHandle[Any]],
+        *,
+        jobs: Sequence[JobHandle[Any]] = (),
+        names: Mapping[str, JobHandle[Any]] | None = None,
+        is_group: bool = False,
+    ) -> None:
+        self._app = app
+        self._is_group = is_group
+        self.ends = list(ends)
+        self.jobs = list(jobs) or self.ends
+        self.names = dict(names or {})
+
+    def __repr__(self) -> str:
+        return f"<FlowHandle {self.ref}, {len(self.jobs)} jobs>"
+
+    @property
+    def root(self) -> JobHandle[Any]:
+        return self.ends[0]
+
+    @property
+    def ref(self) -> str:
+        """Return the ref of its root: ``app.flow(ref)`` accepts it."""
+        return self.root.ref
+
+    @property
+    def status(self) -> EnqueueStatus | None:
+        """What the root's enqueue answered: unless it is ``queued``, nothing of the flow was put in."""
+        return self.root.status
+
+    async def usage(self) -> dict[str, float]:
+        """What the jobs of the flow said they used, in all queues this handle knows of."""
+        sums: Counter[str] = Counter()
+        flow, storage = await self._flow_id(), await self._app.connect()
+        for queue in sorted({job.queue for job in self.jobs}):
+            for one in await storage.usage(queue):
+                if (one.kind, one.key) == ("flow", flow):
+                    sums[one.name] += one.micros
+        return in_units(sums)
+
+    async def set_budget(self, name: str, amount: float) -> None:
+        """Once ``amount`` of ``name`` is used, no further job of the flow begins: it fails as ``BudgetExceeded``.
+
+        Jobs that are active go on, so the overshoot is at most what they use. Raises ``InvalidOption`` for a flow
+        over several queues: no store could stop them all at once.
+        """
+        queues = sorted({job.queue for job in self.jobs})
+        if len(queues) > 1:
+            raise InvalidOption(
+                f"the flow has jobs in the queues {', '.join(queues)}, and a budget is kept by one queue. "
+                "Put its jobs into one queue, or set budgets on the queues."
+            )
+        budget = budget_of(name, amount, per=None, flow=await self._flow_id())
+        await (await self._app.connect()).set_budget(queues[0], budget)
+
+    async def _flow_id(self) -> str:
+        return (await self.root.get()).flow
+
+    async def result(self, timeout: Duration | None = None) -> R_co:
+        """What the root returned; of a flow with several ends (a group), the list of what they returned.
+
+        Raises as ``JobHandle.result``.
+        """
+        if not self._is_group:
+            return cast(R_co, await self.root.result(timeout))
+        results = list(await asyncio.gather(*(end.result(timeout) for end in self.ends)))
+        return cast(R_co, results)
+
+    async def tree(self) -> FlowNode:
+        """The flow as it is now, from the root down."""
+        [root] = await self._trees([self.root])
+        return root
+
+    async def cancel(self) -> dict[tuple[str, str], CancelAnswer]:
+        """Cancel all jobs of the flow, the root first; the answers by queue and id. May be repeated."""
+        storage = await self._app.connect()
+        answers: dict[tuple[str, str], CancelAnswer] = {}
+        for queue, ids in _by_queue(await self._nodes()):
+            answers.update(zip(((queue, id) for id in ids), await storage.cancel(queue, ids), strict=True))
+        return answers
+
+    async def retry(self) -> dict[tuple[str, str], RetryAnswer]:
+        """Retry all jobs of the flow that failed or were cancelled, the leaves first. May be repeated."""
+        storage = await self._app.connect()
+        answers: dict[tuple[str, str], RetryAnswer] = {}
+        for queue, ids in _by_queue(reversed(await self._nodes())):
+            answers.update(zip(((queue, id) for id in ids), await storage.retry(queue, ids), strict=True))
+        return answers
+
+    async def _nodes(self) -> list[FlowNode]:
+        nodes = [node for tree in await self._trees(self.ends) for node in tree.walk()]
+        return list({(node.queue, node.id): node for node in nodes}.values())
+
+    async def _trees(self, roots: Sequence[JobHandle[Any]]) -> list[FlowNode]:
+        storage = await self._app.connect()
+        found: dict[tuple[str, str], FlowNode] = {}
+        tops = [FlowNode(root.queue, root.id, None) for root in roots]
+        level = tops
+        while level:
+            found.update({(node.queue, node.id): node for node in level})
+            await self._look_at(storage, level)
+            level = [child for node in level for child in await self._below(storage, node, found)]
+        return tops
+
+    async def _look_at(self, storage: Storage, nodes: Sequence[FlowNode]) -> None:
+        for queue, ids in _by_queue(nodes):
+            jobs = {job.id: job for job in await storage.get(queue, ids) if job is not None}
+            for node in nodes:
+                if node.queue == queue and node.id in jobs:
+                    node.info = JobInfo(self._app.job(node.ref).source, jobs[node.id])
+
+    async def _below(
+        self, storage: Storage, node: FlowNode, found: dict[tuple[str, str], FlowNode]
+    ) -> list[FlowNode]:
+        """The children of a node that were not met before."""
+        new: list[FlowNode] = []
+        if node.info is None or not node.info.has_children:
+            return new
+        for record in await read_dependencies(storage, node.queue, node.id):
+            key = (record.queue, record.id)
+            if key not in found:
+                found[key] = FlowNode(*key, record.policy)
+                new.append(found[key])
+            node.children.append(found[key])
+        return new
+
+
+async def read_dependencies(storage: Storage, queue: str, id: str) -> list[DependencyRecord]:
+    """All of them, page by page."""
+    records: list[DependencyRecord] = []
+    while page := await storage.dependencies(queue, id, start=len(records), limit=_PAGE):
+        records += page
+        if len(page) < _PAGE:
+            break
+    return records
+
+
+def _by_queue(nodes: Iterator[FlowNode] | Sequence[FlowNode]) -> Iterator[tuple[str, list[str]]]:
+    """Neighbours of one queue together, in the order they come."""
+    queue, ids = "", list[str]()
+    for node in nodes:
+        if node.queue != queue or len(ids) == _PAGE:
+            if ids:
+                yield queue, ids
+            queue, ids = node.queue, []
+        ids.append(node.id)
+    if ids:
+        yield queue, ids
+
+
+# The sync face of flows.
+
+
+class SyncWhole(Hinting, Face[Whole[R_co]], Generic[R_co]):
+    """See ``Whole``."""
+
+    __slots__ = ()
+    hints_for = "flow"
+
+    def enqueue(self) -> SyncFlowHandle[R_co]:
+        """See ``Whole.enqueue``."""
+        return SyncFlowHandle(run(self._target.enqueue()))
+
+
+class SyncFlowHandle(Hinting, Face[FlowHandle[R_co]], Generic[R_co]):
+    """See ``FlowHandle``."""
+
+    __slots__ = ()
+    hints_for = "flow handle"
+
+    @property
+    def root(self) -> SyncJobHandle[Any]:
+        return SyncJobHandle(self._target.root)
+
+    @property
+    def ref(self) -> str:
+        return self._target.ref
+
+    @property
+    def ends(self) -> list[SyncJobHandle[Any]]:
+        return [SyncJobHandle(end) for end in self._target.ends]
+
+    @property
+    def jobs(self) -> list[SyncJobHandle[Any]]:
+        return [SyncJobHandle(job) for job in self._target.jobs]
+
+    @property
+    def names(self) -> dict[str, SyncJobHandle[Any]]:
+        return {name: SyncJobHandle(job) for name, job in self._target.names.items()}
+
+    @property
+    def status(self) -> EnqueueStatus | None:
+        return self._target.status
+
+    def result(self, timeout: Duration | None = None) -> R_co:
+        """See ``FlowHandle.result``."""
+        return run(self._target.result(timeout))
+
+    usage = as_sync(FlowHandle.usage)
+    set_budget = as_sync(FlowHandle.set_budget)
+    tree = as_sync(FlowHandle.tree)
+    cancel = as_sync(FlowHandle.cancel)
+    retry = as_sync(FlowHandle.retry)

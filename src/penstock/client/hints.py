@@ -1,0 +1,277 @@
+"""Words of other job queues in Python code, and what they are called here.
+
+Nothing here works as a second name. A known word only makes the error say what to write instead.
+``tests/client/test_hints.py`` checks each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
+
+Kind: TypeAlias = Literal["task", "app", "job", "job spec", "queue", "flow", "flow handle"]
+
+SAME_OPTION: Final = {
+    "countdown": "delay",
+    "eta": "run_at",
+    "expires": "ttl",
+    "task_id": "id",
+    "job_id": "id",
+    "job_timeout": "timeout",
+    "soft_time_limit": "timeout",
+    "time_limit": "timeout",
+    "default_retry_delay": "backoff",
+    "autoretry_for": "retry_on",
+    "retries": "max_retries",
+    "retry": "max_retries",
+    "imports": "include",
+    "min_backoff": "backoff",
+    "max_backoff": "backoff",
+    "retry_delay": "backoff",
+    "result_expires": "result_ttl",
+    "depends_on": "after",
+    "routing_key": "queue",
+    "queue_name": "queue",
+    "serializer": "serde",
+    "broker": "url",
+    "broker_url": "url",
+}
+"""Options of Celery, RQ, Dramatiq and Huey that have another name here."""
+
+_RETRIES: Final = "Use retry_on to name the exceptions that are retried, or raise Unrecoverable."
+_ONE_STORE: Final = "One store holds jobs and results: App('valkey://localhost')."
+_AFTER_RUN: Final = "A job always ends after its run, and runs again if its worker dies: leave it out."
+_CONTEXT: Final = "Annotate the first parameter with JobContext to get the job."
+OTHER_WAY: Final = {
+    "bind": _CONTEXT,
+    "dont_autoretry_for": _RETRIES,
+    "retry_when": _RETRIES,
+    "throws": _RETRIES,
+    "retry_backoff": 'Use backoff="exponential", or a duration.',
+    "retry_backoff_max": "Use backoff=Exponential.of(cap=...).",
+    "retry_jitter": "Use backoff=Exponential.of(jitter=...).",
+    "backend": _ONE_STORE,
+    "result_backend": _ONE_STORE,
+    "timezone": "Give it to each schedule: @app.scheduled(cron=..., tz=...).",
+    "enable_utc": "Times are instants with a zone; give tz to each schedule: @app.scheduled(cron=..., tz=...).",
+    "beat_schedule": "Use @app.scheduled(cron=...) above @app.task, or app.schedule(name, task.job(...), every=...).",
+    "task_routes": "Give the queue to each task: @app.task(queue=...).",
+    "task_default_queue": "Give the queue to each task: @app.task(queue=...).",
+    "task_always_eager": "Use penstock.testing.harness(app, mode='inline') in tests.",
+    "worker_concurrency": "Use app.worker(concurrency=...).",
+    "ignore_result": "Use result_ttl=0.",
+    "store_results": "Results are stored for an hour; use result_ttl=0 to store none.",
+    "acks_late": _AFTER_RUN,
+    "reject_on_worker_lost": _AFTER_RUN,
+    "track_started": "A job that runs is always shown as active: leave it out.",
+    "retry_kwargs": "Use max_retries and backoff.",
+    "base": "Use @app.middleware for what all tasks do.",
+    "main": "An app has no name; namespace=... keeps several apart in one store.",
+    "rate_limit": "Use queue.limit(rate=...) for all workers, or app.worker(limits={...}) for one.",
+    "link": "Use chain(first.job(...), next.partial()).",
+    "link_error": "Use @app.dead_letter(queue).",
+    "on_success": "Use chain(first.job(...), next.partial()).",
+    "on_failure": "Use @app.dead_letter(queue).",
+}
+"""Options of other queues that have no counterpart among ours, and what to do instead."""
+
+_ASK_STATE: Final = "Use job.refresh(), which returns the state."
+_SETTINGS: Final = "Give settings to App(...), and options of jobs to @app.task(...)."
+_FLOW_STATE: Final = "Use flow.tree(), which has the state of each job."
+ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
+    "task": {
+        "delay": "Use task.enqueue(...), or task.sync.enqueue(...) in synchronous code.",
+        "apply_async": "Use task.options(delay=...).enqueue(...), or task.sync.options(...) in synchronous code.",
+        "send": "Use task.enqueue(...), or task.sync.enqueue(...) in synchronous code.",
+        "send_with_options": "Use task.options(delay=...).enqueue(...).",
+        "kiq": "Use task.enqueue(...).",
+        "apply": "Call task(...) to run the function here.",
+        "s": "Use task.job(...), or task.partial(...) if a flow passes the first argument.",
+        "si": "Use task.job(...).",
+        "map": "Use task.enqueue_many([task.job(...), ...]).",
+        "starmap": "Use task.enqueue_many([task.job(...), ...]).",
+        "chunks": "Use task.enqueue_many([task.job(...), ...]).",
+        "subtask": "Use task.job(...), or task.partial(...) if a flow passes the first argument.",
+        "AsyncResult": "Use app.job(ref), with the ref of the handle that enqueue returned.",
+        "retry": "Raise Retry(delay=...) in the function.",
+        "request": _CONTEXT,
+        "update_state": "Use context.progress(...); annotate the first parameter with JobContext to get the context.",
+    },
+    "app": {
+        "conf": _SETTINGS,
+        "config_from_object": _SETTINGS,
+        "control": "Use job.cancel(), queue.drain(), queue.pause() and queue.workers().",
+        "send_task": "Use app.queue(name).enqueue({...}, task=...), with the arguments by name.",
+        "AsyncResult": "Use app.job(ref), with the ref of the handle that enqueue returned.",
+        "GroupResult": "Use app.flow(ref), with the ref of the handle that enqueue returned.",
+        "autodiscover_tasks": "Name the modules that define tasks: App(include=[...]).",
+        "add_periodic_task": "Use app.schedule(name, task.job(...), every=...).",
+        "periodic_task": "Use @app.scheduled(every=...) above @app.task.",
+        "on_after_configure": "Use @app.on_start.",
+        "on_after_finalize": "Use @app.on_start.",
+        "worker_main": "Use app.worker().run_sync(), or the command penstock worker MODULE:APP.",
+        "start": "Use app.worker().run_sync(), or the command penstock worker MODULE:APP.",
+        "actor": "Use @app.task.",
+        "signature": "Use task.job(...), or task.partial(...) if a flow passes the first argument.",
+        "Task": "Use @app.middleware for what all tasks do.",
+        "enqueue": "Use task.enqueue(...), or app.queue(name).enqueue(payload).",
+    },
+    "job": {
+        "ready": _ASK_STATE,
+        "successful": _ASK_STATE,
+        "failed": _ASK_STATE,
+        "is_finished": _ASK_STATE,
+        "is_failed": _ASK_STATE,
+        "get_status": _ASK_STATE,
+        "forget": "Use job.remove().",
+        "delete": "Use job.remove().",
+        "revoke": "Use job.cancel().",
+        "abort": "Use job.cancel().",
+        "requeue": "Use job.retry().",
+        "wait": "Use job.result(timeout=...).",
+        "return_value": "Use job.result().",
+        "traceback": "Use job.get(), whose failure has the traceback.",
+        "info": "Use job.get(), whose progress is what the task said last.",
+        "task_id": "Use job.id, or job.ref to find the job again.",
+    },
+    "job spec": {
+        "delay": "Use task.enqueue(...); a job of task.job(...) goes to enqueue_many, chain, group or chord.",
+        "apply_async": "Use task.options(delay=...).enqueue(...).",
+        "set": "Options go before the arguments: task.options(delay=...).job(...).",
+        "link": "Use chain(first.job(...), next.partial()).",
+        "link_error": "Use @app.dead_letter(queue).",
+    },
+    "queue": {
+        "purge": "Use queue.drain(), or queue.drain(scheduled=True) to remove scheduled jobs as well.",
+        "empty": "Use queue.drain(), or queue.drain(scheduled=True) to remove scheduled jobs as well.",
+        "delete": "Use queue.obliterate().",
+        "rate_limit": "Use queue.limit(rate=...).",
+        "add": "Use queue.enqueue(payload).",
+        "send": "Use queue.enqueue(payload).",
+        "enqueue_in": "Use queue.enqueue(payload, delay=...).",
+        "enqueue_at": "Use queue.enqueue(payload, run_at=...).",
+        "fetch_job": "Use queue.get(id).",
+        "get_jobs": "Use queue.list_jobs(state).",
+        "count": "Use queue.counts().",
+    },
+    "flow": {
+        "delay": "Use flow.enqueue().",
+        "apply_async": "Use flow.enqueue(); options go to the jobs: task.options(delay=...).job(...).",
+        "set": "Options go to the jobs: task.options(delay=...).job(...).",
+        "link": "Use chain(flow, next.partial()).",
+        "link_error": "Use @app.dead_letter(queue).",
+        "get": "Use flow.enqueue(), whose handle has result().",
+    },
+    "flow handle": {
+        "get": "Use flow.result().",
+        "join": "Use flow.result().",
+        "ready": _FLOW_STATE,
+        "successful": _FLOW_STATE,
+        "completed_count": _FLOW_STATE,
+        "revoke": "Use flow.cancel().",
+        "results": "Use flow.jobs, the handles of its jobs.",
+    },
+}
+"""Attributes that objects of other queues have, by our kind of object, and what to use instead."""
+
+MODULE: Final[Mapping[str, str]] = {
+    "Celery": "Use App(url).",
+    "current_task": "Use current_job().",
+    "Ignore": "Return from the function, or raise Unrecoverable.",
+    "Reject": "Raise Unrecoverable.",
+    "signals": "Use @app.middleware, @app.after_execution, @app.on_start and @app.on_stop.",
+    "shared_task": "Import your app, and use @app.task.",
+    "crontab": "Use @app.scheduled(cron='30 7 * * mon') above @app.task.",
+    "AsyncResult": "Use app.job(ref), with the ref of the handle that enqueue returned.",
+    "GroupResult": "Use app.flow(ref), with the ref of the handle that enqueue returned.",
+}
+"""Names that users of other queues import, and what to use instead."""
+
+FOREIGN_STORES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        (
+            "amqp",
+            "amqps",
+            "pyamqp",
+            "sqs",
+            "kafka",
+            "mongodb",
+            "rpc",
+            "sqla",
+            "db+sqlite",
+            "postgresql",
+            "postgres",
+            "mysql",
+        ),
+        "Penstock keeps jobs in SQLite or on a Valkey or Redis server: sqlite:///jobs.db, valkey://host",
+    ),
+    "redis+socket": "Use redis+unix:///path/of/the/socket",
+}
+"""Schemes of URLs that other queues take, and what to use instead."""
+
+SAME_STATE: Final[Mapping[str, str]] = {
+    "pending": "waiting",
+    "queued": "waiting",
+    "ready": "waiting",
+    "received": "waiting",
+    "delayed": "scheduled",
+    "deferred": "blocked",
+    "retrying": "scheduled",
+    "busy": "active",
+    "processing": "active",
+    "running": "active",
+    "started": "active",
+    "complete": "completed",
+    "done": "completed",
+    "finished": "completed",
+    "succeeded": "completed",
+    "success": "completed",
+    "successful": "completed",
+    "dead": "failed",
+    "error": "failed",
+    "errored": "failed",
+    "failure": "failed",
+    "aborted": "cancelled",
+    "canceled": "cancelled",
+    "revoked": "cancelled",
+}
+"""States of other queues, in small letters, and ours."""
+
+
+def option_hint(name: str, known: Collection[str], of_jobs: Collection[str]) -> str:
+    """Return what to write for an option of another queue where ``known`` are accepted; empty if the word is new.
+
+    ``of_jobs`` are those that ``task.options(...)`` accepts.
+    """
+    option = SAME_OPTION.get(name)
+    if option == "url":
+        return _ONE_STORE
+    if option is None:
+        return OTHER_WAY.get(name, "")
+    if option in known:
+        return f"Use {option!r} instead."
+    if option == "include":
+        return "Name the modules that define tasks: App(include=[...])."
+    return f"Use task.options({option}=...)." if option in of_jobs else f"Use @app.task({option}=...)."
+
+
+class Hinting:
+    """An object with counterparts in other queues: a missing attribute that those have is an error that names ours."""
+
+    __slots__ = ()
+    hints_for: ClassVar[Kind] = "task"
+
+    if not TYPE_CHECKING:  # Type checkers would take every attribute for one that exists.
+
+        def __getattr__(self, name: str) -> object:
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if hint := ATTRIBUTES[type(self).hints_for].get(name):
+                message += f". {hint}"
+            raise AttributeError(message, name=name, obj=self)
+
+
+def refuse_keywords(given: Mapping[str, object], hints: Mapping[str, str], *, where: str) -> None:
+    """Raise ``TypeError`` for a keyword argument that a method does not have, with what to use instead."""
+    for name in given:
+        hint = hints.get(name)
+        raise TypeError(f"{where} takes no argument {name!r}.{f' {hint}' if hint else ''}")

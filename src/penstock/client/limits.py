@@ -1,0 +1,250 @@
+"""What jobs used, and how much they may: a queue's usage and budgets, in the units they were reported in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from penstock.client.optionvalues import whole_number
+from penstock.core.limits import (
+    EVERY_GROUP,
+    MILLION,
+    Bucket,
+    Limit,
+    RateLike,
+    amounts,
+    check_usage_name,
+    parse_rate,
+)
+from penstock.core.names import check_group, check_id
+from penstock.core.text import shown
+from penstock.core.units import Duration, milliseconds
+from penstock.errors import InvalidOption, StorageError
+from penstock.storage.values import Budget
+
+if TYPE_CHECKING:
+    from penstock.client.codec import Source
+    from penstock.core.limits import GroupState, LimitsOfQueue
+    from penstock.storage.base import Storage
+    from penstock.storage.values import Usage
+
+
+Amounts = Mapping[str, float]
+
+
+class UsageReport(msgspec.Struct, frozen=True):
+    """What was used, by name: in all, and by task, group and flow."""
+
+    total: Amounts
+    by_task: Mapping[str, Amounts]
+    by_group: Mapping[str, Amounts]
+    by_flow: Mapping[str, Amounts]
+
+
+class BudgetInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget as it stands. ``renews_at``: when it begins from zero, if it does."""
+
+    name: str
+    amount: float
+    spent: float
+    flow: str
+    renews_at: datetime | None
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it holds further jobs back."""
+        return self.spent >= self.amount
+
+
+def in_units(micros: Mapping[str, int] | None) -> dict[str, float]:
+    """Amounts as they were reported."""
+    return {name: value / MILLION for name, value in (micros or {}).items()}
+
+
+def usage_report(sums: Iterable[Usage]) -> UsageReport:
+    """The sums of a queue, arranged."""
+    found: dict[str, dict[str, dict[str, float]]] = {"queue": {}, "task": {}, "group": {}, "flow": {}}
+    for one in sums:
+        found[one.kind].setdefault(one.key, {})[one.name] = one.micros / MILLION
+    return UsageReport(found["queue"].get("", {}), found["task"], found["group"], found["flow"])
+
+
+def budget_of(name: str, amount: float, *, per: Duration | None, flow: str) -> Budget:
+    """Raises ``InvalidOption`` for what is no amount or no period."""
+    name = check_usage_name(name)
+    micros = amounts({name: amount}).get(name, 0)
+    per_ms = 0 if per is None else milliseconds(per, what="per")
+    if per is not None and per_ms == 0:
+        raise InvalidOption(
+            f"per={shown(per)} is not a period. Give one such as '1d', or leave it out for all time."
+        )
+    return Budget(name, micros, per_ms, check_flow(flow))
+
+
+def check_flow(flow: Any) -> str:
+    """Return ``flow`` if it can name a flow; the empty text is none. Raise ``InvalidName`` otherwise."""
+    return "" if isinstance(flow, str) and not flow else check_id(flow)
+
+
+def budget_info(budget: Budget) -> BudgetInfo:
+    """A budget for people."""
+    return BudgetInfo(
+        name=budget.name,
+        amount=budget.micros / MILLION,
+        spent=budget.spent / MILLION,
+        flow=budget.flow,
+        renews_at=datetime.fromtimestamp(budget.until_ms / 1000, UTC) if budget.until_ms else None,
+    )
+
+
+# Limits of a queue and of the groups in it. ``Queue`` has all of this; docs/limits.md shows what it is
+# for.
+
+
+_MOST: Final = 1_000_000
+_TRIES: Final = 100
+_LARGEST_BUCKET: Final = 2**46
+"""Tokens times milliseconds: engines count in parts of a token, in whole numbers."""
+
+BucketLike: TypeAlias = tuple[int, RateLike] | Bucket
+"""How many tokens it holds, and how fast they come in: ``(100, "10/s")``."""
+
+
+class QueueLimits:
+    """See the module. Every method raises ``StorageError`` if the store does not answer."""
+
+    _source: Source
+
+    async def limit(
+        self,
+        *,
+        group: str | None = None,
+        concurrency: int | UnsetType | None = UNSET,
+        rate: RateLike | UnsetType | None = UNSET,
+        bucket: BucketLike | UnsetType | None = UNSET,
+    ) -> Limit:
+        """Limit the queue as a whole; with ``group``, the jobs of that group (``"*"``: of every group without its own).
+
+        ``concurrency``: so many at a time; a group of 1 runs strictly in order. ``rate``: so many starts in any stretch
+        of time. ``bucket``, of groups only: jobs take their ``cost`` from it. What is not given stays as it is;
+        ``None`` removes that bound. Return the limit that holds from the next claim on, for all workers. Of two
+        changes of the same bound at a time, the later one wins; changes of different bounds both hold.
+        """
+        key = _key(group)
+        changes = _changes(concurrency, rate, bucket)
+        if group is None:
+            _check_for_queue(changes)
+        storage = await self._storage()
+        for _ in range(_TRIES):
+            known = (await storage.limits(self._source.queue)).get(key)
+            limit = replace(known or Limit(), **changes)
+            is_gone = group is None and limit == Limit()
+            if await storage.limit(self._source.queue, key, None if is_gone else limit, expected=known):
+                return limit
+        raise StorageError(
+            f"the limit of queue {self._source.queue!r} was not set: others changed it {_TRIES} times meanwhile. "
+            "Call limit() again."
+        )
+
+    async def unlimit(self, *, group: str | None = None) -> None:
+        """Remove a limit that was set. A group without its own has that of ``"*"``, if there is one."""
+        await (await self._storage()).limit(self._source.queue, _key(group), None)
+
+    async def limits(self) -> LimitsOfQueue:
+        """The limits that were set: under ``""`` the queue's, under ``"*"`` that of every group without its own."""
+        return await (await self._storage()).limits(self._source.queue)
+
+    async def groups(self) -> AsyncGenerator[GroupState, None]:
+        """The groups that have jobs, are paused, or have starts that still count: ``async for group in ...``."""
+        storage, cursor = await self._storage(), ""
+        while True:
+            page = await storage.groups(self._source.queue, cursor=cursor)
+            for group in page.groups:
+                yield group
+            cursor = page.cursor
+            if not cursor:
+                return
+
+    async def pause(self, duration: Duration | None = None, *, group: str | None = None) -> None:
+        """Claims get nothing from now on, everywhere; with ``group``, nothing of it. Jobs that run go on.
+
+        With a ``duration`` that ends by itself, as after a job that raised ``RateLimited``; a longer such time that is
+        running stays. Without one, ``resume`` ends it.
+        """
+        duration_ms = 0
+        if duration is not None:
+            duration_ms = milliseconds(duration, what="duration")
+            if duration_ms < 1:
+                raise InvalidOption(
+                    f"duration={shown(duration)} is over at once. Leave it out to pause until resume()."
+                )
+        storage = await self._storage()
+        await storage.pause(self._source.queue, group=_one_group(group), duration_ms=duration_ms)
+
+    async def resume(self, *, group: str | None = None) -> None:
+        """The end of a pause, and of a time that ``RateLimited`` set."""
+        await (await self._storage()).resume(self._source.queue, group=_one_group(group))
+
+    async def _storage(self) -> Storage:
+        return await self._source.app.connect()
+
+
+def _one_group(group: str | None) -> str:
+    return "" if group is None else check_group(group)
+
+
+def _key(group: str | None) -> str:
+    return EVERY_GROUP if group == EVERY_GROUP else _one_group(group)
+
+
+def _changes(
+    concurrency: int | UnsetType | None,
+    rate: RateLike | UnsetType | None,
+    bucket: BucketLike | UnsetType | None,
+) -> dict[str, Any]:
+    """Return the fields of ``Limit`` that were given, checked."""
+    given = {"concurrency": concurrency, "rate": rate, "bucket": bucket}
+    return {
+        name: None if value is None else _PARSERS[name](value)
+        for name, value in given.items()
+        if value is not UNSET
+    }
+
+
+def _check_for_queue(changes: Mapping[str, Any]) -> None:
+    if changes.get("bucket") is not None:
+        raise InvalidOption(
+            "bucket is for groups: a queue has concurrency and rate. Give a group, or '*' for every one."
+        )
+    if not changes:
+        raise InvalidOption("limit() needs concurrency or rate. Use unlimit() to remove the limit.")
+
+
+def _parse_bucket(value: Any) -> Bucket:
+    match value:
+        case Bucket(capacity=capacity, refill=refill, per_ms=per_ms):
+            rate = parse_rate((refill, per_ms / 1000), what="bucket")
+        case (capacity, refill):
+            rate = parse_rate(refill, what="bucket")
+        case _:
+            raise InvalidOption(
+                f"bucket={shown(value)} is not valid. Give its capacity and how fast it refills: (100, '10/s')."
+            )
+    whole_number("capacity of the bucket", capacity, least=1, most=_MOST)
+    if capacity * rate.per_ms > _LARGEST_BUCKET:
+        raise InvalidOption(
+            f"bucket={shown(value)} refills too slowly to be counted exactly. Give the same speed over a shorter time."
+        )
+    return Bucket(capacity, rate.count, rate.per_ms)
+
+
+_PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "concurrency": lambda value: whole_number("concurrency", value, least=1, most=_MOST),
+    "rate": parse_rate,
+    "bucket": _parse_bucket,
+}

@@ -1,0 +1,199 @@
+"""Enqueue middleware: code around every enqueue of an app.
+
+::
+
+    @app.enqueue_middleware
+    async def tenants_first(call: EnqueueCall, call_next: EnqueueNext) -> Answers:
+        return await call_next(call.changed(priority=-1) if tenant.get() == "big" else call)
+
+A layer sees what goes to the store in one call of the user's: one job of ``enqueue`` and ``call``, all of
+``enqueue_many``; the jobs of flows, and children that are added, once for each of their queues. It may pass on
+jobs with other payloads, priorities, delays and so on, look at the answers, or raise: then nothing is
+written. The first registered is the outermost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from penstock.core.flow import Node
+from penstock.core.job import Enqueued, NewJob
+from penstock.core.text import shown
+from penstock.core.units import describe_size
+from penstock.errors import InvalidOption, PayloadTooLarge
+
+if TYPE_CHECKING:
+    from penstock.worker.middleware import AfterExecution, Hook, Middleware
+
+
+Answers: TypeAlias = Sequence[Enqueued]
+
+
+class EnqueueCall(msgspec.Struct, frozen=True):
+    """Jobs on their way to ``queue``. A job's task is ``job.options.task``, its arguments ``job.payload``, encoded."""
+
+    queue: str
+    jobs: tuple[NewJob, ...]
+
+    def changed(self, **fields: Any) -> EnqueueCall:
+        """The same call, with these fields of ``NewJob`` set in every job."""
+        return self.each(lambda job: msgspec.structs.replace(job, **fields))
+
+    def each(self, change: Callable[[NewJob], NewJob]) -> EnqueueCall:
+        """The same call, with ``change(job)`` in the place of every job."""
+        return EnqueueCall(self.queue, tuple(map(change, self.jobs)))
+
+
+EnqueueNext: TypeAlias = Callable[[EnqueueCall], Awaitable[Answers]]
+EnqueueMiddleware: TypeAlias = Callable[[EnqueueCall, EnqueueNext], Awaitable[Answers]]
+
+
+class Intake:
+    """The ``layers`` of an app. Where there are none, nobody goes through it."""
+
+    __slots__ = ("_max_payload", "layers")
+
+    def __init__(self, *, max_payload: int) -> None:
+        self.layers: list[EnqueueMiddleware] = []
+        self._max_payload = max_payload
+
+    def add(self, layer: EnqueueMiddleware) -> None:
+        """Inside those that are there. Raises ``InvalidOption`` for what cannot be called."""
+        if not callable(layer):
+            raise InvalidOption(
+                f"enqueue_middleware={shown(layer)} cannot be called. Give async def f(call, call_next)."
+            )
+        self.layers.append(layer)
+
+    async def enqueue(
+        self, queue: str, jobs: Sequence[NewJob], send: Callable[[Sequence[NewJob]], Awaitable[Answers]]
+    ) -> Answers:
+        """Have ``jobs`` go through all layers, and what is left of them be sent.
+
+        Raises:
+            InvalidOption: a layer changed the queue, an id, or how many jobs there are: handles name them already.
+            PayloadTooLarge: a layer made a payload larger than allowed.
+        """
+
+        async def innermost(call: EnqueueCall) -> Answers:
+            self._check(call, given)
+            return await send(call.jobs)
+
+        call_next: EnqueueNext = innermost
+        for layer in reversed(self.layers):
+            call_next = _around(layer, call_next)
+        given = EnqueueCall(queue, tuple(jobs))
+        answers = await call_next(given)
+        if len(answers) != len(jobs):
+            raise InvalidOption(
+                "an enqueue middleware gave other answers than there are jobs. Return what call_next returned."
+            )
+        return answers
+
+    async def enqueue_nodes(
+        self, nodes: Sequence[Node], send: Callable[[Sequence[Node]], Awaitable[Answers]]
+    ) -> Answers:
+        """The same for jobs of several queues, which are sent together: around that, the layers see each queue.
+
+        Raises ``InvalidOption`` also if a layer answers without passing them on: part of a flow is none.
+        """
+        places: dict[str, list[int]] = {}
+        for place, node in enumerate(nodes):
+            places.setdefault(node.queue, []).append(place)
+        changed, answers = list(nodes), list[Enqueued]()
+
+        async def go_through(queues: Sequence[str]) -> None:
+            if not queues:
+                answers[:] = await send(changed)
+                return
+            queue, *others = queues
+
+            async def go_on(jobs: Sequence[NewJob]) -> Answers:
+                for place, job in zip(places[queue], jobs, strict=True):
+                    changed[place] = Node(queue, job)
+                await go_through(others)
+                return [answers[place] for place in places[queue]]
+
+            await self.enqueue(queue, [nodes[place].job for place in places[queue]], go_on)
+
+        await go_through(list(places))
+        if not answers:
+            raise InvalidOption(
+                "an enqueue middleware answered for jobs of a flow without passing them on. Nothing was written. "
+                "Return what call_next returns, or raise."
+            )
+        return answers
+
+    def _check(self, call: EnqueueCall, given: EnqueueCall) -> None:
+        if call.queue != given.queue or [job.id for job in call.jobs] != [job.id for job in given.jobs]:
+            raise InvalidOption(
+                "an enqueue middleware changed the queue or the ids of jobs, or how many there are. It may change "
+                "the jobs' other fields: use call.changed(...) or call.each(...)."
+            )
+        for job in call.jobs:
+            if len(job.payload) > self._max_payload:
+                raise PayloadTooLarge(
+                    f"an enqueue middleware made a payload of {describe_size(len(job.payload))} for job {job.id!r}, "
+                    f"more than the limit of {describe_size(self._max_payload)}."
+                )
+
+
+def _around(layer: EnqueueMiddleware, inner: EnqueueNext) -> EnqueueNext:
+    def call_next(call: EnqueueCall) -> Awaitable[Answers]:
+        return layer(call, inner)
+
+    return call_next
+
+
+# What an app lets its user put around its work: around enqueues and runs, and at both ends of a worker.
+
+
+class AppHooks:
+    """``App`` has all of this. Each method gives back what it was given, so that it may be a decorator."""
+
+    def __init__(self, *, max_payload: int) -> None:
+        self.start_hooks: list[Hook] = []
+        self.stop_hooks: list[Hook] = []
+        self.middlewares: list[Middleware] = []
+        self.after_hooks: list[AfterExecution] = []
+        self.intake = Intake(max_payload=max_payload)
+        """What jobs go through on their way in: for the parts of Penstock, not for its users."""
+
+    def on_start(self, hook: Hook) -> Hook:
+        """Call ``hook`` (with the worker, if it takes one argument) when a worker of this app starts, before its
+        first claim. What it raises keeps the worker from starting."""
+        self.start_hooks.append(hook)
+        return hook
+
+    def on_stop(self, hook: Hook) -> Hook:
+        """Call ``hook`` when a worker of this app has stopped, after its last settle; last registered, first called."""
+        self.stop_hooks.append(hook)
+        return hook
+
+    def middleware(self, layer: Middleware) -> Middleware:
+        """Put ``async def layer(context, call_next) -> result`` around every run of every worker of this app.
+
+        The first registered is the outermost; those given to a worker are inside.
+        """
+        self.middlewares.append(layer)
+        return layer
+
+    def enqueue_middleware(self, layer: EnqueueMiddleware) -> EnqueueMiddleware:
+        """Put ``async def layer(call, call_next) -> answers`` around every enqueue of this app, in async and sync code.
+
+        The first registered is the outermost. See ``Intake``.
+        """
+        self.intake.add(layer)
+        return layer
+
+    def after_execution(self, hook: AfterExecution) -> AfterExecution:
+        """Call ``hook(execution)`` after every run that completed or failed, before the store has its end.
+
+        It may set ``execution.result``, ``error`` and ``ttl``; see ``Execution``. In the order they were
+        registered; those given to a worker come last.
+        """
+        self.after_hooks.append(hook)
+        return hook

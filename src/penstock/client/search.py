@@ -1,0 +1,264 @@
+"""Finding jobs by what they are like, and doing something with all that are found."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+
+import msgspec
+
+from penstock.client.hints import SAME_STATE
+from penstock.client.info import JobInfo
+from penstock.client.options import refuse_unknown
+from penstock.client.optionvalues import epoch_ms, whole_number
+from penstock.core.lifecycle import TERMINAL, State
+from penstock.core.names import check_task
+from penstock.core.text import check_text, shown
+from penstock.errors import InvalidOption, SerializationError
+from penstock.storage.pages import Query
+
+if TYPE_CHECKING:
+    from penstock.client.codec import Source
+    from penstock.storage.base import Storage
+    from penstock.storage.values import Bulk
+
+
+_AT_ONCE: Final = 500
+_MOST_SCANNED: Final = 1_000_000
+_STATES: Final = frozenset(State)
+_MISSING: Final = object()
+
+Where = Mapping[str, Any] | Callable[[Any], bool]
+"""Fields of the payload and their values, ``{"user.id": 7}``; or a function that is asked about each payload."""
+
+
+class Filters(TypedDict, total=False):
+    """What jobs are like. Times are aware; from the first on, up to the second.
+
+    - ``task``: the task's name. ``error_type``: the class of a failed job's error; both as they are written.
+    - ``enqueued_after``, ``enqueued_before``, ``finished_after``, ``finished_before``.
+    - ``where``: about the payload. It is decoded here, job by job.
+    """
+
+    task: str
+    error_type: str
+    enqueued_after: datetime
+    enqueued_before: datetime
+    finished_after: datetime
+    finished_before: datetime
+    where: Where
+
+
+_TIMES: Final = {
+    "enqueued_after": "enqueued_from_ms",
+    "enqueued_before": "enqueued_to_ms",
+    "finished_after": "finished_from_ms",
+    "finished_before": "finished_to_ms",
+}
+
+
+class SearchPage(msgspec.Struct, frozen=True):
+    """Jobs that were found, how many were looked at, and the cursor to go on from (empty: that was all)."""
+
+    jobs: list[JobInfo]
+    scanned: int
+    cursor: str = ""
+
+
+class Searching:
+    """A queue's jobs by what they are like. Mixed into ``QueueAdmin``."""
+
+    _source: Source
+
+    async def search(
+        self,
+        state: State | str,
+        *,
+        limit: int = 100,
+        scan: int = 10_000,
+        cursor: str = "",
+        **filters: Unpack[Filters],
+    ) -> SearchPage:
+        """Up to ``limit`` jobs of a state that match, among the next ``scan`` of them.
+
+        In the order of the state; with ``error_type``, which is indexed, in the order they failed. The page says how
+        many jobs were looked at; call again with its ``cursor`` to go on.
+        """
+        whole_number("limit", limit, least=1, most=10_000)
+        whole_number("scan", scan, least=1, most=_MOST_SCANNED)
+        cursor = check_text(cursor, what="cursor")
+        query, fits = _parsed(as_state(state), filters)
+        found: list[JobInfo] = []
+        scanned = 0
+        while True:
+            page = await self._look(query, fits, cursor, wanted=limit - len(found), scan=scan - scanned)
+            found += page.jobs
+            scanned, cursor = scanned + page.scanned, page.cursor
+            if not cursor or len(found) >= limit or scanned >= scan:
+                return SearchPage(found, scanned, cursor)
+
+    async def _look(
+        self, query: Query, fits: Callable[[JobInfo], bool], cursor: str, *, wanted: int, scan: int
+    ) -> SearchPage:
+        """The next jobs that fit, no more than ``wanted``."""
+        storage, at_once = await self._storage(), max(wanted, _AT_ONCE)
+        while True:
+            page = await storage.search(self._source.queue, query, cursor=cursor, limit=at_once, scan=scan)
+            places = [at for at, job in enumerate(page.jobs) if fits(JobInfo(self._source, job))]
+            if len(places) <= wanted:
+                jobs = [JobInfo(self._source, page.jobs[at]) for at in places]
+                return SearchPage(jobs, page.scanned, page.cursor)
+            # Once more, and not so far: whoever goes on from the cursor must not miss those left out.
+            at_once = places[wanted - 1] + 1
+
+    async def errors(self) -> dict[str, int]:
+        """How many failed jobs there are by the class of their error, the most frequent first."""
+        counts = await (await self._storage()).errors(self._source.queue)
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    async def retry_all(self, *, limit: int | None = None, **filters: Unpack[Filters]) -> int:
+        """Have failed jobs, all or those that match, run again, at most ``limit``; how many there were.
+
+        One that fails again meanwhile is not retried twice.
+        """
+        storage, queue = await self._storage(), self._source.queue
+        if not filters:
+            return await to_the_end(
+                lambda cursor, most: storage.retry_all(queue, limit=most, cursor=cursor), limit=limit
+            )
+
+        async def retry(ids: list[str]) -> int:
+            return (await storage.retry(queue, ids)).count("retried")
+
+        return await self._each_matching(State.FAILED, filters, retry, limit=limit)
+
+    async def remove_all(
+        self, state: State | str, *, limit: int | None = None, **filters: Unpack[Filters]
+    ) -> int:
+        """Delete the jobs of a state that match, at most ``limit``; how many there were.
+
+        Held ones go, too; active ones cannot.
+        """
+        wanted = as_state(state)
+        if wanted is State.ACTIVE:
+            raise InvalidOption(
+                "active jobs cannot be removed. Cancel them, and remove them when they have ended."
+            )
+        storage, queue = await self._storage(), self._source.queue
+
+        async def remove(ids: list[str]) -> int:
+            return (await storage.remove(queue, ids)).count("removed")
+
+        return await self._each_matching(wanted, filters, remove, limit=limit)
+
+    async def _each_matching(
+        self,
+        state: State,
+        filters: Filters,
+        act: Callable[[list[str]], Awaitable[int]],
+        *,
+        limit: int | None,
+    ) -> int:
+        done, most = 0, at_most(limit)
+        async for ids in self._matching(state, filters):
+            done += await act(ids[: most - done])
+            if done >= most:
+                break
+        return done
+
+    async def _matching(self, state: State, filters: Filters) -> AsyncGenerator[list[str], None]:
+        """Ids of jobs that match and were there at the first look, some at a time."""
+        query, fits = _parsed(state, filters)
+        storage, cursor, began_ms = await self._storage(), "", 0
+        while True:
+            page = await storage.search(self._source.queue, query, cursor=cursor, limit=_AT_ONCE)
+            began_ms = began_ms or page.now_ms
+            jobs = [job for job in page.jobs if max(job.finished_at_ms, job.enqueued_at_ms) <= began_ms]
+            ids = [job.id for job in jobs if fits(JobInfo(self._source, job))]
+            if ids:
+                yield ids
+            if not page.cursor:
+                return
+            cursor = page.cursor
+
+    async def _storage(self) -> Storage:
+        return await self._source.app.connect()
+
+
+def as_state(state: Any) -> State:
+    """The state of that name; raises ``InvalidOption``."""
+    if not isinstance(state, str) or state not in _STATES:
+        same = SAME_STATE.get(state.lower()) if isinstance(state, str) else None
+        meant = f"Did you mean {same!r}?" if same else f"Give {', '.join(State)}."
+        raise InvalidOption(f"state={shown(state)} is not known. {meant}")
+    return State(state)
+
+
+async def to_the_end(step: Callable[[str, int], Awaitable[Bulk]], *, limit: int | None = None) -> int:
+    """Call a bulk verb, with its cursor and how many at most, until it is through or has done ``limit``."""
+    done, cursor, most = 0, "", at_most(limit)
+    while done < most:
+        bulk = await step(cursor, min(most - done, _AT_ONCE))
+        done, cursor = done + bulk.done, bulk.cursor
+        if not cursor:
+            break
+    return done
+
+
+def at_most(limit: int | None) -> int:
+    """``limit``, or as good as none. Raises ``InvalidOption`` for what is no limit."""
+    return 2**53 if limit is None else whole_number("limit", limit, least=1)
+
+
+def _parsed(state: State, filters: Filters) -> tuple[Query, Callable[[JobInfo], bool]]:
+    refuse_unknown(filters, Filters.__annotations__, where="a search")
+    task = filters.get("task")
+    error_type = check_text(filters.get("error_type") or "", what="error_type")
+    if error_type and state is not State.FAILED:
+        raise InvalidOption(f"error_type={shown(error_type)} is of failed jobs only, not of {state} ones.")
+    has_ended = "finished_after" in filters or "finished_before" in filters
+    if has_ended and state not in TERMINAL:
+        raise InvalidOption(f"{state} jobs have not ended. Give a time of their enqueue, or another state.")
+    given: Mapping[str, Any] = filters
+    times = {field: epoch_ms(name, given[name]) for name, field in _TIMES.items() if given.get(name)}
+    query = Query(state=state, task=check_task(task) if task else "", error_type=error_type, **times)
+    return query, _predicate(filters.get("where"))
+
+
+def _predicate(where: Where | None) -> Callable[[JobInfo], bool]:
+    if where is None:
+        return lambda info: True
+    if callable(where):
+        test = where
+    elif isinstance(where, Mapping):
+        fields = [
+            (check_text(path, what="where: the field").split("."), value) for path, value in where.items()
+        ]
+
+        def test(payload: Any) -> bool:
+            return all(_at(payload, path) == value for path, value in fields)
+
+    else:
+        raise InvalidOption(
+            f'where={shown(where)} is not valid. Give fields, {{"user.id": 7}}, or a function.'
+        )
+
+    def fits(info: JobInfo) -> bool:
+        try:
+            return bool(test(info.payload))
+        except SerializationError:  # of another kind: nothing can be said about its fields
+            return False
+
+    return fits
+
+
+def _at(value: Any, path: list[str]) -> Any:
+    for name in path:
+        if isinstance(value, Mapping):
+            value = value.get(name, _MISSING)
+        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            value = getattr(value, name, _MISSING)
+    return value

@@ -1,0 +1,436 @@
+"""Tasks: functions whose calls can be put into a queue."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import update_wrapper
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+)
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.client.batching import Batching
+from penstock.client.bulk import enqueue_many
+from penstock.client.codec import Raw, Source, too_large
+from penstock.client.handle import JobHandle, call
+from penstock.client.hints import SAME_OPTION, Hinting
+from penstock.client.options import DISPATCH, DispatchOptions, overridden, placed, refuse_unknown
+from penstock.client.optionvalues import listed
+from penstock.client.signature import Signature
+from penstock.core.command import SandboxLimits, sandbox_limits
+from penstock.core.job import NewJob, Options
+from penstock.core.names import check_queue, uuid7
+from penstock.core.text import shown
+from penstock.core.units import milliseconds
+from penstock.errors import InvalidInput, InvalidOption
+
+if TYPE_CHECKING:
+    from penstock.client.app import App
+    from penstock.client.codec import Serde
+    from penstock.client.sync import SyncDispatch, SyncTask
+
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+C = TypeVar("C")
+R_co = TypeVar("R_co", covariant=True)
+
+Runner: TypeAlias = Literal["async", "thread", "process", "sandbox"]
+
+
+class JobSpec(Hinting, Generic[R_co]):
+    """One job that is not in a queue yet: its arguments are checked and encoded, and it has its id.
+
+    ``task.job(...)`` makes one for ``enqueue_many`` and for flows. A spec that is enqueued twice is a duplicate
+    the second time. ``task.partial(...)`` makes one whose first argument is the result of the job before it in a
+    flow: ``takes_result`` says so.
+    """
+
+    __slots__ = ("_job", "dispatch", "id", "queue", "source", "takes_result")
+    hints_for = "job spec"
+
+    def __init__(
+        self,
+        source: Source,
+        job: NewJob,
+        dispatch: Dispatch[..., Any] | None = None,
+        *,
+        takes_result: bool = False,
+    ) -> None:
+        self.id = job.id
+        self.queue = source.queue
+        self.source = source
+        self.dispatch = dispatch
+        self.takes_result = takes_result
+        self._job = job
+
+    def __repr__(self) -> str:
+        return f"<JobSpec {self.queue}/{self.id}>"
+
+    if not TYPE_CHECKING:
+
+        def __or__(self, other: object) -> NoReturn:
+            raise TypeError("jobs are not joined with |. Use chain(first.job(...), next.partial()).")
+
+    @property
+    def job(self) -> NewJob:
+        """The job to enqueue. Raises ``InvalidInput`` if its first argument is missing."""
+        if self.takes_result:
+            assert self.dispatch is not None
+            name = self.dispatch.task.name
+            raise InvalidInput(
+                f"{name}.partial(...) takes its first argument from the result of the job before it, and nothing "
+                f"is before it here. Use {name}.job(...) with all arguments."
+            )
+        return self._job
+
+    def passing(self) -> NewJob:
+        """Return the job without its first argument, which a result supplies."""
+        return self._job
+
+
+class Dispatch(Hinting, Generic[P, R]):
+    """A task with options for the jobs it makes next: ``send.options(id="x", priority=-1).enqueue(...)``.
+
+    Its methods take the function's own arguments and nothing else, so they are typed as the function is, and a
+    parameter may have the same name as an option.
+    """
+
+    __slots__ = ("_fields", "_given", "_max_payload", "_options", "_source", "task")
+
+    def __init__(
+        self,
+        task: Task[P, R],
+        source: Source,
+        options: Options,
+        fields: Mapping[str, Any],
+        given: DispatchOptions,
+    ) -> None:
+        self.task = task
+        self._source = source
+        self._options = options
+        self._fields = fields
+        self._given = given
+        self._max_payload = source.app.max_payload
+
+    def options(self, **options: Unpack[DispatchOptions]) -> Dispatch[P, R]:
+        """Return a copy with these options set as well."""
+        refuse_unknown(options, DISPATCH, where=f"task {shown(self.task.name)}")
+        if (wait := options.get("wait")) is not None:
+            milliseconds(wait, what="wait")
+        given = overridden(self._given, options)
+        queue, task = options.get("queue"), self.task
+        return Dispatch(
+            task,
+            self._source if queue is None else self._source.on(check_queue(queue)),
+            task.app.treatment(task.defaults, given),
+            placed(task.fields, given),
+            given,
+        )
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Enqueue one call. See ``Task.enqueue``."""
+        source = self._source
+        job = self._build(args, kwargs, "enqueue")
+        session = await source.app.session()
+        answer = await session.enqueue(source.queue, job)
+        return JobHandle(source, answer.id, answer)
+
+    async def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Enqueue one call and wait for its result, at most for the option ``wait``. See ``Task.call``."""
+        result: R = await call(self._source, self._build(args, kwargs, "call"), self._given.get("wait"))
+        return result
+
+    async def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[JobHandle[R]]:
+        """Enqueue many jobs with these options; an option that a job was made with wins. See ``Task.enqueue_many``."""
+        return await enqueue_many(self._source, self._new_jobs(jobs))
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
+        """Make one job for ``enqueue_many`` and flows. See ``Task.job``."""
+        return JobSpec(self._source, self._build(args, kwargs, "job"), self)
+
+    def partial(self: Dispatch[Concatenate[Any, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> JobSpec[R]:
+        """Make one job of a flow whose first argument is a result. See ``Task.partial``."""
+        task = self.task
+        if not task.signature.takes_first or isinstance(task.serde, Raw):
+            raise InvalidInput(
+                f"{task.name} has no first argument that a result can be passed as. Use {task.name}.job(...)."
+            )
+        job = self._build((msgspec.UNSET, *args), kwargs, "partial")
+        return JobSpec(self._source, job, self, takes_result=True)
+
+    @property
+    def sync(self) -> SyncDispatch[P, R]:
+        """The same for synchronous code."""
+        from penstock.client.sync import SyncDispatch
+
+        return SyncDispatch(self)
+
+    def _build(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], method: str) -> NewJob:
+        task = self.task
+        try:
+            payload = task.signature.encode(args, kwargs, serde=task.serde)
+        except InvalidInput as error:
+            _explain(error, task, kwargs, method)
+            raise
+        if len(payload) > self._max_payload:
+            raise too_large(f"payload of task {shown(task.name)}", payload, self._max_payload)
+        return self._place(payload)
+
+    def _place(self, payload: bytes) -> NewJob:
+        fields = self._fields
+        if not fields:
+            return NewJob(uuid7(), payload, self._options)
+        if "id" in fields:
+            return NewJob(payload=payload, options=self._options, **fields)
+        return NewJob(uuid7(), payload, self._options, **fields)
+
+    def _new_jobs(self, specs: Iterable[JobSpec[R]]) -> list[NewJob]:
+        if "id" in self._given:
+            name = self.task.name
+            raise InvalidOption(
+                f"id belongs to one job. Give it to each: {name}.enqueue_many([{name}.options(id=...).job(...), ...])."
+            )
+        jobs: list[NewJob] = []
+        merged: dict[Dispatch[..., Any], Dispatch[..., Any]] = {}
+        try:
+            for spec in listed("jobs", specs, of=f"{self.task.name}.job(...)"):
+                jobs.append(self._new_job(spec, merged))
+        except InvalidInput as error:
+            error.add_note(f"item {len(jobs)} of the list; nothing was written")
+            raise
+        return jobs
+
+    def _new_job(self, spec: Any, merged: dict[Dispatch[..., Any], Dispatch[..., Any]]) -> NewJob:
+        name = self.task.name
+        if not isinstance(spec, JobSpec):
+            raise InvalidInput(f"enqueue_many takes a list of {name}.job(...), got {shown(spec)} in it.")
+        made_by: Dispatch[..., Any] | None = spec.dispatch
+        if made_by is None or made_by.task is not self.task:
+            other = "no task" if made_by is None else f"task {shown(made_by.task.name)}"
+            raise InvalidInput(
+                f"{name}.enqueue_many takes a list of {name}.job(...), got {shown(spec)} of {other} in it. "
+                "Use group([...]).enqueue() for jobs of several tasks."
+            )
+        if made_by is not self and self._given:
+            if made_by not in merged:
+                merged[made_by] = made_by.task.options(**overridden(self._given, made_by._given))
+            made_by = merged[made_by]
+            spec = JobSpec(made_by._source, replace(made_by._place(spec.job.payload), id=spec.id), made_by)
+        if spec.queue != self._source.queue:
+            raise InvalidInput(
+                f"{shown(spec)} is a job of queue {shown(spec.queue)}, and this call enqueues jobs of queue "
+                f"{shown(self._source.queue)}. Use group([...]).enqueue() for jobs of several queues."
+            )
+        job: NewJob = spec.job
+        return job
+
+
+class Task(Hinting, Generic[P, R]):
+    """A function that can be called here, as ever, or put into a queue and run by a worker.
+
+    Made by ``@app.task``. ``func`` is the function, ``defaults`` how its jobs are treated; the worker reads these,
+    ``queue``, ``signature``, ``serde``, ``result_serde``, ``runner``, ``limits``, ``batching`` and ``retry_on``.
+    ``enqueue``, ``call`` and ``job`` take exactly the function's arguments; options of a job go to ``options(...)``.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        func: Callable[..., Any],
+        *,
+        name: str,
+        queue: str,
+        runner: Runner,
+        limits: SandboxLimits,
+        serde: Serde,
+        result_serde: Serde,
+        signature: Signature,
+        defaults: Options,
+        fields: Mapping[str, Any],
+        batching: Batching | None = None,
+        retry_on: tuple[type[BaseException], ...] | None = None,
+    ) -> None:
+        update_wrapper(self, func)
+        self.app = app
+        self.func = func
+        self.name = name
+        self.queue = queue
+        self.runner = runner
+        self.limits = limits
+        self.serde = serde
+        self.result_serde = result_serde
+        self.signature = signature
+        self.defaults = defaults
+        self.fields = fields
+        self.batching = batching
+        self.retry_on = retry_on
+        self.source = Source(
+            app, queue, serde=serde, result_serde=result_serde, result_type=signature.result_type
+        )
+        self._plain: Dispatch[P, R] = Dispatch(self, self.source, defaults, fields, {})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function here and now; no queue is involved."""
+        return self.func(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} on {self.queue}>"
+
+    def __reduce__(self) -> str:
+        # Found again by import, like the function it stands for.
+        return getattr(self.func, "__qualname__", self.name)
+
+    def options(self, **options: Unpack[DispatchOptions]) -> Dispatch[P, R]:
+        """Return the task with options for the next jobs; see ``DispatchOptions`` for the list."""
+        return self._plain.options(**options)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Enqueue one call of the function. Concurrent calls travel together.
+
+        Takes exactly the function's arguments. Options of the job go to ``options``:
+        ``send.options(id="welcome-ada", delay="5m").enqueue("ada@example.org")``.
+
+        Raises:
+            InvalidInput: arguments that do not fit the function, a payload that is too large or cannot be
+                serialised. Nothing was written.
+            StorageError: the store did not take the job.
+        """
+        return await self._plain.enqueue(*args, **kwargs)
+
+    async def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Enqueue one call and wait for its result: ``enqueue`` and ``result`` in one.
+
+        The option ``wait`` limits how long: ``add.options(wait="5s").call(1, 2)``. A duplicate waits for the job
+        that is there; a cached result returns at once. Raises what ``enqueue`` and ``JobHandle.result`` raise.
+        """
+        return await self._plain.call(*args, **kwargs)
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
+        """Make one job, for ``enqueue_many``, flows and schedules, without enqueueing it."""
+        return self._plain.job(*args, **kwargs)
+
+    def partial(self: Task[Concatenate[Any, Q], R], *args: Q.args, **kwargs: Q.kwargs) -> JobSpec[R]:
+        """Make one job of a flow whose first argument is the result of the job before it.
+
+        Takes the function's other arguments: ``chain(fetch.job(url), resize.partial(width=200))``.
+        """
+        return self._plain.partial(*args, **kwargs)
+
+    async def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[JobHandle[R]]:
+        """Enqueue many jobs: ``send.enqueue_many([send.job("ada"), send.options(delay="5m").job("bob")])``.
+
+        All of them are checked before the first is written. Then they go in chunks, each of which is written as
+        a whole or not at all. Raises what ``enqueue`` raises; a note says how far it got.
+        """
+        return await self._plain.enqueue_many(jobs)
+
+    @property
+    def sync(self) -> SyncTask[P, R]:
+        """The same for synchronous code."""
+        from penstock.client.sync import SyncTask
+
+        return SyncTask(self)
+
+
+class FunctionTask(Task[P, R], Generic[P, R, Q, C]):
+    """A task as ``@app.task`` returns it: type checkers know that calling it calls its function.
+
+    ``Q`` are the arguments of the function, with its ``JobContext``, and ``C`` is what a call returns: a coroutine
+    if the function is a coroutine function.
+    """
+
+    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> C:
+        """Run the function here and now; no queue is involved."""
+        returned: C = self.func(*args, **kwargs)
+        return returned
+
+
+def _explain(error: InvalidInput, task: Task[..., Any], kwargs: Mapping[str, Any], method: str) -> None:
+    """Raise a better error for an argument that is most likely an option; note how flows pass a result."""
+    name, parameters = task.name, task.signature.parameters
+    for key in kwargs:
+        if key in parameters or task.signature.takes_any_name:
+            continue
+        if key == "timeout" and method == "call":
+            raise InvalidOption(
+                f"{name}.call(...) takes only the arguments of {name}. Use {name}.options(wait=...).call(...) to "
+                f"limit how long the call waits, or options(timeout=...) to limit how long a run takes."
+            ) from error
+        options = DISPATCH.difference(parameters)
+        meant = (
+            [SAME_OPTION[key]] if key in SAME_OPTION else get_close_matches(key, [*options, *parameters], n=1)
+        )
+        if key in options or (meant and meant[0] in options):
+            option = key if key in options else meant[0]
+            raise InvalidOption(
+                f"{shown(key)} is not a parameter of {name}. Options go to options(...): "
+                f"{name}.options({option}=...).{method}(...)."
+            ) from error
+    if method == "job" and "Missing" in str(error):
+        error.add_note(f"If a flow is to pass a result as the first argument, use {name}.partial(...).")
+
+
+def resolve_runner(name: str, func: Callable[..., Any], asked: str) -> Runner:
+    """Where the function is run. Raises ``InvalidOption`` if it cannot be run there."""
+    is_async = inspect.iscoroutinefunction(func)
+    match asked:
+        case "auto":
+            return "async" if is_async else "thread"
+        case "async" if is_async:
+            return "async"
+        case "thread" if not is_async:
+            return "thread"
+        case "process" if not is_async:
+            return "process"
+        case "sandbox":
+            return "sandbox"
+        case "async" | "thread" | "process":
+            kind = "a coroutine function" if is_async else "not a coroutine function"
+            raise InvalidOption(
+                f"runner={shown(asked)} does not suit task {shown(name)}: it is {kind}. Leave it at 'auto'."
+            )
+        case _:
+            raise InvalidOption(
+                f"runner={shown(asked)} is not known. Give 'auto', 'async', 'thread', 'process' or 'sandbox'."
+            )
+
+
+def resolve_retry_on(name: str, given: Any) -> tuple[type[BaseException], ...] | None:
+    """Return the exception classes that a task is retried on. Raise ``InvalidOption`` for anything else."""
+    if given is None:
+        return None
+    classes = (
+        (given,) if isinstance(given, type) else tuple(listed("retry_on", given, of="exception classes"))
+    )
+    for one in classes:
+        if not isinstance(one, type) or not issubclass(one, BaseException):
+            raise InvalidOption(
+                f"retry_on of task {shown(name)} must name exception classes, got {shown(one)}."
+            )
+    return classes
+
+
+def resolve_limits(name: str, runner: Runner, given: Mapping[str, Any]) -> SandboxLimits:
+    """What a run may use. Raises ``InvalidOption`` if it cannot be limited where it runs."""
+    for option in ("memory", "cpu_time"):
+        if given.get(option) is not None and runner != "sandbox":
+            raise InvalidOption(
+                f"{option}={shown(given[option])} cannot be kept for task {shown(name)}, whose runs share a process. "
+                "Add runner='sandbox'."
+            )
+    return sandbox_limits(memory=given.get("memory"), cpu_time=given.get("cpu_time"))

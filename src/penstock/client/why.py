@@ -1,0 +1,188 @@
+"""Why a job does not run: the first cause in the way, in a sentence, with the remedy.
+
+``explain`` answers for one job. A list reads the ``Situation`` of its queue once, and ``reason_of`` derives the answer
+for each row from that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, assert_never
+
+from msgspec.structs import replace
+
+from penstock.client.causes import (
+    MOST_CHILDREN,
+    Reason,
+    busy,
+    flow_spent,
+    group_order,
+    held_by_group,
+    lost_holder,
+    process_of,
+    ref_to,
+    stopped,
+    unattended,
+    unknown_task,
+    waits_for_children,
+    waits_for_signal,
+)
+from penstock.client.situation import (
+    Situation,
+    at_second,
+    command_line,
+    counted,
+    group_of,
+    in_units,
+    instant,
+    read_pause,
+    read_situation,
+    start_command,
+)
+from penstock.core.command import COMMAND_TASK
+from penstock.core.lifecycle import TERMINAL, State
+
+if TYPE_CHECKING:
+    from penstock.core.job import Job
+    from penstock.storage.base import Storage
+
+
+async def explain(storage: Storage, job: Job) -> Reason:
+    """Return why ``job``, as it was just read, does not run. The number of round trips is bounded."""
+    if (reason := _ended(job)) is not None:
+        return reason
+    children, group = None, group_of(job)
+    if job.blocked_by == "children":
+        children = await storage.dependencies(job.queue, job.id, limit=MOST_CHILDREN)
+    situation = await read_situation(storage, job.queue, groups=[group] if group else ())
+    situation = replace(situation, children=children)
+    reason = reason_of(job, situation)
+    if reason.kind not in ("paused", "group paused"):
+        return reason
+    pause = await read_pause(storage, situation, group if reason.kind == "group paused" else "")
+    return reason_of(job, replace(situation, pause=pause))
+
+
+async def explain_all(storage: Storage, jobs: Iterable[Job]) -> dict[tuple[str, str], Reason]:
+    """Return why these jobs do not run, by queue and id. Read each queue once, however many its jobs are."""
+    by_queue: defaultdict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        if job.state not in TERMINAL:
+            by_queue[job.queue].append(job)
+    read = (read_situation(storage, queue, groups=map(group_of, some)) for queue, some in by_queue.items())
+    situations = await asyncio.gather(*read)
+    return {(one.queue, job.id): reason_of(job, one) for one in situations for job in by_queue[one.queue]}
+
+
+def reason_of(job: Job, situation: Situation) -> Reason:
+    """Return why ``job`` does not run, as far as ``situation`` tells."""
+    match job.state:
+        case State.SCHEDULED:
+            return _scheduled(job, situation)
+        case State.BLOCKED:
+            return _blocked(job, situation)
+        case State.WAITING:
+            return _waiting(job, situation)
+        case State.ACTIVE:
+            return _active(job, situation)
+        case State.COMPLETED | State.FAILED | State.CANCELLED:
+            return _finished(job)
+        case _ as never:
+            assert_never(never)
+
+
+# By state
+
+
+def _scheduled(job: Job, situation: Situation) -> Reason:
+    if job.is_staged:
+        return _staged(job)
+    if (unknown := unknown_task(job, situation)) is not None:
+        return unknown
+    if job.run_at_ms <= situation.now_ms:
+        return _waiting(job, situation)
+    due = situation.moment(job.run_at_ms)
+    remedy = f"Run {command_line('promote', ref_to(job))} to run it now."
+    if job.failure is not None and job.failures:
+        tries = f"{job.failures} of {job.options.attempts} attempts failed ({job.failure.type})"
+        text = f"{tries}. It is retried at {due}."
+        return Reason(kind="retry", text=text, remedy=remedy, until=instant(job.run_at_ms))
+    return Reason(
+        kind="not due", text=f"It is not due until {due}.", remedy=remedy, until=instant(job.run_at_ms)
+    )
+
+
+def _waiting(job: Job, situation: Situation) -> Reason:
+    return (
+        stopped(situation)
+        or flow_spent(job, situation)
+        or held_by_group(job, situation)
+        or unknown_task(job, situation)
+        or unattended(situation, start_command(job))
+        or busy(situation)
+        or Reason(
+            kind="ready",
+            text=f"It is ready: it is one of {counted(max(1, situation.gate.waiting), 'job')} in line. "
+            f"{situation.workload}.",
+        )
+    )
+
+
+def _blocked(job: Job, situation: Situation) -> Reason:
+    match job.blocked_by:
+        case "children":
+            return waits_for_children(situation)
+        case "signal":
+            return waits_for_signal(job)
+        case _:
+            return held_by_group(job, situation) or group_order(job, situation)
+
+
+def _active(job: Job, situation: Situation) -> Reason:
+    since = f"since {at_second(job.claimed_at_ms)} ({in_units(situation.now_ms - job.claimed_at_ms)})"
+    if (gone := lost_holder([job], situation)) is not None:
+        return gone
+    text = f"It has been running {since} on worker {job.worker}"
+    if not job.cancelling:
+        return Reason(kind="active", text=f"{text}.")
+    return Reason(
+        kind="active",
+        text=f"{text} and was asked to stop. A plain function goes on unless it looks at context.cancelled.",
+        remedy=f"If it does not stop, end {process_of(job.worker, situation)}: the job is then cancelled.",
+    )
+
+
+def _ended(job: Job) -> Reason | None:
+    """Return the reason for a job whose record alone tells it."""
+    if job.is_staged:
+        return _staged(job)
+    return _finished(job) if job.state in TERMINAL else None
+
+
+def _staged(job: Job) -> Reason:
+    return Reason(
+        kind="staged",
+        text=f"It is staged: its write {job.write_id!r} is not complete.",
+        remedy="It is released when that write commits. If the writer has died, run the write again, or run "
+        f"{command_line('remove', ref_to(job))}.",
+    )
+
+
+def _finished(job: Job) -> Reason:
+    at, failure = at_second(job.finished_at_ms), job.failure
+    again = command_line("retry", ref_to(job))
+    match job.state:
+        case State.FAILED:
+            cause = f": {failure.type}: {failure.message}".rstrip(".") if failure is not None else ""
+            text = f"It failed at {at} after {counted(job.runs, 'run')}{cause}."
+            shown = command_line("show", ref_to(job), "--traceback")
+            has_one = failure is not None and failure.traceback and job.options.task != COMMAND_TASK
+            see = f"{shown} shows the traceback. " if has_one else ""
+            return Reason(kind="failed", text=text, remedy=f"{see}Fix the cause, then run {again}.")
+        case State.CANCELLED:
+            text = f"It was cancelled at {at}."
+            return Reason(kind="cancelled", text=text, remedy=f"Run {again} to run it again.")
+        case _:
+            return Reason(kind="completed", text=f"It completed at {at}.")

@@ -1,0 +1,220 @@
+"""From what a handler raised to the outcome of its run. Pure, but for the clock that ``Retry(at=…)`` needs."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final, assert_never
+
+from penstock.core.job import Lease
+from penstock.core.names import check_signal, check_step
+from penstock.core.outcome import Await, Cancel, Fail, Failure, Limited, Outcome, Release, Snooze, Suspend
+from penstock.core.retry import BackoffFunction, delay_ms
+from penstock.core.text import storable
+from penstock.core.units import MAX_MS, Duration, describe, milliseconds
+from penstock.errors import (
+    CommandFailed,
+    InvalidInput,
+    RateLimited,
+    Retry,
+    SandboxError,
+    Unrecoverable,
+    Verdict,
+    WaitForChildren,
+)
+from penstock.errors import Snooze as SnoozeVerdict
+from penstock.errors import Suspend as SuspendVerdict
+
+
+class Abort(StrEnum):
+    """Why a run is to stop before its handler is done."""
+
+    CANCEL = "cancel"
+    EXPIRED = "expired"
+    TIMEOUT = "timeout"
+    LOST = "lost"
+    RELEASE = "release"
+
+
+class Undecodable(Exception):
+    """The payload is not one of this task: no run of it can succeed."""
+
+
+class HandedBack(SnoozeVerdict):
+    """This worker does not know the task. The job runs again later, on another worker perhaps."""
+
+
+class RemoteError(Exception):
+    """An error that a handler raised in another process; its traceback there is a note on ours."""
+
+
+_LONGEST_MESSAGE: Final = 2_000
+_LONGEST_TRACEBACK: Final = 8_000
+_MOST_FRAMES: Final = 30
+_BACKOFF_FAILED_MS: Final = 1_000
+
+chance: ContextVar[Callable[[], float]] = ContextVar("penstock_chance", default=random.random)
+"""Where jitter comes from; tests put something predictable here."""
+wall_clock: ContextVar[Callable[[], datetime]] = ContextVar(
+    "penstock_wall_clock", default=lambda: datetime.now(UTC)
+)
+"""What ``Retry(at=...)`` is counted from; where the store's clock is moved by hand, this one moves along."""
+
+Backoffs = Mapping[str, BackoffFunction]
+
+
+def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome:
+    """The outcome of a run whose handler raised ``error``."""
+    try:
+        match error:
+            case SnoozeVerdict() | SuspendVerdict():
+                return _put_off(error)
+            case RateLimited():
+                return Limited(milliseconds(error.retry_in, what="retry_in"), error.scope)
+            case WaitForChildren():
+                return Await()
+            case Unrecoverable() | Undecodable():
+                return Fail(failure_of(error), final=True)
+            case Retry():
+                asked = _delay_ms(error.delay, error.at)
+                rest = _backoff_ms(error, lease, backoffs) if asked is None else asked
+            case _:
+                # Clients of rate-limited services often know when to come back, and say so on what they raise.
+                at = getattr(error, "retry_at", None)
+                asked = _delay_ms(None, at) if isinstance(at, datetime) else None
+                rest = _backoff_ms(error, lease, backoffs) if asked is None else asked
+        return Fail(failure_of(error), retry_in_ms=rest, final=discarded)
+    except Exception as broken:
+        # A backoff function or a delay that fails must not cost the job its retries; say both.
+        note = f" (and its backoff failed: {message_of(broken)})"
+        return Fail(failure_of(error, note=note), retry_in_ms=_BACKOFF_FAILED_MS, final=discarded)
+
+
+def undecided(error: BaseException, broken: BaseException) -> Fail:
+    """Return the outcome of a run that raised ``error`` when the code that was to decide about it raised ``broken``."""
+    note = f" (and deciding about it failed: {type(broken).__name__}: {message_of(broken)})"
+    return Fail(failure_of(error, note=note), retry_in_ms=_BACKOFF_FAILED_MS)
+
+
+def _put_off(asked: SnoozeVerdict | SuspendVerdict) -> Outcome:
+    try:
+        if isinstance(asked, SuspendVerdict):
+            return suspension(asked)
+        delay_ms, step = _delay_ms(asked.delay, asked.at) or 0, check_step(asked.step)
+        return Snooze(delay_ms, step, unknown=isinstance(asked, HandedBack))
+    except InvalidInput as error:  # a mistake of the handler's, which the next run will make again
+        return Fail(failure_of(error.with_traceback(asked.__traceback__)), final=True)
+
+
+def suspension(asked: SuspendVerdict) -> Suspend:
+    """The outcome that a handler's ``Suspend`` asks for. Raises ``InvalidInput`` for what cannot be."""
+    timeout_ms = 0 if asked.timeout is None else max(milliseconds(asked.timeout, what="timeout"), 1)
+    return Suspend(check_signal(asked.signal), timeout_ms, check_step(asked.step))
+
+
+def final_failure(error: Exception) -> Fail:
+    """The run is over and its result is no use: another run would end the same way."""
+    return Fail(failure_of(error), final=True)
+
+
+def is_last(outcome: Fail, lease: Lease) -> bool:
+    """Whether no attempt is left after this failure."""
+    return outcome.final or lease.failures + 1 >= lease.options.attempts
+
+
+def is_retried(error: BaseException, retry_on: tuple[type[BaseException], ...] | None) -> bool:
+    """Return whether a task that is retried on these classes is retried after ``error``.
+
+    A verdict decides for itself. A process that ran the function has looked at its error already.
+    """
+    return retry_on is None or isinstance(error, (*retry_on, Verdict, SandboxError, RemoteError))
+
+
+def aborted(abort: Abort, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome | None:
+    """The outcome of a run that was stopped; ``None`` if it is no longer ours to settle."""
+    match abort:
+        case Abort.CANCEL:
+            return Cancel("the run was stopped")
+        case Abort.EXPIRED:
+            # Put back: the store then sees that the ttl has passed, and ends the job as expired.
+            return Snooze(0)
+        case Abort.TIMEOUT:
+            text = f"the run took longer than its timeout of {describe(lease.options.timeout_ms)}"
+            try:
+                rest = _backoff_ms(TimeoutError(text), lease, backoffs)
+            except Exception as broken:
+                text += f" (and its backoff failed: {storable(message_of(broken))})"
+                rest = _BACKOFF_FAILED_MS
+            return Fail(Failure("Timeout", text), retry_in_ms=rest, final=discarded)
+        case Abort.LOST:
+            return None
+        case Abort.RELEASE:
+            return Release()
+        case _ as never:
+            assert_never(never)
+
+
+def _backoff_ms(error: BaseException, lease: Lease, backoffs: Backoffs) -> int:
+    return delay_ms(
+        lease.options.backoff, lease.failures + 1, random=chance.get(), custom=backoffs, error=error
+    )
+
+
+def _delay_ms(delay: Duration | None, at: datetime | None) -> int | None:
+    if at is not None:
+        # An instant named by the user; on an error that is not ours a naive one is local time, as usual in Python.
+        rest = (at.astimezone(UTC) - wall_clock.get()()).total_seconds()
+        return min(max(round(rest * 1000), 0), MAX_MS)
+    return None if delay is None else milliseconds(delay)
+
+
+def failure_of(error: BaseException, *, note: str = "") -> Failure:
+    """What is stored of an error: bounded, and sayable in UTF-8."""
+    shown = error.__cause__ if isinstance(error, Undecodable) and error.__cause__ else error
+    kind, message = kind_and_message(shown)
+    # The traceback of a command that failed would show our own code only.
+    is_told = shown is error and not isinstance(error, CommandFailed)
+    return Failure(
+        storable(kind),
+        _bounded(message + note, _LONGEST_MESSAGE),
+        _bounded(traceback_of(error), _LONGEST_TRACEBACK, keep_end=True) if is_told else "",
+    )
+
+
+def kind_and_message(error: BaseException) -> tuple[str, str]:
+    """Return the class name and message to store. A verdict about another error has the class of that error."""
+    # A class of the user's own is as telling as the error that it wraps.
+    is_ours = type(error) in (Unrecoverable, Retry)
+    wrapped = error.wrapped if is_ours and isinstance(error, Verdict) else None
+    if wrapped is None:
+        return type(error).__name__, message_of(error)
+    own, cause = message_of(error), message_of(wrapped)
+    return type(wrapped).__name__, own if cause in own else f"{own}: {cause}" if own else cause
+
+
+def message_of(error: BaseException) -> str:
+    """Return ``str(error)``, or a note if that raises."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<its message cannot be had: {type(broken).__name__}>"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback as text, or a note if formatting it raises."""
+    try:
+        return "".join(traceback.format_exception(error, limit=-_MOST_FRAMES))
+    except Exception as broken:
+        return f"<its traceback cannot be had: {type(broken).__name__}>"
+
+
+def _bounded(text: str, longest: int, *, keep_end: bool = False) -> str:
+    """Return ``text`` made storable, and cut if it is too long."""
+    plain = storable(text)
+    if len(plain) <= longest:
+        return plain
+    return "… " + plain[-longest:] if keep_end else plain[:longest] + " …"

@@ -1,0 +1,292 @@
+"""The tables of a history as DataFrames."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from penstock.core.units import milliseconds
+from penstock.errors import InvalidOption, StorageError
+from penstock.spark.delta import Conflict, DataFile, Snapshot, Table
+from penstock.spark.history.bronze import Appended, append, queue_names
+from penstock.spark.history.folder import History, open_history
+from penstock.spark.history.gold import summarise
+from penstock.spark.history.silver import fold
+from penstock.spark.history.state import EpochChange, FoldState, Loss, state_of
+from penstock.spark.local import session
+from penstock.spark.store import Store, url_for_executors
+
+
+class Tables(NamedTuple):
+    """``bronze``: events. ``silver``: jobs. ``gold``: measures by period and name. ``causes``: failures by class."""
+
+    bronze: DataFrame
+    silver: DataFrame
+    gold: DataFrame
+    causes: DataFrame
+
+
+def tables(
+    spark: SparkSession, path: str | Path, *, storage_options: Mapping[str, str] | None = None
+) -> Tables:
+    """Return the newest version of each table. They stay readable for a week after a sync has replaced them.
+
+    Raises:
+        InvalidOption: the folder holds no history.
+    """
+    history = open_history(path, storage_options, create=False)
+    return Tables(
+        *(_frame(spark, table) for table in (history.bronze, history.silver, history.gold, history.causes))
+    )
+
+
+def _frame(spark: SparkSession, table: Table) -> DataFrame:
+    schema, files = from_arrow_schema(table.schema), table.load().files
+    if not files:
+        return spark.createDataFrame([], schema)
+    if table.folder.is_local:
+        return spark.read.schema(schema).parquet(*(f"{table.folder.root}/{file.path}" for file in files))
+    # Spark reads an object store only with a jar; delta-rs needs none.
+    read = partial(_read, table=table, files=files)
+    return spark.range(0, len(files), 1, len(files)).mapInArrow(read, schema)
+
+
+def _read(
+    batches: Iterator[pa.RecordBatch], *, table: Table, files: Sequence[DataFile]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for index in batch.column(0).to_pylist():
+            yield from table.read(files[index]).to_batches(20_000)
+
+
+# Many small files of bronze made few, and files that nobody needs removed.
+
+
+_MANY: Final = 32
+_SMALL: Final = 100_000
+_FULL: Final = 1_000_000
+_EVERY_S: Final = 86_400
+_ORDER: Final = [(name, "ascending") for name in ("queue", "epoch", "seq")]
+
+
+def compact(spark: SparkSession, history: History) -> None:
+    """Put small files of bronze together once there are many. Once a day, remove files that are no longer needed.
+
+    Raises:
+        Conflict: a sync was first. Nothing was committed.
+    """
+    base = history.bronze.load()
+    piles = [pile for pile in _piles(history, base) if len(pile) > 1]
+    if sum(map(len, piles)) >= _MANY:
+        task = partial(_rewrite, piles=piles, bronze=history.bronze)
+        rows = spark.range(0, len(piles), 1, len(piles)).mapInArrow(task, "file binary").collect()
+        made = [msgspec.msgpack.decode(row.file, type=DataFile) for row in rows]
+        gone = [file for pile in piles for file in pile]
+        history.bronze.commit(base, add=made, remove=gone, state=base.state or "{}", is_new=False)
+    for table in (history.bronze, history.silver, history.gold, history.causes):
+        _clean(table)
+
+
+def _clean(table: Table) -> None:
+    base = table.load()
+    if base.number and _is_due(base):
+        table.vacuum(base)
+
+
+def _is_due(base: Snapshot) -> bool:
+    """Return whether the table has commits that are older than a day, and none of a cleaning since."""
+    assert base.table is not None
+    horizon = (time.time() - _EVERY_S) * 1000
+    recent = [commit for commit in base.table.history(100) if commit["timestamp"] > horizon]
+    return len(recent) < base.table.version() + 1 and not any(
+        str(commit.get("operation")).startswith("VACUUM") for commit in recent
+    )
+
+
+def _piles(history: History, base: Snapshot) -> Iterator[list[DataFile]]:
+    """Yield small files to be put together. Those that a table has yet to read stay apart from those it has."""
+    read = [
+        (state_of(table.load(), FoldState) or FoldState()).bronze
+        for table in (history.silver, history.gold, history.causes)
+    ]
+    small = [file for file in base.files if file.rows < _SMALL]
+    alike: dict[tuple[bool, ...], list[DataFile]] = {}
+    for file in small:
+        alike.setdefault(tuple(file.number <= number for number in read), []).append(file)
+    for files in alike.values():
+        pile: list[DataFile] = []
+        for file in files:
+            pile.append(file)
+            if sum(one.rows for one in pile) >= _FULL:
+                yield pile
+                pile = []
+        if pile:
+            yield pile
+
+
+def _rewrite(
+    batches: Iterator[pa.RecordBatch], *, piles: Sequence[Sequence[DataFile]], bronze: Table
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for index in batch.column(0).to_pylist():
+            pile = piles[index]
+            events = pa.concat_tables(bronze.read(file) for file in pile).sort_by(_ORDER)
+            file = bronze.write(events, max(file.number for file in pile))
+            yield pa.RecordBatch.from_pydict({"file": [msgspec.msgpack.encode(file)]})
+
+
+# Bring a history up to date: once, or for as long as it is wanted.
+
+
+T = TypeVar("T")
+Layer: TypeAlias = Literal["bronze", "silver", "gold"]
+_PER_COMMIT: Final = 4_000_000
+_ATTEMPTS: Final = 20
+
+
+class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a sync. ``events`` were added to bronze. ``bronze``, ``silver`` and ``gold`` say how many commits
+    each table has. ``losses`` and ``changes`` are those that this sync has found."""
+
+    events: int
+    bronze: int
+    silver: int
+    gold: int
+    losses: tuple[Loss, ...] = ()
+    changes: tuple[EpochChange, ...] = ()
+    seconds: float = 0
+
+
+def sync(
+    url: str,
+    path: str | Path,
+    *,
+    queues: Sequence[str] | None = None,
+    pattern: str | None = None,
+    spark: SparkSession | None = None,
+    max_events: int | None = None,
+    upto: Layer = "gold",
+    storage_options: Mapping[str, str] | None = None,
+) -> SyncReport:
+    """Add the events that are new since the last sync, of all queues or of some, and bring silver and gold up to them.
+
+    May be killed anywhere and started again: what is committed stays, what is not is done again, nothing is in the
+    tables twice. Two at once are safe; one of them does its work anew. Goes up to what was the end when it began, or to
+    ``max_events``. ``upto="bronze"`` or ``"silver"`` leaves the tables after that as they are; a later sync has more to
+    do for them. Without ``spark`` it is the session of this process (``penstock.spark.session``).
+
+    ``path`` is a folder, or the URL of an object store (``s3://``, ``gs://``, ``az://``). ``storage_options`` are those
+    of delta-rs, which also reads the usual environment variables.
+
+    Raises:
+        InvalidOption: a folder that holds something else, an unsafe store, both queues and pattern.
+        StorageError: the store cannot be read. What was committed before stays.
+    """
+    if max_events is not None and max_events < 1:
+        raise InvalidOption(f"max_events={max_events}: give at least 1, or leave it out.")
+    began = time.monotonic()
+    url = url_for_executors(url)
+    with Store(url) as store:
+        names = store.run(queue_names(store.storage, queues, pattern))
+    history = open_history(path, storage_options, create=True)
+    spark = spark or session()
+    added = _append_all(spark, history, url=url, queues=names, limit=max_events)
+    if upto != "bronze":
+        _insist(lambda: fold(spark, history))
+    if upto == "gold":
+        _insist(lambda: summarise(spark, history))
+    _insist(lambda: compact(spark, history))
+    return SyncReport(
+        events=sum(commit.events for commit in added),
+        bronze=history.bronze.load().number,
+        silver=history.silver.load().number,
+        gold=history.gold.load().number,
+        losses=tuple(loss for commit in added for loss in commit.losses),
+        changes=tuple(change for commit in added for change in commit.changes),
+        seconds=time.monotonic() - began,
+    )
+
+
+def follow(
+    url: str,
+    path: str | Path,
+    *,
+    queues: Sequence[str] | None = None,
+    pattern: str | None = None,
+    spark: SparkSession | None = None,
+    max_events: int | None = None,
+    upto: Layer = "gold",
+    storage_options: Mapping[str, str] | None = None,
+    every: str | float = "30s",
+    stop: Event | None = None,
+    on_sync: Callable[[SyncReport], object] | None = None,
+) -> None:
+    """Sync now and then every so often, until ``stop`` is set, which may be done from any thread.
+
+    Pauses for ``every``, and for as long as the sync before took, so that it takes half of the machine at most. A
+    store that cannot be read is tried again at the next turn.
+
+    Raises:
+        InvalidOption: as in ``sync``, at the first one.
+    """
+    pause = milliseconds(every, what="every") / 1000
+    stop = stop or Event()
+    spark = spark or session()
+    is_first = True
+    while not stop.is_set():
+        began = time.monotonic()
+        try:
+            report = sync(
+                url,
+                path,
+                queues=queues,
+                pattern=pattern,
+                spark=spark,
+                max_events=max_events,
+                upto=upto,
+                storage_options=storage_options,
+            )
+        except StorageError:
+            if is_first:
+                raise
+        else:
+            if on_sync is not None:
+                on_sync(report)
+        is_first = False
+        stop.wait(max(pause, time.monotonic() - began))
+
+
+def _append_all(
+    spark: SparkSession, history: History, *, url: str, queues: Sequence[str], limit: int | None
+) -> list[Appended]:
+    """Append in commits of some million events at most, up to where the logs ended when it began."""
+    commits: list[Appended] = []
+    total, more = 0, True
+    while more and (limit is None or total < limit):
+        share = _PER_COMMIT if limit is None else min(_PER_COMMIT, limit - total)
+        added = _insist(
+            lambda share=share: append(spark, history, url=url, queues=queues, limit=share)  # type: ignore[misc]
+        )
+        commits += [added] if added else []
+        total += added.events if added else 0
+        more = added is not None and added.events >= share
+    return commits
+
+
+def _insist(commit: Callable[[], T]) -> T:
+    """Do it anew if somebody else was first. Raises ``Conflict`` if that never ends."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return commit()
+        except Conflict:
+            continue
+    return commit()

@@ -1,0 +1,416 @@
+"""Ends of a run's jobs, from the store to rows of the ledger. They are held for it until they are written down."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
+
+from penstock.client.options import placed
+from penstock.core.job import EMPTY_ANNEX, Annex, Conflict, Job, NewJob, Options
+from penstock.core.lifecycle import OPEN, State
+from penstock.core.limits import MILLION
+from penstock.spark.cells import json_text
+from penstock.spark.processing.ledger import Ledger
+from penstock.spark.processing.settled import COMPLETED, FAILED, Settled, row_hashes
+from penstock.spark.processing.snapshot import (
+    SNAPSHOT,
+    fingerprint_in,
+    former_fingerprint,
+    needed_columns,
+    snapshot,
+)
+from penstock.spark.rows import Layout
+from penstock.spark.schemas import quoted
+from penstock.spark.store import Store
+
+KEY_HEADER: Final = "penstock-key"
+_BUDGET_EXCEEDED: Final = "BudgetExceeded"
+
+_TIME: Final = pa.timestamp("us", tz="UTC")
+ARROW: Final = pa.schema(
+    [
+        ("state", pa.string()),
+        ("result", pa.string()),
+        ("error_type", pa.string()),
+        ("error", pa.string()),
+        ("runs", pa.int32()),
+        ("failures", pa.int32()),
+        ("cost", pa.float64()),
+        ("usage", pa.map_(pa.string(), pa.float64())),
+        ("run_ms", pa.int64()),
+        ("enqueued_at", _TIME),
+        ("finished_at", _TIME),
+        ("task", pa.string()),
+        ("task_version", pa.string()),
+        ("run_id", pa.string()),
+        ("job_id", pa.string()),
+        ("incarnation", pa.int64()),
+        ("fingerprint", pa.string()),
+        ("commit", pa.int64()),
+        ("key_json", pa.string()),
+    ]
+)
+
+
+def has_begun(job: Job) -> bool:
+    """Whether a finished job is worth a row: not if the budget of its run was spent before it began."""
+    return job.failure is None or job.failure.type != _BUDGET_EXCEEDED
+
+
+def rows_of(jobs: Sequence[Job], *, commit: int, cost_name: str) -> pa.Table:
+    """Rows for ``Ledger.append``."""
+    return pa.Table.from_pylist([_row(job, commit, cost_name) for job in jobs], schema=ARROW)
+
+
+def _row(job: Job, commit: int, cost_name: str) -> dict[str, Any]:
+    annex = job.annex or EMPTY_ANNEX
+    used = {name: micros / MILLION for name, micros in (annex.usage or {}).items()}
+    # A job that has completed keeps the failure of an earlier run.
+    failure = None if job.state is State.COMPLETED else job.failure
+    return {
+        "state": str(job.state),
+        "result": None if job.result is None else json_text(job.result),
+        "error_type": failure and failure.type,
+        "error": failure and failure.message,
+        "runs": job.runs,
+        "failures": job.failures,
+        "cost": used.get(cost_name),
+        "usage": list(used.items()),
+        "run_ms": max(job.finished_at_ms - job.claimed_at_ms, 0) if job.claimed_at_ms else None,
+        "enqueued_at": job.enqueued_at_ms * 1000,
+        "finished_at": job.finished_at_ms * 1000,
+        "task": job.options.task,
+        "task_version": job.options.version,
+        "run_id": job.run_id,
+        "job_id": job.id,
+        "incarnation": job.incarnation,
+        "fingerprint": _fingerprint(job),
+        "commit": commit,
+        "key_json": (annex.headers or {}).get(KEY_HEADER),
+    }
+
+
+def _fingerprint(job: Job) -> str:
+    """The job has it from the row it was made of. An earlier version, or somebody else, may have put the job in."""
+    return fingerprint_in(job.write_id) or former_fingerprint(job.payload, job.options.version)
+
+
+# Putting the rows of a run in, from the executors: and taking back those that are not to be done.
+
+
+_HOLD_MS: Final = 30 * 86_400_000
+# A Valkey server does nothing else during a call: 200 new rows take it 2 ms, rows that it knows up to 7
+# ms.
+_CHUNK: Final = 200
+_COUNT: Final = StructType([StructField("count", LongType())])
+_ARROW: Final = pa.schema([("count", pa.int64())])
+# A row that has changed takes the place of the one that waits, and runs again after the one that runs.
+_CONFLICT: Final = Conflict(mode="redispatch", reset_counts=True)
+
+_MAY_BE_STOPPED: Final = frozenset({State.CANCELLED, State.FAILED})
+
+_Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the jobs of a run. ``consumer`` holds their ends; ``flow`` is what budgets are set on. Jobs that
+    ended before ``began_at_ms``, on the store's clock, are reused only with ``reuse``, and never if their row is to be
+    run again because it failed."""
+
+    url: str
+    queue: str
+    options: Options
+    run_id: str
+    consumer: str
+    flow: str
+    reuse: bool = True
+    began_at_ms: int = 0
+
+
+def enqueue_rows(rows: DataFrame, batch: Batch) -> int:
+    """Put in the jobs of a snapshot's rows, of which there is a verdict; how many were not there yet.
+
+    The fingerprint is the ``write_id``: a row that is known with the same one is a duplicate, whatever has become of
+    its job. So this can be repeated, by Spark and by a run that was killed.
+    """
+    return _sum(
+        rows.select("job_id", "fingerprint", "payload", "placement", "key_json", "verdict").mapInArrow(
+            _putter(batch), _COUNT
+        )
+    )
+
+
+def cancel_rows(rows: DataFrame, batch: Batch) -> int:
+    """Cancel the jobs of these rows that have not begun; how many there were."""
+    return _sum(rows.select("job_id").mapInArrow(_canceller(batch), _COUNT))
+
+
+def _sum(counts: DataFrame) -> int:
+    return sum(row["count"] for row in counts.collect())
+
+
+def _putter(batch: Batch) -> _Mapper:
+    def put(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        accepted = 0
+        with Store(batch.url) as store:
+            for chunk in _chunks(batches):
+                accepted += store.run(_put_rows(store, batch, chunk.to_pylist()))
+        yield pa.RecordBatch.from_pydict({"count": [accepted]}, schema=_ARROW)
+
+    return put
+
+
+async def _put_rows(store: Store, batch: Batch, rows: list[dict[str, Any]]) -> int:
+    afresh = [_job(batch, row) for row in rows if not batch.reuse or row["verdict"] == "failed"]
+    others = [_job(batch, row) for row in rows if batch.reuse and row["verdict"] != "failed"]
+    count = await _put_afresh(store, batch, afresh) if afresh else 0
+    return count + (await _put(store, batch, others) if others else 0)
+
+
+async def _put(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
+    answers = await store.storage.enqueue(batch.queue, jobs)
+    known = [answer for answer in answers if answer.status == "duplicate"]
+    stopped = [answer.id for answer in known if answer.state in _MAY_BE_STOPPED]
+    if stopped:
+        await _retry_stopped(store, batch, stopped)
+    # What is there already, with the same content or another, is not held for us by having been put in.
+    there = [answer.id for answer in answers if answer.status != "queued"]
+    if there:
+        await store.storage.hold(batch.queue, batch.consumer, there, ttl_ms=_HOLD_MS)
+    return len(answers) - len(known)
+
+
+async def _put_afresh(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
+    """Enqueue jobs without reusing results from before the run. Leave alone what an earlier run on this output left
+    open and what this one has enqueued already: it would be paid for twice."""
+    known = await store.storage.get(batch.queue, [job.id for job in jobs])
+    left: list[str] = []
+    others: list[NewJob] = []
+    for job, record in zip(jobs, known, strict=True):
+        if record is None or not record.write_id.startswith(fingerprint_in(job.write_id) or job.write_id):
+            others.append(job)
+        elif record.finished_at_ms and record.finished_at_ms < batch.began_at_ms:
+            others.append(msgspec.structs.replace(job, write_id=f"{job.write_id}-{batch.run_id}"))
+        else:
+            left.append(job.id)
+    if left:
+        await _retry_stopped(store, batch, left)
+        await store.storage.hold(batch.queue, batch.consumer, left, ttl_ms=_HOLD_MS)
+    return await _put(store, batch, others) if others else 0
+
+
+async def _retry_stopped(store: Store, batch: Batch, ids: list[str]) -> None:
+    """Jobs that an earlier run had put in and stopped before they began."""
+    jobs = await store.storage.get(batch.queue, ids)
+    stopped = [
+        job.id for job in jobs if job is not None and (job.state is State.CANCELLED or not has_begun(job))
+    ]
+    if stopped:
+        await store.storage.retry(batch.queue, stopped)
+
+
+def _job(batch: Batch, row: dict[str, Any]) -> NewJob:
+    annex = Annex(headers={KEY_HEADER: row["key_json"]}, holds={batch.consumer: _HOLD_MS}, flow=batch.flow)
+    fields: dict[str, Any] = {"annex": annex}
+    if row["placement"] is not None:
+        fields = placed(fields, msgspec.json.decode(row["placement"]))
+    return NewJob(
+        row["job_id"],
+        row["payload"],
+        batch.options,
+        run_id=batch.run_id,
+        write_id=row["fingerprint"],
+        conflict=_CONFLICT,
+        **fields,
+    )
+
+
+def _canceller(batch: Batch) -> _Mapper:
+    def cancel(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        cancelled = 0
+        with Store(batch.url) as store:
+            for chunk in _chunks(batches):
+                cancelled += store.run(_cancel_pending(store, batch, chunk.column("job_id").to_pylist()))
+        yield pa.RecordBatch.from_pydict({"count": [cancelled]}, schema=_ARROW)
+
+    return cancel
+
+
+async def _cancel_pending(store: Store, batch: Batch, ids: list[str]) -> int:
+    """What runs is paid for already: it is let finish."""
+    jobs = await store.storage.get(batch.queue, ids)
+    pending = [
+        job.id for job in jobs if job is not None and job.state in OPEN and job.state is not State.ACTIVE
+    ]
+    answers = await store.storage.cancel(batch.queue, pending) if pending else []
+    return sum(answer == "cancelled" for answer in answers)
+
+
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, _CHUNK):
+            yield batch.slice(start, _CHUNK)
+
+
+# The input of a run, read once: rows that the index knows are counted, the others are taken as a
+# snapshot.
+
+
+# The most rows, and bytes of them, that this process plans by itself: Spark would take longer to begin.
+_FEW: Final = 1000
+_FEW_BYTES: Final = 8 << 20
+# A larger index is not sent to every executor: Spark decides how to join it.
+_MOST_BROADCAST: Final = 2_000_000
+_OTHER: Final = 0
+
+# By kind and bucket.
+_Bitmaps: TypeAlias = dict[int, dict[int, int]]
+
+
+class Taken:
+    """The rows of an input. ``done`` and ``failed`` keys are settled, with ``duplicate`` more rows of the same keys;
+    ``rows`` are all others as a snapshot, and ``few`` is the same if there are only few of them."""
+
+    def __init__(
+        self,
+        rows: DataFrame,
+        few: pa.Table | None,
+        *,
+        count: int,
+        known: _Bitmaps | None = None,
+        settled_rows: int = 0,
+    ) -> None:
+        self.rows = rows
+        self.few = few
+        self.count = count
+        self._known = known or {}
+        self.done = _ones(self._known.get(COMPLETED, {}))
+        self.failed = _ones(self._known.get(FAILED, {}))
+        self.duplicate = settled_rows - self.done - self.failed
+
+    def has_settled(self, entries: DataFrame) -> bool:
+        """Tell whether one of the entries of the index was found in the input."""
+        asked = _bitmaps(entries.withColumn("kind", F.lit(_OTHER)))[0].get(_OTHER, {})
+        return any(
+            bits & known.get(bucket, 0) for known in self._known.values() for bucket, bits in asked.items()
+        )
+
+
+class Intake:
+    """Takes the rows of ``df`` for one run, which keeps its files in ``folder``."""
+
+    def __init__(self, df: DataFrame, layout: Layout, ledger: Ledger, folder: str) -> None:
+        self._df = df
+        self._layout = layout
+        self._ledger = ledger
+        self._folder = folder
+        self._hashes = row_hashes(df.schema, layout)
+
+    @cached_property
+    def index(self) -> Settled | None:
+        """The index of the output; ``None`` if the output or the table cannot have one."""
+        if self._hashes is None or not self._ledger.has_index:
+            return None
+        index = Settled(self._df.sparkSession, self._ledger.output, self._ledger.files)
+        return index if index.is_possible else None
+
+    @cached_property
+    def entries(self) -> DataFrame | None:
+        """The entries of the index that hold."""
+        if self.index is None or not self.index.contents.keys:
+            return None
+        newer = self._ledger.ends(self.index.newer) if self.index.newer else None
+        return self.index.read(newer)
+
+    def take(self, *, retry_failed: bool) -> Taken:
+        """Return the rows; those that failed are not settled if they are to be run again."""
+        entries, index = self.entries, self.index
+        if entries is None or index is None or self._hashes is None:
+            return self.take_all()
+        settled = entries if not retry_failed else entries.where(F.col("settled") == COMPLETED)
+        known = settled.select("first", F.col("second").alias("was"), "settled", "position")
+        if index.contents.keys <= _MOST_BROADCAST:
+            known = F.broadcast(known)
+        marked = written(self._marked(self._hashes, known), f"{self._folder}/marked")
+        bitmaps, counts = _bitmaps(marked)
+        rest = marked.where(F.col("kind") == _OTHER).select("row.*", "first", "second")
+        fresh = self._snapshot(rest, (F.col("first"), F.col("second")))
+        count = counts.pop(_OTHER, 0)
+        bitmaps.pop(_OTHER, None)
+        few = fresh.toArrow() if count <= _FEW else None
+        rows = written(fresh, f"{self._folder}/input") if few is None else self._frame(few)
+        return Taken(rows, _small(few), count=count, known=bitmaps, settled_rows=sum(counts.values()))
+
+    def take_all(self) -> Taken:
+        """Return all rows, without a look at the index."""
+        seen = Observation()
+        fresh = self._snapshot(self._df, self._hashes).observe(seen, F.count(F.lit(1)).alias("count"))
+        rows = written(fresh, f"{self._folder}/input")
+        count = int(seen.get["count"])
+        few = rows.toArrow() if count <= _FEW else None
+        return Taken(rows if few is None else self._frame(few), _small(few), count=count)
+
+    def _snapshot(self, df: DataFrame, hashes: Sequence[Column] | None) -> DataFrame:
+        former = self._ledger.has_former_fingerprints()
+        return snapshot(df, self._layout, with_former=former, hashes=hashes)
+
+    def _frame(self, few: pa.Table) -> DataFrame:
+        return self._df.sparkSession.createDataFrame(few, SNAPSHOT)
+
+    def _marked(self, hashes: Sequence[Column], known: DataFrame) -> DataFrame:
+        """The rows with ``kind``: how they are settled, by the entry at ``position``. Only those that are not have
+        their columns."""
+        first, second = hashes
+        columns = [F.col(quoted(name)) for name in needed_columns(self._layout)]
+        hashed = self._df.select(
+            F.struct(*columns).alias("row"), first.alias("first"), second.alias("second")
+        )
+        joined = hashed.join(known, "first", "left")
+        is_known = F.col("second").eqNullSafe(F.col("was"))
+        kind = F.when(is_known, F.col("settled")).otherwise(F.lit(_OTHER)).cast("tinyint")
+        hidden = [F.when(~is_known, F.col(name)).alias(name) for name in ("row", "first", "second")]
+        return joined.select(
+            kind.alias("kind"), F.when(is_known, F.col("position")).alias("position"), *hidden
+        )
+
+
+def written(rows: DataFrame, path: str) -> DataFrame:
+    """The same rows, from a file: whatever they come from, they stay what they are."""
+    rows.write.mode("overwrite").parquet(path)
+    return rows.sparkSession.read.schema(rows.schema).parquet(path)
+
+
+def _small(few: pa.Table | None) -> pa.Table | None:
+    return few if few is not None and few.nbytes <= _FEW_BYTES else None
+
+
+def _bitmaps(rows: DataFrame) -> tuple[_Bitmaps, dict[int, int]]:
+    """Return which positions there are of each ``kind``, as bitmaps by bucket, and how many rows. Counting them apart
+    would have Spark sort all rows; bitmaps are small."""
+    place = F.coalesce(F.col("position"), F.lit(0))
+    found = (
+        rows.groupBy("kind", F.bitmap_bucket_number(place).alias("bucket"))
+        .agg(
+            F.bitmap_construct_agg(F.bitmap_bit_position(place)).alias("bits"),
+            F.count(F.lit(1)).alias("rows"),
+        )
+        .collect()
+    )
+    bitmaps: _Bitmaps = defaultdict(dict)
+    counts: dict[int, int] = defaultdict(int)
+    for row in found:
+        bitmaps[row["kind"]][row["bucket"]] = int.from_bytes(row["bits"])
+        counts[row["kind"]] += row["rows"]
+    return dict(bitmaps), dict(counts)
+
+
+def _ones(bitmap: dict[int, int]) -> int:
+    return sum(bits.bit_count() for bits in bitmap.values())

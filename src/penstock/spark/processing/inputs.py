@@ -1,0 +1,362 @@
+"""A Delta table as the input of ``process``, read by the executors: all of it, or the files that it gained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol, TypeAlias
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.types as kinds
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import DataType, DateType, NumericType, StringType, TimestampNTZType, TimestampType
+
+from penstock.core.text import get_logger
+from penstock.errors import InvalidInput, InvalidOption
+from penstock.spark.cells import arrow_schema
+from penstock.spark.delta import Folder, open_folder
+from penstock.spark.local import session
+from penstock.spark.processing.ledger import Ledger
+from penstock.spark.processing.types import plain_type
+from penstock.spark.publishing import local_path
+from penstock.spark.schemas import quoted
+
+logger = get_logger("penstock.spark")
+
+_Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+# Of readers. They say nothing about what the data files hold.
+_HARMLESS: Final = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "typeWidening"})
+
+
+def delta_dataframe(table: DeltaTable, spark: SparkSession, *, since: int | None = None) -> DataFrame:
+    """Return the rows of the table's version; with ``since``, those in files that it has and version ``since`` had not.
+
+    A file that was compacted or rewritten since then counts as gained, with all its rows.
+
+    Raises:
+        InvalidInput: the table needs a reader that knows deletion vectors or column mapping.
+    """
+    _refuse_features(table)
+    added = pa.table(table.get_add_actions(flatten=False))
+    names = table.metadata().partition_columns
+    parts = [added.column("partition").combine_chunks().field(name) for name in names]
+    files = pa.table([added.column("path"), *parts], names=["path", *(f"p{n}" for n in range(len(parts)))])
+    former = set() if since is None else _paths_at(table, since)
+    fresh = files.filter(
+        pa.array([path not in former for path in files.column("path").to_pylist()], pa.bool_())
+    )
+    arrow = pa.schema(table.schema().to_arrow())
+    schema = from_arrow_schema(pa.schema([(field.name, plain_type(field.type)) for field in arrow]))
+    if not fresh.num_rows:
+        return spark.createDataFrame([], schema)
+    folder = open_folder(table.table_uri, table._storage_options)
+    count = min(fresh.num_rows, max(spark.sparkContext.defaultParallelism, 1)) if _has_context(spark) else 1
+    return (
+        spark.createDataFrame(fresh)
+        .repartition(count)
+        .mapInArrow(_reader(folder, tuple(names), arrow_schema(schema)), schema)
+    )
+
+
+def _has_context(spark: SparkSession) -> bool:
+    """Return whether the session is in this process, not behind Spark Connect."""
+    return hasattr(spark, "_jsc")
+
+
+def _refuse_features(table: DeltaTable) -> None:
+    features = set(table.protocol().reader_features or ()) - _HARMLESS
+    mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+    if mapping != "none":
+        features.add("columnMapping")
+    if features:
+        raise InvalidInput(
+            f"{table.table_uri} uses {', '.join(sorted(features))}, which cannot be read without Delta's jar. Read it "
+            "by a session that has the jar, and give the DataFrame."
+        )
+
+
+def _paths_at(table: DeltaTable, version: int) -> set[str]:
+    if version > table.version():
+        raise InvalidInput(
+            f"since={version} is later than the version of {table.table_uri}, {table.version()}. Load the table anew, "
+            "or give an earlier version."
+        )
+    try:
+        former = DeltaTable(table.table_uri, version=version, storage_options=table._storage_options)
+    except DeltaError as error:
+        logger.warning(
+            "version %s of %s cannot be read any more, so the run reads the whole table: %s",
+            version,
+            table.table_uri,
+            error,
+        )
+        return set()
+    return set(pa.table(former.get_add_actions(flatten=True)).column("path").to_pylist())
+
+
+def _reader(folder: Folder, names: tuple[str, ...], schema: pa.Schema) -> _Mapper:
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number, path in enumerate(batch.column("path").to_pylist()):
+                values = {name: batch.column(f"p{n}")[number] for n, name in enumerate(names)}
+                # The log has it as a URL.
+                table = folder.read(unquote(path))
+                columns = [_column(table, field, values) for field in schema]
+                yield from pa.table(columns, schema=schema).to_batches(max_chunksize=10_000)
+
+    return read
+
+
+def _column(table: pa.Table, field: pa.Field, values: dict[str, Any]) -> pa.ChunkedArray:
+    if field.name in values:
+        value = values[field.name].as_py()
+        return pa.chunked_array([pa.array([value] * table.num_rows).cast(field.type)], field.type)
+    if field.name not in table.column_names:
+        # The file is older than the column.
+        return pa.chunked_array([pa.nulls(table.num_rows, field.type)], field.type)
+    return table.column(field.name).cast(field.type)
+
+
+# ``since=``: only the rows that a table gained since the last run that did all it found.
+#
+# What was seen is kept in the output: the highest value of a column, or the version of a Delta table. It
+# only saves work. Which rows are done is known by the ledger, so a mark that is lost or too low costs
+# time and nothing else.
+
+
+_FILE: Final = "_since.json"
+_PROPERTY: Final = "penstock.since"
+VERSION: Final = "version"
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """The point up to which an input was followed: a value of a column, or a version of a Delta table."""
+
+    by: str
+    kind: str
+    value: str
+
+
+class Followed(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows to look at, and the mark to set once all of them are done."""
+
+    rows: DataFrame
+    mark: Mark | None
+
+
+def follow(df: DataFrame, by: str, ledger: Ledger, *, is_whole: bool) -> Followed:
+    """Return the rows whose value in the column ``by`` is not below the mark; all of them with ``is_whole``.
+
+    Raises:
+        InvalidInput: no such column, or one whose values have no order that can be noted down.
+    """
+    if by not in df.columns:
+        raise InvalidInput(
+            f"since={by!r} is not a column of the table. It has: {', '.join(df.columns)}. Give a column whose values "
+            "grow, such as the time of the last change."
+        )
+    kind = df.schema[by].dataType
+    if not isinstance(kind, (NumericType, StringType, DateType, TimestampType, TimestampNTZType)):
+        raise InvalidInput(
+            f"since={by!r} has type {kind.simpleString()}. Use a column of numbers, text, dates or timestamps."
+        )
+    mark = read_mark(df.sparkSession, ledger)
+    column = F.col(quoted(by))
+    if mark is not None and (mark.by, mark.kind) == (by, kind.simpleString()) and not is_whole:
+        # Rows without a value may be new each time.
+        df = df.where(column.isNull() | (column >= _literal(mark.value, kind)))
+    # Rows that come after this moment are for the next run.
+    row = df.agg(F.max(column).alias("high")).select(_text(F.col("high"), kind)).first()
+    high = None if row is None else row[0]
+    if high is None:
+        return Followed(rows=df, mark=mark)
+    rows = df.where(column.isNull() | (column <= _literal(high, kind)))
+    return Followed(rows=rows, mark=Mark(by, kind.simpleString(), high))
+
+
+def follow_version(
+    table: DeltaTable, spark: SparkSession, since: int | str, ledger: Ledger, *, is_whole: bool
+) -> Followed:
+    """Return the rows in the files that a Delta table gained: since a version, or since the one that was noted down."""
+    name = str(table.metadata().id)
+    mark = read_mark(spark, ledger)
+    former: int | None = since if isinstance(since, int) else None
+    if former is None and mark is not None and (mark.by, mark.kind) == (VERSION, name):
+        former = int(mark.value)
+    rows = delta_dataframe(table, spark, since=None if is_whole else former)
+    return Followed(rows=rows, mark=Mark(VERSION, name, str(table.version())))
+
+
+def _text(column: Column, kind: DataType) -> Column:
+    """Make a text of a value, in any time zone the same."""
+    return (F.unix_micros(column) if isinstance(kind, TimestampType) else column).cast("string")
+
+
+def _literal(text: str, kind: DataType) -> Column:
+    if isinstance(kind, TimestampType):
+        return F.timestamp_micros(F.lit(int(text)))
+    return F.lit(text).cast(kind)
+
+
+def read_mark(spark: SparkSession, ledger: Ledger) -> Mark | None:
+    """Return the mark that the last complete run left in the output, or ``None``."""
+    try:
+        return msgspec.json.decode(_stored(spark, ledger), type=Mark)
+    except (msgspec.DecodeError, OSError):
+        return None
+
+
+def write_mark(spark: SparkSession, ledger: Ledger, mark: Mark) -> None:
+    """Note down in the output how far the input was followed."""
+    text = msgspec.json.encode(mark).decode()
+    if not ledger.is_path:
+        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+        spark.sql(f"ALTER TABLE {ledger.output} SET TBLPROPERTIES ('{_PROPERTY}' = '{escaped}')")
+        return
+    path = f"{ledger.output.rstrip('/')}/{_FILE}"
+    here = local_path(path)
+    if here is not None and here.parent.is_dir():
+        draft = here.with_name(f"{_FILE}.{os.getpid()}")
+        draft.write_text(text)
+        draft.replace(here)
+        return
+    spark.createDataFrame([(text,)], "value string").coalesce(1).write.mode("overwrite").text(path)
+
+
+def _stored(spark: SparkSession, ledger: Ledger) -> str:
+    from pyspark.errors import AnalysisException
+
+    try:
+        if not ledger.is_path:
+            found = (
+                spark.sql(f"SHOW TBLPROPERTIES {ledger.output}").where(F.col("key") == _PROPERTY).collect()
+            )
+            return str(found[0]["value"]) if found else ""
+        path = f"{ledger.output.rstrip('/')}/{_FILE}"
+        here = local_path(path)
+        if here is not None and here.parent.is_dir():
+            return here.read_text()
+        rows = spark.read.text(path).collect()
+        return str(rows[0][0]) if rows else ""
+    except AnalysisException:
+        return ""
+
+
+# Tables that ``process`` takes: those of Spark, and those of pandas, Polars and Arrow, which are
+# converted.
+
+
+class SupportsArrow(Protocol):
+    """A table that can be read as a stream of Arrow batches: of pandas, Polars, pyarrow, DuckDB and others."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+class _Lazy(Protocol):
+    """A query that makes such a table: a Polars ``LazyFrame``."""
+
+    def collect(self) -> Any: ...
+
+
+TableLike: TypeAlias = DataFrame | SupportsArrow | _Lazy | DeltaTable
+
+
+def as_dataframe(table: TableLike, spark: SparkSession | None = None) -> DataFrame:
+    """Return the table as one of Spark: of ``spark``, or else of the session that is active, or of a new local one.
+
+    Types that Spark lacks become the nearest that holds every value: categories and views become text, unsigned
+    integers wider ones. As everywhere in pandas, its NaN means null. A named index of pandas becomes columns; one
+    without a name is left out.
+
+    Raises:
+        InvalidInput: not a table, or a column that Spark cannot hold.
+        InvalidOption: the table belongs to another session.
+    """
+    if isinstance(table, DataFrame):
+        # By Spark Connect, sessions compare by identity as well.
+        if spark is not None and table.sparkSession is not spark:
+            raise InvalidOption(
+                "the table belongs to another Spark session than the one given as spark. Leave spark out: the run uses "
+                "the session of its table."
+            )
+        return table
+    if isinstance(table, DeltaTable):
+        return delta_dataframe(table, spark or session())
+    arrow = _arrow_table(table)
+    columns = [_plain_column(field, arrow.column(number)) for number, field in enumerate(arrow.schema)]
+    plain = pa.table(columns, names=arrow.column_names)
+    # Without a schema, Spark would take a timestamp without a zone for one of the session's zone.
+    schema = from_arrow_schema(plain.schema, prefer_timestamp_ntz=True)
+    return (spark or session()).createDataFrame(plain, schema)
+
+
+def _arrow_table(table: Any) -> pa.Table:
+    module = type(table).__module__.partition(".")[0]
+    if module == "pandas" and type(table).__name__ == "DataFrame":
+        return _from_pandas(table)
+    if module == "polars" and type(table).__name__ == "LazyFrame":
+        table = table.collect()
+    if isinstance(table, pa.RecordBatch):
+        return pa.Table.from_batches([table])
+    if not hasattr(table, "__arrow_c_stream__") or module == "pandas" or type(table).__name__ == "Series":
+        remedy = " Convert it first: series.to_frame()." if type(table).__name__ == "Series" else ""
+        raise InvalidInput(
+            f"the table must be a Spark, pandas, Polars or Arrow table, got {_kind(table)}.{remedy}"
+        )
+    try:
+        return pa.RecordBatchReader.from_stream(table).read_all()
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidInput(f"{_kind(table)} cannot be converted to Arrow: {error}") from error
+    except Exception as error:
+        # Polars panics, and its class of exception is not one to import.
+        raise InvalidInput(f"{_kind(table)} cannot be converted to Arrow: {error}") from error
+
+
+def _kind(table: object) -> str:
+    module = type(table).__module__.partition(".")[0]
+    name = type(table).__qualname__
+    return name if module == "builtins" else f"{module}.{name}"
+
+
+def _from_pandas(table: Any) -> pa.Table:
+    levels = [name for name in table.index.names if name is not None]
+    try:
+        if levels:
+            unnamed = [number for number, name in enumerate(table.index.names) if name is None]
+            table = table.reset_index(level=levels) if unnamed else table.reset_index()
+        return pa.Table.from_pandas(table, preserve_index=False).replace_schema_metadata(None)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        said = ", ".join(str(part) for part in error.args)
+        raise InvalidInput(
+            f"the pandas table cannot be converted to Arrow: {said}. Give each column values of one type, and each "
+            "column a name of its own."
+        ) from error
+
+
+def _plain_column(field: pa.Field, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    type = plain_type(field.type)
+    try:
+        if kinds.is_dictionary(field.type):
+            column = pa.chunked_array(
+                [chunk.dictionary_decode() for chunk in column.chunks], type=field.type.value_type
+            )
+        from_arrow_schema(pa.schema([(field.name, type)]))
+        return column.cast(type)
+    except PySparkException as error:
+        raise InvalidInput(
+            f"column {field.name!r} has the Arrow type {field.type}, and Spark has no type for it. Cast the column, or "
+            "leave it out."
+        ) from error
+    except pa.ArrowException as error:
+        raise InvalidInput(
+            f"column {field.name!r} has the Arrow type {field.type}, and Spark would hold it as {type}: {error}. Times "
+            "are kept to microseconds, decimals to 38 digits. Round the values, or cast the column."
+        ) from error

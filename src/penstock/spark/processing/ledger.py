@@ -1,0 +1,441 @@
+"""The output of ``process``: an append-only ledger of what became of each row. It is the memory; the store is not.
+
+A row of it is one end of one job. The newest row of a key is what holds (``latest``). The columns of the key have the
+user's names; all others begin with ``penstock_``, so that the two never meet. An output that an earlier version began
+goes on with its own names, which have no prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.errors import InvalidInput, InvalidOption
+from penstock.spark.cells import arrow_schema, result_array
+from penstock.spark.compaction import Moved
+from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
+from penstock.spark.processing.jsonledger import WRITTEN_WITH, check_json, read_json
+from penstock.spark.processing.outputlease import output_identity
+from penstock.spark.publishing import (
+    append_files,
+    append_table,
+    commit_name,
+    compact_files,
+    finish_compaction,
+    last_commit,
+    list_folder,
+    refuse_pattern,
+)
+from penstock.spark.uncached_read import fresh_path, fresh_table
+
+_TEXT, _LONG, _INT, _TIME = StringType(), LongType(), IntegerType(), TimestampType()
+
+COLUMNS: Final = StructType(
+    [
+        StructField("state", _TEXT),
+        StructField("result", _TEXT),
+        StructField("error_type", _TEXT),
+        StructField("error", _TEXT),
+        StructField("runs", _INT),
+        StructField("failures", _INT),
+        StructField("cost", DoubleType()),
+        StructField("usage", MapType(_TEXT, DoubleType())),
+        StructField("run_ms", _LONG),
+        StructField("enqueued_at", _TIME),
+        StructField("finished_at", _TIME),
+        StructField("task", _TEXT),
+        StructField("task_version", _TEXT),
+        StructField("run_id", _TEXT),
+        StructField("job_id", _TEXT),
+        StructField("incarnation", _LONG),
+        StructField("fingerprint", _TEXT),
+        StructField("commit", _LONG),
+    ]
+)
+PREFIX: Final = "penstock_"
+ENDS: Final = ("job_id", "fingerprint", "state", "finished_at", "commit")
+VALUE: Final = "value"
+_TABLE: Final = "table:"
+_KEY: Final = "key_json"
+_UNTYPED: Final = ("csv", "text", "xml")
+
+
+class Ledger:
+    """The ledger at a path, or in a table of the catalog (``table:db.scores``). ``key`` are the columns that name a
+    row, with their types; ``value`` is the type that results have as a column, if the task's hints say so."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        output: str | PurePath,
+        *,
+        key: StructType,
+        value: DataType | None,
+        format: str,
+    ) -> None:
+        self._spark = spark
+        self.is_path = not str(output).startswith(_TABLE)
+        self.output = str(output).removeprefix(_TABLE)
+        if self.is_path:
+            refuse_pattern(self.output)
+        self.identity = output_identity(self.output, is_path=self.is_path)
+        self._key = key
+        self._value = value
+        self._format = format
+        # Of the columns that are ours. Empty in an output that an earlier version began.
+        self._prefix = PREFIX
+        if format.lower() in _UNTYPED:
+            raise InvalidOption(
+                f"format={format!r} cannot hold the output: it has no types and no nested columns, and the next run "
+                "must read what this one has written. Use parquet, delta or json, and write a copy of what holds "
+                f"(latest) as {format}."
+            )
+        self._is_json = self.is_path and format.lower() == "json"
+        self._delta: DeltaOutput | None = None
+        if self.is_path and format.lower() == "delta":
+            self._delta = DeltaOutput(
+                spark, self.output, ranged=self._name("finished_at"), stats=[self._name("commit")]
+            )
+        self._is_inferred = False
+        # Raises if the output is no longer ours. Called before files are put in place.
+        self.check_held: Callable[[], None] = lambda: None
+        taken = sorted(set(map(self._name, (*COLUMNS.fieldNames(), VALUE))) & set(key.fieldNames()))
+        if taken:
+            raise InvalidInput(
+                f"the key column {taken[0]!r} has the name of a column of the output. Rename it "
+                f"(df.withColumnRenamed({taken[0]!r}, ...))."
+            )
+
+    def _name(self, column: str) -> str:
+        return f"{self._prefix}{column}"
+
+    @property
+    def _schema(self) -> StructType:
+        value = [] if self._value is None else [StructField(VALUE, self._value)]
+        ours = [StructField(self._name(field.name), field.dataType) for field in (*COLUMNS, *value)]
+        return StructType([*self._key.fields, *ours])
+
+    def read(self) -> DataFrame | None:
+        """Return all rows, with our columns under ``PREFIX``; ``None`` before the first run."""
+        found = self._read()
+        if found is None or self._prefix:
+            return found
+        return found.withColumnsRenamed({name: f"{PREFIX}{name}" for name in (*COLUMNS.fieldNames(), VALUE)})
+
+    def empty(self) -> DataFrame:
+        """Return no rows, in the columns of ``read``."""
+        return self._spark.createDataFrame([], self._schema)
+
+    def _read(self) -> DataFrame | None:
+        if self._delta is not None:
+            schema = self._delta.schema()
+            return None if schema is None else self._delta.read(schema)
+        found = (
+            fresh_path(self._spark, self.output, self._load)
+            if self.is_path
+            else fresh_table(self._spark, self.output)
+        )
+        if found is not None:
+            self._note_names(found.columns)
+        return found
+
+    def _note_names(self, columns: Sequence[str]) -> None:
+        has_former = set(COLUMNS.fieldNames()) <= set(columns) - set(self._key.fieldNames())
+        self._prefix = "" if has_former else PREFIX
+
+    def _load(self, path: str) -> DataFrame:
+        if self._is_json:
+            if not self._is_inferred:
+                self._note_names(self._spark.read.json(path).columns)
+                self._is_inferred = True
+            return read_json(self._spark, path, self._schema)
+        return self._spark.read.format(self._format).option("mergeSchema", "true").load(path)
+
+    @property
+    def has_index(self) -> bool:
+        """Tell whether an index can stand beside it: the names of its files are never used again."""
+        if self._delta is not None:
+            return self._delta.is_local
+        return self.is_path and self._format.lower() == "parquet"
+
+    @property
+    def is_beyond_spark(self) -> bool:
+        """Tell whether it is in an object store that Spark may have no jar for."""
+        return self._delta is not None and not self._delta.is_local
+
+    def files(self) -> list[str] | None:
+        """Return the names of its files; ``None`` if they cannot be seen from here."""
+        if self._delta is not None:
+            return self._delta.files()
+        return list_folder(self._spark, self.output)
+
+    def ends(self, files: Sequence[str] | None = None) -> DataFrame | None:
+        """Return what tells ends apart: ``ENDS``, without prefix. With ``files``, only of these. Columns that nobody
+        asks for are not read, nor does Spark look for them in every file."""
+        if not self.has_index and self._delta is None:
+            found = self.read()
+            return None if found is None else found.select(*map(ours, ENDS))
+        fields = [StructField(self._name(name), COLUMNS[name].dataType) for name in ENDS]
+        if self._delta is not None:
+            if self._delta.schema() is None:
+                return None
+            found = self._delta.read(StructType(fields), files)
+            return found.withColumnsRenamed({self._name(name): name for name in ENDS})
+        paths = [self.output] if files is None else [f"{self.output.rstrip('/')}/{name}" for name in files]
+
+        def load(path: str) -> DataFrame:
+            return self._spark.read.schema(StructType(fields)).parquet(*paths)
+
+        found = fresh_path(self._spark, self.output, load)
+        return None if found is None else found.withColumnsRenamed({self._name(name): name for name in ENDS})
+
+    def ends_by(self, ids: Sequence[str], files: Sequence[str] | None = None) -> dict[str, Row]:
+        """Return the newest end of each of a few jobs."""
+        known = self.ends(files)
+        rows = [] if known is None or not ids else known.where(F.col("job_id").isin(list(ids))).collect()
+        newest: dict[str, Row] = {}
+        for row in rows:
+            was = newest.get(row["job_id"])
+            if was is None or (was["commit"], was["finished_at"]) < (row["commit"], row["finished_at"]):
+                newest[row["job_id"]] = row
+        return newest
+
+    def check(self) -> None:
+        """Check that what is there can be continued.
+
+        Raises:
+            InvalidInput: the output holds something else, rows by another key, or results of another type.
+        """
+        if self.is_path and self._delta is None and is_delta_table(self.output):
+            raise InvalidInput(f"{self.output} is a Delta table. Give format='delta', or another output.")
+        found = self._read()
+        if found is None:
+            return
+        value = self._name(VALUE)
+        if self._is_json:
+            check_json(self._spark, self.output, self._schema, key=self._key, optional=value)
+            return
+        missing = [name for name in map(self._name, COLUMNS.fieldNames()) if name not in found.columns]
+        if missing:
+            raise InvalidInput(
+                f"{self.output} does not hold results of process: it has no column {missing[0]!r}. Its columns are: "
+                f"{', '.join(found.columns)}. Give another output."
+            )
+        _check_key(self.output, self._key, found)
+        if self._value is not None and value in found.columns:
+            was = found.schema[value].dataType
+            self._value = _as_before(was, self._value)
+            _check_value(self.output, was, self._value, value)
+        if self._delta is not None:
+            _check_same(self.output, found, self._schema)
+
+    def has_former_fingerprints(self) -> bool:
+        """Tell, after ``check``, whether rows of it may have fingerprints that an earlier version made."""
+        return not self._prefix
+
+    def append(self, rows: pa.Table, *, commit: int) -> None:
+        """Write rows as one file: it is there as a whole, or not. ``rows`` have ``COLUMNS`` and the key as JSON.
+        ``commit`` is their number, one more than ``last_commit``.
+
+        Raises:
+            NameTaken: somebody else has made this commit. Nothing was written.
+        """
+        if self._value is not None:
+            # A row that failed for its result keeps the text of it, to look at.
+            is_done = pc.equal(rows.column("state"), "completed")
+            texts = pc.if_else(is_done, rows.column("result"), None).to_pylist()
+            kind = arrow_schema(StructType([StructField(VALUE, self._value)])).field(VALUE).type
+            rows = rows.append_column(VALUE, result_array(texts, kind))
+        self._append(self._spark.createDataFrame(rows), commit)
+
+    def ends_of(self, ids: Sequence[str]) -> set[tuple[str, int]]:
+        """The ends of these jobs that are in the ledger: their ids, and when they ended (ms)."""
+        known = self.ends()
+        if known is None:
+            return set()
+        asked = self._spark.createDataFrame(pa.table({"job_id": ids}))
+        ends = known.select("job_id", F.unix_millis("finished_at").alias("ms"))
+        return {(row["job_id"], row["ms"]) for row in ends.join(asked, "job_id", "left_semi").collect()}
+
+    def _append(self, made: DataFrame, commit: int) -> None:
+        key = F.from_json(F.col(_KEY), self._key).alias("key")
+        columns = [F.col(name).cast(type).alias(self._name(name)) for name, type in self._columns()]
+        names = [self._name(name) for name, _ in self._columns()]
+        table = made.select(key, *columns).select("key.*", *names)
+        table = table.coalesce(1)
+        if self._delta is not None:
+            self._delta.append(table, number=commit)
+        elif self.is_path:
+            append_files(
+                table,
+                self.output,
+                format=self._format,
+                name=commit_name(commit),
+                options=WRITTEN_WITH if self._is_json else {},
+                check=self.check_held,
+            )
+        else:
+            append_table(table, self.output, format=self._format)
+
+    def append_rejected(self, rows: DataFrame, *, task: str, version: str, run_id: str, commit: int) -> bool:
+        """Write down rows of a snapshot that cannot be jobs, but for those of which the newest row says the same.
+        Says whether there were any. Raises as ``append``."""
+        known = self.read()
+        if known is not None:
+            rejected = latest(known).where(F.col(f"{PREFIX}state") == "rejected")
+            told = rejected.select(ours("job_id"), F.col(f"{PREFIX}error").alias("refused"))
+            rows = rows.join(told, ["job_id", "refused"], "left_anti")
+        if rows.isEmpty():
+            return False
+        now = F.current_timestamp()
+        said = {
+            "state": F.lit("rejected"),
+            "error_type": F.lit("BadRow"),
+            "error": F.col("refused"),
+            "enqueued_at": now,
+            "finished_at": now,
+            "task": F.lit(task),
+            "task_version": F.lit(version),
+            "run_id": F.lit(run_id),
+            "job_id": F.col("job_id"),
+            "fingerprint": F.lit(""),
+            "commit": F.lit(commit),
+        }
+        columns = [said.get(name, F.lit(None)).cast(type).alias(name) for name, type in self._columns()]
+        self._append(rows.select(_KEY, *columns), commit)
+        return True
+
+    def last_commit(self) -> int:
+        """The number of the newest commit; 0 if there is none."""
+        if self._delta is not None:
+            return self._delta.load().number
+        names = list_folder(self._spark, self.output) if self.is_path else None
+        if names is not None and all(
+            last_commit([name]) or name.startswith(commit_name(0)) for name in names
+        ):
+            return last_commit(names)
+        found = self.ends()
+        row = None if found is None else found.agg(F.max("commit")).first()
+        return 0 if row is None or row[0] is None else int(row[0])
+
+    def recover(self) -> None:
+        """Finish what a killed run has begun of ``compact``, or undo it. For the holder of the output only."""
+        if self._delta is None and self.has_index:
+            finish_compaction(self.output)
+
+    def compact(self) -> Moved | None:
+        """Put small files together if there are many. For the holder of the output only. ``None`` if there was nothing
+        to do.
+
+        Raises:
+            NameTaken: somebody else writes to the output. Nothing has changed.
+        """
+        if self._delta is not None:
+            return self._delta.compact()
+        if not self.has_index:
+            return None
+        return compact_files(self._spark, self.output, check=self.check_held)
+
+    def begin(self) -> None:
+        """Write an output without rows, so that a reader finds its columns. JSON lines have none."""
+        if self._delta is not None:
+            self._delta.create(self._schema)
+        elif not self._is_json:
+            keys = [F.lit("{}").alias(_KEY)]
+            nulls = [F.lit(None).cast(type).alias(name) for name, type in self._columns()]
+            self._append(self._spark.range(1).select(*keys, *nulls).limit(0), 0)
+
+    def _columns(self) -> list[tuple[str, DataType]]:
+        """Our columns, without prefix."""
+        value = [] if self._value is None else [(VALUE, self._value)]
+        return [*((field.name, field.dataType) for field in COLUMNS), *value]
+
+
+def latest(rows: DataFrame) -> DataFrame:
+    """Return the newest row of each key."""
+    prefix = PREFIX if f"{PREFIX}job_id" in rows.columns else ""
+    newest = F.max_by(F.struct("*"), F.struct(f"{prefix}commit", f"{prefix}finished_at")).alias("row")
+    return rows.groupBy(f"{prefix}job_id").agg(newest).select("row.*")
+
+
+def ours(name: str) -> Column:
+    """Return a column of ours without its prefix."""
+    return F.col(f"{PREFIX}{name}").alias(name)
+
+
+def _check_key(output: str, key: StructType, found: DataFrame) -> None:
+    for field in key:
+        if field.name not in found.columns:
+            raise InvalidInput(
+                f"{output} holds results by another key: it has no column {field.name!r}. Use the key it was made "
+                "with, or give another output."
+            )
+        was = found.schema[field.name].dataType
+        if was != field.dataType:
+            raise InvalidInput(
+                f"{output} has the key {field.name!r} as {was.simpleString()}, and the table as "
+                f"{field.dataType.simpleString()}. Cast the column, or give another output."
+            )
+
+
+def _check_same(output: str, found: DataFrame, schema: StructType) -> None:
+    """Compare a Delta table, which keeps its columns, with what is to be written."""
+    for field in schema:
+        was = found.schema[field.name].dataType if field.name in found.columns else None
+        if was is None or was.simpleString() != field.dataType.simpleString():
+            before = "does not have it" if was is None else f"has it as {was.simpleString()}"
+            raise InvalidInput(
+                f"the task's results now need the column {field.name!r} as {field.dataType.simpleString()}, and the "
+                f"Delta table {output} {before}. Give another output, or the task its former hint."
+            )
+
+
+def _as_before(was: DataType, now: DataType) -> DataType:
+    """Return the type of results with bytes as text where the output has text: earlier versions wrote them so."""
+    match was, now:
+        case StringType(), BinaryType():
+            return was
+        case ArrayType(), ArrayType():
+            return ArrayType(_as_before(was.elementType, now.elementType))
+        case MapType(), MapType():
+            return MapType(now.keyType, _as_before(was.valueType, now.valueType))
+        case StructType(), StructType():
+            former = {field.name: field.dataType for field in was}
+            return StructType(
+                [StructField(f.name, _as_before(former.get(f.name, f.dataType), f.dataType)) for f in now]
+            )
+        case _:
+            return now
+
+
+def _check_value(output: str, was: DataType, now: DataType, path: str) -> None:
+    """New members are welcome; what is there keeps its type."""
+    if isinstance(was, StructType) and isinstance(now, StructType):
+        for field in was:
+            if field.name in now.fieldNames():
+                _check_value(output, field.dataType, now[field.name].dataType, f"{path}.{field.name}")
+        return
+    if was != now:
+        raise InvalidInput(
+            f"{output} has {path} as {was.simpleString()}, and the task's hints now say {now.simpleString()}. Only new "
+            "members can be added: give another output, or the task its former hint."
+        )

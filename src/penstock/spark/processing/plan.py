@@ -1,0 +1,374 @@
+"""The plan of a run: the rows of its input, compared with the ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from penstock.errors import InvalidInput
+from penstock.spark.processing.enqueue import Intake, Taken, written
+from penstock.spark.processing.ledger import PREFIX, Ledger, latest
+from penstock.spark.processing.settled import COMPLETED, FAILED, entries_from, job_hash
+from penstock.spark.processing.snapshot import SNAPSHOT
+
+OnChange = Literal["rerun", "keep", "error"]
+Verdict = Literal["new", "changed", "done", "failed"]
+_EXAMPLES: Final = 3
+# The most keys that this process compares with each other: a shuffle of few rows takes longer.
+_MOST_COMPARED: Final = 200_000
+_SETTLED: Final = {"completed": COMPLETED, "failed": FAILED}
+_JUDGED: Final = StructType([*SNAPSHOT.fields, StructField("verdict", StringType())])
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How many keys are ``new``, ``changed`` (known with another payload or task version), ``done`` or ``failed``;
+    how many rows are a ``duplicate`` of another, or ``rejected`` because they cannot be jobs. ``todo`` are the keys
+    that a run would enqueue. A dry run estimates their cost from the average of all rows that the output has results or
+    failures of; ``None`` if it has none."""
+
+    new: int = 0
+    changed: int = 0
+    done: int = 0
+    failed: int = 0
+    duplicate: int = 0
+    rejected: int = 0
+    todo: int = 0
+    estimated_cost: float | None = None
+
+
+class Todo(msgspec.Struct, frozen=True):
+    """Rows of a snapshot, with ``verdict``. ``ids`` are the fingerprints by job, if there are only few rows."""
+
+    rows: DataFrame
+    ids: Mapping[str, str] | None = None
+
+    def only(self, ids: Mapping[str, str]) -> Todo:
+        """Return the rows of these jobs."""
+        return Todo(self.rows.where(F.col("job_id").isin(list(ids))), ids)
+
+
+class Judged(Protocol):
+    """Rows of a snapshot, each key once, with what the ledger says of them: how many there are of each verdict."""
+
+    duplicate: int
+    rejected: int
+    counts: Mapping[str, int]
+
+    def chosen(self, wanted: Sequence[str], limit: int | None) -> Todo:
+        """Return the rows with these verdicts: the first of them, if there is a limit."""
+
+    def known_jobs(self) -> DataFrame:
+        """Return the jobs that the ledger has, as the index names them."""
+
+    def settled(self, ended: Mapping[str, tuple[str, str]]) -> tuple[DataFrame, int]:
+        """Return the entries of the index for rows that are settled by now, and how many these are. ``ended`` are the
+        fingerprints and states by job of what the run has written, if that is not too much to keep."""
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan, the rows to enqueue, and their origin."""
+
+    plan: Plan
+    todo: Todo
+    rows: DataFrame
+    judged: Any
+    intake: Intake
+    ledger: Ledger
+
+    def remember(self, ended: Mapping[str, tuple[str, str]] | None) -> None:
+        """Have the index know the rows that are settled by now. ``ended``: as ``Judged.settled``. A run that is killed
+        before leaves them to the next one, which finds them in the ledger."""
+        index = self.intake.index
+        if index is None:
+            return
+        newer = index.files_now()
+        entries, count = self.judged.settled(ended or {})
+        if not newer and not count:
+            return
+        has_moved = (
+            index.newer or self.plan.rejected or ended is None or self.judged.counts.keys() - {"new", "done"}
+        )
+        index.add(entries, count, changed=self.ledger.ends(newer) if newer and has_moved else None)
+
+
+def planned(
+    intake: Intake,
+    ledger: Ledger,
+    *,
+    on_change: OnChange,
+    retry_failed: bool,
+    limit: int | None,
+    folder: str,
+    cost_name: str | None = None,
+) -> Planned:
+    """Return the plan and the rows to enqueue. With ``cost_name`` it estimates what they will use of that. The files of
+    the run are in ``folder``.
+
+    Raises:
+        InvalidInput: null keys, or equal keys with different payloads; and changed rows, if they are to be an error.
+    """
+    taken = intake.take(retry_failed=retry_failed)
+    judged = _judge(taken, ledger, folder)
+    if _is_torn(intake, taken, judged):
+        taken = intake.take_all()
+        judged = _judge(taken, ledger, folder)
+    counts = judged.counts
+    changed = counts.get("changed", 0)
+    if changed and on_change == "error":
+        raise InvalidInput(
+            f"{changed} keys were done before with another payload or task version. Choose on_change='rerun' to do "
+            "them again, 'keep' to keep what is there. Nothing was enqueued."
+        )
+    wanted = ["new", *(["changed"] if on_change == "rerun" else []), *(["failed"] if retry_failed else [])]
+    todo = sum(counts.get(verdict, 0) for verdict in wanted)
+    if limit is not None:
+        todo = min(todo, limit)
+    plan = Plan(
+        new=counts.get("new", 0),
+        changed=changed,
+        done=counts.get("done", 0) + taken.done,
+        failed=counts.get("failed", 0) + taken.failed,
+        duplicate=judged.duplicate + taken.duplicate,
+        rejected=judged.rejected,
+        todo=todo,
+        estimated_cost=None if cost_name is None else _estimate(ledger, todo, cost_name),
+    )
+    return Planned(
+        plan=plan,
+        todo=judged.chosen(wanted, limit),
+        rows=taken.rows,
+        judged=judged,
+        intake=intake,
+        ledger=ledger,
+    )
+
+
+def _is_torn(intake: Intake, taken: Taken, judged: Judged) -> bool:
+    """Tell whether a key has rows that are settled and others that are not: they may have different payloads."""
+    settled = taken.done + taken.failed
+    if not settled or intake.entries is None or len(judged.counts.keys() - {"new"}) == 0:
+        return False
+    return taken.has_settled(intake.entries.join(F.broadcast(judged.known_jobs()), "job", "left_semi"))
+
+
+def _judge(taken: Taken, ledger: Ledger, folder: str) -> Judged:
+    if taken.few is not None:
+        return _Few(taken.rows, taken.few, ledger)
+    return _Many(taken, ledger, folder)
+
+
+class _Few:
+    """So few rows that Spark is not needed for them."""
+
+    def __init__(self, frame: DataFrame, rows: pa.Table, ledger: Ledger) -> None:
+        self._frame = frame
+        self._schema = rows.schema.append(pa.field("verdict", pa.string()))
+        found = rows.to_pylist()
+        usable = [row for row in found if row["refused"] is None]
+        bad = [row["refused"] for row in found if row["bad_key"]]
+        if bad:
+            raise _bad_keys(len(bad), bad[0])
+        self._rows = {row["job_id"]: row for row in usable}
+        torn = {
+            row["job_id"] for row in usable if row["fingerprint"] != self._rows[row["job_id"]]["fingerprint"]
+        }
+        if torn:
+            count = sum(row["job_id"] in torn for row in usable)
+            raise _torn_keys(
+                len(torn), count, [self._rows[id]["key_json"] for id in sorted(torn)[:_EXAMPLES]]
+            )
+        self.rejected = len(found) - len(usable)
+        self.duplicate = len(usable) - len(self._rows)
+        known = ledger.ends_by(list(self._rows))
+        self._verdicts = {id: _verdict(row, known.get(id)) for id, row in self._rows.items()}
+        self.counts: Mapping[str, int] = Counter(self._verdicts.values())
+        self._ids: Mapping[str, str] = {}
+
+    def chosen(self, wanted: Sequence[str], limit: int | None) -> Todo:
+        ids = sorted(id for id, verdict in self._verdicts.items() if verdict in wanted)[:limit]
+        self._ids = {id: self._rows[id]["fingerprint"] for id in ids}
+        rows = [{**self._rows[id], "verdict": self._verdicts[id]} for id in ids]
+        table = pa.Table.from_pylist(rows, schema=self._schema)
+        return Todo(self._frame.sparkSession.createDataFrame(table, _JUDGED), self._ids)
+
+    def known_jobs(self) -> DataFrame:
+        ids = [id for id, verdict in self._verdicts.items() if verdict != "new"]
+        jobs = self._frame.sparkSession.createDataFrame(pa.table({"job_id": pa.array(ids, pa.string())}))
+        return jobs.select(job_hash(F.col("job_id")).alias("job"))
+
+    def settled(self, ended: Mapping[str, tuple[str, str]]) -> tuple[DataFrame, int]:
+        entries = []
+        for id, row in self._rows.items():
+            state = {"done": "completed", "failed": "failed"}.get(self._verdicts[id], "")
+            if id in self._ids:
+                made, state = ended.get(id, ("", ""))
+                state = state if made == row["fingerprint"] else ""
+            if state in _SETTLED and row["first"] is not None:
+                entries.append((row["first"], row["second"], id, _SETTLED[state]))
+        return entries_from(self._frame.sparkSession, entries), len(entries)
+
+
+class _Many:
+    """Rows that stay with Spark. They are written down once they are judged."""
+
+    def __init__(self, taken: Taken, ledger: Ledger, folder: str) -> None:
+        self._ledger = ledger
+        self._folder = folder
+        self.duplicate = self.rejected = 0
+        # The fingerprints by job, if nothing is known of the rows and they have nothing wrong with them.
+        self._fresh: pa.Table | None = None
+        if taken.count <= _MOST_COMPARED and ledger.has_index and ledger.files() == []:
+            self._fresh = _plain_rows(taken.rows)
+        if self._fresh is not None:
+            self._rows = taken.rows.withColumn("verdict", F.lit("new"))
+            self.counts: Mapping[str, int] = {"new": taken.count}
+            return
+        self.duplicate, self.rejected = _check_rows(taken.rows)
+        self._rows = written(_with_verdicts(taken.rows, ledger), f"{folder}/judged")
+        counted = self._rows.groupBy("verdict").count().collect()
+        self.counts = {row["verdict"]: row["count"] for row in counted}
+
+    def chosen(self, wanted: Sequence[str], limit: int | None) -> Todo:
+        rows = self._rows.where(F.col("verdict").isin(list(wanted)))
+        if limit is None or limit >= sum(self.counts.get(verdict, 0) for verdict in wanted):
+            return Todo(rows)
+        return Todo(written(rows.orderBy("job_id").limit(limit), f"{self._folder}/todo"))
+
+    def known_jobs(self) -> DataFrame:
+        return self._rows.where("verdict != 'new'").select(job_hash(F.col("job_id")).alias("job"))
+
+    def settled(self, ended: Mapping[str, tuple[str, str]]) -> tuple[DataFrame, int]:
+        rows = self._rows.where("first IS NOT NULL")
+        if self._have_completed(ended):
+            state = F.lit(COMPLETED).cast("tinyint").alias("settled")
+            entries = rows.select("first", "second", job_hash(F.col("job_id")).alias("job"), state)
+            return entries, self.counts["new"]
+        known = _ends_of(self._ledger)
+        if known is None:
+            return entries_from(rows.sparkSession, []), 0
+        is_same = F.col("was").isin(F.col("fingerprint"), F.col("former"))
+        state = F.when(F.col("was_state") == "completed", COMPLETED).when(
+            F.col("was_state") == "failed", FAILED
+        )
+        joined = rows.join(known, "job_id").where(is_same).withColumn("settled", state.cast("tinyint"))
+        entries = written(
+            joined.where("settled IS NOT NULL").select(
+                "first", "second", job_hash(F.col("job_id")).alias("job"), "settled"
+            ),
+            f"{self._folder}/entries",
+        )
+        return entries, entries.count()
+
+    def _have_completed(self, ended: Mapping[str, tuple[str, str]]) -> bool:
+        """Tell whether each of the rows, all of which were new, has completed in this run."""
+        if self._fresh is None:
+            return False
+        rows = zip(*(column.to_pylist() for column in self._fresh.columns), strict=True)
+        return all(ended.get(id) == (made, "completed") for id, made in rows)
+
+
+def _plain_rows(rows: DataFrame) -> pa.Table | None:
+    """Return the jobs and fingerprints of rows; ``None`` if one cannot be a job, or two have the same key."""
+    is_refused = F.col("refused").isNotNull().alias("is_refused")
+    found = rows.select("job_id", "fingerprint", is_refused).toArrow()
+    ids = found.column("job_id")
+    if pc.any(found.column("is_refused")).as_py() or pc.count_distinct(ids).as_py() != len(ids):
+        return None
+    return found.select(["job_id", "fingerprint"])
+
+
+def _check_rows(rows: DataFrame) -> tuple[int, int]:
+    """Return the numbers of duplicate and of rejected rows in a snapshot.
+
+    Raises:
+        InvalidInput: null keys, or equal keys with different payloads.
+    """
+    found = rows.agg(
+        F.count(F.when(F.col("bad_key"), 1)).alias("bad"),
+        F.count(F.when(F.col("refused").isNotNull(), 1)).alias("refused"),
+        F.count(F.when(F.col("refused").isNull(), 1)).alias("usable"),
+        F.first(F.when(F.col("bad_key"), F.col("refused")), ignorenulls=True).alias("example"),
+    ).first()
+    assert found is not None
+    if found["bad"]:
+        raise _bad_keys(found["bad"], found["example"])
+    keys = rows.where("refused IS NULL").groupBy("job_id")
+    kinds = keys.agg(
+        (F.min("fingerprint") != F.max("fingerprint")).alias("is_torn"),
+        F.first("key_json").alias("key"),
+        F.count("*").alias("rows"),
+    )
+    total = kinds.agg(
+        F.count("*").alias("keys"),
+        F.count(F.when(F.col("is_torn"), 1)).alias("torn"),
+        F.sum(F.when(F.col("is_torn"), F.col("rows"))).alias("torn_rows"),
+    ).first()
+    assert total is not None
+    if total["torn"]:
+        shown = [row["key"] for row in kinds.where("is_torn").limit(_EXAMPLES).collect()]
+        raise _torn_keys(total["torn"], total["torn_rows"], shown)
+    return found["usable"] - total["keys"], found["refused"]
+
+
+def _bad_keys(count: int, example: str) -> InvalidInput:
+    return InvalidInput(f"{count} rows have no usable key, such as {example} Nothing was enqueued.")
+
+
+def _torn_keys(count: int, rows: int, shown: Sequence[str]) -> InvalidInput:
+    return InvalidInput(
+        f"{count} keys have rows with different payloads ({rows} rows), such as {', '.join(shown)}. Choose a key that "
+        "names a row, or drop what differs. Nothing was enqueued."
+    )
+
+
+def _verdict(row: Mapping[str, Any], was: Any) -> Verdict:
+    # A cancelled or rejected row has no outcome, so it counts as new.
+    if was is None or was["state"] in ("cancelled", "rejected"):
+        return "new"
+    if was["fingerprint"] not in (row["fingerprint"], row["former"]):
+        return "changed"
+    return "done" if was["state"] == "completed" else "failed"
+
+
+def _with_verdicts(rows: DataFrame, ledger: Ledger) -> DataFrame:
+    """Return one row per key of a snapshot, with ``verdict``: the same as ``_verdict``."""
+    unique = rows.where("refused IS NULL").dropDuplicates(["job_id"])
+    was = _ends_of(ledger)
+    if was is None:
+        return unique.withColumn("verdict", F.lit("new"))
+    is_same = F.col("was").eqNullSafe(F.col("fingerprint")) | F.col("was").eqNullSafe(F.col("former"))
+    verdict = (
+        F.when(F.col("was").isNull() | F.col("was_state").isin("cancelled", "rejected"), "new")
+        .when(~is_same, "changed")
+        .when(F.col("was_state") == "completed", "done")
+        .otherwise("failed")
+    )
+    return unique.join(was, "job_id", "left").withColumn("verdict", verdict).drop("was", "was_state")
+
+
+def _ends_of(ledger: Ledger) -> DataFrame | None:
+    """Return the newest end of each job: ``was``, its fingerprint, and ``was_state``."""
+    known = ledger.ends()
+    if known is None:
+        return None
+    newest = latest(known)
+    return newest.select("job_id", F.col("fingerprint").alias("was"), F.col("state").alias("was_state"))
+
+
+def _estimate(ledger: Ledger, todo: int, cost_name: str) -> float | None:
+    known = ledger.read()
+    if known is None:
+        return None
+    # Failed rows cost, too.
+    ended = known.where(F.col(f"{PREFIX}state").isin("completed", "failed"))
+    used = F.coalesce(F.col(f"{PREFIX}usage").getItem(cost_name), F.lit(0.0))
+    row: Any = ended.agg(F.avg(used)).first()
+    return None if row is None or row[0] is None else float(row[0]) * todo

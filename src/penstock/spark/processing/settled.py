@@ -1,0 +1,240 @@
+"""Hashes of rows that Spark computes itself. Rows with equal hashes have the same key and the same fingerprint.
+
+The converse does not hold: a map in another order, or an integer that has become a long, gives another hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+import pyspark.sql.types as T
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ByteType, LongType, StructField, StructType
+
+from penstock.spark.compaction import Moved
+from penstock.spark.processing.snapshot import FINGERPRINTS
+from penstock.spark.publishing import list_folder, read_text, remove_folder, write_text
+from penstock.spark.rows import Layout
+from penstock.spark.schemas import quoted
+
+_PLAIN: Final = (
+    T.BooleanType,
+    T.ByteType,
+    T.ShortType,
+    T.IntegerType,
+    T.LongType,
+    T.DecimalType,
+    T.BinaryType,
+    T.DateType,
+    T.TimestampType,
+    T.TimestampNTZType,
+    T.DayTimeIntervalType,
+)
+_SALTS: Final = ("first", "second")
+_DIGITS: Final = 16
+
+
+def row_hashes(schema: T.StructType, layout: Layout) -> tuple[Column, Column] | None:
+    """Return two hashes of 64 bits for each row of a table; ``None`` if it has a column that Spark cannot hash."""
+    names = (*layout.key, *sorted(layout.payload))
+    types = [schema[name].dataType.json() for name in names]
+    version = layout.options.version
+    said = (FINGERPRINTS, layout.namespace, layout.task, layout.whole, version, len(layout.key), names, types)
+    identity = msgspec.json.encode(said).decode()
+    try:
+        parts = [part for name in names for part in _parts(F.col(quoted(name)), schema[name].dataType)]
+    except TypeError:
+        return None
+    first, second = (F.xxhash64(F.lit(f"{salt} {identity}"), *parts) for salt in _SALTS)
+    return first, second
+
+
+def job_hash(job_id: Column) -> Column:
+    """Return the first 64 bits of a row's job id, which is a hash itself."""
+    return F.conv(F.substring(job_id, 1, _DIGITS), 16, -10).cast("long")
+
+
+def _parts(value: Column, type: T.DataType) -> list[Column]:
+    """Return columns that Spark can hash and that differ whenever two values do. Spark passes over nulls, takes
+    -0.0 for 0.0 and does not see where an array ends, so these are columns of their own.
+
+    Raises:
+        TypeError: Spark cannot hash the type.
+    """
+    match type:
+        case T.StringType():
+            # Not as text: some collations take different texts for equal.
+            return [value.isNull(), value.cast("binary")]
+        case T.FloatType() | T.DoubleType():
+            return [value.isNull(), value, F.when(value == 0, value.cast("string"))]
+        case T.StructType():
+            members = [_parts(value.getField(field.name), field.dataType) for field in type]
+            return [value.isNull(), *(part for member in members for part in member)]
+        case T.ArrayType():
+            inner = type.elementType
+            items = F.transform(value, lambda item: F.struct(*_parts(item, inner)))
+            return [value.isNull(), F.size(value), items]
+        case T.MapType():
+            fields = [T.StructField("key", type.keyType), T.StructField("value", type.valueType)]
+            return _parts(F.map_entries(value), T.ArrayType(T.StructType(fields)))
+        case T.NullType():
+            return [value.isNull()]
+        case _ if isinstance(type, _PLAIN):
+            return [value.isNull(), value]
+        case _:
+            raise TypeError(type.simpleString())
+
+
+# An index of settled rows beside an output at a path: hashes, and nothing else.
+#
+# A run passes over rows that are in it, without Python and without the ledger. It is a cache: a row that
+# is not in it is looked up in the ledger. It holds for the files that it was made from. Jobs in newer
+# files are left out when it is read; if one of its files is gone, so is the index.
+
+
+# Spark passes over names that begin with an underscore.
+_FOLDER: Final = "_penstock_index"
+_CONTENTS: Final = "contents.json"
+_SCHEME: Final = 1
+# More parts than this are written anew as one, and so are the parts of a small index.
+_MOST_PARTS: Final = 16
+_SMALL: Final = 20_000
+COMPLETED: Final = 1
+FAILED: Final = 2
+
+_LONG: Final = LongType()
+SETTLED: Final = StructType(
+    [
+        StructField("first", _LONG),
+        StructField("second", _LONG),
+        StructField("job", _LONG),
+        StructField("settled", ByteType()),
+        # Dense, from 0: what bitmaps are made of.
+        StructField("position", _LONG),
+    ]
+)
+_ARROW: Final = pa.schema(
+    [("first", pa.int64()), ("second", pa.int64()), ("job", pa.int64()), ("settled", pa.int8())]
+)
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of the index: ``parts`` with ``keys`` rows at most, made from ``files`` of the ledger."""
+
+    scheme: int = _SCHEME
+    files: list[str] = []
+    parts: list[str] = []
+    keys: int = 0
+
+
+class Settled:
+    """The index of one output, as it is now. ``files`` says which files the ledger has; ``newer`` are those that the
+    index does not know."""
+
+    def __init__(self, spark: SparkSession, output: str, files: Callable[[], list[str] | None]) -> None:
+        self._spark = spark
+        self._files = files
+        self._folder = f"{output.rstrip('/')}/{_FOLDER}"
+        self.contents = Contents()
+        self.newer: list[str] = []
+        names = files()
+        self.is_possible = names is not None
+        if names:
+            found = _read(spark, f"{self._folder}/{_CONTENTS}")
+            if found is not None and set(found.files) <= set(names):
+                self.contents = found
+            self.newer = sorted(set(names) - set(self.contents.files))
+
+    def files_now(self) -> list[str]:
+        """Return the files that the ledger has by now and that the index does not know."""
+        return sorted(set(self._files() or ()) - set(self.contents.files))
+
+    def read(self, changed: DataFrame | None = None) -> DataFrame | None:
+        """Return the entries as ``SETTLED``, without the jobs in ``changed``; ``None`` if there are none."""
+        if not self.contents.keys:
+            return None
+        paths = [f"{self._folder}/{part}" for part in self.contents.parts]
+        entries = self._spark.read.schema(SETTLED).parquet(*paths)
+        if changed is None:
+            return entries
+        jobs = changed.select(job_hash(F.col("job_id")).alias("job"))
+        return entries.join(jobs, "job", "left_anti").select(*SETTLED.fieldNames())
+
+    def add(self, entries: DataFrame, count: int, *, changed: DataFrame | None) -> None:
+        """Write an index that also has ``entries``, and knows the files that the ledger has now. ``changed`` are jobs
+        whose former entries no longer hold.
+
+        A part of it is never changed, and the list of parts is written last: a run that is killed meanwhile leaves the
+        index as it was.
+        """
+        before = self.contents
+        part = uuid4().hex
+        is_rewritten = changed is not None or len(before.parts) >= _MOST_PARTS or before.keys < _SMALL
+        kept = self.read(changed) if is_rewritten else None
+        rows = entries if kept is None else kept.drop("position").unionByName(entries)
+        if count or kept is not None:
+            start = 0 if is_rewritten else before.keys
+            # One partition, so that the positions are dense.
+            numbered = rows.coalesce(1).withColumn("position", F.monotonically_increasing_id() + start)
+            numbered.write.parquet(f"{self._folder}/{part}")
+        else:
+            part = ""
+        self._commit(part, keys=before.keys + count, is_rewritten=is_rewritten)
+
+    def note_moved(self, moved: Moved) -> None:
+        """Have the index know files that were made of files that it knew. If a run is killed before, the next one makes
+        the index anew."""
+        before = self.contents
+        if not set(moved.gone) <= set(before.files):
+            return
+        files = sorted((set(before.files) - set(moved.gone)) | set(moved.made))
+        self.contents = msgspec.structs.replace(before, files=files)
+        self._write()
+
+    def _write(self) -> None:
+        text = msgspec.json.encode(self.contents).decode()
+        write_text(self._spark, f"{self._folder}/{_CONTENTS}", text)
+
+    def _commit(self, part: str, *, keys: int, is_rewritten: bool) -> None:
+        before = self.contents
+        parts = [*([] if is_rewritten else before.parts), *([part] if part else [])]
+        self.contents = Contents(files=self._files() or [], parts=parts, keys=keys if parts else 0)
+        self.newer = []
+        self._write()
+        # Another call that only looks may still read the parts that there were.
+        needed = {*before.parts, *parts, _CONTENTS}
+        for name in set(list_folder(self._spark, self._folder) or ()) - needed:
+            remove_folder(self._spark, f"{self._folder}/{name}")
+
+
+def entries_from(spark: SparkSession, rows: Sequence[tuple[int, int, str, int]]) -> DataFrame:
+    """Return entries for ``Settled.add``: both hashes of a row, the id of its job, ``COMPLETED`` or ``FAILED``."""
+    columns = {
+        "first": [row[0] for row in rows],
+        "second": [row[1] for row in rows],
+        "job": [_signed(row[2]) for row in rows],
+        "settled": [row[3] for row in rows],
+    }
+    return spark.createDataFrame(pa.table(columns, schema=_ARROW))
+
+
+def _signed(job_id: str) -> int:
+    """Return the same as ``job_hash``."""
+    number = int(job_id[:16], 16)
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _read(spark: SparkSession, path: str) -> Contents | None:
+    text = read_text(spark, path)
+    if text is None:
+        return None
+    try:
+        found = msgspec.json.decode(text, type=Contents)
+    except msgspec.MsgspecError:
+        return None
+    return found if found.scheme == _SCHEME else None

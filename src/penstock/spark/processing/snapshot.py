@@ -1,0 +1,148 @@
+"""The input of a run, read once: every row with its job's id, its payload and its fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, BooleanType, LongType, StringType, StructField, StructType
+
+from penstock.core.job import NewJob
+from penstock.spark.cells import canonical_maker, column_values
+from penstock.spark.rows import Layout, Refused, new_jobs, payload_columns, placements, rows_of
+from penstock.spark.schemas import quoted
+
+# The prefix of fingerprints; it changes when they are made in another way. Earlier versions had none.
+FINGERPRINTS: Final = "v2-"
+_LENGTH: Final = len(FINGERPRINTS) + 32
+
+_TEXT: Final = StringType()
+SNAPSHOT: Final = StructType(
+    [
+        StructField("job_id", _TEXT),
+        StructField("fingerprint", _TEXT),
+        StructField("payload", BinaryType()),
+        StructField("placement", _TEXT),
+        StructField("key_json", _TEXT),
+        StructField("refused", _TEXT),
+        StructField("bad_key", BooleanType()),
+        # The fingerprint as earlier versions made it; null unless asked for.
+        StructField("former", _TEXT),
+        # The hashes that Spark has made of the row (rowhash); null if it cannot.
+        StructField("first", LongType()),
+        StructField("second", LongType()),
+    ]
+)
+_ARROW: Final = pa.schema(
+    [
+        ("job_id", pa.string()),
+        ("fingerprint", pa.string()),
+        ("payload", pa.binary()),
+        ("placement", pa.string()),
+        ("key_json", pa.string()),
+        ("refused", pa.string()),
+        ("bad_key", pa.bool_()),
+        ("former", pa.string()),
+        ("first", pa.int64()),
+        ("second", pa.int64()),
+    ]
+)
+# A key that cannot be encoded is reported, and shown as text.
+_encode = msgspec.json.Encoder(enc_hook=repr).encode
+
+
+def fingerprint(canonical: bytes, version: str) -> str:
+    """Return what a result is a result of: the canonical form of its row, and the version of the task."""
+    return f"{FINGERPRINTS}{former_fingerprint(canonical, version)}"
+
+
+def former_fingerprint(payload: bytes, version: str) -> str:
+    """Return the fingerprint as earlier versions made it: of the payload, with the columns in the table's order."""
+    return blake2b(
+        payload, digest_size=16, person=blake2b(version.encode(), digest_size=16).digest()
+    ).hexdigest()
+
+
+def fingerprint_in(write_id: str) -> str | None:
+    """Return the fingerprint that a ``write_id`` begins with, or ``None`` if ``process`` did not make it."""
+    return write_id[:_LENGTH] if write_id.startswith(FINGERPRINTS) and len(write_id) >= _LENGTH else None
+
+
+def needed_columns(layout: Layout) -> tuple[str, ...]:
+    """Return the names of the columns that a snapshot is made of."""
+    return tuple(dict.fromkeys((*layout.key, *layout.payload, *layout.placement.values())))
+
+
+def snapshot(
+    df: DataFrame,
+    layout: Layout,
+    *,
+    with_former: bool = False,
+    hashes: Sequence[Column] | None = None,
+) -> DataFrame:
+    """Return the rows of ``df`` as ``SNAPSHOT``; ``with_former``, also with the fingerprints of earlier versions. Write
+    it to a file before use: ``df`` may differ when it is read again."""
+    needed = needed_columns(layout)
+    # Spark hands no column to Python whose name has a dot or a backtick.
+    columns = [F.col(quoted(name)).alias(f"c{number}") for number, name in enumerate(needed)]
+    first, second = hashes or (F.lit(None).cast("long"),) * 2
+    return df.select(*columns, first.alias("first"), second.alias("second")).mapInArrow(
+        _taker(layout, needed, with_former=with_former), SNAPSHOT
+    )
+
+
+def _taker(
+    layout: Layout, names: tuple[str, ...], *, with_former: bool
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for plain in batches:
+            *values, first, second = plain.columns
+            batch = pa.RecordBatch.from_arrays(values, names=list(names))
+            canonical = canonical_maker(
+                layout.payload, [batch.schema.field(name).type for name in layout.payload]
+            )
+            row = _row_maker(layout, canonical, with_former=with_former)
+            payload = payload_columns(batch, layout)
+            rows = zip(
+                new_jobs(batch, layout, payload),
+                rows_of(payload, batch.num_rows),
+                _texts(batch, layout.key),
+                placements(batch, layout),
+                strict=True,
+            )
+            columns = list(zip(*(row(*given) for given in rows), strict=True))
+            made = list(_ARROW)[:-2]
+            arrays = [pa.array(cells, type=field.type) for cells, field in zip(columns, made, strict=False)]
+            if arrays:
+                yield pa.RecordBatch.from_arrays([*arrays, first, second], schema=_ARROW)
+
+    return take
+
+
+def _texts(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[str]:
+    """The columns of each row as a JSON object."""
+    values = zip(*(column_values(batch.column(name)) for name in columns), strict=True)
+    return (_encode(dict(zip(columns, row, strict=True))).decode() for row in values)
+
+
+def _row_maker(
+    layout: Layout, canonical: Callable[[Sequence[Any]], bytes], *, with_former: bool
+) -> Callable[[NewJob | Refused, tuple[Any, ...], str, dict[str, Any]], tuple[Any, ...]]:
+    version = layout.options.version
+
+    def row(
+        job: NewJob | Refused, values: tuple[Any, ...], key: str, given: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        if isinstance(job, Refused):
+            return job.id or None, "", None, None, key, f"{job.key}: {job.why}", not job.id, None
+        placement = _encode(given).decode() if given else None
+        made = fingerprint(canonical(values), version)
+        former = former_fingerprint(job.payload, version) if with_former else None
+        return job.id, made, job.payload, placement, key, None, False, former
+
+    return row

@@ -1,0 +1,276 @@
+"""Types of Arrow that Spark lacks, and those that it has for their values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec.inspect as known
+import pyarrow as pa
+import pyarrow.types as kinds
+from msgspec.structs import FieldInfo
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    AtomicType,
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from penstock.client.task import Task
+from penstock.errors import InvalidInput
+from penstock.spark.columntypes import OBJECTS, kind_of, spark_type
+
+_MAX_PRECISION: Final = 38
+
+
+def plain_type(type: pa.DataType) -> pa.DataType:
+    """Return the type that Spark has for values of this one, at every depth; the type itself if it needs no other."""
+    if isinstance(type, pa.BaseExtensionType):
+        return plain_type(type.storage_type)
+    if kinds.is_dictionary(type) or kinds.is_run_end_encoded(type):
+        return plain_type(type.value_type)
+    if kinds.is_map(type):
+        return pa.map_(plain_type(type.key_type), plain_type(type.item_type))
+    if _is_list(type):
+        return pa.list_(plain_type(type.value_type))
+    if kinds.is_struct(type):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in type])
+    return _plain_number(type) or _plain_scalar(type)
+
+
+def _is_list(type: pa.DataType) -> bool:
+    return bool(
+        kinds.is_list(type)
+        or kinds.is_large_list(type)
+        or kinds.is_fixed_size_list(type)
+        or kinds.is_list_view(type)
+        or kinds.is_large_list_view(type)
+    )
+
+
+_NUMBERS: Final = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+}
+
+
+def _plain_number(type: pa.DataType) -> pa.DataType | None:
+    if kinds.is_decimal(type):
+        # Spark has no negative scale; the digits before the point need their room then.
+        scale = max(type.scale, 0)
+        return pa.decimal128(min(type.precision + max(-type.scale, 0), _MAX_PRECISION), scale)
+    return _NUMBERS.get(type)
+
+
+def _plain_scalar(type: pa.DataType) -> pa.DataType:
+    if kinds.is_timestamp(type):
+        return pa.timestamp("us", type.tz)
+    if kinds.is_duration(type):
+        return pa.duration("us")
+    if kinds.is_time(type):
+        return pa.time64("us")
+    if kinds.is_date(type):
+        return pa.date32()
+    if kinds.is_large_string(type) or kinds.is_string_view(type):
+        return pa.string()
+    if kinds.is_large_binary(type) or kinds.is_binary_view(type) or kinds.is_fixed_size_binary(type):
+        return pa.binary()
+    return type
+
+
+# A task's type hints and the types of a table: whether the one fits the other, and what a result's column
+# is.
+
+
+class Fit(NamedTuple):
+    """The columns that make a payload; with ``whole``, as an object under that name."""
+
+    columns: tuple[str, ...]
+    whole: str = ""
+
+
+def fit(task: Task[..., Any], schema: StructType, columns: Sequence[str] | None = None) -> Fit:
+    """How rows become arguments of the task: ``columns``, or else those that are parameters of it; or, if it has one
+    parameter that takes an object and no column is called that, the row as a whole.
+
+    Raises:
+        InvalidInput: a parameter without a column, a column without a parameter, or types that cannot meet.
+    """
+    parameters = task.signature.fields
+    whole = _takes_row(parameters, schema)
+    if whole:
+        return Fit(tuple(columns or schema.fieldNames()), whole)
+    chosen = (
+        tuple(name for name in schema.fieldNames() if name in parameters)
+        if columns is None
+        else tuple(columns)
+    )
+    for name, parameter in parameters.items():
+        if parameter.required and name not in chosen:
+            raise InvalidInput(
+                f"task {task.name!r} needs {name!r}, and there is no such column. The columns are: "
+                f"{', '.join(schema.fieldNames())}. Rename one (df.withColumnRenamed), or give the parameter a default."
+            )
+    for name in chosen:
+        if name not in parameters:
+            raise InvalidInput(
+                f"column {name!r} is not a parameter of task {task.name!r}, which has: {', '.join(parameters)}. "
+                "Remove it from payload."
+            )
+        _check_type(task, parameters[name], schema[name].dataType)
+    return Fit(chosen)
+
+
+def value_type(hint: Any) -> DataType | None:
+    """The type of the column for results of a task with this return hint; ``None`` if it does not say."""
+    info = _info(hint)
+    return None if info is None else _spark_type(info)
+
+
+def _takes_row(parameters: Mapping[str, FieldInfo], schema: StructType) -> str:
+    """The name of the one parameter that the whole row goes to, or nothing."""
+    if len(parameters) != 1:
+        return ""
+    (name, parameter), *_ = parameters.items()
+    if name in schema.fieldNames():
+        return ""
+    info = _info(parameter.type)
+    return name if info is None or isinstance(info, (known.AnyType, known.CustomType, *OBJECTS)) else ""
+
+
+def _info(hint: Any) -> known.Type | None:
+    try:
+        return known.type_info(hint)
+    except (TypeError, NameError):
+        return None
+
+
+def _check_type(task: Task[..., Any], parameter: FieldInfo, type: DataType) -> None:
+    info = _info(parameter.type)
+    if info is not None and not _fits(type, info):
+        name, hint = parameter.encode_name, parameter.type
+        raise InvalidInput(
+            f"column {name!r} is of type {type.simpleString()}, and task {task.name!r} takes {name}: "
+            f"{getattr(hint, '__name__', hint)}. Cast the column (df.withColumn), or change the hint."
+        )
+
+
+def _fits(type: DataType, info: known.Type) -> bool:
+    if isinstance(info, (known.AnyType, known.CustomType, known.RawType)):
+        return True
+    if isinstance(info, known.UnionType):
+        return any(_fits(type, member) for member in info.types)
+    if isinstance(info, known.Metadata):
+        return _fits(type, info.type)
+    kind = kind_of(type)
+    return kind is None or not kind.hints or isinstance(info, kind.hints)
+
+
+def _spark_type(info: known.Type) -> DataType | None:
+    match info:
+        case known.EnumType() | known.LiteralType():
+            return _of_values(info)
+        case known.ListType() | known.SetType() | known.FrozenSetType() | known.VarTupleType():
+            return _array(info.item_type)
+        case known.DictType():
+            return _map(info)
+        case known.StructType() | known.DataclassType() | known.TypedDictType():
+            return _struct(info)
+        case known.UnionType():
+            return _optional(info)
+        case known.Metadata():
+            return _spark_type(info.type)
+        case _:
+            return spark_type(info)
+
+
+def _of_values(info: known.EnumType | known.LiteralType) -> DataType | None:
+    values = [member.value for member in info.cls] if isinstance(info, known.EnumType) else list(info.values)
+    kinds = {type(value) for value in values}
+    if kinds == {str}:
+        return StringType()
+    return LongType() if kinds == {int} else None
+
+
+def _array(item: known.Type) -> DataType | None:
+    element = _spark_type(item)
+    return None if element is None else ArrayType(element)
+
+
+def _map(info: known.DictType) -> DataType | None:
+    key, value = _spark_type(info.key_type), _spark_type(info.value_type)
+    kind = None if key is None else kind_of(key)
+    if key is None or value is None or kind is None or not kind.is_map_key:
+        return None
+    return MapType(key, value)
+
+
+def _struct(info: known.StructType | known.DataclassType | known.TypedDictType) -> DataType | None:
+    if isinstance(info, known.StructType) and info.array_like:
+        return None
+    types = {field.encode_name: _spark_type(field.type) for field in info.fields}
+    if not types or None in types.values():
+        return None
+    return StructType([StructField(name, type) for name, type in types.items() if type is not None])
+
+
+def _optional(info: known.UnionType) -> DataType | None:
+    members = [member for member in info.types if not isinstance(member, known.NoneType)]
+    return _spark_type(members[0]) if len(members) == 1 else None
+
+
+# Types for columns that have none, or others than are wanted: those that the task's hints say, or that
+# were given.
+
+
+def hinted_types(task: Task[..., Any], columns: list[str]) -> dict[str, DataType]:
+    """The types that the task's hints say of these columns: of its parameters, or, if it takes the row as a whole, of
+    the members of that. Only plain ones, that a text can be made into."""
+    parameters = {name: value_type(field.type) for name, field in task.signature.fields.items()}
+    if len(parameters) == 1 and not parameters.keys() & set(columns):
+        (row,) = parameters.values()
+        parameters = {field.name: field.dataType for field in row} if isinstance(row, StructType) else {}
+    # Text for bytes is Base64, which the task decodes.
+    return {
+        name: type
+        for name, type in parameters.items()
+        if name in columns and isinstance(type, AtomicType) and not isinstance(type, BinaryType)
+    }
+
+
+def cast(df: DataFrame, types: Mapping[str, DataType]) -> DataFrame:
+    """The table with these columns as these types. Reads it once, to see that every value can be.
+
+    Raises:
+        InvalidInput: a column that is not there, or a value that cannot be of its type.
+    """
+    for name in types:
+        if name not in df.columns:
+            raise InvalidInput(f"the table has no column {name!r}. It has: {', '.join(df.columns)}.")
+    todo = {name: type for name, type in types.items() if df.schema[name].dataType != type}
+    if not todo:
+        return df
+    made = {name: F.col(f"`{name}`").try_cast(type) for name, type in todo.items()}
+    bad = {name: F.col(f"`{name}`").isNotNull() & value.isNull() for name, value in made.items()}
+    found = df.agg(
+        *(F.count(F.when(wrong, 1)).alias(f"count {name}") for name, wrong in bad.items()),
+        *(F.min(F.when(wrong, F.col(f"`{name}`"))).alias(f"least {name}") for name, wrong in bad.items()),
+    ).first()
+    assert found is not None
+    for name, type in todo.items():
+        if count := found[f"count {name}"]:
+            raise InvalidInput(
+                f"column {name!r} is to be {type.simpleString()}, and {count} rows have something else there, such as "
+                f"{found[f'least {name}']!r}. Mend them, or give the column another type. Nothing was enqueued."
+            )
+    return df.withColumns(made)

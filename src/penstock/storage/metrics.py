@@ -1,0 +1,153 @@
+"""Per-minute metrics: which minutes are told, and how the events of a call are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from penstock.core.job import Annex
+from penstock.core.lifecycle import EventType
+from penstock.storage.values import Budget, Usage
+
+MINUTE_MS: Final = 60_000
+DAY_MINUTES: Final = 1440
+
+
+class Minute(msgspec.Struct, frozen=True, array_like=True):
+    """What happened in one minute of a queue, which began at ``at_ms``.
+
+    ``wait_ms`` and ``run_ms`` are sums, over the jobs claimed and over the runs that ended; ``longest_*`` the
+    longest of each. ``failed`` counts jobs, those past their ttl included; ``retried`` runs that failed with
+    attempts left.
+    """
+
+    at_ms: int
+    enqueued: int = 0
+    claimed: int = 0
+    completed: int = 0
+    failed: int = 0
+    retried: int = 0
+    wait_ms: int = 0
+    longest_wait_ms: int = 0
+    run_ms: int = 0
+    longest_run_ms: int = 0
+
+    @property
+    def mean_wait_ms(self) -> float:
+        return self.wait_ms / self.claimed if self.claimed else 0.0
+
+    @property
+    def mean_run_ms(self) -> float:
+        ended = self.completed + self.failed + self.retried
+        return self.run_ms / ended if ended else 0.0
+
+
+_COUNTED: Final = {
+    EventType.ENQUEUED.value: "enqueued",
+    EventType.CLAIMED.value: "claimed",
+    EventType.COMPLETED.value: "completed",
+    EventType.FAILED.value: "failed",
+    EventType.EXPIRED.value: "failed",
+    EventType.RETRYING.value: "retried",
+}
+_TIMES: Final = {"wait": ("wait_ms", "longest_wait_ms"), "ms": ("run_ms", "longest_run_ms")}
+
+
+def latest(minutes: Iterable[Minute], *, last_ms: int, now_ms: int) -> list[Minute]:
+    """Those of the last ``last_ms``, at most 24 hours, in order."""
+    present_ms = now_ms // MINUTE_MS * MINUTE_MS
+    first_ms = max(now_ms - last_ms - MINUTE_MS + 1, present_ms - (DAY_MINUTES - 1) * MINUTE_MS)
+    return sorted((minute for minute in minutes if minute.at_ms >= first_ms), key=lambda minute: minute.at_ms)
+
+
+def counted(
+    minute: Minute, groups: Iterable[tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]]
+) -> Minute | None:
+    """``minute`` with these events, each group a type and names of columns, and rows; ``None`` if none counts."""
+    sums: dict[str, int] = {}
+    for (kind, *columns), rows in groups:
+        name = _COUNTED.get(kind)
+        if name is None:
+            continue
+        sums[name] = sums.get(name, getattr(minute, name)) + len(rows)
+        for column, (total, longest) in _TIMES.items():
+            if column in columns:
+                at = columns.index(column)
+                times = [row[at] for row in rows]
+                sums[total] = sums.get(total, getattr(minute, total)) + sum(times)
+                sums[longest] = max(sums.get(longest, getattr(minute, longest)), *times)
+    if not sums:
+        return None
+    return Minute(minute.at_ms, *(sums.get(name, getattr(minute, name)) for name in _FIELDS))
+
+
+_FIELDS: Final = Minute.__struct_fields__[1:]
+
+
+# What usage is summed by: the queue, the task, the group, the flow. And how a budget is counted.
+
+
+KEPT_DAYS: Final = 30
+
+_KINDS: Final[dict[str, Literal["queue", "task", "group", "flow"]]] = {
+    "": "queue",
+    "t": "task",
+    "g": "group",
+    "f": "flow",
+}
+
+
+class KeptBudget(NamedTuple):
+    """A budget as it is stored: ``base`` is what the sum was when its period began, ``since`` when that was."""
+
+    scope: str
+    name: str
+    micros: int
+    per_ms: int
+    base: int
+    since: int
+    total: int
+
+    def is_past(self, now_ms: int) -> bool:
+        """Whether its period has ended: the next one begins with nothing spent."""
+        return self.per_ms > 0 and self.since + self.per_ms <= now_ms
+
+    def is_over(self, now_ms: int) -> bool:
+        return not self.is_past(now_ms) and self.total - self.base >= self.micros
+
+    def began(self, now_ms: int) -> int:
+        """When the period of ``now_ms`` began."""
+        return now_ms - (now_ms - self.since) % self.per_ms if self.per_ms else self.since
+
+    def shown(self, now_ms: int) -> Budget:
+        """As users see it."""
+        spent = 0 if self.is_past(now_ms) else self.total - self.base
+        until_ms = self.began(now_ms) + self.per_ms if self.per_ms else 0
+        return Budget(self.name, self.micros, self.per_ms, self.scope[2:], spent, until_ms)
+
+
+def flow_scope(flow: str) -> str:
+    """The scope of a flow; that of the queue if there is none."""
+    return f"f:{flow}" if flow else ""
+
+
+def scopes_of(task: str, annex: Annex) -> list[str]:
+    """The sums that what this job uses is added to."""
+    scopes = [""]
+    if task:
+        scopes.append(f"t:{task}")
+    if annex.group:
+        scopes.append(f"g:{annex.group}")
+    if annex.flow:
+        scopes.append(f"f:{annex.flow}")
+    return scopes
+
+
+def read_usage(rows: Iterable[tuple[str, str, int]]) -> list[Usage]:
+    """Sums from scope, name and millionths, in the order the contract says."""
+    order = list(_KINDS)
+    found = [(*scope.partition(":")[::2], name, micros) for scope, name, micros in rows]
+    found.sort(key=lambda row: (order.index(row[0]), *row[1:]))
+    return [Usage(_KINDS[kind], key, name, micros) for kind, key, name, micros in found]

@@ -1,0 +1,257 @@
+"""Operating on single jobs: ``cancel``, ``retry``, ``promote``, ``change``, ``remove``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from penstock.core.lifecycle import EventType
+from penstock.storage.sqlite import flows
+from penstock.storage.sqlite.records import (
+    ACTIVE,
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    REMOVED,
+    SCHEDULED,
+    WAITING,
+    Record,
+)
+from penstock.storage.sqlite.transitions import change_ttls, drop_slot, due_at, enter_waiting, finish
+from penstock.storage.sqlite.transitions import remove as remove_record
+from penstock.storage.sqlite.unit import Step
+from penstock.storage.values import (
+    CancelAnswer,
+    Change,
+    ChangeAnswer,
+    PromoteAnswer,
+    RemoveAnswer,
+    RetryAnswer,
+    Unchanged,
+    UnchangedAnswer,
+)
+
+_CANCELLED = EventType.CANCELLED.value
+_CANCELLING = EventType.CANCELLING.value
+_RETRIED = EventType.RETRIED.value
+_PROMOTED = EventType.PROMOTED.value
+_CHANGED = EventType.CHANGED.value
+
+
+Answer = TypeVar("Answer", bound=str)
+
+
+def cancel(step: Step, ids: Sequence[str]) -> list[CancelAnswer]:
+    """End what has not begun; ask the rest to stop."""
+    return _each(step, ids, _cancel, "not_found", changed=("cancelled", "requested"))
+
+
+def _each(
+    step: Step,
+    ids: Sequence[str],
+    act: Callable[[Step, Record], Answer],
+    unknown: Answer,
+    *,
+    changed: Sequence[Answer],
+) -> list[Answer]:
+    """Do it to one after the other, and write what was changed."""
+    known = step.find(ids)
+    touched: dict[str, Record] = {}
+    answers: list[Answer] = []
+    for id_ in ids:
+        record = known.get(id_)
+        answer = unknown if record is None or record.state == REMOVED else act(step, record)
+        answers.append(answer)
+        if record is not None and answer in changed:
+            touched[id_] = record
+    step.save(touched.values())
+    return answers
+
+
+def _cancel(step: Step, record: Record) -> CancelAnswer:
+    match record.state:
+        case "completed":
+            return "completed"
+        case "failed":
+            return "failed"
+        case "cancelled":
+            return "already_cancelled"
+        case "active":
+            _ask_to_stop(step, record)
+            return "requested"
+        case _:
+            if record.is_staged:
+                record.run_at = step.now_ms  # A retry must not stage it again.
+            finish(step, record, CANCELLED, _CANCELLED, run=record.runs)
+            return "cancelled"
+
+
+def _ask_to_stop(step: Step, record: Record) -> None:
+    drop_slot(step, record)
+    if not record.cancelling:
+        record.cancelling = 1
+        step.note(_CANCELLING, record, run=record.runs)
+
+
+def cancel_rerun(step: Step, ids: Sequence[str]) -> list[CancelAnswer]:
+    """Drop the reruns that wait behind active jobs."""
+    return _each(step, ids, _cancel_rerun, "not_found", changed=("rerun_cancelled",))
+
+
+def _cancel_rerun(step: Step, record: Record) -> CancelAnswer:
+    if record.rerun is None:
+        return "no_rerun"
+    drop_slot(step, record)
+    step.note(_CHANGED, record, run=record.runs)
+    return "rerun_cancelled"
+
+
+def retry(step: Step, ids: Sequence[str]) -> list[RetryAnswer]:
+    """Let failed and cancelled jobs run again."""
+    to_come = set(ids)
+    ahead: set[str] = set()
+
+    def act(step: Step, record: Record) -> RetryAnswer:
+        if record.id in ahead:
+            ahead.discard(record.id)
+            return "retried"
+        if record.state not in (FAILED, CANCELLED):
+            return "not_failed"
+        to_come.add(record.id)
+        retried = retry_in_order(
+            step, record, lambda one: one.id in to_come and one.state in (FAILED, CANCELLED)
+        )
+        to_come.difference_update(retried)
+        ahead.update(retried)
+        ahead.discard(record.id)
+        return "retried"
+
+    return _each(step, ids, act, "not_found", changed=("retried",))
+
+
+def retry_in_order(step: Step, record: Record, wanted: Callable[[Record], bool]) -> dict[str, Record]:
+    """Retry the job, and before it those of this queue that it waits for again, as far as they are ``wanted``:
+    retried after it, they would have failed it by then. Returns who was retried.
+    """
+    stack, opened, retried = [record], set[str](), dict[str, Record]()
+    while stack:
+        top = stack[-1]
+        if top.id in opened or not flows.is_parent(top):
+            stack.pop()
+            if top.id not in retried and wanted(top):
+                _retry(step, top)
+                step.touch(top)
+                retried[top.id] = top
+            continue
+        opened.add(top.id)
+        found = step.find(flows.to_look_at_again(step, top)).values()
+        stack += [
+            one for one in reversed(found) if one.id not in opened and one.id not in retried and wanted(one)
+        ]
+    return retried
+
+
+def _retry(step: Step, record: Record) -> None:
+    """Back in line with counts and ttl from zero, in the same incarnation."""
+    record.failures = record.stalls = 0
+    record.failure = record.result = None
+    record.finished_at = record.kept_until = 0
+    record.token = record.cancelling = 0
+    record.settled_as = ""
+    record.expires_at = step.now_ms + record.ttl_ms if record.ttl_ms else 0
+    is_parent = flows.is_parent(record)
+    if is_parent:
+        flows.look_again(step, record)
+    enter_waiting(step, record)
+    step.note(_RETRIED, record, run=record.runs)
+    if is_parent:
+        flows.conclude(step, record)
+
+
+def promote(step: Step, ids: Sequence[str]) -> list[PromoteAnswer]:
+    """Let scheduled jobs wait from now on."""
+    return _each(step, ids, _promote, "not_found", changed=("promoted",))
+
+
+def _promote(step: Step, record: Record) -> PromoteAnswer:
+    if record.state != SCHEDULED or record.is_staged:
+        return "not_scheduled"
+    enter_waiting(step, record)
+    step.note(_PROMOTED, record, run=record.runs)
+    return "promoted"
+
+
+def remove(step: Step, ids: Sequence[str]) -> list[RemoveAnswer]:
+    """Delete what is not active."""
+    return _each(step, ids, _remove, "not_found", changed=("removed",))
+
+
+def _remove(step: Step, record: Record) -> RemoveAnswer:
+    if record.state == ACTIVE:
+        return "active"
+    remove_record(step, record)
+    return "removed"
+
+
+def remove_unchanged(step: Step, jobs: Sequence[Unchanged], *, consumer: str) -> list[UnchangedAnswer]:
+    """Delete what is still as it was read."""
+    known = step.find({job.id for job in jobs})
+    answers: list[UnchangedAnswer] = []
+    touched: dict[str, Record] = {}
+    for job in jobs:
+        record = known.get(job.id)
+        answer = _remove_unchanged(step, record, job, consumer)
+        if record is not None and answer == "removed":
+            touched[job.id] = record
+        answers.append(answer)
+    step.save(touched.values())
+    return answers
+
+
+def _remove_unchanged(step: Step, record: Record | None, job: Unchanged, consumer: str) -> UnchangedAnswer:
+    if record is None or record.state == REMOVED:
+        return "not_found"
+    is_finished = record.state in (COMPLETED, FAILED, CANCELLED)
+    if not is_finished or (record.incarnation, record.finished_at) != job[1:]:
+        return "changed"
+    holds = (record.annex.holds if record.binds else None) or {}
+    if any(record.finished_at + ms > step.now_ms for name, ms in holds.items() if name != consumer):
+        return "held"
+    remove_record(step, record)
+    return "removed"
+
+
+def change(step: Step, id_: str, wanted: Change) -> ChangeAnswer:
+    """Change one job: all that is asked, or nothing."""
+    record = step.find([id_]).get(id_)
+    if record is None:
+        return "not_found"
+    if not _is_allowed(record, wanted):
+        return "wrong_state"
+    _change(step, record, wanted)
+    step.note(_CHANGED, record, run=record.runs)
+    step.save([record])
+    return "changed"
+
+
+def _is_allowed(record: Record, wanted: Change) -> bool:
+    finished = record.state in (COMPLETED, FAILED, CANCELLED)
+    if wanted.payload is not None and finished:
+        return False
+    if wanted.priority is not None and (finished or record.state == ACTIVE):
+        return False
+    return wanted.delay_ms is None or (record.state in (WAITING, SCHEDULED) and not record.is_staged)
+
+
+def _change(step: Step, record: Record, wanted: Change) -> None:
+    if wanted.payload is not None:
+        record.payload = wanted.payload
+    if wanted.priority is not None:
+        record.priority = wanted.priority
+        if record.part:
+            step.ties.reordered(step, record)
+    change_ttls(step, record, result_ms=wanted.result_ttl_ms, failure_ms=wanted.failure_ttl_ms)
+    if wanted.delay_ms:
+        due_at(step, record, step.now_ms + wanted.delay_ms)
+    elif wanted.delay_ms == 0 and record.state == SCHEDULED:
+        enter_waiting(step, record)

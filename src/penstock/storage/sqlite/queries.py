@@ -1,0 +1,396 @@
+"""Reading: jobs, counts, workers, log lines. Nothing here writes."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from zlib import crc32
+
+import msgspec
+
+from penstock.core.job import Job
+from penstock.core.lifecycle import TERMINAL, State
+from penstock.core.limits import Limit
+from penstock.errors import InvalidOption, JobNotFound
+from penstock.storage.metrics import KeptBudget, Minute
+from penstock.storage.pages import Found, Query
+from penstock.storage.sqlite.clock import wall_ms
+from penstock.storage.sqlite.eventnotes import told
+from penstock.storage.sqlite.queuerow import USES_STAGED, QueueRow, find_queue
+from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, as_job, shown_failure
+from penstock.storage.sqlite.statements import statements
+from penstock.storage.sqlite.unit import Step
+from penstock.storage.values import (
+    Counts,
+    Finished,
+    Held,
+    JobPage,
+    LogPage,
+    QueueClock,
+    QueueSettings,
+    WorkerRecord,
+)
+
+_sql = statements("read")
+_json = msgspec.json.Encoder()
+_cursors = msgspec.json.Decoder(tuple[int, int | str])
+_limits = msgspec.json.Decoder(Limit)
+
+# What orders the jobs of a state: the columns, and the fields of a record they were read into.
+ORDERS: Final[dict[State, tuple[str, str, str]]] = {
+    State.WAITING: ("waiting", "priority", "place"),
+    State.SCHEDULED: ("scheduled", "run_at", "id"),
+    State.BLOCKED: ("blocked", "place", "id"),
+    State.ACTIVE: ("active", "lease_until", "id"),
+    State.COMPLETED: ("finished", "kept_until", "id"),
+    State.FAILED: ("finished", "kept_until", "id"),
+    State.CANCELLED: ("finished", "kept_until", "id"),
+}
+
+
+def get(sql: sqlite3.Connection, namespace: str, queue: str, ids: Sequence[str]) -> list[Job | None]:
+    """The jobs of these ids, in their order."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return [None] * len(ids)
+    rows = sql.execute(_sql["by_ids"], (_json.encode(ids).decode(), row.key))
+    found = {rest[1]: as_job(Record(*rest), payload, queue=queue) for payload, *rest in rows}
+    return [found.get(id_) for id_ in ids]
+
+
+def list_jobs(
+    sql: sqlite3.Connection,
+    namespace: str,
+    queue: str,
+    state: State,
+    *,
+    cursor: str,
+    limit: int,
+    reverse: bool,
+) -> JobPage:
+    """A page of the jobs of a state; the cursor is the place of the last one shown."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return JobPage([])
+    name, first, second = ORDERS[state]
+    text = _sql[f"list_{name}"].replace("{direction}", "DESC" if reverse else "ASC")
+    after = after_place(first, second, "<" if reverse else ">") if cursor else ""
+    values: dict[str, Any] = {"queue": row.key, "state": state.value, "limit": limit + 1}
+    if cursor:
+        values["first"], values["second"] = place_of(cursor)
+    rows = sql.execute(text.replace("{and_after}", after), values).fetchall()
+    records = [(Record(*rest), payload) for payload, *rest in rows]
+    jobs = [as_job(record, payload, queue=queue) for record, payload in records[:limit]]
+    if len(records) <= limit:
+        return JobPage(jobs)
+    last = records[limit - 1][0]
+    return JobPage(jobs, _json.encode((getattr(last, first), getattr(last, second))).decode())
+
+
+def after_place(first: str, second: str, sign: str) -> str:
+    """The condition that a job comes after a place in an order of two columns."""
+    # The first comparison says nothing new, but an index without the second column can be entered by it.
+    return f"AND j.{first} {sign}= :first AND (j.{first}, j.{second}) {sign} (:first, :second)"
+
+
+def place_of(cursor: str) -> tuple[int, int | str]:
+    """The place a cursor stands for. Raises ``InvalidOption``."""
+    try:
+        return _cursors.decode(cursor)
+    except msgspec.DecodeError as error:
+        raise InvalidOption(
+            f"{cursor!r:.80} is not a valid cursor: {error}. Use one that list_jobs returned."
+        ) from error
+
+
+def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
+    """How many jobs there are by state, without counting them."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return Counts()
+    now_ms = row.clock()
+    ready = sql.execute(_sql["next_ready_at"], (row.key,)).fetchone()
+    due, due_at = sql.execute(_sql["overdue"], (row.key, now_ms)).fetchone() if row.scheduled else (0, None)
+    oldest_ms = max(0 if ready is None else now_ms - ready[0], 0 if due_at is None else now_ms - due_at)
+    [next_at] = sql.execute(_sql["next_moved"], {"queue": row.key}).fetchone()
+    staged = sql.execute(_sql["staged"], (row.key,)).fetchone()[0] if row.uses & USES_STAGED else 0
+    return Counts(
+        row.scheduled - staged,
+        row.waiting,
+        row.blocked,
+        row.active,
+        row.completed,
+        row.failed,
+        row.cancelled,
+        bool(row.paused),
+        oldest_ms,
+        due,
+        None if next_at is None else max(0, next_at - now_ms),
+        staged,
+    )
+
+
+def metrics(sql: sqlite3.Connection, namespace: str, queue: str, *, last_ms: int) -> list[Minute]:
+    """What happened by the minute."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return []
+    return told(sql, row.key, row.minute, last_ms=last_ms, now_ms=row.clock())
+
+
+def clock(sql: sqlite3.Connection, namespace: str, queue: str) -> QueueClock:
+    """Return the queue's time and the wall clock."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return QueueClock(wall_ms(), wall_ms())
+    moment = row.moment()
+    return QueueClock(moment.now_ms, moment.wall_ms)
+
+
+def has_work(sql: sqlite3.Connection, namespace: str, queue: str) -> bool:
+    """Whether a claim would get something."""
+    row = find_queue(sql, namespace, queue)
+    if row is None or row.paused or (row.uses & 1 and _is_limited(sql, row)):
+        return False
+    if row.has_budgets and _is_over_budget(sql, row):
+        return False
+    if row.waiting or not row.scheduled:
+        return bool(row.waiting)
+    return sql.execute(_sql["due"], (row.key, row.clock())).fetchone() is not None
+
+
+def _is_limited(sql: sqlite3.Connection, row: QueueRow) -> bool:
+    """Whether a limit of the queue keeps everybody from claiming: then only an end, or time, brings anything."""
+    found = sql.execute(_sql["queue_limit"], (row.key,)).fetchone()
+    limit = Limit() if found is None else _limits.decode(found[0])
+    if limit.concurrency is not None and row.active >= limit.concurrency:
+        return True
+    now_ms = row.clock()
+    parked = sql.execute(_sql["queue_parked"], (row.key, now_ms)).fetchone() is not None
+    if parked or limit.rate is None:
+        return parked
+    starts = sql.execute(_sql["queue_starts"], (row.key, now_ms - limit.rate.per_ms)).fetchone()[0]
+    return int(starts) >= limit.rate.count
+
+
+def _is_over_budget(sql: sqlite3.Connection, row: QueueRow) -> bool:
+    now_ms = row.clock()
+    kept = [KeptBudget(*values) for values in sql.execute(statements("usage")["budgets"], (row.key,))]
+    return any(not budget.scope and budget.is_over(now_ms) for budget in kept)
+
+
+def queues(sql: sqlite3.Connection, namespace: str) -> list[str]:
+    """Every queue that was ever enqueued to."""
+    return [name for (name,) in sql.execute(statements("queue")["names"], (namespace,))]
+
+
+def attended(sql: sqlite3.Connection, namespace: str) -> list[str]:
+    """Return the queues that have records of workers."""
+    return [name for (name,) in sql.execute(statements("queue")["attended"], (namespace,))]
+
+
+def settings(sql: sqlite3.Connection, namespace: str, queue: str) -> QueueSettings:
+    """The queue's settings, or the defaults."""
+    row = find_queue(sql, namespace, queue)
+    return QueueSettings() if row is None else row.settings
+
+
+def workers(sql: sqlite3.Connection, namespace: str, queue: str) -> list[WorkerRecord]:
+    """The workers that were seen within the last hour or so, by id."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return []
+    now_ms = row.clock()
+    found = sql.execute(_sql["workers"], (row.key,))
+    return [WorkerRecord(id_, info, seen_at, max(0, now_ms - seen_at)) for id_, info, seen_at in found]
+
+
+def worker_ids(sql: sqlite3.Connection, namespace: str, queue: str) -> list[str]:
+    """Return the ids of ``workers``."""
+    row = find_queue(sql, namespace, queue)
+    return [] if row is None else [id_ for (id_,) in sql.execute(_sql["worker_ids"], (row.key,))]
+
+
+def leases_of(sql: sqlite3.Connection, namespace: str, queue: str, worker: str) -> list[Held]:
+    """The active jobs this worker is said to hold."""
+    found = sql.execute(statements("claim")["leases_of"], (namespace, queue, worker))
+    return [Held(id_, token) for id_, token in found]
+
+
+def logs(sql: sqlite3.Connection, namespace: str, queue: str, id_: str, *, start: int, limit: int) -> LogPage:
+    """Return the kept log lines of a job from number ``start`` on."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return LogPage()
+    first, last = sql.execute(_sql["log_range"], (row.key, id_)).fetchone()
+    if last is None:
+        return LogPage()
+    # The table counts lines from 1.
+    start = min(max(start, first - 1), last)
+    lines = [line for (line,) in sql.execute(_sql["logs"], (row.key, id_, start, max(limit, 0)))]
+    return LogPage(lines, start, last)
+
+
+# ``scan_jobs``: every job by its identity, in the order of ids, whatever their states.
+
+
+_LOOKED_AT: Final = 10_000
+
+_scan_sql = statements("scan")
+
+
+def scan_jobs(
+    sql: sqlite3.Connection,
+    namespace: str,
+    queue: str,
+    *,
+    states: frozenset[State] | None,
+    part: int,
+    parts: int,
+    cursor: str,
+    limit: int,
+    light: bool,
+) -> JobPage:
+    """The next jobs of a part; the cursor is the last id that was looked at."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return JobPage([])
+    wanted = None if states is None else _json.encode(states).decode()
+    jobs: list[Job] = []
+    left = _LOOKED_AT
+    while left > 0 and len(jobs) < limit:
+        count = min(limit * parts, left)
+        ids = sql.execute(_scan_sql["ids"], (row.key, cursor, count)).fetchall()
+        keys = [key for key, id_ in ids if parts == 1 or crc32(id_.encode()) % parts == part]
+        jobs += _read(sql, queue, keys, wanted, light=light)
+        if len(ids) < count:
+            return JobPage(jobs)
+        cursor, left = ids[-1][1], left - count
+    return JobPage(jobs, cursor)
+
+
+def _read(
+    sql: sqlite3.Connection, queue: str, keys: list[int], states: str | None, *, light: bool
+) -> Iterator[Job]:
+    # Columns that are not named are not read: a long result stays where it is.
+    statement = _scan_sql["light"].replace("j.result", "NULL") if light else _scan_sql["jobs"]
+    for payload, *rest in sql.execute(statement, {"keys": _json.encode(keys).decode(), "states": states}):
+        yield as_job(Record(*rest), payload, queue=queue)
+
+
+# ``search``: jobs of a state, or of an error class, that match. ``errors``: how many there are of each
+# class.
+
+
+_AT_ONCE: Final = 500
+
+_search_sql = statements("search")
+
+
+def search(
+    sql: sqlite3.Connection, namespace: str, queue: str, query: Query, *, cursor: str, limit: int, scan: int
+) -> Found:
+    """Up to ``limit`` jobs that match, among the next ``scan``."""
+    row = find_queue(sql, namespace, queue)
+    if row is None:
+        return Found([], 0)
+    first, second = _order(query)
+    ids: list[str] = []
+    scanned, is_end = 0, False
+    while scanned < scan and len(ids) < limit and not is_end:
+        asked = min(scan - scanned, _AT_ONCE)
+        records = _walk(sql, row.key, query, cursor=cursor, limit=asked)
+        is_end = len(records) < asked
+        for record in records:
+            if len(ids) == limit:
+                is_end = False
+                break
+            scanned += 1
+            cursor = _json.encode((getattr(record, first), getattr(record, second))).decode()
+            if query.fits(_task(record), record.enqueued_at, record.finished_at):
+                ids.append(record.id)
+    jobs = [job for job in get(sql, namespace, queue, ids) if job is not None]
+    return Found(jobs, scanned, "" if is_end else cursor, row.clock())
+
+
+def _task(record: Record) -> str:
+    """The task of a job; that of a damaged one is not known."""
+    try:
+        return record.options.task
+    except msgspec.DecodeError:
+        return ""
+
+
+def _order(query: Query) -> tuple[str, str]:
+    return ("finished_at", "id") if query.error_type else ORDERS[query.state][1:]
+
+
+def _walk(sql: sqlite3.Connection, queue: int, query: Query, *, cursor: str, limit: int) -> list[Record]:
+    which = "j.state = :state"
+    if query.error_type:
+        which = "j.state = 'failed' AND j.error_type <> '' AND j.error_type = :error_type"
+    elif query.state in TERMINAL:
+        which += " AND j.kept_until > 0"
+    first, second = _order(query)
+    text = _search_sql["walk"].replace("{which}", which).replace("{first}", first).replace("{second}", second)
+    text = text.replace("{and_after}", after_place(first, second, ">") if cursor else "")
+    values: dict[str, Any] = {"queue": queue, "state": query.state.value, "error_type": query.error_type}
+    if cursor:
+        values["first"], values["second"] = place_of(cursor)
+    return [Record(*row) for row in sql.execute(text, {**values, "limit": limit})]
+
+
+def errors(sql: sqlite3.Connection, namespace: str, queue: str) -> dict[str, int]:
+    """Failed jobs by error class."""
+    row = find_queue(sql, namespace, queue)
+    return {} if row is None else dict(sql.execute(_search_sql["errors"], (row.key,)).fetchall())
+
+
+# News of jobs' ends: ``watch`` asks for them, ``listen`` reads them.
+#
+# News stay in their table until a sweep finds them a minute old; a listener goes on from the last it has
+# seen.
+
+
+_news_sql = statements("news")
+_news = msgspec.msgpack.Decoder(Finished)
+
+
+def watch(step: Step, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
+    """Register for the ends of these jobs; those that have ended are answered at once."""
+    known = step.find(ids)
+    for id_ in ids:
+        record = known.get(id_)
+        if record is None or step.is_over(record):
+            raise JobNotFound.in_queue(step.queue.name, id_)
+    answers = [_ended(known[id_]) for id_ in ids]
+    for id_, answer in zip(ids, answers, strict=True):
+        if answer is None:
+            step.listen(known[id_], listener)
+    step.save(())
+    return answers
+
+
+def _ended(record: Record) -> Finished | None:
+    if record.state not in (COMPLETED, FAILED, CANCELLED):
+        return None
+    failure = shown_failure(record, record.state)
+    return Finished(record.id, record.incarnation, State(record.state), record.result, failure)
+
+
+def news_after(
+    sql: sqlite3.Connection, namespace: str, queue: str, listener: str, *, key: int
+) -> tuple[int, list[Finished]]:
+    """The listener's news after that key, and the key of the last."""
+    rows = sql.execute(_news_sql["after"], (namespace, queue, listener, key)).fetchall()
+    told = (_read_news(body) for _, body in rows)
+    return (rows[-1][0] if rows else key), [news for news in told if news is not None]
+
+
+def _read_news(body: bytes) -> Finished | None:
+    """The news of these bytes; ``None`` if they are damaged. Who waits looks at the job itself from time to time."""
+    try:
+        return _news.decode(body)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,351 @@
+"""What a worker runs jobs with: plans and executor, wired for a shift and for a test alike."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.client.firing import Fire, fire_due
+from penstock.client.situation import listed
+from penstock.core.names import ref_of
+from penstock.core.text import get_logger
+from penstock.core.verdict import Abort
+from penstock.errors import StorageError
+from penstock.storage.base import Storage
+from penstock.storage.values import DueScheduler
+from penstock.worker import recovery
+from penstock.worker.deadlines import PATIENCE_S
+from penstock.worker.drain import DrainWatch
+from penstock.worker.executor import Executor
+from penstock.worker.fetcher import Fetcher
+from penstock.worker.handlers import Plans
+from penstock.worker.health import Health, Watchdog, describe, examine
+from penstock.worker.heartbeat import Heartbeat, HeartbeatThread, Notice
+from penstock.worker.middleware import AfterHooks
+from penstock.worker.reporter import Reporter
+from penstock.worker.runners.command import CommandRunner
+from penstock.worker.runners.process import ProcessRunner
+from penstock.worker.runners.sandbox import SandboxRunner
+from penstock.worker.runners.thread import ThreadRunner
+from penstock.worker.slots import Lane, Limits
+from penstock.worker.sweeper import DeathWatch, Sweeper
+
+if TYPE_CHECKING:
+    from penstock.worker.middleware import Middleware
+    from penstock.worker.run import Run
+    from penstock.worker.worker import Worker
+
+
+def make_plans(worker: Worker, middleware: Sequence[Middleware], *, unknown_after_ms: int = 0) -> Plans:
+    """How this worker's jobs are run, with threads and processes of its own."""
+    return Plans(
+        worker.app,
+        handlers=worker.handlers,
+        middleware=middleware,
+        threads=ThreadRunner(worker.options.threads),
+        processes=ProcessRunner(worker.options.child_processes),
+        sandboxes=SandboxRunner(worker.options.child_processes),
+        concurrency=worker.options.concurrency,
+        commands=None if worker.options.commands is None else CommandRunner(worker.options.commands),
+        unknown_after_ms=unknown_after_ms,
+    )
+
+
+def make_executor(
+    worker: Worker,
+    plans: Plans,
+    *,
+    reporter: Reporter,
+    finished: Callable[[Run], None],
+    freed: Callable[[], None],
+    interrupts: bool = True,
+) -> Executor:
+    """An executor with the worker's hooks; it closes ``plans`` when it is closed."""
+    hooks = worker.options.after_execution
+    # None without hooks: then runs do not even ask.
+    after = AfterHooks(hooks, lambda e, run: worker.tally.error(e, queue=run.lane.name)) if hooks else None
+    return Executor(
+        worker.app,
+        plans=plans,
+        after=after,
+        reporter=reporter,
+        finished=finished,
+        freed=freed,
+        stuck=worker.tally.stuck,
+        interrupts=interrupts,
+    )
+
+
+# A shift: the parts of a worker while it is connected and runs, wired to each other.
+
+
+logger = get_logger("penstock.worker")
+
+_BURST_WAIT_MS: Final = 250
+_LOOK_AGAIN_S: Final = 0.1
+_FIRING_S: Final = 5.0
+_MOST_NAMED: Final = 10
+# After the grace and the patience with handlers, how long a stop waits for the store to take what is
+# left.
+_SETTLE_S: Final = 3.0
+_DEPART_S: Final = 2.0
+
+
+class Shift:
+    """Made by ``Worker`` with the open storage of its loop; ``start``, ``finish``, ``close``, in this order."""
+
+    def __init__(self, worker: Worker, storage: Storage) -> None:
+        self.worker = worker
+        self.options = worker.options
+        self.storage = storage
+        self.started_at_ms = time.time_ns() // 1_000_000
+        self.started_at = time.monotonic()
+        self.failing: dict[str, BaseException] = {}
+        """The queues for which calls to the store fail, and how."""
+        self.loop = asyncio.get_running_loop()
+        self._lanes = [Lane(name, weight) for name, weight in self.options.queues.items()]
+        self._changed = asyncio.Event()
+        self._deadline = float("inf")
+        self._own_duties: list[asyncio.Task[None]] = []
+        self.heartbeat: Heartbeat | None = None
+        self.watchdog = Watchdog(
+            self._lanes,
+            worker_id=self.options.id,
+            stuck_after_s=self.options.stuck_after_ms / 1000,
+            interrupt_at=lambda: worker.interrupt_at,
+        )
+        self._thread = HeartbeatThread(self._connect_apart, self._duties)
+        self.plans = make_plans(
+            worker, self.options.middleware, unknown_after_ms=self.options.unknown_after_ms
+        )
+        self.fetcher = self._make_fetcher()
+        self.executor = self.fetcher.executor = self._make_executor()
+        self._drain = DrainWatch(
+            storage,
+            self._lanes,
+            drained=lambda queue: worker.tally.tell("drained", queue=queue),
+            ended=worker.end_burst if self.options.burst else None,
+        )
+
+    # Wiring
+
+    def _make_fetcher(self) -> Fetcher:
+        fetcher = Fetcher(
+            self.storage,
+            self._lanes,
+            worker_id=self.options.id,
+            lease_ms=self.options.lease_ms,
+            concurrency=self.options.concurrency,
+            limits=self._make_limits(),
+            started=self.worker.tally.started,
+            settled=self.worker.tally.settled,
+            dried=self._dried,
+            failed=self._failed,
+            recovered=self._recovered,
+            ended=self._changed.set,
+        )
+        if self.options.burst:
+            fetcher.longest_wait_ms = _BURST_WAIT_MS
+        return fetcher
+
+    def _make_limits(self) -> Limits | None:
+        """None without limits: then the fetcher does not even ask."""
+        if self.options.limit is None and not self.options.limits:
+            return None
+        return Limits(self.options.limit, self.options.limits)
+
+    def _make_executor(self) -> Executor:
+        reporter = Reporter(self.storage, self.loop)
+        for lane in self._lanes:
+            lane.reporter, lane.app = reporter, self.worker.app
+        return make_executor(
+            self.worker,
+            self.plans,
+            reporter=reporter,
+            finished=self.fetcher.finished,
+            freed=self._freed,
+            interrupts=False,
+        )
+
+    def _duties(self, storage: Storage) -> Sequence[Coroutine[Any, Any, None]]:
+        self.heartbeat = Heartbeat(
+            storage,
+            self._lanes,
+            worker_id=self.options.id,
+            lease_ms=self.options.lease_ms,
+            interval_s=self.options.heartbeat_ms / 1000,
+            info=lambda: describe(self),
+            notify=self._relay,
+            stuck=lambda: self.watchdog.stuck,
+        )
+        duties = [self.heartbeat.run(), self.watchdog.run()]
+        if self.options.sweep:
+            queues = list(self.options.queues)
+            duties += [
+                Sweeper(storage, queues, fire=self._fires(storage)).run(),
+                DeathWatch(storage, queues).run(),
+            ]
+        return duties
+
+    def _fires(self, storage: Storage) -> Fire:
+        """Enqueue middleware is the user's code: that runs on the worker's loop, where no heartbeat waits for it."""
+        intake = self.worker.app.intake
+
+        async def fire(queue: str, due: DueScheduler) -> int | None:
+            if not intake.layers:
+                return await fire_due(storage, queue, due)
+            call = asyncio.run_coroutine_threadsafe(fire_due(self.storage, queue, due, intake), self.loop)
+            try:
+                return await asyncio.wait_for(asyncio.wrap_future(call), _FIRING_S)
+            except TimeoutError:
+                return None  # the next sweep tries again; a slot is fired once, whoever comes late
+
+        return fire
+
+    async def _connect_apart(self) -> Storage | None:
+        """A connection for the heartbeat's loop; none if the app has only the one it was given."""
+        try:
+            storage = await recovery.connected(self.worker.app, stopped=self.worker.is_stopping)
+        except StorageError as error:
+            # Unreachable, refused and the like have classes of their own: this one is about the loop.
+            if type(error) is not StorageError:
+                raise
+            return None
+        return None if storage is self.storage else storage
+
+    # What the parts tell each other
+
+    def _relay(self, notices: list[Notice]) -> None:
+        """From the heartbeat's thread to the worker's loop."""
+        try:
+            self.loop.call_soon_threadsafe(self._take_notice, notices)
+        except RuntimeError:  # the loop is closed: too late to stop anything
+            pass
+
+    def _take_notice(self, notices: list[Notice]) -> None:
+        """What the heartbeat learnt. A run that has its outcome is on its way already."""
+        for run, answer in notices:
+            if run.outcome is not None or run.lease.token not in run.lane.held:
+                continue
+            try:
+                if answer == "lost":
+                    self.fetcher.forget(run)
+                    self.worker.tally.stalled(run)
+                    self.executor.abort(run, Abort.LOST)
+                else:
+                    self.executor.abort(run, Abort.CANCEL if answer == "cancel" else Abort.EXPIRED)
+            except Exception:
+                logger.exception("Job %r could not be stopped", run.lease.id)
+
+    def _freed(self) -> None:
+        self._changed.set()
+        self.fetcher.pump_soon()
+
+    def _dried(self, lane: Lane) -> None:
+        if self.options.burst or "drained" in self.worker.listeners:
+            self._drain.dried(lane)
+
+    def _failed(self, lane: Lane, error: BaseException) -> None:
+        if lane.name not in self.failing:
+            said = str(error).rstrip(".")
+            logger.warning("queue %s: %s; trying again until the store answers", lane.name, said)
+        self.failing[lane.name] = error
+        self.worker.tally.error(error, queue=lane.name)
+
+    def _recovered(self, lane: Lane) -> None:
+        self.failing.pop(lane.name, None)
+        logger.info("queue %s: the store answers again", lane.name)
+        self.worker.tally.tell("reconnected", queue=lane.name)
+
+    # From clocking in to clocking out
+
+    async def start(self) -> None:
+        """Begin to beat. Raises what connecting raises."""
+        if not await self._thread.start():
+            logger.warning("the app was given one open storage: heartbeats have to share the worker's loop")
+            self._own_duties = [self.loop.create_task(duty) for duty in self._duties(self.storage)]
+
+    def hurry(self, grace_ms: int) -> None:
+        """The time for running jobs ends in ``grace_ms`` at the latest."""
+        self._deadline = min(self._deadline, time.monotonic() + grace_ms / 1000)
+        self._changed.set()
+
+    async def finish(self, grace_ms: int) -> None:
+        """Let jobs finish, then hand back the rest; return when all is settled, or the time for it is over.
+
+        That is at most ``grace_ms``, ``PATIENCE_S`` for handlers that ignore their abort and ``_SETTLE_S`` for the
+        store. What is not settled by then comes back when its lease has expired.
+        """
+        self.fetcher.hand_back_new = True
+        self.fetcher.stop_claiming()
+        self.hurry(grace_ms)
+        if grace_ms:
+            self.plans.hurry()
+        await self._until_idle(lambda: self._deadline)
+        await self._hand_back()
+        settled_by = time.monotonic() + _SETTLE_S
+        await self._until_idle(lambda: settled_by)
+        if not self.fetcher.idle:
+            held = sum(len(lane.held) for lane in self._lanes)
+            logger.warning(
+                "worker %s stops with %d jobs that the store did not take back", self.options.id, held
+            )
+
+    async def close(self) -> None:
+        """Let go of everything; handlers that still run are left to themselves."""
+        self._drain.close()
+        await self._thread.stop()
+        for duty in self._own_duties:
+            duty.cancel()
+        await self.fetcher.close()
+        if self.fetcher.limits is not None:
+            self.fetcher.limits.close()
+        self.executor.close()
+        await self._depart()
+
+    def health(self) -> Health:
+        """May be called from any thread."""
+        return examine(self)
+
+    async def _hand_back(self) -> None:
+        running = [run for run in self.executor.running if run.outcome is None]
+        if running:
+            refs = [ref_of(run.lane.name, run.lease.id) for run in running]
+            logger.warning(
+                "worker %s hands back jobs that its grace did not suffice for: %s",
+                *(self.options.id, listed(refs[:_MOST_NAMED], len(refs))),
+            )
+        for run in running:
+            self.executor.abort(run, Abort.RELEASE)
+        patience_until = time.monotonic() + PATIENCE_S
+        await self._until_idle(lambda: patience_until)
+        for run in list(self.executor.running):
+            self.executor.give_up(run)
+
+    async def until_idle(self, deadline: float) -> bool:
+        """Whether nothing was held, and nothing under way, before ``deadline``."""
+        await self._until_idle(lambda: deadline)
+        return self.fetcher.idle
+
+    async def _until_idle(self, deadline: Callable[[], float]) -> None:
+        """Until nothing is held, or the deadline, which may come nearer meanwhile."""
+        while not self.fetcher.idle:
+            rest_s = deadline() - time.monotonic()
+            if rest_s <= 0:
+                return
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), min(rest_s, _LOOK_AGAIN_S))
+            except TimeoutError:
+                pass
+
+    async def _depart(self) -> None:
+        try:
+            async with asyncio.timeout(_DEPART_S):
+                for lane in self._lanes:
+                    await self.storage.depart(lane.name, self.options.id)
+        except (StorageError, TimeoutError):
+            # Its record is forgotten in an hour without us.
+            return
