@@ -147,3 +147,26 @@ async def test_a_worker_is_shown_as_running_as_soon_as_it_is(app: App) -> None:
     async with working(app, lease="3h", heartbeat="1h"), asyncio.timeout(20):
         while [worker.info["state"] for worker in await app.queue("default").workers()] != ["running"]:
             await asyncio.sleep(0.01)
+
+
+async def test_a_heartbeat_that_is_cancelled_just_as_it_is_hurried_ends() -> None:
+    heartbeat = Heartbeat(
+        await App("memory://").connect(),
+        [],
+        worker_id="w",
+        lease_ms=30_000,
+        interval_s=60.0,
+        info=lambda: b"",
+        notify=lambda notices: None,
+    )
+    beating = asyncio.create_task(heartbeat.run())
+    before = heartbeat.last_at
+    while heartbeat.last_at == before:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    heartbeat._hurried.set()
+    await asyncio.sleep(0)
+    beating.cancel()
+    done, _ = await asyncio.wait([beating], timeout=5)
+    beating.cancel()
+    assert done == {beating}

@@ -91,7 +91,9 @@ class Heartbeat:
     async def _rest(self, seconds: float) -> None:
         """Wait for the next beat, which comes at once when what was told of this process no longer holds."""
         try:
-            await asyncio.wait_for(self._hurried.wait(), seconds)
+            # Not wait_for: on Python 3.11 it loses a cancellation that comes together with the event.
+            async with asyncio.timeout(seconds):
+                await self._hurried.wait()
             await asyncio.sleep(
                 min(_AT_LEAST_S, seconds)
             )  # It may be lost again at once, as while a slot moves.

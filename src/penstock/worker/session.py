@@ -337,7 +337,8 @@ class Shift:
                 return
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), min(rest_s, _LOOK_AGAIN_S))
+                async with asyncio.timeout(min(rest_s, _LOOK_AGAIN_S)):
+                    await self._changed.wait()
             except TimeoutError:
                 pass
 
