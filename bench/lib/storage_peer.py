@@ -51,9 +51,9 @@ class Plain:
 
 class Grouped(Plain):
     def job(self, i):
-        from penstock.core.job import Annex
+        from penstock.core.job import Extras
 
-        return NewJob(str(i), PAYLOAD, OPTIONS, annex=Annex(group=f"g{i % GROUPS}"))
+        return NewJob(str(i), PAYLOAD, OPTIONS, extras=Extras(group=f"g{i % GROUPS}"))
 
 
 class Capped(Grouped):
@@ -123,10 +123,10 @@ class BudgetedFlows(Budgeted, Flows):
 
 class Traced(Plain):
     def job(self, i):
-        from penstock.core.job import Annex
+        from penstock.core.job import Extras
 
         headers = {"traceparent": f"00-{i:032x}-{i:016x}-01"}
-        return NewJob(str(i), PAYLOAD, OPTIONS, annex=Annex(headers=headers))
+        return NewJob(str(i), PAYLOAD, OPTIONS, extras=Extras(headers=headers))
 
 
 def limit(**bounds):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.command import COMMAND_TASK
-from penstock.core.job import Annex, NewJob, Options
+from penstock.core.job import Extras, NewJob, Options
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete, Fail, Failure
 from penstock.core.schedule import Every, Plan, Schedule, pack_plan
@@ -118,10 +118,10 @@ for arguments in json.load(open("commands.json")):
 
 async def fill(storage: Storage) -> None:
     """One job in every state that shows text, a worker, a scheduler, a limit: all of them hostile."""
-    evil = Annex(group=EVIL, headers={EVIL: EVIL})
+    evil = Extras(group=EVIL, headers={EVIL: EVIL})
     tasks = Options(task=f"task{EVIL}", attempts=1)
     payload = json.dumps({"to": EVIL}).encode()
-    await storage.enqueue("default", [NewJob("active", payload, tasks, annex=evil)])
+    await storage.enqueue("default", [NewJob("active", payload, tasks, extras=evil)])
     [lease] = (await storage.claim("default", Take(f"worker{EVIL}", 1, 3_600_000))).leases
     progress = json.dumps({"at": EVIL}).encode()
     await storage.report("default", [Report(lease.id, lease.token, progress, (f"line {EVIL}",))])

@@ -12,7 +12,7 @@ import pytest
 from penstock import App, Flow, JobNotFound, Limit, RateLimited, Reason, ResultTimeout, StorageReadOnly
 from penstock.client.why import explain, explain_all
 from penstock.core.command import COMMAND_TASK
-from penstock.core.job import Annex, NewJob
+from penstock.core.job import Extras, NewJob
 from penstock.storage import open_storage
 from penstock.storage.values import Budget, GroupPage, Take
 from tests.causes import CAUSES, plant
@@ -249,7 +249,7 @@ async def test_a_store_that_only_reads_tells_what_it_can() -> None:
     storage = open_storage("memory://")
     await storage.open()
     try:
-        await storage.enqueue("mail", [NewJob("a"), NewJob("b", annex=Annex(group="g"))])
+        await storage.enqueue("mail", [NewJob("a"), NewJob("b", extras=Extras(group="g"))])
         jobs = [job for job in await storage.get("mail", ["a", "b"]) if job is not None]
         replica = spy_on(storage, Replica)
         assert {one.kind for one in (await explain_all(replica, jobs)).values()} == {"no worker"}
@@ -264,7 +264,7 @@ async def test_a_store_that_only_reads_tells_what_it_can() -> None:
 
 async def test_a_list_reads_each_queue_once(spy: Spy) -> None:
     await spy.enqueue(
-        "mail", [NewJob(f"j-{number}", annex=Annex(group=f"g-{number}")) for number in range(50)]
+        "mail", [NewJob(f"j-{number}", extras=Extras(group=f"g-{number}")) for number in range(50)]
     )
     jobs = [job for job in await spy.get("mail", [f"j-{number}" for number in range(50)]) if job is not None]
     spy.calls.clear()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock.core.event import Event
-from penstock.core.job import Annex, Conflict, Enqueued, Job, Lease, NewJob, Options
+from penstock.core.job import Conflict, Enqueued, Extras, Job, Lease, NewJob, Options
 from penstock.core.lifecycle import TERMINAL, EventType, State, sources
 from penstock.core.outcome import Complete, Fail, Failure, Outcome
 from penstock.storage.base import Storage
@@ -86,7 +86,7 @@ class Bench:
             return None
         if state is State.BLOCKED:
             await self.storage.pause(self.queue, group=PAUSED)
-            await self.put(id, **{"annex": Annex(group=PAUSED), **fields})
+            await self.put(id, **{"extras": Extras(group=PAUSED), **fields})
             return None
         await self.put(id, **fields)
         match state:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.core.dedup import Dedup
 from penstock.core.flow import Node, woven
-from penstock.core.job import Annex, Dependency, NewJob
+from penstock.core.job import Dependency, Extras, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete, Fail, Snooze, Suspend
@@ -39,12 +39,12 @@ async def fill(bench: Bench) -> set[str]:
         bench.new("last", lifo=True),
         bench.new("later", delay_ms=MINUTE_MS),
         bench.new("mortal", ttl_ms=100 * MINUTE_MS),
-        bench.new("labelled", annex=Annex(headers={"a": "b"}, step="two")),
+        bench.new("labelled", extras=Extras(headers={"a": "b"}, step="two")),
         bench.new("named", run_id="run", write_id="write", attempts=7),
         bench.new("unique", dedup=Dedup("key")),
         bench.new("heard", notify="ear"),
-        *(bench.new(f"strict-{n}", annex=Annex(group="strict")) for n in range(4)),
-        *(bench.new(f"loose-{n}", annex=Annex(group="loose", cost=2)) for n in range(2)),
+        *(bench.new(f"strict-{n}", extras=Extras(group="strict")) for n in range(4)),
+        *(bench.new(f"loose-{n}", extras=Extras(group="loose", cost=2)) for n in range(2)),
     ]
     await storage.enqueue(queue, jobs)
     await storage.enqueue_flows(queue, [_flow(queue, n) for n in range(2)])
@@ -60,7 +60,7 @@ def _flow(queue: str, n: int) -> list[Node]:
 async def _bring_ended(bench: Bench) -> None:
     await bench.bring(State.COMPLETED, "done")
     await bench.bring(State.FAILED, "broken")
-    await bench.bring(State.CANCELLED, "dropped", annex=Annex(holds={"ledger": MINUTE_MS}))
+    await bench.bring(State.CANCELLED, "dropped", extras=Extras(holds={"ledger": MINUTE_MS}))
     await bench.put("long")
     await bench.settle(await bench.claim(), Complete(b"x" * 5000))
 

@@ -2,53 +2,53 @@
 
 from __future__ import annotations
 
-from penstock.core.job import Annex
+from penstock.core.job import Extras
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Snooze
 from tests.contract.factories import Bench, redispatch
 
-HEADERS = Annex(headers={"traceparent": "00-ab-cd-01", "naïve": "żółw"})
-GROUPED = Annex(group="tenant 7", cost=3, headers={"a": "b"})
+HEADERS = Extras(headers={"traceparent": "00-ab-cd-01", "naïve": "żółw"})
+GROUPED = Extras(group="tenant 7", cost=3, headers={"a": "b"})
 
 
-async def test_a_lease_and_a_record_have_the_annex_of_the_enqueue(bench: Bench) -> None:
-    await bench.put("headers", annex=HEADERS, payload=b"payload")
-    await bench.put("grouped", annex=GROUPED)
-    assert (await bench.job("headers")).annex == HEADERS
+async def test_a_lease_and_a_record_have_the_extras_of_the_enqueue(bench: Bench) -> None:
+    await bench.put("headers", extras=HEADERS, payload=b"payload")
+    await bench.put("grouped", extras=GROUPED)
+    assert (await bench.job("headers")).extras == HEADERS
     leases = {lease.id: lease for lease in await bench.claim_all()}
-    assert leases["headers"].annex == HEADERS
+    assert leases["headers"].extras == HEADERS
     assert leases["headers"].payload == b"payload"
-    assert leases["grouped"].annex == GROUPED
-    assert (await bench.job("grouped")).annex == GROUPED
+    assert leases["grouped"].extras == GROUPED
+    assert (await bench.job("grouped")).extras == GROUPED
 
 
-async def test_jobs_without_an_annex_have_none(bench: Bench) -> None:
-    await bench.put_all([bench.new("with", annex=HEADERS), bench.new("without")])
-    assert (await bench.job("without")).annex is None
-    assert [lease.annex for lease in await bench.claim_all()] == [HEADERS, None]
+async def test_jobs_without_an_extras_have_none(bench: Bench) -> None:
+    await bench.put_all([bench.new("with", extras=HEADERS), bench.new("without")])
+    assert (await bench.job("without")).extras is None
+    assert [lease.extras for lease in await bench.claim_all()] == [HEADERS, None]
 
 
-async def test_the_annex_survives_being_put_back_and_the_end(bench: Bench) -> None:
-    await bench.put(annex=GROUPED, payload=b"payload")
+async def test_the_extras_survives_being_put_back_and_the_end(bench: Bench) -> None:
+    await bench.put(extras=GROUPED, payload=b"payload")
     await bench.settle(await bench.claim(), Snooze(0))
     lease = await bench.claim()
-    assert (lease.annex, lease.payload) == (GROUPED, b"payload")
+    assert (lease.extras, lease.payload) == (GROUPED, b"payload")
     await bench.settle(lease, Complete(b"done"))
     job = await bench.job()
-    assert (job.annex, job.state, job.result) == (GROUPED, State.COMPLETED, b"done")
+    assert (job.extras, job.state, job.result) == (GROUPED, State.COMPLETED, b"done")
 
 
 async def test_a_rerun_keeps_what_the_user_said(bench: Bench) -> None:
-    await bench.put(annex=GROUPED)
+    await bench.put(extras=GROUPED)
     lease = await bench.claim()
     await bench.put(conflict=redispatch(), payload=b"again")
     await bench.settle(lease, Complete(b""))
     again = await bench.claim()
-    assert (again.annex, again.payload) == (GROUPED, b"again")
+    assert (again.extras, again.payload) == (GROUPED, b"again")
 
 
-async def test_a_new_life_has_the_annex_of_its_own_enqueue(bench: Bench) -> None:
-    await bench.put(annex=GROUPED)
+async def test_a_new_life_has_the_extras_of_its_own_enqueue(bench: Bench) -> None:
+    await bench.put(extras=GROUPED)
     await bench.storage.cancel(bench.queue, ["job"])
     await bench.put()
-    assert (await bench.job()).annex is None
+    assert (await bench.job()).extras is None

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.core.job import DAY_MS, HOUR_MS, Annex, Dependency, NewJob
+from penstock.core.job import DAY_MS, HOUR_MS, Dependency, Extras, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
 from penstock.storage.sqlite import queuerow
@@ -214,7 +214,7 @@ async def test_a_job_that_waits_for_others_keeps_to_the_clock(bench: Bench) -> N
     await bench.put("child")
     wall = (await bench.storage.clock(bench.queue)).wall_ms
     after = (Dependency(bench.queue, "child"),)
-    await bench.put(run_at_ms=wall + MINUTE_MS, after=after, annex=Annex(flow="f", has_dependencies=True))
+    await bench.put(run_at_ms=wall + MINUTE_MS, after=after, extras=Extras(flow="f", has_dependencies=True))
     assert await bench.state("job") is State.BLOCKED
     await bench.jump(-HOUR_MS)
     await bench.storage.sweep(bench.queue)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.job import Annex
+from penstock.core.job import Extras
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit, Rate
 from penstock.core.outcome import Suspend
@@ -81,7 +81,7 @@ async def test_the_time_until_time_moves_a_job_is_known(bench: Bench) -> None:
     await bench.settle(lease, Suspend("signal", 30 * MINUTE_MS))
     assert await next_minutes() == 30
     await bench.storage.limit(bench.queue, "g", Limit(rate=Rate(1, 20 * MINUTE_MS)))
-    await bench.put_all([bench.new(id, annex=Annex(group="g")) for id in ("one", "two")])
+    await bench.put_all([bench.new(id, extras=Extras(group="g")) for id in ("one", "two")])
     await bench.claim()
     assert await next_minutes() == 20
     await bench.storage.pause(bench.queue, group="g")

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.dedup import Dedup
 from penstock.core.flow import Node, woven
-from penstock.core.job import Annex, Dependency
+from penstock.core.job import Dependency, Extras
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete
@@ -32,7 +32,7 @@ async def complete_all(bench: Bench) -> list[str]:
 
 async def bring_with(bench: Bench, part: str, state: State = State.WAITING) -> None:
     """A job, named ``bad``, that has this part."""
-    fields = {"annex": Annex(group="g", step="later")} if part == "annex" else {}
+    fields = {"extras": Extras(group="g", step="later")} if part == "annex" else {}
     await bench.bring(state, "bad", **fields)
 
 
@@ -98,8 +98,8 @@ async def test_the_log_tells_of_a_damaged_record(bench: Bench) -> None:
 @pytest.mark.parametrize("state", [State.WAITING, State.ACTIVE])
 async def test_the_slot_of_its_group_is_freed(bench: Bench, state: State, part: str) -> None:
     await bench.storage.limit(bench.queue, "g", Limit(concurrency=1))
-    await bench.bring(state, "bad", annex=Annex(group="g", step="later"))
-    await bench.put_all([bench.new(id, annex=Annex(group="g")) for id in HEALTHY])
+    await bench.bring(state, "bad", extras=Extras(group="g", step="later"))
+    await bench.put_all([bench.new(id, extras=Extras(group="g")) for id in HEALTHY])
     await harm(bench.storage, bench.queue, "bad", part)
     await bench.shift(LEASE_MS)
 
@@ -205,7 +205,7 @@ async def test_remove_gets_rid_of_it(bench: Bench, state: State, part: str) -> N
 @pytest.mark.parametrize("part", ["record", "options"])
 async def test_obliterate_gets_rid_of_it(bench: Bench, part: str) -> None:
     for n in range(30):
-        await bench.put(f"bad-{n}", annex=Annex(group="g", flow="f"))
+        await bench.put(f"bad-{n}", extras=Extras(group="g", flow="f"))
         await harm(bench.storage, bench.queue, f"bad-{n}", part)
 
     await bench.storage.obliterate(bench.queue, force=True)
@@ -278,7 +278,7 @@ async def test_an_id_whose_record_is_damaged_can_be_queued_afresh(bench: Bench) 
 
 async def test_a_damaged_limit_does_not_stop_the_queue(bench: Bench) -> None:
     await bench.storage.limit(bench.queue, "g", Limit(concurrency=2))
-    await bench.put_all([bench.new(id, annex=Annex(group="g")) for id in HEALTHY])
+    await bench.put_all([bench.new(id, extras=Extras(group="g")) for id in HEALTHY])
     await harm_limit(bench.storage, bench.queue, "g")
 
     assert sorted(await complete_all(bench)) == sorted(HEALTHY)

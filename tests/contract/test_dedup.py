@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.dedup import Dedup
-from penstock.core.job import Annex, Dependency, Enqueued
+from penstock.core.job import Dependency, Enqueued, Extras
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome
 from penstock.storage.values import Finished
@@ -309,8 +309,8 @@ async def test_a_key_that_changes_its_time_twice_in_one_call_leaves_nothing_behi
 async def test_a_key_does_not_stand_for_a_job_that_failed_as_it_came(bench: Bench) -> None:
     """A debounce cancels the job that stands for the key, and the newcomer was to wait for that one."""
     await bench.put("a", dedup=SIMPLE)
-    annex = Annex(flow="flow", has_dependencies=True)
-    answer = await bench.put("b", dedup=DEBOUNCE, after=(Dependency(bench.queue, "a"),), annex=annex)
+    extras = Extras(flow="flow", has_dependencies=True)
+    answer = await bench.put("b", dedup=DEBOUNCE, after=(Dependency(bench.queue, "a"),), extras=extras)
     assert answer.state is State.FAILED
     assert await bench.storage.dedup_of(bench.queue, "key") is None
     assert not any((await bench.storage.check(bench.queue)).problems.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.job import Annex, Dependency
+from penstock.core.job import Dependency, Extras
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete, Suspend
@@ -49,7 +49,7 @@ async def test_waiting_jobs_go_first_in_order_then_scheduled_ones(bench: Bench) 
 @pytest.mark.parametrize("limit", [3, 1000])
 async def test_all_members_of_a_capped_group_are_removed(bench: Bench, limit: int) -> None:
     await bench.storage.limit(bench.queue, "*", Limit(concurrency=1))
-    await bench.put_all([bench.new(f"j{i}", annex=Annex(group="g")) for i in range(10)])
+    await bench.put_all([bench.new(f"j{i}", extras=Extras(group="g")) for i in range(10)])
     await bench.put("later", delay_ms=MINUTE_MS)
     await bench.events()
 
@@ -68,7 +68,7 @@ async def test_all_members_of_a_capped_group_are_removed(bench: Bench, limit: in
 
 async def test_a_member_that_is_unblocked_while_it_goes_on_is_removed(bench: Bench) -> None:
     await bench.storage.limit(bench.queue, "*", Limit(concurrency=1))
-    await bench.put_all([bench.new(f"j{i}", annex=Annex(group="g")) for i in range(10)])
+    await bench.put_all([bench.new(f"j{i}", extras=Extras(group="g")) for i in range(10)])
 
     bulk = await bench.storage.drain(bench.queue, limit=3)
     await bench.settle(await bench.claim(), Complete())
@@ -80,8 +80,8 @@ async def test_a_member_that_is_unblocked_while_it_goes_on_is_removed(bench: Ben
 
 async def test_jobs_that_wait_for_others_or_for_a_signal_stay(bench: Bench) -> None:
     await bench.bring(S.ACTIVE, "child")
-    tied = Annex(flow="flow", has_dependencies=True)
-    await bench.put("parent", after=(Dependency(bench.queue, "child"),), annex=tied)
+    tied = Extras(flow="flow", has_dependencies=True)
+    await bench.put("parent", after=(Dependency(bench.queue, "child"),), extras=tied)
     lease = await bench.bring(S.ACTIVE, "suspended")
     assert lease
     await bench.settle(lease, Suspend("go"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.job import Annex, Conflict, Enqueued, NewJob, Options
+from penstock.core.job import Conflict, Enqueued, Extras, NewJob, Options
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.core.outcome import Complete, Fail
 from penstock.storage.values import Report, Ticket
@@ -263,7 +263,7 @@ async def test_an_incarnation_never_comes_back_even_after_obliterate(bench: Benc
 
 
 @pytest.mark.parametrize(
-    "first", [{"delay_ms": MINUTE_MS}, {"annex": Annex(holds={"reader": MINUTE_MS})}, {}]
+    "first", [{"delay_ms": MINUTE_MS}, {"extras": Extras(holds={"reader": MINUTE_MS})}, {}]
 )
 async def test_an_id_given_twice_in_a_call_goes_in_once(bench: Bench, first: dict[str, Any]) -> None:
     answers = await bench.put_all([bench.new("job", **first), bench.new("job")])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.core.flow import NOTHING_TO_WAIT_FOR, DependencyRecord, Node, woven
-from penstock.core.job import Annex, Dependency, Lease, NewJob, Options, Policy
+from penstock.core.job import Dependency, Extras, Lease, NewJob, Options, Policy
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Failure, Release, Snooze
 from penstock.errors import JobNotFound
@@ -21,7 +21,7 @@ E, S = EventType, State
 def after(bench: Bench, *ids: str, policy: Policy = "fail", flow: str = "flow") -> dict[str, Any]:
     return {
         "after": tuple(Dependency(bench.queue, id, policy) for id in ids),
-        "annex": Annex(flow=flow, has_dependencies=True),
+        "extras": Extras(flow=flow, has_dependencies=True),
     }
 
 
@@ -858,15 +858,15 @@ async def test_a_flow_node_keeps_what_the_user_said_of_it(bench: Bench) -> None:
             child.queue,
             NewJob(
                 "a", b"payload", Options(task="t", attempts=7), priority=3, ttl_ms=MINUTE_MS, run_id="run",
-                annex=Annex(headers={"x": "y"}),
+                extras=Extras(headers={"x": "y"}),
             ),
         ),
     )  # fmt: skip
     job = await child.job("a")
     assert (job.payload, job.options.task, job.options.attempts) == (b"payload", "t", 7)
     assert (job.priority, job.run_id, job.expires_at_ms - job.enqueued_at_ms) == (3, "run", MINUTE_MS)
-    assert job.annex is not None
-    assert job.annex.headers == {"x": "y"}
+    assert job.extras is not None
+    assert job.extras.headers == {"x": "y"}
     await child.storage.change(child.queue, "a", Change(priority=1))
     assert (await child.job("a")).priority == 1
 
@@ -910,7 +910,7 @@ async def test_a_claim_that_unblocks_others_on_its_way_names_the_right_tokens(be
     parent = Node(bench.queue, bench.new("parent", after=(waits,)))
     await put_flow(bench, parent, child)
     await bench.put("plain")
-    await bench.put("grouped", annex=Annex(group="g"))
+    await bench.put("grouped", extras=Extras(group="g"))
     await bench.shift(MINUTE_MS)
 
     leases = await bench.claim_all(10)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.job import Annex, Lease
+from penstock.core.job import Extras, Lease
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Bucket, GroupState, Limit, Rate
 from penstock.core.outcome import Complete, Fail, Limited, Release, Snooze, Suspend
@@ -24,8 +24,8 @@ LONG_MS = 100 * MINUTE_MS
 
 
 async def put(bench: Bench, *ids: str, key: str = "key", cost: int = 1, **fields: Any) -> None:
-    annex = Annex(group=key, cost=cost)
-    await bench.put_all([bench.new(id, annex=annex, **fields) for id in ids])
+    extras = Extras(group=key, cost=cost)
+    await bench.put_all([bench.new(id, extras=extras, **fields) for id in ids])
 
 
 async def claim(bench: Bench, count: int = 100) -> list[Lease]:
@@ -53,7 +53,7 @@ async def sound(bench: Bench) -> bool:
 
 
 async def test_every_event_of_a_member_names_its_group(bench: Bench) -> None:
-    retried, failing, other = (bench.new(id, annex=Annex(group="g"), attempts=2) for id in ("a", "b", "c"))
+    retried, failing, other = (bench.new(id, extras=Extras(group="g"), attempts=2) for id in ("a", "b", "c"))
     await bench.put_all([retried, failing, other, bench.new("alone")])
     first, second, third, alone = [await bench.claim() for _ in range(4)]
     await bench.settle(first, Snooze(0))
@@ -398,7 +398,7 @@ async def test_a_member_delayed_while_it_waits_gives_its_slot_up(bench: Bench) -
 
     assert await bench.storage.change(bench.queue, "a", Change(delay_ms=MINUTE_MS)) == "changed"
     assert await ids(bench) == ["b"]
-    await bench.put("b2", annex=Annex(group="key"))
+    await bench.put("b2", extras=Extras(group="key"))
     await bench.shift(MINUTE_MS)
     assert await ids(bench) == []
     assert await bench.ids(S.BLOCKED) == ["b2", "a"]
@@ -544,13 +544,13 @@ async def test_a_bucket_is_charged_what_jobs_cost_and_refills_with_time(bench: B
 
 async def test_a_cost_above_the_capacity_is_refused_with_the_whole_call(bench: Bench) -> None:
     await limit(bench, Limit(bucket=Bucket(10, 1, 1000)))
-    annex = Annex(group="key", cost=11)
+    extras = Extras(group="key", cost=11)
 
     with pytest.raises(CostTooHigh, match=r"costs 11.*holds 10"):
-        await bench.put_all([bench.new("fine"), bench.new("dear", annex=annex)])
+        await bench.put_all([bench.new("fine"), bench.new("dear", extras=extras)])
 
     assert await bench.counts() == {}
-    await bench.put("dear", annex=Annex(group="other", cost=11))
+    await bench.put("dear", extras=Extras(group="other", cost=11))
 
 
 async def test_a_bucket_set_later_charges_a_dear_job_all_it_holds(bench: Bench) -> None:
@@ -727,8 +727,8 @@ async def test_a_check_finds_and_mends_nothing_wrong(bench: Bench) -> None:
 
 async def test_members_of_many_groups_go_in_and_out_together(bench: Bench) -> None:
     await limit(bench, Limit(concurrency=2), key="*")
-    jobs = [bench.new(f"{group}{n}", annex=Annex(group=group)) for n in range(4) for group in "xyz"]
-    plain = [bench.new("plain"), bench.new("traced", annex=Annex(headers={"a": "b"}))]
+    jobs = [bench.new(f"{group}{n}", extras=Extras(group=group)) for n in range(4) for group in "xyz"]
+    plain = [bench.new("plain"), bench.new("traced", extras=Extras(headers={"a": "b"}))]
 
     answers = await bench.put_all([*jobs, *plain])
 

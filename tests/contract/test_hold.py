@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.job import Annex
+from penstock.core.job import Extras
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail, Outcome
 from penstock.storage.values import Change, QueueSettings, Report, Settlement
@@ -13,7 +13,7 @@ from tests.contract.factories import BOOM, MINUTE_MS, TERMINAL_STATES, Bench, re
 
 S = State
 DAY_MS = 24 * 60 * MINUTE_MS
-LEDGER = Annex(holds={"ledger": DAY_MS})
+LEDGER = Extras(holds={"ledger": DAY_MS})
 
 
 async def finished(bench: Bench, id: str = "job", **fields: object) -> None:
@@ -36,7 +36,7 @@ async def swept(bench: Bench, after_ms: int) -> None:
 @pytest.mark.parametrize("state", TERMINAL_STATES)
 @pytest.mark.parametrize("ttl_ms", [0, MINUTE_MS])
 async def test_a_held_job_outlives_its_own_ttl(bench: Bench, state: State, ttl_ms: int) -> None:
-    await bench.bring(state, annex=LEDGER, result_ttl_ms=ttl_ms, failure_ttl_ms=ttl_ms)
+    await bench.bring(state, extras=LEDGER, result_ttl_ms=ttl_ms, failure_ttl_ms=ttl_ms)
 
     await swept(bench, 2 * MINUTE_MS)
 
@@ -47,7 +47,7 @@ async def test_a_held_job_outlives_its_own_ttl(bench: Bench, state: State, ttl_m
 
 
 async def test_a_job_released_is_kept_as_its_own_ttl_says(bench: Bench) -> None:
-    await finished(bench, annex=LEDGER, result_ttl_ms=5 * MINUTE_MS)
+    await finished(bench, extras=LEDGER, result_ttl_ms=5 * MINUTE_MS)
 
     assert await bench.storage.release(bench.queue, "ledger", ["job"]) == ["released"]
 
@@ -61,7 +61,7 @@ async def test_a_job_released_is_kept_as_its_own_ttl_says(bench: Bench) -> None:
 
 
 async def test_every_consumer_must_release_it(bench: Bench) -> None:
-    await finished(bench, annex=Annex(holds={"ledger": DAY_MS, "audit": 2 * DAY_MS}), result_ttl_ms=0)
+    await finished(bench, extras=Extras(holds={"ledger": DAY_MS, "audit": 2 * DAY_MS}), result_ttl_ms=0)
     await bench.storage.release(bench.queue, "ledger", ["job"])
     await swept(bench, MINUTE_MS)
     assert await bench.state() is S.COMPLETED
@@ -72,7 +72,7 @@ async def test_every_consumer_must_release_it(bench: Bench) -> None:
 
 
 async def test_an_abandoned_hold_ends_by_its_ttl(bench: Bench) -> None:
-    await finished(bench, annex=LEDGER, result_ttl_ms=MINUTE_MS)
+    await finished(bench, extras=LEDGER, result_ttl_ms=MINUTE_MS)
     await swept(bench, DAY_MS - MINUTE_MS)
     assert await bench.state() is S.COMPLETED
     await swept(bench, MINUTE_MS)
@@ -81,19 +81,19 @@ async def test_an_abandoned_hold_ends_by_its_ttl(bench: Bench) -> None:
 
 
 async def test_a_hold_that_lapses_before_the_job_is_forgotten_is_gone(bench: Bench) -> None:
-    await finished(bench, annex=Annex(holds={"ledger": MINUTE_MS}))
+    await finished(bench, extras=Extras(holds={"ledger": MINUTE_MS}))
     await swept(bench, MINUTE_MS)
     assert await held(bench) == []
     job = await bench.job()
-    assert (job.state, job.annex) == (S.COMPLETED, None)
+    assert (job.state, job.extras) == (S.COMPLETED, None)
 
 
 @pytest.mark.parametrize("keep", [0, 1])
 async def test_pruning_by_count_passes_over_held_jobs(bench: Bench, keep: int) -> None:
     await bench.storage.configure(bench.queue, QueueSettings(keep_completed=keep, keep_failed=keep))
     for id in ("held 1", "free 1", "held 2", "free 2"):
-        await finished(bench, id, annex=LEDGER if id.startswith("held") else None)
-    await bench.bring(S.FAILED, "held failure", annex=LEDGER)
+        await finished(bench, id, extras=LEDGER if id.startswith("held") else None)
+    await bench.bring(S.FAILED, "held failure", extras=LEDGER)
 
     await swept(bench, 1)
 
@@ -105,7 +105,7 @@ async def test_pruning_by_count_passes_over_held_jobs(bench: Bench, keep: int) -
 
 
 async def test_clean_leaves_held_jobs_alone_and_remove_does_not(bench: Bench) -> None:
-    await finished(bench, "held", annex=LEDGER)
+    await finished(bench, "held", extras=LEDGER)
     await finished(bench, "free")
     assert (await bench.storage.clean(bench.queue, S.COMPLETED)).done == 1
     assert await held(bench) == ["held"]
@@ -147,7 +147,7 @@ async def test_a_job_past_its_time_can_be_neither_held_nor_released(bench: Bench
 
 
 async def test_releasing_what_is_not_held_says_so(bench: Bench) -> None:
-    await finished(bench, annex=LEDGER)
+    await finished(bench, extras=LEDGER)
     await finished(bench, "free")
     answers = await bench.storage.release(bench.queue, "audit", ["job", "free", "nobody"])
     assert answers == ["not_held", "not_held", "not_found"]
@@ -157,7 +157,7 @@ async def test_releasing_what_is_not_held_says_so(bench: Bench) -> None:
 async def test_held_jobs_come_in_pages_in_the_order_they_ended(bench: Bench) -> None:
     ids = [f"job {number}" for number in range(5)]
     for id in ids:
-        await finished(bench, id, annex=LEDGER)
+        await finished(bench, id, extras=LEDGER)
         await bench.shift(1)
     first = await bench.storage.held(bench.queue, "ledger", limit=2)
     assert [(job.id, job.result) for job in first.jobs] == [("job 0", b"result"), ("job 1", b"result")]
@@ -177,15 +177,15 @@ HEADERS = {
 }
 
 
-async def bring_run(bench: Bench, annex: Annex) -> list[str]:
+async def bring_run(bench: Bench, extras: Extras) -> list[str]:
     """Run three jobs of a run to their ends, looking at what the worker and the log are told of them."""
     ids = ["first", "second", "third"]
     fields = {"run_id": "run", "conflict": redispatch(), "task": "score"}
-    jobs = [bench.new(id, payload=id.encode(), annex=annex, write_id=f"of {id}", **fields) for id in ids]
+    jobs = [bench.new(id, payload=id.encode(), extras=extras, write_id=f"of {id}", **fields) for id in ids]
     assert [answer.status for answer in await bench.put_all(jobs)] == ["queued"] * 3
     leases = await bench.claim_all()
-    assert [(lease.id, lease.run_id, lease.payload, lease.annex) for lease in leases] == [
-        (id, "run", id.encode(), annex) for id in ids
+    assert [(lease.id, lease.run_id, lease.payload, lease.extras) for lease in leases] == [
+        (id, "run", id.encode(), extras) for id in ids
     ]
     outcomes: tuple[Outcome, ...] = (Complete(b"short"), Complete(b"long" * 100), Fail(BOOM, final=True))
     settled = [
@@ -209,8 +209,8 @@ async def bring_run(bench: Bench, annex: Annex) -> list[str]:
 async def test_jobs_of_a_run_keep_all_but_the_hold_that_is_released(
     bench: Bench, headers: dict[str, str], group: str
 ) -> None:
-    annex = Annex(headers=headers, holds={"ledger": DAY_MS, "audit": 2 * DAY_MS}, flow="flow", group=group)
-    ids = await bring_run(bench, annex)
+    extras = Extras(headers=headers, holds={"ledger": DAY_MS, "audit": 2 * DAY_MS}, flow="flow", group=group)
+    ids = await bring_run(bench, extras)
     before = await bench.storage.get(bench.queue, ids)
     assert await held(bench) == ids
 
@@ -218,12 +218,12 @@ async def test_jobs_of_a_run_keep_all_but_the_hold_that_is_released(
 
     assert answers == ["released", "released", "released", "not_held", "not_found"]
     assert (await held(bench, "ledger"), await held(bench, "audit")) == ([], ids)
-    left = Annex(headers=headers, holds={"audit": 2 * DAY_MS}, flow="flow", group=group)
-    assert await bench.storage.get(bench.queue, ids) == [replace(job, annex=left) for job in before if job]
+    left = Extras(headers=headers, holds={"audit": 2 * DAY_MS}, flow="flow", group=group)
+    assert await bench.storage.get(bench.queue, ids) == [replace(job, extras=left) for job in before if job]
     await bench.storage.release(bench.queue, "audit", ids)
-    left = Annex(headers=headers, flow="flow", group=group)
+    left = Extras(headers=headers, flow="flow", group=group)
     after = [job for job in await bench.storage.get(bench.queue, ids) if job]
-    assert [(job.annex, job.run_id, job.write_id) for job in after] == [
+    assert [(job.extras, job.run_id, job.write_id) for job in after] == [
         (left, "run", f"of {id}") for id in ids
     ]
     assert [job.kept_until_ms - job.finished_at_ms for job in after] == [
@@ -233,25 +233,25 @@ async def test_jobs_of_a_run_keep_all_but_the_hold_that_is_released(
 
 
 async def test_a_job_that_reported_usage_keeps_it_when_it_is_released(bench: Bench) -> None:
-    lease = await bench.bring(S.ACTIVE, annex=Annex(headers={"key": "[1]"}, holds={"ledger": DAY_MS}))
+    lease = await bench.bring(S.ACTIVE, extras=Extras(headers={"key": "[1]"}, holds={"ledger": DAY_MS}))
     assert lease
     await bench.storage.report(bench.queue, [Report("job", lease.token, usage={"tokens": 5})])
     await bench.settle(lease, Complete(b"result"))
     assert await bench.storage.release(bench.queue, "ledger", ["job", "job"]) == ["released", "not_held"]
-    assert (await bench.job()).annex == Annex(headers={"key": "[1]"}, usage={"tokens": 5})
+    assert (await bench.job()).extras == Extras(headers={"key": "[1]"}, usage={"tokens": 5})
     assert await held(bench) == []
     await swept(bench, 1)
 
 
 async def test_a_job_of_a_run_that_its_group_blocks_is_held_when_it_ends(bench: Bench) -> None:
-    annex = Annex(headers={"key": "[1]"}, holds={"ledger": DAY_MS}, group="group")
+    extras = Extras(headers={"key": "[1]"}, holds={"ledger": DAY_MS}, group="group")
     await bench.storage.pause(bench.queue, group="group")
-    await bench.put(annex=annex, run_id="run", write_id="write", conflict=redispatch())
+    await bench.put(extras=extras, run_id="run", write_id="write", conflict=redispatch())
     job = await bench.job()
-    assert (job.state, job.run_id, job.annex) == (S.BLOCKED, "run", annex)
+    assert (job.state, job.run_id, job.extras) == (S.BLOCKED, "run", extras)
     await bench.storage.resume(bench.queue, group="group")
     lease = await bench.claim()
-    assert (lease.run_id, lease.annex) == ("run", annex)
+    assert (lease.run_id, lease.extras) == ("run", extras)
     await bench.settle(lease, Complete(b"result"))
     assert {event.run_id for event in await bench.events() if event.id} == {"run"}
     assert await held(bench) == ["job"]
@@ -259,7 +259,7 @@ async def test_a_job_of_a_run_that_its_group_blocks_is_held_when_it_ends(bench: 
 
 
 async def test_a_retried_job_is_held_again_when_it_ends_again(bench: Bench) -> None:
-    await bench.bring(S.FAILED, annex=LEDGER)
+    await bench.bring(S.FAILED, extras=LEDGER)
     await bench.storage.retry(bench.queue, ["job"])
     assert await held(bench) == []
     await bench.settle(await bench.claim(), Complete(b"now"))
@@ -268,19 +268,19 @@ async def test_a_retried_job_is_held_again_when_it_ends_again(bench: Bench) -> N
 
 
 async def test_a_new_life_has_the_holds_of_its_enqueue(bench: Bench) -> None:
-    await bench.bring(S.FAILED, annex=LEDGER)
+    await bench.bring(S.FAILED, extras=LEDGER)
     await bench.put()
     assert await held(bench) == []
     await bench.settle(await bench.claim(), Fail(BOOM, final=True))
     assert await held(bench) == []
-    await bench.put(annex=LEDGER)
+    await bench.put(extras=LEDGER)
     await bench.settle(await bench.claim(), Fail(BOOM, final=True))
     assert await held(bench) == ["job"]
     await swept(bench, 1)
 
 
 async def test_a_rerun_is_held_as_the_job_was(bench: Bench) -> None:
-    lease = await bench.bring(S.ACTIVE, annex=LEDGER)
+    lease = await bench.bring(S.ACTIVE, extras=LEDGER)
     assert lease
     await bench.put(conflict=redispatch())
     await bench.settle(lease, Complete(b"first"))
@@ -291,7 +291,7 @@ async def test_a_rerun_is_held_as_the_job_was(bench: Bench) -> None:
 
 
 async def test_obliterate_forgets_all_holds(bench: Bench) -> None:
-    await finished(bench, annex=LEDGER)
+    await finished(bench, extras=LEDGER)
     await bench.storage.obliterate(bench.queue)
     assert await held(bench) == []
     await swept(bench, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.job import Annex
+from penstock.core.job import Extras
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Limited
 from penstock.storage.values import Held, Settled, Take
@@ -46,7 +46,7 @@ async def test_running_jobs_of_a_paused_queue_go_on(bench: Bench) -> None:
 @pytest.mark.parametrize("group", ["", "g"])
 async def test_a_pause_for_a_time_ends_by_itself(bench: Bench, group: str) -> None:
     await bench.storage.pause(bench.queue, group=group, duration_ms=MINUTE_MS)
-    await bench.put(annex=Annex(group="g"))
+    await bench.put(extras=Extras(group="g"))
 
     claimed = await bench.storage.claim(bench.queue, Take("w", 1, LEASE_MS))
     assert (claimed.leases, claimed.paused) == ([], False)
@@ -61,7 +61,7 @@ async def test_a_pause_for_a_time_ends_by_itself(bench: Bench, group: str) -> No
 async def test_a_shorter_pause_does_not_shorten_a_longer_one(bench: Bench, group: str) -> None:
     for minutes in (2, 1):
         await bench.storage.pause(bench.queue, group=group, duration_ms=minutes * MINUTE_MS)
-    await bench.put(annex=Annex(group="g"))
+    await bench.put(extras=Extras(group="g"))
     await bench.shift(MINUTE_MS + 1)
     assert await bench.claim_all() == []
     await bench.shift(MINUTE_MS)
@@ -70,7 +70,7 @@ async def test_a_shorter_pause_does_not_shorten_a_longer_one(bench: Bench, group
 
 @pytest.mark.parametrize("group", ["", "g"])
 async def test_resume_ends_a_pause_for_a_time_and_one_without_end(bench: Bench, group: str) -> None:
-    await bench.put(annex=Annex(group="g"))
+    await bench.put(extras=Extras(group="g"))
     await bench.storage.pause(bench.queue, group=group, duration_ms=MINUTE_MS)
     await bench.storage.pause(bench.queue, group=group)
     assert await bench.claim_all() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.job import Annex, Conflict, Dependency, Job
+from penstock.core.job import Conflict, Dependency, Extras, Job
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.core.outcome import Complete, Fail
 from penstock.storage.values import Unchanged
@@ -68,7 +68,7 @@ async def test_a_job_that_was_retried_and_has_failed_again_stays(bench: Bench) -
 
 
 async def test_a_job_that_another_consumer_holds_stays(bench: Bench) -> None:
-    await bench.bring(S.COMPLETED, annex=Annex(holds={"ledger": MINUTE_MS, "archive": 9 * MINUTE_MS}))
+    await bench.bring(S.COMPLETED, extras=Extras(holds={"ledger": MINUTE_MS, "archive": 9 * MINUTE_MS}))
     read = as_read(await bench.job())
 
     assert await remove(bench, read) == ["held"]
@@ -81,8 +81,8 @@ async def test_a_job_that_another_consumer_holds_stays(bench: Bench) -> None:
 
 
 async def test_a_hold_that_has_lapsed_holds_nothing(bench: Bench) -> None:
-    annex = Annex(holds={"ledger": MINUTE_MS, "archive": 9 * MINUTE_MS})
-    await bench.bring(S.COMPLETED, annex=annex)
+    extras = Extras(holds={"ledger": MINUTE_MS, "archive": 9 * MINUTE_MS})
+    await bench.bring(S.COMPLETED, extras=extras)
     await bench.shift(2 * MINUTE_MS)
 
     assert await remove(bench, as_read(await bench.job()), consumer="archive") == ["removed"]
@@ -101,8 +101,8 @@ async def test_a_batch_acts_item_after_item(bench: Bench) -> None:
 
 async def test_who_waits_for_the_retry_of_a_failed_job_is_told(bench: Bench) -> None:
     await bench.bring(S.FAILED, "child")
-    tied = Annex(flow="f", has_dependencies=True)
-    await bench.put("parent", after=(Dependency(bench.queue, "child", "wait"),), annex=tied)
+    tied = Extras(flow="f", has_dependencies=True)
+    await bench.put("parent", after=(Dependency(bench.queue, "child", "wait"),), extras=tied)
     assert await bench.state("parent") is S.BLOCKED
 
     assert await remove(bench, as_read(await bench.job("child"))) == ["removed"]

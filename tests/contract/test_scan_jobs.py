@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.job import Annex, Job
+from penstock.core.job import Extras, Job
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
 from tests.contract.factories import Bench
@@ -34,7 +34,7 @@ async def test_a_queue_nobody_used_has_no_jobs(bench: Bench) -> None:
 async def test_jobs_of_all_states_are_given_as_get_gives_them(bench: Bench) -> None:
     await bench.bring_all()
     await bench.put(
-        "headed", payload=b"p", priority=-3, annex=Annex(headers={"a": "b"}), run_id="r", ttl_ms=9999
+        "headed", payload=b"p", priority=-3, extras=Extras(headers={"a": "b"}), run_id="r", ttl_ms=9999
     )
 
     found = {job.id: job for job in await scan(bench)}
@@ -129,7 +129,7 @@ async def test_a_light_scan_leaves_out_payload_and_result(bench: Bench, result: 
     await bench.put("plain", payload=b"payload")
     lease = await bench.claim()
     await bench.settle(lease, Complete(result))
-    await bench.put("rich", payload=b"payload", run_id="run", write_id="w", annex=Annex(headers={"a": "b"}))
+    await bench.put("rich", payload=b"payload", run_id="run", write_id="w", extras=Extras(headers={"a": "b"}))
     heavy = await scan(bench)
 
     light = {job.id: job for job in await scan(bench, light=True)}
@@ -139,6 +139,6 @@ async def test_a_light_scan_leaves_out_payload_and_result(bench: Bench, result: 
     assert light["plain"].state is S.COMPLETED
     for job in heavy:
         shown = light[job.id]
-        assert (shown.incarnation, shown.options, shown.annex, shown.run_id, shown.write_id) == (
-            (job.incarnation, job.options, job.annex, job.run_id, job.write_id)
+        assert (shown.incarnation, shown.options, shown.extras, shown.run_id, shown.write_id) == (
+            (job.incarnation, job.options, job.extras, job.run_id, job.write_id)
         )

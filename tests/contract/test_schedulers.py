@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.core.dedup import Dedup
-from penstock.core.job import Annex, NewJob
+from penstock.core.job import Extras, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Bucket, Limit
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome
@@ -48,8 +48,8 @@ class Clockwork:
         return await self.storage.fire(self.queue, "tick", slot_ms=slot_ms, next_ms=next_ms, job=job)
 
     async def fire_repeating(self, slot_ms: int, id: str = "job", **fields: Any) -> Fired:
-        annex = Annex(scheduler="tick", slot_ms=slot_ms, repeats=True)
-        return await self.fire(slot_ms, id=id, annex=annex, **fields)
+        extras = Extras(scheduler="tick", slot_ms=slot_ms, repeats=True)
+        return await self.fire(slot_ms, id=id, extras=extras, **fields)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ async def test_a_sweep_names_what_is_due_and_when_the_next_slot_comes(clockwork:
 async def test_a_fire_puts_in_the_job_and_moves_on(clockwork: Clockwork) -> None:
     slot = await clockwork.put()
     fired = await clockwork.fire(
-        slot, slot + HOUR_MS, payload=b"payload", annex=Annex(slot_ms=slot, scheduler="tick")
+        slot, slot + HOUR_MS, payload=b"payload", extras=Extras(slot_ms=slot, scheduler="tick")
     )
     assert fired.fired
     assert fired.enqueued is not None
@@ -143,7 +143,7 @@ async def test_a_fire_puts_in_the_job_and_moves_on(clockwork: Clockwork) -> None
     found = await clockwork.look()
     assert (found.next_ms, found.fired, found.last_id, found.awaiting) == (slot + HOUR_MS, 1, "job", False)
     lease = await clockwork.bench.claim()
-    assert (lease.payload, lease.annex) == (b"payload", Annex(slot_ms=slot, scheduler="tick"))
+    assert (lease.payload, lease.extras) == (b"payload", Extras(slot_ms=slot, scheduler="tick"))
 
 
 async def test_a_slot_is_fired_once(clockwork: Clockwork) -> None:
@@ -187,10 +187,10 @@ async def test_a_slot_whose_job_costs_too_much_is_refused_and_stays_due(clockwor
     slot = await clockwork.put()
     before = await clockwork.bench.picture()
     with pytest.raises(CostTooHigh, match=r"costs 11.*holds 10"):
-        await clockwork.fire(slot, slot + 1, annex=Annex(group="narrow", cost=11))
+        await clockwork.fire(slot, slot + 1, extras=Extras(group="narrow", cost=11))
     assert await clockwork.bench.picture() == before
     assert ((await clockwork.look()).next_ms, (await clockwork.look()).fired) == (slot, 0)
-    assert (await clockwork.fire(slot, slot + 1, annex=Annex(group="narrow", cost=10))).fired
+    assert (await clockwork.fire(slot, slot + 1, extras=Extras(group="narrow", cost=10))).fired
 
 
 async def test_after_the_limit_there_is_no_slot(clockwork: Clockwork) -> None:

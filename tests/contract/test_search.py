@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.job import Annex
+from penstock.core.job import Extras
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail, Failure
 from penstock.storage.pages import Found, Query
@@ -147,7 +147,7 @@ async def test_a_job_that_is_not_failed_any_more_is_not_found_by_its_error(bench
 
 
 async def test_a_job_that_fails_otherwise_the_next_time_is_found_by_that(bench: Bench) -> None:
-    await fail(bench, "job", "First", annex=Annex(headers={"a": "b"}))
+    await fail(bench, "job", "First", extras=Extras(headers={"a": "b"}))
     await bench.storage.retry(bench.queue, ["job"])
     await bench.settle(await bench.claim(), Fail(Failure("Second", ""), final=True))
     assert await bench.storage.errors(bench.queue) == {"Second": 1}

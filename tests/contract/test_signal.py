@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.job import Annex, Lease
+from penstock.core.job import Extras, Lease
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Fail, Snooze, Suspend
 from penstock.storage.values import Settled
@@ -34,9 +34,9 @@ async def test_a_suspended_job_is_blocked_by_a_signal_and_nobody_gets_it(bench: 
     job = await bench.job()
 
     assert (await bench.state(), job.blocked_by) == (S.BLOCKED, "signal")
-    assert job.annex
-    assert (job.annex.awaits, job.annex.step) == ("go", "ship")
-    assert job.annex.awaits_until_ms > job.claimed_at_ms + MINUTE_MS - 1
+    assert job.extras
+    assert (job.extras.awaits, job.extras.step) == ("go", "ship")
+    assert job.extras.awaits_until_ms > job.claimed_at_ms + MINUTE_MS - 1
     assert (job.failures, job.stalls) == (0, 0)
     assert await bench.claim_all() == []
 
@@ -63,7 +63,7 @@ async def test_the_signal_resumes_the_job_and_its_data_comes_with_the_next_run(b
     [seen] = await bench.events()
     assert (seen.type, seen.state, seen.data) == (E.SIGNALLED, S.WAITING, '{"signal":"go"}')
     lease = await bench.claim()
-    assert lease.annex == Annex(step="ship", received="go")
+    assert lease.extras == Extras(step="ship", received="go")
     assert (lease.signal, lease.run) == (DATA, 2)
 
 
@@ -82,7 +82,7 @@ async def test_signal_and_data_stay_with_the_job_through_failure_stall_and_retry
 
     lease = await bench.claim()
     assert lease.signal == DATA
-    assert lease.annex == Annex(received="go")
+    assert lease.extras == Extras(received="go")
 
 
 async def test_the_next_suspension_forgets_the_last_signal(bench: Bench) -> None:
@@ -92,7 +92,7 @@ async def test_the_next_suspension_forgets_the_last_signal(bench: Bench) -> None
     await bench.settle(await bench.claim(), Suspend("again"))
 
     job = await bench.job()
-    assert job.annex == Annex(awaits="again")
+    assert job.extras == Extras(awaits="again")
     await send(bench, "again", b"2")
     assert (await bench.claim()).signal == b"2"
 
@@ -112,7 +112,7 @@ async def test_a_signal_that_comes_early_is_kept(bench: Bench, state: State) -> 
 
     assert await bench.seen() == [Seen(E.SIGNALLED, "job", state)]
     job = await bench.job()
-    assert job.annex == Annex(kept=1)
+    assert job.extras == Extras(kept=1)
     assert await bench.state() is state
 
 
@@ -128,10 +128,10 @@ async def test_a_kept_signal_is_consumed_by_the_suspension_that_asks_for_it(benc
 
     assert await bench.seen() == [Seen(E.SUSPENDED, "job", S.WAITING)]
     lease = await bench.claim()
-    assert (lease.annex, lease.signal) == (Annex(received="go", kept=2), b"1")
+    assert (lease.extras, lease.signal) == (Extras(received="go", kept=2), b"1")
     await bench.settle(lease, Suspend("go"))
     lease = await bench.claim()
-    assert (lease.annex, lease.signal) == (Annex(received="go", kept=1), b"2")
+    assert (lease.extras, lease.signal) == (Extras(received="go", kept=1), b"2")
     await bench.settle(lease, Suspend("go"))
     assert await bench.state() is S.BLOCKED
     assert await send(bench, "third") == "kept"
@@ -142,7 +142,7 @@ async def test_signals_of_other_names_do_not_resume(bench: Bench) -> None:
     assert await send(bench, "stop") == "kept"
     assert await bench.state() is S.BLOCKED
     assert await send(bench, "go") == "resumed"
-    assert (await bench.job()).annex == Annex(received="go", kept=1)
+    assert (await bench.job()).extras == Extras(received="go", kept=1)
 
 
 async def test_a_hundred_signals_are_kept_and_no_more(bench: Bench) -> None:
@@ -186,7 +186,7 @@ async def test_a_timeout_lets_the_job_run_without_the_signal(bench: Bench) -> No
     assert swept.unblocked == 1
     assert await bench.seen() == [Seen(E.UNBLOCKED, "job", S.WAITING)]
     lease = await bench.claim()
-    assert (lease.annex, lease.signal) == (Annex(step="remind", timed_out=True), None)
+    assert (lease.extras, lease.signal) == (Extras(step="remind", timed_out=True), None)
     assert await send(bench) == "kept"
 
 
@@ -233,7 +233,7 @@ async def test_of_signals_and_sweeps_at_once_exactly_one_resumes_each_job(bench:
     leases = await bench.claim_all()
     assert sorted(lease.id for lease in leases) == sorted(ids)
     assert sum(lease.signal is not None for lease in leases) == len(resumed)
-    assert sum(lease.annex is not None and lease.annex.timed_out for lease in leases) == 20 - len(resumed)
+    assert sum(lease.extras is not None and lease.extras.timed_out for lease in leases) == 20 - len(resumed)
 
 
 async def test_cancel_ends_a_suspended_job_and_its_timeout_with_it(bench: Bench) -> None:
@@ -250,7 +250,7 @@ async def test_a_job_that_is_to_be_cancelled_is_not_suspended(bench: Bench) -> N
     lease = await bench.claim()
     await bench.storage.cancel(bench.queue, ["job"])
     assert await bench.settle(lease, Suspend("go", step="next")) == Settled(True, S.CANCELLED)
-    assert (await bench.job()).annex is None
+    assert (await bench.job()).extras is None
 
 
 async def test_a_suspended_job_expires_by_its_ttl(bench: Bench) -> None:
@@ -277,7 +277,7 @@ async def test_a_suspended_job_can_be_removed_and_its_signals_with_it(bench: Ben
     await send(bench, "early")
     await bench.storage.remove(bench.queue, ["job"])
     await bench.put()
-    assert (await bench.job()).annex is None
+    assert (await bench.job()).extras is None
     await bench.settle(await bench.claim(), Suspend("early"))
     assert await bench.state() is S.BLOCKED
 
@@ -291,7 +291,7 @@ async def test_a_new_life_of_the_id_knows_nothing_of_old_signals(bench: Bench) -
     await bench.settle(lease, Complete(b""))
 
     lease = await bench.claim()
-    assert (lease.annex, lease.signal, lease.run) == (None, None, 1)
+    assert (lease.extras, lease.signal, lease.run) == (None, None, 1)
     await bench.settle(lease, Suspend("early"))
     assert await bench.state() is S.BLOCKED
 
@@ -327,16 +327,16 @@ async def test_a_repeated_settle_of_a_suspension_is_known_as_such(bench: Bench) 
 async def test_a_snooze_with_a_step_goes_on_there(bench: Bench) -> None:
     await bench.put()
     await bench.settle(await bench.claim(), Snooze(MINUTE_MS, "second"))
-    assert (await bench.job()).annex == Annex(step="second")
+    assert (await bench.job()).extras == Extras(step="second")
     await bench.shift(MINUTE_MS)
     lease = await bench.claim()
-    assert lease.annex == Annex(step="second")
+    assert lease.extras == Extras(step="second")
     await bench.settle(lease, Snooze(0))
-    assert (await bench.job()).annex == Annex(step="second")
+    assert (await bench.job()).extras == Extras(step="second")
     await bench.settle(await bench.claim(), Snooze(0, ""))
-    assert (await bench.job()).annex is None
+    assert (await bench.job()).extras is None
     lease = await bench.claim()
-    assert lease.annex is None
+    assert lease.extras is None
     assert await bench.settle(lease, Complete(b"")) == Settled(True, S.COMPLETED)
 
 
@@ -346,11 +346,11 @@ async def test_a_job_that_was_handed_back_says_in_which_run(bench: Bench) -> Non
     await bench.shift(MINUTE_MS)
     await bench.settle(await bench.claim(), Snooze(MINUTE_MS, unknown=True))
     job = await bench.job()
-    assert (job.runs, job.annex) == (2, Annex(step="second", unknown_run=2))
+    assert (job.runs, job.extras) == (2, Extras(step="second", unknown_run=2))
     assert (job.failures, job.failure, job.is_handed_back) == (0, None, True)
     await bench.shift(MINUTE_MS)
     lease = await bench.claim()
-    assert lease.annex == Annex(step="second", unknown_run=2)
+    assert lease.extras == Extras(step="second", unknown_run=2)
     assert not (await bench.job()).is_handed_back
     assert await bench.settle(lease, Complete(b"")) == Settled(True, S.COMPLETED)
     assert not (await bench.job()).is_handed_back
@@ -363,15 +363,17 @@ async def test_a_job_that_is_enqueued_again_was_not_handed_back(bench: Bench) ->
     await bench.settle(await bench.claim(), Fail(BOOM, final=True))
     await bench.put()
     job = await bench.job()
-    assert (job.runs, job.annex, job.is_handed_back) == (0, None, False)
+    assert (job.runs, job.extras, job.is_handed_back) == (0, None, False)
 
 
 async def test_steps_and_signals_stand_beside_what_the_user_said(bench: Bench) -> None:
-    said = Annex(cost=3, headers={"a": "ż"})
-    await bench.put(annex=said)
+    said = Extras(cost=3, headers={"a": "ż"})
+    await bench.put(extras=said)
     await bench.settle(await bench.claim(), Suspend("go", step="naïve step"))
     await send(bench)
-    assert (await bench.claim()).annex == Annex(cost=3, headers={"a": "ż"}, step="naïve step", received="go")
+    assert (await bench.claim()).extras == Extras(
+        cost=3, headers={"a": "ż"}, step="naïve step", received="go"
+    )
 
 
 async def test_a_queue_with_suspended_jobs_is_sound_and_can_be_obliterated(bench: Bench) -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.dedup import Dedup
-from penstock.core.job import STAGED_FROM_MS, Annex, Conflict, Dependency, NewJob, staged_at_ms
+from penstock.core.job import STAGED_FROM_MS, Conflict, Dependency, Extras, NewJob, staged_at_ms
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Limit
 from penstock.errors import InvalidOption
@@ -123,14 +123,14 @@ async def test_the_same_write_finds_its_own_jobs_whatever_became_of_them(bench: 
 async def test_an_enqueue_of_another_write_takes_the_place_of_a_staged_job(
     bench: Bench, mode: Any, write: str
 ) -> None:
-    await stage(bench, "job", payload=b"old", notify="ear", ttl_ms=5, annex=Annex(headers={"a": "b"}))
+    await stage(bench, "job", payload=b"old", notify="ear", ttl_ms=5, extras=Extras(headers={"a": "b"}))
     before = await bench.job()
     await bench.events()
 
     answer = await bench.put(payload=b"new", write_id=write, conflict=Conflict(mode=mode))
 
     job = await bench.job()
-    assert (answer.status, job.state, job.payload, job.annex) == ("queued", S.WAITING, b"new", None)
+    assert (answer.status, job.state, job.payload, job.extras) == ("queued", S.WAITING, b"new", None)
     assert job.incarnation > before.incarnation
     assert await bench.seen() == [Seen(E.ENQUEUED, "job", S.WAITING)]
     assert (await bench.storage.counts(bench.queue)).staged == 0
@@ -153,8 +153,8 @@ async def test_a_write_that_was_killed_does_not_block_the_next(bench: Bench) -> 
 
 async def test_who_depends_on_a_staged_job_that_is_replaced_is_told(bench: Bench) -> None:
     await stage(bench, "job")
-    tied = Annex(flow="f", has_dependencies=True)
-    await bench.put("parent", after=(Dependency(bench.queue, "job"),), annex=tied)
+    tied = Extras(flow="f", has_dependencies=True)
+    await bench.put("parent", after=(Dependency(bench.queue, "job"),), extras=tied)
     assert (await bench.job("parent")).blocked_by == "children"
 
     await bench.put("job")
@@ -164,8 +164,8 @@ async def test_who_depends_on_a_staged_job_that_is_replaced_is_told(bench: Bench
 
 async def test_the_same_write_is_known_in_a_call_in_which_another_job_waits_for_its_own(bench: Bench) -> None:
     await stage(bench, "job")
-    tied = Annex(flow="f", has_dependencies=True)
-    parent = bench.new("parent", after=(Dependency(bench.queue, "job"),), annex=tied)
+    tied = Extras(flow="f", has_dependencies=True)
+    parent = bench.new("parent", after=(Dependency(bench.queue, "job"),), extras=tied)
 
     answers = await bench.put_all([parent, bench.new("job", write_id="w1")])
 
@@ -229,8 +229,8 @@ async def test_a_ttl_counts_from_the_release(bench: Bench) -> None:
 
 async def test_priority_lifo_cost_group_and_hold_come_with_it(bench: Bench) -> None:
     await bench.storage.limit(bench.queue, "g", Limit(concurrency=1))
-    annex = Annex(group="g", cost=2, holds={"ledger": MINUTE_MS})
-    await stage(bench, "a", "b", annex=annex)
+    extras = Extras(group="g", cost=2, holds={"ledger": MINUTE_MS})
+    await stage(bench, "a", "b", extras=extras)
     await stage(bench, "low", priority=5)
     await stage(bench, "top", lifo=True)
     await bench.events()
@@ -240,7 +240,7 @@ async def test_priority_lifo_cost_group_and_hold_come_with_it(bench: Bench) -> N
     seen = {one.id: one.state for one in await bench.seen()}
     assert seen == {"a": S.WAITING, "b": S.BLOCKED, "low": S.WAITING, "top": S.WAITING}
     assert [lease.id for lease in await bench.claim_all()] == ["top", "a", "low"]
-    assert (await bench.job("b")).annex == annex
+    assert (await bench.job("b")).extras == extras
     assert not any((await bench.storage.check(bench.queue)).problems.values())
 
 
@@ -312,7 +312,7 @@ async def test_what_is_staged_while_it_goes_on_stays(bench: Bench) -> None:
         ({"write_id": ""}, "write_id"),
         ({"run_at_ms": 5}, "run_at"),
         ({"dedup": Dedup("key", "simple", 0)}, "dedup"),
-        ({"annex": Annex(flow="f")}, "flow"),
+        ({"extras": Extras(flow="f")}, "flow"),
         ({"conflict": Conflict(mode="redispatch")}, "redispatch"),
     ],
 )

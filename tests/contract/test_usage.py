@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.job import Annex
+from penstock.core.job import Extras
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete, Snooze
 from penstock.storage.values import Budget, Claimed, QueueSettings, Report, Take, Ticket, Usage
@@ -21,7 +21,7 @@ async def take(bench: Bench, count: int = 10) -> Claimed:
 
 
 async def test_usage_is_summed_by_queue_task_and_group(bench: Bench) -> None:
-    await bench.put("a", task="embed", annex=Annex(group="tenant"))
+    await bench.put("a", task="embed", extras=Extras(group="tenant"))
     await bench.put("b")
     for lease in await bench.claim_all():
         assert await use(bench, lease.id, lease.token, tokens=100, usd=1)
@@ -42,13 +42,13 @@ async def test_a_job_keeps_what_it_used_through_its_runs_and_its_end(bench: Benc
     await use(bench, "job", lease.token, tokens=5)
     await bench.settle(lease, Snooze(0))
     lease = await bench.claim()
-    assert (lease.annex, lease.payload) == (Annex(usage={"tokens": 5}), b"payload")
+    assert (lease.extras, lease.payload) == (Extras(usage={"tokens": 5}), b"payload")
     await use(bench, "job", lease.token, tokens=2)
     await bench.settle(lease, Complete(b"done"))
     job = await bench.job()
-    assert (job.annex, job.result) == (Annex(usage={"tokens": 7}), b"done")
+    assert (job.extras, job.result) == (Extras(usage={"tokens": 7}), b"done")
     await bench.put(conflict=bench.new("x").conflict, unchecked=True)
-    assert (await bench.job()).annex is None
+    assert (await bench.job()).extras is None
 
 
 async def test_only_the_holder_is_heard(bench: Bench) -> None:
@@ -156,8 +156,8 @@ async def test_what_was_used_before_counts_unless_there_is_a_period(bench: Bench
 
 async def test_a_flow_that_has_spent_its_budget_begins_no_further_jobs(bench: Bench) -> None:
     for id in ("a", "b"):
-        await bench.put(id, annex=Annex(flow="flow-1"))
-    await bench.put("other", annex=Annex(flow="flow-2"))
+        await bench.put(id, extras=Extras(flow="flow-1"))
+    await bench.put("other", extras=Extras(flow="flow-2"))
     await bench.storage.set_budget(bench.queue, Budget("usd", 5, flow="flow-1"))
     lease = await bench.claim()
     await use(bench, "a", lease.token, usd=5)

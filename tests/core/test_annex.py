@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.core.job import EMPTY_ANNEX, Annex, Dependent, pack_annex, unpack_annex
+from penstock.core.job import EMPTY_EXTRAS, Dependent, Extras, pack_extras, unpack_extras
 
 LOOSE: dict[str, Any] = {
     "headers": {"a": "b"},
@@ -38,20 +38,20 @@ TIES: dict[str, Any] = {
 
 
 def test_every_field_is_either_loose_or_a_tie() -> None:
-    assert sorted([*LOOSE, *TIES]) == sorted(Annex.__struct_fields__)
+    assert sorted([*LOOSE, *TIES]) == sorted(Extras.__struct_fields__)
 
 
 @pytest.mark.parametrize("name", LOOSE)
 def test_what_concerns_only_the_job_does_not_bind(name: str) -> None:
-    assert not Annex(**{name: LOOSE[name]}).binds
+    assert not Extras(**{name: LOOSE[name]}).binds
 
 
 @pytest.mark.parametrize("name", TIES)
 def test_what_concerns_others_binds(name: str) -> None:
-    assert Annex(**{name: TIES[name]}).binds
+    assert Extras(**{name: TIES[name]}).binds
 
 
-def test_an_annex_that_says_nothing_is_none() -> None:
-    assert unpack_annex(pack_annex(EMPTY_ANNEX)) is None
-    annex = msgspec.structs.replace(EMPTY_ANNEX, **TIES)
-    assert unpack_annex(pack_annex(annex)) == annex
+def test_an_extras_that_says_nothing_is_none() -> None:
+    assert unpack_extras(pack_extras(EMPTY_EXTRAS)) is None
+    extras = msgspec.structs.replace(EMPTY_EXTRAS, **TIES)
+    assert unpack_extras(pack_extras(extras)) == extras

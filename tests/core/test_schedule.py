@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.dedup import Dedup
-from penstock.core.job import Annex, NewJob, Options
+from penstock.core.job import Extras, NewJob, Options
 from penstock.core.retry import Fixed
 from penstock.core.schedule import (
     AfterCompletion,
@@ -226,7 +226,7 @@ def test_slots_rise_and_none_is_passed_over(timing: Timing, after_ms: int) -> No
 def test_a_plan_is_read_back_as_it_was() -> None:
     options = Options(task="report", attempts=7, backoff=Fixed(1000))
     job = NewJob(
-        "", b"\x00\xff", options, priority=-3, annex=Annex(group="g", headers={"a": "b"}), dedup=Dedup("k")
+        "", b"\x00\xff", options, priority=-3, extras=Extras(group="g", headers={"a": "b"}), dedup=Dedup("k")
     )
     plan = Plan(Schedule(berlin("0 3 * * *"), end_ms=5, limit=3, missed="catch_up"), job)
     assert unpack_plan(pack_plan(plan)) == plan

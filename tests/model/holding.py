@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from penstock.core.job import EMPTY_ANNEX
+from penstock.core.job import EMPTY_EXTRAS
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.storage.values import HoldAnswer, ReleaseAnswer
 from tests.model.record import Record, by_time
@@ -46,8 +46,8 @@ class Holding(Suspending):
         return "released"
 
     def _set_holds(self, record: Record, holds: dict[str, int]) -> None:
-        annex = replace(record.annex or EMPTY_ANNEX, holds=holds or None)
-        record.annex = None if annex == EMPTY_ANNEX else annex
+        extras = replace(record.extras or EMPTY_EXTRAS, holds=holds or None)
+        record.extras = None if extras == EMPTY_EXTRAS else extras
         if record.state in TERMINAL:
             self._keep(record)
 

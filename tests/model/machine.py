@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.core.flow import Node, woven
-from penstock.core.job import Annex, Conflict, Dependency, Job, Lease, NewJob, Policy
+from penstock.core.job import Conflict, Dependency, Extras, Job, Lease, NewJob, Policy
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.errors import JobNotFound, StorageError
@@ -123,7 +123,7 @@ class Machine(RuleBasedStateMachine):
     @rule(job=draw.new_jobs())
     def enqueue_unchecked(self, job: NewJob) -> None:
         known = self.model.records.get(job.id)
-        if known is not None and (known.waiters or known.slot or known.annex):
+        if known is not None and (known.waiters or known.slot or known.extras):
             return  # whom a broken promise leaves waiting is not for the contract to say
         job = msgspec.structs.replace(job, unchecked=True)
         ours, theirs = self.sight.placed(job), self.model_sight.placed(job)
@@ -190,7 +190,7 @@ class Machine(RuleBasedStateMachine):
         """Mostly the slot that is next: the others must change nothing."""
         clock = self.model.clocks.get(name)
         repeats = clock is not None and clock.new.repeat_ms is not None
-        job = msgspec.structs.replace(job, annex=Annex(scheduler=name, repeats=repeats))
+        job = msgspec.structs.replace(job, extras=Extras(scheduler=name, repeats=repeats))
         ours, theirs = self.sight.placed(job), self.model_sight.placed(job)
         known = self.do(self.storage.schedulers(self.queue, [name])).schedulers
         slot = (known[0].next_ms if known else 1) + (is_right == 0)
@@ -305,18 +305,18 @@ class Machine(RuleBasedStateMachine):
 
     def behind(self, job: NewJob, after: list[Dependency]) -> NewJob:
         others = tuple(one for one in after if one.id != job.id)
-        annex = Annex(flow=self.new_flow(), has_dependencies=True) if others else None
-        return msgspec.structs.replace(job, after=others, annex=annex)
+        extras = Extras(flow=self.new_flow(), has_dependencies=True) if others else None
+        return msgspec.structs.replace(job, after=others, extras=extras)
 
     def here(self, job: NewJob) -> NewJob:
         """The job as the engine gets it: with the queue's name where the model needs none."""
-        annex = job.annex
-        if annex is not None and annex.dependents:
-            annex = msgspec.structs.replace(
-                annex, dependents=[one._replace(queue=self.queue) for one in annex.dependents]
+        extras = job.extras
+        if extras is not None and extras.dependents:
+            extras = msgspec.structs.replace(
+                extras, dependents=[one._replace(queue=self.queue) for one in extras.dependents]
             )
         after = tuple(one._replace(queue=self.queue) for one in job.after)
-        return msgspec.structs.replace(job, after=after, annex=annex)
+        return msgspec.structs.replace(job, after=after, extras=extras)
 
     @rule(take=draw.takes, repeat=repeats)
     def claim(self, take: Take, repeat: str) -> None:

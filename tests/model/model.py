@@ -110,7 +110,7 @@ class Model(Clockwork):
         return self._then_fill(len(staged))
 
     def _unstage(self, record: Record) -> None:
-        delay_ms = record.annex.staged_delay_ms if record.annex else 0
+        delay_ms = record.extras.staged_delay_ms if record.extras else 0
         record.expires_at = self.now + record.ttl_ms if record.ttl_ms else 0
         if delay_ms:
             self._schedule(record, self.now + delay_ms)

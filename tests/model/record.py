@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from penstock.core.job import STAGED_FROM_MS, Annex, Lease, Options
+from penstock.core.job import STAGED_FROM_MS, Extras, Lease, Options
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
 from penstock.storage.values import Finished
@@ -90,7 +90,7 @@ class Record:
     log: list[str] = field(default_factory=list)
     slot: Slot | None = None
     waiters: set[str] = field(default_factory=set)
-    annex: Annex | None = None
+    extras: Extras | None = None
     flow: str = ""
     dependents: list[tuple[str, str]] = field(default_factory=list)
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -110,15 +110,15 @@ class Record:
 
     @property
     def holds(self) -> dict[str, int]:
-        return (self.annex and self.annex.holds) or {}
+        return (self.extras and self.extras.holds) or {}
 
     @property
     def group(self) -> str:
-        return self.annex.group if self.annex else ""
+        return self.extras.group if self.extras else ""
 
     @property
     def cost(self) -> int:
-        return self.annex.cost if self.annex else 1
+        return self.extras.cost if self.extras else 1
 
     @property
     def is_staged(self) -> bool:
@@ -196,6 +196,6 @@ def lease_of(record: Record) -> Lease:
         expires_at_ms=record.expires_at,
         cancelling=record.cancelling,
         run_id=record.run_id,
-        annex=record.annex,
+        extras=record.extras,
         signal=record.signal,
     )

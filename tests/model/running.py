@@ -139,8 +139,8 @@ class Running(Keys, Holding):
 
     def _enqueue(self, job: NewJob, own: Sequence[str] = ()) -> Enqueued:
         answer = self._enqueue_one(job, own)
-        if answer.status != "queued" and job.annex and job.annex.dependents:
-            self.link(self.records[job.id], [(one.id, one.flow) for one in job.annex.dependents])
+        if answer.status != "queued" and job.extras and job.extras.dependents:
+            self.link(self.records[job.id], [(one.id, one.flow) for one in job.extras.dependents])
         return answer
 
     def _enqueue_one(self, job: NewJob, own: Sequence[str]) -> Enqueued:

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.core.event import Event
 from penstock.core.flow import DependencyRecord
-from penstock.core.job import EMPTY_ANNEX, STAGED_FROM_MS, Annex, Job, Lease, NewJob
+from penstock.core.job import EMPTY_EXTRAS, STAGED_FROM_MS, Extras, Job, Lease, NewJob
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.outcome import Failure
 from penstock.storage.values import (
@@ -72,7 +72,7 @@ class Sight:
     def job(self, job: Job) -> dict[str, Any]:
         seen = {name: getattr(job, name) for name in _PLAIN}
         times = {name: _unit(getattr(job, f"{name}_ms"), self.start_ms) for name in _TIMES}
-        seen["annex"] = _annex(job.annex, self.start_ms)
+        seen["extras"] = _extras(job.extras, self.start_ms)
         return _relevant({**seen, **times, "failure": _failure(job.failure), "slot": job.has_rerun})
 
     def edges(self, records: list[DependencyRecord]) -> list[tuple[Any, ...]]:
@@ -87,14 +87,14 @@ class Sight:
     def record(self, record: Record) -> dict[str, Any]:
         seen = {name: getattr(record, name) for name in _PLAIN}
         times = {name: _unit(getattr(record, name), self.start_ms) for name in _TIMES}
-        seen["annex"] = _annex(record.annex, self.start_ms)
+        seen["extras"] = _extras(record.extras, self.start_ms)
         return _relevant({**seen, **times, "failure": record.failure, "slot": record.slot is not None})
 
 
 _PLAIN = (
     *("id", "incarnation", "state", "payload", "options", "priority", "lifo", "run_id", "write_id"),
     *("runs", "failures", "stalls", "token", "worker", "cancelling", "result", "progress"),
-    *("blocked_by", "annex"),
+    *("blocked_by", "extras"),
 )
 _TIMES = ("enqueued_at", "run_at", "claimed_at", "finished_at", "expires_at", "kept_until", "lease_until")
 
@@ -115,7 +115,7 @@ def _seen(value: Any, start_ms: int) -> Any:
         case Lease():
             times = ("enqueued_at_ms", "claimed_at_ms", "expires_at_ms")
             changed: dict[str, Any] = {name: _unit(getattr(value, name), start_ms) for name in times}
-            changed["annex"] = _annex(value.annex, start_ms)
+            changed["extras"] = _extras(value.extras, start_ms)
             return msgspec.structs.replace(value, **changed)
         case Claimed():
             leases = _seen(value.leases, start_ms)
@@ -141,15 +141,15 @@ def _seen(value: Any, start_ms: int) -> Any:
             return value
 
 
-def _annex(annex: Annex | None, start_ms: int) -> Annex | None:
-    if annex is None:
+def _extras(extras: Extras | None, start_ms: int) -> Extras | None:
+    if extras is None:
         return None
-    holds = annex.holds and {name: ms // UNIT for name, ms in annex.holds.items()}
-    until = _unit(annex.awaits_until_ms, start_ms) or 0
+    holds = extras.holds and {name: ms // UNIT for name, ms in extras.holds.items()}
+    until = _unit(extras.awaits_until_ms, start_ms) or 0
     # What ties a job to others is compared by what it does, and by what who waits knows.
     flows = {"flow": "", "dependents": None, "has_later_dependents": False, "has_dependencies": False}
-    plain = msgspec.structs.replace(annex, awaits_until_ms=until, holds=holds, **flows)
-    return None if plain == EMPTY_ANNEX else plain
+    plain = msgspec.structs.replace(extras, awaits_until_ms=until, holds=holds, **flows)
+    return None if plain == EMPTY_EXTRAS else plain
 
 
 def _unit(time_ms: int, start_ms: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.core.job import EMPTY_ANNEX, Annex, NewJob, staged_at_ms
+from penstock.core.job import EMPTY_EXTRAS, Extras, NewJob, staged_at_ms
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.outcome import Failure
 from penstock.storage.values import Finished, PromoteAnswer, QueueSettings
@@ -78,7 +78,7 @@ class Steps(Ties, Grouping):
         old = self.records.get(job.id)
         if old is not None and (old.state in (S.FAILED, S.CANCELLED) or old.is_staged):
             self.tell_dependents(old, "removed")
-        flow = job.annex.flow if job.annex else ""
+        flow = job.extras.flow if job.extras else ""
         entries: dict[str, Entry] = {}
         self.depend(job.id, flow, entries, job.after, own)
         incarnation, run_at = self._draw(), self._due_of(slot) if slot else self._due(job)
@@ -104,14 +104,14 @@ class Steps(Ties, Grouping):
             wall_run_at=run_at,
             enqueued_at=self.now,
             expires_at=self.now + job.ttl_ms if job.ttl_ms and not job.staged else 0,
-            annex=job.stored_annex,
+            extras=job.stored_extras,
         )
         if replaced is not None and replaced.is_staged:
             record.waiters = replaced.waiters
         record.flow, record.entries = flow, entries
         if record.awaits:
             record.state, record.blocked_by = S.BLOCKED, "children"
-        record.dependents = [(one.id, one.flow) for one in (job.annex and job.annex.dependents) or ()]
+        record.dependents = [(one.id, one.flow) for one in (job.extras and job.extras.dependents) or ()]
         self.records[job.id] = record
         if record.state is S.WAITING:
             self._held_back(record, keeps_number=True, part="")
@@ -165,10 +165,10 @@ class Steps(Ties, Grouping):
 
     def _ended(self, record: Record) -> None:
         """What the end of a job means to others."""
-        key = record.annex.dedup if record.annex else ""
+        key = record.extras.dedup if record.extras else ""
         if key in self.keys and self.keys[key].incarnation == record.incarnation:
             del self.keys[key]
-        clock = self.clocks.get(record.annex.scheduler) if record.annex and record.annex.repeats else None
+        clock = self.clocks.get(record.extras.scheduler) if record.extras and record.extras.repeats else None
         if clock and clock.awaits == record.incarnation:
             clock.go_on(self.wall)
 
@@ -259,7 +259,7 @@ class Steps(Ties, Grouping):
                 ttl_ms=ttl_ms,
                 run_id=slot.run_id,
                 write_id=slot.write_id,
-                annex=_shed(old),
+                extras=_shed(old),
             ),
             slot=slot,
         )
@@ -279,6 +279,6 @@ class Steps(Ties, Grouping):
             self.events.append(Happened(event, record.id, record.incarnation, shown, token))
 
 
-def _shed(record: Record) -> Annex | None:
-    annex = record.annex.shed() if record.annex else EMPTY_ANNEX
-    return None if annex == EMPTY_ANNEX else annex
+def _shed(record: Record) -> Extras | None:
+    extras = record.extras.shed() if record.extras else EMPTY_EXTRAS
+    return None if extras == EMPTY_EXTRAS else extras

@@ -14,7 +14,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from penstock.core.dedup import Dedup
-from penstock.core.job import Annex, Conflict, Dependency, NewJob, Options
+from penstock.core.job import Conflict, Dependency, Extras, NewJob, Options
 from penstock.core.lifecycle import TERMINAL
 from penstock.core.limits import Bucket, Limit, Rate
 from penstock.core.outcome import (
@@ -110,13 +110,13 @@ dedups = st.one_of(
 )
 
 GROUPS: Final = ("g", "ĝ")
-grouped = [Annex(group=key, cost=cost) for key in GROUPS for cost in (1, 1, 2)]
-annexes = st.sampled_from(
+grouped = [Extras(group=key, cost=cost) for key in GROUPS for cost in (1, 1, 2)]
+extrases = st.sampled_from(
     [
-        *(None, None, None, Annex(headers={"a": "b"})),
-        Annex(holds={"ledger": 3 * UNIT}),
-        Annex(holds={"ledger": 3 * UNIT}, headers={"a": "b"}),
-        Annex(holds={"ledger": UNIT, "audit": 6 * UNIT}, group=GROUPS[0]),
+        *(None, None, None, Extras(headers={"a": "b"})),
+        Extras(holds={"ledger": 3 * UNIT}),
+        Extras(holds={"ledger": 3 * UNIT}, headers={"a": "b"}),
+        Extras(holds={"ledger": UNIT, "audit": 6 * UNIT}, group=GROUPS[0]),
         *grouped,
     ]
 )
@@ -153,7 +153,7 @@ def new_jobs(draw: Callable) -> NewJob:
         run_id=draw(st.sampled_from(["", "run", "other run"])),
         write_id=draw(st.sampled_from(["", "", *WRITES])),
         notify=draw(st.sampled_from(["", "ear", "eye"])),
-        annex=draw(annexes),
+        extras=draw(extrases),
         dedup=draw(dedups),
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.job import EMPTY_ANNEX, Annex
+from penstock.core.job import EMPTY_EXTRAS, Extras
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.storage.values import SignalAnswer
 from tests.model.record import Record
@@ -27,7 +27,7 @@ class Suspending(Steps):
             return "not_found"
         if record.state not in OPEN:
             return "ended"
-        if self._is_suspended(record) and _annex(record).awaits == name:
+        if self._is_suspended(record) and _extras(record).awaits == name:
             self._receive(record, name, data)
             answer: SignalAnswer = "resumed"
         elif len(record.early) == _MOST_KEPT:
@@ -62,19 +62,19 @@ class Suspending(Steps):
         self._set_aside(record, part)
 
     def _time_out(self) -> int:
-        due = [r for r in self._suspended() if _annex(r).awaits_until_ms <= self.now]
-        for record in sorted(due, key=lambda r: (_annex(r).awaits_until_ms, r.id.encode())):
+        due = [r for r in self._suspended() if _extras(r).awaits_until_ms <= self.now]
+        for record in sorted(due, key=lambda r: (_extras(r).awaits_until_ms, r.id.encode())):
             _say(record, timed_out=True, awaits="", awaits_until_ms=0)
             self._enter_waiting(record)
             self._append(E.UNBLOCKED, record)
         return len(due)
 
     def _timeouts(self) -> list[int]:
-        return [_annex(record).awaits_until_ms for record in self._suspended()]
+        return [_extras(record).awaits_until_ms for record in self._suspended()]
 
     def _suspended(self) -> list[Record]:
         """Those with a timeout."""
-        return [r for r in self.records.values() if self._is_suspended(r) and _annex(r).awaits_until_ms]
+        return [r for r in self.records.values() if self._is_suspended(r) and _extras(r).awaits_until_ms]
 
     def _is_suspended(self, record: Record) -> bool:
         return record.state is S.BLOCKED and record.blocked_by == "signal"
@@ -85,10 +85,10 @@ class Suspending(Steps):
         self._enter_waiting(record)
 
 
-def _annex(record: Record) -> Annex:
-    return record.annex or EMPTY_ANNEX
+def _extras(record: Record) -> Extras:
+    return record.extras or EMPTY_EXTRAS
 
 
 def _say(record: Record, **fields: Any) -> None:
-    annex = replace(_annex(record), **fields)
-    record.annex = None if annex == EMPTY_ANNEX else annex
+    extras = replace(_extras(record), **fields)
+    record.extras = None if extras == EMPTY_EXTRAS else extras

@@ -99,11 +99,11 @@ def say_ready(spark: SparkSession) -> None:
 def let_leases_end(url: str, output: Path, *queues: str) -> None:
     """Those that whoever was killed held on the output and on jobs of the queues: now, instead of after a while."""
 
-    async def shift() -> None:
+    async def session() -> None:
         storage = open_storage(url)
         await storage.open()
         for queue in (f"penstock.output.{output_name(str(output))}", *queues):
             await storage.shift_clock(queue, PAST_LEASES_MS)
         await storage.close()
 
-    asyncio.run(shift())
+    asyncio.run(session())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from penstock.core.job import Annex, NewJob, Options
+from penstock.core.job import Extras, NewJob, Options
 from penstock.core.outcome import Complete, Fail, Failure, Outcome, Release, Snooze
 from penstock.spark.store import Store
 from penstock.storage.base import Storage
@@ -43,9 +43,9 @@ async def happenings(storage: Storage, *, seed: int, steps: int, queues: Sequenc
 
 def _job(choice: random.Random, id: str) -> NewJob:
     options = Options(task=choice.choice(TASKS), version="1", attempts=2)
-    annex = Annex(group=choice.choice(("acme", "zeta"))) if choice.random() < 0.3 else None
+    extras = Extras(group=choice.choice(("acme", "zeta"))) if choice.random() < 0.3 else None
     delay_ms = choice.choice((0, 0, 0, 60_000))
-    return NewJob(id, b'"x"', options, delay_ms=delay_ms, annex=annex, run_id=choice.choice(("", "r1")))
+    return NewJob(id, b'"x"', options, delay_ms=delay_ms, extras=extras, run_id=choice.choice(("", "r1")))
 
 
 async def _run(storage: Storage, queue: str, choice: random.Random) -> None:

@@ -95,8 +95,8 @@ def test_columns_say_priority_delay_group_and_cost(
         runId="r1",
     )
     (job,) = jobs_of(url, State.SCHEDULED)
-    assert job.annex is not None
-    assert (job.priority, job.annex.group, job.annex.cost, job.run_id) == (-3, group, 2, "r1")
+    assert job.extras is not None
+    assert (job.priority, job.extras.group, job.extras.cost, job.run_id) == (-3, group, 2, "r1")
     assert 55_000 < job.run_at_ms - job.enqueued_at_ms <= 60_000
     assert msgspec.json.decode(job.payload) == {"user_id": 1}
 

@@ -104,13 +104,13 @@ class Hog:
 
     def await_beats(self, count: int) -> None:
         """Block until the worker has sent ``count`` heartbeats."""
-        shift = self._worker._shift
-        assert shift is not None
-        assert shift.heartbeat is not None
+        session = self._worker._session
+        assert session is not None
+        assert session.heartbeat is not None
         deadline = time.monotonic() + 30
         for _ in range(count):
-            last_at = shift.heartbeat.last_at
-            while shift.heartbeat.last_at == last_at:
+            last_at = session.heartbeat.last_at
+            while session.heartbeat.last_at == last_at:
                 assert time.monotonic() < deadline, "the heart has stopped"
                 time.sleep(0.002)
 
@@ -122,12 +122,12 @@ class Hog:
 
 def exceed_timeouts(worker: Worker) -> None:
     """Have the worker look at its runs as if an hour had passed for those that have begun."""
-    assert worker._shift is not None
+    assert worker._session is not None
     clock = Clock()
     clock.ahead_s = 3600
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deadlines, "time", clock)
-        worker._shift.executor._deadlines._look()
+        worker._session.executor._deadlines._look()
 
 
 class Clock:

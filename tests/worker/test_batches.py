@@ -288,8 +288,8 @@ async def test_a_job_cancelled_while_its_batch_fills_is_not_in_it(memory_app: Ap
 
 
 def _told_to_stop(worker: Worker) -> bool:
-    assert worker._shift is not None
-    return all(run.abort for lane in worker._shift.fetcher.lanes for run in lane.held.values())
+    assert worker._session is not None
+    return all(run.abort for served in worker._session.fetcher.served_queues for run in served.held.values())
 
 
 async def test_the_shortest_timeout_is_the_batchs(app: App) -> None:

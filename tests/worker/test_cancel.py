@@ -73,7 +73,7 @@ async def test_a_thread_that_does_not_look_completes(app: App) -> None:
         job = await deaf.enqueue()
         await until(started.is_set)
         await job.cancel()
-        await until(lambda: any(run.abort for run in worker._shift.executor.running))  # type: ignore[union-attr]
+        await until(lambda: any(run.abort for run in worker._session.executor.running))  # type: ignore[union-attr]
         finish.set()
         assert await job.result(timeout="10s") == "done"
 

@@ -12,32 +12,32 @@ import pytest
 from penstock import App
 from penstock.storage.values import Take
 from penstock.worker import fetcher, slots
-from penstock.worker.slots import Lane, apportion
+from penstock.worker.slots import ServedQueue, apportion
 from tests.worker.conftest import Clock, running, until, working
 
 
 def test_slots_are_shared_by_weight() -> None:
-    heavy, light = Lane("heavy", 3), Lane("light", 1)
+    heavy, light = ServedQueue("heavy", 3), ServedQueue("light", 1)
     assert apportion(100, [heavy, light]) == {heavy: 75, light: 25}
 
 
-def test_a_lane_alone_gets_everything() -> None:
-    lane = Lane("only")
-    assert apportion(7, [lane]) == {lane: 7}
+def test_a_queue_alone_gets_everything() -> None:
+    served = ServedQueue("only")
+    assert apportion(7, [served]) == {served: 7}
 
 
 def test_one_slot_at_a_time_is_shared_by_weight_and_starves_nobody() -> None:
-    heavy, light = Lane("heavy", 3), Lane("light", 1)
-    served: Counter[str] = Counter()
+    heavy, light = ServedQueue("heavy", 3), ServedQueue("light", 1)
+    turns: Counter[str] = Counter()
     for _ in range(400):
-        (lane,) = [lane for lane, count in apportion(1, [heavy, light]).items() if count]
-        lane.progress += 1 / lane.weight
-        served[lane.name] += 1
-    assert served == {"heavy": 300, "light": 100}
+        (served,) = [queue for queue, count in apportion(1, [heavy, light]).items() if count]
+        served.progress += 1 / served.weight
+        turns[served.name] += 1
+    assert turns == {"heavy": 300, "light": 100}
 
 
-def test_a_lane_that_was_away_does_not_claim_the_time_it_missed() -> None:
-    busy, returning = Lane("busy", 1), Lane("returning", 1)
+def test_a_queue_that_was_away_does_not_claim_the_time_it_missed() -> None:
+    busy, returning = ServedQueue("busy", 1), ServedQueue("returning", 1)
     busy.progress = 1_000_000
     assert apportion(10, [busy, returning]) == {busy: 0, returning: 10}
     returning.progress += 11
@@ -124,7 +124,7 @@ async def test_an_idle_worker_is_woken_by_a_job(app: App, monkeypatch: pytest.Mo
 
     async with working(app, lease="3m") as worker:
         for n in range(10):
-            await until(lambda: worker._shift.fetcher.lanes[0].waiter is not None)  # type: ignore[union-attr]
+            await until(lambda: worker._session.fetcher.served_queues[0].waiter is not None)  # type: ignore[union-attr]
             job = await echo.enqueue(n)
             assert await job.result(timeout="20s") == n
 
@@ -151,8 +151,8 @@ async def test_a_full_worker_does_not_wait_for_jobs_another_could_take(memory_ap
     async with working(memory_app, concurrency=1) as full:
         await wait.enqueue()
         await until(lambda: len(full.health().active) == 1)
-        assert full._shift is not None
-        await until(lambda: full._shift.fetcher.lanes[0].waiter is None)  # type: ignore[union-attr]
+        assert full._session is not None
+        await until(lambda: full._session.fetcher.served_queues[0].waiter is None)  # type: ignore[union-attr]
         finish.set()
         await until(lambda: full.stats.completed == 1)
 

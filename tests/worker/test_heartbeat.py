@@ -56,7 +56,11 @@ async def test_jobs_claimed_while_the_loop_stood_still_do_not_stall(
     jobs = [] if idle else await runs.enqueue_many([runs.job() for _ in range(4)])
     async with running(worker):
         if idle:
-            await until(lambda: worker._shift and any(lane.spare for lane in worker._shift.fetcher.lanes))
+            await until(
+                lambda: (
+                    worker._session and any(served.spare for served in worker._session.fetcher.served_queues)
+                )
+            )
             jobs = await runs.enqueue_many([runs.job() for _ in range(4)])
         assert [await job.result(timeout="60s") for job in jobs] == [1] * 4
         infos = [await job.get() for job in jobs]

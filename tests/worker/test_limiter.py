@@ -209,11 +209,11 @@ async def test_a_paused_worker_stays_paused_when_its_limit_allows_more(memory_ap
         worker.pause()
         await worker.idle()
         done = worker.stats.completed
-        assert worker._shift is not None
-        limits = worker._shift.fetcher.limits
+        assert worker._session is not None
+        limits = worker._session.fetcher.limits
         assert limits is not None
         await until(lambda: limits.room("default") == 1 and limits._timer is None)
         assert worker.stats.completed == done < 10
-        assert worker._shift.fetcher.idle
+        assert worker._session.fetcher.idle
         worker.resume()
         await until(lambda: worker.stats.completed == 10)

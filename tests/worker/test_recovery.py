@@ -11,7 +11,7 @@ from penstock import App, State, StorageError, StorageFull, StorageUnavailable
 from penstock.storage.base import Storage
 from penstock.storage.values import Held, SettledBatch, Take
 from penstock.worker import recovery
-from penstock.worker.slots import Lane
+from penstock.worker.slots import ServedQueue
 from tests.servers import ValkeyServer
 from tests.worker.conftest import recorded, until, working
 
@@ -188,21 +188,21 @@ async def test_a_store_that_can_be_read_and_not_written_is_left_alone_for_longer
         async def leases_of(self, queue: str, worker: str) -> list[Held]:
             return []
 
-    lane = Lane("q")
+    served = ServedQueue("q")
 
     async def recover() -> float:
         await recovery.until_it_answers(
             cast(Storage, Readable()),
-            lane,
+            served,
             StorageError("the disk is full"),
             worker_id="w",
             settled=lambda runs, answers: None,
-            failed=lambda lane, error: None,
+            failed=lambda served, error: None,
         )
-        return lane.backoff_s
+        return served.backoff_s
 
     assert [await recover() for _ in range(4)] == [0.02, 0.04, 0.05, 0.05]
-    lane.recovered_at -= 10
+    served.recovered_at -= 10
     assert await recover() == 0.02
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock import App, EnqueueCall, JobContext, current_job
 from penstock.client.firing import fire_due, sweep
-from penstock.core.job import Annex
+from penstock.core.job import Extras
 from penstock.core.schedule import Every, Plan, Schedule, pack_plan
 from penstock.errors import StorageFull
 from penstock.storage.values import Fired, NewScheduler, Swept
@@ -88,7 +88,7 @@ async def test_a_slots_job_goes_through_the_enqueue_middleware_of_the_app_that_f
     @app.enqueue_middleware
     async def marked(call: EnqueueCall, call_next: Any) -> Any:
         loops.append(asyncio.get_running_loop())
-        answers = await call_next(call.changed(priority=-7, annex=Annex(headers={"by": "us"})))
+        answers = await call_next(call.changed(priority=-7, extras=Extras(headers={"by": "us"})))
         assert [answer.status for answer in answers] == ["queued"]
         return answers
 
@@ -105,9 +105,9 @@ async def test_a_slots_job_goes_through_the_enqueue_middleware_of_the_app_that_f
     assert info is not None
     [job] = await storage.get("default", [info.last_job or ""])
     assert job is not None
-    assert (job.priority, job.annex and job.annex.headers) == (-7, {"by": "us"})
-    assert job.annex is not None
-    assert job.annex.scheduler == "ticker"
+    assert (job.priority, job.extras and job.extras.headers) == (-7, {"by": "us"})
+    assert job.extras is not None
+    assert job.extras.scheduler == "ticker"
 
 
 async def test_a_loop_of_ones_own_fires_through_the_middleware_too(app: App) -> None:
@@ -138,11 +138,11 @@ async def test_a_layer_that_raises_leaves_the_slot_due_and_other_slots_alone(
     await queue.schedule("a", "bad", every="1h")
     await queue.schedule("b", "good", every="1h")
     await storage.shift_clock("q", 3_600_000)
-    await sweep(storage, "q", intake=memory_app.intake)
+    await sweep(storage, "q", enqueue_chain=memory_app.enqueue_chain)
     assert await queue.waiting() == 1
     assert "holds up scheduler 'a'" in caplog.text
     refusing = False
-    await sweep(storage, "q", intake=memory_app.intake)
+    await sweep(storage, "q", enqueue_chain=memory_app.enqueue_chain)
     assert await queue.waiting() == 2
 
 
@@ -160,7 +160,7 @@ async def test_a_slot_that_somebody_else_fired_is_a_duplicate_to_the_middleware(
     await storage.shift_clock("q", 3_600_000)
     [due] = (await storage.sweep("q")).due
     for _ in range(2):
-        await fire_due(storage, "q", due, memory_app.intake)
+        await fire_due(storage, "q", due, memory_app.enqueue_chain)
     assert seen == ["queued", "duplicate"]
     assert await memory_app.queue("q").waiting() == 1
 

@@ -170,9 +170,9 @@ def _does_not_wait(*_: Any, **kwargs: Any) -> bool:
 
 def _claim_again(worker: Worker) -> None:
     """What an alarm does when a delayed job falls due."""
-    assert worker._shift is not None
+    assert worker._session is not None
     worker.resume()
-    worker._shift.fetcher._wake(*worker._shift.fetcher.lanes)
+    worker._session.fetcher._wake(*worker._session.fetcher.served_queues)
 
 
 class Held:
@@ -195,7 +195,7 @@ class Held:
         self.run = asyncio.create_task(self.worker.run())
         await asyncio.wait_for(self.started.wait(), 10)
         self.worker.pause()
-        await until(lambda: not self.worker._shift.fetcher._calls)  # type: ignore[union-attr]
+        await until(lambda: not self.worker._session.fetcher._calls)  # type: ignore[union-attr]
 
     async def stop(self) -> None:
         self.worker.stop()
@@ -261,7 +261,7 @@ async def test_an_outcome_that_waits_for_a_look_at_leases_is_settled_after_it(
     look = Gate(storage.leases_of, error=error)
     monkeypatch.setattr(storage, "leases_of", look)
     held.worker.resume()
-    await until(lambda: held.worker._shift.fetcher.lanes[0].waiter is not None)  # type: ignore[union-attr]
+    await until(lambda: held.worker._session.fetcher.served_queues[0].waiter is not None)  # type: ignore[union-attr]
     await held.stop()
     await asyncio.wait_for(look.reached.wait(), 10)
     await held.complete()
@@ -357,7 +357,7 @@ async def test_a_paused_worker_claims_nothing_until_it_resumes(app: App) -> None
         assert await echo.call(1) == 1
         worker.pause()
         assert worker.state == "paused"
-        await until(lambda: not worker._shift.fetcher._calls)  # type: ignore[union-attr]
+        await until(lambda: not worker._session.fetcher._calls)  # type: ignore[union-attr]
         job = await echo.enqueue(2)
         storage = await app.connect()
         assert (await storage.counts("default")).waiting == 1

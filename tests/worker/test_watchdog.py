@@ -19,7 +19,7 @@ import pytest
 from penstock import App, State
 from penstock.worker import health
 from penstock.worker.health import WARN_AFTER_S, Watchdog
-from penstock.worker.slots import Lane
+from penstock.worker.slots import ServedQueue
 from tests.worker.conftest import LEASE_S, Hog, until, working
 
 
@@ -41,9 +41,9 @@ class Watched:
     """A watchdog whose clock and loop are moved by hand, a second at a time."""
 
     def __init__(self, *, stuck_after_s: float = 300, timeouts_ms: tuple[int, ...] = ()) -> None:
-        lane = Lane("default")
-        lane.held = {n: _Run(timeout) for n, timeout in enumerate(timeouts_ms)}  # type: ignore[misc]
-        self.dog = Watchdog([lane], worker_id="w", stuck_after_s=stuck_after_s)
+        served = ServedQueue("default")
+        served.held = {n: _Run(timeout) for n, timeout in enumerate(timeouts_ms)}  # type: ignore[misc]
+        self.dog = Watchdog([served], worker_id="w", stuck_after_s=stuck_after_s)
         self.loop = StandingLoop()
         self.dog._loop = self.loop  # type: ignore[assignment]
         self._now = time.monotonic()
@@ -233,8 +233,8 @@ async def test_the_job_that_blocks_the_loop_is_named(
 
     def look() -> None:
         """What the heartbeat does, from its thread, while the loop is blocked."""
-        assert worker._shift is not None
-        seen.append(health.describe(worker._shift))
+        assert worker._session is not None
+        seen.append(health.describe(worker._session))
 
     @memory_app.task
     async def idle() -> None:

@@ -19,7 +19,7 @@ from penstock.errors import InvalidInput, StorageError
 
 if TYPE_CHECKING:
     from penstock.cli.newjobs import NewJobs
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
     from penstock.core.job import NewJob
 
 
@@ -81,7 +81,7 @@ class _Source:
 # Thousands of jobs from a file or a pipe, a line each.
 
 
-_ByQueue = dict[str, tuple["Source", list["NewJob"]]]
+_ByQueue = dict[str, tuple["JobCodec", list["NewJob"]]]
 
 
 class Totals:

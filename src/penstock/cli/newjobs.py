@@ -21,7 +21,7 @@ from penstock.errors import InvalidInput
 
 if TYPE_CHECKING:
     from penstock.client.app import App
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
     from penstock.client.task import JobSpec
     from penstock.core.job import NewJob
 
@@ -126,9 +126,9 @@ class NewJobs:
         self._cwd = (
             os.path.abspath(given["cwd"]) if "cwd" in given else os.getcwd() if is_local(app.url) else ""
         )
-        self._template: tuple[Source, NewJob] | None = None
+        self._template: tuple[JobCodec, NewJob] | None = None
 
-    def from_text(self, text: str | bytes) -> tuple[Source, NewJob]:
+    def from_text(self, text: str | bytes) -> tuple[JobCodec, NewJob]:
         """The job of a line: with a task set for all, its arguments; else a command or a JSON object."""
         if self._task is None:
             return self.make(read_line(text))
@@ -139,7 +139,7 @@ class NewJobs:
         line = read_line(text) if self._task is None else JobLine(task=self._task, args=_arguments(text))
         return self._spec(line, {name: v for name in _OPTIONS if (v := getattr(line, name)) is not UNSET})
 
-    def make(self, line: JobLine) -> tuple[Source, NewJob]:
+    def make(self, line: JobLine) -> tuple[JobCodec, NewJob]:
         """Raises ``InvalidInput`` for what cannot be; nothing is written."""
         said = {name for name in line.__struct_fields__ if getattr(line, name) is not UNSET}
         if said <= _PLAIN and self._template is not None:

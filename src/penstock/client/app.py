@@ -114,7 +114,9 @@ class App(Hinting, AppHooks, AppSchedulers):
         self._tasks: dict[str, Task[..., Any]] = {}
         AppHooks.__init__(self, max_payload=self.max_payload)
         AppSchedulers.__init__(self)
-        self._sessions = Sessions(opening.open, intake=self.intake, close_storage=opening.is_ours)
+        self._sessions = Sessions(
+            opening.open, enqueue_chain=self.enqueue_chain, close_storage=opening.is_ours
+        )
         self.session: Callable[[], Coroutine[Any, Any, Session]] = self._sessions.get
         """The running loop's ``Session``: for the parts of Penstock, not for its users."""
 
@@ -312,7 +314,9 @@ class App(Hinting, AppHooks, AppSchedulers):
         opening = Opening(url, namespace=self.namespace)
         self.url = opening.url
         self.moved_to = (self.url, self.namespace)
-        self.exchange_sessions(Sessions(opening.open, intake=self.intake, close_storage=opening.is_ours))
+        self.exchange_sessions(
+            Sessions(opening.open, enqueue_chain=self.enqueue_chain, close_storage=opening.is_ours)
+        )
 
     async def close(self) -> None:
         """Close the connections of all event loops. The app may be used again: it connects anew."""

@@ -10,7 +10,7 @@ from penstock.client.handle import JobHandle
 from penstock.storage.coalesce import MAX_BYTES, MAX_COUNT
 
 if TYPE_CHECKING:
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
     from penstock.core.job import Enqueued, NewJob
     from penstock.storage.base import Storage
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _UNDER_WAY: Final = 3
 
 
-async def enqueue_many(source: Source, jobs: Sequence[NewJob]) -> list[JobHandle[Any]]:
+async def enqueue_many(source: JobCodec, jobs: Sequence[NewJob]) -> list[JobHandle[Any]]:
     """Put ``jobs`` in, which have been checked, and give a handle for each, in order.
 
     A chunk is written as a whole or not at all. After an error, chunks under way are waited for, no further ones
@@ -26,8 +26,8 @@ async def enqueue_many(source: Source, jobs: Sequence[NewJob]) -> list[JobHandle
     """
     session = await source.app.session()
     storage, queue = session.storage, source.queue
-    if session.intake.layers and jobs:
-        answers = await session.intake.enqueue(queue, jobs, lambda jobs: _send(storage, queue, jobs))
+    if session.enqueue_chain.layers and jobs:
+        answers = await session.enqueue_chain.enqueue(queue, jobs, lambda jobs: _send(storage, queue, jobs))
     else:
         answers = await _send(storage, queue, jobs)
     return [JobHandle(source, answer.id, answer) for answer in answers]

@@ -24,7 +24,7 @@ from penstock.client.situation import (
     worker_command,
 )
 from penstock.core.command import COMMAND_TASK
-from penstock.core.job import EMPTY_ANNEX
+from penstock.core.job import EMPTY_EXTRAS
 from penstock.core.lifecycle import State
 from penstock.core.limits import EVERY_GROUP, MILLION, GroupState, Limit
 from penstock.core.names import ref_of
@@ -291,7 +291,7 @@ def _unknown_remedy(job: Job, *, is_live: bool) -> str:
 
 def flow_spent(job: Job, situation: Situation) -> Reason | None:
     """Return that a budget of the job's flow is spent, if so."""
-    flow = (job.annex or EMPTY_ANNEX).flow
+    flow = (job.extras or EMPTY_EXTRAS).flow
     spent = next((one for one in situation.budgets if flow and one.flow == flow and _is_spent(one)), None)
     if spent is None:
         return None
@@ -382,13 +382,13 @@ def waits_for_children(situation: Situation) -> Reason:
 
 def waits_for_signal(job: Job) -> Reason:
     """Return which signal the job waits for."""
-    annex = job.annex or EMPTY_ANNEX
-    until_ms = annex.awaits_until_ms
+    extras = job.extras or EMPTY_EXTRAS
+    until_ms = extras.awaits_until_ms
     until = f", until {at_second(until_ms)} at the latest" if until_ms else ""
     return Reason(
         kind="signal",
-        text=f"It waits for the signal {annex.awaits!r}{until}.",
-        remedy=f"Send it with {command_line('signal', ref_to(job), annex.awaits)}.",
+        text=f"It waits for the signal {extras.awaits!r}{until}.",
+        remedy=f"Send it with {command_line('signal', ref_to(job), extras.awaits)}.",
         until=instant(until_ms) if until_ms else None,
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 import msgspec
 
 from penstock.client.info import Child, add_children, read_children
-from penstock.core.job import EMPTY_ANNEX, Annex, Lease, Policy
+from penstock.core.job import EMPTY_EXTRAS, Extras, Lease, Policy
 from penstock.core.limits import amounts as in_millionths
 from penstock.core.names import check_step, ref_of
 from penstock.core.outcome import Await, Complete, Fail, Limited, Outcome, Release, Snooze
@@ -29,7 +29,7 @@ from penstock.errors import (
 from penstock.storage.values import Held, Report, Settlement
 
 if TYPE_CHECKING:
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
     from penstock.client.flow.parts import Part
     from penstock.client.handle import JobHandle
     from penstock.client.queue import Claiming
@@ -88,47 +88,47 @@ class LeasedJob:
     @property
     def headers(self) -> Mapping[str, str]:
         """What was sent along for middleware and handlers."""
-        return self._annex.headers or {}
+        return self._extras.headers or {}
 
     @property
     def group(self) -> str:
         """The key of the jobs it shares a limit with; empty if there is none."""
-        return self._annex.group
+        return self._extras.group
 
     @property
     def cost(self) -> int:
         """What it takes from its group's bucket."""
-        return self._annex.cost
+        return self._extras.cost
 
     @property
     def step(self) -> str:
         """Where the job goes on: what it was snoozed or suspended with; empty at its beginning."""
-        return self._annex.step
+        return self._extras.step
 
     @property
     def signal(self) -> Signal | None:
         """The signal that ended its last suspension; the same in every run until the next one."""
         data = self._lease.signal
-        return None if data is None else Signal(self._annex.received, data)
+        return None if data is None else Signal(self._extras.received, data)
 
     @property
     def timed_out(self) -> bool:
         """Whether its last suspension ended by the timeout, without the signal."""
-        return self._annex.timed_out
+        return self._extras.timed_out
 
     @property
-    def _annex(self) -> Annex:
-        return self._lease.annex or EMPTY_ANNEX
+    def _extras(self) -> Extras:
+        return self._lease.extras or EMPTY_EXTRAS
 
     @property
     def scheduler(self) -> str:
         """The scheduler it comes from; empty if there is none."""
-        return self._lease.annex.scheduler if self._lease.annex else ""
+        return self._lease.extras.scheduler if self._lease.extras else ""
 
     @property
     def scheduled_for(self) -> datetime | None:
         """The slot of its scheduler that it stands for, however late it runs."""
-        slot_ms = self._lease.annex.slot_ms if self._lease.annex else 0
+        slot_ms = self._lease.extras.slot_ms if self._lease.extras else 0
         return datetime.fromtimestamp(slot_ms / 1000, UTC) if slot_ms else None
 
     @property
@@ -186,7 +186,9 @@ class ClaimedJob(LeasedJob):
         "settled",
     )
 
-    def __init__(self, source: Source, session: Session, lease: Lease, *, lease_ms: int, worker: str) -> None:
+    def __init__(
+        self, source: JobCodec, session: Session, lease: Lease, *, lease_ms: int, worker: str
+    ) -> None:
         super().__init__(lease)
         self._source = source
         self._session = session

@@ -357,7 +357,7 @@ def _children(value: Any) -> Iterable[tuple[str, Any]] | None:
 _json = Json()
 
 
-class Source:
+class JobCodec:
     """Shared by all handles of a task's, or a queue's, jobs. Immutable."""
 
     __slots__ = ("app", "payload_type", "queue", "result_serde", "result_type", "serde")
@@ -379,9 +379,9 @@ class Source:
         self.payload_type = payload_type
         self.result_type = result_type
 
-    def on(self, queue: str) -> Source:
+    def on(self, queue: str) -> JobCodec:
         """The same for jobs that go to another queue."""
-        return Source(
+        return JobCodec(
             self.app,
             queue,
             serde=self.serde,

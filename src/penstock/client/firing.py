@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.job import EMPTY_ANNEX, Enqueued
+from penstock.core.job import EMPTY_EXTRAS, Enqueued
 from penstock.core.schedule import AfterCompletion, Plan, unpack_plan
 from penstock.core.text import get_logger
 from penstock.errors import InvalidInput, JobError, StorageError, StorageFull
 from penstock.storage.values import DueScheduler, Fired
 
 if TYPE_CHECKING:
-    from penstock.client.middleware import Intake
+    from penstock.client.middleware import EnqueueChain
     from penstock.core.job import NewJob
     from penstock.storage.base import Storage
     from penstock.storage.values import Swept
@@ -39,8 +39,8 @@ Fire: TypeAlias = Callable[[str, DueScheduler], Awaitable[int | None]]
 
 def job_of_slot(plan: Plan, name: str, slot_ms: int, *, repeats: bool = False) -> NewJob:
     """The job of a slot. Its id is made of both, so that it is the same whoever makes it."""
-    annex = replace(plan.job.annex or EMPTY_ANNEX, scheduler=name, slot_ms=slot_ms, repeats=repeats)
-    return replace(plan.job, id=f"{name}:{_shown(slot_ms)}", annex=annex)
+    extras = replace(plan.job.extras or EMPTY_EXTRAS, scheduler=name, slot_ms=slot_ms, repeats=repeats)
+    return replace(plan.job, id=f"{name}:{_shown(slot_ms)}", extras=extras)
 
 
 def _shown(slot_ms: int) -> str:
@@ -53,11 +53,11 @@ async def sweep(
     queue: str,
     *,
     limit: int = 1000,
-    intake: Intake | None = None,
+    enqueue_chain: EnqueueChain | None = None,
     fire: Fire | None = None,
 ) -> Swept:
-    """Sweep a queue once and fire what is due, through ``intake``, or by ``fire``. The answer is as if the sweep had
-    come after that.
+    """Sweep a queue once and fire what is due, through ``enqueue_chain``, or by ``fire``. The answer is as if the sweep
+    had come after that.
     """
     swept = await storage.sweep(queue, limit=limit)
     if not swept.due:
@@ -65,7 +65,7 @@ async def sweep(
     waits = [] if swept.slot_wait_ms is None else [swept.slot_wait_ms]
     more, awaiting = swept.more or len(swept.due) >= limit, swept.awaiting
     for due in swept.due:
-        next_ms = await (fire(queue, due) if fire else fire_due(storage, queue, due, intake))
+        next_ms = await (fire(queue, due) if fire else fire_due(storage, queue, due, enqueue_chain))
         if next_ms is None:  # It was somebody else, or a job's end says when: look again soon.
             awaiting = True
         else:
@@ -79,18 +79,18 @@ async def sweep(
 
 
 async def fire_due(
-    storage: Storage, queue: str, due: DueScheduler, intake: Intake | None = None
+    storage: Storage, queue: str, due: DueScheduler, enqueue_chain: EnqueueChain | None = None
 ) -> int | None:
     """Fire what of one scheduler is due; the slot that comes next, if it is known. Compute a slot that lies ahead
     again: the clock was set back since.
 
-    What the layers of ``intake`` raise leaves the slot due, for the next sweep to try again.
+    What the layers of ``enqueue_chain`` raise leaves the slot due, for the next sweep to try again.
     """
     try:
         plan = unpack_plan(due.spec)
         if due.slot_ms > due.now_ms:
             return await _compute_again(storage, queue, due, plan)
-        return await _fire(storage, queue, due, plan, intake)
+        return await _fire(storage, queue, due, plan, enqueue_chain)
     except msgspec.MsgspecError as error:
         logger.warning("queue %s: scheduler %r cannot be read and is left out: %s", queue, due.name, error)
     except (StorageFull, InvalidInput, JobError) as error:
@@ -99,7 +99,7 @@ async def fire_due(
     except StorageError:
         raise
     except Exception as error:
-        if intake is None:
+        if enqueue_chain is None:
             raise
         logger.warning("queue %s: enqueue middleware holds up scheduler %r: %r", queue, due.name, error)
     return None
@@ -125,7 +125,7 @@ async def _compute_again(storage: Storage, queue: str, due: DueScheduler, plan: 
 
 
 async def _fire(
-    storage: Storage, queue: str, due: DueScheduler, plan: Plan, intake: Intake | None
+    storage: Storage, queue: str, due: DueScheduler, plan: Plan, enqueue_chain: EnqueueChain | None
 ) -> int | None:
     schedule, slot_ms, now_ms = plan.schedule, due.slot_ms, due.now_ms
     repeats = isinstance(schedule.timing, AfterCompletion)
@@ -137,7 +137,9 @@ async def _fire(
         async def send(job: NewJob, slot_ms: int = slot_ms, next_ms: int = next_ms or 0) -> Fired:
             return await storage.fire(queue, due.name, slot_ms=slot_ms, next_ms=next_ms, job=job)
 
-        answer = await (_through(intake, queue, job, send) if intake and intake.layers else send(job))
+        answer = await (
+            _through(enqueue_chain, queue, job, send) if enqueue_chain and enqueue_chain.layers else send(job)
+        )
         if not answer.fired or next_ms is None:
             return None
         if next_ms > now_ms:
@@ -147,22 +149,22 @@ async def _fire(
 
 
 async def _through(
-    intake: Intake, queue: str, job: NewJob, send: Callable[[NewJob], Awaitable[Fired]]
+    enqueue_chain: EnqueueChain, queue: str, job: NewJob, send: Callable[[NewJob], Awaitable[Fired]]
 ) -> Fired:
     """Whatever the layers make of the job, it stays that of its slot."""
-    assert job.annex is not None
-    own = job.annex
+    assert job.extras is not None
+    own = job.extras
     fired = Fired(False)
 
     async def put(jobs: Sequence[NewJob]) -> list[Enqueued]:
         nonlocal fired
         [changed] = jobs
-        annex = replace(
-            changed.annex or EMPTY_ANNEX, scheduler=own.scheduler, slot_ms=own.slot_ms, repeats=own.repeats
+        extras = replace(
+            changed.extras or EMPTY_EXTRAS, scheduler=own.scheduler, slot_ms=own.slot_ms, repeats=own.repeats
         )
-        fired = await send(replace(changed, annex=annex))
+        fired = await send(replace(changed, extras=extras))
         # Not fired: somebody else was first, and the job of the slot is in.
         return [fired.enqueued or Enqueued(job.id, "duplicate", None, 0)]
 
-    await intake.enqueue(queue, [job], put)
+    await enqueue_chain.enqueue(queue, [job], put)
     return fired

@@ -29,7 +29,7 @@ from penstock.errors import (
 from penstock.storage.values import Change, Finished
 
 if TYPE_CHECKING:
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
     from penstock.client.flow.parts import Part
     from penstock.client.waiter import Expected
     from penstock.core.event import Event
@@ -59,7 +59,7 @@ class JobHandle(Hinting, Generic[R]):
     __slots__ = ("_answer", "_source", "_state", "id")
     hints_for = "job"
 
-    def __init__(self, source: Source, id: str, answer: Enqueued | None = None) -> None:
+    def __init__(self, source: JobCodec, id: str, answer: Enqueued | None = None) -> None:
         self.id = id
         self._source = source
         self._answer = answer
@@ -78,7 +78,7 @@ class JobHandle(Hinting, Generic[R]):
         return ref_of(self.queue, self.id)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> JobCodec:
         """Where the job comes from: for the parts of Penstock."""
         return self._source
 
@@ -217,7 +217,7 @@ class JobHandle(Hinting, Generic[R]):
         raise _error_of(finished, self.queue)
 
 
-async def call(source: Source, job: NewJob, timeout: Duration | None) -> Any:
+async def call(source: JobCodec, job: NewJob, timeout: Duration | None) -> Any:
     """Request and response: subscribe, then put ``job`` in, then wait for its end.
 
     A duplicate waits for the job that is there; a cached result returns at once. Raises what

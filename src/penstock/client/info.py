@@ -14,12 +14,12 @@ from penstock.client.session import store_options
 from penstock.client.situation import commands_from_code
 from penstock.client.why import explain
 from penstock.core.flow import DependencyRecord, DependencyState
-from penstock.core.job import EMPTY_ANNEX, Policy
+from penstock.core.job import EMPTY_EXTRAS, Policy
 from penstock.core.names import ref_of
 from penstock.errors import SerializationError
 
 if TYPE_CHECKING:
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
     from penstock.client.flow.parts import Part
     from penstock.client.handle import JobHandle
     from penstock.core.job import Job
@@ -44,7 +44,7 @@ class JobInfo:
 
     __slots__ = ("_source", "raw")
 
-    def __init__(self, source: Source, raw: Job) -> None:
+    def __init__(self, source: JobCodec, raw: Job) -> None:
         self._source = source
         self.raw = raw
 
@@ -118,7 +118,7 @@ class JobInfo:
     @property
     def usage(self) -> dict[str, float]:
         """What its runs said they used."""
-        return in_units(self.raw.annex.usage if self.raw.annex else None)
+        return in_units(self.raw.extras.usage if self.raw.extras else None)
 
     @property
     def priority(self) -> int:
@@ -153,65 +153,65 @@ class JobInfo:
     @property
     def group(self) -> str:
         """The key of the jobs it shares a limit with; empty if there is none."""
-        return self.raw.annex.group if self.raw.annex else ""
+        return self.raw.extras.group if self.raw.extras else ""
 
     @property
     def cost(self) -> int:
         """What it takes from its group's bucket."""
-        return (self.raw.annex or EMPTY_ANNEX).cost
+        return (self.raw.extras or EMPTY_EXTRAS).cost
 
     @property
     def step(self) -> str:
         """Where the job goes on in its next run; empty at its beginning."""
-        return self.raw.annex.step if self.raw.annex else ""
+        return self.raw.extras.step if self.raw.extras else ""
 
     @property
     def awaits(self) -> str:
         """The signal that a suspended job waits for; empty if it is not suspended."""
-        return self.raw.annex.awaits if self.raw.annex and self.raw.blocked_by == "signal" else ""
+        return self.raw.extras.awaits if self.raw.extras and self.raw.blocked_by == "signal" else ""
 
     @property
     def awaits_until(self) -> datetime | None:
         """When it goes on without the signal; ``None``: never, or it is not suspended."""
-        return _instant(self.raw.annex.awaits_until_ms) if self.awaits and self.raw.annex else None
+        return _instant(self.raw.extras.awaits_until_ms) if self.awaits and self.raw.extras else None
 
     @property
     def holds(self) -> Mapping[str, timedelta]:
         """The consumers that keep the job once it has ended, and for how long after its end at most."""
-        holds = (self.raw.annex and self.raw.annex.holds) or {}
+        holds = (self.raw.extras and self.raw.extras.holds) or {}
         return {consumer: timedelta(milliseconds=ms) for consumer, ms in holds.items()}
 
     @property
     def headers(self) -> Mapping[str, str]:
         """What was sent along for middleware and handlers."""
-        annex = self.raw.annex
-        return (annex and annex.headers) or {}
+        extras = self.raw.extras
+        return (extras and extras.headers) or {}
 
     @property
     def scheduler(self) -> str:
         """The scheduler it comes from; empty if there is none."""
-        return self.raw.annex.scheduler if self.raw.annex else ""
+        return self.raw.extras.scheduler if self.raw.extras else ""
 
     @property
     def scheduled_for(self) -> datetime | None:
         """The slot of its scheduler that it stands for."""
-        return _instant(self.raw.annex.slot_ms) if self.raw.annex else None
+        return _instant(self.raw.extras.slot_ms) if self.raw.extras else None
 
     @property
     def flow(self) -> str:
         """The flow it came with; empty if it came alone."""
-        return self.raw.annex.flow if self.raw.annex else ""
+        return self.raw.extras.flow if self.raw.extras else ""
 
     @property
     def has_children(self) -> bool:
         """Whether it waits, or waited, for other jobs: ``handle.children()`` has them."""
-        return bool(self.raw.annex and self.raw.annex.has_dependencies)
+        return bool(self.raw.extras and self.raw.extras.has_dependencies)
 
     @property
     def dependents(self) -> list[tuple[str, str]]:
         """Queue and id of the jobs that came with it and wait for it."""
-        annex = self.raw.annex
-        return [(one.queue, one.id) for one in (annex and annex.dependents) or ()]
+        extras = self.raw.extras
+        return [(one.queue, one.id) for one in (extras and extras.dependents) or ()]
 
     @property
     def cancelling(self) -> bool:
@@ -324,7 +324,7 @@ class Child:
 
     __slots__ = ("_source", "raw")
 
-    def __init__(self, source: Source, raw: DependencyRecord) -> None:
+    def __init__(self, source: JobCodec, raw: DependencyRecord) -> None:
         self._source = source
         self.raw = raw
 
@@ -365,7 +365,7 @@ class Child:
         return self.raw.failure
 
 
-async def read_children(source: Source, id: str) -> list[Child]:
+async def read_children(source: JobCodec, id: str) -> list[Child]:
     """The children of a job of the source's queue, in the order they were given."""
     from penstock.client.flow.handle import read_dependencies
 
@@ -375,7 +375,7 @@ async def read_children(source: Source, id: str) -> list[Child]:
 
 
 async def add_children(
-    source: Source, id: str, parts: Iterable[Part], *, on_failure: Policy
+    source: JobCodec, id: str, parts: Iterable[Part], *, on_failure: Policy
 ) -> list[JobHandle[Any]]:
     """See ``flow.enqueue.add_children``, which is imported by those who need it only."""
     from penstock.client.flow.enqueue import add_children

@@ -28,7 +28,7 @@ from penstock.errors import InvalidOption, StorageError
 from penstock.storage.values import Budget
 
 if TYPE_CHECKING:
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
     from penstock.core.limits import GroupState, LimitsOfQueue
     from penstock.storage.base import Storage
     from penstock.storage.values import Usage
@@ -118,7 +118,7 @@ BucketLike: TypeAlias = tuple[int, RateLike] | Bucket
 class QueueLimits:
     """See the module. Every method raises ``StorageError`` if the store does not answer."""
 
-    _source: Source
+    _source: JobCodec
 
     async def limit(
         self,

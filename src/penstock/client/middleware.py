@@ -51,7 +51,7 @@ EnqueueNext: TypeAlias = Callable[[EnqueueCall], Awaitable[Answers]]
 EnqueueMiddleware: TypeAlias = Callable[[EnqueueCall, EnqueueNext], Awaitable[Answers]]
 
 
-class Intake:
+class EnqueueChain:
     """The ``layers`` of an app. Where there are none, nobody goes through it."""
 
     __slots__ = ("_max_payload", "layers")
@@ -159,7 +159,7 @@ class AppHooks:
         self.stop_hooks: list[Hook] = []
         self.middlewares: list[Middleware] = []
         self.after_hooks: list[AfterExecution] = []
-        self.intake = Intake(max_payload=max_payload)
+        self.enqueue_chain = EnqueueChain(max_payload=max_payload)
         """What jobs go through on their way in: for the parts of Penstock, not for its users."""
 
     def on_start(self, hook: Hook) -> Hook:
@@ -184,9 +184,9 @@ class AppHooks:
     def enqueue_middleware(self, layer: EnqueueMiddleware) -> EnqueueMiddleware:
         """Put ``async def layer(call, call_next) -> answers`` around every enqueue of this app, in async and sync code.
 
-        The first registered is the outermost. See ``Intake``.
+        The first registered is the outermost. See ``EnqueueChain``.
         """
-        self.intake.add(layer)
+        self.enqueue_chain.add(layer)
         return layer
 
     def after_execution(self, hook: AfterExecution) -> AfterExecution:

@@ -19,7 +19,7 @@ from penstock.client.codec import Serde
 from penstock.client.hints import option_hint
 from penstock.client.optionvalues import PLACEMENT_PARSERS, TREATMENT_PARSERS
 from penstock.core.dedup import Dedup
-from penstock.core.job import EMPTY_ANNEX, Annex, Conflict, Dependency, Options, Policy
+from penstock.core.job import EMPTY_EXTRAS, Conflict, Dependency, Extras, Options, Policy
 from penstock.core.names import uuid7
 from penstock.core.retry import Backoff, BackoffFunction
 from penstock.core.text import shown
@@ -37,8 +37,8 @@ _ALTERNATIVES: Final = {
     "run_at": "delay",
 }
 _TIMES: Final = ("delay_ms", "run_at_ms")
-_ANNEX: Final = ("group", "cost", "headers", "holds")
-_UNSAID: Final = {name: getattr(EMPTY_ANNEX, name) for name in _ANNEX}
+_EXTRAS: Final = ("group", "cost", "headers", "holds")
+_UNSAID: Final = {name: getattr(EMPTY_EXTRAS, name) for name in _EXTRAS}
 
 
 class Treatment(TypedDict, total=False):
@@ -214,9 +214,9 @@ def placement(given: Mapping[str, Any]) -> dict[str, Any]:
         if name in PLACEMENT_PARSERS and not (value is None and name in _NONE_IS_UNSET):
             field, parse = PLACEMENT_PARSERS[name]
             fields[field] = parse(name, value)
-    annex = {name: fields.pop(name) for name in _ANNEX if name in fields}
-    if annex:
-        fields["annex"] = Annex(**annex)
+    extras = {name: fields.pop(name) for name in _EXTRAS if name in fields}
+    if extras:
+        fields["extras"] = Extras(**extras)
     policy = fields.pop("after_failure", "fail")
     if "after" in fields:
         fields["after"] = tuple(Dependency(queue, id, policy) for queue, id in fields["after"])
@@ -226,8 +226,8 @@ def placement(given: Mapping[str, Any]) -> dict[str, Any]:
 def _tied(fields: dict[str, Any]) -> dict[str, Any]:
     """A job that waits for others has a flow to be told by."""
     if fields.get("after"):
-        annex = fields.get("annex", EMPTY_ANNEX)
-        fields["annex"] = msgspec.structs.replace(annex, flow=uuid7(), has_dependencies=True)
+        extras = fields.get("extras", EMPTY_EXTRAS)
+        fields["extras"] = msgspec.structs.replace(extras, flow=uuid7(), has_dependencies=True)
     return fields
 
 
@@ -243,7 +243,9 @@ def placed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     dedup: Dedup | None = fields.get("dedup")
     if dedup and dedup.mode == "debounce" and dedup.ttl_ms and fields.keys().isdisjoint(_TIMES):
         fields["delay_ms"] = dedup.ttl_ms
-    if "annex" in base and fields["annex"] is not base["annex"]:
-        said = {name: value for name in _ANNEX if (value := getattr(fields["annex"], name)) != _UNSAID[name]}
-        fields["annex"] = msgspec.structs.replace(base["annex"], **said)
+    if "extras" in base and fields["extras"] is not base["extras"]:
+        said = {
+            name: value for name in _EXTRAS if (value := getattr(fields["extras"], name)) != _UNSAID[name]
+        }
+        fields["extras"] = msgspec.structs.replace(base["extras"], **said)
     return _tied(fields)

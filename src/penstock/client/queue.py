@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from penstock.client.admin import QueueAdmin
 from penstock.client.bulk import enqueue_many
 from penstock.client.claim import Claim, ClaimedJob
-from penstock.client.codec import Source
+from penstock.client.codec import JobCodec
 from penstock.client.firing import sweep
 from penstock.client.handle import JobHandle, call
 from penstock.client.hints import Hinting
@@ -51,7 +51,7 @@ class Claiming:
 
     __slots__ = ("lease_ms", "source", "wait_ms", "worker")
 
-    def __init__(self, source: Source, *, lease_ms: int, wait_ms: int | None, worker: str | None) -> None:
+    def __init__(self, source: JobCodec, *, lease_ms: int, wait_ms: int | None, worker: str | None) -> None:
         self.source = source
         self.lease_ms = lease_ms
         self.wait_ms = wait_ms
@@ -72,11 +72,11 @@ class Claiming:
         loop, storage, queue = asyncio.get_running_loop(), session.storage, self.source.queue
         deadline = None if self.wait_ms is None else loop.time() + self.wait_ms / 1000
         if session.sweep_is_due(queue, self.lease_ms):
-            await sweep(storage, queue, limit=_SWEEP_AT_ONCE, intake=session.intake)
+            await sweep(storage, queue, limit=_SWEEP_AT_ONCE, enqueue_chain=session.enqueue_chain)
         claimed = await _take(storage, queue, take)
         if claimed.leases:
             return claimed
-        await sweep(storage, queue, limit=_SWEEP_AT_ONCE, intake=session.intake)
+        await sweep(storage, queue, limit=_SWEEP_AT_ONCE, enqueue_chain=session.enqueue_chain)
         while not (claimed := await _take(storage, queue, take)).leases:
             due_ms = _LONGEST_WAIT_MS if claimed.wait_ms is None else max(claimed.wait_ms, 1)
             wait_ms = min(_LONGEST_WAIT_MS, self.lease_ms, due_ms)
@@ -86,7 +86,7 @@ class Claiming:
                     break
             await storage.wait(queue, timeout_ms=wait_ms)
             if session.sweep_is_due(queue, min(self.lease_ms, _LONGEST_WAIT_MS)):
-                await sweep(storage, queue, limit=_SWEEP_AT_ONCE, intake=session.intake)
+                await sweep(storage, queue, limit=_SWEEP_AT_ONCE, enqueue_chain=session.enqueue_chain)
         return claimed
 
 
@@ -143,7 +143,7 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         defaults: Options,
         fields: Mapping[str, Any],
     ) -> None:
-        self._source = Source(
+        self._source = JobCodec(
             app,
             name,
             serde=serde,

@@ -34,7 +34,7 @@ from penstock.errors import InvalidInput, InvalidOption
 from penstock.storage.values import NewScheduler
 
 if TYPE_CHECKING:
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
     from penstock.client.queue import Queue
     from penstock.core.job import NewJob
     from penstock.storage.base import Storage
@@ -314,7 +314,7 @@ class AppSchedulers:
 class QueueSchedulers:
     """The schedulers of one queue. ``Queue`` has all of this."""
 
-    _source: Source
+    _source: JobCodec
 
     async def schedulers(self) -> list[SchedulerInfo]:
         """All of them, by name."""

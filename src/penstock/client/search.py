@@ -19,7 +19,7 @@ from penstock.errors import InvalidOption, SerializationError
 from penstock.storage.pages import Query
 
 if TYPE_CHECKING:
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
     from penstock.storage.base import Storage
     from penstock.storage.values import Bulk
 
@@ -69,7 +69,7 @@ class SearchPage(msgspec.Struct, frozen=True):
 class Searching:
     """A queue's jobs by what they are like. Mixed into ``QueueAdmin``."""
 
-    _source: Source
+    _source: JobCodec
 
     async def search(
         self,

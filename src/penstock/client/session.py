@@ -25,7 +25,7 @@ from penstock.storage.values import Extended, Held, Settled, Settlement
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from penstock.client.middleware import Intake
+    from penstock.client.middleware import EnqueueChain
     from penstock.storage.base import Storage
 
 
@@ -42,16 +42,16 @@ class Session:
         "_settles",
         "_sweeps_due",
         "_waiters",
-        "intake",
+        "enqueue_chain",
         "storage",
         "worker",
     )
     remedy: ClassVar[str] = ""
     """The remedy for a job that does not run, if it differs from what ``why`` says."""
 
-    def __init__(self, storage: Storage, intake: Intake) -> None:
+    def __init__(self, storage: Storage, enqueue_chain: EnqueueChain) -> None:
         self.storage = storage
-        self.intake = intake
+        self.enqueue_chain = enqueue_chain
         self.worker = _worker_name()
         """The name that claims outside any worker go by."""
         self._enqueues: dict[str, Callable[[NewJob], Awaitable[Enqueued]]] = {}
@@ -70,7 +70,7 @@ class Session:
             call = partial(self._enqueue_alone, queue)
         elif (call := self._enqueues.get(queue)) is None:
             call = self._enqueues[queue] = self._enqueues_to(queue).call
-        return self._enqueue_through(queue, job, call) if self.intake.layers else call(job)
+        return self._enqueue_through(queue, job, call) if self.enqueue_chain.layers else call(job)
 
     async def _enqueue_through(
         self, queue: str, job: NewJob, call: Callable[[NewJob], Awaitable[Enqueued]]
@@ -78,7 +78,7 @@ class Session:
         async def send(jobs: Sequence[NewJob]) -> list[Enqueued]:
             return [await call(job) for job in jobs]
 
-        [answer] = await self.intake.enqueue(queue, [job], send)
+        [answer] = await self.enqueue_chain.enqueue(queue, [job], send)
         return answer
 
     async def _enqueue_alone(self, queue: str, job: NewJob) -> Enqueued:
@@ -245,12 +245,12 @@ class Sessions(PerLoop[Session]):
         self,
         open: Callable[[], Awaitable[Storage]],
         *,
-        intake: Intake,
+        enqueue_chain: EnqueueChain,
         close_storage: bool,
-        session: Callable[[Storage, Intake], Session] = Session,
+        session: Callable[[Storage, EnqueueChain], Session] = Session,
     ) -> None:
         async def begin() -> Session:
-            return session(await open(), intake)
+            return session(await open(), enqueue_chain)
 
         async def end(session: Session) -> None:
             await session.close(storage_too=close_storage)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import msgspec
 
 from penstock.core.command import COMMAND_TASK
-from penstock.core.job import EMPTY_ANNEX
+from penstock.core.job import EMPTY_EXTRAS
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import EVERY_GROUP, Bucket, GroupState, Limit, LimitsOfQueue, Rate
 from penstock.core.text import without_password
@@ -206,7 +206,7 @@ def _doubled_bucket(limit: Limit) -> str:
 
 def group_of(job: Job) -> str:
     """Return the key of the job's group; empty if it has none."""
-    return (job.annex or EMPTY_ANNEX).group
+    return (job.extras or EMPTY_EXTRAS).group
 
 
 def instant(ms: int) -> datetime:

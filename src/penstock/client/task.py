@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from penstock.client.batching import Batching
 from penstock.client.bulk import enqueue_many
-from penstock.client.codec import Raw, Source, too_large
+from penstock.client.codec import JobCodec, Raw, too_large
 from penstock.client.handle import JobHandle, call
 from penstock.client.hints import SAME_OPTION, Hinting
 from penstock.client.options import DISPATCH, DispatchOptions, overridden, placed, refuse_unknown
@@ -65,7 +65,7 @@ class JobSpec(Hinting, Generic[R_co]):
 
     def __init__(
         self,
-        source: Source,
+        source: JobCodec,
         job: NewJob,
         dispatch: Dispatch[..., Any] | None = None,
         *,
@@ -115,7 +115,7 @@ class Dispatch(Hinting, Generic[P, R]):
     def __init__(
         self,
         task: Task[P, R],
-        source: Source,
+        source: JobCodec,
         options: Options,
         fields: Mapping[str, Any],
         given: DispatchOptions,
@@ -279,7 +279,7 @@ class Task(Hinting, Generic[P, R]):
         self.fields = fields
         self.batching = batching
         self.retry_on = retry_on
-        self.source = Source(
+        self.source = JobCodec(
             app, queue, serde=serde, result_serde=result_serde, result_type=signature.result_type
         )
         self._plain: Dispatch[P, R] = Dispatch(self, self.source, defaults, fields, {})

@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from penstock.core.job import EMPTY_ANNEX, Dependency, Dependent, NewJob, Policy
+from penstock.core.job import EMPTY_EXTRAS, Dependency, Dependent, NewJob, Policy
 from penstock.core.outcome import FAILURE_TEXTS, Failure
 
 DependencyState = Literal["pending", "completed", "failed", "cancelled", "removed"]
@@ -51,10 +51,10 @@ def woven(
 
 
 def _tied(job: NewJob, flow: str, dependents: list[Dependent] | None) -> NewJob:
-    annex = msgspec.structs.replace(
-        job.annex or EMPTY_ANNEX, flow=flow, dependents=dependents, has_dependencies=bool(job.after)
+    extras = msgspec.structs.replace(
+        job.extras or EMPTY_EXTRAS, flow=flow, dependents=dependents, has_dependencies=bool(job.after)
     )
-    return msgspec.structs.replace(job, annex=annex)
+    return msgspec.structs.replace(job, extras=extras)
 
 
 NOTHING_TO_WAIT_FOR: Final = Failure("NothingToWaitFor", FAILURE_TEXTS["NothingToWaitFor"])

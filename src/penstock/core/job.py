@@ -27,7 +27,7 @@ class Dependent(NamedTuple):
     flow: str
 
 
-class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={
+class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename={
     "group": "g",
     "cost": "c",
     "headers": "h",
@@ -55,12 +55,12 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     the job has reported (``core.usage``); ``scheduler`` and ``slot_ms``, where it comes from; ``step``, where it goes
     on. ``awaits`` (a signal, until ``awaits_until_ms``, 0: for ever), ``received``, ``timed_out`` and ``kept`` (how
     many signals came early) are of its suspensions; ``staged_delay_ms`` counts from the release of a staged job
-    (``core.staging``). ``unknown_run`` is the last run whose worker did not know the task. All else is a tie:
+    (see ``staged_at_ms``). ``unknown_run`` is the last run whose worker did not know the task. All else is a tie:
     ``dedup`` is the key whose record goes when the job ends; ``repeats``: its scheduler waits for that end; ``holds``
     are consumers that keep a finished job, and for how many milliseconds after its end.
 
     ``flow`` names the flow a job came with. ``dependents`` are told of its end, with those in a list beside the
-    annex if it ``has_later_dependents``. ``passes`` is for whoever runs the job: how results of its dependencies
+    extras if it ``has_later_dependents``. ``passes`` is for whoever runs the job: how results of its dependencies
     become arguments.
 
     The short names are a storage format: add, never reuse. No field may be an empty list or map once it is
@@ -110,9 +110,9 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
             or self.passes != ""
         )
 
-    def shed(self) -> Annex:
+    def shed(self) -> Extras:
         """What of it a later life of the same id begins with: all that the user said, nothing that happened."""
-        return Annex(group=self.group, cost=self.cost, headers=self.headers, holds=self.holds)
+        return Extras(group=self.group, cost=self.cost, headers=self.headers, holds=self.holds)
 
     @property
     def longest_hold_ms(self) -> int:
@@ -120,15 +120,15 @@ class Annex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
         return max(self.holds.values()) if self.holds else 0
 
 
-EMPTY_ANNEX: Final = Annex()
+EMPTY_EXTRAS: Final = Extras()
 _NOTHING: Final = 3
 """Bytes of an empty map, in any of the ways to write it: one with an entry has more."""
 
-pack_annex: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(Annex).decode
+pack_extras: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(Extras).decode
 
 
-def unpack_annex(packed: bytes) -> Annex | None:
+def unpack_extras(packed: bytes) -> Extras | None:
     """The annex of these bytes; ``None`` if there is nothing in it."""
     return None if len(packed) <= _NOTHING else _decode(packed)
 
@@ -196,9 +196,9 @@ class NewJob(msgspec.Struct, frozen=True):
 
     ``delay_ms`` counts from the store's now; ``run_at_ms`` (epoch) is an instant the user named; at most one
     of the two is given. ``ttl_ms`` counts from the enqueue. ``unchecked`` promises that the id is new.
-    ``annex`` is what few jobs have (``core.annex``). ``dedup`` applies if the id would be queued afresh. The job waits
-    for those in ``after``; then its annex has a ``flow`` and says ``has_dependencies``. ``staged``: it is kept back
-    until its write, which ``write_id`` names, is whole (``core.staging``); delay and ttl count from there.
+    ``extras`` is what few jobs have. ``dedup`` applies if the id would be queued afresh. The job waits
+    for those in ``after``; then its extras have a ``flow`` and say ``has_dependencies``. ``staged``: it is kept back
+    until its write, which ``write_id`` names, is whole (see ``staged_at_ms``); delay and ttl count from there.
     ``notify`` is the name of a listener (see ``Storage.listen``) to tell of the job's end; one that finds a
     duplicate waits for that one's end.
     """
@@ -216,21 +216,21 @@ class NewJob(msgspec.Struct, frozen=True):
     run_id: str = ""
     write_id: str = ""
     notify: str = ""
-    annex: Annex | None = None
+    extras: Extras | None = None
     after: tuple[Dependency, ...] = ()
     dedup: Dedup | None = None
     staged: bool = False
 
     @property
-    def stored_annex(self) -> Annex | None:
+    def stored_extras(self) -> Extras | None:
         """What an engine keeps as the annex: a record of a dedup key that is to go with the job ties it; the delay of
         a staged job waits there for its release."""
         if self.staged and self.delay_ms:
-            return msgspec.structs.replace(self.annex or EMPTY_ANNEX, staged_delay_ms=self.delay_ms)
+            return msgspec.structs.replace(self.extras or EMPTY_EXTRAS, staged_delay_ms=self.delay_ms)
         dedup = self.dedup
         if dedup is None or dedup.mode == "throttle":
-            return self.annex
-        return msgspec.structs.replace(self.annex or EMPTY_ANNEX, dedup=dedup.key)
+            return self.extras
+        return msgspec.structs.replace(self.extras or EMPTY_EXTRAS, dedup=dedup.key)
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -255,7 +255,7 @@ class Lease(msgspec.Struct, frozen=True):
     """A job taken under a lease. ``token`` proves the holding; it alone decides whose settle counts.
 
     ``run`` counts from 1. ``cancelling`` is true if the job is to stop as soon as it can. ``signal`` is the data of
-    the signal that ended its last suspension (``annex.received`` names it).
+    the signal that ended its last suspension (``extras.received`` names it).
     """
 
     id: str
@@ -272,7 +272,7 @@ class Lease(msgspec.Struct, frozen=True):
     expires_at_ms: int = 0
     cancelling: bool = False
     run_id: str = ""
-    annex: Annex | None = None
+    extras: Extras | None = None
     signal: bytes | None = None
 
 
@@ -311,7 +311,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     result: bytes | None = None
     failure: Failure | None = None
     progress: bytes | None = None
-    annex: Annex | None = None
+    extras: Extras | None = None
     damaged: bytes | None = None
 
     @property
@@ -322,9 +322,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_handed_back(self) -> bool:
         """Return whether the worker of its last run did not know the task, and no worker has taken it since."""
-        if self.annex is None or not self.annex.unknown_run or self.state not in _HELD_BACK:
+        if self.extras is None or not self.extras.unknown_run or self.state not in _HELD_BACK:
             return False
-        return self.annex.unknown_run == self.runs
+        return self.extras.unknown_run == self.runs
 
 
 # Staged jobs: put in by a write that is yet to be whole, and released or removed with it.
@@ -354,8 +354,8 @@ def check_staged(job: NewJob) -> None:
     Raises:
         InvalidOption: no ``write_id``; an instant, a dedup key, a flow or a redispatch.
     """
-    annex = job.annex
-    is_tied = job.after or (annex is not None and (annex.flow or annex.dependents or annex.repeats))
+    extras = job.extras
+    is_tied = job.after or (extras is not None and (extras.flow or extras.dependents or extras.repeats))
     if not job.write_id:
         raise _refused(job, "it has no write_id, so nothing could release it")
     if job.run_at_ms is not None:

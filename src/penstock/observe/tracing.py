@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from None
 
-from penstock.core.job import EMPTY_ANNEX
+from penstock.core.job import EMPTY_EXTRAS
 from penstock.errors import RateLimited, Snooze, Suspend, WaitForChildren
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ class _EarlierRuns:
 
 
 def _with_headers(job: NewJob, carrier: dict[str, str]) -> NewJob:
-    annex = job.annex or EMPTY_ANNEX
-    return replace(job, annex=replace(annex, headers={**(annex.headers or {}), **carrier} or None))
+    extras = job.extras or EMPTY_EXTRAS
+    return replace(job, extras=replace(extras, headers={**(extras.headers or {}), **carrier} or None))
 
 
 def _of_call(call: EnqueueCall) -> dict[str, Any]:

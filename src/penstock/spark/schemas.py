@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from penstock.core.job import EMPTY_ANNEX, Annex, Job
+from penstock.core.job import EMPTY_EXTRAS, Extras, Job
 from penstock.core.limits import MILLION
 from penstock.spark.cells import Builder, Column, instants, json_text, plain, value_column
 
@@ -155,12 +155,12 @@ def quoted(name: str) -> str:
 _Getter = Callable[[Job], Any]
 
 
-def _annex(job: Job) -> Annex:
-    return job.annex or EMPTY_ANNEX
+def _extras(job: Job) -> Extras:
+    return job.extras or EMPTY_EXTRAS
 
 
 def _usage(job: Job) -> dict[str, float] | None:
-    used = _annex(job).usage
+    used = _extras(job).usage
     return None if used is None else {name: micros / MILLION for name, micros in used.items()}
 
 
@@ -177,12 +177,12 @@ _GETTERS: Final[Mapping[str, _Getter]] = {
     "version": lambda job: job.options.version,
     "run_id": lambda job: _or_none(job.run_id),
     "write_id": lambda job: _or_none(job.write_id),
-    "group": lambda job: _or_none(_annex(job).group),
+    "group": lambda job: _or_none(_extras(job).group),
     "payload": lambda job: job.payload,
     "payload_bytes": lambda job: job.payload,
     "priority": lambda job: job.priority,
-    "cost": lambda job: _annex(job).cost,
-    "headers": lambda job: _annex(job).headers,
+    "cost": lambda job: _extras(job).cost,
+    "headers": lambda job: _extras(job).headers,
     "enqueued_at": lambda job: job.enqueued_at_ms,
     "run_at": lambda job: job.run_at_ms,
     "claimed_at": lambda job: job.claimed_at_ms,

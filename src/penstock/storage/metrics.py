@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from penstock.core.job import Annex
+from penstock.core.job import Extras
 from penstock.core.lifecycle import EventType
 from penstock.storage.values import Budget, Usage
 
@@ -133,15 +133,15 @@ def flow_scope(flow: str) -> str:
     return f"f:{flow}" if flow else ""
 
 
-def scopes_of(task: str, annex: Annex) -> list[str]:
+def scopes_of(task: str, extras: Extras) -> list[str]:
     """The sums that what this job uses is added to."""
     scopes = [""]
     if task:
         scopes.append(f"t:{task}")
-    if annex.group:
-        scopes.append(f"g:{annex.group}")
-    if annex.flow:
-        scopes.append(f"f:{annex.flow}")
+    if extras.group:
+        scopes.append(f"g:{extras.group}")
+    if extras.flow:
+        scopes.append(f"f:{extras.flow}")
     return scopes
 
 

@@ -23,10 +23,10 @@ from penstock.worker.events import event_name
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Run
 from penstock.worker.session import make_executor, make_plans
-from penstock.worker.slots import Lane
+from penstock.worker.slots import ServedQueue
 
 if TYPE_CHECKING:
-    from penstock.client.middleware import Intake
+    from penstock.client.middleware import EnqueueChain
     from penstock.core.job import Enqueued, NewJob
     from penstock.storage.base import Storage
     from penstock.testing.stub import Stub
@@ -126,8 +126,10 @@ class StandInSession(Session):
     __slots__ = ("_pass_time",)
     remedy: ClassVar[str] = "In a harness, run jobs with h.drain() or h.run_all() before you wait for one."
 
-    def __init__(self, storage: Storage, intake: Intake, pass_time: PassTime | None = None) -> None:
-        super().__init__(storage, intake)
+    def __init__(
+        self, storage: Storage, enqueue_chain: EnqueueChain, pass_time: PassTime | None = None
+    ) -> None:
+        super().__init__(storage, enqueue_chain)
         self._pass_time = pass_time
 
     def waiter(self, queue: str) -> Waiter:
@@ -202,7 +204,7 @@ class Bench:
         self._random = random
         self._over: dict[Run, asyncio.Future[None]] = {}
         self._errors: dict[int, BaseException] = {}
-        self._lanes: dict[str, Lane] = {}
+        self._served_queues: dict[str, ServedQueue] = {}
         self._reporter = Reporter(storage, asyncio.get_running_loop())
         layers = (self._note_errors, *worker.options.middleware, self._use_stubs)
         self._plans = make_plans(worker, layers)
@@ -234,8 +236,8 @@ class Bench:
 
     async def run(self, queue: str, leases: Sequence[Lease]) -> list[Ran]:
         """Run leases to their outcomes, all at once, settle them in order, and say what became of them."""
-        now, lane = time.monotonic(), self._lane(queue)
-        runs = [self._executor.prepare(lane, lease, now) for lease in leases]
+        now, served = time.monotonic(), self._served(queue)
+        runs = [self._executor.prepare(served, lease, now) for lease in leases]
         self._worker.tally.started(runs)
         for run in runs:
             self._over[run] = asyncio.get_running_loop().create_future()
@@ -254,7 +256,7 @@ class Bench:
         for run in list(self._over):
             held = [Held(run.lease.id, run.lease.token)]
             lease_ms = min(options.lease_ms + ms, MAX_MS)
-            await storage.extend(run.lane.name, held, worker=options.id, lease_ms=lease_ms)
+            await storage.extend(run.served.name, held, worker=options.id, lease_ms=lease_ms)
 
     def close(self) -> None:
         """Let go of threads and processes."""
@@ -281,7 +283,7 @@ class Bench:
             return
         options, held = self._worker.options, [Held(run.lease.id, run.lease.token) for run in runs]
         answers = await self._storage.extend(
-            runs[0].lane.name, held, worker=options.id, lease_ms=options.lease_ms
+            runs[0].served.name, held, worker=options.id, lease_ms=options.lease_ms
         )
         aborts = {"cancel": Abort.CANCEL, "expired": Abort.EXPIRED, "lost": Abort.LOST}
         for run, answer in zip(runs, answers, strict=True):
@@ -295,7 +297,7 @@ class Bench:
             self._worker.tally.stalled(run)
             return self._ran(run, "stalled", None, error)
         settlement = Settlement(lease.id, lease.token, outcome)
-        [answer] = (await self._storage.settle(run.lane.name, [settlement])).answers
+        [answer] = (await self._storage.settle(run.served.name, [settlement])).answers
         self._worker.tally.settled([run], [answer])
         name = event_name(run, answer.state) if answer.applied else "stalled"
         return self._ran(run, cast(RunOutcome, name), answer.state, error)
@@ -303,7 +305,7 @@ class Bench:
     def _ran(self, run: Run, outcome: RunOutcome, state: Any, error: BaseException | None) -> Ran:
         lease, told = run.lease, run.outcome
         return Ran(
-            queue=run.lane.name,
+            queue=run.served.name,
             id=lease.id,
             task=lease.options.task,
             run=lease.run,
@@ -318,7 +320,7 @@ class Bench:
     def _result(self, run: Run, outcome: Complete) -> Any:
         app = self._worker.app
         task = app.tasks.get(run.lease.options.task)
-        source = app.queue(run.lane.name)._source if task is None else task.source
+        source = app.queue(run.served.name)._source if task is None else task.source
         return source.decode_result(outcome.result)
 
     def _end(self, run: Run) -> None:
@@ -344,9 +346,9 @@ class Bench:
             return await call_next()
         return await stub.answer(arguments_of(self._worker.app.tasks[context.task], context.payload))
 
-    def _lane(self, queue: str) -> Lane:
-        lane = self._lanes.get(queue)
-        if lane is None:
-            lane = self._lanes[queue] = Lane(queue)
-            lane.reporter, lane.app = self._reporter, self._worker.app
-        return lane
+    def _served(self, queue: str) -> ServedQueue:
+        served = self._served_queues.get(queue)
+        if served is None:
+            served = self._served_queues[queue] = ServedQueue(queue)
+            served.reporter, served.app = self._reporter, self._worker.app
+        return served

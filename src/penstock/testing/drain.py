@@ -97,7 +97,7 @@ class Drain:
         self._bench = bench
         self._clock = clock
         self._recorder = recorder
-        self._intake = worker.app.intake
+        self._enqueue_chain = worker.app.enqueue_chain
         self._take = Take(worker.options.id, 1, worker.options.lease_ms)
         self._only = tuple(queues)
         self._raise_failures = raise_failures
@@ -207,7 +207,7 @@ class Drain:
     async def _sweep(self, queue: str) -> bool:
         before, more = self._happened, True
         while more:
-            swept = await sweep(self._storage, queue, intake=self._intake)
+            swept = await sweep(self._storage, queue, enqueue_chain=self._enqueue_chain)
             more = swept.more
             self._happened += any(count for name, count in asdict(swept).items() if name not in _HOUSEKEEPING)
             self._sweep_waits[queue] = swept.wait_ms
@@ -247,5 +247,5 @@ class Drain:
 
 def _moments(job: Job) -> tuple[int, ...]:
     """When time would move an open job that is not scheduled: its ttl, a timeout it waits for, its lease."""
-    until_ms = job.annex.awaits_until_ms if job.annex and job.state is State.BLOCKED else 0
+    until_ms = job.extras.awaits_until_ms if job.extras and job.state is State.BLOCKED else 0
     return (job.expires_at_ms, until_ms, job.lease_until_ms)

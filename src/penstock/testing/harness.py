@@ -155,7 +155,9 @@ class Harness(Assertions):
         self._stubs: dict[str, Stub] = {}
         self._benches: dict[asyncio.AbstractEventLoop, tuple[Bench, Storage]] = {}
         session = partial(StandInSession, pass_time=self._pass_time if mode == "inline" else None)
-        self._sessions = Sessions(self._open, intake=app.intake, close_storage=True, session=session)
+        self._sessions = Sessions(
+            self._open, enqueue_chain=app.enqueue_chain, close_storage=True, session=session
+        )
         self._before: Sessions | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._started = False

@@ -19,7 +19,7 @@ from penstock.worker.run import Run
 
 if TYPE_CHECKING:
     from penstock.client.app import App
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
     from penstock.client.flow.parts import Part
     from penstock.client.handle import JobHandle
 
@@ -80,7 +80,7 @@ class RunLink:
 
     @property
     def app(self) -> App:
-        app = self._run.lane.app
+        app = self._run.served.app
         assert app is not None, "lanes of a running worker have one"
         return app
 
@@ -98,7 +98,7 @@ class RunLink:
         return self._run.plan.pack(args, kwargs)
 
     def report(self, words: Words) -> Receipt:
-        reporter = self._run.lane.reporter
+        reporter = self._run.served.reporter
         assert reporter is not None, "lanes of a running worker have one"
         return reporter.add(self._run, words)
 
@@ -186,7 +186,7 @@ class JobContext(LeasedJob):
         return SyncJobContext(self)
 
     @property
-    def _source(self) -> Source:
+    def _source(self) -> JobCodec:
         return self._link.app.job(self.ref).source
 
     def pass_on(self, words: Words) -> Receipt:
@@ -201,7 +201,7 @@ class JobContext(LeasedJob):
 def context_of(run: Run) -> JobContext:
     """The context of ``run``, made when first asked for: most handlers never do."""
     if run.context is None:
-        run.context = JobContext(run.lease, run.lane.name, RunLink(run))
+        run.context = JobContext(run.lease, run.served.name, RunLink(run))
     return run.context
 
 

@@ -161,14 +161,17 @@ class Tally:
         """The lease was lost; what the run did counts for nothing."""
         self.stats.stalled += 1
         logger.warning(
-            "job %r of queue %r was lost to another worker", run.lease.id, run.lane.name, extra=_about(run)
+            "job %r of queue %r was lost to another worker",
+            run.lease.id,
+            run.served.name,
+            extra=_about(run),
         )
         self._tell("stalled", run)
 
     def stuck(self, run: Run) -> None:
         logger.warning(
             "the handler of job %r of queue %r was told to stop, and goes on%s",
-            *(run.lease.id, run.lane.name, _HANDED_BACK if run.abort is Abort.RELEASE else ""),
+            *(run.lease.id, run.served.name, _HANDED_BACK if run.abort is Abort.RELEASE else ""),
             extra=_about(run),
         )
         self._tell("stuck", run)
@@ -205,7 +208,7 @@ class Tally:
             WorkerEvent(
                 type=name,
                 worker=self._worker_id,
-                queue=run.lane.name,
+                queue=run.served.name,
                 id=lease.id,
                 task=lease.options.task,
                 run=lease.run,
@@ -218,7 +221,7 @@ class Tally:
 def _log_end(run: Run) -> None:
     logger.error(
         "job %r of queue %r (task %r) failed for good in run %d: %s",
-        *(run.lease.id, run.lane.name, run.lease.options.task, run.lease.run, _reason(run)),
+        *(run.lease.id, run.served.name, run.lease.options.task, run.lease.run, _reason(run)),
         exc_info=_exception(run),
         extra=_about(run),
     )
@@ -231,7 +234,7 @@ def _log_retry(run: Run) -> None:
     logger.log(
         logging.INFO if asked else logging.WARNING,
         "job %r of queue %r (task %r) failed in run %d and is retried in %s: %s",
-        *(run.lease.id, run.lane.name, run.lease.options.task, run.lease.run),
+        *(run.lease.id, run.served.name, run.lease.options.task, run.lease.run),
         *(describe(run.outcome.retry_in_ms), _reason(run)),
         exc_info=None if asked else _exception(run),
         extra=_about(run),
@@ -241,7 +244,7 @@ def _log_retry(run: Run) -> None:
 def _about(run: Run) -> dict[str, Any]:
     """Return the fields that tell structured logs and error trackers which job a record is about."""
     lease = run.lease
-    return {"queue": run.lane.name, "id": lease.id, "task": lease.options.task, "run": lease.run}
+    return {"queue": run.served.name, "id": lease.id, "task": lease.options.task, "run": lease.run}
 
 
 def _reason(run: Run) -> str:

@@ -27,7 +27,7 @@ from penstock.worker.middleware import AfterHooks
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import EncodedResult, Run
 from penstock.worker.signals import LoopBlocked
-from penstock.worker.slots import Lane
+from penstock.worker.slots import ServedQueue
 
 if TYPE_CHECKING:
     from penstock.client.app import App
@@ -40,8 +40,8 @@ async def with_results(storage: Storage, queue: str, lease: Lease, task: Task[..
 
     Raises ``SerializationError`` if they cannot be read: no run of the job can succeed.
     """
-    assert lease.annex is not None
-    mode, count, names = lease.annex.passes.split(":")
+    assert lease.extras is not None
+    mode, count, names = lease.extras.passes.split(":")
     serdes = [resolve_serde(name) for name in names.split(",")]
     records = (await read_dependencies(storage, queue, lease.id))[: int(count)]
     values = [_result(record, serdes[n % len(serdes)]) for n, record in enumerate(records)]
@@ -55,9 +55,9 @@ async def with_results(storage: Storage, queue: str, lease: Lease, task: Task[..
 
 def name_the_result(lease: Lease, task: Task[..., Any], error: Undecodable) -> None:
     """Have ``error`` name the result that was passed, if that is what the function cannot take."""
-    assert lease.annex is not None
+    assert lease.extras is not None
     first = task.signature.parameters[0]
-    is_list = lease.annex.passes.startswith("list:")
+    is_list = lease.extras.passes.startswith("list:")
     what = "the list of results of the jobs" if is_list else "the result of the job"
     with suppress(SerializationError):
         arguments = task.serde.decode(lease.payload)
@@ -121,10 +121,10 @@ class Executor:
         self.running: set[Run] = set()
         self.stuck: set[Run] = set()
 
-    def prepare(self, lane: Lane, lease: Lease, now: float) -> Run:
+    def prepare(self, served: ServedQueue, lease: Lease, now: float) -> Run:
         """The run of a lease, not yet begun."""
         task = lease.options.task
-        return Run(lease, lane, self._by_task.get(task) or self._plans.make(lane.name, task), now)
+        return Run(lease, served, self._by_task.get(task) or self._plans.make(served.name, task), now)
 
     def start(self, run: Run) -> None:
         """Begin a run; there must be a free slot. The handler may be over, and ``finished`` called, on return."""
@@ -180,7 +180,7 @@ class Executor:
             if run.lease.cancelling:
                 outcome = Cancel("cancelled before it ran")
             else:
-                if run.lease.annex is not None and run.lease.annex.passes:
+                if run.lease.extras is not None and run.lease.extras.passes:
                     await self._pass_results(run)
                 result = await run.plan.call(run)
                 if self._after is None or run.stuck:
@@ -202,7 +202,7 @@ class Executor:
         if isinstance(raised, LoopBlocked):
             run.abort = run.abort or Abort.RELEASE
         try:
-            if isinstance(raised, Undecodable) and run.lease.annex is not None and run.lease.annex.passes:
+            if isinstance(raised, Undecodable) and run.lease.extras is not None and run.lease.extras.passes:
                 self._name_the_result(run, raised)
             error = await _checked_wait(run) if isinstance(raised, WaitForChildren) else raised
             outcome = self._failed(run, error)
@@ -240,11 +240,11 @@ class Executor:
         """The results of the jobs it waited for become its first argument."""
         pass
 
-        task, app = self._tasks.get(run.lease.options.task), run.lane.app
+        task, app = self._tasks.get(run.lease.options.task), run.served.app
         if task is None or app is None:
             return
         try:
-            run.lease = await with_results(await app.connect(), run.lane.name, run.lease, task)
+            run.lease = await with_results(await app.connect(), run.served.name, run.lease, task)
         except SerializationError as error:
             raise Undecodable from error
 
@@ -334,10 +334,10 @@ def _logged(run: Run, error: BaseException, outcome: Fail) -> BaseException:
 
 async def _checked_wait(run: Run) -> BaseException:
     """``WaitForChildren``, unless there are none: the job would run again at once, for ever."""
-    app = run.lane.app
+    app = run.served.app
     assert app is not None, "lanes of a running worker have one"
     try:
-        if await (await app.connect()).dependencies(run.lane.name, run.lease.id, limit=1):
+        if await (await app.connect()).dependencies(run.served.name, run.lease.id, limit=1):
             return WaitForChildren()
     except (StorageError, asyncio.CancelledError):
         return WaitForChildren()

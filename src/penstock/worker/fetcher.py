@@ -25,7 +25,7 @@ from penstock.storage.base import Storage
 from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settlement, Take
 from penstock.worker import recovery
 from penstock.worker.run import Run
-from penstock.worker.slots import Lane, Limits, apportion
+from penstock.worker.slots import Limits, ServedQueue, apportion
 
 if TYPE_CHECKING:
     from penstock.worker.executor import Executor
@@ -47,15 +47,15 @@ P = ParamSpec("P")
 class Fetcher:
     """Owns the lanes. Everything here happens on the worker's loop.
 
-    ``settled(runs, answers)`` is called for the outcomes the store has answered, ``dried(lane)`` when a lane
-    turns dry, ``failed(lane, error)`` and ``recovered(lane)`` around a time without the store, ``ended()`` after
+    ``settled(runs, answers)`` is called for the outcomes the store has answered, ``dried(served)`` when a lane
+    turns dry, ``failed(served, error)`` and ``recovered(served)`` around a time without the store, ``ended()`` after
     every call. An error that one of them raises is logged and changes nothing.
     """
 
     def __init__(
         self,
         storage: Storage,
-        lanes: Sequence[Lane],
+        served_queues: Sequence[ServedQueue],
         *,
         worker_id: str,
         lease_ms: int,
@@ -63,20 +63,20 @@ class Fetcher:
         limits: Limits | None = None,
         settled: Callable[[Sequence[Run], Sequence[Settled]], None],
         started: Callable[[Sequence[Run]], None],
-        dried: Callable[[Lane], None],
-        failed: Callable[[Lane, BaseException], None],
-        recovered: Callable[[Lane], None],
+        dried: Callable[[ServedQueue], None],
+        failed: Callable[[ServedQueue, BaseException], None],
+        recovered: Callable[[ServedQueue], None],
         ended: Callable[[], None],
     ) -> None:
         self._storage = storage
-        self.lanes = tuple(lanes)
+        self.served_queues = tuple(served_queues)
         self._worker_id = worker_id
         self._lease_ms = lease_ms
         self._concurrency = concurrency
         self._most_per_take = (concurrency + 1) // 2
         self.limits = limits
         if limits is not None:
-            limits.room_again = lambda: self._wake(*self.lanes)
+            limits.room_again = lambda: self._wake(*self.served_queues)
         self._settled = _guarded(settled)
         self._started = _guarded(started)
         self._dried = _guarded(dried)
@@ -107,12 +107,12 @@ class Fetcher:
     def stop_claiming(self) -> None:
         """No job is claimed from now on, apart from calls under way. Outcomes are settled as before."""
         self.claiming = False
-        for lane in self.lanes:
-            self._stop_waiting(lane)
+        for served in self.served_queues:
+            self._stop_waiting(served)
 
     def finished(self, run: Run) -> None:
         """A run has its outcome."""
-        run.lane.outcomes.append(run)
+        run.served.outcomes.append(run)
         if not self.executor.running and not self._starting:
             self._pump()  # nobody else is about to finish: a lone job is not kept waiting
         else:
@@ -126,7 +126,7 @@ class Fetcher:
 
     def forget(self, run: Run) -> None:
         """The lease is not ours any more: nothing is left to settle."""
-        run.lane.held.pop(run.lease.token, None)
+        run.served.held.pop(run.lease.token, None)
 
     @property
     def free(self) -> int:
@@ -136,13 +136,16 @@ class Fetcher:
     @property
     def idle(self) -> bool:
         """Nothing is held and nothing is under way."""
-        return not any(lane.held or lane.outcomes or lane.in_flight for lane in self.lanes)
+        return not any(served.held or served.outcomes or served.in_flight for served in self.served_queues)
 
     async def close(self) -> None:
         """Give up what is under way."""
         self._closed = True
         self.stop_claiming()
-        tasks = [*self._calls, *(lane.recovering for lane in self.lanes if lane.recovering)]
+        tasks = [
+            *self._calls,
+            *(served.recovering for served in self.served_queues if served.recovering),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -154,67 +157,69 @@ class Fetcher:
         if self._closed:
             return
         grants = self._grants()
-        for lane in self.lanes:
-            if lane.recovering is None and lane.in_flight < _MOST_IN_FLIGHT:
-                self._send_for(lane, grants.get(lane, 0))
+        for served in self.served_queues:
+            if served.recovering is None and served.in_flight < _MOST_IN_FLIGHT:
+                self._send_for(served, grants.get(served, 0))
         if self.limits is not None:
             self.limits.tend()
         if self.claiming:
             self._tend_waiters_soon()
 
-    def _grants(self) -> dict[Lane, int]:
+    def _grants(self) -> dict[ServedQueue, int]:
         """The free slots, shared among the lanes that may have jobs; if none has, among all that settle."""
         free = self.free if self.limits is None else min(self.free, self.limits.whole())
         if free <= 0 or not self.claiming:
             return {}
-        if len(self.lanes) == 1:
-            grants = {self.lanes[0]: free}
+        if len(self.served_queues) == 1:
+            grants = {self.served_queues[0]: free}
         else:
             now = time.monotonic()
-            ready = [lane for lane in self.lanes if self._may_have_jobs(lane, now)]
-            grants = apportion(free, ready or [lane for lane in self.lanes if lane.outcomes])
+            ready = [served for served in self.served_queues if self._may_have_jobs(served, now)]
+            grants = apportion(free, ready or [served for served in self.served_queues if served.outcomes])
         return grants if self.limits is None else self.limits.capped(grants)
 
-    def _may_have_jobs(self, lane: Lane, now: float) -> bool:
-        if lane.recovering is not None or self._free_for(lane) <= 0:
+    def _may_have_jobs(self, served: ServedQueue, now: float) -> bool:
+        if served.recovering is not None or self._free_for(served) <= 0:
             return False
-        return not lane.dry or (lane.waiter is None and now - lane.dried_at >= _PROBE_AFTER_S)
+        return not served.dry or (served.waiter is None and now - served.dried_at >= _PROBE_AFTER_S)
 
-    def _send_for(self, lane: Lane, granted: int) -> None:
-        while lane.in_flight < _MOST_IN_FLIGHT:
-            runs = lane.outcomes[: self._most_per_take]
+    def _send_for(self, served: ServedQueue, granted: int) -> None:
+        while served.in_flight < _MOST_IN_FLIGHT:
+            runs = served.outcomes[: self._most_per_take]
             count = min(granted, self._most_per_take)
             # With outcomes to settle asking costs little, but a lone caller would wait for the needless answer, too.
-            wanted = count if (runs and not lane.trickling) or self._should_ask(lane) else 0
-            enough = self._most_per_take if lane.in_flight else 1
+            wanted = count if (runs and not served.trickling) or self._should_ask(served) else 0
+            enough = self._most_per_take if served.in_flight else 1
             if len(runs) < enough and wanted < enough:
                 return
-            del lane.outcomes[: len(runs)]
+            del served.outcomes[: len(runs)]
             granted -= wanted
-            self._send(lane, runs, wanted)
+            self._send(served, runs, wanted)
 
-    def _free_for(self, lane: Lane) -> int:
+    def _free_for(self, served: ServedQueue) -> int:
         """Free slots, as far as the worker's limits let them be filled from this lane."""
-        return self.free if self.limits is None else min(self.free, self.limits.room(lane.name))
+        return self.free if self.limits is None else min(self.free, self.limits.room(served.name))
 
-    def _reserve(self, lane: Lane, count: int) -> None:
+    def _reserve(self, served: ServedQueue, count: int) -> None:
         """Slots, and room in the limits, for a claim that is sent; given back by a negative count."""
         self._reserved += count
         if self.limits is not None:
-            self.limits.reserve(lane.name, count)
+            self.limits.reserve(served.name, count)
 
-    def _should_ask(self, lane: Lane) -> bool:
-        if lane.in_flight and not lane.flowing:
+    def _should_ask(self, served: ServedQueue) -> bool:
+        if served.in_flight and not served.flowing:
             return False  # the answer that is under way will tell whether there is more
-        return not lane.dry or (len(self.lanes) > 1 and self._may_have_jobs(lane, time.monotonic()))
+        return not served.dry or (
+            len(self.served_queues) > 1 and self._may_have_jobs(served, time.monotonic())
+        )
 
-    def _send(self, lane: Lane, runs: list[Run], count: int) -> None:
-        self._reserve(lane, count)
-        self._begin(lane, self._call(lane, runs, count), places=1)
+    def _send(self, served: ServedQueue, runs: list[Run], count: int) -> None:
+        self._reserve(served, count)
+        self._begin(served, self._call(served, runs, count), places=1)
 
-    def _begin(self, lane: Lane, call: Coroutine[Any, Any, None], *, places: int) -> None:
+    def _begin(self, served: ServedQueue, call: Coroutine[Any, Any, None], *, places: int) -> None:
         """Start a call that takes up so many of the lane's places for calls. It must end by ``_ended``."""
-        lane.in_flight += places
+        served.in_flight += places
         self._calls.add(task := self._spawn(call))
         task.add_done_callback(self._calls.discard)
 
@@ -222,73 +227,73 @@ class Fetcher:
         """In our own context: what is started from there must not see the variables of a handler that finished."""
         return self._loop.create_task(call, context=self._context.copy())
 
-    async def _call(self, lane: Lane, runs: list[Run], count: int) -> None:
-        sent_at = lane.ask()
+    async def _call(self, served: ServedQueue, runs: list[Run], count: int) -> None:
+        sent_at = served.ask()
         try:
-            self._take_answer(lane, runs, count, await self._ask(lane, runs, count), sent_at)
+            self._take_answer(served, runs, count, await self._ask(served, runs, count), sent_at)
         except BaseException as error:
-            self._lost_call(lane, runs, error)
+            self._lost_call(served, runs, error)
         finally:
-            self._reserve(lane, -count)
-            self._ended(lane, places=1, asked=sent_at)
+            self._reserve(served, -count)
+            self._ended(served, places=1, asked=sent_at)
 
-    def _ended(self, lane: Lane, *, places: int = 0, asked: float | None = None) -> None:
+    def _ended(self, served: ServedQueue, *, places: int = 0, asked: float | None = None) -> None:
         """A call is over, whichever way: do what was held back because of it."""
-        lane.in_flight -= places
+        served.in_flight -= places
         if asked is not None:
-            lane.asked.remove(asked)
-        self._make_sure_soon(lane)
+            served.asked.remove(asked)
+        self._make_sure_soon(served)
         self._call_ended()
         self._pump()
 
-    async def _ask(self, lane: Lane, runs: list[Run], count: int) -> SettledBatch:
+    async def _ask(self, served: ServedQueue, runs: list[Run], count: int) -> SettledBatch:
         take = Take(self._worker_id, count, self._lease_ms) if count else None
         if runs:
             settlements = [Settlement(run.lease.id, run.lease.token, run.outcome) for run in runs]  # type: ignore[arg-type]
-            return await self._storage.settle(lane.name, settlements, take=take)
+            return await self._storage.settle(served.name, settlements, take=take)
         assert take is not None
-        return SettledBatch([], await self._storage.claim(lane.name, take))
+        return SettledBatch([], await self._storage.claim(served.name, take))
 
     def _take_answer(
-        self, lane: Lane, runs: list[Run], count: int, batch: SettledBatch, sent_at: float
+        self, served: ServedQueue, runs: list[Run], count: int, batch: SettledBatch, sent_at: float
     ) -> None:
-        held = lane.held
+        held = served.held
         for run in runs:
             held.pop(run.lease.token, None)
         if batch.claimed is not None:
-            self._receive(lane, batch.claimed, count, sent_at)
-        elif lane.dry and not held:
-            self._dried(lane)
+            self._receive(served, batch.claimed, count, sent_at)
+        elif served.dry and not held:
+            self._dried(served)
         self._settled(runs, batch.answers)
 
-    def _receive(self, lane: Lane, claimed: Claimed, count: int, sent_at: float) -> None:
+    def _receive(self, served: ServedQueue, claimed: Claimed, count: int, sent_at: float) -> None:
         now = self.last_claim_at = time.monotonic()
         leases = claimed.leases
-        lane.claims += len(leases)
-        lane.progress += max(len(leases), 1) / lane.weight
+        served.claims += len(leases)
+        served.progress += max(len(leases), 1) / served.weight
         if leases:
             if self.hand_back_new or now - sent_at > 0.8 * self._lease_ms / 1000:
-                self._hand_back(lane, [Held(lease.id, lease.token) for lease in leases], sent_at)
+                self._hand_back(served, [Held(lease.id, lease.token) for lease in leases], sent_at)
             else:
-                self._start(lane, leases, now)
+                self._start(served, leases, now)
         dry = len(leases) < count
         if dry:
-            lane.dried_at = now
+            served.dried_at = now
             if claimed.wait_ms is not None and claimed.wait_ms < self.longest_wait_ms:
-                lane.set_alarm(now, now + max(claimed.wait_ms, 1) / 1000, self._wake, self._context)
-        turned_dry = dry and not lane.dry
-        lane.dry = dry
-        lane.flowing = not dry
-        lane.trickling = dry and len(leases) <= 1
+                served.set_alarm(now, now + max(claimed.wait_ms, 1) / 1000, self._wake, self._context)
+        turned_dry = dry and not served.dry
+        served.dry = dry
+        served.flowing = not dry
+        served.trickling = dry and len(leases) <= 1
         if turned_dry or (dry and not leases):
-            self._dried(lane)
+            self._dried(served)
 
-    def _start(self, lane: Lane, leases: Sequence[Lease], now: float) -> None:
+    def _start(self, served: ServedQueue, leases: Sequence[Lease], now: float) -> None:
         executor = self.executor
-        runs = [executor.prepare(lane, lease, now) for lease in leases]
+        runs = [executor.prepare(served, lease, now) for lease in leases]
         # All are held before the first begins: it may hog the loop, and the heartbeat must know of the others.
         for run in runs:
-            lane.held[run.lease.token] = run
+            served.held[run.lease.token] = run
         self._started(runs)
         self._starting = True
         try:
@@ -297,7 +302,7 @@ class Fetcher:
         finally:
             self._starting = False
         if self.limits is not None:
-            self.limits.note(lane.name, len(runs))
+            self.limits.note(served.name, len(runs))
 
     # Waiting
 
@@ -312,114 +317,114 @@ class Fetcher:
         self._tending = None
         if not self.claiming:
             return
-        for lane in self.lanes:
-            if self._free_for(lane) <= 0 and not lane.spare:
+        for served in self.served_queues:
+            if self._free_for(served) <= 0 and not served.spare:
                 # Woken now, a full worker would swallow what an idle one could have acted upon.
-                self._stop_waiting(lane)
-            elif lane.dry and lane.waiter is None and lane.recovering is None:
-                self._begin_wait(lane)
+                self._stop_waiting(served)
+            elif served.dry and served.waiter is None and served.recovering is None:
+                self._begin_wait(served)
 
-    def _stop_waiting(self, lane: Lane) -> None:
-        if lane.waiter is not None:
-            lane.waiter.cancel()
+    def _stop_waiting(self, served: ServedQueue) -> None:
+        if served.waiter is not None:
+            served.waiter.cancel()
             # The store may have leased jobs to it before it heard of that.
-            lane.unsure = lane.unsure or lane.spare > 0
-            self._end_wait(lane)
-            self._make_sure_soon(lane)
-        lane.drop_alarm()
+            served.unsure = served.unsure or served.spare > 0
+            self._end_wait(served)
+            self._make_sure_soon(served)
+        served.drop_alarm()
 
-    async def _wait(self, lane: Lane, count: int) -> None:
+    async def _wait(self, served: ServedQueue, count: int) -> None:
         """Sleep until there may be something; with slots to spare, come back with it."""
-        began_at = lane.ask()
+        began_at = served.ask()
         try:
             if count:
                 take = Take(self._worker_id, count, self._lease_ms)
                 # Well within a lease: when the claim was made is not known, only when the wait for it began.
                 wait_ms = min(self.longest_wait_ms, 2 * self._lease_ms // 5)
-                claimed = await self._storage.claim(lane.name, take, wait_ms=wait_ms)
-                self._receive(lane, claimed, count, began_at)
+                claimed = await self._storage.claim(served.name, take, wait_ms=wait_ms)
+                self._receive(served, claimed, count, began_at)
             else:
-                await self._storage.wait(lane.name, timeout_ms=self.longest_wait_ms)
-                lane.dry = False
+                await self._storage.wait(served.name, timeout_ms=self.longest_wait_ms)
+                served.dry = False
         except BaseException as error:
-            if lane.waiter is asyncio.current_task():  # else it was given up
-                self._lost_call(lane, [], error)
+            if served.waiter is asyncio.current_task():  # else it was given up
+                self._lost_call(served, [], error)
         finally:
-            if lane.waiter is asyncio.current_task():
-                self._end_wait(lane)
-            self._ended(lane, asked=began_at)
+            if served.waiter is asyncio.current_task():
+                self._end_wait(served)
+            self._ended(served, asked=began_at)
 
-    def _begin_wait(self, lane: Lane) -> None:
+    def _begin_wait(self, served: ServedQueue) -> None:
         # Reserved slots: so it gets few, and none if others would have to go without.
-        lane.spare = min(_MOST_PER_WAIT, self._free_for(lane) // (2 * len(self.lanes)))
-        self._reserve(lane, lane.spare)
-        lane.waiter = self._spawn(self._wait(lane, lane.spare))
+        served.spare = min(_MOST_PER_WAIT, self._free_for(served) // (2 * len(self.served_queues)))
+        self._reserve(served, served.spare)
+        served.waiter = self._spawn(self._wait(served, served.spare))
 
-    def _end_wait(self, lane: Lane) -> None:
-        self._reserve(lane, -lane.spare)
-        lane.spare, lane.waiter = 0, None
+    def _end_wait(self, served: ServedQueue) -> None:
+        self._reserve(served, -served.spare)
+        served.spare, served.waiter = 0, None
 
-    def _wake(self, *lanes: Lane) -> None:
+    def _wake(self, *served_queues: ServedQueue) -> None:
         """There may be jobs in these by now."""
-        for lane in lanes:
-            lane.dry = False
+        for served in served_queues:
+            served.dry = False
         self._pump()
 
-    def _make_sure_soon(self, lane: Lane) -> None:
+    def _make_sure_soon(self, served: ServedQueue) -> None:
         """Look for leases of a claim that was given up, as soon as no call is under way whose leases are to come."""
-        if lane.unsure and not lane.in_flight and lane.recovering is None and not self._closed:
-            lane.unsure = False
-            self._begin(lane, self._make_sure(lane), places=_MOST_IN_FLIGHT)
+        if served.unsure and not served.in_flight and served.recovering is None and not self._closed:
+            served.unsure = False
+            self._begin(served, self._make_sure(served), places=_MOST_IN_FLIGHT)
 
-    async def _make_sure(self, lane: Lane) -> None:
-        sent_at = lane.ask()
+    async def _make_sure(self, served: ServedQueue) -> None:
+        sent_at = served.ask()
         try:
-            await recovery.hand_back_unknown(self._storage, lane, worker_id=self._worker_id)
+            await recovery.hand_back_unknown(self._storage, served, worker_id=self._worker_id)
         except BaseException as error:
-            self._lost_call(lane, [], error)
+            self._lost_call(served, [], error)
         finally:
-            self._ended(lane, places=_MOST_IN_FLIGHT, asked=sent_at)
+            self._ended(served, places=_MOST_IN_FLIGHT, asked=sent_at)
 
     # When the store is away
 
-    def _lost_call(self, lane: Lane, runs: list[Run], error: BaseException) -> None:
+    def _lost_call(self, served: ServedQueue, runs: list[Run], error: BaseException) -> None:
         """The outcomes are kept: nobody else can have settled them, and a repeated settle does no harm."""
         if isinstance(error, KeyboardInterrupt | GeneratorExit) or self._closed:
             raise error
-        lane.outcomes[:0] = runs
-        if lane.recovering is None:
-            self._failed(lane, error)
-            lane.recovering = self._spawn(self._recover(lane, error))
+        served.outcomes[:0] = runs
+        if served.recovering is None:
+            self._failed(served, error)
+            served.recovering = self._spawn(self._recover(served, error))
 
-    async def _recover(self, lane: Lane, error: BaseException) -> None:
+    async def _recover(self, served: ServedQueue, error: BaseException) -> None:
         try:
             await recovery.until_it_answers(
                 self._storage,
-                lane,
+                served,
                 error,
                 worker_id=self._worker_id,
                 settled=self._settled,
                 failed=self._failed,
             )
-            lane.dry = False
-            self._recovered(lane)
+            served.dry = False
+            self._recovered(served)
         finally:
-            lane.recovering = None
-            self._ended(lane)
+            served.recovering = None
+            self._ended(served)
 
-    def _hand_back(self, lane: Lane, leases: Sequence[Held], sent_at: float) -> None:
+    def _hand_back(self, served: ServedQueue, leases: Sequence[Held], sent_at: float) -> None:
         """We are stopping, or the answer came so late that these may be somebody else's: let the store decide."""
-        lane.asked.append(sent_at)
-        self._begin(lane, self._release(lane, leases, sent_at), places=1)
+        served.asked.append(sent_at)
+        self._begin(served, self._release(served, leases, sent_at), places=1)
 
-    async def _release(self, lane: Lane, leases: Sequence[Held], sent_at: float) -> None:
+    async def _release(self, served: ServedQueue, leases: Sequence[Held], sent_at: float) -> None:
         try:
-            await self._storage.settle(lane.name, recovery.releases(leases))
+            await self._storage.settle(served.name, recovery.releases(leases))
         except BaseException as error:
             # Not repeated here: recovery hands back what nobody knows of, or it expires.
-            self._lost_call(lane, [], error)
+            self._lost_call(served, [], error)
         finally:
-            self._ended(lane, places=1, asked=sent_at)
+            self._ended(served, places=1, asked=sent_at)
 
 
 def _guarded(callback: Callable[P, None]) -> Callable[P, None]:

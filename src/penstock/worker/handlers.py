@@ -139,8 +139,8 @@ class Unknown:
         if not self._after_s:
             return error
         now = time.monotonic()
-        self._note(run.lease.options.task or f"(no task, queue {run.lane.name})", now, error)
-        first_seen_at = self._seen_at.setdefault((run.lane.name, run.lease.id, run.lease.incarnation), now)
+        self._note(run.lease.options.task or f"(no task, queue {run.served.name})", now, error)
+        first_seen_at = self._seen_at.setdefault((run.served.name, run.lease.id, run.lease.incarnation), now)
         if now - first_seen_at >= self._after_s:
             run.discarded = True
             return error

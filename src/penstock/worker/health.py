@@ -21,10 +21,10 @@ from penstock.core.names import ref_of
 from penstock.core.text import get_logger, storable
 from penstock.errors import StorageDamaged, StorageFull, StorageReadOnly, StorageRefused
 from penstock.worker.deadlines import PATIENCE_S
-from penstock.worker.slots import Lane
+from penstock.worker.slots import ServedQueue
 
 if TYPE_CHECKING:
-    from penstock.worker.session import Shift
+    from penstock.worker.session import WorkerSession
 
 
 WorkerState = Literal["new", "starting", "running", "paused", "stopping", "stopped"]
@@ -107,44 +107,44 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
 
 
-def examine(shift: Shift) -> Health:
+def examine(session: WorkerSession) -> Health:
     """The health of a worker that runs; may be called from any thread."""
     now = time.monotonic()
-    running = list(shift.executor.running)
-    reason = _why_not_consuming(shift, now, running=len(running))
+    running = list(session.executor.running)
+    reason = _why_not_consuming(session, now, running=len(running))
     return Health(
-        state=shift.worker.state,
+        state=session.worker.state,
         consuming=not reason,
         reason=reason,
-        connected=not shift.failing,
-        last_claim_age_s=now - shift.fetcher.last_claim_at,
-        last_heartbeat_age_s=now - shift.heartbeat.last_at if shift.heartbeat else 0.0,
-        concurrency=shift.options.concurrency,
+        connected=not session.failing,
+        last_claim_age_s=now - session.fetcher.last_claim_at,
+        last_heartbeat_age_s=now - session.heartbeat.last_at if session.heartbeat else 0.0,
+        concurrency=session.options.concurrency,
         stuck=sum(run.stuck for run in running),
         active=tuple(
-            ActiveJob(run.lane.name, run.lease.id, run.lease.options.task, now - run.claimed_at, run.stuck)
+            ActiveJob(run.served.name, run.lease.id, run.lease.options.task, now - run.claimed_at, run.stuck)
             for run in running
         ),
     )
 
 
-def running_commands(shift: Shift) -> dict[tuple[str, str], str]:
+def running_commands(session: WorkerSession) -> dict[tuple[str, str], str]:
     """Return the commands of the command jobs that run, by queue and id."""
-    runs = [run for run in list(shift.executor.running) if run.lease.options.task == COMMAND_TASK]
-    return {(run.lane.name, run.lease.id): command_text(run.lease.payload) for run in runs}
+    runs = [run for run in list(session.executor.running) if run.lease.options.task == COMMAND_TASK]
+    return {(run.served.name, run.lease.id): command_text(run.lease.payload) for run in runs}
 
 
-def describe(shift: Shift) -> bytes:
+def describe(session: WorkerSession) -> bytes:
     """The worker's record in the store, as JSON."""
-    health = examine(shift)
+    health = examine(session)
     return msgspec.json.encode(
         Description(
             host=storable(platform.node()),
             pid=os.getpid(),
             version=_version(),
-            started_at_ms=shift.started_at_ms,
-            up_ms=round((time.monotonic() - shift.started_at) * 1000),
-            queues=tuple(shift.options.queues),
+            started_at_ms=session.started_at_ms,
+            up_ms=round((time.monotonic() - session.started_at) * 1000),
+            queues=tuple(session.options.queues),
             concurrency=health.concurrency,
             state=health.state,
             consuming=health.consuming,
@@ -152,28 +152,28 @@ def describe(shift: Shift) -> bytes:
             active=len(health.active),
             stuck=health.stuck,
             running=health.active[:_MOST_SHOWN],
-            blocked_by=_blocking_job(shift) if _is_blocked(shift) else "",
-            unknown=shift.plans.unknown.names(),
+            blocked_by=_blocking_job(session) if _is_blocked(session) else "",
+            unknown=session.plans.unknown.names(),
         )
     )
 
 
-def _why_not_consuming(shift: Shift, now: float, *, running: int) -> str:
+def _why_not_consuming(session: WorkerSession, now: float, *, running: int) -> str:
     """Empty if it is."""
-    if shift.worker.state != "running":
-        return f"the worker is {shift.worker.state}"
-    if shift.failing:
-        return _why_failing(dict(shift.failing))
-    if _is_blocked(shift):
-        who = f"job {ref}" if (ref := _blocking_job(shift)) else "a handler"
-        return f"{who} has blocked the event loop for {shift.watchdog.stalled_s:.0f} s"
-    if len(shift.executor.stuck) >= shift.options.concurrency:
+    if session.worker.state != "running":
+        return f"the worker is {session.worker.state}"
+    if session.failing:
+        return _why_failing(dict(session.failing))
+    if _is_blocked(session):
+        who = f"job {ref}" if (ref := _blocking_job(session)) else "a handler"
+        return f"{who} has blocked the event loop for {session.watchdog.stalled_s:.0f} s"
+    if len(session.executor.stuck) >= session.options.concurrency:
         return "all slots are taken up by handlers that hang"
-    limits = shift.fetcher.limits
+    limits = session.fetcher.limits
     if limits is not None and limits.reached:
         return ""  # like one whose slots are all busy: it will
-    silent_s = now - shift.fetcher.last_claim_at
-    if silent_s > _SILENT_S and running < shift.options.concurrency:
+    silent_s = now - session.fetcher.last_claim_at
+    if silent_s > _SILENT_S and running < session.options.concurrency:
         return f"no answer to a claim for {silent_s:.0f} s: the store is away, or a handler hogs the loop"
     return ""
 
@@ -187,16 +187,16 @@ def _why_failing(failing: dict[str, BaseException]) -> str:
     return f"the store does not answer for {queues}"
 
 
-def _is_blocked(shift: Shift) -> bool:
-    return shift.watchdog.stalled_s >= _BLOCKED_S
+def _is_blocked(session: WorkerSession) -> bool:
+    return session.watchdog.stalled_s >= _BLOCKED_S
 
 
-def _blocking_job(shift: Shift) -> str:
+def _blocking_job(session: WorkerSession) -> str:
     """Return the ref of the job whose function holds the event loop; empty if a task of its own does."""
-    current = asyncio.current_task(shift.loop)
-    ids = {run.lease.id: run for run in list(shift.executor.running)}
+    current = asyncio.current_task(session.loop)
+    ids = {run.lease.id: run for run in list(session.executor.running)}
     run = ids.get(current.get_name()) if current is not None else None
-    return "" if run is None else ref_of(run.lane.name, run.lease.id)
+    return "" if run is None else ref_of(run.served.name, run.lease.id)
 
 
 def _version() -> str:
@@ -228,7 +228,7 @@ class Watchdog:
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
+        served_queues: Sequence[ServedQueue],
         *,
         worker_id: str,
         stuck_after_s: float,
@@ -236,7 +236,7 @@ class Watchdog:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self._lanes = lanes
+        self._served_queues = served_queues
         self._worker_id = worker_id
         self._stuck_after_s = stuck_after_s
         self._interrupt_at = interrupt_at
@@ -282,7 +282,9 @@ class Watchdog:
         if self.stalled_s < self._stuck_after_s:
             return False
         timeouts_ms = [
-            run.lease.options.timeout_ms for lane in self._lanes for run in list(lane.held.values())
+            run.lease.options.timeout_ms
+            for served in self._served_queues
+            for run in list(served.held.values())
         ]
         return self.stalled_s >= max(timeouts_ms, default=0) / 1000 + PATIENCE_S
 

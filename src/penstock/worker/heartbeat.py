@@ -18,7 +18,7 @@ from penstock.errors import StorageError
 from penstock.storage.base import Storage
 from penstock.storage.values import Extended, Held
 from penstock.worker.run import Run
-from penstock.worker.slots import Lane
+from penstock.worker.slots import ServedQueue
 
 logger = get_logger("penstock.worker")
 
@@ -30,13 +30,15 @@ _CLOSE_PATIENCE_S: Final = 2.0
 
 
 class Heartbeat:
-    """Extends what ``lanes`` hold, unless the worker is ``stuck``. ``notify`` gets the runs that are to stop; it is
-    called in this thread."""
+    """Extends the leases of ``served_queues``, unless the worker is ``stuck``.
+
+    ``notify`` gets the runs that are to stop; it is called in this thread.
+    """
 
     def __init__(
         self,
         storage: Storage,
-        lanes: Sequence[Lane],
+        served_queues: Sequence[ServedQueue],
         *,
         worker_id: str,
         lease_ms: int,
@@ -46,7 +48,7 @@ class Heartbeat:
         stuck: Callable[[], bool] = lambda: False,
     ) -> None:
         self._storage = storage
-        self._lanes = lanes
+        self._served_queues = served_queues
         self._worker_id = worker_id
         self._lease_ms = lease_ms
         self._interval_s = interval_s
@@ -105,14 +107,14 @@ class Heartbeat:
         """One beat for every queue, and the worker's record in each."""
         self._renewing = self._may_renew()
         info = self._info()
-        for lane in self._lanes:
-            await self._beat(lane, info)
+        for served in self._served_queues:
+            await self._beat(served, info)
         self.last_at = time.monotonic()
 
     def _may_renew(self) -> bool:
         stuck = self._stuck()
         if stuck and self._renewing:
-            held = sum(len(lane.held) for lane in self._lanes)
+            held = sum(len(served.held) for served in self._served_queues)
             logger.error(
                 "Worker %s is stuck and stops renewing the leases of its %d jobs: others take them over",
                 self._worker_id,
@@ -120,30 +122,30 @@ class Heartbeat:
             )
         return not stuck
 
-    async def _beat(self, lane: Lane, info: bytes) -> None:
+    async def _beat(self, served: ServedQueue, info: bytes) -> None:
         now = time.monotonic()
         # A run that has only just begun has most of its lease before it; most are over by the next beat.
         young = now - self._interval_s / 10
-        held_runs = list(lane.held.values()) if self._renewing else []
+        held_runs = list(served.held.values()) if self._renewing else []
         runs = [run for run in held_runs if run.claimed_at <= young]
         held = [Held(run.lease.id, run.lease.token) for run in runs]
-        late = lane.unsure or now - min(lane.asked.copy(), default=now) > self._interval_s / 2
+        late = served.unsure or now - min(served.asked.copy(), default=now) > self._interval_s / 2
         if late and self._renewing:
-            held += await self._unread_leases(lane)
+            held += await self._unread_leases(served)
         answers = await self._storage.extend(
-            lane.name, held, worker=self._worker_id, lease_ms=self._lease_ms, info=info
+            served.name, held, worker=self._worker_id, lease_ms=self._lease_ms, info=info
         )
         notices: list[Notice] = [
             (run, answer) for run, answer in zip(runs, answers, strict=False) if answer != "extended"
         ]
         if notices:
             self._notify(notices)
-        await self._storage.announce(lane.name, self._worker_id, lost=self._hurried.set)
+        await self._storage.announce(served.name, self._worker_id, lost=self._hurried.set)
 
-    async def _unread_leases(self, lane: Lane) -> list[Held]:
+    async def _unread_leases(self, served: ServedQueue) -> list[Held]:
         """The loop is too busy to read the answers to its claims, or gave one up: those leases are ours as well."""
-        held = await self._storage.leases_of(lane.name, self._worker_id)
-        return [lease for lease in held if lease.token not in lane.held]
+        held = await self._storage.leases_of(served.name, self._worker_id)
+        return [lease for lease in held if lease.token not in served.held]
 
 
 class HeartbeatThread:

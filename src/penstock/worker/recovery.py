@@ -14,7 +14,7 @@ from penstock.errors import StorageError, StorageUnavailable
 from penstock.storage.base import Storage
 from penstock.storage.values import Held, Settled, Settlement
 from penstock.worker.run import Run
-from penstock.worker.slots import Lane
+from penstock.worker.slots import ServedQueue
 
 if TYPE_CHECKING:
     from penstock.client.app import App
@@ -55,69 +55,72 @@ async def connected(app: App, *, stopped: Callable[[], bool]) -> Storage:
 
 async def until_it_answers(
     storage: Storage,
-    lane: Lane,
+    served: ServedQueue,
     error: BaseException,
     *,
     worker_id: str,
     settled: Callable[[Sequence[Run], Sequence[Settled]], None],
-    failed: Callable[[Lane, BaseException], None],
+    failed: Callable[[ServedQueue, BaseException], None],
 ) -> None:
     """Ask until the store answers; then hand back leases whose claim's answer was lost on the way.
 
     ``error`` is what began it: one that is not the store's own is about an outcome, and they are settled apart.
     """
-    if time.monotonic() - lane.recovered_at > _RELAPSE_S:
-        lane.backoff_s = _FIRST_BACKOFF_S
+    if time.monotonic() - served.recovered_at > _RELAPSE_S:
+        served.backoff_s = _FIRST_BACKOFF_S
     while True:
-        await asyncio.sleep(lane.backoff_s)
-        if lane.in_flight:
+        await asyncio.sleep(served.backoff_s)
+        if served.in_flight:
             continue
-        lane.backoff_s = min(lane.backoff_s * 2, _LONGEST_BACKOFF_S)
+        served.backoff_s = min(served.backoff_s * 2, _LONGEST_BACKOFF_S)
         try:
-            await hand_back_unknown(storage, lane, worker_id=worker_id)
+            await hand_back_unknown(storage, served, worker_id=worker_id)
             if not isinstance(error, StorageError):
-                await settle_one_by_one(storage, lane, settled=settled)
-            lane.recovered_at = time.monotonic()
+                await settle_one_by_one(storage, served, settled=settled)
+            served.recovered_at = time.monotonic()
             return
         except Exception as again:
-            failed(lane, again)
+            failed(served, again)
 
 
-async def hand_back_unknown(storage: Storage, lane: Lane, *, worker_id: str) -> None:
+async def hand_back_unknown(storage: Storage, served: ServedQueue, *, worker_id: str) -> None:
     """Release the leases that the store made for us in a claim whose answer never came.
 
     To be called while no claim is under way: its leases would look unknown, too.
     """
-    held = await storage.leases_of(lane.name, worker_id)
-    unknown = [lease for lease in held if lease.token not in lane.held]
+    held = await storage.leases_of(served.name, worker_id)
+    unknown = [lease for lease in held if lease.token not in served.held]
     if unknown:
-        await storage.settle(lane.name, releases(unknown))
+        await storage.settle(served.name, releases(unknown))
 
 
 async def settle_one_by_one(
-    storage: Storage, lane: Lane, *, settled: Callable[[Sequence[Run], Sequence[Settled]], None]
+    storage: Storage,
+    served: ServedQueue,
+    *,
+    settled: Callable[[Sequence[Run], Sequence[Settled]], None],
 ) -> None:
     """Settle the lane's outcomes apart: one that no store can take must not keep the others from it.
 
     Raises ``StorageError`` if the store is away again; what is not settled then stays in the lane.
     """
-    while lane.outcomes:
-        run = lane.outcomes[0]
+    while served.outcomes:
+        run = served.outcomes[0]
         assert run.outcome is not None
-        answers = await _settle_alone(storage, lane, run)
-        lane.outcomes.remove(run)
-        lane.held.pop(run.lease.token, None)
+        answers = await _settle_alone(storage, served, run)
+        served.outcomes.remove(run)
+        served.held.pop(run.lease.token, None)
         if answers:
             settled([run], answers)
 
 
-async def _settle_alone(storage: Storage, lane: Lane, run: Run) -> list[Settled]:
+async def _settle_alone(storage: Storage, served: ServedQueue, run: Run) -> list[Settled]:
     """Settle one run. If no store can take its outcome, settle it as failed, for another run would end the same way."""
     for _ in range(2):
         assert run.outcome is not None
         try:
             settlement = Settlement(run.lease.id, run.lease.token, run.outcome)
-            return (await storage.settle(lane.name, [settlement])).answers
+            return (await storage.settle(served.name, [settlement])).answers
         except StorageError:
             raise
         except Exception as error:

@@ -113,10 +113,10 @@ class Reporter:
     async def _send(self) -> None:
         try:
             while entries := self._taken():
-                queues = {entry.run.lane.name for entry in entries}
+                queues = {entry.run.served.name for entry in entries}
                 try:
                     for queue in queues:
-                        await self._send_queue(queue, [e for e in entries if e.run.lane.name == queue])
+                        await self._send_queue(queue, [e for e in entries if e.run.served.name == queue])
                 finally:
                     # Count them even if the call raised: a run that waits for its last report must end.
                     self._answered += len(entries)

@@ -17,7 +17,7 @@ from penstock.core.verdict import Abort
 if TYPE_CHECKING:
     from penstock.client.task import Runner
     from penstock.worker.context import JobContext
-    from penstock.worker.slots import Lane
+    from penstock.worker.slots import ServedQueue
 
 
 Call = Callable[["Run"], Awaitable[Any]]
@@ -51,18 +51,18 @@ class Run:
         "discarded",
         "error",
         "kill",
-        "lane",
         "lease",
         "outcome",
         "plan",
         "saw_abort",
+        "served",
         "started_at",
         "stuck",
     )
 
-    def __init__(self, lease: Lease, lane: Lane, plan: Plan, now: float) -> None:
+    def __init__(self, lease: Lease, served: ServedQueue, plan: Plan, now: float) -> None:
         self.lease = lease
-        self.lane = lane
+        self.served = served
         self.plan = plan
         self.claimed_at = now
         # 0.0: still waits for a thread or a process. A timeout counts from here, not from the claim.

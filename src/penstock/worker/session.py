@@ -29,7 +29,7 @@ from penstock.worker.runners.command import CommandRunner
 from penstock.worker.runners.process import ProcessRunner
 from penstock.worker.runners.sandbox import SandboxRunner
 from penstock.worker.runners.thread import ThreadRunner
-from penstock.worker.slots import Lane, Limits
+from penstock.worker.slots import Limits, ServedQueue
 from penstock.worker.sweeper import DeathWatch, Sweeper
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def make_executor(
     """An executor with the worker's hooks; it closes ``plans`` when it is closed."""
     hooks = worker.options.after_execution
     # None without hooks: then runs do not even ask.
-    after = AfterHooks(hooks, lambda e, run: worker.tally.error(e, queue=run.lane.name)) if hooks else None
+    after = AfterHooks(hooks, lambda e, run: worker.tally.error(e, queue=run.served.name)) if hooks else None
     return Executor(
         worker.app,
         plans=plans,
@@ -93,7 +93,7 @@ _SETTLE_S: Final = 3.0
 _DEPART_S: Final = 2.0
 
 
-class Shift:
+class WorkerSession:
     """Made by ``Worker`` with the open storage of its loop; ``start``, ``finish``, ``close``, in this order."""
 
     def __init__(self, worker: Worker, storage: Storage) -> None:
@@ -105,13 +105,13 @@ class Shift:
         self.failing: dict[str, BaseException] = {}
         """The queues for which calls to the store fail, and how."""
         self.loop = asyncio.get_running_loop()
-        self._lanes = [Lane(name, weight) for name, weight in self.options.queues.items()]
+        self._served_queues = [ServedQueue(name, weight) for name, weight in self.options.queues.items()]
         self._changed = asyncio.Event()
         self._deadline = float("inf")
         self._own_duties: list[asyncio.Task[None]] = []
         self.heartbeat: Heartbeat | None = None
         self.watchdog = Watchdog(
-            self._lanes,
+            self._served_queues,
             worker_id=self.options.id,
             stuck_after_s=self.options.stuck_after_ms / 1000,
             interrupt_at=lambda: worker.interrupt_at,
@@ -124,7 +124,7 @@ class Shift:
         self.executor = self.fetcher.executor = self._make_executor()
         self._drain = DrainWatch(
             storage,
-            self._lanes,
+            self._served_queues,
             drained=lambda queue: worker.tally.tell("drained", queue=queue),
             ended=worker.end_burst if self.options.burst else None,
         )
@@ -134,7 +134,7 @@ class Shift:
     def _make_fetcher(self) -> Fetcher:
         fetcher = Fetcher(
             self.storage,
-            self._lanes,
+            self._served_queues,
             worker_id=self.options.id,
             lease_ms=self.options.lease_ms,
             concurrency=self.options.concurrency,
@@ -158,8 +158,8 @@ class Shift:
 
     def _make_executor(self) -> Executor:
         reporter = Reporter(self.storage, self.loop)
-        for lane in self._lanes:
-            lane.reporter, lane.app = reporter, self.worker.app
+        for served in self._served_queues:
+            served.reporter, served.app = reporter, self.worker.app
         return make_executor(
             self.worker,
             self.plans,
@@ -172,7 +172,7 @@ class Shift:
     def _duties(self, storage: Storage) -> Sequence[Coroutine[Any, Any, None]]:
         self.heartbeat = Heartbeat(
             storage,
-            self._lanes,
+            self._served_queues,
             worker_id=self.options.id,
             lease_ms=self.options.lease_ms,
             interval_s=self.options.heartbeat_ms / 1000,
@@ -191,12 +191,14 @@ class Shift:
 
     def _fires(self, storage: Storage) -> Fire:
         """Enqueue middleware is the user's code: that runs on the worker's loop, where no heartbeat waits for it."""
-        intake = self.worker.app.intake
+        enqueue_chain = self.worker.app.enqueue_chain
 
         async def fire(queue: str, due: DueScheduler) -> int | None:
-            if not intake.layers:
+            if not enqueue_chain.layers:
                 return await fire_due(storage, queue, due)
-            call = asyncio.run_coroutine_threadsafe(fire_due(self.storage, queue, due, intake), self.loop)
+            call = asyncio.run_coroutine_threadsafe(
+                fire_due(self.storage, queue, due, enqueue_chain), self.loop
+            )
             try:
                 return await asyncio.wait_for(asyncio.wrap_future(call), _FIRING_S)
             except TimeoutError:
@@ -227,7 +229,7 @@ class Shift:
     def _take_notice(self, notices: list[Notice]) -> None:
         """What the heartbeat learnt. A run that has its outcome is on its way already."""
         for run, answer in notices:
-            if run.outcome is not None or run.lease.token not in run.lane.held:
+            if run.outcome is not None or run.lease.token not in run.served.held:
                 continue
             try:
                 if answer == "lost":
@@ -243,21 +245,21 @@ class Shift:
         self._changed.set()
         self.fetcher.pump_soon()
 
-    def _dried(self, lane: Lane) -> None:
+    def _dried(self, served: ServedQueue) -> None:
         if self.options.burst or "drained" in self.worker.listeners:
-            self._drain.dried(lane)
+            self._drain.dried(served)
 
-    def _failed(self, lane: Lane, error: BaseException) -> None:
-        if lane.name not in self.failing:
+    def _failed(self, served: ServedQueue, error: BaseException) -> None:
+        if served.name not in self.failing:
             said = str(error).rstrip(".")
-            logger.warning("queue %s: %s; trying again until the store answers", lane.name, said)
-        self.failing[lane.name] = error
-        self.worker.tally.error(error, queue=lane.name)
+            logger.warning("queue %s: %s; trying again until the store answers", served.name, said)
+        self.failing[served.name] = error
+        self.worker.tally.error(error, queue=served.name)
 
-    def _recovered(self, lane: Lane) -> None:
-        self.failing.pop(lane.name, None)
-        logger.info("queue %s: the store answers again", lane.name)
-        self.worker.tally.tell("reconnected", queue=lane.name)
+    def _recovered(self, served: ServedQueue) -> None:
+        self.failing.pop(served.name, None)
+        logger.info("queue %s: the store answers again", served.name)
+        self.worker.tally.tell("reconnected", queue=served.name)
 
     # From clocking in to clocking out
 
@@ -288,7 +290,7 @@ class Shift:
         settled_by = time.monotonic() + _SETTLE_S
         await self._until_idle(lambda: settled_by)
         if not self.fetcher.idle:
-            held = sum(len(lane.held) for lane in self._lanes)
+            held = sum(len(served.held) for served in self._served_queues)
             logger.warning(
                 "worker %s stops with %d jobs that the store did not take back", self.options.id, held
             )
@@ -312,7 +314,7 @@ class Shift:
     async def _hand_back(self) -> None:
         running = [run for run in self.executor.running if run.outcome is None]
         if running:
-            refs = [ref_of(run.lane.name, run.lease.id) for run in running]
+            refs = [ref_of(run.served.name, run.lease.id) for run in running]
             logger.warning(
                 "worker %s hands back jobs that its grace did not suffice for: %s",
                 *(self.options.id, listed(refs[:_MOST_NAMED], len(refs))),
@@ -345,8 +347,8 @@ class Shift:
     async def _depart(self) -> None:
         try:
             async with asyncio.timeout(_DEPART_S):
-                for lane in self._lanes:
-                    await self.storage.depart(lane.name, self.options.id)
+                for served in self._served_queues:
+                    await self.storage.depart(served.name, self.options.id)
         except (StorageError, TimeoutError):
             # Its record is forgotten in an hour without us.
             return

@@ -70,9 +70,9 @@ class Limits:
         now = time.monotonic()
         return min((window.room(now) for window in self._windows(queue)), default=1 << 30)
 
-    def capped(self, grants: dict[Lane, int]) -> dict[Lane, int]:
+    def capped(self, grants: dict[ServedQueue, int]) -> dict[ServedQueue, int]:
         """Slots by lane, no more than there is room for in each."""
-        return {lane: min(count, self.room(lane.name)) for lane, count in grants.items()}
+        return {served: min(count, self.room(served.name)) for served, count in grants.items()}
 
     def whole(self) -> int:
         """How many jobs may be claimed now, of all queues together."""
@@ -122,7 +122,7 @@ class Limits:
 # One queue as a worker sees it: what it holds, what it owes, and whether there may be more to claim.
 
 
-class Lane:
+class ServedQueue:
     """``held`` are all leases not yet settled, by token; ``outcomes`` those of them that are ready to be.
 
     Changed on the worker's loop only; the heartbeat thread reads ``held``, ``asked`` and ``unsure``.
@@ -192,7 +192,7 @@ class Lane:
         return began_at
 
     def set_alarm(
-        self, now: float, due: float, wake: Callable[[Lane], None], context: contextvars.Context
+        self, now: float, due: float, wake: Callable[[ServedQueue], None], context: contextvars.Context
     ) -> None:
         """Ask again when the next job falls due. Apart from the waiter, which may have been asleep before that."""
         if self.alarm is not None:
@@ -209,23 +209,23 @@ class Lane:
             self.alarm = None
 
 
-def apportion(slots: int, lanes: Sequence[Lane]) -> dict[Lane, int]:
-    """Share ``slots`` among ``lanes`` by their weights: one at a time, to whoever is furthest behind.
+def apportion(slots: int, served_queues: Sequence[ServedQueue]) -> dict[ServedQueue, int]:
+    """Share ``slots`` among ``served_queues`` by their weights: one at a time, to whoever is furthest behind.
 
     A lane that had nothing to ask for meanwhile has no claim to the time it was away, but for one round.
     """
-    if len(lanes) == 1:
-        return {lanes[0]: slots}
-    grants = dict.fromkeys(lanes, 0)
+    if len(served_queues) == 1:
+        return {served_queues[0]: slots}
+    grants = dict.fromkeys(served_queues, 0)
     if not grants:
         return grants
-    ahead = max(lane.progress for lane in lanes)
-    longest_stride = 1 / min(lane.weight for lane in lanes)
-    for lane in lanes:
-        lane.progress = max(lane.progress, ahead - (slots + 1) * longest_stride)
-    progress = {lane: lane.progress for lane in lanes}
+    ahead = max(served.progress for served in served_queues)
+    longest_stride = 1 / min(served.weight for served in served_queues)
+    for served in served_queues:
+        served.progress = max(served.progress, ahead - (slots + 1) * longest_stride)
+    progress = {served: served.progress for served in served_queues}
     for _ in range(slots):
-        lane = min(progress, key=progress.__getitem__)
-        progress[lane] += 1 / lane.weight
-        grants[lane] += 1
+        served = min(progress, key=progress.__getitem__)
+        progress[served] += 1 / served.weight
+        grants[served] += 1
     return grants

@@ -29,7 +29,7 @@ from penstock.worker.handlers import BatchHandler, Handler, Handlers
 from penstock.worker.health import Health, WorkerState, WorkerStats, running_commands
 from penstock.worker.middleware import Hook, run_start_hooks, run_stop_hooks
 from penstock.worker.options import WorkerOptions, WorkerSettings, read_options
-from penstock.worker.session import Shift
+from penstock.worker.session import WorkerSession
 
 if TYPE_CHECKING:
     from penstock.client.app import App
@@ -79,7 +79,7 @@ class Worker:
         self.stop_hooks: list[Hook] = list(app.stop_hooks)
         self._state: WorkerState = "new"
         self._paused = False
-        self._shift: Shift | None = None
+        self._session: WorkerSession | None = None
         self._probe: Probe | None = None
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
@@ -109,8 +109,8 @@ class Worker:
 
     def health(self) -> Health:
         """How the worker is just now; may be called from any thread."""
-        if self._shift is not None:
-            return self._shift.health()
+        if self._session is not None:
+            return self._session.health()
         if self.options.processes > 1 and self._state == "running":
             return Health(
                 state="running", consuming=True, reason="each of its processes has a health of its own"
@@ -119,7 +119,7 @@ class Worker:
 
     def commands(self) -> dict[tuple[str, str], str]:
         """Return the shell commands that run now, by queue and id; may be called from any thread."""
-        return {} if self._shift is None else running_commands(self._shift)
+        return {} if self._session is None else running_commands(self._session)
 
     @property
     def probe_url(self) -> str | None:
@@ -187,24 +187,24 @@ class Worker:
                 "Pause the queue instead: queue.pause() stops claims everywhere."
             )
         self._paused = True
-        if self._shift is not None:
-            self._shift.fetcher.stop_claiming()
+        if self._session is not None:
+            self._session.fetcher.stop_claiming()
 
     def resume(self) -> None:
         """Claim again after ``pause``."""
         self._paused = False
-        if self._shift is not None and self._state == "running":
-            self._shift.fetcher.begin()
+        if self._session is not None and self._state == "running":
+            self._session.fetcher.begin()
 
     async def idle(self, timeout: Duration | None = None) -> bool:
         """Returns true when the worker has no job: none runs, and what became of them is in the store.
 
         For a paused worker that is the end of it; another may claim the next at once. False after ``timeout``.
         """
-        if self._shift is None:
+        if self._session is None:
             return True
         rest_s = float("inf") if timeout is None else milliseconds(timeout, what="timeout") / 1000
-        return await self._shift.until_idle(time.monotonic() + rest_s)
+        return await self._session.until_idle(time.monotonic() + rest_s)
 
     def stop(self, grace: Duration | None = None) -> None:
         """Stop claiming, let running jobs finish for ``grace``, hand back the others. ``run()`` returns after that.
@@ -214,8 +214,8 @@ class Worker:
         given_ms = self.options.grace_ms if grace is None else milliseconds(grace, what="grace")
         self._grace_ms = min(given_ms, self._grace_ms) if self._stop.is_set() else given_ms
         self._stop.set()
-        if self._shift is not None:
-            self._shift.hurry(self._grace_ms)
+        if self._session is not None:
+            self._session.hurry(self._grace_ms)
 
     def is_stopping(self) -> bool:
         """Return whether it was told to stop. May be called from any thread."""
@@ -268,7 +268,7 @@ class Worker:
 
     def _on_receipt(self) -> None:
         """Note a signal even while a handler blocks the loop; raise in that handler once its time is over."""
-        if self._shift is not None and self._shift.watchdog.interrupting:
+        if self._session is not None and self._session.watchdog.interrupting:
             raise signals.LoopBlocked
         grace_s = self._grace_ms / 1000 if self.interrupt_at == float("inf") else 0.0
         self.interrupt_at = min(self.interrupt_at, time.monotonic() + grace_s + PATIENCE_S)
@@ -285,18 +285,18 @@ class Worker:
             if self._stop.is_set():
                 return
             raise
-        shift = self._shift = Shift(self, storage)
+        session = self._session = WorkerSession(self, storage)
         try:
             self._start_probe()
-            await self._begin(shift)
+            await self._begin(session)
             await self._stop.wait()
-            await self._wind_up(shift, self._grace_ms)
+            await self._wind_up(session, self._grace_ms)
         except asyncio.CancelledError:
             # Whoever cancels run() does not want to wait, but its jobs must not be left lying about.
-            await self._wind_up(shift, 0)
+            await self._wind_up(session, 0)
             raise
         finally:
-            await shift.close()
+            await session.close()
             if self._probe is not None:
                 await asyncio.to_thread(self._probe.close)
         logger.info("worker %s has stopped", self.id)
@@ -308,25 +308,25 @@ class Worker:
             self._probe = Probe(self, self.options.probe)
             self._probe.start()
 
-    async def _begin(self, shift: Shift) -> None:
-        await shift.start()
+    async def _begin(self, session: WorkerSession) -> None:
+        await session.start()
         await run_start_hooks(self.start_hooks, self)
         self._refuse_to_idle()
-        await self.app.put_declared(shift.storage, self.options.queues)
+        await self.app.put_declared(session.storage, self.options.queues)
         self._state = "running"
-        if shift.heartbeat is not None:
-            shift.heartbeat.beat_soon()
+        if session.heartbeat is not None:
+            session.heartbeat.beat_soon()
         if not self._paused and not self._stop.is_set():
-            shift.fetcher.begin()
+            session.fetcher.begin()
         self._ready.set()
         self.tally.tell("ready")
         self._log_queues("")
 
-    async def _wind_up(self, shift: Shift, grace_ms: int) -> None:
+    async def _wind_up(self, session: WorkerSession, grace_ms: int) -> None:
         if self._state == "running":
             self._state = "stopping"
             self.tally.tell("stopping")
-        await shift.finish(grace_ms)
+        await session.finish(grace_ms)
         await run_stop_hooks(self.stop_hooks, self)
 
     async def _run_pool(self) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from penstock.core.job import Annex, NewJob
+from penstock.core.job import Extras, NewJob
 from penstock.errors import InvalidOption, StorageReadOnly, StorageUnavailable, StorageVersion
 from penstock.storage.sqlite.engine import SqliteStorage
 from tests.storage.sqlite.conftest import Opener
@@ -190,7 +190,7 @@ async def test_check_finds_and_mends_what_does_not_fit(storage: SqliteStorage) -
 
 
 async def test_check_mends_holds_and_signals_without_a_job(storage: SqliteStorage) -> None:
-    await storage.enqueue("q", [NewJob("a", annex=Annex(holds={"ledger": 60_000}))])
+    await storage.enqueue("q", [NewJob("a", extras=Extras(holds={"ledger": 60_000}))])
     await storage.cancel("q", ["a"])
     session = storage._session
     assert session is not None

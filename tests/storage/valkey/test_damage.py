@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.job import Annex, NewJob
+from penstock.core.job import Extras, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete
 from penstock.errors import StorageDamaged, StorageVersion
@@ -94,7 +94,7 @@ async def test_counters_that_cannot_be_read_are_made_anew_by_repair(
 async def test_a_job_that_only_the_client_cannot_read_is_put_aside(
     bench: Bench, storage: ValkeyStorage
 ) -> None:
-    await bench.put("bad", annex=Annex(headers={"a": "b"}))
+    await bench.put("bad", extras=Extras(headers={"a": "b"}))
     await bench.put("good")
     key = storage._calls.keys.part(bench.queue, "jobs")
     static: bytes = await storage._calls.plain(key, "HGET", key, "bad")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.core.job import Annex, Conflict, NewJob, Options
+from penstock.core.job import Conflict, Extras, NewJob, Options
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail, Failure, Suspend
 from penstock.storage.valkey.engine import ValkeyStorage
@@ -45,7 +45,7 @@ def rows(count: int) -> list[NewJob]:
             run_id="run",
             write_id=f"write {number}",
             conflict=Conflict(mode="redispatch", reset_counts=True),
-            annex=Annex(headers={"key": f"[{number}]"}, holds={"ledger": 86_400_000}, flow="flow"),
+            extras=Extras(headers={"key": f"[{number}]"}, holds={"ledger": 86_400_000}, flow="flow"),
         )
         for number in range(count)
     ]
@@ -211,8 +211,8 @@ async def test_a_full_check_puts_records_back_that_no_index_points_to(
 async def test_a_full_check_mends_the_indexes_of_features(
     storage: ValkeyStorage, part: str, problem: str
 ) -> None:
-    held = Annex(holds={"ledger": 60_000})
-    await storage.enqueue(QUEUE, [NewJob("asks"), NewJob("fails", annex=held)])
+    held = Extras(holds={"ledger": 60_000})
+    await storage.enqueue(QUEUE, [NewJob("asks"), NewJob("fails", extras=held)])
     asks, fails = (await storage.claim(QUEUE, Take("worker", 2, 60_000))).leases
     outcomes = [
         Settlement("asks", asks.token, Suspend("go", 60_000)),

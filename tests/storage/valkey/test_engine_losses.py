@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.job import Annex, NewJob
+from penstock.core.job import Extras, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Suspend
 from penstock.errors import StorageError, StorageFull
@@ -77,7 +77,7 @@ async def test_a_signal_whose_reply_was_lost_comes_once(deaf: ValkeyStorage) -> 
     await deaf.settle(QUEUE, [Settlement("a", lease.token, Suspend("go"))])
     assert await deaf.signal(QUEUE, "a", "go", b"2") == "resumed"
     [lease] = (await deaf.claim(QUEUE, TAKE)).leases
-    assert lease.annex == Annex(received="go", kept=1)
+    assert lease.extras == Extras(received="go", kept=1)
 
 
 async def test_a_settle_whose_reply_was_lost_gets_the_same_answers_and_leases(deaf: ValkeyStorage) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.core.job import Annex, Dependency
+from penstock.core.job import Dependency, Extras
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit, Rate
 from penstock.core.outcome import Complete, Fail
@@ -46,13 +46,13 @@ async def signal(bench: Bench) -> None:
 async def line_up_in_a_group(bench: Bench) -> None:
     await bench.storage.limit(bench.queue, "g", Limit(concurrency=1))
     await plant(bench, "group:g")
-    await bench.put_all([bench.new(id, annex=Annex(group="g")) for id in "abc"])
+    await bench.put_all([bench.new(id, extras=Extras(group="g")) for id in "abc"])
     assert await bench.counts() == {State.WAITING: 1, State.BLOCKED: 2}
 
 
 async def start_in_a_window(bench: Bench) -> None:
     await bench.storage.limit(bench.queue, "g", Limit(rate=Rate(2, 1000)))
-    await bench.put_all([bench.new(id, annex=Annex(group="g")) for id in "abc"])
+    await bench.put_all([bench.new(id, extras=Extras(group="g")) for id in "abc"])
     await plant(bench, "starts:g")
     assert len(await bench.claim_all()) == 2
 
@@ -66,7 +66,7 @@ async def fail(bench: Bench) -> None:
 
 
 async def complete_what_is_held(bench: Bench) -> None:
-    await bench.put(annex=Annex(holds={"ledger": 60_000}))
+    await bench.put(extras=Extras(holds={"ledger": 60_000}))
     await plant(bench, "held:ledger")
     await bench.settle(await bench.claim(), Complete(b"1"))
     assert [job.id for job in (await bench.storage.held(bench.queue, "ledger")).jobs] == ["job"]
@@ -75,14 +75,14 @@ async def complete_what_is_held(bench: Bench) -> None:
 async def depend(bench: Bench) -> None:
     await bench.put("child")
     await plant(bench, "deps:job")
-    await bench.put(annex=Annex(flow="f", has_dependencies=True), after=(Dependency(bench.queue, "child"),))
+    await bench.put(extras=Extras(flow="f", has_dependencies=True), after=(Dependency(bench.queue, "child"),))
     assert await bench.state("job") is State.BLOCKED
 
 
 async def have_dependents(bench: Bench) -> None:
     await bench.put("child")
     await plant(bench, "dependents:child")
-    await bench.put(annex=Annex(flow="f", has_dependencies=True), after=(Dependency(bench.queue, "child"),))
+    await bench.put(extras=Extras(flow="f", has_dependencies=True), after=(Dependency(bench.queue, "child"),))
     await bench.settle(await bench.claim(), Complete(b"1"))
     assert await bench.state("job") is State.WAITING
 
@@ -92,7 +92,7 @@ async def use(bench: Bench) -> None:
     assert lease is not None
     await plant(bench, "usage:")
     await bench.storage.report(bench.queue, [Report("job", lease.token, usage={"usd": 5})])
-    assert (await bench.job()).annex.usage == {"usd": 5}  # type: ignore[union-attr]
+    assert (await bench.job()).extras.usage == {"usd": 5}  # type: ignore[union-attr]
 
 
 async def tell(bench: Bench) -> None:

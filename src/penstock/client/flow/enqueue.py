@@ -21,7 +21,7 @@ from penstock.storage.coalesce import MAX_BYTES, MAX_COUNT
 
 if TYPE_CHECKING:
     from penstock.client.app import App
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
     from penstock.client.session import Session
     from penstock.storage.base import Storage
     from penstock.storage.values import AttachAnswer
@@ -39,7 +39,7 @@ async def enqueue_flows(app: App, parts: Iterable[Part]) -> list[FlowHandle[Any]
     drawn = [_draw(check_part(part)) for part in listed("flows", parts, of="flows")]
     weaves = [weave for one in drawn for weave in one.weaves]
     session = await app.session()
-    if session.intake.layers and weaves:
+    if session.enqueue_chain.layers and weaves:
         answers = await _put_through(session, weaves)
     else:
         answers = await _put_all(session.storage, weaves)
@@ -55,7 +55,7 @@ async def _put_through(session: Session, weaves: Sequence[Weave]) -> dict[Key, E
         roots.update(await _put_all(session.storage, changed))
         return [answer for weave in changed for answer in _said(weave, roots[_key(weave.nodes[0])])]
 
-    await session.intake.enqueue_nodes([node for weave in weaves for node in weave.nodes], send)
+    await session.enqueue_chain.enqueue_nodes([node for weave in weaves for node in weave.nodes], send)
     return roots
 
 
@@ -126,7 +126,7 @@ def _handle(app: App, drawn: _Drawn, answers: dict[Key, Enqueued]) -> FlowHandle
 
 
 async def add_children(
-    source: Source, id: str, parts: Iterable[Part], *, on_failure: Policy
+    source: JobCodec, id: str, parts: Iterable[Part], *, on_failure: Policy
 ) -> list[JobHandle[Any]]:
     """Have an open job wait for further ones.
 
@@ -152,8 +152,8 @@ async def add_children(
         return [Enqueued(node.job.id, "queued", None, 0) for node in nodes]
 
     nodes = graph.ordered_nodes()
-    if session.intake.layers and nodes:
-        await session.intake.enqueue_nodes(nodes, send)
+    if session.enqueue_chain.layers and nodes:
+        await session.enqueue_chain.enqueue_nodes(nodes, send)
     else:
         await send(nodes)
     drafts = graph.drafts

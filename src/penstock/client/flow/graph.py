@@ -11,13 +11,13 @@ from penstock.client.flow.parts import Chain, Chord, Dag, Flow, Group, Part, Pas
 from penstock.client.handle import JobHandle
 from penstock.client.task import JobSpec
 from penstock.core.flow import Node, woven
-from penstock.core.job import EMPTY_ANNEX, Dependency, NewJob, Options, Policy
+from penstock.core.job import EMPTY_EXTRAS, Dependency, NewJob, Options, Policy
 from penstock.core.names import uuid7
 from penstock.core.text import shown
 from penstock.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from penstock.client.codec import Source
+    from penstock.client.codec import JobCodec
 
 
 Key: TypeAlias = tuple[str, str]
@@ -78,7 +78,7 @@ class Graph:
 
     def __init__(self) -> None:
         self.drafts: dict[Key, Draft] = {}
-        self._sources: dict[Key, Source] = {}
+        self._sources: dict[Key, JobCodec] = {}
 
     def add(self, part: Part, before: Before = _NOTHING) -> list[Key]:
         """Draw ``part`` behind ``before``; gives the jobs that whoever comes after it has to wait for."""
@@ -167,8 +167,8 @@ class Graph:
         draft.name = draft.name or name
         self._sources[key] = spec.source
         if passes:
-            annex = replace(draft.job.annex or EMPTY_ANNEX, passes=self._passes(before))
-            draft.job = replace(draft.job, annex=annex)
+            extras = replace(draft.job.extras or EMPTY_EXTRAS, passes=self._passes(before))
+            draft.job = replace(draft.job, extras=extras)
             draft.after = {**dict.fromkeys(before.keys, before.policy), **draft.after}
         for one in before.keys:
             draft.after.setdefault(one, before.policy)
@@ -225,7 +225,7 @@ class Graph:
                 )
 
     def _job(self, draft: Draft) -> NewJob:
-        if not (draft.job.annex and draft.job.annex.passes):
+        if not (draft.job.extras and draft.job.extras.passes):
             draft.spec.job  # noqa: B018 (raises if the first argument is missing)
         after = tuple(Dependency(*key, policy) for key, policy in draft.after.items())
         return replace(draft.job, after=after) if after else draft.job

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from penstock.client.options import placed
-from penstock.core.job import EMPTY_ANNEX, Annex, Conflict, Job, NewJob, Options
+from penstock.core.job import EMPTY_EXTRAS, Conflict, Extras, Job, NewJob, Options
 from penstock.core.lifecycle import OPEN, State
 from penstock.core.limits import MILLION
 from penstock.spark.cells import json_text
@@ -71,8 +71,8 @@ def rows_of(jobs: Sequence[Job], *, commit: int, cost_name: str) -> pa.Table:
 
 
 def _row(job: Job, commit: int, cost_name: str) -> dict[str, Any]:
-    annex = job.annex or EMPTY_ANNEX
-    used = {name: micros / MILLION for name, micros in (annex.usage or {}).items()}
+    extras = job.extras or EMPTY_EXTRAS
+    used = {name: micros / MILLION for name, micros in (extras.usage or {}).items()}
     # A job that has completed keeps the failure of an earlier run.
     failure = None if job.state is State.COMPLETED else job.failure
     return {
@@ -94,7 +94,7 @@ def _row(job: Job, commit: int, cost_name: str) -> dict[str, Any]:
         "incarnation": job.incarnation,
         "fingerprint": _fingerprint(job),
         "commit": commit,
-        "key_json": (annex.headers or {}).get(KEY_HEADER),
+        "key_json": (extras.headers or {}).get(KEY_HEADER),
     }
 
 
@@ -218,8 +218,8 @@ async def _retry_stopped(store: Store, batch: Batch, ids: list[str]) -> None:
 
 
 def _job(batch: Batch, row: dict[str, Any]) -> NewJob:
-    annex = Annex(headers={KEY_HEADER: row["key_json"]}, holds={batch.consumer: _HOLD_MS}, flow=batch.flow)
-    fields: dict[str, Any] = {"annex": annex}
+    extras = Extras(headers={KEY_HEADER: row["key_json"]}, holds={batch.consumer: _HOLD_MS}, flow=batch.flow)
+    fields: dict[str, Any] = {"extras": extras}
     if row["placement"] is not None:
         fields = placed(fields, msgspec.json.decode(row["placement"]))
     return NewJob(

@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from penstock.core.job import EMPTY_ANNEX, Job
+from penstock.core.job import EMPTY_EXTRAS, Job
 from penstock.core.lifecycle import State
 from penstock.core.limits import MILLION
 from penstock.spark.errors import OutputLost
@@ -207,7 +207,7 @@ class Gathering:
                 case _:
                     tally.cancelled += 1
             if not is_reused:
-                used = (job.annex or EMPTY_ANNEX).usage or {}
+                used = (job.extras or EMPTY_EXTRAS).usage or {}
                 tally.cost += used.get(self._cost_name, 0) / MILLION
 
 

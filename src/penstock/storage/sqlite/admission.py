@@ -59,7 +59,7 @@ def _fill(step: Step, group: Group) -> int:
         why, at = group.why_full(step.now_ms)
         record = None if why else head_of(step, group)
         if record is not None:
-            why, at = group.why_full(step.now_ms, cost=record.annex.cost, grip=record.grip)
+            why, at = group.why_full(step.now_ms, cost=record.extras.cost, grip=record.grip)
         if why or record is None:
             return at
         if admitted == AT_ONCE:
@@ -171,7 +171,7 @@ def recount(step: Step, key: str, members: list[Record], *, repair: bool) -> boo
     """Whether the group's counts and line are those of its members; if not, they are mended if asked."""
     stored, right = group_of(step, key), Group(key)
     for record in members:
-        count(right, record.part, 1, record.annex.cost)
+        count(right, record.part, 1, record.extras.cost)
     in_line = [record for record in members if record.part in ("b", "k")]
     lined_up = set(step.sql.execute(_sql["line"], (step.queue.key, key)).fetchall())
     is_right = lined_up == {(*record.line, record.id) for record in in_line} and all(

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.job import EMPTY_ANNEX, Lease
+from penstock.core.job import EMPTY_EXTRAS, Lease
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.storage.metrics import flow_scope
@@ -21,7 +21,7 @@ from penstock.storage.sqlite.records import (
     WAITING,
     Record,
     Unreadable,
-    as_annex,
+    as_extras,
     as_lease,
     pack_failure,
     unpack_options,
@@ -125,7 +125,7 @@ class _Ready(msgspec.Struct, gc=False):
     runs: int
     incarnation: int
     id: str
-    packed_annex: bytes | None
+    packed_extras: bytes | None
     concern: int
 
 
@@ -164,9 +164,9 @@ def _lease_members(step: Step, take: Take, jobs: list[_Ready]) -> list[Lease]:
     leases: list[Lease] = []
     allowed: list[_Ready] = []
     for job in jobs:
-        annex = as_annex(job.packed_annex) or EMPTY_ANNEX
-        is_over = bool(step.queue.has_budgets and annex.flow and look(step, flow_scope(annex.flow)).over)
-        if not is_over and (not annex.group or groups.start(step, annex.group, annex.cost)):
+        extras = as_extras(job.packed_extras) or EMPTY_EXTRAS
+        is_over = bool(step.queue.has_budgets and extras.flow and look(step, flow_scope(extras.flow)).over)
+        if not is_over and (not extras.group or groups.start(step, extras.group, extras.cost)):
             allowed.append(job)
             continue
         leases += _lease(step, take, allowed, grouped=True)  # First: the log has the order of the line.
@@ -199,8 +199,8 @@ def _lease(step: Step, take: Take, jobs: list[_Ready], *, grouped: bool = False)
             job.expires_at,
             job.cancelling != 0,
             job.run_id,
-            annex := None if job.packed_annex is None else as_annex(job.packed_annex),
-            received_data(step, job.key) if annex is not None and annex.received else None,
+            extras := None if job.packed_extras is None else as_extras(job.packed_extras),
+            received_data(step, job.key) if extras is not None and extras.received else None,
         )
         for token, job in zip(step.draw_many(len(jobs)), jobs, strict=True)
     ]
@@ -236,7 +236,8 @@ def _note_claims(step: Step, leases: list[Lease], waits_ms: list[int], worker: s
     if grouped:
         columns = (*columns, "grp")
         rows = [
-            (*row, lease.annex.group if lease.annex else "") for row, lease in zip(rows, leases, strict=True)
+            (*row, lease.extras.group if lease.extras else "")
+            for row, lease in zip(rows, leases, strict=True)
         ]
     step.notes.add_rows(_CLAIMED, columns, rows)
 

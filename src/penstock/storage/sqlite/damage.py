@@ -21,7 +21,7 @@ from penstock.storage.sqlite.records import (
     SCHEDULED,
     STATES,
     Record,
-    as_annex,
+    as_extras,
     pack_failure,
     unpack_failure,
     unpack_options,
@@ -135,7 +135,7 @@ def _undecodable(record: Record) -> str:
         ("options", lambda: unpack_options(record.packed_options)),
         ("failure", lambda: unpack_failure(record.failure)),
         ("rerun", lambda: record.slot),
-        ("annex", lambda: as_annex(record.packed_annex)),
+        ("extras", lambda: as_extras(record.packed_extras)),
     ):
         try:
             decode()
@@ -154,7 +154,7 @@ def quarantine(step: Step, found: Found, *, alone: bool = False) -> None:
     record, is_whole = _salvaged(step, found)
     failure = damaged_failure(found.why)
     if alone:
-        record.annex, record.part = None, ""
+        record.extras, record.part = None, ""
     step.meet(record)
     record.failure = pack_failure(failure)
     finish(step, record, FAILED, _FAILED, run=record.runs, et=failure.type, em=failure.message)
@@ -186,10 +186,10 @@ def _salvaged(step: Step, found: Found) -> tuple[Record, bool]:
     for name in _TEXTS:
         values[name] = _raw(values[name]).decode("utf-8", "replace")
     values |= {name: 0 for name in _COUNTS if not 0 <= values[name] < _MOST}
-    annex, is_whole = _annex(record)
+    extras, is_whole = _extras(record)
     values |= {
-        "packed_annex": record.packed_annex if annex else None,
-        "binds": int(annex is not None and annex.binds),
+        "packed_extras": record.packed_extras if extras else None,
+        "binds": int(extras is not None and extras.binds),
     }
     values |= {"rerun": None, "failure": None, "payload": None if found.has_payload else b""}
     if record.grip not in (0, 1, 2) or record.blocked_by not in _BLOCKED_BY:
@@ -207,9 +207,9 @@ def _salvaged(step: Step, found: Found) -> tuple[Record, bool]:
     return clean, is_whole
 
 
-def _annex(record: Record) -> tuple[Any, bool]:
+def _extras(record: Record) -> tuple[Any, bool]:
     try:
-        return as_annex(record.packed_annex), True
+        return as_extras(record.packed_extras), True
     except (ValueError, TypeError, RecursionError):
         return None, False
 

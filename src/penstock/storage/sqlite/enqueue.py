@@ -136,8 +136,8 @@ def _enqueue(
     if record is not None and record.binds and status == "queued":
         _replaced(step, record)
     if job.after and status == "queued":
-        assert job.annex is not None
-        flows.depend(step, job.id, job.annex.flow, job.after, to_come=to_come)
+        assert job.extras is not None
+        flows.depend(step, job.id, job.extras.flow, job.after, to_come=to_come)
     if record is None:
         record = new_record(step, job)
         step.meet(record)
@@ -145,7 +145,7 @@ def _enqueue(
         _dispatch(step, record, job, status)
     if status == "queued" and job.dedup is not None:
         dedup.note(step, job.dedup, record)
-    if job.annex is not None:
+    if job.extras is not None:
         _tie(step, record, job, status)
     if job.notify and record.state not in (*_FINISHED, REMOVED) and status != "rerun":
         _listen(step, record, job)
@@ -162,16 +162,16 @@ def _listen(step: Step, record: Record, job: NewJob) -> None:
 def _replaced(step: Step, record: Record) -> None:
     """An earlier life of the id is over for good."""
     if record.state in (FAILED, CANCELLED) or record.is_staged:
-        step.ties.removed(step, record)
-    step.ties.forget(step, [record.id])
+        step.links.removed(step, record)
+    step.links.forget(step, [record.id])
 
 
 def _tie(step: Step, record: Record, job: NewJob, status: EnqueueStatus) -> None:
-    assert job.annex is not None
+    assert job.extras is not None
     if status == "queued" and job.after:
         flows.conclude(step, record)
-    elif status != "queued" and job.annex.dependents:
-        flows.link_to(step, record, job.annex.dependents)
+    elif status != "queued" and job.extras.dependents:
+        flows.link_to(step, record, job.extras.dependents)
 
 
 def _dispatch(step: Step, record: Record, job: NewJob, status: EnqueueStatus) -> None:
@@ -246,7 +246,7 @@ _news_sql = statements("news")
 def queue_all(step: Step, jobs: Sequence[NewJob]) -> list[Enqueued] | None:
     """Put these jobs in; ``None``, and nothing done, if one of them needs more thought."""
     for job in jobs:
-        if job.annex is not None or job.dedup is not None or job.delay_ms or job.run_at_ms is not None:
+        if job.extras is not None or job.dedup is not None or job.delay_ms or job.run_at_ms is not None:
             return None
         if job.staged or job.after:
             return None
@@ -322,12 +322,12 @@ def attach(
     own = {job.id for queue, job in nodes if queue == step.queue.name}
     flows.refuse_unknown(step, after, own)
     check_costs(step, [job for queue, job in nodes if queue == step.queue.name])
-    flow = record.annex.flow or flow
+    flow = record.extras.flow or flow
     to_come = frozenset((queue, job.id) for queue, job in nodes)
-    record.annex = msgspec.structs.replace(record.annex, flow=flow, has_dependencies=True)
+    record.extras = msgspec.structs.replace(record.extras, flow=flow, has_dependencies=True)
     flows.depend(step, id_, flow, after, to_come=to_come)
     if record.state in (SCHEDULED, WAITING) or record.blocked_by == "group":
-        step.ties.awaits_children(step, record)
+        step.links.awaits_children(step, record)
     step.note(_CHANGED, record, run=record.runs)
     flows.conclude(step, record)
     step.save([record])

@@ -119,7 +119,7 @@ def to_look_at_again(step: Step, record: Record) -> list[str]:
 
 def is_parent(record: Record) -> bool:
     """Whether it has dependencies."""
-    return bool(record.binds) and record.annex.has_dependencies
+    return bool(record.binds) and record.extras.has_dependencies
 
 
 def hold_back(step: Step, record: Record) -> bool:
@@ -181,12 +181,12 @@ def link(step: Step, id_: str, dependent: Dependent) -> None:
 
 def link_to(step: Step, record: Record, dependents: Sequence[Dependent]) -> None:
     """The same for a job that is there."""
-    told = record.annex.dependents or ()
+    told = record.extras.dependents or ()
     new = [dependent for dependent in dependents if dependent not in told]
     if new and record.state != COMPLETED:
         rows = [(step.queue.key, record.id, *dependent) for dependent in new]
         step.sql.executemany(_sql["add_dependent"], rows)
-        record.annex = msgspec.structs.replace(record.annex, has_later_dependents=True)
+        record.extras = msgspec.structs.replace(record.extras, has_later_dependents=True)
         step.touch(record)
     if record.state in _FINISHED:
         for dependent in dependents:
@@ -208,8 +208,8 @@ def tell(step: Step, dependents: Iterable[Dependent], end: End) -> None:
 
 def refused(step: Step, job: NewJob, failure: Failure) -> None:
     """A job that others were to depend on cannot be put in."""
-    assert job.annex is not None
-    for dependent in job.annex.dependents or ():
+    assert job.extras is not None
+    for dependent in job.extras.dependents or ():
         _send(step, dependent, End(step.queue.name, job.id, "removed", None, failure))
     _work_off(step)
 
@@ -222,9 +222,9 @@ def removed(step: Step, record: Record) -> None:
 
 
 def _dependents(step: Step, record: Record) -> list[Dependent]:
-    annex = record.annex
-    dependents = list(annex.dependents or ())
-    if annex.has_later_dependents:
+    extras = record.extras
+    dependents = list(extras.dependents or ())
+    if extras.has_later_dependents:
         rows = step.sql.execute(_sql["later_dependents"], (step.queue.key, record.id))
         dependents += (Dependent(*row) for row in rows)
     return dependents

@@ -89,12 +89,12 @@ def touch(step: Step, group: Group) -> None:
 
 def move(step: Step, record: Record, part: str) -> None:
     """Count a member over from its part to another."""
-    annex = record.annex
-    group = group_of(step, annex.group)
+    extras = record.extras
+    group = group_of(step, extras.group)
     if record.part in ("b", "k"):
         _step_out(step, record)
-    count(group, record.part, -1, annex.cost)
-    count(group, part, 1, annex.cost)
+    count(group, record.part, -1, extras.cost)
+    count(group, part, 1, extras.cost)
     record.part = part
     if part in ("b", "k"):
         line_up(step, record)
@@ -124,11 +124,11 @@ def count(group: Group, part: str, by: int, cost: int) -> None:
 def line_up(step: Step, record: Record) -> None:
     """Stand in the group's line of blocked members."""
     record.line = (0, 0, abs(record.place)) if record.grip else (1, record.priority, record.place)
-    step.sql.execute(_sql["line_up"], (*record.line, step.queue.key, record.annex.group, record.id))
+    step.sql.execute(_sql["line_up"], (*record.line, step.queue.key, record.extras.group, record.id))
 
 
 def _step_out(step: Step, record: Record) -> None:
-    step.sql.execute(_sql["step_out"], (*record.line, step.queue.key, record.annex.group, record.id))
+    step.sql.execute(_sql["step_out"], (*record.line, step.queue.key, record.extras.group, record.id))
 
 
 def block(step: Step, record: Record, *, grip: int = 0) -> None:
@@ -139,10 +139,10 @@ def block(step: Step, record: Record, *, grip: int = 0) -> None:
 
 def hold_back(step: Step, record: Record, *, keeps_number: bool) -> bool:
     """A job is to enter waiting. True: its group blocks it."""
-    annex = record.annex
-    if not annex.group:
+    extras = record.extras
+    if not extras.group:
         return False
-    group, old = group_of(step, annex.group), record.part
+    group, old = group_of(step, extras.group), record.part
     if old == "h" or (old == "a" and (keeps_number or group.is_strict)):
         is_full = old == "h" and group.is_full(group.waiting + group.active)
         if is_full or group.is_stopped(step.now_ms):
@@ -150,7 +150,7 @@ def hold_back(step: Step, record: Record, *, keeps_number: bool) -> bool:
             return True
     else:
         leave(step, record)
-        if group.blocked or group.why_full(step.now_ms, cost=annex.cost)[0]:
+        if group.blocked or group.why_full(step.now_ms, cost=extras.cost)[0]:
             block(step, record)
             return True
     record.grip = 0
@@ -186,7 +186,7 @@ def send_back(step: Step, record: Record) -> None:
 
 def scheduled(step: Step, record: Record) -> None:
     """A member waits for a time to come, or for a signal: with it, in a strict group, the others."""
-    if record.part == "a" and group_of(step, record.annex.group).is_strict:
+    if record.part == "a" and group_of(step, record.extras.group).is_strict:
         record.grip = HOLDING
         move(step, record, "h")
     elif record.part in ("a", "w"):
@@ -209,7 +209,7 @@ def line_up_again(step: Step, record: Record) -> None:
     if record.part in ("b", "k"):
         _step_out(step, record)
         line_up(step, record)
-        touch(step, group_of(step, record.annex.group))
+        touch(step, group_of(step, record.extras.group))
 
 
 def leave(step: Step, record: Record) -> None:
@@ -230,5 +230,5 @@ def park(step: Step, key: str, *, until_ms: int) -> None:
 
 def park_of(step: Step, record: Record, *, queue: bool, until_ms: int) -> None:
     """The same for the group of a job, or its queue. What is parked for longer stays so."""
-    key = "" if queue else record.annex.group
+    key = "" if queue else record.extras.group
     park(step, key, until_ms=max(group_of(step, key).parked_until, until_ms))

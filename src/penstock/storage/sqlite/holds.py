@@ -32,7 +32,7 @@ def hold(step: Step, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[
             answers.append("not_found")
             continue
         since_ms = step.now_ms - record.finished_at if record.state in _FINISHED else 0
-        _set(record, {**(record.annex.holds or {}), consumer: ttl_ms + since_ms})
+        _set(record, {**(record.extras.holds or {}), consumer: ttl_ms + since_ms})
         step.touch(record)
         answers.append("held")
     step.save(())
@@ -47,10 +47,10 @@ def release(step: Step, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer
         record = known.get(id_)
         if record is None or step.is_over(record):
             answers.append("not_found")
-        elif consumer not in (record.annex.holds or {}):
+        elif consumer not in (record.extras.holds or {}):
             answers.append("not_held")
         else:
-            _set(record, {name: ms for name, ms in (record.annex.holds or {}).items() if name != consumer})
+            _set(record, {name: ms for name, ms in (record.extras.holds or {}).items() if name != consumer})
             step.touch(record)
             answers.append("released")
     step.save(())
@@ -68,14 +68,14 @@ def lapse(step: Step, *, limit: int) -> None:
 
 
 def _set(record: Record, holds: dict[str, int]) -> None:
-    record.annex = replace(record.annex, holds=holds or None)
+    record.extras = replace(record.extras, holds=holds or None)
     if record.state in _FINISHED:
         record.keep()
 
 
 def index(step: Step, record: Record) -> None:
     """Have the holds of a finished record, and no others, found by their consumers. For ``Step.save``."""
-    holds = (record.annex.holds or {}) if record.binds and record.state in _FINISHED else {}
+    holds = (record.extras.holds or {}) if record.binds and record.state in _FINISHED else {}
     if record.held_until:
         step.sql.execute(_sql["forget"], (record.key,))
         _count(step.queue, record.was, -1)

@@ -214,7 +214,7 @@ def _remove_unchanged(step: Step, record: Record | None, job: Unchanged, consume
     is_finished = record.state in (COMPLETED, FAILED, CANCELLED)
     if not is_finished or (record.incarnation, record.finished_at) != job[1:]:
         return "changed"
-    holds = (record.annex.holds if record.binds else None) or {}
+    holds = (record.extras.holds if record.binds else None) or {}
     if any(record.finished_at + ms > step.now_ms for name, ms in holds.items() if name != consumer):
         return "held"
     remove_record(step, record)
@@ -249,7 +249,7 @@ def _change(step: Step, record: Record, wanted: Change) -> None:
     if wanted.priority is not None:
         record.priority = wanted.priority
         if record.part:
-            step.ties.reordered(step, record)
+            step.links.reordered(step, record)
     change_ttls(step, record, result_ms=wanted.result_ttl_ms, failure_ms=wanted.failure_ttl_ms)
     if wanted.delay_ms:
         due_at(step, record, step.now_ms + wanted.delay_ms)

@@ -106,7 +106,7 @@ def _state(step: Step, group: Group) -> GroupState:
         why, at = "", 0
     head = admission.head_of(step, group) if group.blocked else None
     if head is not None:
-        why, at = group.why_full(step.now_ms, cost=head.annex.cost, grip=head.grip)
+        why, at = group.why_full(step.now_ms, cost=head.extras.cost, grip=head.grip)
     return GroupState(
         group.key,
         group.waiting,
@@ -130,9 +130,9 @@ def check_costs(step: Step, jobs: Sequence[NewJob]) -> None:
 
 def cost_refused(step: Step, job: NewJob) -> str | None:
     """Why this job can never start, if it costs too much."""
-    if job.annex is None or not job.annex.group:
+    if job.extras is None or not job.extras.group:
         return None
-    bucket = groups.limit_of(step, job.annex.group).bucket
-    if bucket is None or job.annex.cost <= bucket.capacity:
+    bucket = groups.limit_of(step, job.extras.group).bucket
+    if bucket is None or job.extras.cost <= bucket.capacity:
         return None
-    return f"job {job.id} costs {job.annex.cost}; the bucket of its group {job.annex.group} holds {bucket.capacity}"
+    return f"job {job.id} costs {job.extras.cost}; the bucket of its group {job.extras.group} holds {bucket.capacity}"

@@ -11,10 +11,10 @@ from penstock.storage.sqlite.holds import index
 from penstock.storage.sqlite.messages import Put
 from penstock.storage.sqlite.records import Record, unpack_failure
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Step, Ties
+from penstock.storage.sqlite.unit import Links, Step
 
 
-class _Ties:
+class _Links:
     def hold_back(self, step: Step, record: Record, *, keeps_number: bool) -> bool:
         """A job is to enter waiting. True if it is blocked instead; then it has its state."""
         return self.awaits_children(step, record) or groups.hold_back(step, record, keeps_number=keeps_number)
@@ -23,11 +23,11 @@ class _Ties:
         """A job has ended, or is removed before its end."""
         groups.leave(step, record)
         flows.ended(step, record)
-        annex = record.annex
-        if annex.dedup:
-            dedup.ended(step, annex.dedup, record)
-        if annex.repeats:
-            schedules.ended(step, annex.scheduler, record)
+        extras = record.extras
+        if extras.dedup:
+            dedup.ended(step, extras.dedup, record)
+        if extras.repeats:
+            schedules.ended(step, extras.scheduler, record)
 
     def saving(self, step: Step, record: Record) -> None:
         """A record is about to be written: what finds it by its ties is to agree."""
@@ -65,7 +65,7 @@ class _Ties:
         return is_blocked
 
 
-TIES: Final[Ties] = _Ties()
+TIES: Final[Links] = _Links()
 
 
 # The ``dead_letter`` queue: a job that has failed for good is put into it as well.

@@ -241,7 +241,7 @@ def unstage(step: Step, write_id: str, *, keep: bool, limit: int, cursor: str) -
 
 def _release(step: Step, record: Record) -> None:
     """Its time begins now."""
-    delay_ms = record.annex.staged_delay_ms
+    delay_ms = record.extras.staged_delay_ms
     record.expires_at = step.now_ms + record.ttl_ms if record.ttl_ms else 0
     if delay_ms:
         schedule(step, record, step.now_ms + delay_ms)

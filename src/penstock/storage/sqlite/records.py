@@ -9,14 +9,14 @@ import msgspec
 
 from penstock.core.job import (
     DEFAULT_OPTIONS,
-    EMPTY_ANNEX,
+    EMPTY_EXTRAS,
     STAGED_FROM_MS,
-    Annex,
+    Extras,
     Job,
     Lease,
     Options,
-    pack_annex,
-    unpack_annex,
+    pack_extras,
+    unpack_extras,
 )
 from penstock.core.lifecycle import State
 from penstock.core.outcome import DAMAGED, Failure, damaged_failure
@@ -112,7 +112,7 @@ class Record(msgspec.Struct, gc=False):
     result: bytes | None = None
     progress: bytes | None = None
     rerun: bytes | None = None
-    packed_annex: bytes | None = None
+    packed_extras: bytes | None = None
     binds: int = 0
     held_until: int = 0
     grip: int = 0
@@ -120,7 +120,7 @@ class Record(msgspec.Struct, gc=False):
     payload: bytes | None = None
     part: str = ""
     line: tuple[int, int, int] = (0, 0, 0)
-    unpacked_annex: Annex | None = None
+    unpacked_extras: Extras | None = None
     wall_at: int = 0
 
     @property
@@ -140,19 +140,19 @@ class Record(msgspec.Struct, gc=False):
         self.rerun = None if slot is None else _packer.encode(slot)
 
     @property
-    def annex(self) -> Annex:
+    def extras(self) -> Extras:
         """What few jobs have; the empty one if this has none of it."""
-        annex = self.unpacked_annex
-        if annex is None:
-            annex = self.unpacked_annex = as_annex(self.packed_annex) or EMPTY_ANNEX
-        return annex
+        extras = self.unpacked_extras
+        if extras is None:
+            extras = self.unpacked_extras = as_extras(self.packed_extras) or EMPTY_EXTRAS
+        return extras
 
-    @annex.setter
-    def annex(self, annex: Annex | None) -> None:
-        has_any = annex is not None and annex != EMPTY_ANNEX
-        self.packed_annex = pack_annex(annex) if has_any else None
-        self.unpacked_annex = None
-        self.binds = int(annex is not None and annex.binds)
+    @extras.setter
+    def extras(self, extras: Extras | None) -> None:
+        has_any = extras is not None and extras != EMPTY_EXTRAS
+        self.packed_extras = pack_extras(extras) if has_any else None
+        self.unpacked_extras = None
+        self.binds = int(extras is not None and extras.binds)
 
     def renumber(self, number: int, *, lifo: bool) -> None:
         """Give it this number in the line its kind of job stands in."""
@@ -162,7 +162,7 @@ class Record(msgspec.Struct, gc=False):
     def wake_at(self) -> int:
         """When the timeout of its suspension comes; 0 if it is not suspended, or has none."""
         is_suspended = self.state == BLOCKED and self.blocked_by == SIGNAL
-        return self.annex.awaits_until_ms if is_suspended else 0
+        return self.extras.awaits_until_ms if is_suspended else 0
 
     @property
     def error_type(self) -> str:
@@ -175,7 +175,7 @@ class Record(msgspec.Struct, gc=False):
         in_line = self.state == BLOCKED and self.blocked_by == "group"
         if self.grip == 2:
             self.part = "k" if in_line else "h"
-        elif self.annex.group:
+        elif self.extras.group:
             self.part = "b" if in_line else {WAITING: "w", ACTIVE: "a"}.get(self.state, "")
         if in_line:
             self.line = (0, 0, abs(self.place)) if self.grip else (1, self.priority, self.place)
@@ -187,7 +187,7 @@ class Record(msgspec.Struct, gc=False):
         """Say until when the finished record is kept: its options and its holds do."""
         options = self.options
         ttl_ms = options.failure_ttl_ms if self.state == FAILED else options.result_ttl_ms
-        self.kept_until = self.finished_at + max(ttl_ms, self.annex.longest_hold_ms if self.binds else 0)
+        self.kept_until = self.finished_at + max(ttl_ms, self.extras.longest_hold_ms if self.binds else 0)
 
     @property
     def is_timed(self) -> bool:
@@ -211,9 +211,9 @@ def shown_failure(record: Record, state: str) -> Failure | None:
     return failure if failure and (state == FAILED or failure.type == "Replaced") else None
 
 
-def as_annex(packed: bytes | None) -> Annex | None:
+def as_extras(packed: bytes | None) -> Extras | None:
     """The annex kept in a record, if any."""
-    return None if packed is None else unpack_annex(packed)
+    return None if packed is None else unpack_extras(packed)
 
 
 def as_lease(record: Record, payload: bytes, *, signal: bytes | None) -> Lease:
@@ -233,7 +233,7 @@ def as_lease(record: Record, payload: bytes, *, signal: bytes | None) -> Lease:
         record.expires_at,
         bool(record.cancelling),
         record.run_id,
-        as_annex(record.packed_annex),
+        as_extras(record.packed_extras),
         signal,
     )
 
@@ -278,7 +278,7 @@ def _as_job(record: Record, payload: bytes, *, queue: str) -> Job:
         result=None if is_damaged else record.result,
         failure=failure,
         progress=record.progress,
-        annex=as_annex(record.packed_annex),
+        extras=as_extras(record.packed_extras),
         damaged=record.result if is_damaged else None,
     )
 

@@ -323,7 +323,7 @@ def check_groups(step: Step, *, repair: bool) -> int:
         rows = step.sql.execute(_sql["members"], (step.queue.key,)).fetchall()
     for record in step.adopt(row for row in rows if is_sound(Record(*row))):
         if record.part:
-            members[record.annex.group].append(record)
+            members[record.extras.group].append(record)
     for (key,) in step.sql.execute(_sql["group_keys"], {"queue": step.queue.key}).fetchall():
         members[key]  # Groups without members are looked at, too.
     return sum(not admission.recount(step, key, found, repair=repair) for key, found in members.items())

@@ -7,7 +7,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from penstock.core.job import EMPTY_ANNEX
+from penstock.core.job import EMPTY_EXTRAS
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import (
     Await,
@@ -31,7 +31,7 @@ from penstock.storage.sqlite.records import (
     REMOVED,
     STATES,
     Record,
-    as_annex,
+    as_extras,
     pack_failure,
     unpack_options,
 )
@@ -288,7 +288,7 @@ class _Held(msgspec.Struct, gc=False):
     enqueued_at: int
     run_id: str
     packed_options: bytes
-    packed_annex: bytes | None
+    packed_extras: bytes | None
 
 
 def complete_all(step: Step, settlements: Sequence[Settlement]) -> list[Settled] | None:
@@ -327,13 +327,13 @@ def _is_plain(job: _Held, settlement: Settlement) -> bool:
 
 def _groups_of(jobs: list[_Held]) -> list[str] | None:
     """The group of each; an empty list if no job has one, ``None`` if some have, or if there are other ties."""
-    packed = [job.packed_annex for job in jobs]
+    packed = [job.packed_extras for job in jobs]
     if not any(packed):
         return []
-    annexes = [as_annex(one) or EMPTY_ANNEX for one in packed]
-    if any(not annex.group or annex.binds_beyond_group for annex in annexes):
+    extrases = [as_extras(one) or EMPTY_EXTRAS for one in packed]
+    if any(not extras.group or extras.binds_beyond_group for extras in extrases):
         return None
-    return [annex.group for annex in annexes]
+    return [extras.group for extras in extrases]
 
 
 def _write(step: Step, jobs: list[_Held], results: list[bytes]) -> None:

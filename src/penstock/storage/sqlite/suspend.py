@@ -29,33 +29,33 @@ def named(signal: str) -> dict[str, Any]:
 def go_to(record: Record, step: str | None) -> None:
     """The next run is to begin at this step; ``None``: where the job is."""
     if step is not None:
-        record.annex = replace(record.annex, step=step)
+        record.extras = replace(record.extras, step=step)
 
 
 def hand_back(record: Record) -> None:
     """Note that the worker of this run does not know the task."""
-    record.annex = replace(record.annex, unknown_run=record.runs)
+    record.extras = replace(record.extras, unknown_run=record.runs)
 
 
 def suspend(step: Step, record: Record, name: str, *, timeout_ms: int) -> None:
     """Block the job until the signal comes; if it came early, let the job wait for a worker."""
-    annex = record.annex
-    if annex.received:
+    extras = record.extras
+    if extras.received:
         step.sql.execute(_sql["forget"], (record.key, 0))
-    early = step.sql.execute(_sql["oldest"], (record.key, name)).fetchone() if annex.kept else None
-    record.annex = annex = replace(annex, received="", timed_out=False, awaits="", awaits_until_ms=0)
+    early = step.sql.execute(_sql["oldest"], (record.key, name)).fetchone() if extras.kept else None
+    record.extras = extras = replace(extras, received="", timed_out=False, awaits="", awaits_until_ms=0)
     if early is not None:
         number, data = early
         step.sql.execute(_sql["forget"], (record.key, number))
-        record.annex = replace(annex, kept=annex.kept - 1)
+        record.extras = replace(extras, kept=extras.kept - 1)
         _receive(step, record, name, data)
         return
     until_ms = step.now_ms + timeout_ms if timeout_ms else 0
-    record.annex = replace(annex, awaits=name, awaits_until_ms=until_ms)
+    record.extras = replace(extras, awaits=name, awaits_until_ms=until_ms)
     record.state = BLOCKED
     record.blocked_by = SIGNAL
     if record.part:
-        step.ties.scheduled(step, record)
+        step.links.scheduled(step, record)
 
 
 def signal(step: Step, id_: str, name: str, data: bytes) -> SignalAnswer:
@@ -65,16 +65,16 @@ def signal(step: Step, id_: str, name: str, data: bytes) -> SignalAnswer:
         return "not_found"
     if record.state not in _OPEN:
         return "ended"
-    annex = record.annex
+    extras = record.extras
     answer: SignalAnswer = "kept"
-    if record.state == BLOCKED and record.blocked_by == SIGNAL and annex.awaits == name:
+    if record.state == BLOCKED and record.blocked_by == SIGNAL and extras.awaits == name:
         _receive(step, record, name, data)
         answer = "resumed"
-    elif annex.kept >= _SIGNALS_KEPT:
+    elif extras.kept >= _SIGNALS_KEPT:
         return "full"
     else:
         step.sql.execute(_sql["keep"], {"job": record.key, "name": name, "data": data})
-        record.annex = replace(annex, kept=annex.kept + 1)
+        record.extras = replace(extras, kept=extras.kept + 1)
     step.note(_SIGNALLED, record, run=record.runs, **named(name))
     step.save([record])
     return answer
@@ -82,7 +82,7 @@ def signal(step: Step, id_: str, name: str, data: bytes) -> SignalAnswer:
 
 def time_out(step: Step, record: Record) -> None:
     """Nobody sent the signal in time."""
-    record.annex = replace(record.annex, timed_out=True, awaits="", awaits_until_ms=0)
+    record.extras = replace(record.extras, timed_out=True, awaits="", awaits_until_ms=0)
     enter_waiting(step, record)
     step.note(_UNBLOCKED, record, run=record.runs)
 
@@ -95,5 +95,5 @@ def received_data(step: Step, key: int) -> bytes | None:
 
 def _receive(step: Step, record: Record, name: str, data: bytes) -> None:
     step.sql.execute(_sql["receive"], (record.key, name, data))
-    record.annex = replace(record.annex, received=name, awaits="", awaits_until_ms=0)
+    record.extras = replace(record.extras, received=name, awaits="", awaits_until_ms=0)
     enter_waiting(step, record)

@@ -176,7 +176,7 @@ def _prune(step: Step, settings: QueueSettings, limit: int) -> int:
 def _drop(step: Step, records: list[Record]) -> int:
     for record in records:
         if record.binds and record.state != COMPLETED:
-            step.ties.removed(step, record)
+            step.links.removed(step, record)
         record.state = REMOVED
     step.save(records)
     return len(records)

@@ -13,7 +13,7 @@ from penstock.storage.sqlite.eventnotes import EventNotes, count_events
 from penstock.storage.sqlite.lock import LONG_S, write_long_lock
 from penstock.storage.sqlite.queuerow import QueueRow, find_queue
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Step, Ties
+from penstock.storage.sqlite.unit import Links, Step
 
 Signal = tuple[str, str]
 """What a commit tells those who wait: a kind (``w`` work, ``n`` news, ``e`` events) and ``namespace/queue``."""
@@ -41,14 +41,14 @@ class Transaction:
         self,
         sql: sqlite3.Connection,
         option_keys: dict[bytes, int],
-        ties: Ties,
+        links: Links,
         *,
         locked_at: float,
     ) -> None:
         self.locked_at = locked_at
         self.sql = sql
         self.option_keys = option_keys
-        self.ties = ties
+        self.links = links
         self.signals: set[Signal] = set()
         self._rows: dict[tuple[str, str], QueueRow] = {}
         self._changed: dict[tuple[str, str], EventNotes] = {}
@@ -60,7 +60,7 @@ class Transaction:
         if row is None:
             row = find_queue(self.sql, namespace, queue) or self._create(namespace, queue)
             self._rows[namespace, queue] = row
-        return Step(self.sql, namespace, copy(row), option_keys=self.option_keys, ties=self.ties)
+        return Step(self.sql, namespace, copy(row), option_keys=self.option_keys, links=self.links)
 
     def note_lock(self) -> None:
         """Record if no other process could write for long."""
@@ -97,7 +97,7 @@ class Transaction:
     def accept(self, step: Step) -> None:
         """Take over what a successful call did."""
         if step.groups:
-            step.ties.settle(step)
+            step.links.settle(step)
             step.save(())
         place = (step.namespace, step.queue.name)
         before = self._rows[place]

@@ -60,7 +60,7 @@ def return_to_waiting(step: Step, record: Record) -> None:
 def _wait(step: Step, record: Record, *, keeps_number: bool) -> None:
     """Be ready, unless something holds it back."""
     record.blocked_by = ""
-    if record.binds and step.ties.hold_back(step, record, keeps_number=keeps_number):
+    if record.binds and step.links.hold_back(step, record, keeps_number=keeps_number):
         return
     record.state = WAITING
     record.ready_at = step.now_ms
@@ -71,7 +71,7 @@ def schedule(step: Step, record: Record, run_at: int) -> None:
     record.state = SCHEDULED
     record.run_at = run_at
     if record.part:
-        step.ties.scheduled(step, record)
+        step.links.scheduled(step, record)
 
 
 def due_at(step: Step, record: Record, run_at: int) -> None:
@@ -100,9 +100,9 @@ def finish(step: Step, record: Record, state: str, kind: str, **extra: Any) -> N
     step.note(kind, record, **extra)
     slot = record.slot
     if state == FAILED:
-        step.ties.failed(step, record)
+        step.links.failed(step, record)
     if record.binds:
-        step.ties.ended(step, record)
+        step.links.ended(step, record)
     if slot is not None and state != CANCELLED:
         step.tell(record, state=state)
         _rerun(step, record, slot)
@@ -111,7 +111,7 @@ def finish(step: Step, record: Record, state: str, kind: str, **extra: Any) -> N
     record.rerun = None
     if record.kept_until <= step.now_ms:
         if record.binds and state != COMPLETED:
-            step.ties.removed(step, record)
+            step.links.removed(step, record)
         record.state = REMOVED
 
 
@@ -148,9 +148,9 @@ def remove(step: Step, record: Record) -> None:
     record.state = REMOVED
     step.note(_REMOVED, record, run=record.runs)
     if record.binds and is_open:
-        step.ties.ended(step, record)
+        step.links.ended(step, record)
     elif record.binds and state != COMPLETED:
-        step.ties.removed(step, record)
+        step.links.removed(step, record)
 
 
 def new_record(step: Step, job: NewJob) -> Record:
@@ -160,8 +160,8 @@ def new_record(step: Step, job: NewJob) -> Record:
         0, job.id, 0, "", job.priority, 0, options_key, packed, job.ttl_ms, job.run_id, job.write_id,
         payload=job.payload,
     )  # fmt: skip
-    if job.annex is not None or job.dedup is not None or job.staged:
-        record.annex = job.stored_annex
+    if job.extras is not None or job.dedup is not None or job.staged:
+        record.extras = job.stored_extras
     _queue(step, record, run_at=instant(step, job), wall_at=job.run_at_ms or 0, lifo=job.lifo)
     return record
 
@@ -169,12 +169,12 @@ def new_record(step: Step, job: NewJob) -> Record:
 def queue_afresh(step: Step, record: Record, job: NewJob) -> None:
     """A new life for a known id; nothing of the old one is left."""
     if record.part:  # The promise that the id is new was broken, and the job was open.
-        step.ties.ended(step, record)
+        step.links.ended(step, record)
     take_options(step, record, job)
     record.ttl_ms, record.run_id, record.write_id = job.ttl_ms, job.run_id, job.write_id
     record.payload = job.payload
     step.clear_signals(record)
-    record.annex = job.stored_annex
+    record.extras = job.stored_extras
     record.token = 0
     record.settled_as = ""
     _clear(step, record)
@@ -208,7 +208,7 @@ def _queue(step: Step, record: Record, *, run_at: int, wall_at: int, lifo: bool)
     record.run_at = run_at
     _go_by(step, record, wall_at)
     record.ready_at = 0
-    if record.binds and step.ties.awaits_children(step, record):
+    if record.binds and step.links.awaits_children(step, record):
         pass
     elif run_at > step.now_ms:
         record.state = SCHEDULED
@@ -238,7 +238,7 @@ def _replace_options(step: Step, record: Record, job: NewJob | Slot) -> None:
     record.renumber(abs(record.place), lifo=job.lifo)
     record.expires_at = step.now_ms + job.ttl_ms if job.ttl_ms else 0
     if record.part:
-        step.ties.reordered(step, record)
+        step.links.reordered(step, record)
 
 
 def _take_time(step: Step, record: Record, *, run_at: int, wall_at: int, mode: str) -> None:
@@ -337,9 +337,9 @@ def _rerun(step: Step, record: Record, slot: Slot) -> None:
     step.clear_signals(record)
     if record.binds:
         if record.state == FAILED:
-            step.ties.removed(step, record)
-        step.ties.forget(step, [record.id])
-    record.annex = record.annex.shed()
+            step.links.removed(step, record)
+        step.links.forget(step, [record.id])
+    record.extras = record.extras.shed()
     _clear(step, record)
     _queue(step, record, run_at=_due_of(step, slot), wall_at=slot.wall_at, lifo=lifo)
     for listener in slot.listeners:

@@ -39,7 +39,7 @@ _json = msgspec.json.Encoder()
 _pack_news = msgspec.msgpack.Encoder().encode
 
 
-class Ties(Protocol):
+class Links(Protocol):
     """What a job whose annex binds has to do with others. Given from above: it stands on the transitions."""
 
     def hold_back(self, step: Step, record: Record, *, keeps_number: bool) -> bool:
@@ -93,7 +93,7 @@ class Step:
         queue: QueueRow,
         *,
         option_keys: dict[bytes, int],
-        ties: Ties,
+        links: Links,
     ) -> None:
         self.sql = sql
         self.namespace = namespace
@@ -104,7 +104,7 @@ class Step:
         """Damaged records that were put aside for this call."""
         self.notes = EventNotes()
         self.wakes: set[str] = set()
-        self.ties = ties
+        self.links = links
         self.groups: dict[str, Group] = {}
         self.limits: dict[str, Limit] = {}
         self.touched_groups: list[Group] = []
@@ -144,7 +144,7 @@ class Step:
 
     def note(self, kind: str, record: Record, **extra: Any) -> None:
         """Log what happened to a job, with its state as it is now, and its group if it has one."""
-        if record.binds and (group := record.annex.group):
+        if record.binds and (group := record.extras.group):
             extra["grp"] = group
         self.notes.add(kind, self.now_ms, record, **extra)
 
@@ -178,9 +178,9 @@ class Step:
 
     def clear_signals(self, record: Record) -> None:
         """Drop what signals have left. To be called while the annex still tells of it."""
-        if record.packed_annex is not None and record.key:
-            annex = record.annex
-            if annex.received or annex.kept:
+        if record.packed_extras is not None and record.key:
+            extras = record.extras
+            if extras.received or extras.kept:
                 self._without_signals.append(record.key)
 
     def find(self, ids: Iterable[str]) -> dict[str, Record]:
@@ -253,13 +253,13 @@ class Step:
         self._tell_waiters()
         self._delete([record.key for record in removed if record.key])
         if tied := [record.id for record in removed if record.binds]:
-            self.ties.forget(self, tied)
+            self.links.forget(self, tied)
         self._insert(new)
         if self.queue.uses & USES_INSTANTS:
             self._save_instants((*removed, *changed, *new))
         for record in (*removed, *changed, *new):
             if record.binds or record.held_until:
-                self.ties.saving(self, record)
+                self.links.saving(self, record)
             record.was = record.state
         # One that has ended in the call it came in is written in full.
         self._update([*changed, *(record for record in new if record.finished_at)])
@@ -348,7 +348,7 @@ class Step:
 def _new_values(r: Record, queue: int) -> tuple[Any, ...]:
     return (
         r.key, queue, r.id, r.incarnation, r.state, r.priority, r.place, r.options_key, r.ttl_ms, r.run_id, r.write_id,
-        r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.blocked_by, r.packed_annex, r.binds, r.grip,
+        r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.blocked_by, r.packed_extras, r.binds, r.grip,
     )  # fmt: skip
 
 
@@ -357,6 +357,6 @@ def _values(r: Record) -> tuple[Any, ...]:
         r.incarnation, r.state, r.priority, r.place, r.options_key, r.ttl_ms, r.run_id, r.write_id, r.blocked_by,
         r.runs, r.failures, r.stalls, r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.claimed_at, r.finished_at,
         r.kept_until, r.token, r.settled_as, r.worker, r.lease_until, r.cancelling, r.failure, r.result, r.progress,
-        r.rerun, r.packed_annex, r.binds, r.wake_at,
+        r.rerun, r.packed_extras, r.binds, r.wake_at,
         r.held_until, r.error_type, r.grip,
     )  # fmt: skip

@@ -27,14 +27,14 @@ def add_usage(step: Step, record: Record, used: Mapping[str, int]) -> None:
     """Add what a running job used to its own and to all sums it belongs to."""
     if step.queue.has_budgets:
         renew(step)
-    annex = record.annex
-    own = dict(annex.usage or {})
+    extras = record.extras
+    own = dict(extras.usage or {})
     for name, micros in used.items():
         own[name] = own.get(name, 0) + micros
-    record.annex = msgspec.structs.replace(annex, usage=own)
+    record.extras = msgspec.structs.replace(extras, usage=own)
     rows = [
         (step.queue.key, scope, name, micros, step.now_ms)
-        for scope in scopes_of(record.options.task, annex)
+        for scope in scopes_of(record.options.task, extras)
         for name, micros in used.items()
     ]
     step.sql.executemany(_sql["add"], rows)

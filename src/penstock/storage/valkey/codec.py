@@ -15,9 +15,9 @@ from penstock.core.job import (
     NewJob,
     Options,
     check_staged,
-    pack_annex,
+    pack_extras,
     staged_at_ms,
-    unpack_annex,
+    unpack_extras,
 )
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
 from penstock.storage.valkey.jobs import (
@@ -31,13 +31,13 @@ from penstock.storage.valkey.jobs import (
 from penstock.storage.valkey.replies import Arg
 from penstock.storage.values import Finished
 
-_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _ANNEX, _BINDS = 1, 2, 4, 8, 16, 64, 128
+_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _EXTRAS, _BINDS = 1, 2, 4, 8, 16, 64, 128
 _NEWS_HEAD: Final = 18
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_static = struct.Struct(">HIHIB6s").unpack_from
 _EXTRA: Final = struct.Struct(">HIHIIIIHIHIB")
-_ANNEX_AT: Final = _EXTRA.size + 4
+_EXTRAS_AT: Final = _EXTRA.size + 4
 _HAS_SIGNAL: Final = 2
 _unpack_news = struct.Struct(">BcHIHII").unpack_from
 
@@ -64,14 +64,14 @@ def encode_jobs(
             head = stored.head(0)
             if stored.reference:
                 headers[stored.reference] = stored.header
-        if job.priority or job.ttl_ms or job.lifo or job.run_id or job.write_id or job.annex or job.dedup:
+        if job.priority or job.ttl_ms or job.lifo or job.run_id or job.write_id or job.extras or job.dedup:
             append(_body(job))
-            has_ties = job.after or job.dedup  # jobs that come after others have an annex
+            has_links = job.after or job.dedup  # jobs that come after others have extras
         else:
             append(head + job.payload)
-            has_ties = None
+            has_links = None
         if (
-            has_ties
+            has_links
             or job.delay_ms
             or job.run_at_ms is not None
             or job.unchecked
@@ -80,7 +80,9 @@ def encode_jobs(
         ):
             place = len(args) >> 1
             special = _special(job, to_come[place - 1] if to_come else ())
-            first = place if to_come is not None or has_ties else first_with.setdefault(tuple(special), place)
+            first = (
+                place if to_come is not None or has_links else first_with.setdefault(tuple(special), place)
+            )
             specials[place] = special if first == place else first
         elif job.notify:
             specials[len(args) >> 1] = job.notify
@@ -131,15 +133,15 @@ def _special(job: NewJob, to_come: Collection[tuple[str, str]]) -> list[Any]:
 
 
 def _body(job: NewJob) -> bytes:
-    annex = job.stored_annex
+    extras = job.stored_extras
     flags = (
         _LIFO * job.lifo
         | _PRIORITY * (job.priority != 0)
         | _TTL * (job.ttl_ms > 0)
         | _RUN_ID * (job.run_id != "")
         | _WRITE_ID * (job.write_id != "")
-        | _ANNEX * (annex is not None)
-        | _BINDS * (annex is not None and annex.binds)
+        | _EXTRAS * (extras is not None)
+        | _BINDS * (extras is not None and extras.binds)
     )
     parts = [stored_options(job.options).head(flags)]
     if job.priority:
@@ -150,8 +152,8 @@ def _body(job: NewJob) -> bytes:
         if name:
             encoded = name.encode()
             parts += (len(encoded).to_bytes(2, "big"), encoded)
-    if annex is not None:
-        packed = pack_annex(annex)
+    if extras is not None:
+        packed = pack_extras(extras)
         parts += (len(packed).to_bytes(4, "big"), packed)
     return b"".join((*parts, job.payload))
 
@@ -232,20 +234,20 @@ def _decode_lease(id: str, static: bytes, *, token: int, now_ms: int) -> Lease:
     said = read_static(static)
     return Lease(
         id, token, said.incarnation, 1, 0, 0, said.payload, said.options, said.priority,
-        said.enqueued_at_ms, now_ms, said.expires_at_ms, False, said.run_id, said.annex,
+        said.enqueued_at_ms, now_ms, said.expires_at_ms, False, said.run_id, said.extras,
     )  # fmt: skip
 
 
 def _with_extra(lease: Lease, extra: bytes) -> Lease:
     t1, t2, c1, c2, runs, failures, stalls, e1, e2, p1, p2, flags = _EXTRA.unpack_from(extra)
-    annex, signal = lease.annex, None
+    extras, signal = lease.extras, None
     if len(extra) > _EXTRA.size:
-        end = _ANNEX_AT + int.from_bytes(extra[_EXTRA.size : _ANNEX_AT], "big")
-        annex = unpack_annex(extra[_ANNEX_AT:end])
+        end = _EXTRAS_AT + int.from_bytes(extra[_EXTRA.size : _EXTRAS_AT], "big")
+        extras = unpack_extras(extra[_EXTRAS_AT:end])
         signal = extra[end:] if flags & _HAS_SIGNAL else None
     return Lease(
         lease.id, t1 << 32 | t2, lease.incarnation, runs, failures, stalls, lease.payload, lease.options,
-        signed(p1, p2), lease.enqueued_at_ms, c1 << 32 | c2, e1 << 32 | e2, flags & 1 == 1, lease.run_id, annex,
+        signed(p1, p2), lease.enqueued_at_ms, c1 << 32 | c2, e1 << 32 | e2, flags & 1 == 1, lease.run_id, extras,
         signal,
     )  # fmt: skip
 

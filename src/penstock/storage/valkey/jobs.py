@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.core.job import DEFAULT_OPTIONS, Annex, Job, Options, unpack_annex
+from penstock.core.job import DEFAULT_OPTIONS, Extras, Job, Options, unpack_extras
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure, damaged_failure
 
@@ -113,7 +113,7 @@ _BY_BYTE: Final = {
     ord("t"): State.SCHEDULED,
 }
 
-_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _INLINE, _ANNEX = 1, 2, 4, 8, 16, 32, 64
+_LIFO, _PRIORITY, _TTL, _RUN_ID, _WRITE_ID, _INLINE, _EXTRAS = 1, 2, 4, 8, 16, 32, 64
 _CANCELLING, _RERUN = 2, 4
 _STATE_HEAD: Final = 80
 
@@ -149,7 +149,7 @@ class Static(NamedTuple):
     ttl_ms: int
     run_id: str
     write_id: str
-    annex: Annex | None
+    extras: Extras | None
     payload: bytes
 
     @property
@@ -175,23 +175,23 @@ def read_static(static: bytes) -> Static:
         if flags & flag:
             end = at + 2 + int.from_bytes(static[at : at + 2], "big")
             names[index], at = static[at + 2 : end].decode(), end
-    annex = None
-    if flags & _ANNEX:
+    extras = None
+    if flags & _EXTRAS:
         end = at + 4 + int.from_bytes(static[at : at + 4], "big")
-        annex, at = unpack_annex(static[at + 4 : end]), end
+        extras, at = unpack_extras(static[at + 4 : end]), end
     lifo = flags & _LIFO == _LIFO
-    known = (a << 32 | b, c << 32 | d, options, lifo, priority, ttl_ms, names[0], names[1], annex)
+    known = (a << 32 | b, c << 32 | d, options, lifo, priority, ttl_ms, names[0], names[1], extras)
     return Static(*known, static[at:])
 
 
 def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
     """A job of its two records and what hangs on them (lua/get.lua). Raises UnknownOptions."""
-    static, state, lease_until, result, failure, progress, annex, *damaged = row
+    static, state, lease_until, result, failure, progress, extras, *damaged = row
     said = read_static(static)
     common: dict[str, Any] = {
         "id": id, "queue": queue, "incarnation": said.incarnation, "options": said.options,
         "payload": said.payload, "run_id": said.run_id, "write_id": said.write_id,
-        "enqueued_at_ms": said.enqueued_at_ms, "annex": unpack_annex(annex) if annex else said.annex,
+        "enqueued_at_ms": said.enqueued_at_ms, "extras": unpack_extras(extras) if extras else said.extras,
         "damaged": damaged[0] if damaged else None,
     }  # fmt: skip
     if not state:
@@ -205,7 +205,7 @@ def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
         progress=progress or None,
         **common,
         **_read_state(state, result),
-        kept_until_ms=_kept_until(state, said.options, common["annex"]),
+        kept_until_ms=_kept_until(state, said.options, common["extras"]),
     )
 
 
@@ -223,9 +223,9 @@ def without_result(job: Job) -> Job:
     return job if job.result is None else msgspec.structs.replace(job, result=None)
 
 
-def _kept_until(state: bytes, options: Options, annex: Annex | None) -> int:
+def _kept_until(state: bytes, options: Options, extras: Extras | None) -> int:
     finished_at_ms = int.from_bytes(state[2:8], "big")
-    held_ms = annex.longest_hold_ms if annex else 0
+    held_ms = extras.longest_hold_ms if extras else 0
     match _BY_BYTE[state[0]]:
         case State.COMPLETED | State.CANCELLED:
             return finished_at_ms + max(options.result_ttl_ms, held_ms)

@@ -287,7 +287,7 @@ class ProcessRunner:
 
         def request(run: Run) -> Request:
             app = task.app
-            return Request(module, name, run.lane.name, run.lease, app.moved_to, app.included)
+            return Request(module, name, run.served.name, run.lease, app.moved_to, app.included)
 
         return lambda run: self._threads.run(lambda run: self._call(run, request(run)), run)
 

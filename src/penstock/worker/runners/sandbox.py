@@ -128,7 +128,7 @@ class SandboxRunner:
         def request(run: Run) -> Request:
             app = task.app
             return Request(
-                module, name, run.lane.name, run.lease, app.moved_to, app.included, limits=task.limits
+                module, name, run.served.name, run.lease, app.moved_to, app.included, limits=task.limits
             )
 
         return lambda run: self._threads.run(lambda run: self._call(run, request(run)), run)
