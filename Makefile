@@ -11,11 +11,12 @@ PYTEST = JAVA_HOME="$(CURDIR)/$(VENV)/java" $(PY) -m pytest $(SPLIT)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-storm test-spark test-python check lint fmt bench bench-scale bench-features bench-spark bench-duel bench-process clean
+.PHONY: help demo test test-quick test-slow test-storm test-spark test-python check lint fmt bench bench-scale bench-features bench-spark bench-duel bench-process clean
 
 help:
 	@echo "make demo            the main job on the embedded store, in a minute"
 	@echo "make test            all tests but the slow ones      (ARGS='-k name' is passed on to pytest)"
+	@echo "make test-quick      core, contract and client tests without servers and Spark, in 90 seconds"
 	@echo "make test-slow       crashes, soak, failover"
 	@echo "make test-storm      kills, pauses, failovers under load (ARGS='--engine valkey --jobs 20000 --kills 40')"
 	@echo "make test-spark      the tests of Spark on another pyspark (SPARK=4.0.0)"
@@ -37,6 +38,11 @@ demo: $(VENV)/.demo
 test: $(VENV)/.java
 	$(PYTEST) -m "not slow" $(ARGS)
 
+# No server, no JVM: what a change to the core, a verb or the client can break at once.
+QUICK = -m "not slow" -k "not valkey and not cluster" tests/core tests/contract tests/client tests/storage/sqlite
+test-quick: $(VENV)/.dev
+	$(PY) -m pytest $(SPLIT) $(QUICK) $(ARGS)
+
 test-slow: $(VENV)/.java
 	$(PYTEST) -m slow $(ARGS)
 
@@ -52,8 +58,7 @@ test-spark: .venv-spark-$(SPARK)/.made
 test-python: PYTHON_VENV = .venv-python-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())')
 test-python:
 	$(MAKE) $(PYTHON_VENV)/.made
-	$(PYTHON_VENV)/bin/python -m pytest $(SPLIT) -m "not slow" -k "not valkey and not cluster" \
-		tests/core tests/contract tests/client tests/storage/sqlite $(ARGS)
+	$(PYTHON_VENV)/bin/python -m pytest $(SPLIT) $(QUICK) $(ARGS)
 
 check: $(VENV)/.dev
 	$(MAKE) --jobs=2 lint $(VENV)/.java
