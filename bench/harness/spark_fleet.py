@@ -10,7 +10,7 @@ import time
 from penstock.core.job import NewJob
 from penstock.spark import fleet
 from penstock.spark.store import Store
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 
 from .spark_app import app, noop
 from .spark_stage import CORES, Sample, Stage

@@ -20,7 +20,7 @@ from penstock.spark.history.gold import summarise
 from penstock.spark.history.silver import fold
 from penstock.spark.store import Store
 from penstock.storage import open_storage
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import QueueSettings, Settlement, Take
 
 from .spark_stage import Sample, Stage

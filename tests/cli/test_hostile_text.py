@@ -20,7 +20,7 @@ from penstock.core.limits import Limit
 from penstock.core.outcome import Complete, Fail, Failure
 from penstock.core.schedule import Every, Plan, Schedule, pack_plan
 from penstock.storage import open_storage
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import NewScheduler, Report, Settlement, Take
 from tests.cli.conftest import Shell
 from tests.cli.terminal import Terminal

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.core.job import Enqueued, NewJob
 from penstock.errors import StorageFull
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Ticket
 
 if TYPE_CHECKING:

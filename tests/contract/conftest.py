@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.storage import open_storage
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from tests.contract.engines import ENGINES, engine_url
 from tests.contract.factories import Bench
 

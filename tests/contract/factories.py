@@ -9,7 +9,7 @@ from penstock.core.event import Event
 from penstock.core.job import Conflict, Enqueued, Extras, Job, Lease, NewJob, Options
 from penstock.core.lifecycle import TERMINAL, EventType, State, sources
 from penstock.core.outcome import Complete, Fail, Failure, Outcome
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Settled, Settlement, Take
 
 __all__ = [

@@ -11,7 +11,7 @@ from penstock.core.lifecycle import State
 from penstock.core.outcome import Fail, Outcome, Release, Snooze
 from penstock.errors import StorageError
 from penstock.storage import open_storage
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Change, Take
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench
 

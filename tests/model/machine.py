@@ -20,7 +20,7 @@ from penstock.core.job import Conflict, Dependency, Extras, Job, Lease, NewJob, 
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.errors import JobNotFound, StorageError
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import (
     Change,
     Claimed,

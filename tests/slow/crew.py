@@ -17,7 +17,7 @@ from types import TracebackType
 from penstock.core.event import Event
 from penstock.core.lifecycle import OPEN, TRANSITIONS, EventType, State
 from penstock.storage import open_storage
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 
 ROOT = Path(__file__).parents[2]
 ROLES = "tests.slow.fleet"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from tests.servers import ValkeyServer
 from tests.slow.crew import Crew, check_history, opened, read_log
 from tests.slow.fleet_names import PRODUCERS, QUEUE

@@ -12,7 +12,7 @@ import pytest
 
 from penstock import App
 from penstock.core.lifecycle import OPEN, TRANSITIONS, EventType, State
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from tests.slow import flow_fleet
 from tests.slow.crew import Crew, opened, read_log
 from tests.slow.flow_fleet import LEAF, MIDDLE, QUEUES, TOP, fails, policy_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from penstock.core.job import Extras, NewJob, Options
 from penstock.core.outcome import Complete, Fail, Failure, Outcome, Release, Snooze
 from penstock.spark.store import Store
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Report, Settlement, Take
 
 __all__ = ["happen", "happenings"]

@@ -9,7 +9,7 @@ from typing import TypeVar
 from penstock.core.job import NewJob, Options
 from penstock.core.outcome import Complete, Fail, Failure
 from penstock.storage import open_storage
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Settlement, Take
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark import archive_tasks, archiving, publishing
 from penstock.spark.archiving import ArchiveTable, Journal
 from penstock.spark.errors import ArchiveTorn, OutputLost
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Settlement, Take, Unchanged
 from tests.slow.drivers import let_leases_end
 from tests.spark.stores import ask, fill

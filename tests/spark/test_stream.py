@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from tests.spark.stores import ask, fill
 
 QUEUE = "numbers"

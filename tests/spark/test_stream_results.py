@@ -12,7 +12,7 @@ from penstock.core.outcome import Complete, Fail, Failure
 from penstock.errors import EventsLost
 from penstock.spark.schemas import schema_of
 from penstock.spark.source import PenstockSource
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Settlement, Take
 from tests.spark.stores import ask, fill
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from penstock.core.job import Job
 from penstock.core.lifecycle import OPEN, State
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from tests.storm.history import Claim, History
 from tests.storm.journal import Answer, Call, read_answers, read_calls, read_faults, sessions
 from tests.storm.plan import LEASE_S, QUEUES, Planned, number_of, planned

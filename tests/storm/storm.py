@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.core.limits import Limit
 from penstock.errors import StorageError
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import QueueSettings
 from tests.slow.crew import Crew, opened
 from tests.storm.checker import CLAIMS_LOST, ENQUEUES_LOST, Verdict, check_storm

@@ -16,7 +16,7 @@ import pytest
 
 from penstock import App, uuid7
 from penstock.core.event import Event
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.worker.sweeper import DeathWatch
 from tests.servers import ValkeyServer
 from tests.worker.conftest import until, working

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from penstock import App, State, StorageError, StorageFull, StorageUnavailable
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Held, SettledBatch, Take
 from penstock.worker import recovery
 from penstock.worker.slots import ServedQueue

@@ -13,7 +13,7 @@ import pytest
 
 from penstock import App, State
 from penstock.core.job import NewJob
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Swept, Take
 from penstock.worker.sweeper import Sweeper, main
 from tests.worker.conftest import until, working

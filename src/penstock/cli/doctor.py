@@ -25,7 +25,7 @@ from penstock.errors import StorageRefused
 
 if TYPE_CHECKING:
     from penstock.client.app import App
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import QueueClock
 
 

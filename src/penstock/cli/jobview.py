@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.client.info import JobInfo
     from penstock.core.event import Event
     from penstock.core.job import Job
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
 
 
 SHORTEST: Final = 8

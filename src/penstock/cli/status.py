@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.info import WorkerInfo
     from penstock.core.job import Job
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
 
 
 _COLUMNS: Final = ("queue", *State, "oldest", "done/min", "failed/min", "")

@@ -39,7 +39,7 @@ from penstock.storage.values import Change, Held
 if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.core.job import Job
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.metrics import Minute
     from penstock.storage.values import (
         CancelAnswer,

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.client.sync import SyncApp
     from penstock.core.deadletter import DeadLetter
     from penstock.core.event import Event
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.worker.context import JobContext
     from penstock.worker.options import WorkerOptions
     from penstock.worker.worker import Worker
@@ -194,6 +194,8 @@ class App(Hinting, AppHooks, AppSchedulers):
         """
         from penstock.client.decorators import handle_dead_letters
 
+        if callable(of):
+            raise InvalidOption('@app.dead_letter needs the name of a queue: @app.dead_letter("mail").')
         into = check_queue(queue if queue is not None else f"{check_queue(of)}.dead")
         refuse_unknown(options, TASK, where="a dead letter")
         return lambda func: handle_dead_letters(self, of, func, into=into, options=options)

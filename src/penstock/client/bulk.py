@@ -12,7 +12,7 @@ from penstock.storage.coalesce import MAX_BYTES, MAX_COUNT
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
     from penstock.core.job import Enqueued, NewJob
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
 
 
 _UNDER_WAY: Final = 3

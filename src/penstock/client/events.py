@@ -19,7 +19,7 @@ from penstock.errors import EventsLost, InvalidOption, JobNotFound
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.core.event import Event
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import EventPage
 
 

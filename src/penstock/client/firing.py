@@ -21,7 +21,7 @@ from penstock.storage.values import DueScheduler, Fired
 if TYPE_CHECKING:
     from penstock.client.middleware import EnqueueChain
     from penstock.core.job import NewJob
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import Swept
 
 

@@ -30,7 +30,7 @@ from penstock.storage.values import Budget
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
     from penstock.core.limits import GroupState, LimitsOfQueue
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import Usage
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.client.codec import Serde
     from penstock.client.session import Session
     from penstock.client.sync import SyncQueue
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import Claimed
 
 

@@ -5,9 +5,9 @@ The store keeps them; every worker's sweeper fires them. ``app.schedule`` and ``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, Never, Protocol, TypedDict, TypeVar, Unpack, get_args
 
 from msgspec.structs import replace
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
     from penstock.client.queue import Queue
     from penstock.core.job import NewJob
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import Scheduler
 
 
@@ -248,6 +248,16 @@ class _WithoutArguments(Protocol):
 S = TypeVar("S", bound=_WithoutArguments)
 
 
+def _refuse_unnamed(unnamed: Sequence[Any], form: str) -> None:
+    """Raise ``InvalidOption`` for a schedule that is given by position, or not at all."""
+    if unnamed:
+        is_interval = isinstance(unnamed[0], int | float | timedelta)
+        option = f"every={unnamed[0]!r}" if is_interval else "every=..."
+        raise InvalidOption(
+            f"a schedule is given by name, got {shown(unnamed[0])}. Use {form.format(option)}, or cron=...."
+        )
+
+
 class AppSchedulers:
     """The schedulers of an app. ``App`` has all of this."""
 
@@ -260,7 +270,9 @@ class AppSchedulers:
     def __init__(self) -> None:
         self._declared: dict[tuple[str, str], Plan] = {}
 
-    async def schedule(self, name: str, job: JobSpec[Any], **when: Unpack[When]) -> SchedulerInfo:
+    async def schedule(
+        self, name: str, job: JobSpec[Any], *unnamed: Never, **when: Unpack[When]
+    ) -> SchedulerInfo:
         """Have a job come again: ``await app.schedule("nightly", report.job(), cron="0 3 * * *", tz="Europe/Berlin")``.
 
         ``job`` is a template, with whatever options it was made with but ``run_at``; the id of each job is the
@@ -270,6 +282,7 @@ class AppSchedulers:
         Raises:
             InvalidInput: a name, an expression, a zone or an option that is not valid. Nothing was written.
         """
+        _refuse_unnamed(unnamed, "app.schedule(name, job, {})")
         schedule = read_schedule(when)
         name = check_scheduler(name)
         if not isinstance(job, JobSpec):
@@ -278,11 +291,14 @@ class AppSchedulers:
             )
         return await put_scheduler(await self.connect(), job.queue, name, schedule=schedule, job=job.job)
 
-    def scheduled(self, *, name: str | None = None, **when: Unpack[When]) -> Callable[[S], S]:
+    def scheduled(
+        self, *unnamed: Never, name: str | None = None, **when: Unpack[When]
+    ) -> Callable[[S], S]:
         """Decorates a task that takes no arguments: ``@app.scheduled(cron="0 3 * * *")`` above ``@app.task``.
 
         A worker of the task's queue puts the scheduler in when it starts; it is called what the task is called.
         """
+        _refuse_unnamed(unnamed, "@app.scheduled({})")
         schedule = read_schedule(when)
 
         def declare(task: S) -> S:

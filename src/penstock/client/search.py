@@ -20,7 +20,7 @@ from penstock.storage.pages import Query
 
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import Bulk
 
 

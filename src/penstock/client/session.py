@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from penstock.client.middleware import EnqueueChain
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
 
 
 _SMALL: Final = 64
@@ -333,6 +333,11 @@ def check_url(url: str) -> None:
         )
     if remedy := FOREIGN_STORES.get(scheme.lower()):
         raise InvalidOption(f"{scheme}:// is not a store of Penstock. {remedy}.")
+    if scheme.lower() == "sqlite" and (parts := urlsplit(url)).netloc and not parts.path.strip("/"):
+        raise InvalidOption(
+            f"{shown(url)} names no file. Use three slashes for a relative path (sqlite:///{parts.netloc}), "
+            "four for an absolute one (sqlite:////var/lib/penstock.db)."
+        )
 
 
 def from_environment() -> StoreName:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.core.flow import DependencyRecord
     from penstock.core.job import Job
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import Budget, WorkerRecord
 
 

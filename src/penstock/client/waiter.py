@@ -20,7 +20,7 @@ from penstock.storage.coalesce import Coalescer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import Finished
 
 

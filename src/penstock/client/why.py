@@ -46,7 +46,7 @@ from penstock.core.lifecycle import TERMINAL, State
 
 if TYPE_CHECKING:
     from penstock.core.job import Job
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
 
 
 async def explain(storage: Storage, job: Job) -> Reason:

@@ -19,7 +19,7 @@ from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome
 from penstock.core.text import get_logger
 from penstock.errors import StorageError
 from penstock.spark.store import Store
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Held, Report, Settlement
 
 logger = get_logger("penstock.spark")

@@ -20,7 +20,7 @@ from penstock.spark.cells import Builder, Column, instants, plain
 from penstock.spark.options import ReadOptions
 from penstock.spark.schemas import EVENTS
 from penstock.spark.store import Store
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Gap
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from penstock.core.names import check_queue
 from penstock.errors import InvalidInput
 from penstock.spark.store import Store, url_for_executors
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 
 _Verb: TypeAlias = Literal["retry", "cancel"]
 

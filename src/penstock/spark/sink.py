@@ -25,7 +25,7 @@ from penstock.spark.errors import BadRow
 from penstock.spark.options import WriteOptions, namespace_of
 from penstock.spark.rows import Layout, Refused, new_jobs
 from penstock.spark.store import Store
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Settlement, Take
 
 

@@ -42,7 +42,7 @@ from penstock.spark.eventreads import (
 from penstock.spark.options import ReadOptions
 from penstock.spark.schemas import EVENTS, JobBuilder
 from penstock.spark.store import Store
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 
 _CHUNK: Final = 1000
 _ENDS: Final[Mapping[str, frozenset[str]]] = {

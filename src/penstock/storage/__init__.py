@@ -1,8 +1,8 @@
-"""Where jobs are kept: the contract (``base``) and the engines that fulfil it."""
+"""Where jobs are kept: the contract (``contract``) and the engines that fulfil it."""
 
 from __future__ import annotations
 
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.registry import EngineFactory, open_storage, register_engine
 
 __all__ = ["EngineFactory", "Storage", "open_storage", "register_engine"]

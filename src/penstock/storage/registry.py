@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any, Final, TypeAlias
 
 from penstock.errors import InvalidOption
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 
 EngineFactory: TypeAlias = Callable[..., Storage]
 """Called with the URL and the options of ``open_storage``; makes the storage without connecting."""

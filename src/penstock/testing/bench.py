@@ -22,13 +22,13 @@ from penstock.testing.record import Ran, RunOutcome, arguments_of
 from penstock.worker.events import event_name
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import Run
-from penstock.worker.session import make_executor, make_plans
+from penstock.worker.session import make_executor, make_handlers
 from penstock.worker.slots import ServedQueue
 
 if TYPE_CHECKING:
     from penstock.client.middleware import EnqueueChain
     from penstock.core.job import Enqueued, NewJob
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.testing.stub import Stub
     from penstock.worker.context import JobContext
     from penstock.worker.middleware import CallNext
@@ -207,10 +207,10 @@ class Bench:
         self._served_queues: dict[str, ServedQueue] = {}
         self._reporter = Reporter(storage, asyncio.get_running_loop())
         layers = (self._note_errors, *worker.options.middleware, self._use_stubs)
-        self._plans = make_plans(worker, layers)
+        self._handlers = make_handlers(worker, layers)
         self._executor = make_executor(
             worker,
-            self._plans,
+            self._handlers,
             reporter=self._reporter,
             finished=self._end,
             freed=self._end_lost,
@@ -238,7 +238,7 @@ class Bench:
         """Run leases to their outcomes, all at once, settle them in order, and say what became of them."""
         now, served = time.monotonic(), self._served(queue)
         runs = [self._executor.prepare(served, lease, now) for lease in leases]
-        self._worker.tally.started(runs)
+        self._worker.recorder.started(runs)
         for run in runs:
             self._over[run] = asyncio.get_running_loop().create_future()
         try:
@@ -274,7 +274,7 @@ class Bench:
     async def _until_over(self, runs: Sequence[Run]) -> None:
         await asyncio.sleep(0)
         while going := [run for run in runs if not self._over[run].done()]:
-            self._plans.hurry()  # no more jobs will come: a batch begins with those that have joined it
+            self._handlers.hurry()  # no more jobs will come: a batch begins with those that have joined it
             await asyncio.wait([self._over[run] for run in going], timeout=_BEAT_S)
             await self._beat([run for run in going if not self._over[run].done()])
 
@@ -294,11 +294,11 @@ class Bench:
         outcome, lease = run.outcome, run.lease
         error = self._errors.pop(lease.token, None)
         if outcome is None:
-            self._worker.tally.stalled(run)
+            self._worker.recorder.stalled(run)
             return self._ran(run, "stalled", None, error)
         settlement = Settlement(lease.id, lease.token, outcome)
         [answer] = (await self._storage.settle(run.served.name, [settlement])).answers
-        self._worker.tally.settled([run], [answer])
+        self._worker.recorder.settled([run], [answer])
         name = event_name(run, answer.state) if answer.applied else "stalled"
         return self._ran(run, cast(RunOutcome, name), answer.state, error)
 

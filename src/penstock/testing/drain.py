@@ -19,7 +19,7 @@ from penstock.testing.record import Ran
 
 if TYPE_CHECKING:
     from penstock.core.job import Job, Lease
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.testing.bench import Bench
     from penstock.testing.record import Recorder
     from penstock.worker.worker import Worker

@@ -28,7 +28,7 @@ from penstock.worker.options import WorkerOptions
 
 if TYPE_CHECKING:
     from penstock.client.task import Task
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import Counts
     from penstock.testing.sync import SyncHarness
 

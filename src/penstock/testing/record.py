@@ -22,7 +22,7 @@ from penstock.storage.values import Counts
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.task import Task
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
 
 
 Match: TypeAlias = "Callable[[Recorded], bool]"

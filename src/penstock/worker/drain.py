@@ -11,7 +11,7 @@ from penstock.core.job import Job
 from penstock.core.lifecycle import OPEN, State
 from penstock.core.text import get_logger
 from penstock.errors import StorageError
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.worker.slots import ServedQueue
 
 logger = get_logger("penstock.worker")

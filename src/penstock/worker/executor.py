@@ -22,7 +22,7 @@ from penstock.core.verdict import Abort, Undecodable, aborted, failed, final_fai
 from penstock.errors import PayloadTooLarge, SerializationError, StorageError, Unrecoverable, WaitForChildren
 from penstock.worker.context import current_run
 from penstock.worker.deadlines import Deadlines
-from penstock.worker.handlers import Plans
+from penstock.worker.handlers import Handlers
 from penstock.worker.middleware import AfterHooks
 from penstock.worker.reporter import Reporter
 from penstock.worker.run import EncodedResult, Run
@@ -32,7 +32,7 @@ from penstock.worker.slots import ServedQueue
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.task import Task
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
 
 
 async def with_results(storage: Storage, queue: str, lease: Lease, task: Task[..., Any]) -> Lease:
@@ -96,7 +96,7 @@ class Executor:
         self,
         app: App,
         *,
-        plans: Plans,
+        handlers: Handlers,
         after: AfterHooks | None,
         reporter: Reporter,
         finished: Callable[[Run], None],
@@ -106,8 +106,8 @@ class Executor:
     ) -> None:
         self._backoffs = app.backoffs
         self._tasks = app.tasks
-        self._plans = plans
-        self._by_task = plans.by_task
+        self._handlers = handlers
+        self._by_task = handlers.by_task
         self._reporter = reporter
         self._after = after
         self._late: set[asyncio.Task[None]] = set()
@@ -124,7 +124,7 @@ class Executor:
     def prepare(self, served: ServedQueue, lease: Lease, now: float) -> Run:
         """The run of a lease, not yet begun."""
         task = lease.options.task
-        return Run(lease, served, self._by_task.get(task) or self._plans.make(served.name, task), now)
+        return Run(lease, served, self._by_task.get(task) or self._handlers.make(served.name, task), now)
 
     def start(self, run: Run) -> None:
         """Begin a run; there must be a free slot. The handler may be over, and ``finished`` called, on return."""
@@ -140,7 +140,7 @@ class Executor:
         if run.outcome is not None or run.abort is not None:
             return
         run.abort = reason
-        match run.plan.runner:
+        match run.handler.runner:
             case "async":
                 assert run.aio_task is not None
                 # Not at once: a task cancelled before its first step would end without a word.
@@ -171,7 +171,7 @@ class Executor:
     def close(self) -> None:
         """Let go of threads and processes."""
         self._deadlines.close()
-        self._plans.close()
+        self._handlers.close()
 
     async def _run(self, run: Run) -> None:
         current_run.set(run)
@@ -182,7 +182,7 @@ class Executor:
             else:
                 if run.lease.extras is not None and run.lease.extras.passes:
                     await self._pass_results(run)
-                result = await run.plan.call(run)
+                result = await run.handler.call(run)
                 if self._after is None or run.stuck:
                     outcome = self._returned(run, result)
                 else:
@@ -259,7 +259,7 @@ class Executor:
         if run.abort is not None and (run.saw_abort or run.abort is Abort.LOST):
             return self._aborted(run)
         try:
-            data = result.data if type(result) is EncodedResult else run.plan.encode(result)
+            data = result.data if type(result) is EncodedResult else run.handler.encode(result)
         except SerializationError as error:
             run.error = error
             return final_failure(error)
@@ -293,12 +293,12 @@ class Executor:
         """The result as the handler returned it, even if it did so in another process."""
         if type(result) is not EncodedResult:
             return result
-        return self._tasks[run.plan.task].source.decode_result(result.data)
+        return self._tasks[run.handler.task].source.decode_result(result.data)
 
     def _failed(self, run: Run, error: BaseException) -> Outcome | None:
         if run.abort is not None:
             return self._aborted(run)
-        task = self._tasks.get(run.plan.task)
+        task = self._tasks.get(run.handler.task)
         final = run.discarded or (task is not None and not is_retried(error, task.retry_on))
         return failed(error, run.lease, discarded=final, backoffs=self._backoffs)
 
@@ -329,7 +329,7 @@ def _logged(run: Run, error: BaseException, outcome: Fail) -> BaseException:
     if isinstance(error, Undecodable) and error.__cause__ is not None:
         return error.__cause__
     # Of a command, the traceback shows only how the worker runs commands.
-    return error.with_traceback(None) if run.plan.task == COMMAND_TASK else error
+    return error.with_traceback(None) if run.handler.task == COMMAND_TASK else error
 
 
 async def _checked_wait(run: Run) -> BaseException:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 from penstock.core.job import Lease
 from penstock.core.text import get_logger
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settlement, Take
 from penstock.worker import recovery
 from penstock.worker.run import Run

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from penstock.core.text import get_logger
 from penstock.errors import StorageError
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Extended, Held
 from penstock.worker.run import Run
 from penstock.worker.slots import ServedQueue

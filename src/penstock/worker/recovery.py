@@ -11,7 +11,7 @@ from penstock.core.outcome import Release
 from penstock.core.text import get_logger
 from penstock.core.verdict import final_failure
 from penstock.errors import StorageError, StorageUnavailable
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Held, Settled, Settlement
 from penstock.worker.run import Run
 from penstock.worker.slots import ServedQueue

@@ -14,14 +14,14 @@ import msgspec
 
 from penstock.core.text import get_logger
 from penstock.errors import LeaseLost, StorageError
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Report
 
 if TYPE_CHECKING:
     from penstock.worker.run import Run
 
 
-class Words(msgspec.Struct, frozen=True, tag=True):
+class JobUpdate(msgspec.Struct, frozen=True, tag=True):
     """Progress as JSON, a log line, a new payload, what was used in millionths; ``None`` where nothing was said.
 
     ``log_skipped`` is the number of lines that were printed before the log line and are not reported.
@@ -77,7 +77,7 @@ class Reporter:
         self._answered = 0
         self._sending: asyncio.Task[None] | None = None
 
-    def add(self, run: Run, words: Words) -> Receipt:
+    def add(self, run: Run, words: JobUpdate) -> Receipt:
         """Note a report, to be sent as soon as the one before it has been answered."""
         report = Report(
             run.lease.id,

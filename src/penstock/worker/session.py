@@ -1,4 +1,4 @@
-"""What a worker runs jobs with: plans and executor, wired for a shift and for a test alike."""
+"""What a worker runs jobs with: handlers and executor, wired for a shift and for a test alike."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.core.names import ref_of
 from penstock.core.text import get_logger
 from penstock.core.verdict import Abort
 from penstock.errors import StorageError
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import DueScheduler
 from penstock.worker import recovery
 from penstock.worker.deadlines import PATIENCE_S
 from penstock.worker.drain import DrainWatch
 from penstock.worker.executor import Executor
 from penstock.worker.fetcher import Fetcher
-from penstock.worker.handlers import Plans
+from penstock.worker.handlers import Handlers
 from penstock.worker.health import Health, Watchdog, describe, examine
 from penstock.worker.heartbeat import Heartbeat, HeartbeatThread, Notice
 from penstock.worker.middleware import AfterHooks
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from penstock.worker.worker import Worker
 
 
-def make_plans(worker: Worker, middleware: Sequence[Middleware], *, unknown_after_ms: int = 0) -> Plans:
+def make_handlers(worker: Worker, middleware: Sequence[Middleware], *, unknown_after_ms: int = 0) -> Handlers:
     """How this worker's jobs are run, with threads and processes of its own."""
-    return Plans(
+    return Handlers(
         worker.app,
-        handlers=worker.handlers,
+        queue_handlers=worker.handlers,
         middleware=middleware,
         threads=ThreadRunner(worker.options.threads),
         processes=ProcessRunner(worker.options.child_processes),
@@ -55,25 +55,25 @@ def make_plans(worker: Worker, middleware: Sequence[Middleware], *, unknown_afte
 
 def make_executor(
     worker: Worker,
-    plans: Plans,
+    handlers: Handlers,
     *,
     reporter: Reporter,
     finished: Callable[[Run], None],
     freed: Callable[[], None],
     interrupts: bool = True,
 ) -> Executor:
-    """An executor with the worker's hooks; it closes ``plans`` when it is closed."""
+    """An executor with the worker's hooks; it closes ``handlers`` when it is closed."""
     hooks = worker.options.after_execution
     # None without hooks: then runs do not even ask.
-    after = AfterHooks(hooks, lambda e, run: worker.tally.error(e, queue=run.served.name)) if hooks else None
+    after = AfterHooks(hooks, lambda e, run: worker.recorder.error(e, queue=run.served.name)) if hooks else None
     return Executor(
         worker.app,
-        plans=plans,
+        handlers=handlers,
         after=after,
         reporter=reporter,
         finished=finished,
         freed=freed,
-        stuck=worker.tally.stuck,
+        stuck=worker.recorder.stuck,
         interrupts=interrupts,
     )
 
@@ -117,7 +117,7 @@ class WorkerSession:
             interrupt_at=lambda: worker.interrupt_at,
         )
         self._thread = HeartbeatThread(self._connect_apart, self._duties)
-        self.plans = make_plans(
+        self.handlers = make_handlers(
             worker, self.options.middleware, unknown_after_ms=self.options.unknown_after_ms
         )
         self.fetcher = self._make_fetcher()
@@ -125,7 +125,7 @@ class WorkerSession:
         self._drain = DrainWatch(
             storage,
             self._served_queues,
-            drained=lambda queue: worker.tally.tell("drained", queue=queue),
+            drained=lambda queue: worker.recorder.emit("drained", queue=queue),
             ended=worker.end_burst if self.options.burst else None,
         )
 
@@ -139,8 +139,8 @@ class WorkerSession:
             lease_ms=self.options.lease_ms,
             concurrency=self.options.concurrency,
             limits=self._make_limits(),
-            started=self.worker.tally.started,
-            settled=self.worker.tally.settled,
+            started=self.worker.recorder.started,
+            settled=self.worker.recorder.settled,
             dried=self._dried,
             failed=self._failed,
             recovered=self._recovered,
@@ -162,7 +162,7 @@ class WorkerSession:
             served.reporter, served.app = reporter, self.worker.app
         return make_executor(
             self.worker,
-            self.plans,
+            self.handlers,
             reporter=reporter,
             finished=self.fetcher.finished,
             freed=self._freed,
@@ -234,7 +234,7 @@ class WorkerSession:
             try:
                 if answer == "lost":
                     self.fetcher.forget(run)
-                    self.worker.tally.stalled(run)
+                    self.worker.recorder.stalled(run)
                     self.executor.abort(run, Abort.LOST)
                 else:
                     self.executor.abort(run, Abort.CANCEL if answer == "cancel" else Abort.EXPIRED)
@@ -254,12 +254,12 @@ class WorkerSession:
             said = str(error).rstrip(".")
             logger.warning("queue %s: %s; trying again until the store answers", served.name, said)
         self.failing[served.name] = error
-        self.worker.tally.error(error, queue=served.name)
+        self.worker.recorder.error(error, queue=served.name)
 
     def _recovered(self, served: ServedQueue) -> None:
         self.failing.pop(served.name, None)
         logger.info("queue %s: the store answers again", served.name)
-        self.worker.tally.tell("reconnected", queue=served.name)
+        self.worker.recorder.emit("reconnected", queue=served.name)
 
     # From clocking in to clocking out
 
@@ -284,7 +284,7 @@ class WorkerSession:
         self.fetcher.stop_claiming()
         self.hurry(grace_ms)
         if grace_ms:
-            self.plans.hurry()
+            self.handlers.hurry()
         await self._until_idle(lambda: self._deadline)
         await self._hand_back()
         settled_by = time.monotonic() + _SETTLE_S

@@ -21,7 +21,7 @@ from penstock.core.names import check_queue
 from penstock.core.text import get_logger, log_to_stderr
 from penstock.core.units import Duration, describe, milliseconds
 from penstock.errors import StorageError
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.values import Swept
 
 _deathwatch_logger = get_logger("penstock.worker")

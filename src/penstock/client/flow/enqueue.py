@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.codec import JobCodec
     from penstock.client.session import Session
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import AttachAnswer
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.client.handle import JobHandle
     from penstock.core.flow import DependencyRecord
     from penstock.core.job import Policy
-    from penstock.storage.base import Storage
+    from penstock.storage.contract import Storage
     from penstock.storage.values import CancelAnswer, RetryAnswer
 
 

@@ -25,7 +25,7 @@ from penstock.spark.history.state import BronzeState, EpochChange, Loss, Place, 
 from penstock.spark.options import ReadOptions
 from penstock.spark.schemas import EVENTS
 from penstock.spark.store import Store
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 
 _TELLING = ("type", "id", "incarnation", "token", "run", "worker")
 

@@ -48,7 +48,7 @@ from penstock.storage.values import (
 
 
 class SqliteStorage(Operating, Reading):
-    """One namespace of one database. See ``storage.base.Storage`` for what each verb promises."""
+    """One namespace of one database. See ``storage.contract.Storage`` for what each verb promises."""
 
     def __init__(self, address: Address) -> None:
         self.url = address.shown

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from penstock.core.job import staged_at_ms
 from penstock.core.lifecycle import EventType, State
 from penstock.errors import InvalidOption
-from penstock.storage.operating import jobs_active
+from penstock.storage.contract import jobs_active
 from penstock.storage.sqlite import flows, groups
 from penstock.storage.sqlite.job_verbs import retry_in_order
 from penstock.storage.sqlite.queuerow import USES_STAGED

@@ -72,7 +72,7 @@ _CHECK_WEIGHT = 1_000_000
 
 
 class Operating(Verbs):
-    """Mixed into the engine. See ``storage.operating`` for what each verb promises."""
+    """Mixed into the engine. See ``storage.contract`` for what each verb promises."""
 
     # Jobs
 
@@ -228,7 +228,7 @@ class Operating(Verbs):
 
 
 class Reading(Verbs):
-    """Mixed into the engine. See ``storage.reading`` for what each verb promises."""
+    """Mixed into the engine. See ``storage.contract`` for what each verb promises."""
 
     def __init__(self) -> None:
         self._news_seen: dict[tuple[str, str], int] = {}

@@ -15,7 +15,7 @@ from penstock.core.job import Dependency, Dependent, Enqueued, NewJob, Policy
 from penstock.core.lifecycle import State
 from penstock.core.names import check_namespace
 from penstock.errors import InvalidOption, PenstockError, StorageError, StorageRefused
-from penstock.storage.base import Storage
+from penstock.storage.contract import Storage
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.client import ClientRouter
 from penstock.storage.valkey.codec import encode_after, encode_jobs

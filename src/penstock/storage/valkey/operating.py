@@ -13,8 +13,8 @@ from penstock.core.job import staged_at_ms
 from penstock.core.lifecycle import State
 from penstock.core.limits import Bucket, GroupState, Limit, LimitsOfQueue, Rate
 from penstock.errors import StorageDamaged
+from penstock.storage.contract import jobs_active
 from penstock.storage.metrics import KeptBudget, flow_scope, read_usage
-from penstock.storage.operating import jobs_active
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.jobs import parse_header, stored_options
 from penstock.storage.valkey.outbox import Courier
