@@ -280,11 +280,16 @@ class Retry(Verdict):
     def __init__(
         self,
         message: str | BaseException = "",
-        *,
+        *unnamed: Never,
         delay: timedelta | str | float | None = None,
         at: datetime | None = None,
         **other: Never,
     ) -> None:
+        if unnamed:
+            raise TypeError(
+                f"Retry takes one message, got {len(unnamed) + 1} arguments. "
+                "Give the delay by name: Retry('busy', delay='5s')."
+            )
         for name in other:
             raise TypeError(
                 f"Retry takes no argument {name!r}. {_INSTEAD_OF.get(name, 'Use delay=... or at=....')}"

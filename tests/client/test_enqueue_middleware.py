@@ -269,3 +269,33 @@ async def test_a_layer_cannot_answer_for_a_flow_itself(app: App) -> None:
     with pytest.raises(InvalidOption, match="without passing them on"):
         await chain(step.job(1), step.partial()).enqueue()
     assert await app.queue("default").open() == 0
+
+
+async def test_a_layer_changes_headers_group_and_cost(memory_app: App) -> None:
+    @memory_app.enqueue_middleware
+    async def traced(call: EnqueueCall, call_next: Any) -> Any:
+        return await call_next(call.changed(headers={"trace": "1"}, priority=3))
+
+    job = await (await memory_app.queue("mail").enqueue("x", group="ada")).get()
+    assert (job.headers, job.group, job.priority) == ({"trace": "1"}, "ada", 3)
+
+
+async def test_a_field_that_jobs_do_not_have_is_refused() -> None:
+    call = EnqueueCall("mail", (NewJob("a"),))
+    with pytest.raises(InvalidOption, match=r"has no option 'heders'\. Did you mean 'headers'"):
+        call.changed(heders={})
+
+
+def _plain(call: Any, call_next: Any) -> Any: ...
+
+
+async def _of_one(call: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"), [(_plain, "is not a coroutine function"), (_of_one, "must take two arguments")]
+)
+def test_a_middleware_that_cannot_work_is_refused_when_it_is_registered(layer: Any, said: str) -> None:
+    for register in (App("memory://").middleware, App("memory://").enqueue_middleware):
+        with pytest.raises(InvalidOption, match=f"{said}.*Give async def f"):
+            register(layer)

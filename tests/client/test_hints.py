@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import App, FlowHandle, InvalidOption, JobHandle, Queue, State, group
+from penstock import App, FlowHandle, InvalidOption, JobContext, JobHandle, Queue, State, group
 from penstock.client.flow.handle import SyncFlowHandle
 from penstock.client.flow.parts import Whole
 from penstock.client.hints import ATTRIBUTES, MODULE, OTHER_WAY, SAME_OPTION, SAME_STATE, Kind
 from penstock.client.options import DISPATCH, TASK
 from penstock.client.task import Task
+from penstock.core.job import Lease, Options
 
 app: Any = App("memory://")
 
@@ -23,6 +24,8 @@ def send(to: str, copies: int = 1) -> str:
     return to * copies
 
 
+_lease = Lease("a", 1, 1, 1, 0, 0, b"", Options(), 0, 0, 0)
+_link: Any = None
 _flow: Any = group([send.job("ada")])
 _flow_handle = app.flow("mail/a")
 FORMS: dict[Kind, dict[str, Any]] = {
@@ -34,6 +37,7 @@ FORMS: dict[Kind, dict[str, Any]] = {
     },
     "app": {"app": app, "sync app": app.sync},
     "job": {"handle": app.job("mail/a"), "sync handle": app.sync.job("mail/a")},
+    "job context": {"context": JobContext(_lease, "mail", _link)},
     "job spec": {"job": send.job("ada")},
     "queue": {"queue": app.queue("mail"), "sync queue": app.queue("mail").sync},
     "flow": {"flow": _flow, "sync flow": _flow.sync},
@@ -68,7 +72,7 @@ FORMS: dict[Kind, dict[str, Any]] = {
         ),
         (
             lambda: app.task(retry_backoff=True),
-            "a task has no option 'retry_backoff'. Use backoff=\"exponential\", or a duration.",
+            "a task has no option 'retry_backoff'. Use backoff=Exponential.of(base=1, cap=600, jitter=1).",
         ),
         (
             lambda: send.options(serializer="json"),
@@ -93,6 +97,43 @@ FORMS: dict[Kind, dict[str, Any]] = {
         (
             lambda: app.task(id="a"),
             "a task has no option 'id'. It belongs to single jobs: task.options(id=...).",
+        ),
+        (
+            lambda: app.task(cron="* * * * *"),
+            "a task has no option 'cron'. Use @app.scheduled(cron=...) above @app.task.",
+        ),
+        (
+            lambda: App(task_time_limit=30),  # type: ignore[call-arg]
+            "an app has no option 'task_time_limit'. Use 'timeout' instead.",
+        ),
+        (
+            lambda: App(task_serializer="json"),  # type: ignore[call-arg]
+            "an app has no option 'task_serializer'. Use 'serde' instead.",
+        ),
+        (
+            lambda: App(worker_prefetch_multiplier=1),  # type: ignore[call-arg]
+            "an app has no option 'worker_prefetch_multiplier'. A worker claims only what it can run: leave it out.",
+        ),
+        (
+            lambda: app.task(bind=True, countdown=3),
+            "a task has no options 'bind', 'countdown'. 'bind': Annotate the first parameter with JobContext to get "
+            "the job. 'countdown': Use task.options(delay=...).",
+        ),
+        (
+            lambda: app.worker(pool="solo"),
+            "a worker has no option 'pool'. Each task has its own runner: @app.task(runner='process').",
+        ),
+        (
+            lambda: app.task(name="t", backoff="expo")(lambda: None),
+            "backoff='expo' is not valid. Did you mean 'exponential'?",
+        ),
+        (
+            lambda: app.dead_letter(lambda letter: None),
+            '@app.dead_letter needs the name of a queue: @app.dead_letter("mail").',
+        ),
+        (
+            lambda: app.scheduled(30),
+            "a schedule is given by name, got 30. Use @app.scheduled(every=30), or cron=....",
         ),
     ],
 )
@@ -122,8 +163,9 @@ def test_max_retries_is_an_option_here_too() -> None:
 @pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind in FORMS for form in FORMS[kind]])
 def test_an_attribute_of_another_queue_is_refused_with_ours(kind: Kind, form: str) -> None:
     for name, hint in ATTRIBUTES[kind].items():
-        with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}. {hint}")):
+        with pytest.raises(AttributeError, match=re.escape(f"has no attribute {name!r}. {hint}")) as caught:
             getattr(FORMS[kind][form], name)
+        assert caught.value.obj is None, "Python would add a similar name to the hint"
 
 
 @pytest.mark.parametrize(("kind", "form"), [(kind, form) for kind in FORMS for form in FORMS[kind]])
@@ -196,6 +238,7 @@ async def test_arguments_of_another_queue_are_refused_with_ours() -> None:
     ("url", "said"),
     [
         ("shop", "An app has no name"),
+        ("sqlite://penstock.db", "Use three slashes for a relative path (sqlite:///penstock.db)"),
         ("amqp://guest@host//", "Penstock keeps jobs in SQLite or on a Valkey or Redis server"),
         ("redis+socket:///run/redis.sock", "Use redis+unix:///path/of/the/socket"),
     ],
@@ -231,3 +274,25 @@ def test_arguments_of_self_retry_are_refused_with_ours(argument: dict[str, Any],
     with pytest.raises(TypeError) as refused:
         penstock.Retry("busy", **argument)
     assert str(refused.value) == said
+
+
+def test_retry_takes_one_argument_by_position() -> None:
+    retry: Any = penstock.Retry
+    with pytest.raises(
+        TypeError, match=r"Retry takes one message, got 2 arguments.*Retry\('busy', delay='5s'\)"
+    ):
+        retry("5s", "busy")
+
+
+async def test_an_interval_is_given_to_schedule_by_name() -> None:
+    with pytest.raises(InvalidOption, match=r"Use app\.schedule\(name, job, every=30\)"):
+        await app.schedule("often", send.job("ada"), 30)
+
+
+def test_a_first_parameter_self_without_an_annotation_is_refused() -> None:
+    def greet(self, to: str) -> None: ...  # type: ignore[no-untyped-def]
+
+    with pytest.raises(
+        InvalidOption, match=r"the first parameter of .*greet is 'self'.*\(self: JobContext\)"
+    ):
+        app.task(greet)

@@ -194,7 +194,9 @@ async def test_a_result_of_another_type_is_a_serialization_error(app: App) -> No
         return 7
 
     async with working(app.queue("mail"), wrong):
-        with pytest.raises(SerializationError):
+        with pytest.raises(
+            SerializationError, match="the function returned 7, but its annotation says Receipt"
+        ):
             await send.options(wait="10s").call("ada")
 
 

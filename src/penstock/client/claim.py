@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 import msgspec
 
+from penstock.client.hints import Hinting
 from penstock.client.info import Child, add_children, read_children
 from penstock.core.job import EMPTY_EXTRAS, Extras, Lease, Policy
 from penstock.core.limits import amounts as in_millionths
@@ -48,10 +49,11 @@ class Signal(NamedTuple):
         return msgspec.json.decode(self.raw) if self.raw else None
 
 
-class LeasedJob:
-    """The part that a worker's ``JobContext`` and a ``ClaimedJob`` of one's own loop have in common."""
+class LeasedJob(Hinting):
+    """The fields that a worker's ``JobContext`` and a ``ClaimedJob`` share."""
 
     __slots__ = ("_lease",)
+    hints_for = "job context"
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease

@@ -12,6 +12,7 @@ There is no pickle: whoever can write to the store could then run code in the wo
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -56,8 +57,10 @@ class Serde(Protocol):
         ...
 
 
-# Types made on the fly must not pile up for ever.
+# Types made on the fly must not accumulate.
 _MOST_DECODERS: Final = 4096
+# msgspec names the type in this message, and so does ours.
+_UNSUPPORTED: Final = re.compile(r"Encoding objects of type .* is unsupported$")
 
 
 class _Msgspec:
@@ -127,14 +130,21 @@ class _Msgspec:
         return fitting[0]
 
     def _unencodable(self, value: Any, error: Exception) -> SerializationError:
+        kind = type(value).__qualname__
         if isinstance(error, RecursionError):
-            cause = "it contains itself, or is nested too deeply"
+            cause = ": it contains itself, or is nested too deeply"
         else:
             path, culprit = _find(value, self._fails) or ("$", value)
-            cause = f"{error} (at {path}, of type {type(culprit).__qualname__})"
+            if inspect.iscoroutine(culprit):
+                return SerializationError(
+                    f"a coroutine cannot be encoded as {self.name}: an `await` is missing before the call "
+                    f"that returned {shown(culprit.__qualname__)}."
+                )
+            cause = "" if _UNSUPPORTED.match(str(error)) else f": {error}"
+            cause += " (at $)" if path == "$" else f" (at {path}, of type {type(culprit).__qualname__})"
         return SerializationError(
-            f"a value of type {type(value).__qualname__} cannot be encoded as {self.name}: {cause}. "
-            "Use plain values, dataclasses, msgspec structs or pydantic models, or pass a serde of your own."
+            f"a value of type {kind} cannot be encoded as {self.name}{cause}. "
+            "Use plain values, dataclasses, msgspec structs or pydantic models, or pass a custom serde."
         )
 
     def _fails(self, value: Any) -> bool:
@@ -424,8 +434,22 @@ class JobCodec:
         try:
             return self.result_serde.decode(data or b"", self.result_type)
         except SerializationError as error:
+            if misfit := self._misfit(data, error):
+                raise misfit from error
             error.add_note(f"while reading a result of queue {self.queue!r}")
             raise
+
+    def _misfit(self, data: bytes | None, error: SerializationError) -> SerializationError | None:
+        """Return an error that shows the result, if it can be decoded without the type."""
+        try:
+            value = self.result_serde.decode(data or b"")
+        except SerializationError:
+            return None
+        name = getattr(self.result_type, "__qualname__", self.result_type)
+        return SerializationError(
+            f"the function returned {shown(value)}, but its annotation says {name} (queue {shown(self.queue)}): "
+            f"{error.__cause__}. Correct the return annotation, or the returned value."
+        )
 
 
 def too_large(what: str, data: bytes, limit: int) -> PayloadTooLarge:

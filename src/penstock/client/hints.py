@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["task", "app", "job", "job spec", "queue", "flow", "flow handle"]
+Kind: TypeAlias = Literal["task", "app", "job", "job context", "job spec", "queue", "flow", "flow handle"]
 
 SAME_OPTION: Final = {
     "countdown": "delay",
@@ -47,7 +47,7 @@ OTHER_WAY: Final = {
     "dont_autoretry_for": _RETRIES,
     "retry_when": _RETRIES,
     "throws": _RETRIES,
-    "retry_backoff": 'Use backoff="exponential", or a duration.',
+    "retry_backoff": "Use backoff=Exponential.of(base=1, cap=600, jitter=1).",
     "retry_backoff_max": "Use backoff=Exponential.of(cap=...).",
     "retry_jitter": "Use backoff=Exponential.of(jitter=...).",
     "backend": _ONE_STORE,
@@ -72,8 +72,28 @@ OTHER_WAY: Final = {
     "link_error": "Use @app.dead_letter(queue).",
     "on_success": "Use chain(first.job(...), next.partial()).",
     "on_failure": "Use @app.dead_letter(queue).",
+    "unique": "Use task.options(id=...) or task.options(dedup=...): a known id or key is not enqueued twice.",
+    "cron": "Use @app.scheduled(cron=...) above @app.task.",
+    "every": "Use @app.scheduled(every=...) above @app.task.",
 }
-"""Options of other queues that have no counterpart among ours, and what to do instead."""
+"""Options of other queues that have no counterpart here, and what to do instead."""
+
+_CLAIMS_LITTLE: Final = "A worker claims only what it can run: leave it out."
+WORKER_OPTIONS: Final[Mapping[str, str]] = {
+    "pool": "Each task has its own runner: @app.task(runner='process').",
+    "prefetch_multiplier": _CLAIMS_LITTLE,
+    "prefetch": _CLAIMS_LITTLE,
+    "autoscale": "A worker claims only what it can run: give concurrency and processes.",
+    "max_tasks_per_child": "Use a fresh process for each run: @app.task(runner='sandbox').",
+    "max_memory_per_child": "Use a fresh process for each run: @app.task(runner='sandbox', memory=...).",
+    "loglevel": "Use logging.getLogger('penstock').setLevel(...).",
+    "log_level": "Use logging.getLogger('penstock').setLevel(...).",
+    "time_limit": "Give it to the task: @app.task(timeout=...).",
+    "soft_time_limit": "Give it to the task: @app.task(timeout=...).",
+    "beat": "Every worker fires schedules: leave it out.",
+    "with_scheduler": "Every worker fires schedules: leave it out.",
+}
+"""Options of the workers of other queues, and what to do instead."""
 
 _ASK_STATE: Final = "Use job.refresh(), which returns the state."
 _SETTINGS: Final = "Give settings to App(...), and options of jobs to @app.task(...)."
@@ -133,6 +153,15 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "traceback": "Use job.get(), whose failure has the traceback.",
         "info": "Use job.get(), whose progress is what the task said last.",
         "task_id": "Use job.id, or job.ref to find the job again.",
+    },
+    "job context": {
+        "request": "The context has these fields: context.id, context.queue, context.task, context.headers.",
+        "retry": "Raise Retry(delay=...) in the function.",
+        "max_retries": "Use context.attempts, which is max_retries + 1.",
+        "retries": "Use context.failures.",
+        "update_state": "Use context.progress(...).",
+        "replace": "Use await context.add_children([...]) and raise WaitForChildren().",
+        "name": "Use context.task.",
     },
     "job spec": {
         "delay": "Use task.enqueue(...); a job of task.job(...) goes to enqueue_many, chain, group or chord.",
@@ -247,12 +276,26 @@ def option_hint(name: str, known: Collection[str], of_jobs: Collection[str]) -> 
     if option == "url":
         return _ONE_STORE
     if option is None:
-        return OTHER_WAY.get(name, "")
+        if hint := OTHER_WAY.get(name):
+            return hint
+        return _setting_hint(name, known, of_jobs)
     if option in known:
         return f"Use {option!r} instead."
     if option == "include":
         return "Name the modules that define tasks: App(include=[...])."
     return f"Use task.options({option}=...)." if option in of_jobs else f"Use @app.task({option}=...)."
+
+
+def _setting_hint(name: str, known: Collection[str], of_jobs: Collection[str]) -> str:
+    """Return a hint for a setting of Celery, such as ``task_time_limit`` or ``worker_prefetch_multiplier``."""
+    for prefix in ("task_", "worker_"):
+        if name.startswith(prefix):
+            option = name.removeprefix(prefix)
+            if option in known:
+                return f"Use {option!r} instead."
+            worker = WORKER_OPTIONS.get(option, "") if prefix == "worker_" else ""
+            return worker or option_hint(option, known, of_jobs)
+    return ""
 
 
 class Hinting:
@@ -266,7 +309,8 @@ class Hinting:
         def __getattr__(self, name: str) -> object:
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if hint := ATTRIBUTES[type(self).hints_for].get(name):
-                message += f". {hint}"
+                # Without the object, Python does not add the name of a similar attribute.
+                raise AttributeError(f"{message}. {hint}", name=name, obj=None)
             raise AttributeError(message, name=name, obj=self)
 
 

@@ -14,22 +14,29 @@ written. The first registered is the outermost.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
+from penstock.client.options import refuse_unknown
 from penstock.core.flow import Node
-from penstock.core.job import Enqueued, NewJob
-from penstock.core.text import shown
+from penstock.core.job import EMPTY_EXTRAS, Enqueued, NewJob
+from penstock.core.text import get_logger, shown
 from penstock.core.units import describe_size
 from penstock.errors import InvalidOption, PayloadTooLarge
 
 if TYPE_CHECKING:
-    from penstock.worker.middleware import AfterExecution, Hook, Middleware
+    from penstock.worker.context import JobContext
+    from penstock.worker.middleware import AfterExecution, CallNext, Hook, Middleware
 
 
 Answers: TypeAlias = Sequence[Enqueued]
+_EXTRAS: Final = frozenset({"group", "cost", "headers"})
+_FIELDS: Final = _EXTRAS.union(NewJob.__struct_fields__)
+_log = get_logger("penstock.worker")
 
 
 class EnqueueCall(msgspec.Struct, frozen=True):
@@ -39,8 +46,23 @@ class EnqueueCall(msgspec.Struct, frozen=True):
     jobs: tuple[NewJob, ...]
 
     def changed(self, **fields: Any) -> EnqueueCall:
-        """The same call, with these fields of ``NewJob`` set in every job."""
-        return self.each(lambda job: msgspec.structs.replace(job, **fields))
+        """Return the same call with these fields set in every job.
+
+        Fields are those of ``NewJob``, such as ``payload`` (bytes), ``priority``, ``delay_ms``, ``ttl_ms`` and
+        ``options``, and of its extras: ``group``, ``cost`` and ``headers``, which replace the headers of the job.
+
+        Raises:
+            InvalidOption: a field that jobs do not have.
+        """
+        refuse_unknown(fields, _FIELDS, where="a job in an enqueue middleware")
+        extras = {name: fields.pop(name) for name in _EXTRAS & fields.keys()}
+
+        def change(job: NewJob) -> NewJob:
+            if extras:
+                fields["extras"] = msgspec.structs.replace(job.extras or EMPTY_EXTRAS, **extras)
+            return msgspec.structs.replace(job, **fields)
+
+        return self.each(change)
 
     def each(self, change: Callable[[NewJob], NewJob]) -> EnqueueCall:
         """The same call, with ``change(job)`` in the place of every job."""
@@ -61,11 +83,8 @@ class EnqueueChain:
         self._max_payload = max_payload
 
     def add(self, layer: EnqueueMiddleware) -> None:
-        """Inside those that are there. Raises ``InvalidOption`` for what cannot be called."""
-        if not callable(layer):
-            raise InvalidOption(
-                f"enqueue_middleware={shown(layer)} cannot be called. Give async def f(call, call_next)."
-            )
+        """Add an innermost layer. Raise ``InvalidOption`` unless it is a coroutine function of two parameters."""
+        check_layer(layer, what="enqueue_middleware", form="async def f(call, call_next)")
         self.layers.append(layer)
 
     async def enqueue(
@@ -151,6 +170,51 @@ def _around(layer: EnqueueMiddleware, inner: EnqueueNext) -> EnqueueNext:
 # What an app lets its user put around its work: around enqueues and runs, and at both ends of a worker.
 
 
+def check_layer(layer: object, *, what: str, form: str) -> None:
+    """Raise ``InvalidOption`` unless ``layer`` is a coroutine function that can be called with two arguments."""
+    if not callable(layer):
+        raise InvalidOption(f"{what}={shown(layer)} cannot be called. Give {form}.")
+    function: Any = layer
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not inspect.isroutine(function):  # an object that can be called
+        function = type(function).__call__
+    if not inspect.iscoroutinefunction(function):
+        raise InvalidOption(f"{what}={shown(layer)} is not a coroutine function. Give {form}.")
+    try:
+        inspect.signature(layer).bind(None, None)
+    except TypeError as error:
+        raise InvalidOption(f"{what}={shown(layer)} must take two arguments: {error}. Give {form}.") from None
+
+
+def _watched(layer: Middleware) -> Middleware:
+    """Return ``layer`` with a warning for the first run that it completes without ``call_next``."""
+    has_warned = False
+
+    async def watched(context: JobContext, call_next: CallNext) -> Any:
+        nonlocal has_warned
+        has_called = False
+
+        def note_call() -> Awaitable[Any]:
+            nonlocal has_called
+            has_called = True
+            return call_next()
+
+        result = await layer(context, note_call)
+        if not has_called and not has_warned:
+            has_warned = True
+            _log.warning(
+                "The middleware %s completed job %r without calling call_next: the task did not run. "
+                "Add `return await call_next()`, unless you skip runs on purpose",
+                getattr(layer, "__qualname__", layer),
+                context.id,
+            )
+        return result
+
+    return watched
+
+
 class AppHooks:
     """``App`` has all of this. Each method gives back what it was given, so that it may be a decorator."""
 
@@ -178,7 +242,8 @@ class AppHooks:
 
         The first registered is the outermost; those given to a worker are inside.
         """
-        self.middlewares.append(layer)
+        check_layer(layer, what="middleware", form="async def f(context, call_next)")
+        self.middlewares.append(_watched(layer))
         return layer
 
     def enqueue_middleware(self, layer: EnqueueMiddleware) -> EnqueueMiddleware:

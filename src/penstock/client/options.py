@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Required, TypeAlias, TypedDict, cast
 import msgspec
 
 from penstock.client.codec import Serde
-from penstock.client.hints import option_hint
+from penstock.client.hints import WORKER_OPTIONS, option_hint
 from penstock.client.optionvalues import PLACEMENT_PARSERS, TREATMENT_PARSERS
 from penstock.core.dedup import Dedup
 from penstock.core.job import EMPTY_EXTRAS, Conflict, Dependency, Extras, Options, Policy
@@ -162,13 +162,19 @@ PLACEMENT: Final = frozenset(Placement.__annotations__)
 
 
 def refuse_unknown(given: Iterable[str], known: Collection[str], *, where: str) -> None:
-    """Raise ``InvalidOption`` for the first name that is not ``known``, with what to write instead."""
-    for name in given:
-        if name not in known:
-            raise InvalidOption(f"{where} has no option {shown(name)}. {_instead(name, known)}")
+    """Raise ``InvalidOption`` that names all options which are not ``known``, with what to write instead."""
+    unknown = [name for name in given if name not in known]
+    if not unknown:
+        return
+    if len(unknown) == 1:
+        raise InvalidOption(f"{where} has no option {shown(unknown[0])}. {_instead(unknown[0], known)}")
+    remedies = " ".join(f"{shown(name)}: {_instead(name, known)}" for name in unknown)
+    raise InvalidOption(f"{where} has no options {', '.join(map(shown, unknown))}. {remedies}")
 
 
 def _instead(name: str, known: Collection[str]) -> str:
+    if "concurrency" in known and (hint := WORKER_OPTIONS.get(name)):
+        return hint
     # A search, a schedule or a table has options of its own, which the words of other queues do not mean.
     is_about_jobs = "attempts" in known
     if is_about_jobs and (hint := option_hint(name, known, DISPATCH)):

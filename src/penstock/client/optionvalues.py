@@ -13,7 +13,7 @@ from typing import Any, Final
 from penstock.core.dedup import Dedup
 from penstock.core.job import STAGED_FROM_MS, Conflict, Policy
 from penstock.core.names import check_consumer, check_group, check_id, check_queue
-from penstock.core.retry import parse_backoff
+from penstock.core.retry import Backoff, parse_backoff
 from penstock.core.text import check_text, shown
 from penstock.core.units import MAX_MS, milliseconds
 from penstock.errors import InvalidOption
@@ -99,6 +99,12 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _backoff(value: Any) -> Backoff:
+    if isinstance(value, str) and value != "exponential" and value.lower().startswith("exp"):
+        raise InvalidOption(f"backoff={shown(value)} is not valid. Did you mean 'exponential'?")
+    return parse_backoff(value)
+
+
 def _headers(name: str, value: Any) -> dict[str, str] | None:
     if not isinstance(value, Mapping):
         raise InvalidOption(f"{name}={shown(value)} is not valid. Give a mapping of names to texts.")
@@ -175,7 +181,7 @@ def _conflict(name: str, value: Any) -> Conflict:
 TREATMENT_PARSERS: Final[Mapping[str, tuple[str, Any]]] = {
     "attempts": ("attempts", _count(1)),
     "max_retries": ("attempts", lambda name, value: whole_number(name, value, least=0, most=_INT32 - 1) + 1),
-    "backoff": ("backoff", lambda name, value: parse_backoff(value)),
+    "backoff": ("backoff", lambda name, value: _backoff(value)),
     "timeout": ("timeout_ms", _limit),
     "max_stalls": ("max_stalls", _count(0)),
     "result_ttl": ("result_ttl_ms", _kept),

@@ -291,9 +291,7 @@ class AppSchedulers:
             )
         return await put_scheduler(await self.connect(), job.queue, name, schedule=schedule, job=job.job)
 
-    def scheduled(
-        self, *unnamed: Never, name: str | None = None, **when: Unpack[When]
-    ) -> Callable[[S], S]:
+    def scheduled(self, *unnamed: Never, name: str | None = None, **when: Unpack[When]) -> Callable[[S], S]:
         """Decorates a task that takes no arguments: ``@app.scheduled(cron="0 3 * * *")`` above ``@app.task``.
 
         A worker of the task's queue puts the scheduler in when it starts; it is called what the task is called.

@@ -333,10 +333,10 @@ def check_url(url: str) -> None:
         )
     if remedy := FOREIGN_STORES.get(scheme.lower()):
         raise InvalidOption(f"{scheme}:// is not a store of Penstock. {remedy}.")
-    if scheme.lower() == "sqlite" and (parts := urlsplit(url)).netloc and not parts.path.strip("/"):
+    if scheme.lower() == "sqlite" and urlsplit(url).netloc:
         raise InvalidOption(
-            f"{shown(url)} names no file. Use three slashes for a relative path (sqlite:///{parts.netloc}), "
-            "four for an absolute one (sqlite:////var/lib/penstock.db)."
+            f"{shown(url)} names no file. Use three slashes for a relative path (sqlite:///penstock.db), four for "
+            "an absolute one (sqlite:////var/lib/penstock.db)."
         )
 
 

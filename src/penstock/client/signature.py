@@ -85,6 +85,8 @@ class Signature:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         signature, hints = resolved(function)
         result_type = hints.pop("return")
+        if not takes_context:
+            _refuse_self(name, signature)
         context = _find_context(name, hints, takes_context=takes_context)
         payload = [p for p in signature.parameters.values() if p.name != context]
         _check_names(name, payload)
@@ -422,6 +424,15 @@ def _find_context(name: str, hints: Mapping[str, Any], *, takes_context: bool) -
             "where one is needed. Annotate exactly one parameter with JobContext."
         )
     return found[0] if found else None
+
+
+def _refuse_self(name: str, signature: inspect.Signature) -> None:
+    first = next(iter(signature.parameters.values()), None)
+    if first is not None and first.name == "self" and first.annotation is Parameter.empty:
+        raise InvalidOption(
+            f"the first parameter of {name} is 'self' without an annotation, so it would be an argument of the job. "
+            "Annotate it to get the job's context (self: JobContext), or remove it."
+        )
 
 
 def _check_names(name: str, payload: list[Parameter]) -> None:
