@@ -66,7 +66,7 @@ CAUSES: Final = (
         "flows",
         "parent",
         "children",
-        ("waits for 2 jobs to end", "flows/child-1"),
+        ("waits for 2 jobs to finish", "flows/child-1"),
         "`penstock why flows/child-1`",
     ),
     Cause(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -60,8 +61,8 @@ async def test_a_run_that_was_asked_to_stop_names_the_process_to_end(app: App) -
     await app.job("mail/a").cancel()
 
     reason = await app.job("mail/a").why()
-    assert "was asked to stop. A plain function goes on unless it looks at context.cancelled" in reason.text
-    assert "end worker w (process 4711 on box): the job is then cancelled" in reason.remedy
+    assert "was asked to stop. A plain function goes on unless it checks context.cancelled" in reason.text
+    assert "kill worker w (process 4711 on box): the job is then cancelled" in reason.remedy
 
 
 async def test_a_limit_that_a_lost_worker_holds_names_the_job_to_reset(app: App) -> None:
@@ -109,5 +110,73 @@ async def test_a_job_that_blocks_the_event_loop_is_named(app: App) -> None:
     assert reason.kind == "not consuming"
     assert said in reason.text
     assert "penstock cancel mail/hog" in reason.remedy
-    assert "end worker w (process 4711 on box)" in reason.remedy
+    assert "kill worker w (process 4711 on box)" in reason.remedy
     assert reason.jobs == ("mail/hog",)
+
+
+async def test_a_job_of_a_dead_worker_needs_another_worker(app: App) -> None:
+    storage, queue = await app.connect(), app.queue("mail")
+    await queue.limit(concurrency=1)
+    await queue.enqueue_many([1, 2], ids=["held", "behind"], task="send")
+    await alive(app, "mail")
+    await storage.claim("mail", Take("w", 1, 30_000))
+    await storage.shift_clock("mail", 120_000)
+
+    for id in ("held", "behind"):
+        reason = await app.job(f"mail/{id}").why()
+        assert "no other worker runs for queue mail, so the job stays active" in reason.text
+        assert reason.remedy == "Start one with `penstock worker MODULE:APP -q mail`."
+    await alive(app, "mail", "other")
+    reason = await app.job("mail/held").why()
+    assert "has been silent for 2m. Its lease ended at 20" in reason.text
+    assert (reason.until, "penstock reset mail/held" in reason.remedy) == (None, True)
+
+
+async def test_a_rate_that_waiting_jobs_hold_names_the_missing_worker(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.limit(group="*", rate="1/h")
+    await queue.enqueue_many([1, 2], ids=["first", "second"], group="acme inc")
+
+    assert (await app.job("mail/second").why()).kind == "no worker"
+    await alive(app, "mail")
+    reason = await app.job("mail/second").why()
+    assert reason.text == "Group acme inc has used up its rate, with 1 job ahead."
+    assert "`penstock limit set -q mail --group 'acme inc' --rate 2/h" in reason.remedy
+
+
+async def test_the_limit_of_one_group_keeps_the_other_bounds_of_every_group(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.limit(group="*", concurrency=1, rate="5/h")
+    await queue.enqueue_many([1, 2], ids=["first", "second"], group="acme")
+    await alive(app, "mail")
+    assert await queue.claim_one(worker="w") is not None
+
+    remedy = (await app.job("mail/second").why()).remedy
+    assert "--group acme --concurrency 2 --rate 5/h" in remedy
+    assert remedy.endswith(", which gives up the strict order.")
+
+
+async def test_a_bucket_says_how_many_tokens_are_missing(app: App) -> None:
+    queue = app.queue("mail")
+    await queue.limit(group="acme", bucket=(10, "1/min"))
+    await queue.enqueue(1, id="first", group="acme", cost=10)
+    await alive(app, "mail")
+    assert await queue.claim_one(worker="w") is not None
+    await queue.enqueue(1, id="second", group="acme", cost=4)
+
+    reason = await app.job("mail/second").why()
+    assert "Group acme has used up its bucket: 4 tokens are missing, until 20" in reason.text
+    assert reason.remedy.startswith("Wait. To fill the bucket faster, run `penstock limit set")
+
+
+async def test_a_failed_dependency_is_retried_first(app: App) -> None:
+    queue = app.queue("mail")
+    first = await queue.enqueue(1, id="a1", attempts=1)
+    await queue.enqueue(2, id="a2", after=first)
+    job = await queue.claim_one()
+    assert job is not None
+    await job.fail(ValueError("no route"))
+
+    reason = await app.job("mail/a2").why()
+    assert reason.kind == "failed"
+    assert re.search(r"Run `penstock retry mail/a1.*` first\. .* run `penstock retry mail/a2", reason.remedy)

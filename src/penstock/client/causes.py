@@ -1,8 +1,8 @@
-"""The causes that keep a job from running, each as a sentence with its remedy. ``why`` chooses among them."""
+"""The causes that keep a job from running, each a sentence with a remedy. ``why`` chooses among them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never
 
@@ -26,14 +26,14 @@ from penstock.client.situation import (
 from penstock.core.command import COMMAND_TASK
 from penstock.core.job import EMPTY_EXTRAS
 from penstock.core.lifecycle import State
-from penstock.core.limits import EVERY_GROUP, MILLION, GroupState, Limit
+from penstock.core.limits import MILLION, Bucket, GroupState, Limit
 from penstock.core.names import ref_of
 from penstock.core.units import describe
 
 if TYPE_CHECKING:
     from penstock.core.flow import DependencyRecord
     from penstock.core.job import Job
-    from penstock.storage.values import Budget
+    from penstock.storage.values import Budget, WorkerRecord
 
 
 Cause: TypeAlias = Literal[
@@ -43,14 +43,14 @@ Cause: TypeAlias = Literal[
 ]  # fmt: skip
 
 MOST_CHILDREN: Final = 1000
-"""The number of children that an answer looks at."""
+"""The maximum number of children that an answer reads."""
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job is where it is. ``remedy`` is empty if there is nothing to do but wait.
+    """The reason why a job is in its state. ``remedy`` is empty if you can only wait.
 
-    ``until`` is when time removes the cause, if it does. ``jobs`` names a few jobs that stand in the way, each as
-    ``queue/id``.
+    ``until`` is when the cause goes away by itself, if it does. ``jobs`` names a few jobs that are in the way, each
+    as ``queue/id``.
     """
 
     kind: Cause
@@ -67,18 +67,17 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stoppage(situation: Situation) -> Reason | None:
-    """Return what keeps every job of the queue from starting; ``None`` if nothing does."""
+    """Return the reason why no job of the queue starts; ``None`` if jobs can start."""
     return stopped(situation) or unattended(situation, worker_command(situation.queue))
 
 
 def stopped(situation: Situation) -> Reason | None:
-    """Return which pause, budget or limit of the queue is in the way, in the order in which a claim looks at them."""
+    """Return the pause, budget or limit that stops the queue. A claim checks them in the same order."""
     gate = situation.gate
     if gate.why == "paused":
         return _paused(gate, situation)
-    spent = [budget for budget in situation.budgets if not budget.flow and _is_spent(budget)]
-    if spent:
-        return _over_budget(spent[0], situation.queue)
+    if (spent := next(spent_budgets(situation.budgets), None)) is not None:
+        return over_budget(spent, situation.queue)
     match gate.why:
         case "asked":
             return _paused(gate, situation)
@@ -91,30 +90,32 @@ def stopped(situation: Situation) -> Reason | None:
 
 
 def _paused(state: GroupState, situation: Situation) -> Reason:
-    """Return the reason for a queue or a group that is paused, for a time or until it is resumed."""
+    """Return the reason for a paused queue or group."""
     key, queue, pause = state.key, situation.queue, situation.pause
     kind: Cause = "group paused" if key else "paused"
-    what = f"Group {key}" if key else f"Queue {queue}"
+    subject = f"Group {key}" if key else f"Queue {queue}"
     resume = command_line("resume", "-q", queue, *(("--group", key) if key else ()))
     if state.why != "asked":
         since = f" since {at_second(pause.at_ms)}" if pause is not None else ""
         return Reason(
-            kind=kind, text=f"{what} is paused{since}, until it is resumed.", remedy=f"Run {resume}."
+            kind=kind, text=f"{subject} is paused{since}, until it is resumed.", remedy=f"Run {resume}."
         )
-    does = "is paused" if pause is not None and not pause.job else "starts no jobs"
-    text = f"{what} {does} until {situation.until(state.wait_ms)}"
+    verb = "is paused" if pause is not None and not pause.job else "starts no jobs"
+    text = f"{subject} {verb} until {situation.until(state.wait_ms)}"
     if pause is not None and pause.job:
         text += f" because a handler asked for it: job {pause.job} raised RateLimited"
     until = situation.after(state.wait_ms)
-    return Reason(kind=kind, text=f"{text}.", remedy=f"Run {resume} to go on now.", until=until)
+    return Reason(kind=kind, text=f"{text}.", remedy=f"Run {resume} to resume it now.", until=until)
 
 
-def _is_spent(budget: Budget) -> bool:
-    return budget.spent >= budget.micros
+def spent_budgets(budgets: Iterable[Budget], flow: str = "") -> Iterator[Budget]:
+    """Yield the spent budgets of a queue, or of a flow in it."""
+    return (budget for budget in budgets if budget.flow == flow and budget.spent >= budget.micros)
 
 
-def _over_budget(budget: Budget, queue: str) -> Reason:
-    renews = f" It begins again at {at_second(budget.until_ms)}." if budget.until_ms else ""
+def over_budget(budget: Budget, queue: str) -> Reason:
+    """Return the reason for a budget of the queue that is spent."""
+    renews = f" It renews at {at_second(budget.until_ms)}." if budget.until_ms else ""
     return Reason(
         kind="budget",
         text=f"The budget {budget.name!r} of queue {queue} is spent: "
@@ -125,32 +126,47 @@ def _over_budget(budget: Budget, queue: str) -> Reason:
 
 
 def _budget_command(budget: Budget, queue: str) -> str:
-    """Return the command that doubles a budget, or at least what is spent of it."""
+    """Return the command that doubles a budget, or what is spent of it if that is more."""
     amount = f"{2 * max(budget.micros, budget.spent, MILLION) / MILLION:.15g}"
     of_flow = ("--flow", budget.flow) if budget.flow else ()
     return command_line("budget", "set", budget.name, amount, "-q", queue, *of_flow)
 
 
 def lost_holder(jobs: Iterable[Job], situation: Situation) -> Reason | None:
-    """Return that the worker of one of these active jobs died or fell silent, if so, and when its lease ends."""
+    """Return the reason for the first of these active jobs whose worker died or fell silent, if there is one."""
     records = {record.id: record for record in situation.workers}
     for job in jobs:
         worker = records.get(job.worker)
-        if worker is None or not (worker.dead or worker.age_ms >= SEEN_LATELY_MS):
-            continue
-        what = "died" if worker.dead else f"has been silent for {in_units(worker.age_ms)}"
-        return Reason(
-            kind="worker died",
-            text=f"Its worker {job.worker} {what}. Its lease ends at {at_second(job.lease_until_ms)} at the latest.",
-            remedy=f"Run {command_line('reset', ref_to(job))} to take it back now.",
-            until=instant(job.lease_until_ms),
-            jobs=(ref_to(job),),
-        )
+        if worker is not None and (worker.dead or worker.age_ms >= SEEN_LATELY_MS):
+            return _lost(job, worker, situation)
     return None
 
 
+def _lost(job: Job, worker: WorkerRecord, situation: Situation) -> Reason:
+    state = "died" if worker.dead else f"has been silent for {in_units(worker.age_ms)}"
+    if not situation.live:
+        # Only a worker of the queue takes back jobs whose leases have ended.
+        return Reason(
+            kind="worker died",
+            text=f"Its worker {job.worker} {state}, and no other worker runs for queue {job.queue}, "
+            "so the job stays active.",
+            remedy=f"Start one with {start_command(job)}.",
+            jobs=(ref_to(job),),
+        )
+    is_over = job.lease_until_ms <= situation.now_ms
+    at = at_second(job.lease_until_ms)
+    end = f"ended at {at}" if is_over else f"ends at {at} at the latest"
+    return Reason(
+        kind="worker died",
+        text=f"Its worker {job.worker} {state}. Its lease {end}.",
+        remedy=f"Run {command_line('reset', ref_to(job))} to take it back now.",
+        until=None if is_over else instant(job.lease_until_ms),
+        jobs=(ref_to(job),),
+    )
+
+
 def _full(reason: Reason, holders: Sequence[Job], situation: Situation) -> Reason:
-    """Return ``reason``, a limit that is reached, with what to do about a holder whose worker is gone."""
+    """Return ``reason``, a reached limit; if the worker of a holder is gone, say so and how to free its place."""
     gone = lost_holder(holders, situation)
     if gone is None:
         return reason
@@ -159,8 +175,8 @@ def _full(reason: Reason, holders: Sequence[Job], situation: Situation) -> Reaso
 
 
 def process_of(worker: str, situation: Situation) -> str:
-    """Return which process a worker is, as far as its record says."""
-    info = next((one for one in situation.live if one["id"] == worker), {})
+    """Return the name of a worker, with its process and host if its record has them."""
+    info = next((info for info in situation.live if info["id"] == worker), {})
     where = f" (process {info['pid']} on {info['host']})" if info.get("pid") and info.get("host") else ""
     return f"worker {worker}{where}"
 
@@ -172,7 +188,7 @@ def _queue_full(situation: Situation) -> Reason:
     reason = Reason(
         kind="queue limit",
         text=f"Queue {situation.queue} is at its limit of {limit}: {running}.",
-        remedy=f"Wait for one to end, or raise the limit with {raised}.",
+        remedy=f"Wait until a job finishes, or raise the limit with {raised}.",
         jobs=_refs(situation.active[:NAMED]),
     )
     return _full(reason, situation.active, situation)
@@ -190,23 +206,23 @@ def _queue_rate(situation: Situation) -> Reason:
 
 
 def unattended(situation: Situation, start: str) -> Reason | None:
-    """Return why no worker takes jobs of the queue, if so. ``start`` is the command that starts a worker."""
+    """Return the reason if no worker takes jobs of the queue. ``start`` is the command that starts a worker."""
     workers, queue = situation.live, situation.queue
     if not workers:
-        gone = len(situation.workers)
-        last = f" {counted(gone, 'worker')} died or fell silent." if gone else ""
+        lost = len(situation.workers)
+        losses = f" {counted(lost, 'worker')} died or fell silent." if lost else ""
         return Reason(
             kind="no worker",
-            text=f"No worker runs for queue {queue}.{last}",
+            text=f"No worker runs for queue {queue}.{losses}",
             remedy=f"Start one with {start}.",
         )
     if any(worker.get("consuming", True) for worker in workers):
         return None
     first = next((worker for worker in workers if worker.get("blocked_by")), workers[0])
-    said, blocked_by = str(first.get("reason", "")).rstrip("."), str(first.get("blocked_by", ""))
+    cause, blocked_by = str(first.get("reason", "")).rstrip("."), str(first.get("blocked_by", ""))
     return Reason(
         kind="not consuming",
-        text=f"No worker of queue {queue} takes jobs. {first['id']}{f': {said}' * bool(said)}.",
+        text=f"No worker of queue {queue} takes jobs. {first['id']}{f': {cause}' * bool(cause)}.",
         remedy=_unblock(blocked_by, first["id"], situation)
         if blocked_by
         else f"See {command_line('workers')}.",
@@ -216,13 +232,13 @@ def unattended(situation: Situation, start: str) -> Reason | None:
 
 def _unblock(ref: str, worker: str, situation: Situation) -> str:
     return (
-        f"Run {command_line('cancel', ref)}, then end {process_of(worker, situation)}. "
+        f"Run {command_line('cancel', ref)}, then kill {process_of(worker, situation)}. "
         "Make the function of that job a plain def, which runs in a thread."
     )
 
 
 def busy(situation: Situation) -> Reason | None:
-    """Return that all slots of the workers are full, if so."""
+    """Return the reason if all slots of the workers are full."""
     slots, running = situation.slots
     if not slots or running < slots:
         return None
@@ -238,27 +254,27 @@ def busy(situation: Situation) -> Reason | None:
 
 
 def unknown_task(job: Job, situation: Situation) -> Reason | None:
-    """Return that workers do not know the task of the job, if they said so, or if the last that took it did not."""
+    """Return the reason if no live worker knows the task, or if the last worker that took the job did not."""
     workers, task = situation.live, job.options.task
     name = task or f"(no task, queue {job.queue})"
     if task == COMMAND_TASK:
-        does, does_not = "runs commands", "does not run commands"
+        can, cannot = "runs commands", "does not run commands"
     else:
-        known = f"task {task!r}" if task else "jobs without a task"
-        does, does_not = f"knows {known}", f"does not know {known}"
+        subject = f"task {task!r}" if task else "jobs without a task"
+        can, cannot = f"knows {subject}", f"does not know {subject}"
     if workers and all(name in worker.get("unknown", ()) for worker in workers):
-        text = f"No live worker of queue {job.queue} {does}."
+        text = f"No live worker of queue {job.queue} {can}."
     elif job.is_handed_back:
         if (newcomer := _newcomer(job, name, situation)) is not None:
             return newcomer
-        text = f"The worker that took it last {does_not} and handed it back.{_next_offer(job, situation)}"
+        text = f"The worker that took it last {cannot} and handed it back.{_next_offer(job, situation)}"
     else:
         return None
     return Reason(kind="unknown task", text=text, remedy=_unknown_remedy(job, is_live=bool(workers)))
 
 
 def _newcomer(job: Job, name: str, situation: Situation) -> Reason | None:
-    """Return that a worker has started since the job was handed back, and has not said that it cannot run it."""
+    """Return the reason if a worker that may know the task has started since the job was handed back."""
     for worker in situation.live:
         if situation.started_ms(worker) > job.claimed_at_ms and name not in worker.get("unknown", ()):
             offer = _next_offer(job, situation)
@@ -290,9 +306,9 @@ def _unknown_remedy(job: Job, *, is_live: bool) -> str:
 
 
 def flow_spent(job: Job, situation: Situation) -> Reason | None:
-    """Return that a budget of the job's flow is spent, if so."""
+    """Return the reason if a budget of the job's flow is spent."""
     flow = (job.extras or EMPTY_EXTRAS).flow
-    spent = next((one for one in situation.budgets if flow and one.flow == flow and _is_spent(one)), None)
+    spent = next(spent_budgets(situation.budgets, flow), None) if flow else None
     if spent is None:
         return None
     return Reason(
@@ -303,7 +319,7 @@ def flow_spent(job: Job, situation: Situation) -> Reason | None:
 
 
 def held_by_group(job: Job, situation: Situation) -> Reason | None:
-    """Return what keeps the job's group from starting it; ``None`` if it has no group, or that has room."""
+    """Return the reason why the job's group does not start it; ``None`` without a group, or if it has room."""
     key = group_of(job)
     state = situation.groups.get(key) if key else None
     if state is None:
@@ -314,19 +330,25 @@ def held_by_group(job: Job, situation: Situation) -> Reason | None:
         case _ if job.state is not State.BLOCKED:
             return None
         case "concurrency":
-            is_stuck = not state.active and not state.held
-            halted = stoppage(situation) if is_stuck else None
-            return halted or _group_full(key, state, situation)
-        case "rate" | "bucket":
-            return _group_rate(key, state, situation)
+            return _holders_stopped(state, situation) or _group_full(key, state, situation)
+        case "rate":
+            return _holders_stopped(state, situation) or _group_rate(key, state, situation)
+        case "bucket":
+            return _holders_stopped(state, situation) or _group_bucket(key, state, situation)
         case "":
             return None
         case _ as never:
             assert_never(never)
 
 
+def _holders_stopped(state: GroupState, situation: Situation) -> Reason | None:
+    """Return what stops the queue if the places of the group are held by jobs that only wait for a worker."""
+    is_held_by_waiting = not state.active and not state.held and state.wait_ms is None
+    return stoppage(situation) if is_held_by_waiting else None
+
+
 def _group_full(key: str, state: GroupState, situation: Situation) -> Reason:
-    limit = situation.limits.get(key) or situation.limits.get(EVERY_GROUP, Limit())
+    limit = situation.limit_of(key)
     members = [job for job in situation.active if group_of(job) == key][:NAMED]
     in_the_way = state.waiting + state.active + state.held
     who = (
@@ -337,30 +359,53 @@ def _group_full(key: str, state: GroupState, situation: Situation) -> Reason:
     reason = Reason(
         kind="group limit",
         text=f"Group {key} is at its limit of {limit.concurrency}: {who}.",
-        remedy=f"Wait for one to end, or raise the limit with {situation.limit_command('concurrency', key)}.",
+        remedy=f"Wait until a job finishes, or raise the limit with {situation.limit_command('concurrency', key)}"
+        f"{', which gives up the strict order' * (limit.concurrency == 1)}.",
         jobs=_refs(members),
     )
     return _full(reason, members, situation)
 
 
 def _group_rate(key: str, state: GroupState, situation: Situation) -> Reason:
-    bound: Literal["rate", "bucket"] = "rate" if state.why == "rate" else "bucket"
     return Reason(
         kind="group rate limit",
-        text=f"Group {key} has used up its {state.why}, until {situation.until(state.wait_ms)}.",
-        remedy=f"Wait, or raise the limit with {situation.limit_command(bound, key)}.",
+        text=f"Group {key} has used up its rate{_wait_of_group(state, situation)}.",
+        remedy=f"Wait, or raise the limit with {situation.limit_command('rate', key)}.",
         until=situation.after(state.wait_ms),
     )
 
 
+def _group_bucket(key: str, state: GroupState, situation: Situation) -> Reason:
+    bucket, text = situation.limit_of(key).bucket, f"Group {key} has used up its bucket"
+    if bucket is not None and state.wait_ms is not None:
+        text += f": {_missing_tokens(bucket, state.wait_ms)}"
+    return Reason(
+        kind="group rate limit",
+        text=f"{text}{_wait_of_group(state, situation)}.",
+        remedy=f"Wait. To fill the bucket faster, run {situation.limit_command('bucket', key)}.",
+        until=situation.after(state.wait_ms),
+    )
+
+
+def _missing_tokens(bucket: Bucket, wait_ms: int) -> str:
+    count = max(1, -(-wait_ms * bucket.refill // bucket.per_ms))
+    return f"{counted(count, 'token')} {'is' if count == 1 else 'are'} missing"
+
+
+def _wait_of_group(state: GroupState, situation: Situation) -> str:
+    if state.wait_ms is None:
+        return f", with {counted(state.waiting + state.active, 'job')} ahead"
+    return f", until {situation.moment(situation.now_ms + state.wait_ms)}"
+
+
 def group_order(job: Job, situation: Situation) -> Reason:
-    """Its group has room, or was not read: the next claim or sweep lets it in."""
+    """Return the reason for a job whose group has room, or was not read: the next claim or sweep admits it."""
     turn = Reason(kind="group order", text=f"It waits for its turn in group {group_of(job)}.")
     return stoppage(situation) or turn
 
 
 def waits_for_children(situation: Situation) -> Reason:
-    """Return which jobs a parent waits for, as far as they were read."""
+    """Return the reason for a parent: the jobs that it waits for, as far as they were read."""
     if situation.children is None:
         return Reason(kind="children", text="It waits for other jobs.")
     pending = [child for child in situation.children if child.state == "pending"]
@@ -374,14 +419,14 @@ def waits_for_children(situation: Situation) -> Reason:
         return Reason(kind="children", text=text, remedy=remedy, jobs=(ref,))
     return Reason(
         kind="children",
-        text=f"It waits for {count} to end{f': {listed(refs, len(pending))}' if refs else ''}.",
+        text=f"It waits for {count} to finish{f': {listed(refs, len(pending))}' if refs else ''}.",
         remedy=f"See {command_line('why', refs[0])}." if refs else "",
         jobs=refs,
     )
 
 
 def waits_for_signal(job: Job) -> Reason:
-    """Return which signal the job waits for."""
+    """Return the reason for a job that waits for a signal."""
     extras = job.extras or EMPTY_EXTRAS
     until_ms = extras.awaits_until_ms
     until = f", until {at_second(until_ms)} at the latest" if until_ms else ""
@@ -393,7 +438,7 @@ def waits_for_signal(job: Job) -> Reason:
     )
 
 
-# Words
+# Naming jobs
 
 
 def ref_to(job: Job | DependencyRecord) -> str:

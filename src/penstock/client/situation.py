@@ -1,4 +1,4 @@
-"""The state of a queue that explains why its jobs do not run; ``why`` puts it into words."""
+"""The state of a queue that explains why its jobs do not run, and the commands that answers print."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _SAME_INSTANT_MS: Final = 2_000
 
 
 class Pause(NamedTuple):
-    """The start of a pause. ``job`` is the job whose handler asked for it, as ``queue/id``; empty if a person did."""
+    """The start of a pause. ``job`` is the job whose handler asked for it, as ``queue/id``; empty for other pauses."""
 
     at_ms: int
     job: str = ""
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue as it was when it was read. ``groups`` has the queue itself under ``""``.
+    """A snapshot of a queue. ``groups`` has the queue itself under ``""``.
 
-    ``live`` has the info of each live worker, with its ``id``. ``active`` are the first of the active jobs.
-    ``pause`` is the pause that holds back the job; ``None`` if it was not looked for, or not found. ``children`` are
-    what the job that was asked for waits for; ``None`` if only the queue was read.
+    ``live`` has the info of each live worker, with its ``id``. ``active`` holds the first of the active jobs.
+    ``pause`` is the pause that holds back the job; ``None`` if it was not read or not found. ``children`` are the
+    dependencies of one job; ``None`` if only the queue was read.
     """
 
     queue: str
@@ -72,9 +72,9 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slots(self) -> tuple[int, int]:
-        """Return how many jobs the live workers can run at a time, and how many they run now.
+        """Return the number of slots of the live workers, and how many of them are in use.
 
-        What workers say is as old as their last heartbeat; the number of active jobs in the queue is exact.
+        The workers' own numbers are as old as their last heartbeat; the number of active jobs in the queue is exact.
         """
         slots = sum(worker.get("concurrency", 0) for worker in self.live)
         running = max(sum(worker.get("active", 0) for worker in self.live), self.gate.active)
@@ -82,42 +82,50 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def workload(self) -> str:
-        """Return how many jobs the live workers run, of how many they can."""
+        """Return the number of live workers and of the jobs they run, as text."""
         slots, running = self.slots
         many = len(self.live) != 1
         jobs = f"{running} of {counted(slots, 'job')}" if slots else counted(running, "job")
         return f"{counted(len(self.live), 'worker')} run{'s' * (not many)} {jobs}"
 
     def started_ms(self, worker: Mapping[str, Any]) -> int:
-        """Return when a live worker started, by the queue's clock: that of its machine may be wrong."""
+        """Return when a live worker started, by the queue's clock, because the clock of its machine may be wrong."""
         age_ms = next(record.age_ms for record in self.workers if record.id == worker["id"])
         return self.now_ms - age_ms - int(worker.get("up_ms", self.now_ms))
 
+    def limit_of(self, group: str) -> Limit:
+        """Return the limit of a group: its own, or that of every group without one."""
+        return self.limits.get(group) or self.limits.get(EVERY_GROUP, Limit())
+
     def limit_command(self, bound: Literal["concurrency", "rate", "bucket"], group: str = "") -> str:
-        """Return the command that doubles the limit which holds for the queue, or for a group of it."""
-        key = group if group in self.limits else EVERY_GROUP if group else ""
-        limit = self.limits.get(key, Limit())
-        value = {"concurrency": _doubled_count, "rate": _doubled_rate, "bucket": _doubled_bucket}[bound](
-            limit
+        """Return the command that doubles a bound of the queue, or of this group alone."""
+        limit = self.limit_of(group) if group else self.limits.get("", Limit())
+        bounds = {bound: _DOUBLED[bound](limit)}
+        if group not in self.limits and group:
+            # A limit of its own replaces that of every group, so it repeats the other bounds.
+            bounds = {
+                name: str(value) for name, value in msgspec.structs.asdict(limit).items() if value
+            } | bounds
+        options = [word for name, value in bounds.items() for word in (f"--{name}", value)]
+        return command_line(
+            "limit", "set", "-q", self.queue, *(("--group", group) if group else ()), *options
         )
-        of_group = ("--group", key) if key else ()
-        return command_line("limit", "set", "-q", self.queue, *of_group, f"--{bound}", value)
 
     def after(self, wait_ms: int | None) -> datetime | None:
         """Return the instant in ``wait_ms`` from now."""
         return None if wait_ms is None else instant(self.now_ms + wait_ms)
 
     def until(self, wait_ms: int | None) -> str:
-        """Return what follows the word "until"."""
-        return "a running job ends" if wait_ms is None else self.moment(self.now_ms + wait_ms)
+        """Return the words after "until"."""
+        return "a running job finishes" if wait_ms is None else self.moment(self.now_ms + wait_ms)
 
     def moment(self, at_ms: int) -> str:
-        """Return an instant to come, and in how long that is."""
+        """Return a future instant and the time left until then, as text."""
         return f"{at_second(at_ms)} (in {in_units(at_ms - self.now_ms)})"
 
 
 async def read_situation(storage: Storage, queue: str, *, groups: Iterable[str] = ()) -> Situation:
-    """Read what concerns all jobs of a queue, and of these groups, in one go. The queue must exist."""
+    """Read a queue and these groups of it in one round of concurrent calls. The queue must exist."""
     keys = ("", *sorted(set(groups) - {""})[:_MOST_GROUPS])
     clock, states, limits, budgets, workers, active = await asyncio.gather(
         storage.clock(queue),
@@ -141,18 +149,18 @@ async def read_situation(storage: Storage, queue: str, *, groups: Iterable[str] 
 
 def _live(workers: Iterable[WorkerRecord]) -> list[dict[str, Any]]:
     return [
-        {"id": one.id, **(msgspec.json.decode(one.info) if one.info else {})}
-        for one in workers
-        if not one.dead and one.age_ms < SEEN_LATELY_MS
+        {"id": worker.id, **(msgspec.json.decode(worker.info) if worker.info else {})}
+        for worker in workers
+        if not worker.dead and worker.age_ms < SEEN_LATELY_MS
     ]
 
 
 async def _read_groups(storage: Storage, queue: str, keys: Sequence[str]) -> list[GroupState]:
-    """Return the queue and the groups of ``keys``; of a store that only reads, such as a replica, the queue alone."""
+    """Return the queue and the groups of ``keys``; on a read-only store, such as a replica, the queue alone."""
     try:
         return (await storage.groups(queue, keys=keys)).groups
     except StorageError:
-        # An engine may drop starts that no longer count as it reads them, which such a store refuses.
+        # An engine may delete old starts as it reads, which a read-only store refuses.
         counts, limits = await storage.counts(queue), await storage.limits(queue)
         concurrency = limits.get("", Limit()).concurrency
         is_full = concurrency is not None and counts.active >= concurrency
@@ -162,7 +170,7 @@ async def _read_groups(storage: Storage, queue: str, keys: Sequence[str]) -> lis
 
 
 async def _read_budgets(storage: Storage, queue: str) -> Sequence[Budget]:
-    """Return the budgets; none if the store only reads, because an engine may renew a budget as it reads it."""
+    """Return the budgets; none on a read-only store, because an engine may renew a budget as it reads it."""
     try:
         return await storage.budgets(queue)
     except StorageError:
@@ -170,7 +178,7 @@ async def _read_budgets(storage: Storage, queue: str) -> Sequence[Budget]:
 
 
 async def read_pause(storage: Storage, situation: Situation, group: str) -> Pause | None:
-    """Return the pause of a queue or a group of it, if the newest events of the queue tell; ``None`` otherwise."""
+    """Return the pause of a queue or a group, if the newest events of the queue have it; else ``None``."""
     last = (await storage.read_events(situation.queue, after=_AFTER_ALL, limit=1)).last
     page = await storage.read_events(situation.queue, after=max(0, last - _EVENTS_READ), limit=_EVENTS_READ)
     state, newest = situation.groups[group], page.events[::-1]
@@ -204,30 +212,33 @@ def _doubled_bucket(limit: Limit) -> str:
     return str(Bucket(2 * bucket.capacity, 2 * bucket.refill, bucket.per_ms))
 
 
+_DOUBLED: Final = {"concurrency": _doubled_count, "rate": _doubled_rate, "bucket": _doubled_bucket}
+
+
 def group_of(job: Job) -> str:
     """Return the key of the job's group; empty if it has none."""
     return (job.extras or EMPTY_EXTRAS).group
 
 
 def instant(ms: int) -> datetime:
-    """Return an instant of the store for programs."""
+    """Return an instant of the store in UTC."""
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def at_second(ms: int) -> str:
-    """Return an instant in local time, to the second."""
+    """Return an instant in local time, to the second, as text."""
     return datetime.fromtimestamp(ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def in_units(ms: int) -> str:
-    """Return a duration, to the second if it is at least one."""
+    """Return a duration as text, cut to whole seconds if it is at least one."""
     return describe(ms if ms < 1000 else ms // 1000 * 1000)
 
 
 class CommandContext(NamedTuple):
     """Options that a printed command repeats to reach the same store, and the app if it is known.
 
-    ``names_app``: the app was given as an option, too. ``code_names_store``: the code of the app has the same options.
+    ``names_app``: the app was given as an option. ``code_names_store``: the code of the app names the same store.
     """
 
     options: tuple[str, ...] = ()
@@ -247,7 +258,7 @@ command_context: ContextVar[CommandContext] = ContextVar("penstock_command_conte
 
 @contextmanager
 def commands_from_code(options: tuple[str, ...]) -> Iterator[None]:
-    """Have commands repeat the options that reach the store of an app, unless the command line has said which."""
+    """Make printed commands repeat ``options``, unless the command line has set a context."""
     is_set = command_context.get() is not _NO_CONTEXT
     before = command_context.set(
         command_context.get() if is_set else CommandContext(options, code_names_store=True)
@@ -260,19 +271,19 @@ def commands_from_code(options: tuple[str, ...]) -> Iterator[None]:
 
 def command_line(*words: str) -> str:
     """Return a command to run, as it is typed into a shell."""
-    given = command_context.get().all_options
-    return f"`penstock {_typed((*words, *given))}`{_with_url(given)}"
+    options = command_context.get().all_options
+    return f"`penstock {_typed((*words, *options))}`{_with_url(options)}"
 
 
 def _typed(words: Iterable[str]) -> str:
-    """Return words as they are typed into a shell. A URL with a password is read from the environment instead."""
+    """Return words as they are typed into a shell. The environment stands for a URL with a password."""
     return " ".join(
         shlex.quote(word) if without_password(word) == word else '"$PENSTOCK_URL"' for word in words
     )
 
 
 def _with_url(words: Iterable[str]) -> str:
-    """Return what to do before a command whose URL is not shown because of its password."""
+    """Return a note for a command whose URL is hidden because of its password."""
     hidden = any(without_password(word) != word for word in words)
     return " (with the URL of the store in PENSTOCK_URL)" if hidden else ""
 
@@ -280,18 +291,18 @@ def _with_url(words: Iterable[str]) -> str:
 def worker_command(*queues: str, target: str = "[MODULE:APP]") -> str:
     """Return the command that starts a worker for these queues. A known app takes the place of ``target``."""
     context = command_context.get()
-    given = context.all_options
+    store = context.all_options
     if context.app and target != "--commands":
-        target, given = shlex.quote(context.app), context.options
+        target, store = shlex.quote(context.app), context.options
     elif context.code_names_store and target != "--commands":
-        given = ()
-    options = [word for queue in queues for word in ("-q", queue)]
-    # The target is not quoted: the reader replaces what is in brackets.
-    return f"`{' '.join(['penstock worker', target, *filter(None, [_typed((*options, *given))])])}`{_with_url(given)}"
+        store = ()
+    options = _typed([*(word for queue in queues for word in ("-q", queue)), *store])
+    # The target is not quoted: the reader replaces the part in brackets.
+    return f"`penstock worker {target}{f' {options}' * bool(options)}`{_with_url(store)}"
 
 
 def start_command(job: Job) -> str:
-    """Return the command that starts a worker which can run this job; for a job without a task, what else does."""
+    """Return the command that starts a worker for this job; without a task, a description of the script."""
     if not job.options.task:
         return f'a script that adds `@worker.handler("{job.queue}")`: the job has no task, so no command can run it'
     return worker_command(
@@ -300,11 +311,11 @@ def start_command(job: Job) -> str:
 
 
 def listed(names: Sequence[str], count: int) -> str:
-    """Return these names, and how many of ``count`` they leave out."""
+    """Return these names as text, with the number of those left out of ``count``."""
     more = count - len(names)
     return f"{', '.join(names)}{f' and {more} more' if more > 0 else ''}"
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number with its noun."""
+    """Return a number with its noun, in the plural unless it is 1."""
     return f"{number} {what}{'s' * (number != 1)}"

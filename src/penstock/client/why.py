@@ -1,15 +1,16 @@
-"""Why a job does not run: the first cause in the way, in a sentence, with the remedy.
+"""The reason why a job does not run: the first cause in its way, as a sentence with a remedy.
 
-``explain`` answers for one job. A list reads the ``Situation`` of its queue once, and ``reason_of`` derives the answer
-for each row from that.
+``explain`` answers for one job. ``explain_all`` reads the ``Situation`` of each queue once and derives the answers for
+all jobs from it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from msgspec.structs import replace
 
@@ -46,13 +47,20 @@ from penstock.core.lifecycle import TERMINAL, State
 
 if TYPE_CHECKING:
     from penstock.core.job import Job
+    from penstock.core.outcome import Failure
     from penstock.storage.contract import Storage
 
 
+_FAILED_DEPENDENCY: Final = re.compile(r"dependency (\S+/.+?) (?:failed|was cancelled)(?::|$)")
+"""The message of ``DependencyFailed``, with the ref of the job to retry first."""
+
+
 async def explain(storage: Storage, job: Job) -> Reason:
-    """Return why ``job``, as it was just read, does not run. The number of round trips is bounded."""
-    if (reason := _ended(job)) is not None:
-        return reason
+    """Return why ``job``, which was just read, does not run. The number of round trips is bounded."""
+    if job.is_staged:
+        return _staged(job)
+    if job.state in TERMINAL:
+        return _finished(job)
     children, group = None, group_of(job)
     if job.blocked_by == "children":
         children = await storage.dependencies(job.queue, job.id, limit=MOST_CHILDREN)
@@ -66,18 +74,26 @@ async def explain(storage: Storage, job: Job) -> Reason:
 
 
 async def explain_all(storage: Storage, jobs: Iterable[Job]) -> dict[tuple[str, str], Reason]:
-    """Return why these jobs do not run, by queue and id. Read each queue once, however many its jobs are."""
+    """Return why these open jobs do not run, by queue and id. Each queue is read once."""
     by_queue: defaultdict[str, list[Job]] = defaultdict(list)
     for job in jobs:
         if job.state not in TERMINAL:
             by_queue[job.queue].append(job)
-    read = (read_situation(storage, queue, groups=map(group_of, some)) for queue, some in by_queue.items())
-    situations = await asyncio.gather(*read)
-    return {(one.queue, job.id): reason_of(job, one) for one in situations for job in by_queue[one.queue]}
+    situations = await asyncio.gather(
+        *(
+            read_situation(storage, queue, groups=map(group_of, members))
+            for queue, members in by_queue.items()
+        )
+    )
+    return {
+        (situation.queue, job.id): reason_of(job, situation)
+        for situation in situations
+        for job in by_queue[situation.queue]
+    }
 
 
 def reason_of(job: Job, situation: Situation) -> Reason:
-    """Return why ``job`` does not run, as far as ``situation`` tells."""
+    """Return why ``job`` does not run, as far as ``situation`` explains it."""
     match job.state:
         case State.SCHEDULED:
             return _scheduled(job, situation)
@@ -106,8 +122,10 @@ def _scheduled(job: Job, situation: Situation) -> Reason:
     due = situation.moment(job.run_at_ms)
     remedy = f"Run {command_line('promote', ref_to(job))} to run it now."
     if job.failure is not None and job.failures:
-        tries = f"{job.failures} of {job.options.attempts} attempts failed ({job.failure.type})"
-        text = f"{tries}. It is retried at {due}."
+        text = (
+            f"{job.failures} of {job.options.attempts} attempts failed ({job.failure.type}). "
+            f"It is retried at {due}."
+        )
         return Reason(kind="retry", text=text, remedy=remedy, until=instant(job.run_at_ms))
     return Reason(
         kind="not due", text=f"It is not due until {due}.", remedy=remedy, until=instant(job.run_at_ms)
@@ -124,7 +142,7 @@ def _waiting(job: Job, situation: Situation) -> Reason:
         or busy(situation)
         or Reason(
             kind="ready",
-            text=f"It is ready: it is one of {counted(max(1, situation.gate.waiting), 'job')} in line. "
+            text=f"It is ready: {counted(max(1, situation.gate.waiting), 'job')} in line. "
             f"{situation.workload}.",
         )
     )
@@ -141,31 +159,24 @@ def _blocked(job: Job, situation: Situation) -> Reason:
 
 
 def _active(job: Job, situation: Situation) -> Reason:
+    if (lost := lost_holder([job], situation)) is not None:
+        return lost
     since = f"since {at_second(job.claimed_at_ms)} ({in_units(situation.now_ms - job.claimed_at_ms)})"
-    if (gone := lost_holder([job], situation)) is not None:
-        return gone
     text = f"It has been running {since} on worker {job.worker}"
     if not job.cancelling:
         return Reason(kind="active", text=f"{text}.")
     return Reason(
         kind="active",
-        text=f"{text} and was asked to stop. A plain function goes on unless it looks at context.cancelled.",
-        remedy=f"If it does not stop, end {process_of(job.worker, situation)}: the job is then cancelled.",
+        text=f"{text} and was asked to stop. A plain function goes on unless it checks context.cancelled.",
+        remedy=f"If it does not stop, kill {process_of(job.worker, situation)}: the job is then cancelled.",
     )
-
-
-def _ended(job: Job) -> Reason | None:
-    """Return the reason for a job whose record alone tells it."""
-    if job.is_staged:
-        return _staged(job)
-    return _finished(job) if job.state in TERMINAL else None
 
 
 def _staged(job: Job) -> Reason:
     return Reason(
         kind="staged",
         text=f"It is staged: its write {job.write_id!r} is not complete.",
-        remedy="It is released when that write commits. If the writer has died, run the write again, or run "
+        remedy="It is released when that write commits. If the writer died, run the write again, or run "
         f"{command_line('remove', ref_to(job))}.",
     )
 
@@ -177,12 +188,21 @@ def _finished(job: Job) -> Reason:
         case State.FAILED:
             cause = f": {failure.type}: {failure.message}".rstrip(".") if failure is not None else ""
             text = f"It failed at {at} after {counted(job.runs, 'run')}{cause}."
-            shown = command_line("show", ref_to(job), "--traceback")
-            has_one = failure is not None and failure.traceback and job.options.task != COMMAND_TASK
-            see = f"{shown} shows the traceback. " if has_one else ""
-            return Reason(kind="failed", text=text, remedy=f"{see}Fix the cause, then run {again}.")
+            return Reason(kind="failed", text=text, remedy=_after_failure(job, failure, again))
         case State.CANCELLED:
             text = f"It was cancelled at {at}."
             return Reason(kind="cancelled", text=text, remedy=f"Run {again} to run it again.")
         case _:
             return Reason(kind="completed", text=f"It completed at {at}.")
+
+
+def _after_failure(job: Job, failure: Failure | None, again: str) -> str:
+    if failure is not None and failure.type == "DependencyFailed":
+        if (dependency := _FAILED_DEPENDENCY.match(failure.message)) is not None:
+            return (
+                f"Run {command_line('retry', dependency[1])} first. When that job has completed, run {again}."
+            )
+        return f"Run {again} to run it again."
+    has_traceback = failure is not None and failure.traceback and job.options.task != COMMAND_TASK
+    see = f"{command_line('show', ref_to(job), '--traceback')} shows the traceback. " if has_traceback else ""
+    return f"{see}Fix the cause, then run {again}."
