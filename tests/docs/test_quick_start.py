@@ -64,7 +64,7 @@ asyncio.run(main())
 @pytest.mark.timeout(240)
 def test_the_fastapi_application_enqueues_and_tells_the_state_of_jobs(tmp_path: Path) -> None:
     files = written_files("docs/web.md", tmp_path)
-    assert set(files) == {"jobs.py", "web.py"}
+    assert set(files) == {"jobs.py", "web.py", "test_web.py"}
     assert files["web.py"].code.count("\n") < 40
     (tmp_path / "visitor.py").write_text(VISITOR)
 
@@ -73,6 +73,21 @@ def test_the_fastapi_application_enqueues_and_tells_the_state_of_jobs(tmp_path: 
 
     shown = "{'state': 'completed', 'result': 'sent to ada@example.org', 'error': None}"
     assert said == [f"202 {shown}", "404", "404", "404"]
+
+
+@pytest.mark.timeout(120)
+def test_the_test_of_the_fastapi_application_passes(tmp_path: Path) -> None:
+    written_files("docs/web.md", tmp_path)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_web.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def written_files(page: str, folder: Path) -> dict[str, Example]:
