@@ -401,14 +401,14 @@ class Running(Keys, Holding):
     def _once(self, ticket: Ticket | None, call: Callable[[], A]) -> A:
         if ticket is None:
             return call()
-        number, answer = self._last_calls.get(ticket.lane, (0, None))
+        number, answer = self._last_calls.get(ticket.stream, (0, None))
         if number != ticket.number:
             answer = call()
-            self._last_calls[ticket.lane] = (ticket.number, answer)
+            self._last_calls[ticket.stream] = (ticket.number, answer)
         return answer  # type: ignore[no-any-return]
 
     def _is_repeated(self, ticket: Ticket | None) -> bool:
-        return ticket is not None and self._last_calls.get(ticket.lane, (0, None))[0] == ticket.number
+        return ticket is not None and self._last_calls.get(ticket.stream, (0, None))[0] == ticket.number
 
     def _still_held(self, claimed: Claimed) -> Claimed:
         held = [self._held(lease.id, lease.token) for lease in claimed.leases]

@@ -1,1 +1,1 @@
-"""What Penstock is made of, without I/O and without a clock: values, and functions of values."""
+"""The values of Penstock and functions of them, without I/O and without a clock."""

@@ -1,4 +1,4 @@
-"""Command jobs: a line for a shell, and where it is to run. Workers that were started for it run them."""
+"""Command jobs: a shell command, its folder and its environment. Also the limits of a run in a sandbox."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from penstock.core.units import Duration, Size, byte_count, describe_size, milli
 from penstock.errors import InvalidInput, InvalidOption
 
 COMMAND_TASK: Final = "penstock.command"
-"""The task of command jobs. Which function runs them is the worker's affair, not an app's."""
+"""The task name of command jobs. The worker, not an app, maps it to a function."""
 
-# What Linux takes as one argument of a program.
+# The longest argument that Linux passes to a program.
 _LONGEST: Final = 131_071
 
 
 class CommandLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a command job carries. ``cwd``: the folder it runs in (empty: the worker's). ``env``: variables that are set
-    besides the worker's own."""
+    """The payload of a command job.
+
+    ``cwd`` is the folder to run in (empty: the worker's). ``env`` adds to the worker's environment.
+    """
 
     command: str
     cwd: str = ""
@@ -29,9 +31,12 @@ class CommandLine(msgspec.Struct, frozen=True, omit_defaults=True):
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(CommandLine).decode
 
+# An interpreter that has imported Penstock takes about 30 MiB; with less than this, no run could start.
+_LEAST_MEMORY: Final = 64 * 1024**2
+
 
 def check_command(line: CommandLine) -> CommandLine:
-    """``line`` if a shell can run it. Raises ``InvalidInput``."""
+    """Return ``line``. Raise ``InvalidInput`` if a shell cannot run it."""
     if not line.command.strip():
         raise InvalidInput("the command is empty. Give what a shell is to run, such as 'make report'.")
     if "\0" in line.command or len(line.command.encode("utf-8", "replace")) > _LONGEST:
@@ -47,12 +52,12 @@ def check_command(line: CommandLine) -> CommandLine:
 
 
 def encode_command(line: CommandLine) -> bytes:
-    """The payload of a command job."""
+    """Return the payload of a command job."""
     return _encode(line)
 
 
 def decode_command(payload: bytes) -> CommandLine:
-    """The command of a payload. Raises ``InvalidInput`` if it is none."""
+    """Return the command of a payload. Raise ``InvalidInput`` if it is not valid."""
     try:
         return check_command(_decode(payload))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -62,33 +67,25 @@ def decode_command(payload: bytes) -> CommandLine:
 
 
 def command_text(payload: bytes) -> str:
-    """Return the command of a payload for people to read; the name of the task if there is none."""
+    """Return the command of a payload for display, or the name of the task if the payload is not valid."""
     try:
         return _decode(payload).command
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return COMMAND_TASK
 
 
-# What a run in a sandbox may use: the options ``memory`` and ``cpu_time`` of a task, in bytes and
-# milliseconds.
-
-
-# An interpreter with Penstock in it takes some 30 MiB; below this a run would fail before it begins.
-_LEAST_MEMORY: Final = 64 * 1024**2
-
-
 class SandboxLimits(msgspec.Struct, frozen=True):
-    """The limits of one run; 0 is no limit."""
+    """The limits of one run; 0 means unlimited."""
 
     memory_bytes: int = 0
     cpu_ms: int = 0
 
 
 def sandbox_limits(*, memory: Size | None, cpu_time: Duration | None) -> SandboxLimits:
-    """The limits a task asks for; ``None`` is no limit.
+    """Return the limits of a task; ``None`` means unlimited.
 
     Raises:
-        InvalidOption: no size, no duration, or too little for any function to run with.
+        InvalidOption: not a size, not a duration, or too little for any function to run.
     """
     memory_bytes = 0 if memory is None else byte_count(memory, what="memory")
     if 0 < memory_bytes < _LEAST_MEMORY:

@@ -1,4 +1,4 @@
-"""Dead letters: what is put into a queue's ``dead_letter`` queue when one of its jobs has failed for good."""
+"""Dead letters: the jobs that report permanent failures to a queue's ``dead_letter`` queue."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _decode_options = msgspec.json.Decoder(Options).decode
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that failed for good, as the handler of its dead letter gets it.
+    """A job that failed for good, as the handler of its dead letter receives it.
 
-    ``payload`` is what its JSON says; one that is not JSON is its bytes in base64. ``error`` has ``type`` and
-    ``message``. ``failed_at`` is the store's time, epoch milliseconds.
+    ``payload`` is the parsed JSON, or base64 text if the bytes are not JSON. ``error`` has the keys ``type`` and
+    ``message``. ``failed_at`` is the store's time in epoch milliseconds.
     """
 
     queue: str
@@ -51,10 +51,10 @@ def dead_letter_job(
     failed_at_ms: int,
     handled_by: str,
 ) -> NewJob:
-    """Return the job that carries the news to ``handled_by``: a task by its name, or by its encoded options.
+    """Return the job that carries the dead letter. ``handled_by`` is the name of its task, or the encoded options.
 
-    Its id is made of the job's, so that one life of a job has one letter; a job that was retried and failed again
-    renews it.
+    The id derives from the failed job's, so one life of a job has one letter. A job that is retried and fails again
+    renews its letter.
     """
     cause = failure or Failure("", "")
     letter = DeadLetter(
@@ -71,7 +71,7 @@ def dead_letter_job(
 
 
 def encode_options(options: Options) -> str:
-    """Return the options of a letter's task as the settings of a queue keep them. No task name looks like that."""
+    """Return the options of a letter's task as queue settings store them. A task name never begins with ``[``."""
     return _encode(options).decode()
 
 

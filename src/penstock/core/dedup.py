@@ -1,7 +1,4 @@
-"""Dedup keys: several jobs that are to be one, whatever their ids.
-
-What the modes do to each other's jobs is in docs/verbs.md.
-"""
+"""Dedup keys: at most one of several jobs runs, whatever their ids. docs/verbs.md describes the modes."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ DedupMode = Literal["simple", "throttle", "debounce"]
 
 
 class Dedup(msgspec.Struct, frozen=True):
-    """Under ``key``, which is a queue's own, at most one job goes in, by the rule of ``mode``.
+    """A key of one queue, and the rule (``mode``) for jobs that share it.
 
-    Make one by ``Dedup.simple``, ``Dedup.throttle`` or ``Dedup.debounce``, which check what they are given.
-    ``ttl_ms`` counts from the enqueue that made the key's record; 0 is no bound. The store does not look at it for
-    ``debounce``: there it is the delay of a job that has no other.
+    ``Dedup.simple``, ``Dedup.throttle`` and ``Dedup.debounce`` make one and check their arguments. ``ttl_ms``
+    counts from the enqueue that took the key; 0 means no limit. For ``debounce`` the store ignores it: it is the
+    delay of a job that has no delay of its own.
     """
 
     key: str
@@ -31,25 +28,27 @@ class Dedup(msgspec.Struct, frozen=True):
 
     @classmethod
     def simple(cls, key: str, ttl: Duration | None = None) -> Dedup:
-        """While the earlier job has not ended, but at most ``ttl`` long, a new one is a duplicate of it."""
+        """Treat a job as a duplicate while an earlier one is open, for up to ``ttl``."""
         return cls(check_dedup_key(key), "simple", 0 if ttl is None else milliseconds(ttl, what="ttl"))
 
     @classmethod
     def throttle(cls, key: str, ttl: Duration) -> Dedup:
-        """One job per ``ttl``, counted from its enqueue, whatever becomes of it."""
-        return cls(check_dedup_key(key), "throttle", _some(ttl, "ttl", "Use Dedup.simple for no window."))
+        """Accept one job per ``ttl``, counted from its enqueue, whatever its outcome."""
+        return cls(
+            check_dedup_key(key), "throttle", _positive_ms(ttl, "ttl", "Use Dedup.simple for no window.")
+        )
 
     @classmethod
     def debounce(cls, key: str, delay: Duration | None = None) -> Dedup:
-        """A new job takes the place of an earlier one that has not begun, so that only the newest of a burst runs.
+        """Replace an earlier job that has not started, so that only the newest of a burst runs.
 
-        ``delay`` is how long each of them waits for a newer one; without it, the job's own delay says so.
+        ``delay`` is how long each job waits for a newer one; the default is the job's own delay.
         """
         return cls(check_dedup_key(key), "debounce", 0 if delay is None else milliseconds(delay))
 
 
-def _some(value: Duration, what: str, remedy: str) -> int:
+def _positive_ms(value: Duration, what: str, remedy: str) -> int:
     ms = milliseconds(value, what=what)
     if ms < 1:
-        raise InvalidOption(f"{what}={shown(value)} is over at once. {remedy}")
+        raise InvalidOption(f"{what} must be at least 1 ms, got {shown(value)}. {remedy}")
     return ms

@@ -1,9 +1,11 @@
-"""The event log's records, and how a batch of them is packed into one entry.
+"""Events, and the packed entries that the event log stores.
 
-An entry is MessagePack: a list of *groups*, each a map of columns. A column is one value for all events of
-the group, or a list with a value for each; no column's value is itself a list. The group's ``n`` says how
-many events it holds. An entry is stored under the sequence number of its last event; the others count back
-from there. Engines write the same format, so one reader serves them all (docs/event-format.md).
+An entry is MessagePack: a list of *groups*, each a map of columns. A column is one value for all events of the
+group, or a list with one value per event; a single value is never a list. The group's ``n`` is its number of
+events. An entry is stored under the sequence number of its last event; the others count back from there. All
+engines write the same format, so one reader serves them all (docs/event-format.md).
+
+``unpack`` returns an entry's events as objects. ``columns`` returns them as lists, for readers that build tables.
 """
 
 from __future__ import annotations
@@ -25,13 +27,12 @@ _decoder = msgspec.msgpack.Decoder(list[dict[str, Any]])
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. ``id`` is empty for events of the queue itself.
+    """One event. ``id`` is empty for events of the queue itself.
 
-    ``type`` is a plain text if the writer was newer and knew of more types than we do.
-    ``state`` is the job's state afterwards (empty once its record is gone). ``run_ms`` is how long the run
-    took, ``wait_ms`` how long the job had been ready before it was claimed. ``size`` is the payload's
-    (enqueued) or the result's (completed). ``data`` is JSON: the progress value, or what was configured.
-    ``by`` is who acted, if a person did.
+    ``type`` is a plain string if a newer version wrote a type that this one does not know. ``state`` is the job's
+    state afterwards (empty if its record is gone). ``run_ms`` is how long the run took, ``wait_ms`` how long the
+    job had been ready before its claim. ``size`` is that of the payload (enqueued) or the result (completed).
+    ``data`` is JSON: the progress, or the new configuration. ``by`` is the person who acted, if any.
     """
 
     seq: int
@@ -65,7 +66,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         return ref_of(self.queue, self.id) if self.id else ""
 
 
-# The column names in an entry, short because every event of every job is stored under them.
+# The column names in an entry. They are short because every event of every job is stored under them.
 COLUMNS: Final = {
     "t": "type",
     "at": "at_ms",
@@ -96,7 +97,7 @@ _TYPES: Final = {kind.value: kind for kind in EventType}
 
 
 def pack(groups: Sequence[dict[str, Any]]) -> bytes:
-    """An entry of these groups. Lists whose values are all equal are stored as one value."""
+    """Return the entry of these groups. A list of equal values is stored as one value."""
     return _encoder.encode([_collapse(group) for group in groups])
 
 
@@ -108,7 +109,7 @@ def _collapse(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def unpack(entry: bytes, *, last_seq: int, queue: str) -> list[Event]:
-    """The events of an entry, in order. Columns this version does not know are passed over."""
+    """Return the events of an entry, in order. Unknown columns are ignored."""
     groups = _decoder.decode(entry)
     seq = last_seq - sum(group["n"] for group in groups)
     events: list[Event] = []
@@ -126,14 +127,10 @@ def _row(columns: dict[str, Any], i: int) -> Iterable[tuple[str, Any]]:
         yield name, value[i] if isinstance(value, list) else value
 
 
-# Entries of the event log as columns, for readers that want tables and no objects.
-#
-# An entry is columnar already (``core.event``): what is the same for all events of a group is repeated,
-# the rest is joined. No ``Event`` is made, and columns that are not asked for are not even decoded.
-
+# Columns
 
 NAMES: Final = Event.__struct_fields__
-"""The columns there are, in their order: the fields of ``Event``."""
+"""The columns, in order: the fields of ``Event``."""
 
 _SHORT: Final = {name: short for short, name in COLUMNS.items()}
 _DEFAULTS: Final = dict(zip(NAMES[-len(Event.__struct_defaults__) :], Event.__struct_defaults__, strict=True))
@@ -147,16 +144,16 @@ def columns(
     until: int | None = None,
     names: Sequence[str] | None = None,
 ) -> dict[str, list[Any]]:
-    """The events of these entries (last sequence number, packed) with ``after < seq <= until``, in order.
+    """Return the events of packed entries (last sequence number, bytes) with ``after < seq <= until`` as columns.
 
-    A list for each of ``names``, all of one length; without ``names`` for every field of ``Event``. Values and
-    defaults are those of ``unpack``, but ``type`` is always a plain text. A name that is no field is a
-    ``KeyError``.
+    The result has one list for each of ``names``, by default for every field of ``Event``. Values and defaults are
+    those of ``unpack``, but ``type`` is always a plain string. Columns that are not in ``names`` are not decoded.
+    Raise ``KeyError`` for an unknown name.
     """
-    wanted = tuple(NAMES if names is None else names)
-    shorts = tuple(_SHORT[name] for name in wanted if name not in ("seq", "queue"))
-    decode = _eventcolumn_decoder(shorts)
-    table: dict[str, list[Any]] = {name: [] for name in wanted}
+    selected = tuple(NAMES if names is None else names)
+    shorts = tuple(_SHORT[name] for name in selected if name not in ("seq", "queue"))
+    decode = _decoder_of(shorts)
+    table: dict[str, list[Any]] = {name: [] for name in selected}
     stored = [table[COLUMNS[short]] for short in shorts]
     numbers = table.get("seq", [])
     for last_seq, entry in entries:
@@ -174,9 +171,9 @@ def columns(
 
 
 def _extend(stored: list[list[Any]], group: Any, start: int, end: int) -> None:
-    """Add the events of a group from one place to another to each column."""
+    """Append the events of a group from ``start`` to ``end`` to each column."""
     count, is_whole = end - start, end - start == group.n
-    # The group begins with n, which is no column.
+    # The first field of the group is n, which is not a column.
     for column, value in zip(stored, astuple(group)[1:], strict=True):
         if type(value) is list:
             column.extend(value if is_whole else value[start:end])
@@ -187,8 +184,8 @@ def _extend(stored: list[list[Any]], group: Any, start: int, end: int) -> None:
 
 
 @lru_cache(64)
-def _eventcolumn_decoder(shorts: tuple[str, ...]) -> Callable[[bytes], list[Any]]:
-    """What decodes these columns of an entry and passes over all others."""
+def _decoder_of(shorts: tuple[str, ...]) -> Callable[[bytes], list[Any]]:
+    """Return a decoder of entries that reads only these columns."""
     fields: list[Any] = [("n", int), *((short, Any, _DEFAULTS.get(COLUMNS[short])) for short in shorts)]
     group = msgspec.defstruct("Group", fields, gc=False)
     return msgspec.msgpack.Decoder(list[group]).decode  # type: ignore[valid-type]

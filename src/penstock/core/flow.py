@@ -1,4 +1,4 @@
-"""Flows: jobs that depend on others. The values that describe them; what they mean is told in docs/verbs.md."""
+"""Flows: jobs that depend on others. docs/verbs.md describes how they run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Node(NamedTuple):
 
 
 class DependencyRecord(msgspec.Struct, frozen=True):
-    """What a dependent knows of one of its dependencies."""
+    """A dependency as its dependent knows it."""
 
     queue: str
     id: str
@@ -36,9 +36,9 @@ class DependencyRecord(msgspec.Struct, frozen=True):
 def woven(
     nodes: Sequence[Node], *, flow: str, into: Dependent | None = None, after: Sequence[Dependency] = ()
 ) -> list[Node]:
-    """The nodes with annexes that say whom each has to tell of its end, from what each says it comes ``after``.
+    """Return the nodes linked to each other: the extras of each list the dependents that its end concerns.
 
-    ``into`` is a job outside that depends on ``after``: the parent that nodes are attached to.
+    ``into`` is a job outside the flow that depends on ``after``: the parent that the nodes are attached to.
     """
     dependents: defaultdict[tuple[str, str], list[Dependent]] = defaultdict(list)
     for dependency in after:
@@ -58,30 +58,30 @@ def _tied(job: NewJob, flow: str, dependents: list[Dependent] | None) -> NewJob:
 
 
 NOTHING_TO_WAIT_FOR: Final = Failure("NothingToWaitFor", FAILURE_TEXTS["NothingToWaitFor"])
-"""The failure of a job that waits for dependencies all of which it has waited for."""
+"""The failure of a job that waits for dependencies but has no new ones."""
 UNKNOWN_DEPENDENCY: Final = (
     "No job can wait for it, and nothing was written. Enqueue it first, or put both in one flow."
 )
 
 
 def blame(queue: str, id: str, state: DependencyState, failure: Failure | None) -> Failure:
-    """The failure of a job whose dependency ended like this. The first cause stays, however many it passes through."""
+    """Return the failure of a job whose dependency ended like this. Along a chain, the first cause stays."""
     if failure is not None and failure.type == "DependencyFailed":
         return failure
     match state:
         case "failed" if failure is not None:
-            said = f"failed: {failure.type}: {failure.message}"
+            cause = f"failed: {failure.type}: {failure.message}"
         case "removed" if failure is not None and failure.type == "DependencyNotFound":
-            said = "is not known"
+            cause = "is not known"
         case "removed" if failure is not None:
-            said = f"was refused: {failure.message}"
+            cause = f"was refused: {failure.message}"
         case "failed" | "cancelled" | "removed":
-            said = {"failed": "failed", "cancelled": "was cancelled", "removed": "was removed"}[state]
+            cause = {"failed": "failed", "cancelled": "was cancelled", "removed": "was removed"}[state]
         case _:
             raise AssertionError(state)
-    return Failure("DependencyFailed", f"dependency {queue}/{id} {said}")
+    return Failure("DependencyFailed", f"dependency {queue}/{id} {cause}")
 
 
 def not_found(queue: str, id: str) -> Failure:
-    """What is said of a dependency that has no record."""
+    """Return the failure of a dependency that has no record."""
     return Failure("DependencyNotFound", f"job {queue}/{id} is not known: it never was, or is no longer kept")

@@ -1,7 +1,6 @@
-"""What few jobs have beside the common: a group, a cost, headers, and what ties a job to others.
+"""A job in its shapes: new, leased, and as stored, with the rare fields (``Extras``) that few jobs have.
 
-Engines keep it apart from a job's record, packed, and look at it only where it is there. It travels and is
-stored as a MessagePack map under short names, which the Lua of the Valkey engine reads too.
+All are plain values. ``core.names`` and the client check sizes and names before they get here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from penstock.errors import InvalidOption
 
 
 class Dependent(NamedTuple):
-    """A job that is to be told of another's end, in the life that began with ``flow``."""
+    """A job that is notified of another's end, in the incarnation that began with ``flow``."""
 
     queue: str
     id: str
@@ -51,21 +50,25 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     "staged_delay_ms": "sd",
     "unknown_run": "ur",
 }):  # fmt: skip
-    """See the module. What is no **tie**: ``headers``, which are the user's and pass through untouched; ``usage``, what
-    the job has reported (``core.usage``); ``scheduler`` and ``slot_ms``, where it comes from; ``step``, where it goes
-    on. ``awaits`` (a signal, until ``awaits_until_ms``, 0: for ever), ``received``, ``timed_out`` and ``kept`` (how
-    many signals came early) are of its suspensions; ``staged_delay_ms`` counts from the release of a staged job
-    (see ``staged_at_ms``). ``unknown_run`` is the last run whose worker did not know the task. All else is a tie:
-    ``dedup`` is the key whose record goes when the job ends; ``repeats``: its scheduler waits for that end; ``holds``
-    are consumers that keep a finished job, and for how many milliseconds after its end.
+    """The fields that few jobs have: a group, a cost, headers, and links to other jobs.
 
-    ``flow`` names the flow a job came with. ``dependents`` are told of its end, with those in a list beside the
-    extras if it ``has_later_dependents``. ``passes`` is for whoever runs the job: how results of its dependencies
-    become arguments.
+    Engines store them apart from a job's record, as a MessagePack map under short names that the Lua of the Valkey
+    engine reads too, and unpack them only if they exist.
 
-    The short names are a storage format: add, never reuse. No field may be an empty list or map once it is
-    set: in Lua the two are the same. ``headers`` are packed first: they differ from job to job, and the Lua skips them
-    to decode the rest only once (lua/shortcut.lua).
+    Plain fields: ``headers`` are the user's. ``usage`` is what the job has reported (``core.limits``).
+    ``scheduler`` and ``slot_ms`` are its origin, ``step`` the step at which it continues. Suspensions use
+    ``awaits`` (a signal, until ``awaits_until_ms``; 0: no timeout), ``received``, ``timed_out`` and ``kept`` (the
+    number of signals that came early). ``staged_delay_ms`` counts from the release of a staged job (see
+    ``staged_at_ms``). ``unknown_run`` is the last run whose worker did not know the task.
+
+    Links: ``dedup`` is the key that the job's end frees. ``repeats``: its scheduler waits for its end. ``holds``
+    are the consumers that keep the finished job, with the milliseconds after its end. ``flow`` is the flow that the
+    job came with. ``dependents`` are notified of its end, and, if it ``has_later_dependents``, those in a list
+    beside the extras. ``passes`` tells the worker how results of dependencies become arguments.
+
+    The short names are a storage format: add names, never reuse them. A field that is set must not be an empty list
+    or map, because Lua cannot tell the two apart. ``headers`` are packed first: they differ from job to job, and
+    the Lua skips them to decode the rest only once (lua/shortcut.lua).
     """
 
     headers: dict[str, str] | None = None
@@ -93,12 +96,12 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
     @property
     def binds(self) -> bool:
-        """Whether the job's transitions concern others, or others it: then no engine may take a shortcut."""
+        """Return whether the job is linked to others, so that engines must not take a fast path."""
         return self.group != "" or self.cost != 1 or self.binds_beyond_group
 
     @property
     def binds_beyond_group(self) -> bool:
-        """Whether there is another tie than that to its group."""
+        """Return whether the job has links other than its group."""
         return (
             self.flow != ""
             or self.dedup != ""
@@ -111,31 +114,26 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
         )
 
     def shed(self) -> Extras:
-        """What of it a later life of the same id begins with: all that the user said, nothing that happened."""
+        """Return the extras with which a new incarnation of the id starts: the user's fields only."""
         return Extras(group=self.group, cost=self.cost, headers=self.headers, holds=self.holds)
 
     @property
     def longest_hold_ms(self) -> int:
-        """For how long after its end a job is held by its consumers; 0 if by none."""
+        """Return how long consumers hold the job after its end; 0 without holds."""
         return max(self.holds.values()) if self.holds else 0
 
 
 EMPTY_EXTRAS: Final = Extras()
 _NOTHING: Final = 3
-"""Bytes of an empty map, in any of the ways to write it: one with an entry has more."""
+"""The most bytes that an empty map can take. A map with an entry takes more."""
 
 pack_extras: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Extras).decode
 
 
 def unpack_extras(packed: bytes) -> Extras | None:
-    """The annex of these bytes; ``None`` if there is nothing in it."""
+    """Return the unpacked extras; ``None`` if they are empty."""
     return None if len(packed) <= _NOTHING else _decode(packed)
-
-
-# A job, in the shapes it has on its way: what is put in, what is leased, what is read back.
-#
-# All are plain values. Sizes and names are checked before they get here (``core.names``, ``queue``).
 
 
 HOUR_MS = 3_600_000
@@ -143,7 +141,7 @@ DAY_MS = 24 * HOUR_MS
 
 EnqueueStatus = Literal["queued", "duplicate", "completed", "updated", "rerun"]
 Policy = Literal["fail", "ignore", "wait"]
-"""What the failure of a dependency does to its dependent."""
+"""The effect that the failure of a dependency has on its dependent."""
 
 
 class Dependency(NamedTuple):
@@ -155,7 +153,7 @@ class Dependency(NamedTuple):
 
 
 class Options(msgspec.Struct, frozen=True, array_like=True):
-    """How a job is treated. All jobs of a task share one value, so engines cache its encoding.
+    """The execution options of a job. All jobs of a task share one value, so engines cache its encoding.
 
     The order of the fields is a storage format: append, never reorder.
     """
@@ -171,12 +169,12 @@ class Options(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """What an enqueue does when its id is known (rules 7 and 8).
+    """The rule for an enqueue whose id exists.
 
     - ``default``: open -> duplicate; completed and kept -> its result; failed or cancelled -> queued afresh.
     - ``absent``: any kept record is a duplicate.
-    - ``redispatch``: a pending job is updated as the fields say; an active one gets a rerun slot; a finished
-      one is queued afresh.
+    - ``redispatch``: a pending job is updated as the fields say; an active one gets a rerun slot; a finished one is
+      queued afresh.
     """
 
     mode: Literal["default", "absent", "redispatch"] = "default"
@@ -192,15 +190,14 @@ DEFAULT_OPTIONS = Options()
 
 
 class NewJob(msgspec.Struct, frozen=True):
-    """One job to enqueue.
+    """A job to enqueue.
 
-    ``delay_ms`` counts from the store's now; ``run_at_ms`` (epoch) is an instant the user named; at most one
-    of the two is given. ``ttl_ms`` counts from the enqueue. ``unchecked`` promises that the id is new.
-    ``extras`` is what few jobs have. ``dedup`` applies if the id would be queued afresh. The job waits
-    for those in ``after``; then its extras have a ``flow`` and say ``has_dependencies``. ``staged``: it is kept back
-    until its write, which ``write_id`` names, is whole (see ``staged_at_ms``); delay and ttl count from there.
-    ``notify`` is the name of a listener (see ``Storage.listen``) to tell of the job's end; one that finds a
-    duplicate waits for that one's end.
+    ``delay_ms`` counts from the store's now; ``run_at_ms`` (epoch) is the user's timestamp; at most one of them is
+    set. ``ttl_ms`` counts from the enqueue. ``unchecked`` promises that the id is new. ``dedup`` applies if the id
+    would be queued afresh. The job waits for the jobs in ``after``; its extras then have a ``flow`` and
+    ``has_dependencies``. ``staged`` keeps the job back until its write (``write_id``) is complete (see
+    ``staged_at_ms``); delay and ttl count from then. ``notify`` is the listener (see ``Storage.listen``) to notify
+    of the job's end, or of the end of the job that this one duplicates.
     """
 
     id: str
@@ -223,8 +220,8 @@ class NewJob(msgspec.Struct, frozen=True):
 
     @property
     def stored_extras(self) -> Extras | None:
-        """What an engine keeps as the annex: a record of a dedup key that is to go with the job ties it; the delay of
-        a staged job waits there for its release."""
+        """Return the extras that an engine stores: with the dedup key that the job's end frees, and the delay of a
+        staged job."""
         if self.staged and self.delay_ms:
             return msgspec.structs.replace(self.extras or EMPTY_EXTRAS, staged_delay_ms=self.delay_ms)
         dedup = self.dedup
@@ -236,12 +233,12 @@ class NewJob(msgspec.Struct, frozen=True):
 class Enqueued(msgspec.Struct, frozen=True):
     """The answer to one ``NewJob``.
 
-    ``queued``: it is in. ``duplicate``: the id is known, in ``state``; nothing changed. ``completed``: it ran
-    before, ``result`` is what came out. ``updated``: the pending job was changed. ``rerun``: the id is active
+    ``queued``: the job was added. ``duplicate``: the id exists, in ``state``; nothing changed. ``completed``: it
+    ran before and ``result`` is its result. ``updated``: the pending job was changed. ``rerun``: the id is active
     and will run again with this dispatch.
 
-    ``id`` differs from the one that was given if the job is a duplicate by its dedup key: it is that of the
-    earlier job. ``state`` is ``None`` if a throttle has outlived that job's record.
+    ``id`` is that of the earlier job if the new one is a duplicate by its dedup key. ``state`` is ``None`` if a
+    throttle has outlived that job's record.
     """
 
     id: str
@@ -252,10 +249,10 @@ class Enqueued(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A job taken under a lease. ``token`` proves the holding; it alone decides whose settle counts.
+    """A leased job. Only the holder of ``token`` can settle it.
 
-    ``run`` counts from 1. ``cancelling`` is true if the job is to stop as soon as it can. ``signal`` is the data of
-    the signal that ended its last suspension (``extras.received`` names it).
+    ``run`` counts from 1. ``cancelling``: the run should stop as soon as it can. ``signal`` is the data of the
+    signal that ended the last suspension (``extras.received`` is its name).
     """
 
     id: str
@@ -277,10 +274,10 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the store has it now. Times are the store's, epoch milliseconds; 0 means never.
+    """A job as the store has it now. Times are the store's, in epoch milliseconds; 0 means never.
 
-    ``damaged`` is set if the stored record could not be read: the original values as MessagePack, a map from the
-    name of each part to its bytes. The job has then failed with the error class ``Damaged``.
+    ``damaged`` is set if the stored record could not be read: the original bytes by the name of each part, as
+    MessagePack. The job has then failed with the error class ``Damaged``.
     """
 
     id: str
@@ -316,52 +313,47 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_staged(self) -> bool:
-        """Whether it is kept back until its write is whole."""
+        """Return whether the job is kept back until its write is complete."""
         return self.state is State.SCHEDULED and self.run_at_ms >= STAGED_FROM_MS
 
     @property
     def is_handed_back(self) -> bool:
-        """Return whether the worker of its last run did not know the task, and no worker has taken it since."""
+        """Return whether the worker of the last run did not know the task, and no worker has taken the job since."""
         if self.extras is None or not self.extras.unknown_run or self.state not in _HELD_BACK:
             return False
         return self.extras.unknown_run == self.runs
 
 
-# Staged jobs: put in by a write that is yet to be whole, and released or removed with it.
+# Staged jobs: a write enqueues them, and its completion releases them, its failure discards them.
 #
-# A staged job is scheduled for an instant that is beyond all others and belongs to its write alone. So it
-# needs no state and no index of its own, and nothing that time brings ever reaches it. Instants stay
-# below 2**48, which is what records have room for, and below the year 10000, which is what ``datetime``
-# has.
+# A staged job is scheduled for a time later than all others that belongs to its write alone. So it needs no
+# state and no index of its own, and maintenance never reaches it. These times stay below 2**48, the limit
+# of records, and below the year 10000, the limit of ``datetime``.
 
 
 STAGED_FROM_MS: Final = 2**47
-"""The year 6429: the first instant that no user may name."""
+"""The year 6429: the first time that no user can set."""
 
 _WRITES: Final = 2**46
 
 
 @lru_cache(64)
 def staged_at_ms(write_id: str) -> int:
-    """The instant of a write. Two writes may share one, so whoever walks it looks at ``write_id`` too."""
+    """Return the time that stands for a write. Two writes may share it, so readers also compare ``write_id``."""
     digest = blake2b(write_id.encode(), digest_size=8).digest()
     return STAGED_FROM_MS + int.from_bytes(digest, "big") % _WRITES
 
 
 def check_staged(job: NewJob) -> None:
-    """Refuse what does not go together with staging.
-
-    Raises:
-        InvalidOption: no ``write_id``; an instant, a dedup key, a flow or a redispatch.
-    """
+    """Raise ``InvalidOption`` if the job has options that staging excludes, or no ``write_id``."""
     extras = job.extras
     is_tied = job.after or (extras is not None and (extras.flow or extras.dependents or extras.repeats))
     if not job.write_id:
         raise _refused(job, "it has no write_id, so nothing could release it")
     if job.run_at_ms is not None:
-        raise _refused(job, "it has a run_at; give it a delay, which counts from the release")
+        raise _refused(job, "it has a run_at; use a delay, which counts from the release")
     if job.dedup is not None:
-        raise _refused(job, "it has a dedup key, and nobody knows whether it will ever stand for it")
+        raise _refused(job, "it has a dedup key, which it would hold even if it were never released")
     if is_tied:
         raise _refused(job, "it belongs to a flow or a scheduler, which would wait for it")
     if job.conflict.mode == "redispatch":

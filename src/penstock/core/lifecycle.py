@@ -1,7 +1,7 @@
 """The states of a job and the transitions between them, as data.
 
-``TRANSITIONS`` is the whole truth: engines implement it, contract tests walk it. A state changes only by
-a verb, never by the mere passing of time.
+Engines implement ``TRANSITIONS``, and the contract tests walk it. Only a verb changes a state; time alone never
+does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class State(StrEnum):
-    """Where a job is. ``failed`` is the dead-letter set."""
+    """The state of a job. ``failed`` is the dead-letter set."""
 
     SCHEDULED = "scheduled"
     WAITING = "waiting"
@@ -27,7 +27,7 @@ TERMINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
 
 
 class EventType(StrEnum):
-    """What an entry of the event log says happened."""
+    """The type of an event in the log."""
 
     ENQUEUED = "enqueued"
     CLAIMED = "claimed"
@@ -58,12 +58,12 @@ class EventType(StrEnum):
 
 
 class Transition(NamedTuple):
-    """``verb`` may take a job from ``source`` to ``target``; ``event`` is what the log says of it.
+    """``verb`` may take a job from ``source`` to ``target`` and log ``event``.
 
-    ``deliver`` stands for what the end of a dependency does to a dependent, whichever verb brought that end about.
-    ``None`` as a source is an id without a record, as a target the end of the record. What only forgets a
-    finished job (retention) is no event; ``obliterate`` is one event of the queue. The verb ``fill`` is what every verb
-    does to the groups it made room in. ``quarantine`` is what every verb does to a record that it cannot read.
+    A source of ``None`` is an id without a record; a target of ``None`` removes the record. Retention logs no event
+    when it removes a finished job, and ``obliterate`` logs one event for the queue. Three names are not verbs of
+    the contract: ``deliver`` is the effect of a dependency's end on its dependents, ``fill`` the effect of room in
+    a group on its members, and ``quarantine`` the effect of a record that cannot be read; any verb may cause them.
     """
 
     verb: str
@@ -80,7 +80,7 @@ def _table() -> tuple[Transition, ...]:
         *(t("enqueue", source, s.WAITING, e.ENQUEUED) for source in (None, *finished)),
         *(t("enqueue", source, s.SCHEDULED, e.ENQUEUED) for source in (None, *finished)),
         *(t("enqueue", source, s.BLOCKED, e.ENQUEUED) for source in (None, *finished)),
-        # A staged job gives way to one of another write.
+        # A staged job is replaced by one of another write.
         *(t("enqueue", s.SCHEDULED, target, e.ENQUEUED) for target in pending),
         t("enqueue", s.WAITING, s.SCHEDULED, e.CHANGED),
         t("enqueue", s.SCHEDULED, s.WAITING, e.CHANGED),
@@ -145,5 +145,5 @@ TRANSITIONS: tuple[Transition, ...] = _table()
 
 
 def sources(verb: str) -> frozenset[State | None]:
-    """The states ``verb`` may start from; from all others it changes nothing."""
+    """Return the states that ``verb`` may start from; it changes nothing in all others."""
     return frozenset(row.source for row in TRANSITIONS if row.verb == verb)

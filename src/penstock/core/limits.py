@@ -1,8 +1,8 @@
-"""Rates: at most so many in any stretch of so long. What users write (``"100/s"``, ``"5/2m"``), and the two
-numbers behind it.
+"""Rates, limits of queues and groups, and usage: what users write, and the numbers behind it.
 
-A rate is a sliding window, here and wherever else one is kept to: in *any* ``per_ms`` there are at most ``count``
-starts. A counter that is reset every second would let twice as many through around the reset.
+A rate (``"100/s"``, ``"5/2m"``) is a sliding window: *any* ``per_ms`` sees at most ``count`` starts. A counter that
+is reset every second would let twice as many through around the reset. Storage enforces limits as docs/verbs.md
+describes.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from penstock.core.units import Duration, describe, milliseconds
 from penstock.errors import InvalidOption
 
 MOST: Final = 1_000_000
-"""The largest count: whoever keeps to a rate has to remember so many starts."""
+"""The largest count: the enforcer of a rate remembers that many starts."""
 
 _ACCEPTED: Final = 'a text such as "100/s", "5/2m" or "1/500ms", a pair such as (5, "2m"), or a Rate'
 
 
 class Rate(msgspec.Struct, frozen=True, array_like=True):
-    """At most ``count`` in any ``per_ms``. Made by ``parse_rate``, which checks."""
+    """At most ``count`` in any ``per_ms``. Use ``parse_rate``, which validates."""
 
     count: int
     per_ms: int
 
     def __str__(self) -> str:
-        """As ``parse_rate`` reads it: ``"5/2m"``, and ``"100/s"`` rather than ``"100/1s"``."""
+        """Return the text that ``parse_rate`` reads: ``"5/2m"``, and ``"100/s"`` rather than ``"100/1s"``."""
         period = describe(self.per_ms)
         return f"{self.count}/{period[1:] if period[1:].isalpha() and period[0] == '1' else period}"
 
@@ -40,11 +40,10 @@ RateLike: TypeAlias = str | tuple[int, Duration] | Rate
 
 
 def parse_rate(value: RateLike, *, what: str = "rate") -> Rate:
-    """The rate that ``value`` says.
+    """Return ``value`` as a rate.
 
     Raises:
-        InvalidOption: it is none, its count is not from 1 to ``MOST``, or its period is nothing or no duration; the
-        message names ``what``.
+        InvalidOption: not a rate, a count outside 1 to ``MOST``, or an invalid period; the message names ``what``.
     """
     match value:
         case Rate(count=count, per_ms=per_ms) if type(per_ms) is int:
@@ -60,7 +59,7 @@ def parse_rate(value: RateLike, *, what: str = "rate") -> Rate:
 def _parse(text: str, what: str) -> Rate:
     number, slash, period = text.partition("/")
     number, period = number.strip(), period.strip()
-    # The length first: int() of a million digits is a way to keep a server busy.
+    # Check the length first: an attacker could keep a server busy with int() of a million digits.
     if not slash or len(number) > 10 or not (number.isascii() and number.isdigit()):
         raise _refused(text, what, "it cannot be read")
     try:
@@ -74,7 +73,7 @@ def _checked(value: object, what: str, count: int, per_ms: int) -> Rate:
     if type(count) is not int or not 1 <= count <= MOST:
         raise _refused(value, what, f"its count is not a whole number from 1 to {MOST}")
     if per_ms < 1:
-        raise _refused(value, what, "its period is nothing")
+        raise _refused(value, what, "its period is zero")
     return Rate(count, per_ms)
 
 
@@ -82,32 +81,29 @@ def _refused(value: object, what: str, cause: str) -> InvalidOption:
     return InvalidOption(f"{what}={shown(value)} is not a valid rate: {cause}. Give {_ACCEPTED}.")
 
 
-# Limits of a queue, and of the groups in it: how many at a time, how many in a stretch of time, at which
-# cost.
-#
-# Plain values; ``storage`` keeps to them, docs/verbs.md says how exactly.
-
+# Limits of queues and groups
 
 EVERY_GROUP: Final = "*"
-"""Stands for the groups that have no limit of their own."""
+"""Stands for all groups without a limit of their own."""
 
 Reason: TypeAlias = Literal["", "paused", "asked", "concurrency", "rate", "bucket"]
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True):
-    """Holds up to ``capacity`` tokens; ``refill`` of them come in every ``per_ms``, continuously."""
+    """Holds up to ``capacity`` tokens and gains ``refill`` of them in every ``per_ms``, continuously."""
 
     capacity: int
     refill: int
     per_ms: int
 
     def __str__(self) -> str:
-        """As ``penstock limit set --bucket`` reads it: ``"100:10/s"``."""
+        """Return the text that ``penstock limit set --bucket`` reads: ``"100:10/s"``."""
         return f"{self.capacity}:{Rate(self.refill, self.per_ms)}"
 
 
 class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``None`` is no bound. A queue has no bucket: cost is what a job takes from its group's."""
+    """The limits of a queue or group; ``None`` means unlimited. Only groups have a bucket; a job's cost is charged to
+    it."""
 
     concurrency: int | None = None
     rate: Rate | None = None
@@ -115,12 +111,15 @@ class Limit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 LimitsOfQueue: TypeAlias = dict[str, Limit]
-"""Limits by the group they are of: ``""`` is the queue itself, ``"*"`` every group without one of its own."""
+"""Limits by group: ``""`` is the queue itself, ``"*"`` every group without its own limit."""
 
 
 class GroupState(msgspec.Struct, frozen=True):
-    """A group as it is now. ``held`` are slots of members that will run again; ``why`` it has no room for the first of
-    those that are blocked, and the time until then if it is known."""
+    """A group as it is now.
+
+    ``held`` is the number of slots kept for members that will run again. ``why`` says what keeps out the first
+    blocked member, and ``wait_ms`` until when, if that is known.
+    """
 
     key: str
     waiting: int
@@ -133,41 +132,41 @@ class GroupState(msgspec.Struct, frozen=True):
 
 
 def charged(cost: int, bucket: Bucket) -> int:
-    """What a job takes from the bucket: never more than it can hold."""
+    """Return the tokens that a job takes from the bucket: at most its capacity."""
     return min(cost, bucket.capacity)
 
 
-# Usage: named numbers that jobs report (tokens, money), kept exactly.
-#
-# Amounts are stored as whole millionths, so that sums do not drift and every engine gives the same.
+# Usage: named numbers that jobs report (tokens, money). Amounts are stored as whole millionths, so that
+# sums do not drift and all engines return the same.
 
 
 MILLION: Final = 1_000_000
-_MOST: Final = 2**53
+_LARGEST_AMOUNT: Final = 2**53
 _LONGEST_NAME: Final = 100
 
 
 def micros(name: str, amount: Any) -> int:
-    """``amount`` in whole millionths, rounded to the nearest.
+    """Return ``amount`` in millionths, rounded to the nearest integer.
 
     Raises:
-        InvalidOption: it is no number, negative, not finite, or too large to be summed exactly.
+        InvalidOption: not a number, negative, not finite, or too large for exact sums.
     """
     if isinstance(amount, bool) or not isinstance(amount, (int, float, Decimal)):
         raise InvalidOption(
             f"usage {name}={shown(amount)} is not a number. Give an int, a float or a Decimal."
         )
-    # Decimal first: math.isfinite raises for its signalling NaN, and for integers too large for a float.
+    # Test Decimal separately: math.isfinite raises for its signalling NaN, and for integers too large for a
+    # float.
     is_finite = amount.is_finite() if isinstance(amount, Decimal) else abs(amount) < math.inf
-    if not is_finite or amount < 0 or amount * MILLION > _MOST:
+    if not is_finite or amount < 0 or amount * MILLION > _LARGEST_AMOUNT:
         raise InvalidOption(f"usage {name}={shown(amount)} is not valid. Give a number from 0 to 9 billion.")
     return round(amount * MILLION)
 
 
-def amounts(given: Mapping[Any, Any]) -> dict[str, int]:
-    """Named amounts in millionths, those of zero left out. Raises ``InvalidOption`` as ``micros``, and for names."""
-    found = {check_usage_name(name): micros(name, amount) for name, amount in given.items()}
-    return {name: value for name, value in found.items() if value}
+def amounts(usage: Mapping[Any, Any]) -> dict[str, int]:
+    """Return the amounts other than zero in millionths. Raise ``InvalidOption`` for an invalid amount or name."""
+    checked = {check_usage_name(name): micros(name, amount) for name, amount in usage.items()}
+    return {name: amount for name, amount in checked.items() if amount}
 
 
 def check_usage_name(name: Any) -> str:

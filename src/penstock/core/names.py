@@ -1,18 +1,18 @@
-"""What ids and names may look like, checked at the door.
+"""The rules for ids and names.
 
-| what | allowed |
+| name | allowed |
 |---|---|
 | id | 1 to 200 printable characters of any script; spaces inside, not at the ends |
-| ref | queue, ``/``, id: the first slash parts them, since a queue's name has none |
+| ref | queue, ``/``, id; the first slash separates them, because queue names have none |
 | queue, namespace | 1 to 100 of ``A-Z a-z 0-9 _ . -``, beginning with a letter or a digit |
 | task | 1 to 200 of ``A-Z a-z 0-9 _ . : -`` |
-| group | as an id, but not ``*`` |
-| dedup key | as an id |
-| scheduler | as an id, but at most 150: its jobs' ids begin with it |
+| group | like an id, but not ``*`` |
+| dedup key | like an id |
+| scheduler | like an id, but at most 150 characters: its jobs' ids begin with it |
 | worker, consumer | 1 to 200 of ``A-Z a-z 0-9 _ . : @ -`` |
 
-``/ { }`` are kept out of names because Valkey's keys are built with them (``{namespace/queue/0}``).
-Every function returns the plain ``str`` it was given, or raises ``InvalidName``.
+Names exclude ``/ { }`` because Valkey's keys contain them (``{namespace/queue/0}``). Every check returns the plain
+``str`` of its argument, or raises ``InvalidName``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ID_RULE: Final = f"1 to {_LONGEST} printable characters, without white space at
 
 
 def check_id(value: str) -> str:
-    """``value`` if it can be a job's id."""
+    """Return ``value`` if it is a valid job id."""
     if type(value) is not str:
         value = _plain("id", value, _ID_RULE)
     # isprintable() is false for control characters, line ends, lone surrogates and all white space but " ".
@@ -77,7 +77,7 @@ def split_ref(ref: str) -> tuple[str, str]:
 
 
 def check_group(value: str) -> str:
-    """``value`` if it can be the key of a group."""
+    """Return ``value`` if it is a valid group key."""
     plain = _text("group", value)
     if plain == "*":
         raise InvalidName(
@@ -87,12 +87,12 @@ def check_group(value: str) -> str:
 
 
 def check_dedup_key(value: str) -> str:
-    """``value`` if it can be a dedup key."""
+    """Return ``value`` if it is a valid dedup key."""
     return _text("dedup key", value)
 
 
 def check_scheduler(value: str) -> str:
-    """``value`` if it can name a scheduler."""
+    """Return ``value`` if it is a valid scheduler name."""
     name = _text("scheduler name", value)
     if len(name) > _LONGEST_SCHEDULER:
         raise _refused("scheduler name", value, f"at most {_LONGEST_SCHEDULER} characters")
@@ -107,31 +107,31 @@ def _text(what: str, value: str) -> str:
 
 
 def check_queue(value: str) -> str:
-    """``value`` if it can name a queue."""
+    """Return ``value`` if it is a valid queue name."""
     if type(value) is str and _place(value):
         return value
     return _checked("queue name", value, _place, _PLACE_RULE)
 
 
 def check_namespace(value: str) -> str:
-    """``value`` if it can name a namespace."""
+    """Return ``value`` if it is a valid namespace."""
     return _checked("namespace", value, _place, _PLACE_RULE)
 
 
 def check_task(value: str) -> str:
-    """``value`` if it can name a task."""
+    """Return ``value`` if it is a valid task name."""
     if type(value) is str and _task(value):
         return value
     return _checked("task name", value, _task, _TASK_RULE)
 
 
 def check_signal(value: str) -> str:
-    """``value`` if it can name a signal."""
+    """Return ``value`` if it is a valid signal name."""
     return _checked("signal name", value, _task, _TASK_RULE)
 
 
 def check_step(value: str | None) -> str | None:
-    """``value`` if it can name a step of a job; ``None`` and the empty name, its beginning, can."""
+    """Return ``value`` if it is a valid step name. ``None`` and the empty name stand for the beginning of a job."""
     if value is None or value == "":
         return value
     plain = _plain("step", value, _ID_RULE)
@@ -141,12 +141,12 @@ def check_step(value: str | None) -> str | None:
 
 
 def check_consumer(value: str) -> str:
-    """``value`` if it can name a reader of the event log."""
+    """Return ``value`` if it is a valid name of a reader of the event log."""
     return _checked("consumer name", value, _worker, _WORKER_RULE)
 
 
 def check_worker(value: str) -> str:
-    """``value`` if it can name a worker."""
+    """Return ``value`` if it is a valid worker name."""
     return _checked("worker name", value, _worker, _WORKER_RULE)
 
 
@@ -158,7 +158,7 @@ def _checked(what: str, value: object, allowed: _Rule, rule: str) -> str:
 
 
 def _plain(what: str, value: object, rule: str) -> str:
-    """A member of a StrEnum is welcome, but what is stored and compared is its text alone."""
+    """Return the plain text of a ``str`` or a member of a ``StrEnum``: only that is stored and compared."""
     if isinstance(value, str):
         return str.__str__(value)
     raise _refused(what, value, rule)
@@ -185,7 +185,7 @@ def _cause(value: object) -> str:
     return "a character or its length is not allowed"
 
 
-# Ids: ``uuid7`` for jobs whose id nobody chose, ``content_id`` for jobs that are what their payload is.
+# Ids: ``uuid7`` makes random ones, ``content_id`` derives one from a payload.
 
 
 _VERSION_7: Final = 0x7 << 76
@@ -194,10 +194,10 @@ _LOW_MASK: Final = (1 << 62) - 1
 
 
 class _Sequence:
-    """The last id given out. One per process: a child of a fork starts its own, or both would count alike.
+    """The last id of this process. A child of a fork starts its own sequence, or both would make the same ids.
 
-    Within a millisecond ids rise by a random step of up to 2**32, so that one does not tell the next. Each
-    millisecond begins in the lower half of the low 62 bits: room for half a thousand million ids and more.
+    Within a millisecond ids rise by a random step of up to 2**32, so that one id does not reveal the next. Each
+    millisecond starts in the lower half of the low 62 bits, which leaves room for more than 500 million ids.
     """
 
     __slots__ = ("last", "limit", "lock", "ms", "randbits")
@@ -207,11 +207,12 @@ class _Sequence:
         self.ms = 0
         self.last = 0
         self.limit = 0
-        # A generator of our own: after random.seed(1) in a program, all its processes would make equal ids.
+        # A separate generator: a program that calls random.seed(1) would make the same ids in all its
+        # processes.
         self.randbits = random.Random(os.urandom(32)).getrandbits
 
     def begin(self, ms: int) -> int:
-        """The first id of a millisecond."""
+        """Return the first id of a millisecond."""
         head = ms << 80 | _VERSION_7 | self.randbits(12) << 64 | _VARIANT
         self.ms = ms
         self.limit = head | _LOW_MASK
@@ -233,11 +234,11 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def uuid7() -> str:
-    """A new UUID of version 7 (RFC 9562) as 32 hexadecimal digits.
+    """Return a new UUID of version 7 (RFC 9562) as 32 hexadecimal digits.
 
-    Ids of one process rise strictly, whichever thread asks and even if the clock is set back. Safe to call
-    from any thread and after a fork. Without dashes, because a store keeps every id several times;
-    ``uuid.UUID`` reads it.
+    Ids of one process rise strictly, across threads and even if the clock is set back. Safe to call from any thread
+    and after a fork. The digits have no dashes, because a store keeps every id several times; ``uuid.UUID`` accepts
+    them.
     """
     sequence = _sequence
     with sequence.lock:
@@ -254,16 +255,16 @@ def uuid7() -> str:
 
 
 def content_id(payload: Any, *, length: int = 32) -> str:
-    """An id made of what ``payload`` says: ``length`` hexadecimal digits (16 to 128) of the hash of its
-    canonical JSON.
+    """Return an id derived from ``payload``: ``length`` hexadecimal digits (16 to 128) of the hash of its canonical
+    JSON.
 
     Payloads with equal JSON have equal ids, whatever the order of their keys and whether they are dicts,
-    dataclasses, msgspec structs or pydantic models. ``1`` and ``1.0`` differ, as they do in JSON. The digits
-    depend on ``length`` only in number: a shorter id is the beginning of the longer one.
+    dataclasses, msgspec structs or pydantic models. ``1`` and ``1.0`` differ, as they do in JSON. A shorter id is
+    the beginning of a longer one.
 
     Raises:
-        SerializationError: the payload has no JSON, or holds NaN or infinity, which would pass for ``null``.
-        InvalidOption: a length out of range, or odd.
+        SerializationError: the payload has no JSON form, or contains NaN or infinity, which would become ``null``.
+        InvalidOption: ``length`` is odd or out of range.
     """
     if not 16 <= length <= 128 or length % 2:
         raise InvalidOption(
@@ -274,9 +275,10 @@ def content_id(payload: Any, *, length: int = 32) -> str:
 
 
 def plain_model(value: Any) -> Any:
-    """A pydantic model as the JSON-like dict it dumps itself to; msgspec's ``enc_hook`` wherever we encode.
+    """Return a pydantic model as a JSON-like dict: the ``enc_hook`` of all msgspec encoders here.
 
-    A model is known by its method, so that pydantic need not be installed. Raises ``TypeError`` for all else.
+    A model is recognised by its ``model_dump`` method, so pydantic need not be installed. Raise ``TypeError`` for
+    other types.
     """
     dump = getattr(type(value), "model_dump", None)
     if dump is None:
@@ -290,7 +292,7 @@ _canonical: Final = msgspec.json.Encoder(order="sorted", enc_hook=plain_model)
 def _canonical_json(payload: Any) -> bytes:
     try:
         data = _canonical.encode(payload)
-        # msgspec writes NaN and infinity as null; only where there is a null is a second look needed.
+        # msgspec writes NaN and infinity as null, so only data with a null needs a second check.
         if data.find(b"null") >= 0:
             json.dumps(msgspec.to_builtins(payload, str_keys=True, enc_hook=plain_model), allow_nan=False)
     except Exception as error:

@@ -1,6 +1,6 @@
-"""What became of one run of a job: plain data that a worker returns and a store applies.
+"""The outcomes of one run of a job: plain data that a worker returns and a store applies.
 
-Times are delays, never instants: the store's clock decides.
+Times are delays, never timestamps: the store's clock decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ DAMAGED: Final = "Damaged"
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why a run failed. ``type`` is the exception's class name; all three are bounded in size by the sender."""
+    """The reason why a run failed. ``type`` is the exception's class name. The sender limits the size of all
+    three."""
 
     type: str
     message: str
@@ -29,7 +30,7 @@ FAILURE_TEXTS: Final = {
     "Add children before it waits, or end it.",
     "Damaged": "the stored record cannot be read: %s. Its bytes are kept with the job",
 }
-"""The messages of failures that a store itself gives a job, by type. Every engine uses these texts."""
+"""The messages of failures that a store creates, by type. All engines use these texts."""
 
 
 def damaged_failure(why: str) -> Failure:
@@ -38,9 +39,9 @@ def damaged_failure(why: str) -> Failure:
 
 
 class Complete(msgspec.Struct, frozen=True):
-    """The run succeeded. Ends the job, even if it was to be cancelled or its ttl has passed.
+    """The run succeeded. Ends the job, even if its cancellation was requested or its ttl has passed.
 
-    With ``ttl_ms`` the job's result is kept that long, whatever its options said.
+    ``ttl_ms`` overrides how long the result is kept.
     """
 
     result: bytes = b""
@@ -50,8 +51,8 @@ class Complete(msgspec.Struct, frozen=True):
 class Fail(msgspec.Struct, frozen=True):
     """The run failed. The job runs again in ``retry_in_ms`` if attempts are left, unless ``final``.
 
-    A job that is to be cancelled is cancelled instead of retried; one past its ttl ends as ``expired``. With
-    ``ttl_ms`` the failure is kept that long, whatever the job's options said, if it is the job's end.
+    A job whose cancellation was requested is cancelled instead of retried; one past its ttl ends as ``expired``.
+    ``ttl_ms`` overrides how long the failure is kept if this failure ends the job.
     """
 
     failure: Failure
@@ -61,7 +62,7 @@ class Fail(msgspec.Struct, frozen=True):
 
 
 class Snooze(msgspec.Struct, frozen=True):
-    """Run again in ``delay_ms``, at that ``step`` (``None``: where it is); counts in no limit.
+    """Run again in ``delay_ms``, at ``step`` (``None``: the present one). Counts towards no limit.
 
     ``unknown``: the worker handed the job back because it does not know the task.
     """
@@ -72,9 +73,9 @@ class Snooze(msgspec.Struct, frozen=True):
 
 
 class Suspend(msgspec.Struct, frozen=True):
-    """Run again when ``signal`` comes, or after ``timeout_ms`` (0: never without it); counts in no limit.
+    """Run again when ``signal`` arrives, or after ``timeout_ms`` (0: no timeout). Counts towards no limit.
 
-    A signal that came earlier is taken, and the job waits for a worker at once.
+    If the signal has arrived before, the job waits for a worker immediately.
     """
 
     signal: str
@@ -83,14 +84,13 @@ class Suspend(msgspec.Struct, frozen=True):
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Handed back unfinished: waiting again under the number it had, counted in no limit."""
+    """Hand the job back unfinished. It keeps its place in line. Counts towards no limit."""
 
 
 class Limited(msgspec.Struct, frozen=True):
-    """Handed back as by ``Release``, because something out there takes no more for ``delay_ms``.
+    """Hand the job back like ``Release``, because an external service accepts no more for ``delay_ms``.
 
-    Until then nothing of the job's group is started; with the scope ``queue``, or without a group, nothing of the
-    queue.
+    Until then no job of the group starts; with the scope ``queue``, or without a group, no job of the queue.
     """
 
     delay_ms: int
@@ -98,14 +98,14 @@ class Limited(msgspec.Struct, frozen=True):
 
 
 class Await(msgspec.Struct, frozen=True):
-    """Run again when all children have ended, at once if they have; counted in no limit.
+    """Run again when all children have ended, immediately if they have. Counts towards no limit.
 
-    A job that has waited for all of them before, and was given no more since, fails instead.
+    A job that has waited for all of them before, and has no new ones, fails instead.
     """
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """The handler stopped because it was asked to."""
+    """The handler stopped because the cancellation was requested."""
 
     reason: str = ""
 

@@ -1,15 +1,15 @@
-"""Backoff: how long a job rests after its n-th failure.
+"""Backoff: the delay after a job's n-th failure.
 
-A policy is data (it travels in the job's options), and ``delay_ms`` is the arithmetic: pure, the caller
-brings the randomness. ``parse_backoff`` makes a policy of what a user may write:
+A policy is data (it travels in the job's options). ``delay_ms`` computes the delay; the caller supplies the
+randomness. ``parse_backoff`` returns the policy for what users write:
 
     "exponential"                      1s, 2s, 4s ... up to 1h
-    "10s", 10, timedelta(seconds=10)   the same rest every time
+    "10s", 10, timedelta(seconds=10)   the same delay every time
     Exponential.of(base="250ms", factor=3, cap="10m", jitter=0.5)
-    def rest(failures, error): ...     one's own, found again in the worker by name
+    def rest(failures, error): ...     a custom function, which the worker finds by name
 
-Jitter is the share of the rest that chance may take away: 0 is exact, 1 is anything from nothing to the
-whole. It only shortens, so a cap stays a cap.
+Jitter is the share of the delay that chance may remove: 0 is exact, 1 is anything from zero to the whole delay. It
+only shortens, so a cap stays a cap.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.core.units import MAX_MS, Duration, describe, milliseconds
 from penstock.errors import InvalidName, InvalidOption
 
 BackoffFunction: TypeAlias = Callable[[int, BaseException | None], Duration]
-"""Gets the number of failures (1 after the first) and the last error; returns how long to rest."""
+"""Takes the number of failures (1 after the first) and the last error; returns the delay."""
 
 _DEFAULT_BASE: Final = 1_000
 _DEFAULT_CAP: Final = 3_600_000
@@ -34,11 +34,11 @@ _MOST_FACTOR: Final = 1_000_000
 
 
 class _Policy(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=str.lower):
-    """The common ground of the policies: ``{"kind": "fixed", "delay_ms": 10000}`` when encoded."""
+    """Base of the policies. Encoded as ``{"kind": "fixed", "delay_ms": 10000}``."""
 
 
 class Fixed(_Policy, frozen=True):
-    """The same rest after every failure."""
+    """The same delay after every failure."""
 
     delay_ms: int
     jitter: float = 0.0
@@ -49,12 +49,12 @@ class Fixed(_Policy, frozen=True):
 
     @classmethod
     def of(cls, delay: Duration, *, jitter: float = 0.0) -> Fixed:
-        """``Fixed.of("10s")``; raises ``InvalidOption`` for what is not a duration."""
+        """Return a policy such as ``Fixed.of("10s")``. Raise ``InvalidOption`` for an invalid duration."""
         return cls(delay_ms=milliseconds(delay, what="backoff delay"), jitter=jitter)
 
 
 class Exponential(_Policy, frozen=True):
-    """``base_ms`` after the first failure, ``factor`` times that after each further one, up to ``cap_ms``."""
+    """``base_ms`` after the first failure, multiplied by ``factor`` after each further one, up to ``cap_ms``."""
 
     base_ms: int = _DEFAULT_BASE
     factor: float = 2.0
@@ -72,7 +72,7 @@ class Exponential(_Policy, frozen=True):
         if not _is_number(self.factor, least=1, most=_MOST_FACTOR):
             raise InvalidOption(
                 f"backoff factor must be a number from 1 to {_MOST_FACTOR}, got {shown(self.factor)}. "
-                "The delay after each failure is that many times the one before; 2 is the default."
+                "Each delay is the previous one multiplied by the factor; the default is 2."
             )
         _check_jitter(self.jitter)
 
@@ -85,7 +85,8 @@ class Exponential(_Policy, frozen=True):
         cap: Duration = timedelta(hours=1),
         jitter: float = 0.1,
     ) -> Exponential:
-        """``Exponential.of(base="250ms", cap="10m")``; raises ``InvalidOption`` for what cannot be."""
+        """Return a policy such as ``Exponential.of(base="250ms", cap="10m")``. Raise ``InvalidOption`` for invalid
+        values."""
         base_ms = milliseconds(base, what="backoff base")
         return cls(
             base_ms=base_ms, factor=factor, cap_ms=milliseconds(cap, what="backoff cap"), jitter=jitter
@@ -93,7 +94,7 @@ class Exponential(_Policy, frozen=True):
 
 
 class Custom(_Policy, frozen=True):
-    """A function of the user's, known to the worker by ``name``."""
+    """A function of the user's. The worker finds it by ``name``."""
 
     name: str
 
@@ -105,12 +106,12 @@ Backoff: TypeAlias = Fixed | Exponential | Custom
 
 
 def parse_backoff(value: Backoff | Duration | BackoffFunction) -> Backoff:
-    """The policy that ``value`` stands for; see the module's docstring for what it may be.
+    """Return the policy for ``value``; the module's docstring lists what it may be.
 
-    A function becomes ``Custom(custom_name(function))``; whoever calls this must register it under that name.
+    A function becomes ``Custom(custom_name(function))``; the caller must register it under that name.
 
     Raises:
-        InvalidOption: nothing a backoff can be made of.
+        InvalidOption: ``value`` is not a backoff.
     """
     if isinstance(value, _Policy):
         return value
@@ -127,10 +128,10 @@ def parse_backoff(value: Backoff | Duration | BackoffFunction) -> Backoff:
 
 
 def custom_name(function: BackoffFunction) -> str:
-    """The name a backoff function goes by in every process that imports it: ``module:qualified.name``.
+    """Return the name of a backoff function in every process that imports it: ``module:qualified.name``.
 
     Raises:
-        InvalidOption: a lambda, or a callable without a name; another process could not find it again.
+        InvalidOption: a lambda, or a callable without a name: another process could not find it.
     """
     name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
     try:
@@ -150,15 +151,14 @@ def delay_ms(
     custom: Mapping[str, BackoffFunction] | None = None,
     error: BaseException | None = None,
 ) -> int:
-    """How long to rest after failure number ``failures`` (1 is the first), from 0 to ``MAX_MS``.
+    """Return the delay after failure number ``failures`` (1 is the first), from 0 to ``MAX_MS``.
 
-    ``random`` returns a number from 0 up to, not including, 1. It is asked only if the policy has jitter.
-    Without jitter the delay never falls as ``failures`` rises.
+    ``random`` returns a number from 0 up to, not including, 1. It is called only if the policy has jitter. Without
+    jitter the delay never falls as ``failures`` rises.
 
     Raises:
-        InvalidOption: ``custom`` lacks the function the policy names, or the function returned no usable
-        duration.
-            What the function itself raises passes through.
+        InvalidOption: ``custom`` lacks the policy's function, or the function did not return a valid duration.
+            Exceptions of the function itself pass through.
     """
     match policy:
         case Fixed():
@@ -192,7 +192,7 @@ def _shortened(rest_ms: int, jitter: float, random: Callable[[], float]) -> int:
 def _check_ms(value: int, *, what: str, least: int) -> None:
     if type(value) is not int or not least <= value <= MAX_MS:
         raise InvalidOption(
-            f"backoff {what}={shown(value)} is not valid: it counts whole milliseconds from {least} to {MAX_MS}. "
+            f"backoff {what} must be an integer from {least} to {MAX_MS} (milliseconds), got {shown(value)}. "
             'Use the policy\'s of(), which takes durations such as "10s".'
         )
 
@@ -201,10 +201,10 @@ def _check_jitter(jitter: float) -> None:
     if not _is_number(jitter, least=0, most=1):
         raise InvalidOption(
             f"backoff jitter must be a number from 0 to 1, got {shown(jitter)}. It is the share of the delay that "
-            "chance may take away: 0 for none, 1 for anything up to all of it."
+            "chance may remove: 0 for none, 1 for anything up to all of it."
         )
 
 
 def _is_number(value: object, *, least: int, most: int) -> bool:
-    """Return whether ``value`` is an int or a float in that range. A bool would not be read back from the store."""
+    """Return whether ``value`` is an int or a float in that range. A bool could not be read back from the store."""
     return type(value) in (int, float) and least <= value <= most  # type: ignore[operator]

@@ -1,13 +1,12 @@
-"""When a scheduler's slots come: cron expressions, intervals, rests after completion. Pure: whoever asks says what
-time it is.
+"""Schedules: cron expressions, intervals, and delays after completion. Pure: the caller supplies the time.
 
-A slot is an instant in epoch milliseconds. Cron expressions are read by ``cronsim``; what happens when the clocks
-change is decided here, the same for five and for six fields, as Debian's cron does it:
+A slot is a time in epoch milliseconds. ``cronsim`` reads cron expressions. This module decides what happens when
+the clocks change, for five and six fields alike, as Debian's cron does:
 
-- An expression that names its seconds, minutes and hours goes by the clock on the wall. A time that is skipped
-  comes when the clock has jumped; a time that comes twice is taken the first time. So it runs once on every day.
-- One with ``*`` in any of the three goes by elapsed time: nothing in the hour that is skipped, twice as often in
-  the hour that is doubled.
+- An expression with a fixed second, minute and hour follows local time. A skipped time comes right after the clock
+  has jumped; a repeated time counts once. So it runs once on every day.
+- An expression with ``*`` in any of the three follows elapsed time: no slot in the skipped hour, twice as many in the
+  repeated hour.
 """
 
 from __future__ import annotations
@@ -36,18 +35,19 @@ _NICKNAMES: Final = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-"""Nicknames that crontab accepts in place of five fields."""
+"""The nicknames that crontab accepts instead of five fields."""
 
 
 class Cron(msgspec.Struct, frozen=True, tag="cron"):
-    """``expression`` has five fields, or six with the seconds first; ``tz`` is an IANA name."""
+    """A cron expression of five fields, or six with the seconds first; ``tz`` is an IANA name."""
 
     expression: str
     tz: str = "UTC"
 
     @classmethod
     def of(cls, expression: str, tz: str = "UTC") -> Cron:
-        """Raises ``InvalidOption`` for an expression or a zone that cannot be read, or that never comes."""
+        """Return the validated schedule. Raise ``InvalidOption`` for an invalid expression or zone, or one that never
+        comes."""
         if not isinstance(expression, str):
             raise InvalidOption(f"cron must be a text such as '30 3 * * mon-fri', got {shown(expression)}.")
         if not isinstance(tz, str):
@@ -66,36 +66,35 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
             ) from None
         if cron.next_after(0) is None:
             raise InvalidOption(
-                f"cron={shown(expression)} never comes: no date is like that. Look at day and month."
+                f"cron={shown(expression)} never comes: no date matches it. Check the day and the month."
             )
         return cron
 
     def next_after(self, after_ms: int) -> int | None:
-        """The first slot later than ``after_ms``, at most 50 years on."""
+        """Return the first slot after ``after_ms`` within 50 years."""
         zone = _zone(self.tz)
         start = datetime.fromtimestamp(after_ms // 1000, zone)
-        times = CronSim(self.expression, start.replace(tzinfo=None) if self._names_its_time() else start)
+        times = CronSim(self.expression, start.replace(tzinfo=None) if self._follows_local_time() else start)
         for time in times:
             slot_ms = _instant_ms(time, zone)
-            if (
-                slot_ms > after_ms
-            ):  # Not so if the clock was put back, or two times fell into the skipped hour.
+            # A slot can be earlier if the clock was set back, or if two times fell into the skipped hour.
+            if slot_ms > after_ms:
                 return slot_ms
         return None
 
-    def _names_its_time(self) -> bool:
+    def _follows_local_time(self) -> bool:
         *_, second, minute, hour = ("0", *self.expression.split()[:-3])
         return not any(field.startswith("*") for field in (second, minute, hour))
 
 
 class Every(msgspec.Struct, frozen=True, tag="every"):
-    """Every ``every_ms``, counted from ``anchor_ms``: 0 is the epoch, so that ``1h`` is on the hour (UTC)."""
+    """Every ``every_ms``, counted from ``anchor_ms``: 0 is the epoch, so ``1h`` is on the hour (UTC)."""
 
     every_ms: int
     anchor_ms: int = 0
 
     def next_after(self, after_ms: int) -> int | None:
-        """The first slot later than ``after_ms``; none lies before the anchor."""
+        """Return the first slot after ``after_ms``. No slot is before the anchor."""
         if after_ms < self.anchor_ms:
             return self.anchor_ms
         slots = (after_ms - self.anchor_ms) // self.every_ms + 1
@@ -103,7 +102,7 @@ class Every(msgspec.Struct, frozen=True, tag="every"):
 
 
 class AfterCompletion(msgspec.Struct, frozen=True, tag="after"):
-    """``delay_ms`` after the end of the job before, however that ended. The store counts it."""
+    """``delay_ms`` after the previous job has ended, whatever its outcome. The store counts the delay."""
 
     delay_ms: int
 
@@ -112,8 +111,10 @@ Timing = Cron | Every | AfterCompletion
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """Which slots there are: those of ``timing`` from ``start_ms`` to ``end_ms``, both included (0: no bound), at
-    most ``limit`` of them (0: no bound). ``missed`` says what becomes of slots that nobody was there to fire."""
+    """The slots of ``timing`` from ``start_ms`` to ``end_ms``, inclusive, at most ``limit`` of them (0: unbounded).
+
+    ``missed`` decides about slots that passed while no worker ran.
+    """
 
     timing: Timing
     start_ms: int = 0
@@ -123,30 +124,31 @@ class Schedule(msgspec.Struct, frozen=True):
 
     @property
     def repeat_ms(self) -> int | None:
-        """The rest after a completion, if that is what it goes by."""
+        """Return the delay of ``AfterCompletion``; ``None`` for other timings."""
         return self.timing.delay_ms if isinstance(self.timing, AfterCompletion) else None
 
     def first(self, now_ms: int) -> int | None:
-        """The slot a new scheduler begins with. What lies before now is not made up for."""
+        """Return the first slot of a new scheduler. It is never in the past."""
         if isinstance(self.timing, AfterCompletion):
             return self._bounded(max(now_ms, self.start_ms))
         return self.next_after(now_ms)
 
     def next_after(self, after_ms: int) -> int | None:
-        """The first slot later than ``after_ms``; ``None`` if there is none, or an end of a job says when."""
+        """Return the first slot after ``after_ms``; ``None`` if there is none, or if the end of a job determines
+        it."""
         if isinstance(self.timing, AfterCompletion):
             return None
         return self._bounded(self.timing.next_after(max(after_ms, self.start_ms - 1)))
 
     def newest_due(self, slot_ms: int, now_ms: int) -> int:
-        """The last slot up to now, ``slot_ms`` being one of them. Slots are not counted through: there may be many."""
+        """Return the last slot up to now. ``slot_ms`` is one of them. Uses bisection, because there may be many."""
         low, high = slot_ms, now_ms  # A slot, and a time after which no slot is due.
         while (following := self.next_after(low)) is not None and following <= now_ms:
             low = following
             middle = low + (high - low) // 2
-            found = self.next_after(middle)
-            if found is not None and found <= now_ms:
-                low = found
+            slot = self.next_after(middle)
+            if slot is not None and slot <= now_ms:
+                low = slot
             else:
                 high = middle
         return low
@@ -156,7 +158,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a store keeps of a scheduler without looking into it: when, and the job of each slot, without an id."""
+    """A scheduler's spec as the store keeps it, unread: the schedule, and the job of each slot without an id."""
 
     schedule: Schedule
     job: NewJob
@@ -180,7 +182,7 @@ def _zone(name: str) -> tzinfo:
 
 
 def _instant_ms(time: datetime, zone: tzinfo) -> int:
-    """The instant of ``time``. A time without a zone is one on the wall: see the module."""
+    """Return the epoch milliseconds of ``time``. A naive time is local: see the module."""
     if time.tzinfo is None:
         local = time.replace(tzinfo=zone)
         while _is_skipped(local):

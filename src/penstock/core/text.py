@@ -29,7 +29,7 @@ _HIDDEN: Final = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_BIDI_AND_SURROGATES}
 _LOGIN: Final = re.compile(r"(://[^:/?@]*):.*@")
 _PASSWORD: Final = re.compile(r"([?&][^=&]*password=)[^&]*")
 _LINE: Final = "%(asctime)s %(levelname)s %(message)s"
-# The attributes of every record. All others are fields that the caller gave in ``extra``.
+# The attributes of every record. All others are fields from ``extra``.
 _RECORD_FIELDS: Final = frozenset({*logging.makeLogRecord({}).__dict__, "asctime", "message", "taskName"})
 _HIDDEN_OR_LINE_END: Final = re.compile(f"[\x00-\x08\x0a-\x1f\x7f-\x9f{_BIDI_AND_SURROGATES}]")
 
@@ -45,7 +45,7 @@ def visible_in_line(text: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return ``url`` with its passwords hidden: that of the login, up to the last @, and those of its options."""
+    """Return ``url`` without passwords: that of the login, up to the last @, and those of its options."""
     return _LOGIN.sub(r"\1:***@", _PASSWORD.sub(r"\1***", url)) if "://" in url else url
 
 
@@ -59,8 +59,8 @@ def _escape(found: re.Match[str]) -> str:
 def shown(value: object, most: int = 80) -> str:
     """Return ``repr(value)`` for an error message, cut to ``most`` characters.
 
-    Return the type alone if there is none: the value's own ``__repr__`` raises, the value is nested too deeply, or it
-    is an integer of too many digits.
+    Return only the type if ``repr`` fails: the value's ``__repr__`` raises, the value is nested too deeply, or it
+    is an integer with too many digits.
     """
     try:
         text = repr(value)
@@ -70,15 +70,18 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of that name. Its messages and tracebacks are visible text, whatever handler prints them."""
+    """Return the logger of that name. It escapes control characters in messages and tracebacks for all handlers."""
     logger = logging.getLogger(name)
     logger.addFilter(_make_visible)
     return logger
 
 
 class StderrLog(NamedTuple):
-    """Options of ``log_to_stderr``. Without ``runs`` it leaves out the records about single runs of jobs. JSON lines
-    carry the id of the ``worker`` that the process runs."""
+    """Options of ``log_to_stderr``.
+
+    ``runs=False`` leaves out the records about single runs of jobs. JSON lines carry the id of the ``worker`` of
+    this process.
+    """
 
     format: LogFormat = "text"
     runs: bool = True
@@ -99,10 +102,10 @@ def log_to_stderr(
     level: int = logging.INFO,
     ours: int = logging.NOTSET,
 ) -> None:
-    """Print log lines on stderr, unless the application has set up its own log. ``ours`` is the level of our own lines,
-    if it differs.
+    """Print log lines on stderr, unless the application has set up its own log.
 
-    JSON was asked for, so it is also what an application's handlers print on a standard stream.
+    ``ours`` is the level of Penstock's own lines, if it differs. With the JSON format, the application's handlers
+    on standard streams print JSON too.
     """
     global _stderr_log
     _stderr_log = how
@@ -127,7 +130,7 @@ def is_about_run(record: logging.LogRecord) -> bool:
 
 
 def _has_no_traceback(record: logging.LogRecord) -> bool:
-    """Return whether the exception of a record was never raised here, such as that of a command that failed."""
+    """Return whether a record's exception was never raised here, such as that of a failed command."""
     error = record.exc_info[1] if record.exc_info else None
     return error is not None and not (error.__traceback__ or error.__cause__ or error.__context__)
 
@@ -162,7 +165,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def _plain(value: object) -> object:
-    """Return ``value`` if JSON has it, or its text."""
+    """Return ``value`` if it has a JSON form, otherwise its text."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -171,11 +174,11 @@ def _plain(value: object) -> object:
 
 
 class _VisibleFormatter(logging.Formatter):
-    """For records of every logger, those of the application and of libraries included."""
+    """Formats the records of all loggers, including those of the application and of libraries."""
 
     def format(self, record: logging.LogRecord) -> str:
         if is_about_run(record) and _has_no_traceback(record):
-            # The message ends with the error: a line with the error alone would repeat it.
+            # The message already ends with the error.
             record = logging.makeLogRecord(record.__dict__ | {"exc_info": None, "exc_text": None})
         return visible(super().format(record))
 
@@ -183,14 +186,13 @@ class _VisibleFormatter(logging.Formatter):
 def _make_visible(record: logging.LogRecord) -> bool:
     try:
         message = record.getMessage()
-    except (
-        Exception
-    ):  # An argument cannot be formatted. The handler reports that, as it does for every logger.
+    except Exception:
+        # An argument cannot be formatted. The handler reports that, as it does for every logger.
         return True
     if (shown := visible_in_line(message)) != message:
         record.msg, record.args = shown, ()
     if record.exc_info and not record.exc_text:
-        # A handler takes the traceback from here if it is set. It formats harmless ones itself, in its own way.
+        # Handlers use this traceback if it is set. They format harmless ones themselves, in their own way.
         try:
             traceback = logging.Formatter().formatException(record.exc_info)
         except Exception as broken:
@@ -201,14 +203,11 @@ def _make_visible(record: logging.LogRecord) -> bool:
     return True
 
 
-# Text that every store can keep.
-#
-# Python allows lone surrogates in a ``str``: ``os.listdir`` returns them for file names that are not
-# UTF-8. Stores keep UTF-8, which has no form for them. Penstock follows one rule:
-#
-# | text | a lone surrogate | |---|---| | log lines, progress, error messages, tracebacks: text that a job
-# reports | becomes an escape such as ``\udcff`` | | ids, names, headers, payloads, results: values that
-# the caller controls | is refused, with an error that names it |
+# Storable text. Python allows lone surrogates in a ``str``: ``os.listdir`` returns them for file names that
+# are not UTF-8. Stores use UTF-8, which cannot encode them. Penstock follows one rule: in text that a job
+# reports (log lines, progress, error messages, tracebacks) a lone surrogate becomes an escape such as
+# ``\udcff``; in values that the caller controls (ids, names, headers, payloads, results) it is refused with
+# an error that names the value.
 
 
 def is_storable(text: str) -> bool:
@@ -228,7 +227,7 @@ def storable(text: str) -> str:
 
 
 def text_of(value: object) -> str:
-    """Return ``str(value)`` as storable text, or the type alone if the value cannot be made a text."""
+    """Return ``str(value)`` as storable text, or only its type if ``str`` fails."""
     try:
         return storable(str(value))
     except Exception:
@@ -236,7 +235,7 @@ def text_of(value: object) -> str:
 
 
 def check_text(text: Any, *, what: str) -> str:
-    """Return ``text``. Raise ``InvalidInput`` if no store can keep it; ``what`` names it in the message."""
+    """Return ``text``. Raise ``InvalidInput`` if stores cannot keep it; ``what`` names it in the message."""
     if not isinstance(text, str):
         raise InvalidInput(f"{what} must be text, got {shown(text)}.")
     if not is_storable(text):
@@ -248,7 +247,7 @@ def check_text(text: Any, *, what: str) -> str:
 
 
 def storable_value(value: Any) -> Any:
-    """Return plain data (dicts, lists, texts, numbers) with every text in it made ``storable``."""
+    """Return plain data (dicts, lists, strings, numbers) with every string made ``storable``."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):

@@ -1,9 +1,11 @@
-"""Durations: what users write (``"1h30m"``, ``90``, ``timedelta``), and the milliseconds the engines count
-in.
+"""Durations and sizes: what users write (``"1h30m"``, ``90``, ``timedelta``, ``"1MiB"``), as milliseconds and bytes.
 
-Text is one or more amounts with a unit, largest unit first, each unit at most once: ``"250ms"``, ``"30s"``,
-``"1.5h"``, ``"1h30m"``, ``"5min"``, ``"2 days"``, ``"1w"``. Numbers are seconds. Text without a unit is refused,
-because its unit would be a guess.
+The text of a duration is one or more amounts with a unit, largest unit first, each unit at most once: ``"250ms"``,
+``"30s"``, ``"1.5h"``, ``"1h30m"``, ``"5min"``, ``"2 days"``, ``"1w"``. A number means seconds. Text without a unit
+is refused, because the unit would be a guess.
+
+A size is a number of bytes, or an amount with a unit. ``kB``, ``MB``, ``GB`` are powers of 1000; ``KiB``, ``MiB``,
+``GiB`` are powers of 1024.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ Duration: TypeAlias = timedelta | str | int | float
 
 _UNITS_MS: Final = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 
-# Ten thousand weeks (about 190 years): longer is a mistake in the unit. Sums of a few of these stay exact
-# in a float, which is what Lua counts in.
+# Ten thousand weeks (about 190 years). A longer duration is a mistake in the unit. Sums of a few of these
+# are exact in a float, the number type of Lua.
 MAX_MS: Final = 10_000 * _UNITS_MS["w"]
 
 _SPELLINGS: Final = {
@@ -33,7 +35,7 @@ _SPELLINGS: Final = {
     "s": "s(?:ecs?|econds?)?",
     "ms": "ms|msecs?|milliseconds?",
 }
-# [0-9] and not \d, which would take any script's digits.
+# [0-9] rather than \d, which matches the digits of every script.
 _TEXT: Final = re.compile(
     r"\s*".join(rf"(?:([0-9]+(?:\.[0-9]+)?) ?(?:{_SPELLINGS[unit]}))?" for unit in _UNITS_MS)
 )
@@ -44,11 +46,10 @@ _ACCEPTED: Final = (
 
 
 def milliseconds(value: Duration, *, what: str = "delay") -> int:
-    """``value`` as whole milliseconds, rounded to the nearest; more than nothing never becomes nothing.
+    """Return ``value`` in whole milliseconds, rounded to the nearest. Only zero becomes zero.
 
     Raises:
-        InvalidOption: not a duration, negative, not finite, or longer than ``MAX_MS``; the message names
-        ``what``.
+        InvalidOption: not a duration, negative, not finite, or longer than ``MAX_MS``; the message names ``what``.
     """
     exact = _exact(value, what)
     if exact < 0:
@@ -59,11 +60,10 @@ def milliseconds(value: Duration, *, what: str = "delay") -> int:
 
 
 def describe(ms: int) -> str:
-    """``ms`` as the shortest text that ``milliseconds`` reads back: ``5_400_000`` is ``"1h30m"``, ``0`` is
-    ``"0s"``.
+    """Return the shortest text that ``milliseconds`` accepts: ``5_400_000`` is ``"1h30m"``, ``0`` is ``"0s"``.
 
-    Weeks are left out, as people count days; a negative duration gets a leading minus, which only a display
-    may show.
+    It never uses weeks, because people count days. A negative duration, which only displays may show, has a leading
+    minus.
     """
     parts = ["-"] if ms < 0 else []
     rest = abs(ms)
@@ -76,10 +76,10 @@ def describe(ms: int) -> str:
 
 
 def _exact(value: Duration, what: str) -> Fraction | float | int:
-    """The milliseconds before rounding and before the limits are checked; NaN and infinity are refused."""
-    # bool is an int to Python; delay=True is a mistake to everybody else.
+    """Return the milliseconds before rounding and before the limits are checked. Refuse NaN and infinity."""
+    # bool is a subclass of int, but delay=True is a mistake.
     if isinstance(value, bool):
-        raise _refused(value, what, "it is a truth value")
+        raise _refused(value, what, "it is a bool")
     if isinstance(value, int):
         return value * 1000
     if isinstance(value, float):
@@ -95,11 +95,11 @@ def _exact(value: Duration, what: str) -> Fraction | float | int:
 
 def _parse(text: str, what: str) -> Fraction:
     stripped = text.strip()
-    # The limit on length comes first: int() of a million digits is a way to keep a server busy.
-    found = _TEXT.fullmatch(stripped) if 0 < len(stripped) <= _LONGEST_TEXT else None
-    if found is None:
+    # Check the length first: an attacker could keep a server busy with int() of a million digits.
+    match = _TEXT.fullmatch(stripped) if 0 < len(stripped) <= _LONGEST_TEXT else None
+    if match is None:
         raise _refused(text, what, "it cannot be read")
-    amounts = zip(found.groups(), _UNITS_MS.values(), strict=True)
+    amounts = zip(match.groups(), _UNITS_MS.values(), strict=True)
     return sum((Fraction(amount) * size for amount, size in amounts if amount), Fraction(0))
 
 
@@ -107,11 +107,7 @@ def _refused(value: object, what: str, cause: str) -> InvalidOption:
     return InvalidOption(f"{what}={shown(value)} is not a valid duration: {cause}. Give {_ACCEPTED}.")
 
 
-# Sizes: what users write (``"1MiB"``, ``4096``), and the bytes that are counted.
-#
-# A number is bytes; a text is an amount with a unit. ``kB``, ``MB``, ``GB`` are powers of 1000, ``KiB``,
-# ``MiB``, ``GiB`` of 1024.
-
+# Sizes
 
 Size: TypeAlias = int | str
 
@@ -128,23 +124,24 @@ _SIZE_TEXT: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s*([A-Za-z]{1,3}
 
 
 def byte_count(value: Size, *, what: str = "size") -> int:
-    """``value`` in bytes, at least 1. Raises ``InvalidOption`` for what is no size; the message names ``what``."""
+    """Return ``value`` in bytes, at least 1. Raise ``InvalidOption`` if it is not a size; the message names
+    ``what``."""
     count = 0
     if isinstance(value, int) and not isinstance(value, bool):
         count = value
     elif isinstance(value, str):
-        found = _SIZE_TEXT.fullmatch(value.strip())
-        if found is not None:
-            count = int(Fraction(found[1]) * _UNITS.get(found[2].lower(), 0))
+        match = _SIZE_TEXT.fullmatch(value.strip())
+        if match is not None:
+            count = int(Fraction(match[1]) * _UNITS.get(match[2].lower(), 0))
     if count < 1:
         raise InvalidOption(
-            f'{what}={shown(value)} is not a usable size. Give a number of bytes, or a text such as "64KiB" or "1MiB".'
+            f'{what} must be a number of bytes, or text such as "64KiB" or "1MiB", got {shown(value)}.'
         )
     return count
 
 
 def describe_size(count: int) -> str:
-    """``count`` for people: ``"1.0 MiB"``, ``"812 bytes"``."""
+    """Return ``count`` for display: ``"1.0 MiB"``, ``"812 bytes"``."""
     for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

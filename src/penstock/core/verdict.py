@@ -1,4 +1,4 @@
-"""From what a handler raised to the outcome of its run. Pure, but for the clock that ``Retry(at=…)`` needs."""
+"""The outcome of a run, from the exception of its handler. Pure, except for the clock that ``Retry(at=…)`` needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.errors import Suspend as SuspendVerdict
 
 
 class Abort(StrEnum):
-    """Why a run is to stop before its handler is done."""
+    """The reason to stop a run before its handler returns."""
 
     CANCEL = "cancel"
     EXPIRED = "expired"
@@ -41,15 +41,15 @@ class Abort(StrEnum):
 
 
 class Undecodable(Exception):
-    """The payload is not one of this task: no run of it can succeed."""
+    """The payload does not fit the task: no run can succeed."""
 
 
 class HandedBack(SnoozeVerdict):
-    """This worker does not know the task. The job runs again later, on another worker perhaps."""
+    """This worker does not know the task. The job runs again later, perhaps on another worker."""
 
 
 class RemoteError(Exception):
-    """An error that a handler raised in another process; its traceback there is a note on ours."""
+    """An error of a handler in another process. A note on it carries the traceback from there."""
 
 
 _LONGEST_MESSAGE: Final = 2_000
@@ -58,21 +58,21 @@ _MOST_FRAMES: Final = 30
 _BACKOFF_FAILED_MS: Final = 1_000
 
 chance: ContextVar[Callable[[], float]] = ContextVar("penstock_chance", default=random.random)
-"""Where jitter comes from; tests put something predictable here."""
+"""The source of jitter. Tests replace it with predictable numbers."""
 wall_clock: ContextVar[Callable[[], datetime]] = ContextVar(
     "penstock_wall_clock", default=lambda: datetime.now(UTC)
 )
-"""What ``Retry(at=...)`` is counted from; where the store's clock is moved by hand, this one moves along."""
+"""The clock for ``Retry(at=...)``. It moves along where tests move the store's clock."""
 
 Backoffs = Mapping[str, BackoffFunction]
 
 
 def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome:
-    """The outcome of a run whose handler raised ``error``."""
+    """Return the outcome of a run whose handler raised ``error``."""
     try:
         match error:
             case SnoozeVerdict() | SuspendVerdict():
-                return _put_off(error)
+                return _postponed(error)
             case RateLimited():
                 return Limited(milliseconds(error.retry_in, what="retry_in"), error.scope)
             case WaitForChildren():
@@ -80,67 +80,67 @@ def failed(error: BaseException, lease: Lease, *, discarded: bool, backoffs: Bac
             case Unrecoverable() | Undecodable():
                 return Fail(failure_of(error), final=True)
             case Retry():
-                asked = _delay_ms(error.delay, error.at)
-                rest = _backoff_ms(error, lease, backoffs) if asked is None else asked
+                explicit_ms = _delay_ms(error.delay, error.at)
             case _:
-                # Clients of rate-limited services often know when to come back, and say so on what they raise.
+                # Clients of rate-limited services often know when to come back, and set it on their
+                # exception.
                 at = getattr(error, "retry_at", None)
-                asked = _delay_ms(None, at) if isinstance(at, datetime) else None
-                rest = _backoff_ms(error, lease, backoffs) if asked is None else asked
-        return Fail(failure_of(error), retry_in_ms=rest, final=discarded)
+                explicit_ms = _delay_ms(None, at) if isinstance(at, datetime) else None
+        retry_in_ms = _backoff_ms(error, lease, backoffs) if explicit_ms is None else explicit_ms
+        return Fail(failure_of(error), retry_in_ms=retry_in_ms, final=discarded)
     except Exception as broken:
-        # A backoff function or a delay that fails must not cost the job its retries; say both.
+        # A failing backoff function or delay must not cost the job its retries. Report both errors.
         note = f" (and its backoff failed: {message_of(broken)})"
         return Fail(failure_of(error, note=note), retry_in_ms=_BACKOFF_FAILED_MS, final=discarded)
 
 
 def undecided(error: BaseException, broken: BaseException) -> Fail:
-    """Return the outcome of a run that raised ``error`` when the code that was to decide about it raised ``broken``."""
+    """Return the outcome of a run that raised ``error``, when the code that decides about it raised ``broken``."""
     note = f" (and deciding about it failed: {type(broken).__name__}: {message_of(broken)})"
     return Fail(failure_of(error, note=note), retry_in_ms=_BACKOFF_FAILED_MS)
 
 
-def _put_off(asked: SnoozeVerdict | SuspendVerdict) -> Outcome:
+def _postponed(verdict: SnoozeVerdict | SuspendVerdict) -> Outcome:
     try:
-        if isinstance(asked, SuspendVerdict):
-            return suspension(asked)
-        delay_ms, step = _delay_ms(asked.delay, asked.at) or 0, check_step(asked.step)
-        return Snooze(delay_ms, step, unknown=isinstance(asked, HandedBack))
-    except InvalidInput as error:  # a mistake of the handler's, which the next run will make again
-        return Fail(failure_of(error.with_traceback(asked.__traceback__)), final=True)
+        if isinstance(verdict, SuspendVerdict):
+            return suspension(verdict)
+        delay_ms, step = _delay_ms(verdict.delay, verdict.at) or 0, check_step(verdict.step)
+        return Snooze(delay_ms, step, unknown=isinstance(verdict, HandedBack))
+    except InvalidInput as error:  # The handler's mistake: the next run would make it again.
+        return Fail(failure_of(error.with_traceback(verdict.__traceback__)), final=True)
 
 
-def suspension(asked: SuspendVerdict) -> Suspend:
-    """The outcome that a handler's ``Suspend`` asks for. Raises ``InvalidInput`` for what cannot be."""
-    timeout_ms = 0 if asked.timeout is None else max(milliseconds(asked.timeout, what="timeout"), 1)
-    return Suspend(check_signal(asked.signal), timeout_ms, check_step(asked.step))
+def suspension(verdict: SuspendVerdict) -> Suspend:
+    """Return the outcome for a handler's ``Suspend``. Raise ``InvalidInput`` for invalid values."""
+    timeout_ms = 0 if verdict.timeout is None else max(milliseconds(verdict.timeout, what="timeout"), 1)
+    return Suspend(check_signal(verdict.signal), timeout_ms, check_step(verdict.step))
 
 
 def final_failure(error: Exception) -> Fail:
-    """The run is over and its result is no use: another run would end the same way."""
+    """Return the outcome of a run whose result is useless: another run would end the same way."""
     return Fail(failure_of(error), final=True)
 
 
 def is_last(outcome: Fail, lease: Lease) -> bool:
-    """Whether no attempt is left after this failure."""
+    """Return whether this failure uses up the last attempt."""
     return outcome.final or lease.failures + 1 >= lease.options.attempts
 
 
 def is_retried(error: BaseException, retry_on: tuple[type[BaseException], ...] | None) -> bool:
-    """Return whether a task that is retried on these classes is retried after ``error``.
+    """Return whether a task with these ``retry_on`` classes is retried after ``error``.
 
-    A verdict decides for itself. A process that ran the function has looked at its error already.
+    A verdict decides for itself. A subprocess that ran the function has already checked its error.
     """
     return retry_on is None or isinstance(error, (*retry_on, Verdict, SandboxError, RemoteError))
 
 
 def aborted(abort: Abort, lease: Lease, *, discarded: bool, backoffs: Backoffs) -> Outcome | None:
-    """The outcome of a run that was stopped; ``None`` if it is no longer ours to settle."""
+    """Return the outcome of a stopped run; ``None`` if the run's lease is lost."""
     match abort:
         case Abort.CANCEL:
             return Cancel("the run was stopped")
         case Abort.EXPIRED:
-            # Put back: the store then sees that the ttl has passed, and ends the job as expired.
+            # Hand the job back: the store then sees that the ttl has passed, and ends the job as expired.
             return Snooze(0)
         case Abort.TIMEOUT:
             text = f"the run took longer than its timeout of {describe(lease.options.timeout_ms)}"
@@ -166,28 +166,28 @@ def _backoff_ms(error: BaseException, lease: Lease, backoffs: Backoffs) -> int:
 
 def _delay_ms(delay: Duration | None, at: datetime | None) -> int | None:
     if at is not None:
-        # An instant named by the user; on an error that is not ours a naive one is local time, as usual in Python.
+        # The user's timestamp. On other libraries' errors a naive one is local time, as usual in Python.
         rest = (at.astimezone(UTC) - wall_clock.get()()).total_seconds()
         return min(max(round(rest * 1000), 0), MAX_MS)
     return None if delay is None else milliseconds(delay)
 
 
 def failure_of(error: BaseException, *, note: str = "") -> Failure:
-    """What is stored of an error: bounded, and sayable in UTF-8."""
-    shown = error.__cause__ if isinstance(error, Undecodable) and error.__cause__ else error
-    kind, message = kind_and_message(shown)
-    # The traceback of a command that failed would show our own code only.
-    is_told = shown is error and not isinstance(error, CommandFailed)
+    """Return the failure to store for an error, bounded in size and encodable as UTF-8."""
+    source = error.__cause__ if isinstance(error, Undecodable) and error.__cause__ else error
+    kind, message = kind_and_message(source)
+    # The traceback of a failed command would show only Penstock's code.
+    has_traceback = source is error and not isinstance(error, CommandFailed)
     return Failure(
         storable(kind),
         _bounded(message + note, _LONGEST_MESSAGE),
-        _bounded(traceback_of(error), _LONGEST_TRACEBACK, keep_end=True) if is_told else "",
+        _bounded(traceback_of(error), _LONGEST_TRACEBACK, keep_end=True) if has_traceback else "",
     )
 
 
 def kind_and_message(error: BaseException) -> tuple[str, str]:
-    """Return the class name and message to store. A verdict about another error has the class of that error."""
-    # A class of the user's own is as telling as the error that it wraps.
+    """Return the class name and message to store. A verdict that wraps an error gets the class of that error."""
+    # A user's own class is as informative as the error that it wraps.
     is_ours = type(error) in (Unrecoverable, Retry)
     wrapped = error.wrapped if is_ours and isinstance(error, Verdict) else None
     if wrapped is None:
@@ -201,7 +201,7 @@ def message_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as broken:
-        return f"<its message cannot be had: {type(broken).__name__}>"
+        return f"<its message is not available: {type(broken).__name__}>"
 
 
 def traceback_of(error: BaseException) -> str:
@@ -209,7 +209,7 @@ def traceback_of(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error, limit=-_MOST_FRAMES))
     except Exception as broken:
-        return f"<its traceback cannot be had: {type(broken).__name__}>"
+        return f"<its traceback is not available: {type(broken).__name__}>"
 
 
 def _bounded(text: str, longest: int, *, keep_end: bool = False) -> str:

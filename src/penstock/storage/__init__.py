@@ -1,4 +1,4 @@
-"""Where jobs are kept: the contract (``contract``) and the engines that fulfil it."""
+"""Storage: the contract (``contract``), its values, and the engines that implement it."""
 
 from __future__ import annotations
 

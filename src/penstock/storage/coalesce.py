@@ -1,8 +1,8 @@
-"""Coalescing: the calls pending in one process travel together (group commit).
+"""Coalescing: the pending calls of one process travel together (group commit).
 
-While nothing is under way, a call goes out at once, by itself and in its caller's own coroutine: whoever calls
-one by one pays nothing. Calls that come while one is under way gather, and go out as one batch when it returns.
-The busier the process, the larger the batches; no timer is involved.
+While no call is under way, a call starts immediately, alone and in its caller's own coroutine, so sequential
+callers pay nothing. Calls that arrive meanwhile gather and go out as one batch when it returns. The busier the
+process, the larger the batches; there is no timer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Answer = TypeVar("Answer")
 class Coalescer(Generic[Item, Answer]):
     """Turns single calls into batched ones. Belongs to one event loop.
 
-    ``send`` gets the items in the order they came and returns their answers in that order. A batch is bounded by
-    ``max_count`` items and by ``max_bytes`` of what ``size`` says they weigh (one item always goes). An error of
-    ``send`` reaches every caller of that batch. A caller that is cancelled before its item went out takes it
-    back; after that its batch goes on without it.
+    ``send`` takes the items in order of arrival and returns their answers in that order. A batch holds up to
+    ``max_count`` items and ``max_bytes`` as measured by ``size``, but at least one item. An error of ``send``
+    reaches every caller of the batch. A caller that is cancelled before its item has gone out withdraws it; after
+    that the batch goes on without the caller.
     """
 
     __slots__ = ("_batches", "_max_bytes", "_max_count", "_pending", "_send", "_size", "_under_way")
@@ -49,7 +49,7 @@ class Coalescer(Generic[Item, Answer]):
         self._batches: set[asyncio.Task[None]] = set()
 
     async def call(self, item: Item) -> Answer:
-        """The answer to ``item``, alone or in company."""
+        """Send ``item``, alone or in a batch, and return its answer."""
         if self._under_way:
             future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
             self._pending.append((item, future))
@@ -66,7 +66,7 @@ class Coalescer(Generic[Item, Answer]):
         batch = self._take()
         if batch:
             self._under_way = True
-            # A task, because no caller's cancellation may take the others' calls with it.
+            # A task, so that cancelling one caller does not cancel the others' calls.
             task = asyncio.get_running_loop().create_task(self._carry(batch))
             self._batches.add(task)
             task.add_done_callback(self._batches.discard)
@@ -85,7 +85,7 @@ class Coalescer(Generic[Item, Answer]):
         return batch
 
     async def _carry_each(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
-        """One of them was refused, and with it all: nobody else's call may fail because of it."""
+        """Send the items one by one, because one of them was refused and must not fail the others."""
         for item, future in batch:
             try:
                 [answer] = await self._send([item])

@@ -1,4 +1,4 @@
-"""Per-minute metrics: which minutes are told, and how the events of a call are counted."""
+"""Metrics per minute, usage and budgets: the arithmetic that the engines share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DAY_MINUTES: Final = 1440
 
 
 class Minute(msgspec.Struct, frozen=True, array_like=True):
-    """What happened in one minute of a queue, which began at ``at_ms``.
+    """The activity of one minute of a queue, which began at ``at_ms``.
 
-    ``wait_ms`` and ``run_ms`` are sums, over the jobs claimed and over the runs that ended; ``longest_*`` the
-    longest of each. ``failed`` counts jobs, those past their ttl included; ``retried`` runs that failed with
+    ``wait_ms`` and ``run_ms`` are sums over the claimed jobs and over the runs that ended; ``longest_*`` are the
+    longest of each. ``failed`` counts jobs, including those past their ttl; ``retried`` counts failed runs with
     attempts left.
     """
 
@@ -56,7 +56,7 @@ _TIMES: Final = {"wait": ("wait_ms", "longest_wait_ms"), "ms": ("run_ms", "longe
 
 
 def latest(minutes: Iterable[Minute], *, last_ms: int, now_ms: int) -> list[Minute]:
-    """Those of the last ``last_ms``, at most 24 hours, in order."""
+    """Return the minutes of the last ``last_ms``, at most 24 hours, in order."""
     present_ms = now_ms // MINUTE_MS * MINUTE_MS
     first_ms = max(now_ms - last_ms - MINUTE_MS + 1, present_ms - (DAY_MINUTES - 1) * MINUTE_MS)
     return sorted((minute for minute in minutes if minute.at_ms >= first_ms), key=lambda minute: minute.at_ms)
@@ -65,7 +65,10 @@ def latest(minutes: Iterable[Minute], *, last_ms: int, now_ms: int) -> list[Minu
 def counted(
     minute: Minute, groups: Iterable[tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]]
 ) -> Minute | None:
-    """``minute`` with these events, each group a type and names of columns, and rows; ``None`` if none counts."""
+    """Return ``minute`` with these events added; ``None`` if none of them counts.
+
+    A group of events is a type and the names of its columns, with a list of rows.
+    """
     sums: dict[str, int] = {}
     for (kind, *columns), rows in groups:
         name = _COUNTED.get(kind)
@@ -86,8 +89,7 @@ def counted(
 _FIELDS: Final = Minute.__struct_fields__[1:]
 
 
-# What usage is summed by: the queue, the task, the group, the flow. And how a budget is counted.
-
+# Usage and budgets
 
 KEPT_DAYS: Final = 30
 
@@ -100,7 +102,7 @@ _KINDS: Final[dict[str, Literal["queue", "task", "group", "flow"]]] = {
 
 
 class KeptBudget(NamedTuple):
-    """A budget as it is stored: ``base`` is what the sum was when its period began, ``since`` when that was."""
+    """A budget as it is stored. ``base`` is the sum at the start of its period, ``since`` the time of that."""
 
     scope: str
     name: str
@@ -111,30 +113,30 @@ class KeptBudget(NamedTuple):
     total: int
 
     def is_past(self, now_ms: int) -> bool:
-        """Whether its period has ended: the next one begins with nothing spent."""
+        """Return whether the period has ended: nothing of the next one is spent."""
         return self.per_ms > 0 and self.since + self.per_ms <= now_ms
 
     def is_over(self, now_ms: int) -> bool:
         return not self.is_past(now_ms) and self.total - self.base >= self.micros
 
     def began(self, now_ms: int) -> int:
-        """When the period of ``now_ms`` began."""
+        """Return when the period of ``now_ms`` began."""
         return now_ms - (now_ms - self.since) % self.per_ms if self.per_ms else self.since
 
     def shown(self, now_ms: int) -> Budget:
-        """As users see it."""
+        """Return the budget as users see it."""
         spent = 0 if self.is_past(now_ms) else self.total - self.base
         until_ms = self.began(now_ms) + self.per_ms if self.per_ms else 0
         return Budget(self.name, self.micros, self.per_ms, self.scope[2:], spent, until_ms)
 
 
 def flow_scope(flow: str) -> str:
-    """The scope of a flow; that of the queue if there is none."""
+    """Return the scope of a flow, or that of the queue if ``flow`` is empty."""
     return f"f:{flow}" if flow else ""
 
 
 def scopes_of(task: str, extras: Extras) -> list[str]:
-    """The sums that what this job uses is added to."""
+    """Return the scopes whose sums include the job's usage."""
     scopes = [""]
     if task:
         scopes.append(f"t:{task}")
@@ -146,8 +148,8 @@ def scopes_of(task: str, extras: Extras) -> list[str]:
 
 
 def read_usage(rows: Iterable[tuple[str, str, int]]) -> list[Usage]:
-    """Sums from scope, name and millionths, in the order the contract says."""
+    """Return the sums of (scope, name, millionths) in the order of the contract."""
     order = list(_KINDS)
-    found = [(*scope.partition(":")[::2], name, micros) for scope, name, micros in rows]
-    found.sort(key=lambda row: (order.index(row[0]), *row[1:]))
-    return [Usage(_KINDS[kind], key, name, micros) for kind, key, name, micros in found]
+    sums = [(*scope.partition(":")[::2], name, micros) for scope, name, micros in rows]
+    sums.sort(key=lambda row: (order.index(row[0]), *row[1:]))
+    return [Usage(_KINDS[kind], key, name, micros) for kind, key, name, micros in sums]

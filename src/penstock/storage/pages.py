@@ -1,4 +1,4 @@
-"""A page of the event log as it is stored."""
+"""Pages of the event log as it is stored, and searches among jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.core.lifecycle import State
 from penstock.storage.values import EventPage, Gap
 
 LOST: Final = "lost"
-"""The type of events that stand for those of an entry that was damaged or missing."""
+"""The type of events that replace those of a damaged or missing entry."""
 
 
 class _Group(msgspec.Struct):
@@ -27,7 +27,7 @@ _groups: Final = msgspec.msgpack.Decoder(list[_Group])
 
 
 def count_events(entry: bytes) -> int:
-    """Return how many events an entry holds; 0 if it is damaged, or stands for events that are lost."""
+    """Return the number of events in an entry; 0 if it is damaged or replaces lost events."""
     try:
         groups = _groups.decode(entry)
     except (ValueError, RecursionError):
@@ -37,7 +37,7 @@ def count_events(entry: bytes) -> int:
 
 
 def count_lost(entry: bytes) -> int:
-    """Return how many lost events an entry stands for; 0 if it is another."""
+    """Return the number of lost events that an entry replaces; 0 for other entries."""
     try:
         groups = _groups.decode(entry)
     except (ValueError, RecursionError):
@@ -46,10 +46,9 @@ def count_lost(entry: bytes) -> int:
 
 
 class EntryPage(msgspec.Struct, frozen=True):
-    """Entries as they are stored: the number of the last event in each, and its bytes (``core.event`` has the format).
+    """Stored entries: the number of the last event of each, and its bytes (see ``core.event``).
 
-    The first may begin before the asked offset; ``core.eventcolumns`` and ``core.event`` read them. All else is as in
-    ``EventPage``.
+    The first entry may begin before the requested offset. The other fields are those of ``EventPage``.
     """
 
     entries: list[tuple[int, bytes]]
@@ -59,21 +58,24 @@ class EntryPage(msgspec.Struct, frozen=True):
     gap: Gap | None = None
 
     def events(self, queue: str, *, after: int) -> EventPage:
-        """The same page, each event after the offset unpacked. It ends before an entry that cannot be unpacked; one at
-        its beginning is a gap."""
-        found: list[Event] = []
+        """Return the page with the events after the offset unpacked.
+
+        The page ends before an entry that cannot be unpacked. If that is the first one, the page skips it and
+        reports a gap.
+        """
+        unpacked: list[Event] = []
         gap, reached = self.gap, after
         for last_seq, entry in self.entries:
             try:
                 events = unpack(entry, last_seq=last_seq, queue=queue)
             except (ValueError, LookupError, TypeError):
-                if found:
-                    return EventPage(found, reached, self.last, self.epoch, gap)
+                if unpacked:
+                    return EventPage(unpacked, reached, self.last, self.epoch, gap)
                 gap = Gap(after + 1, last_seq)
             else:
-                found += [event for event in events if event.seq > after]
+                unpacked += [event for event in events if event.seq > after]
             reached = last_seq
-        return EventPage(found, self.next, self.last, self.epoch, gap)
+        return EventPage(unpacked, self.next, self.last, self.epoch, gap)
 
 
 def page_of(
@@ -81,8 +83,8 @@ def page_of(
 ) -> EntryPage:
     """Return the page of these rows, each the number of the last event of an entry and its bytes.
 
-    The page ends before what is damaged or missing. If that stands at its beginning, it is skipped and told as a
-    gap. ``trimmed`` is the number of the last event that is known to be gone.
+    The page ends before a damaged or missing entry. If that is the first one, the page skips it and reports a gap.
+    ``trimmed`` is the number of the last event known to be gone.
     """
     entries: list[tuple[int, bytes]] = []
     gap, start, reached = None, after, max(after, min(trimmed, last))
@@ -106,11 +108,8 @@ def page_of(
     return EntryPage(entries, reached, last, epoch, gap)
 
 
-# What a search asks for, and what it finds.
-
-
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs are looked for. Times are epoch milliseconds, from (inclusive) and to (exclusive); 0: no bound.
+    """The criteria of a search. Times are epoch milliseconds, from (inclusive) and to (exclusive); 0 means unbounded.
 
     ``error_type`` needs the state ``failed``.
     """
@@ -124,7 +123,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     finished_to_ms: int = 0
 
     def fits(self, task: str, enqueued_at_ms: int, finished_at_ms: int) -> bool:
-        """Whether a job of the state (and class) is one of them."""
+        """Return whether a job of the state (and error class) matches."""
         return (
             (not self.task or task == self.task)
             and enqueued_at_ms >= self.enqueued_from_ms
@@ -135,8 +134,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Jobs that match, how many were looked at for them, the cursor to go on from (empty: that was all), and the
-    queue's time."""
+    """The matching jobs, the number of jobs scanned, the cursor for the next page (empty: the end), and the queue's
+    time."""
 
     jobs: list[Job]
     scanned: int

@@ -1,7 +1,7 @@
-"""Which engine serves which URL.
+"""The engines by URL scheme. An engine is imported when a URL first needs it.
 
-Engines are imported when a URL first asks for them. Third parties bring theirs by ``register_engine``, or by an
-entry point in the group ``penstock.engines`` whose name is the scheme and whose value is the factory.
+Third parties add engines with ``register_engine``, or with an entry point in the group ``penstock.engines`` whose
+name is the scheme and whose value is the factory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.errors import InvalidOption
 from penstock.storage.contract import Storage
 
 EngineFactory: TypeAlias = Callable[..., Storage]
-"""Called with the URL and the options of ``open_storage``; makes the storage without connecting."""
+"""Called with the URL and the options of ``open_storage``. Returns a storage that is not connected."""
 
 _SQLITE: Final = "penstock.storage.sqlite.engine:SqliteStorage.from_url"
 _VALKEY: Final = "penstock.storage.valkey.engine:ValkeyStorage.from_url"
@@ -37,19 +37,20 @@ _registered: dict[str, EngineFactory] = {}
 
 
 def register_engine(scheme: str, factory: EngineFactory) -> None:
-    """Serve URLs of this scheme by ``factory(url, **options)`` from now on, in this process."""
+    """Use ``factory(url, **options)`` for URLs of this scheme in this process."""
     _registered[scheme.lower()] = factory
 
 
 def open_storage(url: str, **options: Any) -> Storage:
-    """The storage behind a URL. It is not connected yet: ``await storage.open()`` does that.
+    """Return the storage of a URL, not yet connected: ``await storage.open()`` connects.
 
-    Raises ``InvalidOption`` for a URL no engine serves, an option its engine does not know, or a missing extra.
+    Raise ``InvalidOption`` for a URL without an engine, an option that the engine does not know, or a missing
+    extra.
     """
     scheme, separator, _ = url.partition("://")
-    if not separator:  # not quoted: what is no URL may hold a password all the same
+    if not separator:  # The message leaves out the text, which may contain a password.
         raise InvalidOption(
-            "what was given is not a URL of a store: it has no scheme. Use one like sqlite:///penstock.db or valkey://host."
+            "the store's address is not a URL: it has no scheme. Use a URL such as sqlite:///penstock.db or valkey://host."
         )
     factory = _factory(scheme.lower())
     try:
@@ -74,7 +75,7 @@ def _factory(scheme: str) -> EngineFactory:
 def _load(scheme: str, target: str) -> EngineFactory:
     module, _, names = target.partition(":")
     try:
-        found: Any = import_module(module)
+        target_object: Any = import_module(module)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
@@ -83,8 +84,8 @@ def _load(scheme: str, target: str) -> EngineFactory:
             f"{scheme}:// needs the package {error.name}, which is not installed: pip install 'penstock[{extra}]'"
         ) from error
     for name in names.split("."):
-        found = getattr(found, name)
-    factory: EngineFactory = found
+        target_object = getattr(target_object, name)
+    factory: EngineFactory = target_object
     return factory
 
 

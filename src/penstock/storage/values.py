@@ -1,4 +1,4 @@
-"""What the verbs of the storage contract take and give: plain values, the same for every engine."""
+"""The arguments and answers of the storage contract: plain values, the same for every engine."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Extended = Literal["extended", "cancel", "expired", "lost"]
 
 
 class Ticket(NamedTuple):
-    """Names a call, so that its repetition is known as such. A lane has one call under way at a time."""
+    """Identifies a call, so that the engine recognises its repetition. A stream has one call under way at a time."""
 
-    lane: str
+    stream: str
     number: int
 
 
 class Take(msgspec.Struct, frozen=True):
-    """Ask for up to ``count`` ready jobs, leased to ``worker`` for ``lease_ms``."""
+    """A request for up to ``count`` ready jobs, leased to ``worker`` for ``lease_ms``."""
 
     worker: str
     count: int
@@ -52,10 +52,10 @@ class Take(msgspec.Struct, frozen=True):
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """What a claim got. ``wait_ms``: come again after that long (``None``: nothing is due at any known time).
+    """The answer to a claim. Claim again after ``wait_ms`` (``None``: no job has a known time).
 
-    ``paused``, ``over_budget`` and ``limited`` (by a limit of the queue) are why there may be less than was asked for
-    although jobs wait.
+    ``paused``, ``over_budget`` and ``limited`` (by a limit of the queue) say why a claim returned fewer jobs than
+    requested although jobs wait.
     """
 
     leases: list[Lease]
@@ -66,7 +66,7 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """One outcome, with the token that entitles to it."""
+    """One outcome, with the token that proves the lease."""
 
     id: str
     token: int
@@ -74,15 +74,17 @@ class Settlement(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """``applied`` is false if the lease was lost: nothing changed. ``state`` is the job's afterwards
-    (``None``: it has no record any more)."""
+    """The answer to one settlement. ``applied`` is false if the lease was lost: nothing changed.
+
+    ``state`` is the job's state afterwards (``None``: it has no record any more).
+    """
 
     applied: bool
     state: State | None
 
 
 class SettledBatch(msgspec.Struct, frozen=True):
-    """The answers in the order of the settlements, and the next jobs if any were asked for."""
+    """The answers in the order of the settlements, and the next jobs if the call asked for them."""
 
     answers: list[Settled]
     claimed: Claimed | None = None
@@ -96,7 +98,7 @@ class Held(NamedTuple):
 
 
 class Unchanged(NamedTuple):
-    """A finished job as somebody has read it."""
+    """A finished job as it was read."""
 
     id: str
     incarnation: int
@@ -104,9 +106,12 @@ class Unchanged(NamedTuple):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a running job says of itself. ``progress`` is JSON; ``log`` lines are appended; ``payload`` replaces
-    the stored one (the next run sees it); ``usage`` is added to what was used, in millionths (``core.usage``).
-    ``log_skipped`` lines came before those of ``log`` and were not reported: they count as written, not as kept."""
+    """Data that a running job reports.
+
+    ``progress`` is JSON. ``log`` lines are appended. ``payload`` replaces the stored one for the next run.
+    ``usage`` is added to the sums, in millionths (``core.limits``). ``log_skipped`` lines came before those of
+    ``log`` and were not reported: they count as written, not as kept.
+    """
 
     id: str
     token: int
@@ -118,8 +123,11 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """Consecutive lines of a job's log. ``start`` is the number of the first of them, counted from 0; ``written`` is
-    the number of lines that the job ever wrote, including those that are no longer kept."""
+    """Consecutive lines of a job's log.
+
+    ``start`` is the number of the first line, counted from 0. ``written`` is the number of lines that the job ever
+    wrote, including those that are no longer kept.
+    """
 
     lines: list[str] = []
     start: int = 0
@@ -127,7 +135,7 @@ class LogPage(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What the jobs of a queue, task, group or flow have used of ``name``, in millionths."""
+    """The usage of ``name`` by the jobs of a queue, task, group or flow, in millionths."""
 
     kind: Literal["queue", "task", "group", "flow"]
     key: str
@@ -136,8 +144,11 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """At most ``micros`` of ``name`` are to be used, by a queue (``flow`` empty) or a flow, in all or in every
-    ``per_ms``. ``spent`` is what counts against it now, and ``until_ms`` (0: never) when that begins from zero."""
+    """An upper bound of ``micros`` on the usage of ``name`` by a queue (``flow`` empty) or a flow: in total, or per
+    ``per_ms``.
+
+    ``spent`` is the present usage, which returns to zero at ``until_ms`` (0: never).
+    """
 
     name: str
     micros: int
@@ -148,7 +159,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What to change of a job; ``None`` leaves a field as it is. ``delay_ms`` counts from now."""
+    """The new values of a job; ``None`` leaves a field as it is. ``delay_ms`` counts from now."""
 
     payload: bytes | None = None
     priority: int | None = None
@@ -158,8 +169,10 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class DueScheduler(msgspec.Struct, frozen=True):
-    """A scheduler whose slot has come, for the caller to fire. ``now_ms`` is the store's wall clock; a slot
-    after it is to be computed again."""
+    """A due scheduler for the caller to fire.
+
+    ``now_ms`` is the store's wall clock; the caller computes a slot after it anew.
+    """
 
     name: str
     slot_ms: int
@@ -168,11 +181,11 @@ class DueScheduler(msgspec.Struct, frozen=True):
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """What one sweep did. ``more``: it stopped at its bound. ``wait_ms``: when time brings the next thing.
+    """The result of one sweep. ``more``: it stopped at its limit. ``wait_ms``: the time until the next job is due.
 
-    ``due``: schedulers to fire now. ``slot_wait_ms``: when the next slot of another comes. ``awaiting``: one has its
-    next slot when a job has ended, which nobody knows before. ``delivered``: messages to other queues. ``damaged``:
-    records that could not be read and were put aside, so that the sweep could go on.
+    ``due``: schedulers to fire now. ``slot_wait_ms``: the time until the next slot. ``awaiting``: a scheduler's
+    next slot depends on the end of a job. ``delivered``: messages to other queues. ``damaged``: unreadable records
+    that the sweep quarantined.
     """
 
     promoted: int = 0
@@ -191,7 +204,7 @@ class Swept(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """News of a job's end for a listener. ``expired`` tells a failure by ttl from others."""
+    """News of a job's end for a listener."""
 
     id: str
     incarnation: int
@@ -201,11 +214,13 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """How many jobs there are by state; ``staged`` are those of writes that are not whole yet, which count in no other
-    figure. ``due``: how many of the scheduled ones a claim would take, because their time has come.
-    ``oldest_waiting_ms``: how long the next in line has been ready, or due if that is longer. ``next_ms``: in how long
-    time moves the next job, one that is scheduled, whose group has room again, or whose suspension times out; ``None``
-    if time moves none."""
+    """The number of jobs by state.
+
+    ``staged``: jobs of incomplete writes, which no other figure includes. ``due``: the scheduled jobs that a claim
+    would take. ``oldest_waiting_ms``: how long the next job in line has been ready or due, whichever is longer.
+    ``next_ms``: the time until the next job is due, its group has room, or its suspension times out; ``None``
+    without one.
+    """
 
     scheduled: int = 0
     waiting: int = 0
@@ -222,27 +237,29 @@ class Counts(msgspec.Struct, frozen=True):
 
     @property
     def open(self) -> int:
-        """Jobs that have not ended; 0 means drained."""
+        """Return the number of jobs that have not ended; 0 means drained."""
         return self.scheduled + self.waiting + self.blocked + self.active
 
 
 class JobPage(msgspec.Struct, frozen=True):
-    """Some jobs, and the cursor for the next page (empty: that was all)."""
+    """Some jobs, and the cursor for the next page (empty: the end)."""
 
     jobs: list[Job]
     cursor: str = ""
 
 
 class GroupPage(msgspec.Struct, frozen=True):
-    """Some groups, and the cursor for the next page (empty: that was all)."""
+    """Some groups, and the cursor for the next page (empty: the end)."""
 
     groups: list[GroupState]
     cursor: str = ""
 
 
 class WorkerRecord(msgspec.Struct, frozen=True):
-    """A worker as it last described itself. ``info`` is JSON of its own making. ``dead``: its process is known to have
-    died (``Storage.lives``); false if it lives, or if nobody can tell."""
+    """A worker as it last described itself. ``info`` is the worker's own JSON.
+
+    ``dead``: its process is known to have died (``Storage.lives``); false if it lives or if that is unknown.
+    """
 
     id: str
     info: bytes
@@ -259,10 +276,10 @@ class Gap(NamedTuple):
 
 
 class EventPage(msgspec.Struct, frozen=True):
-    """Events in order after the asked offset. ``next``: the offset to go on from. ``last``: the newest there is.
+    """Events in order after the requested offset. ``next`` is the offset to continue from, ``last`` the newest offset.
 
-    ``gap`` names what was trimmed before it could be read. ``epoch`` changes when the store may have gone
-    back in time; offsets of another epoch mean nothing.
+    ``gap`` names the events that were trimmed before they could be read. ``epoch`` changes when the store may have
+    gone back in time; offsets of another epoch are meaningless.
     """
 
     events: list[Event]
@@ -273,7 +290,7 @@ class EventPage(msgspec.Struct, frozen=True):
 
 
 class Consumer(msgspec.Struct, frozen=True):
-    """A named reader of the log: events after ``offset`` are kept for it until ``expires_at_ms``."""
+    """A named reader of the log. The store keeps events after ``offset`` for it until ``expires_at_ms``."""
 
     name: str
     offset: int
@@ -281,12 +298,12 @@ class Consumer(msgspec.Struct, frozen=True):
 
 
 class QueueSettings(msgspec.Struct, frozen=True):
-    """What is kept, and how much. ``None`` means no bound.
+    """Retention and dead letters. ``None`` means unbounded.
 
-    ``keep_completed``/``keep_failed``: at most so many, whatever their ttl. ``events_*``: how much of the log is
-    kept; named consumers hold it back up to ``events_hard_cap`` entries. ``dead_letter``: the queue that jobs which
-    failed for good are put into as well, for the task ``dead_letter_task`` (empty: for a handler of that queue).
-    ``dead_letter_options``: how that task's jobs are treated, see ``core.deadletter``; empty is as by default.
+    ``keep_completed`` and ``keep_failed`` bound the number of jobs, whatever their ttl. ``events_*`` bound the log;
+    named consumers hold back trimming up to ``events_hard_cap`` entries. ``dead_letter`` is the queue that also
+    receives jobs which failed for good, for the task ``dead_letter_task`` (empty: for a handler of that queue).
+    ``dead_letter_options`` are the options of those jobs (see ``core.deadletter``; empty: the defaults).
     """
 
     keep_completed: int | None = None
@@ -301,10 +318,11 @@ class QueueSettings(msgspec.Struct, frozen=True):
 
 
 class NewScheduler(msgspec.Struct, frozen=True):
-    """A scheduler as it is put. Instants are epoch milliseconds of the store; 0 in ``next_ms`` is no slot, in ``limit``
-    and ``end_ms`` no bound. ``repeat_ms``: the rest after a completion; ``None`` if it does not go by that.
+    """A scheduler to create or change.
 
-    ``keep_next``: if there is one of that name, its next slot stays what it is.
+    Times are the store's, in epoch milliseconds. 0 means no slot in ``next_ms``, and unbounded in ``limit`` and
+    ``end_ms``. ``repeat_ms`` is the delay after a completion; ``None`` if slots do not depend on it. ``keep_next``:
+    an existing scheduler keeps its next slot.
     """
 
     name: str
@@ -317,8 +335,10 @@ class NewScheduler(msgspec.Struct, frozen=True):
 
 
 class Scheduler(msgspec.Struct, frozen=True):
-    """A scheduler as the store has it. ``last_id``: the job of the last slot. ``awaiting``: the next slot is counted
-    from that job's end."""
+    """A scheduler as the store has it.
+
+    ``last_id`` is the job of the last slot. ``awaiting``: the next slot is counted from that job's end.
+    """
 
     name: str
     spec: bytes
@@ -333,7 +353,7 @@ class Scheduler(msgspec.Struct, frozen=True):
 
 
 class Schedulers(msgspec.Struct, frozen=True):
-    """All schedulers of a queue, by name, and the store's wall clock, which slots compare with."""
+    """All schedulers of a queue, by name, and the store's wall clock, with which slots are compared."""
 
     now_ms: int
     schedulers: list[Scheduler]
@@ -347,21 +367,21 @@ class QueueClock(msgspec.Struct, frozen=True):
 
     @property
     def ahead_ms(self) -> int:
-        """By how much queue time is ahead of the wall clock."""
+        """Return by how much queue time is ahead of the wall clock."""
         return self.now_ms - self.wall_ms
 
 
 class Fired(msgspec.Struct, frozen=True):
-    """Whether the slot was fired by this call, and what became of its job."""
+    """Tells whether this call fired the slot, and how the job was enqueued."""
 
     fired: bool
     enqueued: Enqueued | None = None
 
 
 class Bulk(msgspec.Struct, frozen=True):
-    """How far a bulk verb got. Call it again with ``cursor`` until that is empty.
+    """The progress of a bulk verb. Call it again with ``cursor`` until that is empty.
 
-    A bulk verb touches only jobs that were there at its first call: the cursor carries where it started.
+    A bulk verb touches only jobs that existed at its first call: the cursor carries where it started.
     """
 
     done: int
@@ -369,7 +389,7 @@ class Bulk(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What a full check found, by kind, and whether it was mended."""
+    """The result of a full check: the number of problems by kind, and whether they were repaired."""
 
     records: int
     problems: Mapping[str, int]
@@ -377,5 +397,5 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def with_deaths(workers: list[WorkerRecord], lives: Mapping[str, bool]) -> list[WorkerRecord]:
-    """Return the records with ``dead`` as ``Storage.lives`` tells."""
-    return [msgspec.structs.replace(one, dead=lives.get(one.id) is False) for one in workers]
+    """Return the records with ``dead`` set from ``Storage.lives``."""
+    return [msgspec.structs.replace(worker, dead=lives.get(worker.id) is False) for worker in workers]
