@@ -157,7 +157,7 @@ async def test_a_server_that_stops_answering_is_given_up():
 
 @pytest.mark.parametrize(
     ("replies", "message"),
-    [(b"HTTP/1.1 400 Bad Request\r\n", "does not speak"), (b"+OK\r\n+MORE\r\n", "nobody asked for")],
+    [(b"HTTP/1.1 400 Bad Request\r\n", "does not speak"), (b"+OK\r\n+MORE\r\n", "no call waits for")],
 )
 async def test_a_server_out_of_protocol_is_dropped(replies, message):
     async with fake_server(replies) as url:

@@ -50,7 +50,7 @@ async def test_a_damaged_message_is_put_aside_and_those_behind_it_arrive(
     ]
     await storage.enqueue_flows("other", [woven(nodes, flow="flow")])
     lease = await here.claim()
-    storage._courier.send_soon = lambda queue: None  # type: ignore[method-assign]
+    storage._outbox.send_soon = lambda queue: None  # type: ignore[method-assign]
     await here.settle(lease, Complete(b"1"))
     await put_first(storage, "here", entry)
 
@@ -70,7 +70,7 @@ async def test_a_dead_letter_behind_a_damaged_one_arrives(storage: ValkeyStorage
     await storage.configure("here", QueueSettings(dead_letter="letters", dead_letter_task="bury"))
     await here.put()
     lease = await here.claim()
-    storage._courier.send_soon = lambda queue: None  # type: ignore[method-assign]
+    storage._outbox.send_soon = lambda queue: None  # type: ignore[method-assign]
     await here.settle(lease, Fail(BOOM, final=True))
     await put_first(storage, "here", b"%016d" % 1 + b"letters\0x" + b"\xff" * 30)
 
@@ -104,7 +104,7 @@ class Told:
         flow = woven([Node("other", NewJob("parent", after=after)), *children], flow="flow")
         await self.storage.enqueue_flows("other", [flow])
         await self.storage.sweep("other")
-        self.storage._courier.send_soon = lambda queue: None  # type: ignore[method-assign]
+        self.storage._outbox.send_soon = lambda queue: None  # type: ignore[method-assign]
         for _ in "abc":
             await here.settle(await here.claim(), Complete(b"1"))
 
@@ -148,7 +148,7 @@ async def test_messages_arrive_after_one_whose_number_was_damaged(
     storage: ValkeyStorage, told: Told, number: int | bytes
 ) -> None:
     await told.replace(2, number)
-    vars(storage._courier).pop("send_soon")
+    vars(storage._outbox).pop("send_soon")
     async with asyncio.timeout(20):
         await storage.sweep("here")
         nodes = [

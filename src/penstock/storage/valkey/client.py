@@ -1,4 +1,4 @@
-"""The router over a redis-py or valkey-py client that the user brought along."""
+"""The router over a redis-py or valkey-py client that the user passes in."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from penstock.storage.valkey.replies import (
 
 
 class ClientRouter:
-    """Over an asyncio client of redis-py or valkey-py that somebody else made, and closes.
+    """Sends commands through an asyncio client of redis-py or valkey-py, which the caller made and closes.
 
-    Slower than the others, and with the client's own limits: its pool, its timeouts. Its retries are not
-    used on a plain client; a cluster client follows redirects by itself. ``on_connect`` runs once per
-    primary, at ``connect``, and again after a lost connection, or when a pool has connected anew. Cluster clients
-    do not say when they do.
+    This router is slower than the others, and subject to the client's own limits: its pool and its timeouts. It does
+    not use a plain client's retries; a cluster client follows redirects by itself. ``on_connect`` runs once per
+    primary at ``connect``, again after a lost connection, and again when a plain client's pool has reconnected.
+    Cluster clients do not report reconnects.
     """
 
     def __init__(self, client: Any, *, on_connect: OnConnect = check_server, retry_for: float = 30.0) -> None:
@@ -43,9 +43,9 @@ class ClientRouter:
         self._watched: WeakSet[Any] = WeakSet()
         self._has_reconnected = False
         self._pool_args: tuple[str, ...] = ()
-        if not self._is_cluster:  # valkey-py wants a name here, redis-py warns of one
-            wanted = inspect.signature(client.connection_pool.get_connection).parameters.get("command_name")
-            self._pool_args = ("_",) if wanted and wanted.default is inspect.Parameter.empty else ()
+        if not self._is_cluster:  # valkey-py requires this argument, redis-py warns about it
+            name = inspect.signature(client.connection_pool.get_connection).parameters.get("command_name")
+            self._pool_args = ("_",) if name and name.default is inspect.Parameter.empty else ()
 
     async def connect(self) -> None:
         try:
@@ -68,18 +68,18 @@ class ClientRouter:
         limit = math.inf if timeout is None else timeout + BLOCK_GRACE_SECONDS
         if not then:
             return await self._insist(key, command, block_for=limit)
-        # The client's connections are not ours to keep two commands on: this costs a round trip. If one is lost
-        # (redis-py closes all of a cluster now and then), ``then`` has not been sent.
+        # We cannot keep two commands on one of the client's connections, so this costs a round trip. If the
+        # connection is lost (redis-py closes all those of a cluster now and then), ``then`` has not been sent.
         with contextlib.suppress(ConnectionLost):
             await self._insist(key, command, block_for=limit)
         return await self.call(key, *then, again=again)
 
-    async def line(self, key: Key, *, lost: Callable[[], None]) -> str:
-        """Return nothing: which of the client's connections is open says nothing of this process."""
+    async def lifeline(self, key: Key, *, lost: Callable[[], None]) -> str:
+        """Return an empty string: the client's open connections do not show that this process lives."""
         return ""
 
     def cut_at(self, key: Key) -> float:
-        """Return minus infinity: the client does not tell when it connects again."""
+        """Return minus infinity: the client does not report reconnects."""
         return float("-inf")
 
     async def call_replicated(
@@ -93,7 +93,7 @@ class ClientRouter:
         return [await self._insist(target, command) for target in await self._targets()]
 
     async def close(self) -> None:
-        """Nothing: the client is not ours."""
+        """Do nothing: the caller closes the client."""
 
     async def attempt(
         self,
@@ -103,13 +103,13 @@ class ClientRouter:
         block_for: float = 0.0,
         wait: Sequence[Arg] = (),
     ) -> Any:
-        """Make one attempt, with the client's errors turned into ours; without a plain client's own retries.
+        """Make one attempt, without a plain client's own retries. Raise the client's errors as ours.
 
-        With ``wait``, a second command on the same connection, return both replies.
+        With ``wait``, send it as a second command on the same connection, and return both replies.
         """
         try:
             if self._is_cluster:
-                name = str(command[0]).lower()  # not upper: its reply callbacks would be looked up by that
+                name = str(command[0]).lower()  # in upper case the client would apply its reply callbacks
                 options = {"target_nodes": target, "NEVER_DECODE": True}
                 reply = await self._client.execute_command(name, *command[1:], **options)
             else:
@@ -117,7 +117,7 @@ class ClientRouter:
         except AttributeError as error:
             if not self._is_cluster:
                 raise
-            # A redirect to a node that has joined since: redis-py finds None where it looks the node up.
+            # A redirect to a node that joined since: redis-py looks the node up and gets None.
             await self._client.nodes_manager.initialize()
             raise ReplyError(f"TRYAGAIN the cluster client does not know the node yet: {error}") from error
         except Exception as error:
@@ -152,7 +152,7 @@ class ClientRouter:
             await pool.release(connection)
 
     def _watch(self, connection: Any) -> None:
-        """Have a connection tell when it connects again."""
+        """Note when the connection reconnects."""
         register = getattr(connection, "register_connect_callback", None)
         if register is not None and connection not in self._watched:
             self._watched.add(connection)
@@ -179,15 +179,15 @@ class ClientRouter:
                 if is_lost:
                     await self._on_connect(_ClientCaller(self, target))
                     is_lost = False
-                asked = again() if again and repeat else command
-                return await self.attempt(asked, target=target, block_for=block_for, wait=wait)
+                attempted = again() if again and repeat else command
+                return await self.attempt(attempted, target=target, block_for=block_for, wait=wait)
             except StorageError as error:
                 if block_for and isinstance(error, ConnectionLost):
                     raise
-                told = storage_error(error, "the server") if isinstance(error, ReplyError) else error
+                failure = storage_error(error, "the server") if isinstance(error, ReplyError) else error
                 deadline = deadline or loop.time() + self._retry_for
-                if not isinstance(told, StorageUnavailable) or loop.time() >= deadline:
-                    raise told from None
+                if not isinstance(failure, StorageUnavailable) or loop.time() >= deadline:
+                    raise failure from None
                 is_lost = is_lost or isinstance(error, ConnectionLost)
                 repeat = repeat or isinstance(error, ConnectionLost)
             attempt += 1
@@ -207,7 +207,7 @@ class ClientRouter:
 
 
 class _ClientCaller:
-    """A client's node as ``on_connect`` sees it."""
+    """Calls one node of a client, for ``on_connect``."""
 
     def __init__(self, router: ClientRouter, target: Any) -> None:
         self._router = router
@@ -227,7 +227,7 @@ _CLIENT_CODES: Final = {
     "OutOfMemoryError": "OOM",
     "ReadOnlyError": "READONLY",
     "TryAgainError": "TRYAGAIN",
-    "ClusterError": "TRYAGAIN",  # redis-py followed redirects and TRYAGAIN until it gave up: nothing was done
+    "ClusterError": "TRYAGAIN",  # redis-py gave up on redirects and TRYAGAIN: the server ran nothing
 }
 _CLIENT_LOSSES: Final = frozenset(
     {"ConnectionError", "TimeoutError", "OSError", "RedisClusterException", "ValkeyClusterException"}
@@ -235,7 +235,7 @@ _CLIENT_LOSSES: Final = frozenset(
 
 
 def _client_error(error: Exception) -> StorageError:
-    """A client's exception as ours, by the names both client libraries share; they cut some codes off."""
+    """Return a client's exception as ours, by class names that both libraries share: they cut some codes off."""
     names = {cls.__name__ for cls in type(error).__mro__}
     code = next((code for name, code in _CLIENT_CODES.items() if name in names), None)
     if isinstance(error, StorageError):
@@ -251,7 +251,7 @@ def _client_error(error: Exception) -> StorageError:
 
 
 def _resp2(reply: Any, *, pairs: bool = False) -> Any:
-    """A RESP3 reply in the shape RESP2 gives it: maps become lists, of pairs for XREAD, else flat."""
+    """Return a RESP3 reply in its RESP2 shape: maps become lists, of pairs for XREAD, else flat."""
     match reply:
         case dict() if pairs:
             return [[name, _resp2(value)] for name, value in reply.items()]

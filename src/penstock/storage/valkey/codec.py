@@ -1,4 +1,4 @@
-"""What goes to the functions and what comes back: bodies, outcomes, leases, news. Whole jobs: ``jobs.py``."""
+"""Encoding of arguments and decoding of replies: bodies, outcomes, leases, news. Whole jobs: ``jobs.py``."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _NEWS_HEAD: Final = 18
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack_static = struct.Struct(">HIHIB6s").unpack_from
-_EXTRA: Final = struct.Struct(">HIHIIIIHIHIB")
-_EXTRAS_AT: Final = _EXTRA.size + 4
+_DETAILS: Final = struct.Struct(">HIHIIIIHIHIB")
+_EXTRAS_AT: Final = _DETAILS.size + 4
 _HAS_SIGNAL: Final = 2
 _unpack_news = struct.Struct(">BcHIHII").unpack_from
 
@@ -45,9 +45,9 @@ _unpack_news = struct.Struct(">BcHIHII").unpack_from
 def encode_jobs(
     jobs: Sequence[NewJob], *, to_come: Sequence[Collection[tuple[str, str]]] | None = None
 ) -> list[Arg]:
-    """Specials, headers, then id and body of each job (lua/enqueue.lua).
+    """Return the specials, the headers, then the id and body of each job (lua/enqueue.lua).
 
-    ``to_come``: for each job, those that will tell it of their ends by themselves.
+    ``to_come``: for each job, the dependencies that will report their ends by themselves.
     """
     args: list[Arg] = []
     append = args.append
@@ -91,22 +91,22 @@ def encode_jobs(
 
 
 def encode_put(job: NewJob) -> bytes:
-    """A job as a message of the outbox has it (lua/outbox.lua)."""
+    """Return a job as an outbox message carries it (lua/outbox.lua)."""
     stored = stored_options(job.options)
-    named = (
+    options = (
         (_text(stored.reference), _text(stored.header)) if stored.reference else (_pack(False), _pack(False))
     )
-    parts = (_text(job.id.encode()), _text(_body(job)), _pack(_special(job, ())), *named)
+    parts = (_text(job.id.encode()), _text(_body(job)), _pack(_special(job, ())), *options)
     return b"\x95" + b"".join(parts)
 
 
 def _text(data: bytes) -> bytes:
-    """Any bytes as MessagePack's text: the servers' Lua knows no other kind of bytes."""
+    """Return bytes as MessagePack text, the only kind of bytes that the servers' Lua knows."""
     return b"\xdb" + len(data).to_bytes(4, "big") + data
 
 
 def encode_after(after: Sequence[Dependency], to_come: Collection[tuple[str, str]]) -> list[Any]:
-    """Dependencies as ``Flows.depend`` takes them (lua/flows.lua)."""
+    """Return dependencies as ``Flows.depend`` takes them (lua/flows.lua)."""
     return [(queue, id, policy[0], (queue, id) in to_come) for queue, id, policy in after]
 
 
@@ -159,16 +159,16 @@ def _body(job: NewJob) -> bytes:
 
 
 def encode_outcome(token: int, outcome: Outcome) -> bytes:
-    """Token and outcome as settle takes them."""
+    """Return token and outcome as settle takes them."""
     head = token.to_bytes(6, "big")
     match outcome:
         case Complete(result, ttl_ms):
-            kind, kept = (b"C", b"") if ttl_ms is None else (b"K", ttl_ms.to_bytes(6, "big"))
-            return b"%b%b%b%b" % (head, kind, kept, result)
+            kind, ttl = (b"C", b"") if ttl_ms is None else (b"K", ttl_ms.to_bytes(6, "big"))
+            return b"%b%b%b%b" % (head, kind, ttl, result)
         case Fail(failure, retry_in_ms, final, ttl_ms):
-            kind, kept = (b"F", b"") if ttl_ms is None else (b"G", ttl_ms.to_bytes(6, "big"))
+            kind, ttl = (b"F", b"") if ttl_ms is None else (b"G", ttl_ms.to_bytes(6, "big"))
             rest = retry_in_ms.to_bytes(6, "big")
-            return b"%b%b%c%b%b%b" % (head, kind, final, rest, kept, _pack(failure))
+            return b"%b%b%c%b%b%b" % (head, kind, final, rest, ttl, _pack(failure))
         case Snooze(delay_ms, step, unknown):
             return b"%bS%b%b%b" % (head, delay_ms.to_bytes(6, "big"), b"?" * unknown, _step(step))
         case Suspend(signal, timeout_ms, step):
@@ -191,8 +191,8 @@ def _step(step: str | None) -> bytes:
 
 
 def decode_leases(reply: list[Any]) -> list[Lease]:
-    """The leases of a claim's reply (lua/take.lua). Raises UnknownOptions."""
-    now_ms, token, ids, statics, extras = reply[2:7]
+    """Return the leases of a claim's reply (lua/take.lua). Raises UnknownOptions."""
+    now_ms, token, ids, statics, details = reply[2:7]
     leases: list[Lease] = []
     append, unpack = leases.append, _unpack_static
     last = b""
@@ -208,22 +208,22 @@ def decode_leases(reply: list[Any]) -> list[Lease]:
         else:
             append(_decode_lease(id.decode(), static, token=token, now_ms=now_ms))
         token += 1
-    for place, extra in zip(extras[::2], extras[1::2], strict=True):
-        leases[place - 1] = _with_extra(leases[place - 1], extra)
+    for place, packed in zip(details[::2], details[1::2], strict=True):
+        leases[place - 1] = _with_details(leases[place - 1], packed)
     return leases
 
 
 def decode_readable_leases(reply: list[Any]) -> tuple[list[Lease], list[str], str]:
-    """The leases of a claim's reply that can be decoded, the ids of the others, and why the last of those cannot."""
-    now_ms, token, ids, statics, extras = reply[2:7]
-    extra_of = dict(zip(extras[::2], extras[1::2], strict=True))
+    """Return the leases of a claim's reply that can be decoded, the ids of the others, and why the last one cannot."""
+    now_ms, token, ids, statics, details = reply[2:7]
+    details_of = dict(zip(details[::2], details[1::2], strict=True))
     leases: list[Lease] = []
     damaged: list[str] = []
     why = ""
     for place, (id, static) in enumerate(zip(ids, statics, strict=True), 1):
         try:
             lease = _decode_lease(id.decode(), static, token=token + place - 1, now_ms=now_ms)
-            leases.append(_with_extra(lease, extra_of[place]) if place in extra_of else lease)
+            leases.append(_with_details(lease, details_of[place]) if place in details_of else lease)
         except (ValueError, LookupError, TypeError, struct.error) as error:
             damaged.append(id)
             why = f"{type(error).__name__} {error}"
@@ -231,20 +231,20 @@ def decode_readable_leases(reply: list[Any]) -> tuple[list[Lease], list[str], st
 
 
 def _decode_lease(id: str, static: bytes, *, token: int, now_ms: int) -> Lease:
-    said = read_static(static)
+    fields = read_static(static)
     return Lease(
-        id, token, said.incarnation, 1, 0, 0, said.payload, said.options, said.priority,
-        said.enqueued_at_ms, now_ms, said.expires_at_ms, False, said.run_id, said.extras,
+        id, token, fields.incarnation, 1, 0, 0, fields.payload, fields.options, fields.priority,
+        fields.enqueued_at_ms, now_ms, fields.expires_at_ms, False, fields.run_id, fields.extras,
     )  # fmt: skip
 
 
-def _with_extra(lease: Lease, extra: bytes) -> Lease:
-    t1, t2, c1, c2, runs, failures, stalls, e1, e2, p1, p2, flags = _EXTRA.unpack_from(extra)
+def _with_details(lease: Lease, packed: bytes) -> Lease:
+    t1, t2, c1, c2, runs, failures, stalls, e1, e2, p1, p2, flags = _DETAILS.unpack_from(packed)
     extras, signal = lease.extras, None
-    if len(extra) > _EXTRA.size:
-        end = _EXTRAS_AT + int.from_bytes(extra[_EXTRA.size : _EXTRAS_AT], "big")
-        extras = unpack_extras(extra[_EXTRAS_AT:end])
-        signal = extra[end:] if flags & _HAS_SIGNAL else None
+    if len(packed) > _DETAILS.size:
+        end = _EXTRAS_AT + int.from_bytes(packed[_DETAILS.size : _EXTRAS_AT], "big")
+        extras = unpack_extras(packed[_EXTRAS_AT:end])
+        signal = packed[end:] if flags & _HAS_SIGNAL else None
     return Lease(
         lease.id, t1 << 32 | t2, lease.incarnation, runs, failures, stalls, lease.payload, lease.options,
         signed(p1, p2), lease.enqueued_at_ms, c1 << 32 | c2, e1 << 32 | e2, flags & 1 == 1, lease.run_id, extras,
@@ -253,14 +253,14 @@ def _with_extra(lease: Lease, extra: bytes) -> Lease:
 
 
 class News(NamedTuple):
-    """``fetch``: the result is too long to be sent along; the store has it."""
+    """The end of a job. ``fetch``: the result is too long to send along; the store has it."""
 
     finished: Finished
     fetch: bool
 
 
 def decode_news(news: bytes) -> News:
-    """What a listener is told (lua/waiters.lua)."""
+    """Return what a listener receives (lua/waiters.lua)."""
     letter, fetch, i1, i2, id_length, result_length, failure_length = _unpack_news(news)
     result_at = _NEWS_HEAD + id_length
     failure_at = result_at + max(0, result_length - 1)

@@ -1,10 +1,9 @@
-"""One connection to a Valkey or Redis server: RESP2 on hiredis' parser and packer, pipelined by itself.
+"""One connection to a Valkey or Redis server: RESP2 with hiredis' parser and packer, and automatic pipelining.
 
-``Connection.call`` writes a command and returns the future of its reply. Calls made while replies are
-outstanding travel together in one write; a call on an idle connection is written at once. Replies are
-bytes, int, None or lists of these; an error reply is raised as ``ReplyError``. When the connection goes,
-every pending future gets ``ConnectionLost``, which says whether its command had been written, so may have
-been carried out.
+``Connection.call`` writes a command and returns the future of its reply. Calls made while replies are outstanding
+travel together in one write; an idle connection writes a call immediately. Replies are bytes, int, None or lists of
+these; an error reply is raised as ``ReplyError``. When the connection is lost, every pending future gets
+``ConnectionLost``, which says whether its command had been written, and so may have been carried out.
 """
 
 from __future__ import annotations
@@ -24,19 +23,18 @@ from penstock.storage.valkey.endpoint import Address, Endpoint
 from penstock.storage.valkey.replies import Arg, ReplyError, storage_error
 
 _HIGH_WATER: Final = 1 << 20
-# With the looks it takes up to 15 s to notice a silent connection: a call has as long again on another
-# one.
+# With the looks it takes up to 15 s to notice a silent connection. That leaves a call as long again on another one.
 _STALL_SECONDS: Final = 12.5
 _LOOKS: Final = 5
 _find_huge_list: Final = re.compile(rb"\*([0-9]{8,20})\r").search
-"""More elements than any reply to us has. The parser makes room for all of them when it is told their number."""
+"""Matches more elements than any real reply has: the parser allocates room for them when it reads the number."""
 _find_cut_list: Final = re.compile(rb"\*[0-9]{0,20}\Z").search
 _NEWLINE: Final = ord("\n")
 _pack = cast(Callable[[tuple[Arg, ...]], bytes], hiredis.pack_command)
 
 
 class ConnectionLost(StorageUnavailable):
-    """The connection went before the reply came. ``sent``: the command may have been carried out. ``waited_s`` is
+    """The connection was lost before the reply came. ``sent``: the command may have been carried out. ``waited_s``:
     how long the connection was silent before it was given up."""
 
     def __init__(self, text: str, *, sent: bool, waited_s: float = 0.0) -> None:
@@ -46,10 +44,10 @@ class ConnectionLost(StorageUnavailable):
 
 
 class Connection(asyncio.Protocol):
-    """Belongs to the loop that made it; made by ``open_connection``. Not thread-safe.
+    """A connection made by ``open_connection``. It belongs to the loop that made it, and is not thread-safe.
 
-    ``ready`` is false while the connection is lost or the socket does not take more (see ``writable``).
-    A connection whose oldest reply does not come for ``stall_seconds`` is given up as lost.
+    ``ready`` is false while the connection is lost, or while the socket's buffer is full (see ``writable``). If the
+    oldest reply does not come for ``stall_seconds``, the connection counts as lost.
     """
 
     __slots__ = (
@@ -99,8 +97,10 @@ class Connection(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
 
     def call(self, *command: Arg) -> asyncio.Future[Any]:
-        """Send; the future holds the reply, or raises ReplyError or ConnectionLost. May be cancelled: its
-        reply is then thrown away. Raises ConnectionLost (not sent) at once on a connection that is lost.
+        """Send a command. Return the future of its reply, which raises ReplyError or ConnectionLost.
+
+        You may cancel the future: its reply is then discarded. Raises ConnectionLost (not sent) immediately if the
+        connection is lost.
         """
         data = _pack(command)
         pending = self._pending
@@ -116,29 +116,29 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """Alive, and no reply is outstanding."""
+        """Return whether the connection is alive and no reply is outstanding."""
         return not self.lost and not self._pending
 
     def expect_silence(self) -> None:
-        """From now on a reply may take any time: this connection is for blocking commands."""
+        """Allow replies to take any time: this connection is for blocking commands."""
         self._stall_seconds = None
         if self._watch is not None:
             self._watch.cancel()
 
     async def writable(self) -> None:
-        """Wait until the socket takes more. Returns at once if it does, or if the connection is lost."""
+        """Wait until the socket takes more data. Return immediately if it does, or if the connection is lost."""
         if self._resumed is not None:
             await asyncio.shield(self._resumed)
 
     def drop(self, reason: str) -> None:
-        """Give the connection up now; what is pending gets ConnectionLost with ``reason``."""
+        """Give the connection up now. Pending calls get ConnectionLost with ``reason``."""
         self._reason = self._reason or reason
         self.ready, self.lost, self._write = False, True, self._refuse
         if self._transport is not None:
             self._transport.abort()
 
     async def close(self) -> None:
-        """Drop, and wait until the socket is closed."""
+        """Drop the connection, and wait until the socket is closed."""
         self.drop("closed by this client")
         if self._transport is not None:
             await asyncio.shield(self._closed)
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
             self._take_carefully(data)
 
     def _take_carefully(self, data: bytes) -> None:
-        """Give the connection up if a huge list is announced, unless that is part of a text."""
+        """Give the connection up if a huge list is announced, unless the announcement is part of a text."""
         taken = at = 0
         while (huge := _find_huge_list(data, at)) is not None:
             self._take(data[taken : huge.start()])
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         self._take(data[taken:])
 
     def _take(self, data: bytes) -> None:
-        """Parse what has come, and answer the calls whose replies are complete."""
+        """Parse the data, and answer the calls whose replies are complete."""
         gets, take = self._gets, self._pending.popleft
         try:
             self._reader.feed(data)
@@ -190,7 +190,7 @@ class Connection(asyncio.Protocol):
         except hiredis.ProtocolError:
             self.drop("it does not speak the Redis protocol; is it a TLS port, or another service?")
         except IndexError:
-            self.drop(f"it sent what nobody asked for: {str(reply)[:200]}")
+            self.drop(f"it sent a reply that no call waits for: {str(reply)[:200]}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         reason = self._reason or (f"{type(exc).__name__}: {exc}" if exc else "closed by the server")
@@ -248,7 +248,7 @@ class Connection(asyncio.Protocol):
 async def open_connection(
     address: Address, endpoint: Endpoint, *, stall_seconds: float | None = _STALL_SECONDS
 ) -> Connection:
-    """Connect to ``address`` and log in as ``endpoint`` says, within its ``connect_timeout``.
+    """Connect to ``address`` and log in with the data of ``endpoint``, within its ``connect_timeout``.
 
     Raises StorageUnavailable, or StorageRefused if the certificate, user or password is not accepted.
     """
@@ -281,38 +281,42 @@ async def open_connection(
 
 
 def _reason(error: OSError) -> str:
-    """Return why the connection failed, with the remedy for the most frequent cause."""
+    """Return why the connection failed, with the remedy for the most common causes."""
     if isinstance(error, ConnectionRefusedError):
         return "connection refused. Start the server, or check the host and the port in the URL"
     if isinstance(error, socket.gaierror):
-        return "the name of the host is not known. Check the host in the URL, or the name server"
+        return "unknown host name. Check the host in the URL, or the name server"
     return str(error)
 
 
 def _set_up(sock: socket.socket) -> None:
-    """No delay, and a peer that vanished without a word is noticed in about half a minute, idle or not."""
+    """Turn off delays, and notice a peer that vanished in about half a minute, idle or not."""
     if sock.getsockname() == sock.getpeername():  # the kernel may give us the dead server's own port
-        raise ConnectionRefusedError("connected to itself; nobody listens there")
+        raise ConnectionRefusedError("connected to itself; no server listens there")
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    wanted = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
-    for name, value in wanted:
+    options = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
+    for name, value in options:
         if (option := getattr(socket, name, None)) is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def _log_in(connection: Connection, endpoint: Endpoint) -> None:
-    must: list[tuple[Arg, ...]] = []
+    required: list[tuple[Arg, ...]] = []
     if endpoint.password is not None:
-        must.append(("AUTH", *((endpoint.username,) if endpoint.username else ()), endpoint.password))
+        required.append(("AUTH", *((endpoint.username,) if endpoint.username else ()), endpoint.password))
     if endpoint.db:
-        must.append(("SELECT", endpoint.db))
-    replies = [connection.call(*command) for command in must]
+        required.append(("SELECT", endpoint.db))
+    replies = [connection.call(*command) for command in required]
     name = connection.call("CLIENT", "SETNAME", "penstock")
     results = await asyncio.gather(*replies, name, return_exceptions=True)
     for index, result in enumerate(results):
         if isinstance(result, ReplyError):
-            if index < len(must) or result.code not in ("NOPERM", "ERR") or "max number" in result.message:
+            if (
+                index < len(required)
+                or result.code not in ("NOPERM", "ERR")
+                or "max number" in result.message
+            ):
                 raise storage_error(result, connection.address) from None
         elif isinstance(result, BaseException):
             raise result

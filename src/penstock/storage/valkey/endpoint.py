@@ -1,15 +1,14 @@
-"""Where a Valkey or Redis store is, read from its URL. No I/O but the reading of TLS files.
+"""The location of a Valkey or Redis store, parsed from its URL. No I/O except reading TLS files.
 
 ::
 
     valkey://user:password@host:6379/0?namespace=shop      one server            (valkeys:// with TLS)
     valkey+unix:///run/valkey.sock?db=0                     one server, by socket
     valkey+cluster://host1:6379,host2:6379                  a cluster, by some of its nodes
-    valkey+sentinel://host1:26379,host2:26379/service/0     the primary the sentinels know as ``service``
+    valkey+sentinel://host1:26379,host2:26379/service/0     the primary that the sentinels call ``service``
 
-``redis``, ``rediss``, ``redis+cluster`` and so on mean the same. User and password are percent-decoded.
-A password appears in no repr, no log line and no error message; neither does any part of a URL that
-could be a piece of one.
+``redis``, ``rediss``, ``redis+cluster`` and so on mean the same. User and password are percent-decoded. No repr, log
+line or error message shows a password, or any part of a URL that could belong to one.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _SCHEME: Final = re.compile(r"(?P<base>valkeys?|rediss?)(\+(?P<kind>cluster|sent
 _HOST: Final = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<name>[^:\[\]@\s]*))(?::(?P<port>[0-9]{1,5}))?\Z"
 )
-_ENCODE: Final = "Percent-encode '@', '/', '?', '#' and ':' where they stand in a user name or password."
+_ENCODE: Final = "Percent-encode '@', '/', '?', '#' and ':' in user names and passwords."
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How to speak TLS: whom to trust, who we are. Without ``ca_certs`` the system's authorities count."""
+    """TLS settings: the authorities to trust (without ``ca_certs`` the system's), and our own certificate."""
 
     ca_certs: str | None = None
     certfile: str | None = None
@@ -70,7 +69,7 @@ class Tls:
     check_hostname: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """Read the files. Raises InvalidOption naming the option whose file cannot be used."""
+        """Read the files. Raises InvalidOption, naming the option whose file cannot be used."""
         try:
             context = ssl.create_default_context(cafile=self.ca_certs)
         except OSError as error:
@@ -104,14 +103,14 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
-        """Read ``url``. Raises InvalidOption saying what is wrong with it, without quoting it."""
+        """Return the endpoint of ``url``. Raises InvalidOption, which says what is wrong but does not quote the URL."""
         scheme, separator, rest = url.strip().partition("://")
         match = _SCHEME.match(scheme.lower())
         if not separator or match is None:
             raise InvalidOption(
                 "the store's URL does not start with a known scheme. Known: valkey://, valkeys:// (TLS), "
                 "valkey+unix://, valkey+cluster://, valkeys+cluster://, valkey+sentinel://, "
-                "valkeys+sentinel://; redis and rediss alike"
+                "valkeys+sentinel://, and the same with redis and rediss"
             )
         secure, kind = match["base"] in ("valkeys", "rediss"), match["kind"] or "standalone"
         before, _, query = rest.partition("?")
@@ -152,7 +151,7 @@ class Endpoint:
         return f"sentinels {hosts} (service {shown(self.service)})" if self.service else hosts
 
     def for_sentinels(self) -> Endpoint:
-        """The same, with the login that the sentinels themselves ask for."""
+        """Return this endpoint with the login for the sentinels themselves."""
         return replace(self, username=self.sentinel_username, password=self.sentinel_password, db=0)
 
 
@@ -200,10 +199,10 @@ def _unknown(name: str) -> str:
 
 
 def _db(path: list[str], option: str | None) -> int:
-    given = [*path, option] if option is not None else path
-    if len(given) > 1 or not all(re.fullmatch(r"[0-9]{1,6}", text or "") for text in given):
+    values = [*path, option] if option is not None else path
+    if len(values) > 1 or not all(re.fullmatch(r"[0-9]{1,6}", text or "") for text in values):
         raise InvalidOption(f"the database is one number, as the URL's path or as the option 'db'. {_ENCODE}")
-    return int(given[0] or 0) if given else 0
+    return int(values[0] or 0) if values else 0
 
 
 def _seconds(text: str) -> float:

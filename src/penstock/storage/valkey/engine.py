@@ -1,4 +1,7 @@
-"""The verbs on schedulers."""
+"""The Valkey and Redis engine: each verb calls one function that runs inside the server.
+
+The functions are in ``lua/``, a file per verb. The top of ``lua/prelude.lua`` describes the keys they use.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,15 @@ from penstock.core.lifecycle import State
 from penstock.core.names import check_namespace
 from penstock.errors import InvalidOption, PenstockError, StorageError, StorageRefused
 from penstock.storage.contract import Storage
-from penstock.storage.valkey.calls import Calls, Refused
+from penstock.storage.valkey.calls import Calls, KnownServers, Refused
 from penstock.storage.valkey.client import ClientRouter
 from penstock.storage.valkey.codec import encode_after, encode_jobs
 from penstock.storage.valkey.endpoint import Endpoint
-from penstock.storage.valkey.identity import Identity
 from penstock.storage.valkey.jobs import decode_failure
 from penstock.storage.valkey.library import DEFAULT_NAMESPACE, Keys, library
-from penstock.storage.valkey.lives import Lives
+from penstock.storage.valkey.liveness import Liveness
 from penstock.storage.valkey.operating import Limiting, Operating
-from penstock.storage.valkey.outbox import Courier
+from penstock.storage.valkey.outbox import OutboxSender
 from penstock.storage.valkey.reading import Reading
 from penstock.storage.valkey.replies import Arg
 from penstock.storage.valkey.routers import Router, router_for
@@ -47,10 +49,9 @@ _HEAD: Final = struct.Struct(">HIHIHIHIHIHIBH")
 
 
 class Scheduling(Running):
-    """Each verb is one call of its function. A ``fire`` that is repeated finds that its slot has gone by."""
+    """Verbs on schedulers. A repeated ``fire`` finds that its slot has passed."""
 
     async def put_scheduler(self, queue: str, scheduler: NewScheduler) -> SchedulerAnswer:
-        """As ``Storage.put_scheduler``."""
         if queue not in self._registered:
             await self._register(queue)
         new = scheduler
@@ -62,32 +63,29 @@ class Scheduling(Running):
         return _ANSWERS[reply]
 
     async def schedulers(self, queue: str, names: Sequence[str] | None = None) -> Schedulers:
-        """As ``Storage.schedulers``."""
-        asked = () if names is None else ("1", *names)
-        now_ms, rows = await self._calls.call(queue, "schedulers", *asked)
-        found = (_decode(name.decode(), record) for name, record in zip(rows[::2], rows[1::2], strict=True))
-        return Schedulers(int(now_ms), sorted(found, key=lambda one: one.name))
+        only = () if names is None else ("1", *names)
+        now_ms, rows = await self._calls.call(queue, "schedulers", *only)
+        schedulers = (
+            _decode_scheduler(name.decode(), record)
+            for name, record in zip(rows[::2], rows[1::2], strict=True)
+        )
+        return Schedulers(int(now_ms), sorted(schedulers, key=lambda scheduler: scheduler.name))
 
     async def pause_scheduler(self, queue: str, name: str) -> bool:
-        """As ``Storage.pause_scheduler``."""
         return bool(await self._calls.call(queue, "pause_scheduler", name))
 
     async def resume_scheduler(self, queue: str, name: str, *, next_ms: int | None = None) -> bool:
-        """As ``Storage.resume_scheduler``."""
-        given = "" if next_ms is None else next_ms
-        return bool(await self._calls.call(queue, "resume_scheduler", name, given))
+        new_ms = "" if next_ms is None else next_ms
+        return bool(await self._calls.call(queue, "resume_scheduler", name, new_ms))
 
     async def move_slot(self, queue: str, name: str, *, slot_ms: int, next_ms: int) -> bool:
-        """As ``Storage.move_slot``."""
         return bool(await self._calls.call(queue, "move_slot", name, slot_ms, next_ms))
 
     async def remove_scheduler(self, queue: str, name: str) -> bool:
-        """As ``Storage.remove_scheduler``."""
         return bool(await self._calls.call(queue, "remove_scheduler", name))
 
     async def fire(self, queue: str, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
-        """As ``Storage.fire``."""
-        await self._meet(queue)
+        await self._check_rights(queue)
         try:
             reply: list[Any] = await self._calls.call(
                 queue, "fire", name, slot_ms, next_ms, *encode_jobs([job])
@@ -95,12 +93,12 @@ class Scheduling(Running):
         except Refused as error:
             raise refusal(queue, error) from None
         if len(reply) > 2:
-            self._courier.send_soon(queue)
+            self._outbox.send_soon(queue)
         return Fired(True, self._answers(queue, [job], reply)[0]) if reply else Fired(False)
 
 
-def _decode(name: str, record: bytes) -> Scheduler:
-    """A record of lua/schedulers.lua."""
+def _decode_scheduler(name: str, record: bytes) -> Scheduler:
+    """Return a scheduler from its record (lua/schedulers.lua)."""
     *pairs, paused, length = _HEAD.unpack_from(record)
     numbers = [high << 32 | low for high, low in zip(pairs[::2], pairs[1::2], strict=True)]
     next_ms, awaits, fired, limit, end_ms, repeat = numbers
@@ -119,8 +117,7 @@ def _decode(name: str, record: bytes) -> Scheduler:
     )
 
 
-# The verbs of flows.
-
+# Flows
 
 _POLICIES: Final[dict[str, Policy]] = {"f": "fail", "i": "ignore", "w": "wait"}
 _STATES: Final[dict[str, DependencyState]] = {
@@ -137,16 +134,15 @@ _decode_entry = msgspec.msgpack.Decoder(tuple[int, str, str]).decode
 
 
 class Flowing:
-    """Mixed into the engine."""
+    """Verbs on flows."""
 
     _calls: Calls
-    _courier: Courier
+    _outbox: OutboxSender
     _register: Callable[[str], Awaitable[None]]
 
     async def enqueue_flows(
         self, queue: str, flows: Sequence[Sequence[Node]], *, ticket: Ticket | None = None
     ) -> list[Enqueued]:
-        """As ``Storage.enqueue_flows``."""
         await self._register(queue)
         layout = [[node.queue for node in flow] for flow in flows]
         nodes = [node for flow in flows for node in flow]
@@ -157,31 +153,31 @@ class Flowing:
         except Refused as error:
             raise refusal(queue, error) from None
         if is_full:
-            await self._courier.send(queue)
+            await self._outbox.send(queue)
         rows = zip(flows, answers[::3], answers[1::3], answers[2::3], strict=True)
         return [_enqueued(flow[0].job.id, letters, inc, result) for flow, letters, inc, result in rows]
 
     async def attach(
         self, queue: str, id: str, after: Sequence[Dependency], *, nodes: Sequence[Node] = (), flow: str
     ) -> AttachAnswer:
-        """As ``Storage.attach``. If the job is in a flow already, the nodes are tied again, for that."""
+        """Attach dependencies. If the job turns out to be in another flow, link the nodes again, for that flow."""
         own = _ids(nodes)
         while True:
             into = Dependent(queue, id, flow)
-            tied = woven(nodes, flow=flow, into=into, after=after)
-            jobs = encode_jobs([node.job for node in tied], to_come=[own] * len(tied))
+            linked = woven(nodes, flow=flow, into=into, after=after)
+            jobs = encode_jobs([node.job for node in linked], to_come=[own] * len(linked))
             head: list[Arg] = [
                 id,
                 flow,
                 _pack(encode_after(after, own)),
-                _pack([node.queue for node in tied]),
+                _pack([node.queue for node in linked]),
             ]
             try:
                 answer, is_full = await self._calls.call_once(queue, "attach", [*head, *jobs])
             except Refused as error:
                 raise refusal(queue, error) from None
             if is_full:
-                await self._courier.send(queue)
+                await self._outbox.send(queue)
             if not answer.startswith(b"f"):
                 return _ATTACHED[answer]
             flow = answer[1:].decode()
@@ -189,9 +185,8 @@ class Flowing:
     async def dependencies(
         self, queue: str, id: str, *, start: int = 0, limit: int = 1000
     ) -> list[DependencyRecord]:
-        """As ``Storage.dependencies``."""
         rows = await self._calls.call(queue, "dependencies", id, start, limit)
-        return [_record(*row) for row in zip(rows[::3], rows[1::3], rows[2::3], strict=True)]
+        return [_decode_dependency(*row) for row in zip(rows[::3], rows[1::3], rows[2::3], strict=True)]
 
 
 def _ids(nodes: Sequence[Node]) -> frozenset[tuple[str, str]]:
@@ -200,11 +195,11 @@ def _ids(nodes: Sequence[Node]) -> frozenset[tuple[str, str]]:
 
 def _enqueued(id: str, letters: bytes, incarnation: int, result: bytes) -> Enqueued:
     state = STATE_OF[letters[1]]
-    shown = result if state is State.COMPLETED else None
-    return Enqueued(id, ENQUEUED[letters[0]], state, incarnation, shown)
+    cached = result if state is State.COMPLETED else None
+    return Enqueued(id, ENQUEUED[letters[0]], state, incarnation, cached)
 
 
-def _record(name: bytes, entry: bytes, value: bytes) -> DependencyRecord:
+def _decode_dependency(name: bytes, entry: bytes, value: bytes) -> DependencyRecord:
     queue, _, id = name.decode().partition("\0")
     _, policy, state = _decode_entry(entry)
     is_result = state == "c"
@@ -213,32 +208,28 @@ def _record(name: bytes, entry: bytes, value: bytes) -> DependencyRecord:
     return DependencyRecord(queue, id, _POLICIES[policy], _STATES[state], result, failure)
 
 
-# The Valkey/Redis engine: every verb is one call of a function that runs inside the server.
-#
-# The functions are in ``lua/``, a file per verb; the keys they use are told at the top of
-# ``lua/prelude.lua``.
-
+# The engine
 
 T = TypeVar("T")
 
-_NONSENSE: Final = (AttributeError, LookupError, TypeError, ValueError, msgspec.MsgspecError, struct.error)
+_MALFORMED: Final = (AttributeError, LookupError, TypeError, ValueError, msgspec.MsgspecError, struct.error)
 
 
-def _answered(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """Return ``verb``, with a ``StorageError`` in place of what Python raises for an answer of the wrong shape."""
+def _checked(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """Return ``verb``, raising ``StorageError`` for a malformed reply instead of whatever Python raises."""
 
     @wraps(verb)
     async def call(self: ValkeyStorage, *args: Any, **kwargs: Any) -> T:
         try:
             return await verb(self, *args, **kwargs)
         except PenstockError:
-            # Some are a LookupError or a ValueError as well.
+            # Some of these are also a LookupError or a ValueError.
             raise
-        except _NONSENSE as error:
+        except _MALFORMED as error:
             raise StorageError(
-                f"{self.url} gave an answer to {verb.__name__} that makes no sense: {type(error).__name__}: "
-                f"{error!s:.200}. See that the URL names a Valkey or Redis server, with no proxy in between that "
-                "changes answers, and that all clients run compatible releases of Penstock."
+                f"{self.url} gave a malformed reply to {verb.__name__}: {type(error).__name__}: {error!s:.200}. Check "
+                "that the URL names a Valkey or Redis server, that no proxy in between changes replies, and that all "
+                "clients run compatible releases of Penstock."
             ) from error
 
     return call
@@ -247,8 +238,8 @@ def _answered(verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
 class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
     """``Storage`` on Valkey, or Redis 7.0 and newer: standalone, Sentinel, Cluster.
 
-    Made by ``from_url``, or with ``client``: an asyncio client of redis-py or valkey-py, which stays the
-    caller's to close. ``replicas``, with such a client: as in a URL.
+    Create it with ``from_url``, or with ``client``: an asyncio client of redis-py or valkey-py, which the caller
+    closes. ``replicas``, with a client: as in a URL. ``Storage`` documents the verbs.
     """
 
     capabilities = frozenset({"shared", "processes"})
@@ -276,21 +267,21 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
         self.url = url
         self.namespace = check_namespace(namespace)
         keys = Keys(self.namespace)
-        identity = Identity(keys, library(), seen=self._seen)
+        servers = KnownServers(keys, library(), seen=self._seen)
         self._router: Router = (
-            router_for(endpoint, on_connect=identity.prepare, retry_for=retry_for)
+            router_for(endpoint, on_connect=servers.prepare, retry_for=retry_for)
             if endpoint
-            else ClientRouter(client, on_connect=identity.prepare, retry_for=retry_for)
+            else ClientRouter(client, on_connect=servers.prepare, retry_for=retry_for)
         )
-        self._calls = Calls(self._router, keys, identity=identity, replicas=replicas)
-        self._courier = Courier(self._calls, meet=self._register)
-        self._lives = Lives(self._calls)
+        self._calls = Calls(self._router, keys, servers=servers, replicas=replicas)
+        self._outbox = OutboxSender(self._calls, register=self._register)
+        self._liveness = Liveness(self._calls)
 
     @classmethod
     def from_url(cls, url: str, *, namespace: str | None = None, retry_for: float = 30.0) -> Self:
-        """An engine for a URL. ``retry_for``: how many seconds a call insists when the server is away.
+        """Return an engine for a URL, not yet connected. Raises InvalidOption or InvalidName.
 
-        Raises InvalidOption or InvalidName; connects nowhere yet.
+        ``retry_for``: how many seconds a call keeps trying while the server is away.
         """
         endpoint = Endpoint.parse(url)
         return cls(
@@ -301,33 +292,30 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
         )
 
     def _seen(self, queue: str) -> tuple[int, int]:
-        """Return the highest number and the highest event of a queue that this process was told of."""
+        """Return the highest number and the highest event of a queue that this process has seen."""
         return self._seen_seq.get(queue, 0), self._seen_events.get(queue, 0)
 
     async def open(self) -> None:
-        """Connect and load the function library, without retries: a wrong URL or password is told at once."""
+        """Connect and load the function library, without retries: a wrong URL or password fails immediately."""
         await self._router.connect()
 
     async def close(self) -> None:
-        """Close the connections. Calls under way raise StorageError; a client passed in stays open."""
-        await self._courier.close()
-        await self._lives.withdraw()
+        """Close the connections. Calls under way raise StorageError. A client passed in stays open."""
+        await self._outbox.close()
+        await self._liveness.withdraw()
         await self._router.close()
 
     async def announce(self, queue: str, worker: str, *, lost: Callable[[], None]) -> None:
-        """As ``Storage.announce``."""
-        await self._lives.announce(queue, worker, lost)
+        await self._liveness.announce(queue, worker, lost)
 
     async def lives(self, queue: str) -> dict[str, bool]:
-        """As ``Storage.lives``."""
-        return await self._lives.look(queue)
+        return await self._liveness.check(queue)
 
     async def workers(self, queue: str) -> list[WorkerRecord]:
-        """As ``Storage.workers``."""
-        return with_deaths(await self._workers(queue), await self._lives.look(queue))
+        return with_deaths(await self._workers(queue), await self._liveness.check(queue))
 
     async def server_facts(self) -> list[dict[str, str]]:
-        """What each server says of itself (INFO), and its clock as ``time_ms``: for whoever checks the set-up."""
+        """Return what each server reports about itself (INFO), and its clock as ``time_ms``."""
         facts: list[dict[str, str]] = []
         times = await self._router.call_every_node("TIME")
         for info, (seconds, micros) in zip(await self._router.call_every_node("INFO"), times, strict=True):
@@ -336,22 +324,21 @@ class ValkeyStorage(Scheduling, Flowing, Operating, Limiting, Reading):
             node = {name: value for name, colon, value in lines if colon}
             facts.append({**node, "time_ms": str(int(seconds) * 1000 + int(micros) // 1000)})
         try:
-            told = [
+            settings = [
                 await self._router.call_every_node("CONFIG", "GET", name) for name in ("save", "appendfsync")
             ]
         except StorageRefused:
-            return facts  # This user may not ask for the configuration.
-        for name, replies in zip(("save", "appendfsync"), told, strict=True):
+            return facts  # This user may not read the configuration.
+        for name, replies in zip(("save", "appendfsync"), settings, strict=True):
             for node, reply in zip(facts, replies, strict=True):
                 [*_, value] = reply.values() if isinstance(reply, dict) else reply
                 node[name] = value.decode() if isinstance(value, bytes) else str(value)
         return facts
 
     async def shift_clock(self, queue: str, ms: int, *, jump: bool = False) -> None:
-        """As ``Storage.shift_clock``."""
         await self._calls.call(queue, "shift_clock", ms, "1" if jump else "")
 
 
 for _name, _verb in inspect.getmembers(Storage, inspect.iscoroutinefunction):
-    setattr(ValkeyStorage, _name, _answered(getattr(ValkeyStorage, _name)))
-ValkeyStorage.server_facts = _answered(ValkeyStorage.server_facts)  # type: ignore[method-assign, assignment]
+    setattr(ValkeyStorage, _name, _checked(getattr(ValkeyStorage, _name)))
+ValkeyStorage.server_facts = _checked(ValkeyStorage.server_facts)  # type: ignore[method-assign, assignment]

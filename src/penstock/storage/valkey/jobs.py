@@ -1,7 +1,7 @@
-"""Options as they are stored: a header, and the reference that records carry in its place.
+"""Jobs as they are stored: their options, and the two records of each (lua/record.lua).
 
-All jobs of a task share their options, so a queue keeps each header once, under a hash of it. What a
-reference stands for never changes, so encoding and decoding is looked up rather than done.
+All jobs of a task share their options. So a queue stores each set of options once, as a header, under a hash of it,
+and records carry the hash as a reference. A reference never changes its meaning, so both directions are cached.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock.core.job import DEFAULT_OPTIONS, Extras, Job, Options, unpack_extr
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Failure, damaged_failure
 
-# Trailing values equal to these are not stored: part of the format, whatever Options' own defaults
-# become.
+# Trailing values equal to these are not stored. They are part of the format, and stay when the defaults of Options
+# change.
 _STORED_DEFAULTS: Final = ("", "", 3, 3, 3_600_000, 2_592_000_000, 0)
-# A process that makes ever new options must not fill its queues with headers: from then on they stand in
-# each record.
+# A process that keeps making new options must not fill its queues with headers: beyond this number, each record
+# carries its header.
 _MOST_REFERENCES: Final = 1000
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -28,17 +28,17 @@ _decode = msgspec.msgpack.Decoder(Options).decode
 
 
 class UnknownOptions(LookupError):
-    """A reference that this process has not met: ``learn`` what the queue has."""
+    """This process does not know a reference. Call ``learn`` with the headers of the queue."""
 
 
 class StoredOptions(NamedTuple):
-    """``reference`` is what records carry; empty if they carry the header itself."""
+    """A header, and the reference that records carry; empty if they carry the header itself."""
 
     header: bytes
     reference: bytes
 
     def head(self, flags: int) -> bytes:
-        """What the body of a record begins with (lua/record.lua)."""
+        """Return the beginning of a record's body (lua/record.lua)."""
         if self.reference:
             return bytes((flags,)) + self.reference
         return bytes((flags | 32,)) + len(self.header).to_bytes(2, "big") + self.header
@@ -49,7 +49,7 @@ _known: dict[bytes, Options] = {}
 
 
 def stored_options(options: Options) -> StoredOptions:
-    """How these options are stored."""
+    """Return the stored form of options."""
     stored = _stored.get(options)
     if stored is None:
         header = _encode(_shortened(options))
@@ -62,7 +62,7 @@ def stored_options(options: Options) -> StoredOptions:
 
 
 def decode_options(header: bytes) -> Options:
-    """The options of a header or reference. Raises UnknownOptions for a reference not met before."""
+    """Return the options of a header or reference. Raises UnknownOptions for an unknown reference."""
     options = _known.get(header)
     if options is None:
         if header[:1] == b"\0":
@@ -72,12 +72,12 @@ def decode_options(header: bytes) -> Options:
 
 
 def parse_header(header: bytes) -> Options:
-    """The options of a header itself."""
+    """Return the options of a header."""
     return _decode(header)
 
 
 def learn(reference: bytes, header: bytes) -> None:
-    """Take note of what a queue has under a reference."""
+    """Remember the header that a queue stores under a reference."""
     _known[reference] = parse_header(header)
 
 
@@ -89,8 +89,7 @@ def _shortened(options: Options) -> list[Any]:
     return values
 
 
-# Records to jobs: the static and the state record of ``lua/record.lua``, as the client sees them.
-
+# The two records of a job
 
 STATES: Final = {
     "s": State.SCHEDULED,
@@ -123,23 +122,23 @@ _unpack_state = struct.Struct(">BcHIHIHIHIHIIHIHIHIHIIIBHIBHH").unpack_from
 
 
 def state_of(letter: int) -> State:
-    """The state a letter of a record stands for."""
+    """Return the state that the letter of a record stands for."""
     return _BY_BYTE[letter]
 
 
 def decode_failure(packed: bytes) -> Failure:
-    """A failure as it is stored."""
+    """Return a failure from its stored form."""
     return _decode_failure(packed)
 
 
 def signed(high: int, low: int) -> int:
-    """A signed number of six bytes, read as two and four."""
+    """Return a signed number of six bytes, read as two and four."""
     value = high << 32 | low
     return value - (1 << 48) if value >> 47 else value
 
 
 class Static(NamedTuple):
-    """What of a job does not change with its state."""
+    """The fields of a job that do not change with its state."""
 
     incarnation: int
     enqueued_at_ms: int
@@ -154,12 +153,12 @@ class Static(NamedTuple):
 
     @property
     def expires_at_ms(self) -> int:
-        """When its ttl ends, counted from its enqueue; 0: never."""
+        """Return when the ttl runs out, counted from the enqueue; 0: never."""
         return self.enqueued_at_ms + self.ttl_ms if self.ttl_ms else 0
 
 
 def read_static(static: bytes) -> Static:
-    """Take a static record apart."""
+    """Return the fields of a static record."""
     a, b, c, d, flags = _unpack_static(static)
     at = 19
     if flags & _INLINE:
@@ -180,24 +179,24 @@ def read_static(static: bytes) -> Static:
         end = at + 4 + int.from_bytes(static[at : at + 4], "big")
         extras, at = unpack_extras(static[at + 4 : end]), end
     lifo = flags & _LIFO == _LIFO
-    known = (a << 32 | b, c << 32 | d, options, lifo, priority, ttl_ms, names[0], names[1], extras)
-    return Static(*known, static[at:])
+    head = (a << 32 | b, c << 32 | d, options, lifo, priority, ttl_ms, names[0], names[1], extras)
+    return Static(*head, static[at:])
 
 
 def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
-    """A job of its two records and what hangs on them (lua/get.lua). Raises UnknownOptions."""
+    """Return a job from its two records and the values beside them (lua/get.lua). Raises UnknownOptions."""
     static, state, lease_until, result, failure, progress, extras, *damaged = row
-    said = read_static(static)
+    fields = read_static(static)
     common: dict[str, Any] = {
-        "id": id, "queue": queue, "incarnation": said.incarnation, "options": said.options,
-        "payload": said.payload, "run_id": said.run_id, "write_id": said.write_id,
-        "enqueued_at_ms": said.enqueued_at_ms, "extras": unpack_extras(extras) if extras else said.extras,
+        "id": id, "queue": queue, "incarnation": fields.incarnation, "options": fields.options,
+        "payload": fields.payload, "run_id": fields.run_id, "write_id": fields.write_id,
+        "enqueued_at_ms": fields.enqueued_at_ms, "extras": unpack_extras(extras) if extras else fields.extras,
         "damaged": damaged[0] if damaged else None,
     }  # fmt: skip
     if not state:
         return Job(
-            state=State.WAITING, priority=said.priority, lifo=said.lifo, run_at_ms=said.enqueued_at_ms,
-            expires_at_ms=said.expires_at_ms, **common,
+            state=State.WAITING, priority=fields.priority, lifo=fields.lifo, run_at_ms=fields.enqueued_at_ms,
+            expires_at_ms=fields.expires_at_ms, **common,
         )  # fmt: skip
     return Job(
         lease_until_ms=int(float(lease_until)) if lease_until else 0,
@@ -205,12 +204,12 @@ def decode_job(queue: str, id: str, row: list[bytes]) -> Job:
         progress=progress or None,
         **common,
         **_read_state(state, result),
-        kept_until_ms=_kept_until(state, said.options, common["extras"]),
+        kept_until_ms=_kept_until(state, fields.options, common["extras"]),
     )
 
 
 def damaged_job(queue: str, id: str, row: list[bytes], error: Exception) -> Job:
-    """A job that cannot be read, as users see it until it is put aside."""
+    """Return what users see of a job that cannot be read, until it is put aside."""
     state = _BY_BYTE.get(row[1][0], State.FAILED) if row[1] else State.WAITING
     failure = damaged_failure(f"{type(error).__name__}: {error}")
     return Job(
@@ -219,7 +218,7 @@ def damaged_job(queue: str, id: str, row: list[bytes], error: Exception) -> Job:
 
 
 def without_result(job: Job) -> Job:
-    """The same job as a reader sees it who did not ask for its result."""
+    """Return the job without its result."""
     return job if job.result is None else msgspec.structs.replace(job, result=None)
 
 

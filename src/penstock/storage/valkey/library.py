@@ -1,4 +1,9 @@
-"""The names of keys. What each holds is told at the top of ``lua/prelude.lua``."""
+"""The names of keys, and the function library: the ``.lua`` files of this package, joined behind one header.
+
+``lua/prelude.lua`` describes the keys. The names of the library and of its functions carry a hash of its content. So
+clients of two versions share a server during a rolling upgrade, each with its own library, and loading one twice does
+no harm. The files that verbs share come first; each verb's file is wrapped in a function.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ DEFAULT_NAMESPACE: Final = "default"
 
 
 class Keys:
-    """The keys of one namespace. All keys of a queue carry its tag, so they share a slot."""
+    """The keys of one namespace. All keys of a queue carry its hash tag, so they share a slot."""
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
@@ -26,33 +31,25 @@ class Keys:
         self._declared: dict[str, tuple[bytes, bytes]] = {}
 
     def of(self, queue: str) -> bytes:
-        """Return what all keys of a queue begin with."""
+        """Return the prefix of all keys of a queue."""
         return self.declared(queue)[0]
 
     def declared(self, queue: str) -> tuple[bytes, bytes]:
         """Return the two keys that every function call declares: the prefix, which never exists, and ``meta``.
 
-        One key is missing, and there is more than one: so while a cluster moves the slot key by key, both
-        nodes answer TRYAGAIN, and no function runs on a part of the queue. With a single key the node that
-        imports the slot would run it.
+        One key is missing, and there is more than one. So while a cluster moves the slot key by key, both nodes answer
+        TRYAGAIN, and no function runs on a part of the queue. With a single key, the importing node would run it.
         """
         keys = self._declared.get(queue)
         if keys is None:
-            # The last part of the tag is room for partitions of one queue over a cluster.
+            # The last part of the tag leaves room for partitions of one queue over a cluster.
             prefix = f"penstock:{{{self.namespace}/{queue}/0}}".encode()
             keys = self._declared[queue] = (prefix, prefix + b":meta")
         return keys
 
     def part(self, queue: str, part: str) -> bytes:
-        """One key of a queue."""
+        """Return one key of a queue."""
         return b"%b:%b" % (self.of(queue), part.encode())
-
-
-# The function library: the ``.lua`` files of this package, joined behind one header.
-#
-# Its name, and those of its functions, carry a hash of its content. So clients of two versions share a
-# server during a rolling upgrade, each with its own library, and loading one twice does no harm. The
-# files that the verbs share come first; each verb's file stands in a function of its own.
 
 
 SHARED: Final = (
@@ -78,7 +75,7 @@ end
 """
 
 
-# A function of its own: Lua allows 200 locals in one, and the shared files have nearly as many.
+# A function for each verb: Lua allows 200 locals in one, and the shared files have nearly as many.
 _VERB: Final = """do
 local function define()
 {}end
@@ -91,14 +88,14 @@ _COMMAND: Final = re.compile(r"\b(?:call|send|send_all|read_many)\('([A-Z]+)'")
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """``code`` is what FUNCTION LOAD takes; ``commands`` are those that its functions run."""
+    """A function library. ``code`` is the argument of FUNCTION LOAD; ``commands`` are those that its functions run."""
 
     name: str
     code: str
     commands: tuple[str, ...]
 
     def function(self, verb: str) -> str:
-        """The name FCALL knows a verb by."""
+        """Return the name by which FCALL knows a verb."""
         return f"{self.name}_{verb}"
 
     async def ensure(self, caller: Caller) -> None:
@@ -107,7 +104,7 @@ class Library:
             await self.load(caller)
 
     async def load(self, caller: Caller) -> None:
-        """Load the library into one server. Somebody else may be first: that is as good."""
+        """Load the library into one server. If another client was first, that is fine."""
         try:
             await caller.call("FUNCTION", "LOAD", self.code)
         except ReplyError as error:
@@ -116,7 +113,7 @@ class Library:
 
 
 def assemble(files: dict[str, str]) -> Library:
-    """Return the library of these Lua files (by name, without the suffix)."""
+    """Return the library made of these Lua files (by name, without the suffix)."""
     verbs = sorted(name for name in files if name not in SHARED)
     body = "\n".join(
         [_constants(), *(files[name] for name in SHARED), *(_VERB.format(files[name]) for name in verbs)]
@@ -126,14 +123,14 @@ def assemble(files: dict[str, str]) -> Library:
 
 
 def _constants() -> str:
-    """Return what the Lua files share with Python as Lua: ``FAILURE_TEXTS.<type>``."""
+    """Return the texts that Lua shares with Python, as Lua: ``FAILURE_TEXTS.<type>``."""
     rows = (f"  {name} = {json.dumps(text)}," for name, text in FAILURE_TEXTS.items())
     return "\n".join(["local FAILURE_TEXTS = {", *rows, "}"])
 
 
 @cache
 def library() -> Library:
-    """The library of this version of Penstock."""
+    """Return the library of this version of Penstock."""
     folder = resources.files(__package__) / "lua"
     sources = [entry for entry in folder.iterdir() if entry.name.endswith(".lua")]
     return assemble({entry.name.removesuffix(".lua"): entry.read_text("utf-8") for entry in sources})

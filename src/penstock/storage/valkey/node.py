@@ -1,4 +1,4 @@
-"""One server as the routers see it: its connections, and when to connect again."""
+"""One server as the routers see it: its connections, and when to reconnect."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ T = TypeVar("T")
 CLOSED: Final = "this store was closed; open a new one"
 
 BLOCK_GRACE_SECONDS: Final = 5.0
-"""How long past its own timeout a blocking command may take to answer."""
+"""The time that a blocking command may take to answer beyond its own timeout."""
 
 _KEPT_IDLE: Final = 4
 
 
 def backoff(failures: int) -> float:
-    """Seconds to wait after so many failures in a row: none, then 50 ms doubling up to 2 s, with jitter."""
+    """Return the seconds to wait after ``failures`` failures in a row: 50 ms, doubling up to 2 s, with jitter."""
     return min(2.0, 0.05 * 2 ** min(failures - 1, 10)) * random.uniform(0.5, 1.0) if failures else 0.0
 
 
 class RefusedAfterWait(ReplyError):
-    """A blocking command has ended, and the server refused the one behind it."""
+    """A blocking command finished, and the server refused the one sent behind it."""
 
 
 class Node:
-    """One server: its command connection, made again when lost, and its idle connections for blocking."""
+    """One server: its command connection, renewed when lost, and idle connections for blocking commands."""
 
     def __init__(self, name: object, dial: Callable[[], Awaitable[Connection]]) -> None:
         self.name = name
@@ -43,14 +43,14 @@ class Node:
         self._failures = 0
         self._cause: StorageError | None = None
         self._closed = False
-        self._line: Connection | None = None
-        self._line_lock = asyncio.Lock()
+        self._lifeline: Connection | None = None
+        self._lifeline_lock = asyncio.Lock()
         self._life = ""
         self.cut_at = float("-inf")
         """The time at which a connection to this server was last found lost, by the loop's clock."""
 
     async def ready(self, deadline: float) -> Connection:
-        """The command connection, able to take a command. Concurrent callers share one attempt to connect."""
+        """Return the command connection, ready for a command. Concurrent callers share one attempt to connect."""
         connection = self.connection
         try:
             async with asyncio.timeout_at(deadline):
@@ -76,8 +76,8 @@ class Node:
         deadline: float,
         asking: bool,
     ) -> Any:
-        """As ``Router.call_blocking``, without retries. The last command decides: an error reply to the
-        first one does not keep the server from running ``then``."""
+        """Do what ``Router.call_blocking`` says, without retries. The last command decides: the server runs ``then``
+        even if it answers the first command with an error."""
         commands = (command, then) if then else (command,)
         replies = await self.call_alone(commands, timeout=timeout, deadline=deadline, asking=asking)
         reply = replies[-1]
@@ -88,8 +88,8 @@ class Node:
     async def call_alone(
         self, commands: Sequence[Sequence[Arg]], *, timeout: float | None, deadline: float, asking: bool
     ) -> list[Any]:
-        """Send commands one behind the other, on a connection that nobody else uses meanwhile, and that may be silent
-        for ``timeout`` seconds. Return the replies, among them ``ReplyError``s."""
+        """Send commands in a row, on a connection of their own that may be silent for ``timeout`` seconds. Return the
+        replies, including ``ReplyError``s."""
         await self.ready(deadline)
         while (connection := self._idle.pop() if self._idle else await self._connect_once()).lost:
             pass
@@ -113,42 +113,42 @@ class Node:
         finally:
             self._leased.discard(connection)
         if any(isinstance(reply, ReplyError) for reply in replies):
-            connection.drop(
-                "its blocking call was refused"
-            )  # it may lead to a server that is not the primary any more
+            # The connection may lead to a server that is no longer the primary.
+            connection.drop("its blocking call was refused")
         elif len(self._idle) < _KEPT_IDLE:
             self._idle.append(connection)
         else:
             connection.drop("one idle connection too many")
         return replies
 
-    async def line(self, key: Key, *, deadline: float, lost: Callable[[], None]) -> str:
-        """Return what names the connection by which the server sees that this process lives: run id and client id.
+    async def lifeline(self, key: Key, *, deadline: float, lost: Callable[[], None]) -> str:
+        """Return the run id and client id of the connection by which the server sees that this process lives.
 
-        It is blocked for ever, on a key nobody writes to, so that the server does not close it for being idle while
-        this process is suspended. ``lost`` is called when it ends. One for all callers, made again when it is gone.
+        The connection blocks for ever, on a key that is never written, so that the server does not close it as idle
+        while this process is suspended. ``lost`` is called when it ends. All callers share it, and renew it when it is
+        lost.
         """
         await self.ready(deadline)
-        async with self._line_lock:
-            if self._line is None or self._line.lost:
-                self._line = await self._open_line(key, lost)
+        async with self._lifeline_lock:
+            if self._lifeline is None or self._lifeline.lost:
+                self._lifeline = await self._open_lifeline(key, lost)
         return self._life
 
-    async def _open_line(self, key: Key, lost: Callable[[], None]) -> Connection:
+    async def _open_lifeline(self, key: Key, lost: Callable[[], None]) -> Connection:
         connection = await self._connect_once()
         try:
             info, client = await asyncio.gather(
                 connection.call("INFO", "server"), connection.call("CLIENT", "ID")
             )
         except BaseException:
-            connection.drop("it is not allowed to say who it is")
+            connection.drop("it may not ask for its client id")
             raise
         self._life = f"{run_id(info)} {client}"
         connection.expect_silence()
 
         def ended(reply: asyncio.Future[Any]) -> None:
             ignore_outcome(reply)
-            connection.drop("it waits no longer")  # Its slot has moved, or the server is a replica now.
+            connection.drop("it stopped waiting")  # Its slot has moved, or the server is a replica now.
             self.cut_at = asyncio.get_running_loop().time()
             if not self._closed:
                 lost()
@@ -158,11 +158,11 @@ class Node:
 
     @property
     def busy(self) -> bool:
-        """Somebody waits for this node."""
+        """Return whether a caller waits for this node."""
         return bool(self._leased or self._dialing or (self.connection and not self.connection.idle))
 
     def forget(self, connection: Connection | None, reason: str) -> None:
-        """Drop ``connection`` if it is still the one in use, and all idle ones."""
+        """Drop ``connection`` if it is still the current one, and all idle ones."""
         if connection is not None and connection is self.connection:
             connection.drop(reason)
             while self._idle:
@@ -171,7 +171,7 @@ class Node:
     async def close(self) -> None:
         self._closed = True
         await cancel_and_wait(self._dialing)
-        mine = [connection for connection in (self.connection, self._line) if connection is not None]
+        mine = [connection for connection in (self.connection, self._lifeline) if connection is not None]
         await asyncio.gather(*(connection.close() for connection in [*mine, *self._idle, *self._leased]))
         self._idle.clear()
 
@@ -188,7 +188,7 @@ class Node:
         except StorageError as error:
             self._failures += 1
             self._cause = error
-            if isinstance(error, ConnectionLost):  # what was sent is our setup, not the caller's command
+            if isinstance(error, ConnectionLost):  # only our setup was sent, not the caller's command
                 raise StorageUnavailable(str(error)) from error
             raise
         if self._closed:
@@ -210,22 +210,22 @@ async def _replied(future: asyncio.Future[Any]) -> Any:
 
 
 async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:
-    """Cancel ``task`` if it runs, and wait for its end, however it ends."""
+    """Cancel ``task`` if it runs, and wait until it is done."""
     if task is not None and not task.done():
         task.cancel()
         await asyncio.wait([task])
 
 
 def shared_result(task: asyncio.Task[T]) -> T:
-    """Return what a task shared by several callers gave. It is cancelled only by closing what it works for:
-    the router, or a node that owns no slot (a call redirected there tries again, and finds a new one)."""
+    """Return the result of a task that several callers share. It is cancelled only when its owner closes: the router,
+    or a node that owns no slot (a call redirected there tries again, and finds a new node)."""
     if task.cancelled():
         raise StorageUnavailable(CLOSED)
     return task.result()
 
 
 def ignore_outcome(future: asyncio.Future[Any]) -> None:
-    """Take note of how ``future`` ends, so that nobody is warned of an error that nobody waits for."""
+    """Retrieve the outcome of ``future`` when it is done, so that asyncio does not warn about its error."""
     if not future.done():
         future.add_done_callback(ignore_outcome)
     elif not future.cancelled():

@@ -1,4 +1,4 @@
-"""What the routers over our own connections share: the first attempt, and the repeats."""
+"""The base of the routers over our own connections: the first attempt, and the retries."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from penstock.storage.valkey.replies import (
 
 
 class NodeRouter:
-    """Base of the routers that own ``Node``s. A subclass says which node a key belongs to (``_node_of``),
-    which refusals pass (``_passes``), and what a failure tells of the topology (``_follow``).
+    """A router that owns its ``Node``s. A subclass maps keys to nodes (``_node_of``), decides which refusals pass by
+    themselves (``_passes``), and learns about the topology from failures (``_follow``).
     """
 
     def __init__(
@@ -59,34 +59,34 @@ class NodeRouter:
     ) -> Any:
         loop = asyncio.get_running_loop()
         deadline: float | None = None
-        asked: Node | None = None
+        target: Node | None = None
         attempt = 0
         while True:
             self._check_open()
-            node = asked or self._node_of(key)
+            node = target or self._node_of(key)
             try:
                 return await node.call_blocking(
                     command,
                     then=then,
                     timeout=timeout,
                     deadline=deadline or self._first_deadline(),
-                    asking=asked is not None,
+                    asking=target is not None,
                 )
             except StorageError as error:
                 if isinstance(error, ConnectionLost) and error.sent:
                     self._check_open()
                     raise
                 if isinstance(error, RefusedAfterWait):
-                    # Waiting once more would leave lying what woke us.
+                    # Waiting once more would leave the event that woke us unhandled.
                     return await self._insist(lambda: self._node_of(key), then, again=again, failure=error)
                 deadline = deadline or loop.time() + self._retry_for
-                asked = await self._recover(error, node, connection=None, attempt=attempt, deadline=deadline)
+                target = await self._recover(error, node, connection=None, attempt=attempt, deadline=deadline)
             attempt += 1
 
-    async def line(self, key: Key, *, lost: Callable[[], None]) -> str:
+    async def lifeline(self, key: Key, *, lost: Callable[[], None]) -> str:
         self._check_open()
         deadline = asyncio.get_running_loop().time() + self._endpoint.connect_timeout
-        return await self._node_of(key).line(key, deadline=deadline, lost=lost)
+        return await self._node_of(key).lifeline(key, deadline=deadline, lost=lost)
 
     def cut_at(self, key: Key) -> float:
         return self._node_of(key).cut_at
@@ -96,17 +96,17 @@ class NodeRouter:
     ) -> Any:
         wait = ("WAIT", replicas, max(1, int(self._retry_for * 1000)))
         deadline: float | None = None
-        asked: Node | None = None
+        target: Node | None = None
         attempt, repeat = 0, False
         while True:
             self._check_open()
-            node = asked or self._node_of(key)
+            node = target or self._node_of(key)
             try:
                 reply, confirmed = await node.call_alone(
                     (again() if again and repeat else command, wait),
                     timeout=self._retry_for,
                     deadline=deadline or self._first_deadline(),
-                    asking=asked is not None,
+                    asking=target is not None,
                 )
                 if isinstance(reply, ReplyError):
                     raise reply
@@ -116,7 +116,7 @@ class NodeRouter:
             except StorageError as error:
                 repeat = repeat or (isinstance(error, ConnectionLost) and error.sent)
                 deadline = deadline or asyncio.get_running_loop().time() + self._retry_for
-                asked = await self._recover(error, node, connection=None, attempt=attempt, deadline=deadline)
+                target = await self._recover(error, node, connection=None, attempt=attempt, deadline=deadline)
             attempt += 1
 
     async def _insist(
@@ -135,20 +135,20 @@ class NodeRouter:
         waited_s = failure.waited_s if isinstance(failure, ConnectionLost) else 0.0
         insist_for = max(self._retry_for - waited_s, min(self._retry_for, self._endpoint.connect_timeout))
         deadline = asyncio.get_running_loop().time() + insist_for
-        node, asked = choose(), None
+        node, target = choose(), None
         attempt, repeat = 0, False
         while True:
             if failure is not None:
                 repeat = repeat or (isinstance(failure, ConnectionLost) and failure.sent)
-                asked = await self._recover(
+                target = await self._recover(
                     failure, node, connection=connection, attempt=attempt, deadline=deadline
                 )
                 attempt += 1
             self._check_open()
-            node = asked or choose()
+            node = target or choose()
             try:
                 connection = await node.ready(deadline if failure else self._first_deadline())
-                if asked is not None:
+                if target is not None:
                     ignore_outcome(connection.call("ASKING"))
                 return await connection.call(*(again() if again and repeat else command))
             except StorageError as error:
@@ -163,7 +163,7 @@ class NodeRouter:
         attempt: int,
         deadline: float,
     ) -> Node | None:
-        """Wait as ``failure`` asks for. Returns the node to ASK next, if any. Raises what is final."""
+        """Wait as long as ``failure`` requires. Return the node to ASK next, if any. Raise final failures."""
         self._check_open()
         where = connection.address if connection else node.name
         pause = backoff(attempt)
@@ -189,19 +189,19 @@ class NodeRouter:
             return None  # the next attempt is the last
 
     def _given_up(self, failure: StorageError, where: object) -> StorageError:
-        told = failure
+        reason = failure
         if isinstance(failure, ReplyError):
             redirect = StorageUnavailable(f"{where} still says: {failure}")
-            told = redirect if REDIRECT.match(str(failure)) else storage_error(failure, where)
-        if not isinstance(told, StorageUnavailable):
-            return told
+            reason = redirect if REDIRECT.match(str(failure)) else storage_error(failure, where)
+        if not isinstance(reason, StorageUnavailable):
+            return reason
         return StorageUnavailable(
-            f"{told}. Gave up on {where} after {self._retry_for:g} s: check that the server runs, that it "
+            f"{reason}. Gave up on {where} after {self._retry_for:g} s. Check that the server runs, that it "
             "can be reached from here, and that the URL is right"
         )
 
     def _first_deadline(self) -> float:
-        """The first attempt may take the time to connect, even where nothing is retried."""
+        """Return the deadline of a first attempt, which includes the time to connect even if nothing is retried."""
         allowed = max(self._retry_for, 2 * self._endpoint.connect_timeout)
         return asyncio.get_running_loop().time() + allowed
 
@@ -210,11 +210,11 @@ class NodeRouter:
             raise StorageError(CLOSED)
 
     def _passes(self, failure: ReplyError) -> bool:
-        """Whether a refusal that is final elsewhere is worth another attempt here."""
+        """Return whether a refusal that is final for other routers is worth another attempt here."""
         return False
 
     async def _follow(self, failure: StorageError, node: Node) -> Node | None:
-        """Take in what ``failure`` tells of the topology. Returns the node to ASK, if any."""
+        """Learn about the topology from ``failure``. Return the node to ASK, if any."""
         return None
 
     def _node_of(self, key: Key) -> Node:

@@ -1,4 +1,4 @@
-"""The verbs that operate on jobs and on queues."""
+"""Verbs that operate on jobs and queues, and set limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.storage.contract import jobs_active
 from penstock.storage.metrics import KeptBudget, flow_scope, read_usage
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.jobs import parse_header, stored_options
-from penstock.storage.valkey.outbox import Courier
+from penstock.storage.valkey.outbox import OutboxSender
 from penstock.storage.valkey.replies import Arg
 from penstock.storage.values import (
     Budget,
@@ -94,56 +94,48 @@ _A = TypeVar("_A")
 
 
 class Operating:
-    """Mixed into the engine. Each verb is one call of its function; bulk verbs and ``check`` are one per step."""
+    """The part of the engine that operates on jobs and queues. Bulk verbs and ``check`` call once per step."""
 
     _calls: Calls
-    _courier: Courier
+    _outbox: OutboxSender
 
     async def cancel(self, queue: str, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
-        """As ``Storage.cancel``."""
         return await self._each(queue, "cancel_rerun" if rerun_only else "cancel", ids, _CANCELLED)
 
     async def retry(self, queue: str, ids: Sequence[str]) -> list[RetryAnswer]:
-        """As ``Storage.retry``."""
         return await self._each(queue, "retry", ids, _RETRIED)
 
     async def promote(self, queue: str, ids: Sequence[str]) -> list[PromoteAnswer]:
-        """As ``Storage.promote``."""
         return await self._each(queue, "promote", ids, _PROMOTED)
 
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
-        """As ``Storage.remove``."""
         return await self._each(queue, "remove", ids, _REMOVED)
 
     async def remove_unchanged(
         self, queue: str, jobs: Sequence[Unchanged], *, consumer: str = ""
     ) -> list[UnchangedAnswer]:
-        """As ``Storage.remove_unchanged``."""
         args = (consumer, *(part for job in jobs for part in job))
         return await self._each(queue, "remove_unchanged", args, _REMOVED_UNCHANGED)
 
     async def unstage(
         self, queue: str, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = ""
     ) -> Bulk:
-        """As ``Storage.unstage``."""
         args = (write_id, staged_at_ms(write_id), int(keep))
         return await self._step(queue, "unstage", cursor, limit, *args)
 
     async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
-        """As ``Storage.signal``. Repeated calls are known as such: a signal comes once."""
+        """Send a signal once: the server recognises a repeated call."""
         letter: bytes = await self._calls.call_once(queue, "signal", (id, name, data))
         return _SIGNALLED[letter]
 
     async def hold(self, queue: str, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[HoldAnswer]:
-        """As ``Storage.hold``."""
         return [_HELD[letter] for letter in await self._calls.call(queue, "hold", consumer, ttl_ms, *ids)]
 
     async def release(self, queue: str, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
-        """As ``Storage.release``."""
         return [_RELEASED[letter] for letter in await self._calls.call(queue, "release", consumer, *ids)]
 
     async def _parts(self, queue: str, names: str, prefix: str) -> list[str]:
-        """Indexes of which there is one for each name."""
+        """Return the names of indexes that exist once per name in a hash."""
         key = self._calls.keys.part(queue, names)
         return [f"{prefix}{name.decode()}" for name in await self._calls.plain(key, "HKEYS", key)]
 
@@ -151,22 +143,20 @@ class Operating:
         letters = await self._calls.call(
             queue, verb, *args, ids=args if answers is not _REMOVED_UNCHANGED else ()
         )
-        if isinstance(letters, list):  # there is something to tell other queues
+        if isinstance(letters, list):  # the outbox has messages
             [letters] = letters
-            self._courier.send_soon(queue)
+            self._outbox.send_soon(queue)
         return [answers[letter] for letter in letters]
 
     async def dedup_of(self, queue: str, key: str) -> str | None:
-        """As ``Storage.dedup_of``."""
         id: bytes = await self._calls.call(queue, "dedup_of", key)
         return id.decode() or None
 
     async def clear_dedup(self, queue: str, key: str) -> bool:
-        """As ``Storage.clear_dedup``."""
         return bool(await self._calls.call(queue, "clear_dedup", key))
 
     async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
-        """As ``Storage.change``. A new ttl takes a second call: the options are encoded here."""
+        """Change a job. A new ttl takes a second call, because options are encoded here."""
         new_ttls = {
             name: ms
             for name in ("result_ttl_ms", "failure_ttl_ms")
@@ -187,53 +177,47 @@ class Operating:
             new = (stored.reference or stored.header, stored.header)
 
     async def retry_all(self, queue: str, *, limit: int = 1000, cursor: str = "") -> Bulk:
-        """As ``Storage.retry_all``."""
         return await self._step(queue, "retry_all", cursor, limit)
 
     async def drain(
         self, queue: str, *, scheduled: bool = False, limit: int = 1000, cursor: str = ""
     ) -> Bulk:
-        """As ``Storage.drain``."""
         return await self._step(queue, "drain", cursor, limit, int(scheduled))
 
     async def clean(
         self, queue: str, state: State, *, older_than_ms: int = 0, limit: int = 1000, cursor: str = ""
     ) -> Bulk:
-        """As ``Storage.clean``."""
         return await self._step(queue, "clean", cursor or f"::{state.value}::", limit, older_than_ms)
 
     async def _step(self, queue: str, verb: str, cursor: str, limit: int, *args: Arg) -> Bulk:
-        """A cursor is the bound (seq, now), the index, and the place in it (score, member in hex)."""
+        """Make one step. A cursor is the bound (seq, now), the index, and the place in it (score, member in hex)."""
         seq, now, part, score, member = cursor.split(":") if cursor else _FIRST_STEP
         place = (score, bytes.fromhex(member))
         reply = await self._calls.call(queue, verb, limit, seq, now, part, *place, *args)
         is_full, done, *rest, last = reply
         if is_full:
-            self._courier.send_soon(queue)
+            self._outbox.send_soon(queue)
         texts = [text.decode() for text in rest]
         return Bulk(done, ":".join([*texts, last.hex()]) if texts[2] else "")
 
     async def pause(self, queue: str, *, group: str = "", duration_ms: int = 0) -> None:
-        """As ``Storage.pause``."""
         await self._calls.call(queue, "pause", group, duration_ms)
 
     async def resume(self, queue: str, *, group: str = "") -> None:
-        """As ``Storage.resume``."""
         await self._calls.call(queue, "resume", group)
 
     async def obliterate(self, queue: str, *, force: bool = False) -> int:
-        """As ``Storage.obliterate``."""
         try:
             reply: int | list[int] = await self._obliterate(queue, force=force)
         except Refused as error:
             raise jobs_active(queue, active=int(error.text)) from None
         if isinstance(reply, int):
             return reply
-        self._courier.send_soon(queue)
+        self._outbox.send_soon(queue)
         return reply[0]
 
     async def _obliterate(self, queue: str, *, force: bool) -> Any:
-        """Obliterate as it is; if that is not possible, after all that is damaged was put aside."""
+        """Obliterate; if damaged data prevents it, put that aside and try again."""
         try:
             return await self._calls.call_as_it_is(queue, "obliterate", int(force))
         except StorageDamaged:
@@ -241,44 +225,37 @@ class Operating:
             return await self._calls.call_as_it_is(queue, "obliterate", int(force))
 
     async def configure(self, queue: str, settings: QueueSettings) -> None:
-        """As ``Storage.configure``."""
         await self._calls.call(queue, "configure", _encode_json(settings))
 
     async def settings(self, queue: str) -> QueueSettings:
-        """As ``Storage.settings``."""
         key = self._calls.keys.part(queue, "meta")
         stored = await self._calls.plain(key, "HGET", key, "settings")
         return _decode_settings(stored) if stored else QueueSettings()
 
     async def usage(self, queue: str) -> list[Usage]:
-        """As ``Storage.usage``."""
         texts = [text.decode() for text in await self._calls.call(queue, "usage")]
         rows = zip(texts[::3], texts[1::3], map(int, texts[2::3]), strict=True)
         return read_usage(rows)
 
     async def reset_usage(self, queue: str) -> None:
-        """As ``Storage.reset_usage``."""
         await self._calls.call(queue, "reset_usage")
 
     async def set_budget(self, queue: str, budget: Budget) -> None:
-        """As ``Storage.set_budget``."""
         args = (flow_scope(budget.flow), budget.name, budget.micros, budget.per_ms)
         await self._calls.call(queue, "set_budget", *args)
 
     async def remove_budget(self, queue: str, name: str, *, flow: str = "") -> bool:
-        """As ``Storage.remove_budget``."""
         removed: int = await self._calls.call(queue, "remove_budget", flow_scope(flow), name)
         return removed == 1
 
     async def budgets(self, queue: str) -> list[Budget]:
-        """As ``Storage.budgets``."""
         now_ms, *rest = await self._calls.call(queue, "budgets")
         rows = (rest[at : at + 7] for at in range(0, len(rest), 7))
         return [KeptBudget(row[0].decode(), row[1].decode(), *row[2:]).shown(now_ms) for row in rows]
 
     async def check(self, queue: str, *, repair: bool = False) -> Checked:
-        """As ``Storage.check``. In steps of some hundred entries, each atomic: jobs may move in between."""
-        calls, mending = self._calls, self._calls.mending
+        """Check the queue in steps of some hundred entries. Each step is atomic; jobs may move in between."""
+        calls, mending = self._calls, self._calls.repair
         if await calls.call_as_it_is(queue, "restore_meta", int(repair)) and not repair:
             return Checked(0, {"damaged_counters": 1}, repair)
         problems = Counter(await mending.mend_values(queue, repair=repair))
@@ -304,19 +281,18 @@ class Operating:
         )
 
     async def _check_part(self, queue: str, part: str, problems: Counter[str], *, repair: bool) -> int:
-        """Check a part in steps; how many records it has, if it is that of records."""
+        """Check a part in steps. Return how many records it has, if it is the part with records."""
         records, cursor = 0, b""
         while cursor != b"0":
             reply = await self._calls.call_as_it_is(queue, "check", part, cursor or b"0", int(repair))
-            cursor, count, *found = reply
+            cursor, count, *pairs = reply
             records += count if part == "jobs" else 0
-            for kind, times in zip(found[::2], found[1::2], strict=True):
+            for kind, times in zip(pairs[::2], pairs[1::2], strict=True):
                 problems[kind.decode()] += times
         return records
 
 
-# The verbs that set limits and show what they hold up.
-
+# Limits
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, int]).decode
@@ -324,35 +300,35 @@ _COLUMNS: Final = 8
 
 
 class Limiting:
-    """Mixed into the engine."""
+    """The part of the engine that sets limits, and shows what they hold up."""
 
     _calls: Calls
 
     async def limit(
         self, queue: str, group: str, limit: Limit | None, *, expected: Limit | UnsetType | None = UNSET
     ) -> bool:
-        """As ``Storage.limit``."""
-        shown = msgspec.json.encode({"limit": limit})
-        condition = () if expected is UNSET else (_encode(expected),)
-        return bool(await self._calls.call(queue, "limit", group, _encode(limit), shown, *condition))
+        as_json = msgspec.json.encode({"limit": limit})
+        condition = () if expected is UNSET else (_encode_limit(expected),)
+        return bool(await self._calls.call(queue, "limit", group, _encode_limit(limit), as_json, *condition))
 
     async def limits(self, queue: str) -> LimitsOfQueue:
-        """As ``Storage.limits``."""
         key = self._calls.keys.part(queue, "limits")
         rows = await self._calls.plain(key, "HGETALL", key)
-        found = {group.decode(): _decode(packed) for group, packed in zip(rows[::2], rows[1::2], strict=True)}
-        return dict(sorted(found.items()))
+        limits = {
+            group.decode(): _decode_limit(packed) for group, packed in zip(rows[::2], rows[1::2], strict=True)
+        }
+        return dict(sorted(limits.items()))
 
     async def groups(
         self, queue: str, *, cursor: str = "", limit: int = 100, keys: Sequence[str] = ()
     ) -> GroupPage:
-        """As ``Storage.groups``. A cursor is the last key shown."""
+        """Return a page of groups. A cursor is the last key of the page before."""
         more, *rows = await self._calls.call(queue, "groups", limit, cursor, *keys)
-        groups = [_state(*rows[at : at + _COLUMNS]) for at in range(0, len(rows), _COLUMNS)]
+        groups = [_decode_group(*rows[at : at + _COLUMNS]) for at in range(0, len(rows), _COLUMNS)]
         return GroupPage(groups, groups[-1].key if more else "")
 
 
-def _state(key: bytes, *rest: Any) -> GroupState:
+def _decode_group(key: bytes, *rest: Any) -> GroupState:
     waiting, active, held, blocked, paused, why, wait_ms = rest
     reason = why.decode()
     return GroupState(
@@ -360,8 +336,8 @@ def _state(key: bytes, *rest: Any) -> GroupState:
     )
 
 
-def _encode(limit: Limit | None) -> bytes:
-    """Return a limit as lua/groups.lua reads it: six numbers, 0 for a bound that is not set; no bytes for ``None``."""
+def _encode_limit(limit: Limit | None) -> bytes:
+    """Return a limit as lua/groups.lua reads it: six numbers, 0 for no bound; no bytes for ``None``."""
     if limit is None:
         return b""
     rate = limit.rate or Rate(0, 0)
@@ -371,7 +347,7 @@ def _encode(limit: Limit | None) -> bytes:
     )
 
 
-def _decode(packed: bytes) -> Limit:
+def _decode_limit(packed: bytes) -> Limit:
     concurrency, count, per_ms, capacity, refill, bucket_per_ms = _unpack(packed)
     return Limit(
         concurrency or None,

@@ -1,8 +1,8 @@
-"""Delivers what queues have to say to each other: messages go from the outbox of one to the other, in their order.
+"""Delivery of messages between queues: from the outbox of one queue to the others, in order.
 
-Any number of couriers may be at it: a target passes over what it has applied before (lua/deliver.lua). Every
-message of a queue is applied before the next one is sent, whatever their targets, because a job must be there
-before anybody tells it of an end.
+Any number of clients may deliver at the same time: a target skips messages that it has already applied
+(lua/deliver.lua). Every message of a queue is applied before the next one is sent, whatever their targets, because a
+job must exist before it can learn that a dependency has ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.storage.valkey.jobs import decode_failure
 
 _log = get_logger("penstock.storage")
 
-_AT_ONCE: Final = 500
+_BATCH: Final = 500
 _PATIENCE_S: Final = 5.0
 _SEQUENCE: Final = 16
 _NEW: Final = (b"p", b"x")
@@ -31,24 +31,24 @@ _KINDS: Final = (b"p", b"l", b"d", b"x")
 _DEAD: Final = struct.Struct(">xHIHIIHHHI")
 
 
-class _Letter(NamedTuple):
+class _Message(NamedTuple):
     sequence: int
     target: str
-    message: bytes
+    content: bytes
     entry: bytes
 
 
-class Courier:
-    """One client's. ``meet`` is awaited before the first message to a queue: it may be new."""
+class OutboxSender:
+    """Delivers the outboxes of one client's queues. ``register`` is awaited before the first message to a queue."""
 
-    def __init__(self, calls: Calls, *, meet: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, calls: Calls, *, register: Callable[[str], Awaitable[None]]) -> None:
         self._calls = calls
-        self._meet = meet
+        self._register = register
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
 
     def send_soon(self, queue: str) -> None:
-        """Deliver the queue's outbox in the background. What fails is left to the next sweep."""
+        """Deliver the queue's outbox in the background. Messages that fail wait for the next sweep."""
         if queue in self._under_way:
             self._again.add(queue)
             return
@@ -57,7 +57,7 @@ class Courier:
         task.add_done_callback(lambda _: self._under_way.pop(queue, None))
 
     async def send(self, queue: str) -> None:
-        """The same, and wait for it, though not for ever: the message is safe, whatever becomes of this."""
+        """Deliver the queue's outbox, and wait some seconds for it. The messages are safe whatever the result."""
         self.send_soon(queue)
         await asyncio.wait([self._under_way[queue]], timeout=_PATIENCE_S)
 
@@ -72,55 +72,57 @@ class Courier:
                 return
 
     async def deliver(self, queue: str) -> int:
-        """Deliver the queue's outbox, and those that fill up by that, to the end; how many messages there were."""
+        """Deliver the queue's outbox, and those that fill up meanwhile. Return the number of messages."""
         count = 0
         todo = [queue]
         while todo:
             source = todo.pop()
-            while letters := await self._read(source):
-                for target, some in groupby(letters, key=lambda letter: letter.target):
-                    if await self._hand_over(source, target, list(some)) and target not in todo:
+            while messages := await self._read(source):
+                for target, group in groupby(messages, key=lambda message: message.target):
+                    if await self._hand_over(source, target, list(group)) and target not in todo:
                         todo.append(target)
-                count += len(letters)
-                await self._calls.call(source, "delivered", letters[-1].sequence)
+                count += len(messages)
+                await self._calls.call(source, "delivered", messages[-1].sequence)
         return count
 
-    async def _read(self, source: str) -> list[_Letter]:
+    async def _read(self, source: str) -> list[_Message]:
         while True:
-            renumbered, aside, *entries = await self._calls.call(source, "undelivered", _AT_ONCE)
+            renumbered, aside, *entries = await self._calls.call(source, "undelivered", _BATCH)
             if renumbered:
-                _log.warning("queue %s: mended the numbers of %d messages", source, renumbered)
+                _log.warning("queue %s: repaired the numbers of %d messages", source, renumbered)
             if aside:
                 _report_put_aside(source, aside)
             if not entries:
                 return []
-            letters = [letter for entry in entries if (letter := _opened(entry)) is not None]
-            if len(letters) < len(entries):
-                known = {letter.entry for letter in letters}
-                await self._put_aside(source, [entry for entry in entries if entry not in known])
-            if letters:
-                return letters
+            messages = [message for entry in entries if (message := _parse(entry)) is not None]
+            if len(messages) < len(entries):
+                readable = {message.entry for message in messages}
+                await self._put_aside(source, [entry for entry in entries if entry not in readable])
+            if messages:
+                return messages
 
-    async def _hand_over(self, source: str, target: str, letters: list[_Letter]) -> bool:
-        """Whether the target has something to say to that."""
-        await self._meet(target)
-        is_new = any(letter.message.startswith(_NEW) for letter in letters)
-        args = [part for letter in letters for part in (letter.sequence, _written(letter.message, source))]
+    async def _hand_over(self, source: str, target: str, messages: list[_Message]) -> bool:
+        """Have the target apply messages. Return whether its own outbox is not empty."""
+        await self._register(target)
+        is_new = any(message.content.startswith(_NEW) for message in messages)
+        args = [
+            part for message in messages for part in (message.sequence, _outgoing(message.content, source))
+        ]
         reply = await self._calls.call(target, "deliver_new" if is_new else "deliver", source, *args)
         if isinstance(reply, int):
             return bool(reply)
         is_full, *damaged = reply
         await self._put_aside(
-            source, [letter.entry for letter in letters if b"%d" % letter.sequence in damaged]
+            source, [message.entry for message in messages if b"%d" % message.sequence in damaged]
         )
         return bool(is_full)
 
     async def _put_aside(self, source: str, entries: list[bytes]) -> None:
-        """Take messages that cannot be read out of the way of those behind them."""
+        """Move messages that cannot be read out of the way of those behind them."""
         _report_put_aside(source, await self._calls.call(source, "put_aside", *entries))
 
     async def close(self) -> None:
-        """Stop; what is not delivered stays where it is."""
+        """Stop. Undelivered messages stay in the outbox."""
         tasks = list(self._under_way.values())
         for task in tasks:
             task.cancel()
@@ -129,24 +131,24 @@ class Courier:
 
 def _report_put_aside(source: str, count: int) -> None:
     _log.error(
-        "queue %s: %d messages to other queues cannot be read and were put aside. Jobs may wait for others that have "
-        "ended, and jobs of flows or dead letters may be missing: look at `penstock list --state blocked`",
+        "queue %s: %d messages to other queues cannot be read and were put aside. Jobs may wait for dependencies that "
+        "have ended, and jobs of flows or dead letters may be missing. Check `penstock list --state blocked`",
         source,
         count,
     )
 
 
-def _written(message: bytes, source: str) -> bytes:
-    """Return the message as its target takes it: a dead letter becomes a job here, where there is JSON.
+def _outgoing(content: bytes, source: str) -> bytes:
+    """Return a message as its target takes it: a dead letter becomes a job here, because that takes JSON.
 
-    A dead letter that cannot be read stays what it is, which its target does not know.
+    A dead letter that cannot be read stays as it is; its target does not know that kind of message.
     """
-    if not message.startswith(b"x"):
-        return message
+    if not content.startswith(b"x"):
+        return content
     try:
-        return _dead_letter(message, source)
+        return _dead_letter(content, source)
     except (struct.error, ValueError, TypeError, StorageError):
-        return message
+        return content
 
 
 def _dead_letter(message: bytes, source: str) -> bytes:
@@ -171,12 +173,12 @@ def _dead_letter(message: bytes, source: str) -> bytes:
     return b"p" + encode_put(job)
 
 
-def _opened(entry: bytes) -> _Letter | None:
-    """Return the message of an entry; ``None`` if it cannot be read."""
+def _parse(entry: bytes) -> _Message | None:
+    """Return the message of an entry, or ``None`` if it cannot be read."""
     target, _, message = entry[_SEQUENCE:].partition(b"\0")
     if not entry[:_SEQUENCE].isdigit() or message[:1] not in _KINDS:
         return None
     try:
-        return _Letter(int(entry[:_SEQUENCE]), check_queue(target.decode()), message, entry)
+        return _Message(int(entry[:_SEQUENCE]), check_queue(target.decode()), message, entry)
     except (UnicodeDecodeError, InvalidName):
         return None

@@ -1,4 +1,4 @@
-"""The verbs that read, that wait, and those of the event log."""
+"""Verbs that read or wait, and those of the event log."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from penstock.storage.values import (
 
 _unpack_consumer = struct.Struct(">HIHI").unpack
 _unpack_minute = struct.Struct(">IIIIIIHIHIHIHI").unpack
-_NEWS_AT_ONCE = 1000
+_NEWS_LIMIT = 1000
 _CONSUMER_BYTES = 12
 _MINUTE_BYTES = 48
 
 
-def _minute(row: bytes) -> Minute:
+def _decode_minute(row: bytes) -> Minute:
     number, *counts = _unpack_minute(row)
     pairs = counts[5:]
     times = [high << 32 | low for high, low in zip(pairs[::2], pairs[1::2], strict=True)]
     return Minute(number * 60_000, *counts[:5], *times)
 
 
-def _shown(queue: str, id: str, row: list[bytes]) -> Job:
-    """A job, or that it is damaged."""
+def _job_or_damaged(queue: str, id: str, row: list[bytes]) -> Job:
+    """Return the job, or a stand-in that says it is damaged."""
     try:
         return decode_job(queue, id, row)
     except (ValueError, LookupError, TypeError, struct.error) as error:
         return damaged_job(queue, id, row, error)
 
 
-def _news(row: bytes) -> News | None:
-    """The news of these bytes; ``None`` if they are damaged. Who waits looks at the job itself from time to time."""
+def _decode_news(row: bytes) -> News | None:
+    """Return the news, or ``None`` if the bytes are damaged. Waiters also check the job itself from time to time."""
     try:
         return decode_news(row)
     except (ValueError, LookupError, struct.error):
@@ -59,7 +59,7 @@ def _news(row: bytes) -> News | None:
 
 
 class Reading:
-    """Mixed into the engine."""
+    """The part of the engine that reads jobs and events, and waits for them."""
 
     _calls: Calls
 
@@ -67,7 +67,6 @@ class Reading:
         self._seen_events: dict[str, int] = {}
 
     async def get(self, queue: str, ids: Sequence[str]) -> list[Job | None]:
-        """As ``Storage.get``."""
         rows = await self._calls.call(queue, "get", *ids) if ids else []
         return await self._decoded(queue, ids, rows)
 
@@ -79,12 +78,12 @@ class Reading:
             await self._calls.learn_options(queue)
         except (ValueError, LookupError, TypeError, struct.error):
             pass
-        return [_shown(queue, id, row) if row else None for id, row in pairs]
+        return [_job_or_damaged(queue, id, row) if row else None for id, row in pairs]
 
     async def list_jobs(
         self, queue: str, state: State, *, cursor: str = "", limit: int = 100, reverse: bool = False
     ) -> JobPage:
-        """As ``Storage.list_jobs``. A cursor is a place in the index: score, and member in hex."""
+        """List a page of jobs. A cursor is a place in the index: score, and member in hex."""
         score, _, member = cursor.partition(":")
         place = (score, bytes.fromhex(member))
         ids, rows, last_score, last = await self._calls.call(
@@ -99,18 +98,17 @@ class Reading:
         self, queue: str, *, states: frozenset[State] | None = None, part: int = 0, parts: int = 1,
         cursor: str = "", limit: int = 1000, light: bool = False,
     ) -> JobPage:  # fmt: skip
-        """As ``Storage.scan_jobs``. A cursor is the server's."""
+        """Scan a page of jobs. A cursor is the server's."""
         if states is not None and not states:
             return JobPage([])
         letters = "".join(letter for letter, state in STATES.items() if states and state in states)
         args = (cursor or "0", limit, part, parts, letters, int(light))
-        further, ids, rows = await self._calls.call(queue, "scan", *args)
-        jobs = await self._decoded(queue, [id.decode() for id in ids], rows)
-        found = [without_result(job) if light else job for job in jobs if job]
-        return JobPage(found, "" if further == b"0" else further.decode())
+        next_cursor, ids, rows = await self._calls.call(queue, "scan", *args)
+        jobs = [job for job in await self._decoded(queue, [id.decode() for id in ids], rows) if job]
+        page = [without_result(job) for job in jobs] if light else jobs
+        return JobPage(page, "" if next_cursor == b"0" else next_cursor.decode())
 
     async def held(self, queue: str, consumer: str, *, cursor: str = "", limit: int = 100) -> JobPage:
-        """As ``Storage.held``."""
         score, _, member = cursor.partition(":")
         ids, last_score, last = await self._calls.call(
             queue, "held", consumer, limit, score, bytes.fromhex(member)
@@ -121,7 +119,6 @@ class Reading:
         )
 
     async def counts(self, queue: str) -> Counts:
-        """As ``Storage.counts``."""
         numbers: list[int] = await self._calls.call(queue, "counts")
         scheduled, waiting, blocked, active, completed, failed, cancelled, paused, *times = numbers
         oldest_ms, due, next_ms, staged = times
@@ -143,7 +140,6 @@ class Reading:
     async def search(
         self, queue: str, query: Query, *, cursor: str = "", limit: int = 100, scan: int = 10_000
     ) -> Found:
-        """As ``Storage.search``."""
         score, _, member = cursor.partition(":")
         ids, scanned, last_score, last, now_ms = await self._calls.call(
             queue, "search", f"error:{query.error_type}" if query.error_type else query.state.value, limit, scan,
@@ -151,54 +147,48 @@ class Reading:
             query.finished_from_ms, query.finished_to_ms,
         )  # fmt: skip
         jobs = await self.get(queue, [id.decode() for id in ids])
-        further = f"{last_score.decode()}:{last.hex()}" if last_score else ""
-        return Found([job for job in jobs if job], scanned, further, now_ms)
+        next_cursor = f"{last_score.decode()}:{last.hex()}" if last_score else ""
+        return Found([job for job in jobs if job], scanned, next_cursor, now_ms)
 
     async def errors(self, queue: str) -> dict[str, int]:
-        """As ``Storage.errors``."""
         rows = await self._calls.call(queue, "errors")
         pairs = zip(rows[::2], rows[1::2], strict=True)
         return dict(sorted((name.decode(), int(count)) for name, count in pairs))
 
     async def metrics(self, queue: str, *, last_ms: int = DAY_MS) -> list[Minute]:
-        """As ``Storage.metrics``."""
         now_ms, present, earlier = await self._calls.call(queue, "metrics")
-        minutes = [_minute(row) for row in (*earlier, present) if len(row) == _MINUTE_BYTES]
+        minutes = [_decode_minute(row) for row in (*earlier, present) if len(row) == _MINUTE_BYTES]
         return latest(minutes, last_ms=last_ms, now_ms=now_ms)
 
     async def queues(self) -> list[str]:
-        """As ``Storage.queues``."""
         registry = self._calls.keys.registry
         return sorted(name.decode() for name in await self._calls.plain(registry, "SMEMBERS", registry))
 
     async def attended(self) -> list[str]:
-        """As ``Storage.attended``."""
         attended = self._calls.keys.attended
         return sorted(name.decode() for name in await self._calls.plain(attended, "SMEMBERS", attended))
 
     async def clock(self, queue: str) -> QueueClock:
-        """As ``Storage.clock``."""
         return QueueClock(*await self._calls.call(queue, "clock"))
 
     async def _workers(self, queue: str) -> list[WorkerRecord]:
         """Return the records of workers, by id."""
         now_ms, rows = await self._calls.call(queue, "workers")
-        found = [
+        records = [
             WorkerRecord(id.decode(), row[6:], seen_at_ms, now_ms - seen_at_ms)
             for id, row in zip(rows[::2], rows[1::2], strict=True)
             for seen_at_ms in (int.from_bytes(row[:6], "big"),)
         ]
-        return sorted(found, key=lambda record: record.id)
+        return sorted(records, key=lambda record: record.id)
 
     async def logs(self, queue: str, id: str, *, start: int = 0, limit: int = 1000) -> LogPage:
-        """As ``Storage.logs``."""
         first, written, lines = await self._calls.call(queue, "logs", id, start, limit)
         return LogPage([line.decode() for line in lines], first, written)
 
     # Waiting
 
     async def wait(self, queue: str, *, timeout_ms: int) -> bool:
-        """As ``Storage.wait``. A lost connection wakes: there may be something by now."""
+        """Wait for a job. A lost connection counts as one: there may be a job by now."""
         key = self._calls.keys.part(queue, "wake")
         try:
             return bool(await self._pop(queue, key, 1, timeout_ms=timeout_ms))
@@ -206,14 +196,14 @@ class Reading:
             return True
 
     async def listen(self, queue: str, listener: str, *, timeout_ms: int) -> list[Finished]:
-        """As ``Storage.listen``. A lost connection is an error: news may have been lost with it."""
+        """Wait for news. A lost connection is an error, because news may be lost with it."""
         key = self._calls.keys.part(queue, f"news:{listener}")
         return await self._with_results(
-            queue, await self._pop(queue, key, _NEWS_AT_ONCE, timeout_ms=timeout_ms)
+            queue, await self._pop(queue, key, _NEWS_LIMIT, timeout_ms=timeout_ms)
         )
 
     async def _pop(self, queue: str, key: bytes, count: int, *, timeout_ms: int) -> list[bytes]:
-        """The first of a list, at most ``count``; waits for one. Raises ``ConnectionLost``."""
+        """Pop up to ``count`` entries of a list; wait for the first. Raises ``ConnectionLost``."""
         if timeout_ms <= 0:
             return await self._calls.plain(key, "LPOP", key, count) or []
         command = ("BLMPOP", timeout_ms / 1000, 1, key, "LEFT", "COUNT", count)
@@ -221,30 +211,30 @@ class Reading:
         return list(reply[1]) if reply else []
 
     async def watch(self, queue: str, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
-        """As ``Storage.watch``."""
         try:
             rows = await self._calls.call(queue, "watch", listener, *ids) if ids else []
         except Refused as error:
             raise JobNotFound.in_queue(queue, error.text) from None
-        told = iter(await self._with_results(queue, [row for row in rows if row]))
-        return [next(told) if row else None for row in rows]
+        news = iter(await self._with_results(queue, [row for row in rows if row]))
+        return [next(news) if row else None for row in rows]
 
     async def _with_results(self, queue: str, rows: list[bytes]) -> list[Finished]:
-        """News, with long results fetched. A result that went meanwhile stays unknown."""
-        news = [one for row in rows if (one := _news(row)) is not None]
+        """Decode news, and fetch long results. A result that is gone by now stays unknown."""
+        news = [item for row in rows if (item := _decode_news(row)) is not None]
         ids = [item.finished.id for item in news if item.fetch]
         jobs = {job.id: job for job in await self.get(queue, ids) if job}
-        told: list[Finished] = []
+        complete: list[Finished] = []
         for finished, fetch in news:
             job = jobs.get(finished.id) if fetch else None
             is_same = job is not None and job.incarnation == finished.incarnation
-            told.append(msgspec.structs.replace(finished, result=job.result) if job and is_same else finished)
-        return told
+            complete.append(
+                msgspec.structs.replace(finished, result=job.result) if job and is_same else finished
+            )
+        return complete
 
     # The event log
 
     async def read_entries(self, queue: str, *, after: int, limit: int = 10_000) -> EntryPage:
-        """As ``Storage.read_entries``."""
         seen = self._seen_events.get(queue, 0)
         last, epoch, trimmed, *rows = await self._calls.call(queue, "read_events", after, limit)
         if not epoch or last < seen:
@@ -256,12 +246,10 @@ class Reading:
         return page_of(entries, after=after, limit=limit, last=last, epoch=epoch.decode(), trimmed=trimmed)
 
     async def read_events(self, queue: str, *, after: int, limit: int = 10_000) -> EventPage:
-        """As ``Storage.read_events``."""
         page = await self.read_entries(queue, after=after, limit=limit)
         return page.events(queue, after=after)
 
     async def tail(self, queue: str, *, after: int, timeout_ms: int) -> EventPage:
-        """As ``Storage.tail``."""
         page = await self.read_events(queue, after=after)
         if page.events or page.gap or timeout_ms <= 0:
             return page
@@ -274,20 +262,18 @@ class Reading:
         return await self.read_events(queue, after=after)
 
     async def hold_events(self, queue: str, consumer: str, *, offset: int, ttl_ms: int) -> None:
-        """As ``Storage.hold_events``."""
         await self._calls.call(queue, "hold_events", consumer, offset, ttl_ms)
 
     async def release_events(self, queue: str, consumer: str) -> None:
-        """As ``Storage.release_events``."""
         await self._calls.call(queue, "release_events", consumer)
 
     async def consumers(self, queue: str) -> list[Consumer]:
-        """As ``Storage.consumers``, by name."""
+        """Return the consumers, by name."""
         rows = await self._calls.call(queue, "consumers")
-        found = []
+        consumers = []
         for name, row in zip(rows[::2], rows[1::2], strict=True):
             if len(row) != _CONSUMER_BYTES:
-                continue  # ``check`` mends it.
+                continue  # ``check`` repairs it.
             a, b, c, d = _unpack_consumer(row)
-            found.append(Consumer(name.decode(), a << 32 | b, c << 32 | d))
-        return sorted(found, key=lambda consumer: consumer.name)
+            consumers.append(Consumer(name.decode(), a << 32 | b, c << 32 | d))
+        return sorted(consumers, key=lambda consumer: consumer.name)

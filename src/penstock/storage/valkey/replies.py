@@ -1,4 +1,7 @@
-"""What a command is made of, and what sends it."""
+"""The parts of a command, the error replies, and the facts that a server reports about itself.
+
+An error reply is raised as ``ReplyError``; ``storage_error`` turns it into one of Penstock's errors.
+"""
 
 from __future__ import annotations
 
@@ -21,39 +24,34 @@ from penstock.errors import (
 Arg: TypeAlias = str | bytes | int | float | memoryview
 
 Key: TypeAlias = str | bytes
-"""Names the server: a command goes where its key is."""
+"""Selects the server: a command goes where its key is."""
 
 Again: TypeAlias = Callable[[], Sequence[Arg]]
-"""Gives the command to send when an earlier attempt may have been carried out."""
+"""Makes the command to send when an earlier attempt may have been carried out."""
 
 
 class Caller(Protocol):
-    """Whatever sends a command and gives its reply."""
+    """Sends a command and returns its reply."""
 
     def call(self, *command: Arg) -> Awaitable[Any]: ...
 
 
 OnConnect: TypeAlias = Callable[[Caller], Awaitable[object]]
-"""Run on each new connection before anybody uses it; what it raises, the attempt to connect raises."""
-
-
-# Error replies and what they mean, and who the server says it is.
-#
-# An error reply is raised as ``ReplyError``; ``storage_error`` says which of Penstock's errors it is.
+"""Runs on each new connection before any call uses it. If it raises, the attempt to connect raises the same."""
 
 
 RETRYABLE: Final = frozenset({"LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY", "NOREPLICAS"})
-"""Codes of refusals that pass by themselves; the command was not carried out."""
+"""Codes of refusals that pass by themselves; the server did not carry out the command."""
 
 REDIRECT: Final = re.compile(r"(MOVED|ASK) (\d+) (.*):(\d+)$")
-"""An error reply that names another server of the cluster: which kind, the slot, its host and port."""
+"""An error reply that names another server of the cluster: kind, slot, host and port."""
 
 _MINIMUM: Final = (7, 0)
 _LONGEST: Final = 800
 
 
 class ReplyError(StorageError):
-    """The server answered with an error: ``code`` is its first word, ``message`` the rest."""
+    """An error reply of the server: ``code`` is its first word, ``message`` the rest."""
 
     def __init__(self, text: str) -> None:
         super().__init__(visible_in_line(text[:_LONGEST]))
@@ -82,13 +80,13 @@ _REFUSALS: Final[tuple[tuple[str, type[StorageError], str], ...]] = (
 
 
 def storage_error(error: ReplyError, where: object) -> StorageError:
-    """The error to raise for an error reply of the server ``where``. Codes unknown here stay ReplyErrors."""
+    """Return the error to raise for an error reply of the server ``where``. Unknown codes stay ReplyErrors."""
     text = str(error)
     for pattern, kind, remedy in _REFUSALS:
         if re.match(pattern, text):
-            # The arguments that the server quotes may hold a password or a payload.
-            said = text.partition(", with args")[0].rstrip(". ")
-            return kind(f"{where} says: {said}. {remedy}")
+            # Without the arguments that the server quotes: they may hold a password or a payload.
+            reply = text.partition(", with args")[0].rstrip(". ")
+            return kind(f"{where} says: {reply}. {remedy}")
     return error
 
 
@@ -114,28 +112,29 @@ class Server:
 
 
 async def check_server(caller: Caller) -> Server:
-    """Ask who the server is. Raises StorageVersion if it is older than 7.0."""
+    """Ask the server for its facts. Raises StorageVersion if it is older than 7.0."""
     try:
-        found = _facts(await caller.call("INFO", "server", "replication", "persistence", "memory"))
+        facts = _facts(await caller.call("INFO", "server", "replication", "persistence", "memory"))
     except ReplyError as error:
         if "syntax error" not in str(error):
             raise
-        found = _facts(await caller.call("INFO", "server"))  # before 7.0
-    redis, valkey = found.get("redis_version", "0"), found.get("valkey_version")
+        facts = _facts(await caller.call("INFO", "server"))  # before 7.0
+    redis, valkey = facts.get("redis_version", "0"), facts.get("valkey_version")
     name = "redis" if valkey is None else "valkey"
     server = Server(name, _numbers(valkey or redis), _numbers(redis))
     if max(server.version, server.compatible) < _MINIMUM:
-        told = f"the server is {name} {valkey or redis}"
-        raise StorageVersion(f"{told}; Penstock needs Valkey, or Redis 7.0 or newer")
+        raise StorageVersion(
+            f"the server is {name} {valkey or redis}; Penstock needs Valkey, or Redis 7.0 or newer"
+        )
     return replace(
         server,
-        run_id=found.get("run_id", ""),
-        history=found.get("master_replid", ""),
-        earlier=found.get("master_replid2", ""),
-        up_ms=int(found.get("uptime_in_seconds", 0)) * 1000,
-        appends=found.get("aof_enabled", "1") == "1",
-        eviction=found.get("maxmemory_policy", "noeviction"),
-        from_snapshot=found.get("aof_enabled") != "1" and found.get("rdb_last_load_keys_loaded") != "0",
+        run_id=facts.get("run_id", ""),
+        history=facts.get("master_replid", ""),
+        earlier=facts.get("master_replid2", ""),
+        up_ms=int(facts.get("uptime_in_seconds", 0)) * 1000,
+        appends=facts.get("aof_enabled", "1") == "1",
+        eviction=facts.get("maxmemory_policy", "noeviction"),
+        from_snapshot=facts.get("aof_enabled") != "1" and facts.get("rdb_last_load_keys_loaded") != "0",
     )
 
 
@@ -150,9 +149,9 @@ def _facts(info: Any) -> dict[str, str]:
 
 
 def run_id(info: bytes) -> str:
-    """Return what tells this run of a server from every other, as INFO gives it."""
-    found = re.search(rb"^run_id:(\w+)", info, re.MULTILINE)
-    return found.group(1).decode() if found else ""
+    """Return the id of this run of a server from its INFO."""
+    match = re.search(rb"^run_id:(\w+)", info, re.MULTILINE)
+    return match.group(1).decode() if match else ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -160,7 +159,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def replicated(reply: Any, confirmed: Any, *, replicas: int) -> Any:
-    """Return the reply of a call that enough replicas have confirmed."""
+    """Return the reply of a call, if enough replicas have confirmed it. Raises NotReplicated otherwise."""
     if isinstance(confirmed, ReplyError):
         if confirmed.code == "NOPERM":
             raise StorageRefused(f"{confirmed}. The call was carried out. Give the user the right to WAIT")

@@ -1,4 +1,12 @@
-"""The router of a single server."""
+"""Routers: which server a command goes to, and what happens when that server does not answer.
+
+The engine sees only ``Router``. ``StandaloneRouter``, ``SentinelRouter`` and ``ClusterRouter`` use our own connections;
+``ClientRouter`` uses a redis-py or valkey-py client that the user passes in.
+
+A router retries a call after a lost connection, and after refusals that pass by themselves, until ``retry_for`` seconds
+after the first failure; then it raises StorageUnavailable. Once an attempt may have been carried out, ``again()`` makes
+the command for each further one, so that the server can recognise a repetition.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +32,56 @@ from penstock.storage.valkey.replies import (
     check_server,
     storage_error,
 )
+
+
+class Router(Protocol):
+    """Sends commands to the servers of keys. It belongs to the loop that first used it; ``connect`` is optional."""
+
+    async def connect(self) -> None:
+        """Connect once, without retries, so that a wrong URL or password fails immediately."""
+
+    async def call(self, key: Key, *command: Arg, again: Again | None = None) -> Any:
+        """Send ``command`` to the server of ``key``, with retries. Raises StorageError."""
+
+    async def call_blocking(
+        self,
+        key: Key,
+        *command: Arg,
+        timeout: float | None,
+        then: Sequence[Arg] = (),
+        again: Again | None = None,
+    ) -> Any:
+        """Send a command that blocks up to ``timeout`` seconds, on a connection of its own.
+
+        ``then`` is a second command, sent right behind it: the server runs it the moment the first one ends, without
+        a round trip in between. The reply is that of the last command. If the server refuses ``then`` for now, only
+        ``then`` is sent again, as ``call`` does with ``again``.
+
+        If the caller is cancelled, the connection is dropped, so a late reply reaches no other call. A connection
+        lost after the command was written is not retried: StorageUnavailable tells the caller to look again.
+        """
+
+    async def lifeline(self, key: Key, *, lost: Callable[[], None]) -> str:
+        """Return the name of the connection by which the server of ``key`` sees that this process lives, such as
+        ``<run id> <client id>``; empty if there can be none. ``lost`` is called when that connection ends."""
+
+    def cut_at(self, key: Key) -> float:
+        """Return when a connection to the server of ``key`` was last found lost, by the loop's clock; minus infinity
+        if never."""
+
+    async def call_replicated(
+        self, key: Key, *command: Arg, replicas: int, again: Again | None = None
+    ) -> Any:
+        """Call, and wait until ``replicas`` replicas have confirmed the command, on a connection of its own.
+
+        Raises NotReplicated if they do not within ``retry_for`` seconds; then the command was carried out.
+        """
+
+    async def call_every_node(self, *command: Arg) -> list[Any]:
+        """Send ``command`` to every primary. Return the replies in no particular order."""
+
+    async def close(self) -> None:
+        """Close the router's connections. Calls under way, and later ones, raise StorageError."""
 
 
 class StandaloneRouter(NodeRouter):
@@ -53,11 +111,8 @@ class StandaloneRouter(NodeRouter):
         return await self._open(self._endpoint.addresses[0])
 
 
-# The router of a primary that sentinels watch over.
-
-
 class SentinelRouter(StandaloneRouter):
-    """The primary that the sentinels name; looked for anew whenever it is lost, or says it is a replica."""
+    """The primary that the sentinels name. Asks them again when it is lost, or says that it is a replica."""
 
     def _passes(self, failure: ReplyError) -> bool:
         return failure.code == "READONLY"
@@ -85,16 +140,13 @@ class SentinelRouter(StandaloneRouter):
         return Address(reply[0].decode(), int(reply[1]))
 
 
-# The router of a cluster: which node has a key, learnt from the nodes themselves.
-
-
 _SLOTS: Final = 16384
 _REFRESH_EVERY_SECONDS: Final = 1.0
 
 
 @lru_cache(maxsize=4096)
 def slot_of(key: Key) -> int:
-    """The cluster slot of a key: CRC16 of its ``{tag}``, or of all of it."""
+    """Return the cluster slot of a key: the CRC16 of its ``{tag}``, or of the whole key."""
     name = key.encode() if isinstance(key, str) else key
     start = name.find(b"{")
     if start >= 0 and (end := name.find(b"}", start + 1)) > start + 1:
@@ -103,7 +155,7 @@ def slot_of(key: Key) -> int:
 
 
 class ClusterRouter(NodeRouter):
-    """The primaries of a cluster, by slot. The map is read at ``connect``, and again when it proves wrong."""
+    """The primaries of a cluster, by slot. Reads the slot map at ``connect``, and again when it proves wrong."""
 
     def __init__(
         self, endpoint: Endpoint, *, on_connect: OnConnect = check_server, retry_for: float = 30.0
@@ -168,7 +220,7 @@ class ClusterRouter(NodeRouter):
         return self._refreshing
 
     async def _refresh(self, *, quietly: bool = False) -> None:
-        """Read the slot map; concurrent callers share one reading."""
+        """Read the slot map; concurrent callers share one read."""
         refreshing = self._start_refresh()
         await asyncio.wait([refreshing])
         try:
@@ -208,71 +260,10 @@ class ClusterRouter(NodeRouter):
                 await node.close()
 
 
-# Which server a command goes to, and what happens when that server does not answer.
-#
-# The engine sees only ``Router``. ``StandaloneRouter``, ``SentinelRouter`` and ``ClusterRouter`` stand on
-# our own connections, ``ClientRouter`` on a redis-py or valkey-py client that the user brought along.
-#
-# A call is repeated on loss of the connection and on refusals that pass by themselves, until
-# ``retry_for`` seconds after its first failure; then StorageUnavailable is raised. Once an attempt may
-# have been carried out, the command for each further one comes from ``again()``, so that the server can
-# be told it is a repeat.
-
-
-class Router(Protocol):
-    """The seam. A router belongs to the loop it was first used in; ``connect`` is optional, and eager."""
-
-    async def connect(self) -> None:
-        """Connect once, without retries, so that a wrong URL or password is told at once."""
-
-    async def call(self, key: Key, *command: Arg, again: Again | None = None) -> Any:
-        """Send ``command`` to the server of ``key``; see the module for repeats. Raises StorageError."""
-
-    async def call_blocking(
-        self,
-        key: Key,
-        *command: Arg,
-        timeout: float | None,
-        then: Sequence[Arg] = (),
-        again: Again | None = None,
-    ) -> Any:
-        """Send a command that blocks up to ``timeout`` seconds, on a connection nobody else uses.
-
-        ``then`` is a second command, sent right behind it: the server carries it out the moment the first one
-        ends, without a round trip in between. The reply is that of the last command. If the server refuses
-        ``then`` for now, it alone is sent again, as ``call`` does with ``again``.
-
-        If the caller is cancelled the connection is dropped, so a late reply reaches nobody. A connection
-        lost after the command was written is not retried: StorageUnavailable tells the caller to look again.
-        """
-
-    async def line(self, key: Key, *, lost: Callable[[], None]) -> str:
-        """Return what names the connection by which the server of ``key`` sees that this process lives, such as
-        ``<run id> <client id>``; empty if there can be none. ``lost`` is called when that connection ends."""
-
-    def cut_at(self, key: Key) -> float:
-        """Return when a connection to the server of ``key`` was last found lost, by the loop's clock; minus infinity
-        if none was."""
-
-    async def call_replicated(
-        self, key: Key, *command: Arg, replicas: int, again: Again | None = None
-    ) -> Any:
-        """As ``call``, and wait until ``replicas`` replicas have confirmed it, on a connection nobody else uses.
-
-        Raises NotReplicated if they have not within ``retry_for`` seconds: then the command was carried out.
-        """
-
-    async def call_every_node(self, *command: Arg) -> list[Any]:
-        """Send ``command`` to every primary; the replies in no particular order."""
-
-    async def close(self) -> None:
-        """Close what this router opened. Calls under way, and later ones, raise StorageError."""
-
-
 def router_for(
     endpoint: Endpoint, *, on_connect: OnConnect = check_server, retry_for: float = 30.0
 ) -> Router:
-    """The router for a URL. ``on_connect`` is run on each new connection before anybody uses it."""
+    """Return the router for a URL. ``on_connect`` runs on each new connection before any call uses it."""
     match endpoint.topology:
         case "standalone":
             return StandaloneRouter(endpoint, on_connect=on_connect, retry_for=retry_for)

@@ -1,4 +1,4 @@
-"""The verbs that producers, workers and sweepers use."""
+"""Verbs for producers, workers and sweepers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.errors import CostTooHigh, JobNotFound
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.codec import decode_leases, decode_readable_leases, encode_jobs, encode_outcome
 from penstock.storage.valkey.jobs import STATES, UnknownOptions
-from penstock.storage.valkey.outbox import Courier
+from penstock.storage.valkey.outbox import OutboxSender
 from penstock.storage.valkey.replies import Arg
 from penstock.storage.values import (
     Claimed,
@@ -56,22 +56,21 @@ _EXTENDED: Final[dict[int, Extended]] = {
 
 
 class Running:
-    """Mixed into the engine. Each verb is one call of its function."""
+    """The part of the engine that runs jobs: enqueue, claim, settle, extend, sweep, report."""
 
     _calls: Calls
-    _courier: Courier
+    _outbox: OutboxSender
 
     def __init__(self) -> None:
-        self._met: set[str] = set()
+        self._allowed: set[str] = set()
         self._registered: set[str] = set()
         self._attended: set[str] = set()
         self._seen_seq: dict[str, int] = {}
-        self._claims = False
+        self._has_claimed = False
 
     async def enqueue(
         self, queue: str, jobs: Sequence[NewJob], *, ticket: Ticket | None = None
     ) -> list[Enqueued]:
-        """As ``Storage.enqueue``."""
         if queue not in self._registered:
             await self._register(queue)
         seen = self._seen_seq.get(queue, 0)
@@ -80,23 +79,23 @@ class Running:
         except Refused as error:
             raise refusal(queue, error) from None
         if len(reply) > 2:
-            self._courier.send_soon(queue)
+            self._outbox.send_soon(queue)
         if reply[0] <= seen and ticket is None:
             await self._went_back(queue, seen)
         return self._answers(queue, jobs, reply)
 
     async def _register(self, queue: str) -> None:
-        """Before the first job: the queue is to be found by whoever asks for all of them."""
+        """Add the queue to the registry before its first job, so that ``queues`` finds it."""
         if queue not in self._registered:
-            await self._meet(queue)
+            await self._check_rights(queue)
             await self._calls.plain(self._calls.keys.registry, "SADD", self._calls.keys.registry, queue)
             self._registered.add(queue)
 
-    async def _meet(self, queue: str) -> None:
-        """Before the first verb that writes: a right that is missing halfway through would leave half of it."""
-        if queue not in self._met:
+    async def _check_rights(self, queue: str) -> None:
+        """Check the user's rights before the first write: a right missing halfway would leave half a write."""
+        if queue not in self._allowed:
             await self._calls.check_rights(queue)
-            self._met.add(queue)
+            self._allowed.add(queue)
 
     def _answers(self, queue: str, jobs: Sequence[NewJob], reply: list[Any]) -> list[Enqueued]:
         incarnation, exceptions = reply[:2]
@@ -104,7 +103,7 @@ class Running:
         at = 0
         waiting = State.WAITING
         for place in range(0, len(exceptions), 4):
-            number, letters, known, result = exceptions[place : place + 4]
+            number, letters, own_incarnation, result = exceptions[place : place + 4]
             for job in jobs[at : number - 1]:
                 answers.append(Enqueued(job.id, "queued", waiting, incarnation))
                 incarnation += 1
@@ -112,9 +111,9 @@ class Running:
             id = jobs[number - 1].id
             if type(result) is list:
                 id, result = result[0].decode(), result[1]
-            shown = result if state is State.COMPLETED else None
-            answers.append(Enqueued(id, status, state, known, shown))
-            incarnation = max(incarnation, known + 1)
+            cached = result if state is State.COMPLETED else None
+            answers.append(Enqueued(id, status, state, own_incarnation, cached))
+            incarnation = max(incarnation, own_incarnation + 1)
             at = number
         for job in jobs[at:] if at else jobs:
             answers.append(Enqueued(job.id, "queued", waiting, incarnation))
@@ -125,23 +124,22 @@ class Running:
     async def claim(
         self, queue: str, take: Take, *, wait_ms: int = 0, ticket: Ticket | None = None
     ) -> Claimed:
-        """As ``Storage.claim``."""
-        if queue not in self._met:
-            await self._meet(queue)
-        if not self._claims:
-            self._claims = True
+        if queue not in self._allowed:
+            await self._check_rights(queue)
+        if not self._has_claimed:
+            self._has_claimed = True
             self._calls.warn_of_servers()
         seen = self._seen_seq.get(queue, 0)
         args = (take.worker, take.count, take.lease_ms)
         if wait_ms > 0:
             wait = ("BLPOP", self._calls.keys.part(queue, "wake"), wait_ms / 1000)
             reply = await self._calls.call_behind(queue, wait, "claim", args, timeout_ms=wait_ms)
-            # While it slept, our own calls went on; what came before it was sent tells nothing.
+            # Our own calls went on during the wait, so what was seen before it tells nothing.
             seen = 0
         else:
             reply = await self._calls.call_once(queue, "claim", args, ticket=ticket)
         if len(reply) > 7:
-            self._courier.send_soon(queue)
+            self._outbox.send_soon(queue)
         return await self._claimed(queue, reply, seen=0 if ticket else seen)
 
     async def settle(
@@ -152,8 +150,8 @@ class Running:
         take: Take | None = None,
         ticket: Ticket | None = None,
     ) -> SettledBatch:
-        """As ``Storage.settle``. Where replicas are waited for, the claim is a call of its own: it promises nothing,
-        and its leases must not be lost with a shortfall."""
+        """Settle, then claim. With ``replicas``, the claim is a separate call: it promises nothing, and a shortfall of
+        replicas must not lose its leases."""
         if take is not None and self._calls.replicas:
             batch = await self.settle(queue, settlements, ticket=ticket)
             return SettledBatch(batch.answers, await self.claim(queue, take))
@@ -169,7 +167,7 @@ class Running:
         letters, *rest = await self._calls.call_once(queue, "settle", args, ticket=ticket)
         answers = [_SETTLED[letter] for letter in letters]
         if len(rest) > 1:
-            self._courier.send_soon(queue)
+            self._outbox.send_soon(queue)
         if take is None:
             return SettledBatch(answers)
         if not rest:
@@ -193,16 +191,16 @@ class Running:
         )
 
     async def _readable(self, queue: str, reply: list[Any]) -> list[Lease]:
-        """The leases that can be decoded; the jobs of the others are put aside."""
+        """Return the leases that can be decoded; put the jobs of the others aside."""
         leases, damaged, why = decode_readable_leases(reply)
         if damaged:
-            await self._calls.mending.condemn(queue, damaged, why)
+            await self._calls.repair.condemn(queue, damaged, why)
         return leases
 
     async def _went_back(self, queue: str, seq: int) -> None:
-        """A counter is behind what it was: the store was restored, or failed over with a loss."""
+        """Renew the epoch: a counter went back, so the store was restored, or failed over with a loss."""
         await self._calls.call(queue, "renew_epoch", seq, 0)
-        # The list of queues may have been lost, too.
+        # The registry may have lost the queue too.
         self._registered.discard(queue)
         self._attended.discard(queue)
         await self._register(queue)
@@ -216,7 +214,6 @@ class Running:
         lease_ms: int,
         info: bytes | None = None,
     ) -> list[Extended]:
-        """As ``Storage.extend``."""
         if info is not None and queue not in self._attended:
             await self._calls.plain(self._calls.keys.attended, "SADD", self._calls.keys.attended, queue)
             self._attended.add(queue)
@@ -227,7 +224,6 @@ class Running:
         return [_EXTENDED[letter] for letter in await self._calls.call(queue, "extend", *args)]
 
     async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
-        """As ``Storage.sweep``."""
         reply, damaged = await self._calls.call_counted(queue, "sweep", limit)
         promoted, unblocked, rescued, expired, pruned, trimmed, more, *rest = reply
         wait_ms, slot_wait_ms, awaiting, now_ms, rows, is_full = rest
@@ -248,24 +244,23 @@ class Running:
             slot_wait_ms=None if slot_wait_ms < 0 else slot_wait_ms,
             awaiting=awaiting == 1,
             damaged=damaged,
-            delivered=await self._courier.deliver(queue) if is_full else 0,
+            delivered=await self._outbox.deliver(queue) if is_full else 0,
         )
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
-        """As ``Storage.report``."""
         args: list[Arg] = []
         for item in reports:
-            said = {"p": item.progress is not None, "y": item.payload is not None, "u": bool(item.usage)}
-            used = _encode_json(dict(sorted(item.usage.items()))) if item.usage else b""
+            given = {"p": item.progress is not None, "y": item.payload is not None, "u": bool(item.usage)}
+            usage = _encode_json(dict(sorted(item.usage.items()))) if item.usage else b""
             args += (
                 item.id,
                 item.token.to_bytes(6, "big"),
-                "".join(letter for letter in said if said[letter]),
+                "".join(letter for letter in given if given[letter]),
             )
             args += (
                 item.progress or b"",
                 item.payload or b"",
-                used,
+                usage,
                 item.log_skipped,
                 len(item.log),
                 *item.log,
@@ -274,22 +269,20 @@ class Running:
         return [letter == ord("y") for letter in letters]
 
     async def leases_of(self, queue: str, worker: str) -> list[Held]:
-        """As ``Storage.leases_of``."""
         rows = await self._calls.call(queue, "leases_of", worker)
         return [Held(id.decode(), token) for id, token in zip(rows[::2], rows[1::2], strict=True)]
 
     async def depart(self, queue: str, worker: str) -> None:
-        """As ``Storage.depart``."""
         for part in ("workers", "lives"):
             key = self._calls.keys.part(queue, part)
             await self._calls.plain(key, "HDEL", key, worker)
 
 
 def refusal(queue: str, error: Refused) -> Exception:
-    """What it means that jobs were not put in."""
+    """Return the error to raise for a refused enqueue."""
     if error.code == "COST":
         return CostTooHigh(
-            f"{error.text}. Nothing was enqueued: give it a lower cost, or the group a larger bucket."
+            f"{error.text}. Nothing was enqueued. Lower the cost of the job, or enlarge the bucket of its group."
         )
     if error.code != "NOTFOUND":
         return error

@@ -1,4 +1,4 @@
-"""Going on after a function could not read what it found: what is damaged is put aside, and the call is repeated."""
+"""Recovery from damaged data: the library puts it aside, and the call that could not read it is repeated."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from penstock.storage.valkey.library import Keys
 from penstock.storage.valkey.replies import Arg
 
 AT_MOST: Final = 10
-"""Records of a queue that are put aside within a minute without anybody asking for it."""
+"""The number of records of a queue that may be put aside automatically within a minute."""
 _ENTRIES: Final = 500
 _GLOB: Final = re.compile(rb"[\\*?\[\]^]")
 _NAMED: Final = {
     b"log": b"list", b"signals": b"list", b"dependents": b"list", b"starts": b"list", b"news": b"list",
     b"deps": b"hash", b"usage": b"hash", b"group": b"zset", b"held": b"zset", b"error": b"zset",
 }  # fmt: skip
-"""The types of keys that are named after a job, a group, a consumer, a class of errors or a listener."""
+"""The types of keys named after a job, a group, a consumer, an error class or a listener."""
 
 logger = get_logger("penstock.storage")
 
 Run = Callable[..., Awaitable[Any]]
-"""Run a function of the library on a queue; or a command of the server on a key."""
+"""Runs a function of the library on a queue, or a command of the server on a key."""
 
 _lost: Final = msgspec.msgpack.Decoder(list[tuple[int, int]])
 
 
-class Mending:
-    """Finds damaged values of one namespace and puts them aside. ``run`` and ``plain`` do not come back here."""
+class Repair:
+    """Finds damaged values of one namespace and puts them aside. ``run`` and ``plain`` must not call back here."""
 
     def __init__(self, keys: Keys, *, run: Run, plain: Run) -> None:
         self._keys = keys
@@ -44,7 +44,7 @@ class Mending:
         self._plain = plain
 
     async def mend(self, queue: str, ids: Sequence[Arg] = ()) -> int | None:
-        """Put a few damaged records aside, those of ``ids`` first; how many, ``None`` if nothing was wrong.
+        """Put a few damaged records aside, those of ``ids`` first. Return how many; ``None`` if nothing was wrong.
 
         Raises ``StorageDamaged`` if there are too many.
         """
@@ -67,11 +67,11 @@ class Mending:
         return done if done or values or wrong else None
 
     async def mend_all(self, queue: str) -> int:
-        """Put all damaged records of a queue aside; how many there were."""
+        """Put all damaged records of a queue aside, and return how many there were."""
         return sum([(await self._walk(queue, 0, part))[0] for part in ("jobs", "state")])
 
     async def condemn(self, queue: str, ids: Sequence[str], why: str) -> None:
-        """Put jobs aside that the client cannot read, although the server can."""
+        """Put jobs aside that the client cannot read although the server can."""
         await self._quarantine(queue, 0, "ids", why=why, ids=ids)
         await self._recount(queue)
 
@@ -81,21 +81,21 @@ class Mending:
         for part in ("jobs", "state"):
             cursor: bytes | None = None
             while cursor != b"0":
-                cursor, found = await self._run(queue, "count_damaged", part, cursor or b"0")
-                total += found if part == "jobs" else 0
+                cursor, count = await self._run(queue, "count_damaged", part, cursor or b"0")
+                total += count if part == "jobs" else 0
         return total
 
     async def mend_values(self, queue: str, *, repair: bool, counters: bool = False) -> dict[str, int]:
-        """Count values beside the records that cannot be read. Repaired, they are dropped. ``counters``: hold these
-        against the records, too, none of which may be damaged."""
+        """Count values beside the records that cannot be read; with ``repair``, drop them. ``counters``: compare the
+        counters with the records too, none of which may be damaged."""
         reply = await self._run(queue, "mend", int(repair), int(counters))
-        found = {kind.decode(): count for kind, count in zip(reply[::2], reply[1::2], strict=True)}
-        for kind, count in found.items() if repair else ():
-            logger.warning("queue %s: mended %s: %d", queue, kind, count)
-        return found
+        counts = {kind.decode(): count for kind, count in zip(reply[::2], reply[1::2], strict=True)}
+        for kind, count in counts.items() if repair else ():
+            logger.warning("queue %s: repaired %s: %d", queue, kind, count)
+        return counts
 
     async def _walk(self, queue: str, most: int, part: str) -> tuple[int, int]:
-        """Go through a part until something was put aside, or to the end without a bound."""
+        """Walk a part until something was put aside; without a bound, to the end."""
         total, cursor = 0, b"0"
         while True:
             done, left, cursor = await self._step(queue, most, part, cursor)
@@ -124,7 +124,7 @@ class Mending:
         return done, left, cursor
 
     async def _tell_other_queues(self, queue: str, id: bytes) -> None:
-        """End the dependency of jobs elsewhere on one that cannot tell whom it was to tell."""
+        """End the dependencies that jobs of other queues have on a job whose dependents are unknown."""
         failure = msgspec.msgpack.encode(damaged_failure("its dependents are not known"))
         registry = self._keys.registry
         for name in await self._plain(registry, "SMEMBERS", registry):
@@ -132,67 +132,64 @@ class Mending:
                 await self._run(name.decode(), "end_dependency", queue, id, failure)
 
     async def _drop_named_keys(self, queue: str) -> int:
-        """Delete keys named after jobs, groups and the like that are of another type; how many there were."""
+        """Delete keys named after jobs, groups and the like that have the wrong type. Return how many there were."""
         prefix = self._keys.of(queue)
         pattern, cursor, dropped = _GLOB.sub(rb"\\\g<0>", prefix) + b":*", b"0", 0
         while True:
             cursor, keys = await self._plain(prefix, "SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
             for key in keys:
-                wanted = _NAMED.get(key[len(prefix) + 1 :].partition(b":")[0])
-                if b":" not in key[len(prefix) + 1 :] or wanted in (
-                    None,
-                    await self._plain(key, "TYPE", key),
-                ):
+                kind = _NAMED.get(key[len(prefix) + 1 :].partition(b":")[0])
+                if b":" not in key[len(prefix) + 1 :] or kind in (None, await self._plain(key, "TYPE", key)):
                     continue
-                logger.warning("queue %s: deleted %r, which is not a %s", queue, key, wanted.decode())
+                logger.warning("queue %s: deleted %r, which is not a %s", queue, key, kind.decode())
                 dropped += await self._plain(key, "UNLINK", key)
             if cursor == b"0":
                 return dropped
 
     async def _recount(self, queue: str) -> int:
-        """Make the counts of groups agree with their members; how many did not."""
+        """Make the counts of groups agree with their members. Return how many did not."""
         try:
-            _, _, *found = await self._run(queue, "check", "groups", b"0", 1)
+            _, _, *problems = await self._run(queue, "check", "groups", b"0", 1)
         except StorageDamaged:
-            return 0  # A member is damaged as well, and has its turn later.
-        return found[1] if found else 0
+            return 0  # A member is damaged too; its turn comes later.
+        return problems[1] if problems else 0
 
     # The event log
 
     async def check_log(self, queue: str, *, repair: bool) -> dict[str, int]:
-        """Count damaged entries and missing events. Repaired, both are noted as lost."""
+        """Count damaged entries and missing events; with ``repair``, note both as lost."""
         key, meta = self._keys.part(queue, "events"), self._keys.part(queue, "meta")
         trimmed, packed = await self._plain(meta, "HMGET", meta, "trimmed", "lost")
         first = int(trimmed or 0)
         lost = [span for span in _read_lost(packed) if span[1] > first]
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         reached, start, noted = first, "-", list(lost)
         while entries := await self._plain(key, "XRANGE", key, start, "+", "COUNT", _ENTRIES):
             for number, fields in entries:
                 last = int(number.partition(b"-")[0])
                 count = count_events(fields[1])
                 if not count:
-                    found["damaged_events"] += 1
+                    counts["damaged_events"] += 1
                     if repair:
                         await self._plain(key, "XDEL", key, number)
                     count = last - reached
                     noted.append((reached + 1, last))
                 missing = _not_in((reached + 1, last - count), lost)
-                found["missing_events"] += missing
+                counts["missing_events"] += missing
                 if missing:
                     noted.append((reached + 1, last - count))
                 reached = last
             start = f"({entries[-1][0].decode()}"
         reached, missing = await self._tail(queue, reached, lost, noted)
-        found["missing_events"] += missing
+        counts["missing_events"] += missing
         if repair and noted != lost:
             await self._plain(meta, "HSET", meta, "lost", msgspec.msgpack.encode(noted))
-        return dict(+found)
+        return dict(+counts)
 
     async def _tail(
         self, queue: str, reached: int, lost: list[tuple[int, int]], noted: list[tuple[int, int]]
     ) -> tuple[int, int]:
-        """Look for events that are missing at the end of the log."""
+        """Note events that are missing at the end of the log. Return its last number, and how many are missing."""
         last, *_ = await self._run(queue, "read_events", reached, 1)
         missing = _not_in((reached + 1, last), lost)
         if missing:
@@ -208,7 +205,7 @@ def _read_lost(packed: bytes | None) -> list[tuple[int, int]]:
 
 
 def _not_in(span: tuple[int, int], lost: list[tuple[int, int]]) -> int:
-    """Return how many numbers of a span are not known to be lost."""
+    """Return how many numbers of a span are not already noted as lost."""
     first, last = span
     known = sum(max(0, min(last, b) - max(first, a) + 1) for a, b in lost)
     return max(0, last - first + 1 - known)
@@ -217,6 +214,6 @@ def _not_in(span: tuple[int, int], lost: list[tuple[int, int]]) -> int:
 def _too_many(queue: str) -> StorageDamaged:
     return StorageDamaged(
         f"queue {queue!r}: {AT_MOST} records that cannot be read were put aside within a minute, and there are more. "
-        "The rest stay where they are, because damage to many records has a common cause: find it, then run "
+        "The rest stay in place, because damage to many records has a common cause. Find the cause, then run "
         "`penstock doctor --repair`, which puts all of them aside"
     )
