@@ -19,7 +19,7 @@ from penstock.storage.sqlite.database import Database
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.sqlite.lock import protected_ms
 from penstock.storage.sqlite.transaction import Transaction
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Held, Settlement, Swept, Take
 from tests.storage.sqlite.conftest import Opener
 from tests.storage.sqlite.test_clock import Machine, machine
@@ -187,13 +187,13 @@ async def test_a_process_that_asks_late_to_open_the_file_leaves_them_too(
 async def test_a_call_that_was_suspended_before_it_looked_leaves_them_too(
     storage: SqliteStorage, lease: Lease, pass_time: PassTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Transaction.step
+    unit = Transaction.unit
 
-    def step_after_sleep(transaction: Transaction, namespace: str, queue: str) -> Step:
+    def unit_after_sleep(transaction: Transaction, namespace: str, queue: str) -> Unit:
         pass_time(HELD_MS)
-        return step(transaction, namespace, queue)
+        return unit(transaction, namespace, queue)
 
-    monkeypatch.setattr(Transaction, "step", step_after_sleep)
+    monkeypatch.setattr(Transaction, "unit", unit_after_sleep)
     assert (await storage.sweep("q")).rescued == 0
 
 

@@ -1,4 +1,4 @@
-"""Budgets: how much may be used, of a queue or a flow, before further jobs are held back."""
+"""Budgets: how much a queue or a flow may use before its jobs are held back."""
 
 from __future__ import annotations
 
@@ -6,68 +6,68 @@ from typing import NamedTuple
 
 from penstock.storage.metrics import KeptBudget, flow_scope
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Budget
 
 _sql = statements("usage")
 
 
 class Spent(NamedTuple):
-    """``over``: nothing more is to be claimed; ``wait_ms`` until that may change by itself, if it may."""
+    """``over``: no job may start; ``wait_ms``: the time until that may change by itself, if it may."""
 
     over: bool
     wait_ms: int | None = None
 
 
-def _rows(step: Step) -> list[KeptBudget]:
-    return [KeptBudget(*row) for row in step.sql.execute(_sql["budgets"], (step.queue.key,))]
+def _rows(unit: Unit) -> list[KeptBudget]:
+    return [KeptBudget(*row) for row in unit.sql.execute(_sql["budgets"], (unit.queue.key,))]
 
 
-def look(step: Step, scope: str = "") -> Spent:
-    """Whether the budgets of a scope let a job begin now."""
+def look(unit: Unit, scope: str = "") -> Spent:
+    """Return whether the budgets of a scope are spent."""
     over, waits = False, list[int]()
-    for row in _rows(step):
-        if row.scope == scope and row.is_over(step.now_ms):
+    for row in _rows(unit):
+        if row.scope == scope and row.is_over(unit.now_ms):
             over = True
-            waits += [row.since + row.per_ms - step.now_ms] if row.per_ms else []
+            waits += [row.since + row.per_ms - unit.now_ms] if row.per_ms else []
     return Spent(over, max(waits) if waits else None)
 
 
-def renew(step: Step) -> None:
-    """Begin the periods anew that have ended. To be called before something is added to the sums."""
-    for row in _rows(step):
-        if row.is_past(step.now_ms):
-            began = (row.total, row.began(step.now_ms), step.queue.key, row.scope, row.name)
-            step.sql.execute(_sql["renew_budget"], began)
+def renew(unit: Unit) -> None:
+    """Begin new periods where they have ended. Call it before adding to the sums."""
+    for row in _rows(unit):
+        if row.is_past(unit.now_ms):
+            began = (row.total, row.began(unit.now_ms), unit.queue.key, row.scope, row.name)
+            unit.sql.execute(_sql["renew_budget"], began)
 
 
-def set_budget(step: Step, budget: Budget) -> None:
-    """Set or replace one."""
+def set_budget(unit: Unit, budget: Budget) -> None:
+    """Set or replace a budget."""
     scope = flow_scope(budget.flow)
-    found = step.sql.execute(_sql["sum"], (step.queue.key, scope, budget.name)).fetchone()
-    base = found[0] if found and budget.per_ms else 0
-    row = (step.queue.key, scope, budget.name, budget.micros, budget.per_ms, base, step.now_ms)
-    step.sql.execute(_sql["set_budget"], row)
-    step.queue.has_budgets = 1
-    step.wakes.add("w")
+    total = unit.sql.execute(_sql["sum"], (unit.queue.key, scope, budget.name)).fetchone()
+    base = total[0] if total and budget.per_ms else 0
+    row = (unit.queue.key, scope, budget.name, budget.micros, budget.per_ms, base, unit.now_ms)
+    unit.sql.execute(_sql["set_budget"], row)
+    unit.queue.has_budgets = 1
+    unit.wakes.add("w")
 
 
-def remove_budget(step: Step, name: str, flow: str) -> bool:
-    """Whether there was one."""
+def remove_budget(unit: Unit, name: str, flow: str) -> bool:
+    """Remove a budget. Return whether it existed."""
     scope = flow_scope(flow)
-    removed = step.sql.execute(_sql["remove_budget"], (step.queue.key, scope, name)).rowcount > 0
-    left = step.sql.execute(_sql["budgets_left"], (step.queue.key,)).fetchone()[0]
-    step.queue.has_budgets = int(left > 0)
-    step.wakes.add("w")
+    removed = unit.sql.execute(_sql["remove_budget"], (unit.queue.key, scope, name)).rowcount > 0
+    left = unit.sql.execute(_sql["budgets_left"], (unit.queue.key,)).fetchone()[0]
+    unit.queue.has_budgets = int(left > 0)
+    unit.wakes.add("w")
     return removed
 
 
-def zero(step: Step) -> None:
-    """The sums begin from zero."""
-    step.sql.execute(_sql["zero_budgets"], (step.queue.key,))
-    step.wakes.add("w")
+def zero(unit: Unit) -> None:
+    """Reset the amounts spent, together with the sums."""
+    unit.sql.execute(_sql["zero_budgets"], (unit.queue.key,))
+    unit.wakes.add("w")
 
 
-def budgets(step: Step) -> list[Budget]:
-    """All of them."""
-    return [row.shown(step.now_ms) for row in _rows(step)]
+def budgets(unit: Unit) -> list[Budget]:
+    """Return all budgets."""
+    return [row.shown(unit.now_ms) for row in _rows(unit)]

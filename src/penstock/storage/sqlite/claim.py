@@ -1,4 +1,4 @@
-"""``claim``: promote what is due, then lease the head of the line. ``extend``: keep the leases."""
+"""``claim``, which promotes due jobs and leases the first in line, and ``extend``, which renews leases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.storage.sqlite.records import (
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.suspend import received_data
 from penstock.storage.sqlite.transitions import enter_waiting, expire, finish
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Claimed, Extended, Held, Take
 
 _PROMOTED = EventType.PROMOTED.value
@@ -43,72 +43,73 @@ _FAILED = EventType.FAILED.value
 _SPENT = Failure("BudgetExceeded", FAILURE_TEXTS["BudgetExceeded"])
 
 
-def claim(step: Step, take: Take) -> Claimed:
+def claim(unit: Unit, take: Take) -> Claimed:
     """Lease up to ``take.count`` jobs."""
-    if step.queue.paused:
+    if unit.queue.paused:
         return Claimed([], None, paused=True)
-    if step.queue.has_budgets:
-        spent = look(step)
+    if unit.queue.has_budgets:
+        spent = look(unit)
         if spent.over:
             return Claimed([], spent.wait_ms, over_budget=True)
-    promote_due(step, limit=_PROMOTED_PER_CLAIM)
-    admission.look_again(step, limit=_GROUPS_PER_CLAIM)
-    allowed, _ = admission.allowance(step, take.count)
-    leases = _take(step, take, allowed)
-    if step.queue.uses & groups.USES_LIMITS and leases:
-        groups.group_of(step, "").charge(len(leases), cost=0, now_ms=step.now_ms)
-    if step.groups:
-        admission.settle(step)
-        step.save(())
-    return _answer(step, take, leases)
+    promote_due(unit, limit=_PROMOTED_PER_CLAIM)
+    admission.look_again(unit, limit=_GROUPS_PER_CLAIM)
+    allowed, _ = admission.allowance(unit, take.count)
+    leases = _take(unit, take, allowed)
+    if unit.queue.uses & groups.USES_LIMITS and leases:
+        groups.group_of(unit, "").charge(len(leases), cost=0, now_ms=unit.now_ms)
+    if unit.groups:
+        admission.settle(unit)
+        unit.flush()
+    return _answer(unit, take, leases)
 
 
-def _take(step: Step, take: Take, count: int) -> list[Lease]:
+def _take(unit: Unit, take: Take, count: int) -> list[Lease]:
     leases: list[Lease] = []
     while len(leases) < count:
-        head = _head(step, count - len(leases))
-        if not head and step.queue.waiting:
-            raise Unreadable(f"{step.queue.waiting} jobs are counted as waiting, but none can be read")
+        head = _head(unit, count - len(leases))
+        if not head and unit.queue.waiting:
+            raise Unreadable(f"{unit.queue.waiting} jobs are counted as waiting, but none can be read")
         if not head:
             break
-        leases += _take_from(step, take, head)
+        leases += _take_from(unit, take, head)
     return leases
 
 
-def _answer(step: Step, take: Take, leases: list[Lease]) -> Claimed:
-    """With when to come again. Whom a limit of the queue keeps from more wakes nobody else for nothing."""
-    waiting = step.queue.waiting > 0
-    room, wait_ms = admission.allowance(step, 1)
+def _answer(unit: Unit, take: Take, leases: list[Lease]) -> Claimed:
+    """Return the answer, with when to claim again. A claim that a limit of the queue cut short wakes no one in
+    vain."""
+    waiting = unit.queue.waiting > 0
+    room, wait_ms = admission.allowance(unit, 1)
     if waiting and room:
-        step.wakes.add("w")
+        unit.wakes.add("w")
     elif waiting:
-        step.wakes.discard("w")
+        unit.wakes.discard("w")
     is_all = len(leases) == take.count
     if waiting and not room and not is_all:
         return Claimed(leases, wait_ms, limited=True)
-    return Claimed(leases, 0 if is_all or waiting else _next_due_in(step))
+    return Claimed(leases, 0 if is_all or waiting else _next_due_in(unit))
 
 
-def promote_due(step: Step, *, limit: int) -> int:
-    """Let scheduled jobs whose time has come wait; how many there were, at most ``limit``."""
-    if step.moment.packed_marks and step.moment.marks.follow:
-        schedules.follow(step, limit=limit)
-    if not step.queue.scheduled:
+def promote_due(unit: Unit, *, limit: int) -> int:
+    """Make due jobs wait. Return their number, at most ``limit``."""
+    if unit.moment.packed_marks and unit.moment.marks.follow:
+        schedules.follow(unit, limit=limit)
+    if not unit.queue.scheduled:
         return 0
-    rows = step.sql.execute(_sql["due"], (step.queue.key, step.now_ms, limit))
-    due = step.adopt(rows)
+    rows = unit.sql.execute(_sql["due"], (unit.queue.key, unit.now_ms, limit))
+    due = unit.adopt(rows)
     for record in due:
-        enter_waiting(step, record)
-        step.note(_PROMOTED, record, run=record.runs)
+        enter_waiting(unit, record)
+        unit.note(_PROMOTED, record, run=record.runs)
     if due:
-        step.save(due)
+        unit.save(due)
     return len(due)
 
 
 class _Ready(msgspec.Struct, gc=False):
-    """A job at the head of the line, with what a lease needs of it: reading whole records takes thrice as long.
+    """A job at the head of the line, with the fields of a lease: reading whole records takes three times as long.
 
-    ``concern``: 0 none, 1 it has ties, 2 its ttl has passed.
+    ``concern``: 0 none, 1 it has links, 2 its ttl has passed.
     """
 
     key: int
@@ -132,57 +133,57 @@ class _Ready(msgspec.Struct, gc=False):
 _concern_of = attrgetter("concern")
 
 
-def _head(step: Step, count: int) -> list[_Ready]:
-    if not step.queue.waiting:
+def _head(unit: Unit, count: int) -> list[_Ready]:
+    if not unit.queue.waiting:
         return []
-    return [_Ready(*row) for row in step.sql.execute(_sql["head"], (step.now_ms, step.queue.key, count))]
+    return [_Ready(*row) for row in unit.sql.execute(_sql["head"], (unit.now_ms, unit.queue.key, count))]
 
 
-def _take_from(step: Step, take: Take, head: list[_Ready]) -> list[Lease]:
-    """Lease these in order; those whose ttl has passed end instead, those whose group is full go back to it."""
+def _take_from(unit: Unit, take: Take, head: list[_Ready]) -> list[Lease]:
+    """Lease these jobs in order. Expired ones end instead; members of full groups go back to their group."""
     leases: list[Lease] = []
     for concern, jobs in groupby(head, key=_concern_of):
         match concern:
             case 0:
-                leases += _lease(step, take, list(jobs))
+                leases += _lease(unit, take, list(jobs))
             case 1:
-                leases += _lease_members(step, take, list(jobs))
+                leases += _lease_members(unit, take, list(jobs))
             case _:
-                _expire(step, [job.id for job in jobs])
+                _expire(unit, [job.id for job in jobs])
     return leases
 
 
-def _expire(step: Step, ids: list[str]) -> None:
-    ended = step.find(ids)
+def _expire(unit: Unit, ids: list[str]) -> None:
+    ended = unit.find(ids)
     for record in ended.values():
-        expire(step, record)
-    step.save(ended.values())
+        expire(unit, record)
+    unit.save(ended.values())
 
 
-def _lease_members(step: Step, take: Take, jobs: list[_Ready]) -> list[Lease]:
-    """The same for jobs that may be members of groups, or of flows that have spent their budget."""
+def _lease_members(unit: Unit, take: Take, jobs: list[_Ready]) -> list[Lease]:
+    """Lease jobs that may be members of groups, or of flows that have spent their budget."""
     leases: list[Lease] = []
     allowed: list[_Ready] = []
     for job in jobs:
         extras = as_extras(job.packed_extras) or EMPTY_EXTRAS
-        is_over = bool(step.queue.has_budgets and extras.flow and look(step, flow_scope(extras.flow)).over)
-        if not is_over and (not extras.group or groups.start(step, extras.group, extras.cost)):
+        is_over = bool(unit.queue.has_budgets and extras.flow and look(unit, flow_scope(extras.flow)).over)
+        if not is_over and (not extras.group or groups.start(unit, extras.group, extras.cost)):
             allowed.append(job)
             continue
-        leases += _lease(step, take, allowed, grouped=True)  # First: the log has the order of the line.
+        leases += _lease(unit, take, allowed, grouped=True)  # Now, so that the log has the order of the line.
         allowed = []
-        record = step.find([job.id])[job.id]
+        record = unit.find([job.id])[job.id]
         if is_over:
             record.failure = pack_failure(_SPENT)
-            finish(step, record, FAILED, _FAILED, run=record.runs, et=_SPENT.type, em=_SPENT.message)
+            finish(unit, record, FAILED, _FAILED, run=record.runs, et=_SPENT.type, em=_SPENT.message)
         else:
-            groups.send_back(step, record)
-        step.save([record])
-    return leases + _lease(step, take, allowed, grouped=True)
+            groups.send_back(unit, record)
+        unit.save([record])
+    return leases + _lease(unit, take, allowed, grouped=True)
 
 
-def _lease(step: Step, take: Take, jobs: list[_Ready], *, grouped: bool = False) -> list[Lease]:
-    now_ms, worker = step.now_ms, take.worker
+def _lease(unit: Unit, take: Take, jobs: list[_Ready], *, grouped: bool = False) -> list[Lease]:
+    now_ms, worker = unit.now_ms, take.worker
     leases = [
         Lease(
             job.id,
@@ -200,23 +201,23 @@ def _lease(step: Step, take: Take, jobs: list[_Ready], *, grouped: bool = False)
             job.cancelling != 0,
             job.run_id,
             extras := None if job.packed_extras is None else as_extras(job.packed_extras),
-            received_data(step, job.key) if extras is not None and extras.received else None,
+            received_data(unit, job.key) if extras is not None and extras.received else None,
         )
-        for token, job in zip(step.draw_many(len(jobs)), jobs, strict=True)
+        for token, job in zip(unit.draw_many(len(jobs)), jobs, strict=True)
     ]
     until_ms = now_ms + take.lease_ms
     rows = [(lease.token, now_ms, until_ms, worker, job.key) for lease, job in zip(leases, jobs, strict=True)]
-    step.sql.executemany(_sql["lease"], rows)
-    step.queue.move(WAITING, ACTIVE, len(jobs))
+    unit.sql.executemany(_sql["lease"], rows)
+    unit.queue.move(WAITING, ACTIVE, len(jobs))
     if leases:
-        _note_claims(step, leases, [now_ms - job.ready_at for job in jobs], worker, grouped=grouped)
+        _note_claims(unit, leases, [now_ms - job.ready_at for job in jobs], worker, grouped=grouped)
     return leases
 
 
-def _note_claims(step: Step, leases: list[Lease], waits_ms: list[int], worker: str, *, grouped: bool) -> None:
+def _note_claims(unit: Unit, leases: list[Lease], waits_ms: list[int], worker: str, *, grouped: bool) -> None:
     rows: list[tuple[Any, ...]] = [
         (
-            step.now_ms,
+            unit.now_ms,
             lease.id,
             lease.incarnation,
             lease.enqueued_at_ms,
@@ -239,49 +240,49 @@ def _note_claims(step: Step, leases: list[Lease], waits_ms: list[int], worker: s
             (*row, lease.extras.group if lease.extras else "")
             for row, lease in zip(rows, leases, strict=True)
         ]
-    step.notes.add_rows(_CLAIMED, columns, rows)
+    unit.notes.add_rows(_CLAIMED, columns, rows)
 
 
-def _next_due_in(step: Step) -> int | None:
-    first = step.next_due() if step.queue.scheduled else None
-    times = [at for at in (first, admission.next_look(step)) if at is not None]
-    return max(0, min(times) - step.now_ms) if times else None
+def _next_due_in(unit: Unit) -> int | None:
+    first = unit.next_due() if unit.queue.scheduled else None
+    times = [at for at in (first, admission.next_look(unit)) if at is not None]
+    return max(0, min(times) - unit.now_ms) if times else None
 
 
-def read_back(step: Step, held: Sequence[Held]) -> list[Lease]:
-    """The leases a call had got, for its repetition; without those that are no longer held."""
+def read_back(unit: Unit, held: Sequence[Held]) -> list[Lease]:
+    """Return the leases of an earlier call that are still held, for its repetition."""
     tokens = {lease.id: lease.token for lease in held}
     ids = _json.encode([lease.id for lease in held]).decode()
-    rows = step.sql.execute(_sql["held"], (ids, step.queue.key)).fetchall()
+    rows = unit.sql.execute(_sql["held"], (ids, unit.queue.key)).fetchall()
     records = ((Record(*row), payload) for payload, *row in rows)
     return [
-        as_lease(record, payload, signal=received_data(step, record.key))
+        as_lease(record, payload, signal=received_data(unit, record.key))
         for record, payload in records
         if record.token == tokens[record.id]
     ]
 
 
 def extend(
-    step: Step, held: Sequence[Held], *, worker: str, lease_ms: int, info: bytes | None
+    unit: Unit, held: Sequence[Held], *, worker: str, lease_ms: int, info: bytes | None
 ) -> list[Extended]:
-    """Push the deadlines of the leases that are still held."""
+    """Renew the leases that are still held."""
     if info is not None:
-        step.sql.execute(_sql["see_worker"], (step.queue.key, worker, info, step.now_ms))
-    known = step.find(lease.id for lease in held)
-    answers = [_extended(step, known.get(lease.id), lease.token) for lease in held]
-    until_ms = step.now_ms + lease_ms
-    kept = [
+        unit.sql.execute(_sql["see_worker"], (unit.queue.key, worker, info, unit.now_ms))
+    known = unit.find(lease.id for lease in held)
+    answers = [_extended(unit, known.get(lease.id), lease.token) for lease in held]
+    until_ms = unit.now_ms + lease_ms
+    renewals = [
         (until_ms, known[lease.id].key)
         for lease, answer in zip(held, answers, strict=True)
         if answer != "lost"
     ]
-    step.sql.executemany(_sql["push"], kept)
+    unit.sql.executemany(_sql["push"], renewals)
     return answers
 
 
-def _extended(step: Step, record: Record | None, token: int) -> Extended:
+def _extended(unit: Unit, record: Record | None, token: int) -> Extended:
     if record is None or record.state != ACTIVE or record.token != token:
         return "lost"
     if record.cancelling:
         return "cancel"
-    return "expired" if record.is_past_ttl(step.now_ms) else "extended"
+    return "expired" if record.is_past_ttl(unit.now_ms) else "extended"

@@ -28,7 +28,7 @@ from penstock.storage.sqlite.records import (
 )
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import finish
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 
 _FAILED: Final = EventType.FAILED.value
 _KEPT_MS: Final = 30 * DAY_MS
@@ -41,6 +41,8 @@ _COUNTS: Final = (
     "claimed_at", "finished_at", "kept_until", "token", "lease_until", "held_until",
 )  # fmt: skip
 _COLUMNS: Final = Record.__struct_fields__[1 : Record.__struct_fields__.index("was")]
+_KEPT_AS: Final = {"slot_hold": "grip"}
+"""Names that the values of a quarantined job have had since earlier versions."""
 _MOST: Final = 2**53
 
 _sql = statements("damage")
@@ -56,47 +58,47 @@ class Found(NamedTuple):
     why: str
 
 
-def find_among(step: Step, ids: Sequence[str]) -> list[Found]:
+def find_among(unit: Unit, ids: Sequence[str]) -> list[Found]:
     """Return the damaged records of these ids."""
-    return _damaged(step, "by_ids", (_json.encode(ids).decode(), step.queue.key))
+    return _damaged(unit, "by_ids", (_json.encode(ids).decode(), unit.queue.key))
 
 
-def find_any(step: Step, *, limit: int) -> list[Found]:
+def find_any(unit: Unit, *, limit: int) -> list[Found]:
     """Return up to ``limit`` damaged records: those a claim or a sweep meets first, or the first there are."""
-    found = _damaged(step, "heads", {"queue": step.queue.key, "limit": _PER_PAGE})
-    pages = walk(step)
+    found = _damaged(unit, "heads", {"queue": unit.queue.key, "limit": _PER_PAGE})
+    pages = walk(unit)
     while not found and (page := next(pages, None)) is not None:
         found = page
     return found[:limit]
 
 
-def walk(step: Step) -> Iterator[list[Found]]:
+def walk(unit: Unit) -> Iterator[list[Found]]:
     """Go through all records of the queue, a page at a time; give the damaged ones of each."""
     after = -1
     while True:
-        with any_text(step.sql):
-            rows = step.sql.execute(_sql["walk"], (step.queue.key, after, _PER_PAGE)).fetchall()
+        with any_text(unit.sql):
+            rows = unit.sql.execute(_sql["walk"], (unit.queue.key, after, _PER_PAGE)).fetchall()
         if not rows:
             return
         after = rows[-1][1]
         yield _examined(rows)
 
 
-def recent(step: Step) -> int:
+def recent(unit: Unit) -> int:
     """Return how many records of the queue were put aside within the last minute."""
-    since_ms = step.now_ms - _RECENT_MS
-    return int(step.sql.execute(_sql["recent"], (step.queue.key, DAMAGED, since_ms)).fetchone()[0])
+    since_ms = unit.now_ms - _RECENT_MS
+    return int(unit.sql.execute(_sql["recent"], (unit.queue.key, DAMAGED, since_ms)).fetchone()[0])
 
 
-def has_unknown_states(step: Step) -> bool:
+def has_unknown_states(unit: Unit) -> bool:
     """Return whether a record of the queue has an unknown state, so that no index has it."""
     known = _json.encode(list(STATES)).decode()
-    return bool(step.sql.execute(_sql["has_unknown_states"], (step.queue.key, known)).fetchone()[0])
+    return bool(unit.sql.execute(_sql["has_unknown_states"], (unit.queue.key, known)).fetchone()[0])
 
 
-def _damaged(step: Step, statement: str, values: Any) -> list[Found]:
-    with any_text(step.sql):
-        rows = step.sql.execute(_sql[statement], values).fetchall()
+def _damaged(unit: Unit, statement: str, values: Any) -> list[Found]:
+    with any_text(unit.sql):
+        rows = unit.sql.execute(_sql[statement], values).fetchall()
     return _examined(rows)
 
 
@@ -117,7 +119,7 @@ def _problem(found: Found) -> str:
             return f"{name} is not UTF-8"
     if record.state not in STATES or (record.settled_as and record.settled_as not in STATES):
         return "unknown state"
-    if record.blocked_by not in _BLOCKED_BY or record.grip not in (0, 1, 2):
+    if record.blocked_by not in _BLOCKED_BY or record.slot_hold not in (0, 1, 2):
         return "unknown reason for being blocked"
     for name in _COUNTS:
         if not 0 <= getattr(record, name) < _MOST:
@@ -148,38 +150,38 @@ def _is_text(value: Any) -> bool:
     return (type(value) is str and value.isascii()) or not any("\ud800" <= one <= "\udfff" for one in value)
 
 
-def quarantine(step: Step, found: Found, *, alone: bool = False) -> None:
+def quarantine(unit: Unit, found: Found, *, alone: bool = False) -> None:
     """End the job as failed, with its stored values kept, and free what it holds; ``alone``: tell no other job."""
-    original = _pack({name: _raw(getattr(found.record, name)) for name in _COLUMNS})
-    record, is_whole = _salvaged(step, found)
+    original = _pack({_KEPT_AS.get(name, name): _raw(getattr(found.record, name)) for name in _COLUMNS})
+    record, is_whole = _salvaged(unit, found)
     failure = damaged_failure(found.why)
     if alone:
-        record.extras, record.part = None, ""
-    step.meet(record)
+        record.extras, record.group_role = None, ""
+    unit.meet(record)
     record.failure = pack_failure(failure)
-    finish(step, record, FAILED, _FAILED, run=record.runs, et=failure.type, em=failure.message)
-    _tell_of_rerun(step, found.record, record)
+    finish(unit, record, FAILED, _FAILED, run=record.runs, et=failure.type, em=failure.message)
+    _tell_of_rerun(unit, found.record, record)
     record.result = original
-    step.save([record])
+    unit.save([record])
     if not is_whole or alone:
-        _free(step, record, alone=alone)
+        _free(unit, record, alone=alone)
 
 
-def _tell_of_rerun(step: Step, damaged: Record, record: Record) -> None:
+def _tell_of_rerun(unit: Unit, damaged: Record, record: Record) -> None:
     """Tell those who wait for the rerun of a job, if its slot can be read: there will be none."""
     try:
         slot = damaged.slot
     except (ValueError, TypeError):
         return
     if slot is not None:
-        step.tell(record, state=FAILED, also=slot.listeners)
+        unit.tell(record, state=FAILED, also=slot.listeners)
 
 
 def _raw(value: Any) -> Any:
     return value.encode("utf-8", "surrogateescape") if type(value) is str else value
 
 
-def _salvaged(step: Step, found: Found) -> tuple[Record, bool]:
+def _salvaged(unit: Unit, found: Found) -> tuple[Record, bool]:
     """Return a sound record with what can be read of a damaged one, and whether its ties can be."""
     record = found.record
     values = {name: getattr(record, name) for name in Record.__struct_fields__}
@@ -192,18 +194,18 @@ def _salvaged(step: Step, found: Found) -> tuple[Record, bool]:
         "binds": int(extras is not None and extras.binds),
     }
     values |= {"rerun": None, "failure": None, "payload": None if found.has_payload else b""}
-    if record.grip not in (0, 1, 2) or record.blocked_by not in _BLOCKED_BY:
-        values |= {"grip": 0, "blocked_by": ""}
+    if record.slot_hold not in (0, 1, 2) or record.blocked_by not in _BLOCKED_BY:
+        values |= {"slot_hold": 0, "blocked_by": ""}
     if record.state not in STATES:
         values |= {"state": SCHEDULED, "was": ""}
         is_whole = False
     if record.settled_as not in STATES:
         values["settled_as"] = ""
-    values["options_key"], values["packed_options"] = _options(step, record)
-    values["id"] = _named(step, record.key, record.id, values["id"])
+    values["options_key"], values["packed_options"] = _options(unit, record)
+    values["id"] = _named(unit, record.key, record.id, values["id"])
     clean = Record(**values)
     if clean.binds:
-        clean.note_part()
+        clean.note_group_role()
     return clean, is_whole
 
 
@@ -214,34 +216,34 @@ def _extras(record: Record) -> tuple[Any, bool]:
         return None, False
 
 
-def _options(step: Step, record: Record) -> tuple[int, bytes]:
+def _options(unit: Unit, record: Record) -> tuple[int, bytes]:
     """Return the options, or the defaults; kept long enough for somebody to look."""
     try:
         options = unpack_options(record.packed_options)
     except (ValueError, TypeError):
         options = DEFAULT_OPTIONS
-    return step.intern(msgspec.structs.replace(options, failure_ttl_ms=max(options.failure_ttl_ms, _KEPT_MS)))
+    return unit.intern(msgspec.structs.replace(options, failure_ttl_ms=max(options.failure_ttl_ms, _KEPT_MS)))
 
 
-def _named(step: Step, key: int, id_: str, shown: str) -> str:
+def _named(unit: Unit, key: int, id_: str, shown: str) -> str:
     """Give a record whose id is not UTF-8 an id by which it can be found."""
     if shown != id_:
-        if step.sql.execute(_sql["is_taken"], (step.queue.key, shown)).fetchone():
+        if unit.sql.execute(_sql["is_taken"], (unit.queue.key, shown)).fetchone():
             shown = f"{shown}~{key}"
-        step.sql.execute(_sql["rename"], (shown, key))
+        unit.sql.execute(_sql["rename"], (shown, key))
     return shown
 
 
-def _free(step: Step, record: Record, *, alone: bool) -> None:
+def _free(unit: Unit, record: Record, *, alone: bool) -> None:
     """Free what the job holds, found by its id because its annex cannot be read."""
-    queue, id_ = step.queue.key, record.id
-    step.sql.execute(_sql["leave_lines"], (queue, id_))
-    step.sql.execute(_sql["forget_dedup"], (queue, id_, record.incarnation))
-    step.sql.execute(_sql["forget_signals"], (record.key,))
-    schedules.last_ended(step, id_)
-    rows = step.sql.execute(_sql["dependents_of"], (step.namespace, step.queue.name, id_)).fetchall()
-    end = End(step.queue.name, id_, "failed", None, unpack_failure(record.failure))
+    queue, id_ = unit.queue.key, record.id
+    unit.sql.execute(_sql["leave_lines"], (queue, id_))
+    unit.sql.execute(_sql["forget_dedup"], (queue, id_, record.incarnation))
+    unit.sql.execute(_sql["forget_signals"], (record.key,))
+    schedules.last_ended(unit, id_)
+    rows = unit.sql.execute(_sql["dependents_of"], (unit.namespace, unit.queue.name, id_)).fetchall()
+    end = End(unit.queue.name, id_, "failed", None, unpack_failure(record.failure))
     if not alone:
-        flows.tell(step, [Dependent(*row) for row in rows], end)
-    flows.forget(step, [id_])
-    step.save(())
+        flows.tell(unit, [Dependent(*row) for row in rows], end)
+    flows.forget(unit, [id_])
+    unit.flush()

@@ -26,7 +26,7 @@ from penstock.storage.sqlite.lock import open_turn, translate
 from penstock.storage.sqlite.queuerow import any_text
 from penstock.storage.sqlite.repair import is_damage, mend_all, repeat_mended
 from penstock.storage.sqlite.transaction import Transaction
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.wake import POLL_S, Bell, Exchange, signal_directory
 from penstock.storage.sqlite.writer import Calls, Writer
 
@@ -244,17 +244,17 @@ class Session:
         self._database.release()
 
     def write(
-        self, queue: str, verb: Callable[[Step], Answer], *, weight: int = 1, ids: Sequence[str] = ()
+        self, queue: str, verb: Callable[[Unit], Answer], *, weight: int = 1, ids: Sequence[str] = ()
     ) -> asyncio.Future[Answer]:
         """Run a verb on a queue in the next group; done when it is committed. ``ids``: the jobs it is about."""
 
         def attempt(transaction: Transaction, mended: int = 0) -> Answer:
-            step = transaction.step(self._namespace, queue)
-            step.mended = mended
-            answer = verb(step)
-            if step.outbox:
-                deliver(transaction, step)
-            transaction.accept(step)
+            unit = transaction.unit(self._namespace, queue)
+            unit.mended = mended
+            answer = verb(unit)
+            if unit.outbox:
+                deliver(transaction, unit)
+            transaction.accept(unit)
             return answer
 
         def work(transaction: Transaction) -> Answer:

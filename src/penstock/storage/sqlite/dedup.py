@@ -1,4 +1,4 @@
-"""Dedup keys: which job stands for a key, and until when."""
+"""Dedup keys: which job holds a key, and until when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.storage.sqlite.queuerow import find_queue
 from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, Record, pack_failure
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import finish
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 
 _CANCELLED = EventType.CANCELLED.value
 _FINISHED = (COMPLETED, FAILED, CANCELLED)
@@ -21,22 +21,22 @@ _sql = statements("dedup")
 
 
 class Earlier(NamedTuple):
-    """What stands for a key: a life of an id, and its record if that is still there."""
+    """The holder of a key: an incarnation of an id, and its record if that still exists."""
 
     id: str
     incarnation: int
     record: Record | None
 
 
-def meet(step: Step, dedup: Dedup, *, id_: str) -> Earlier | None:
-    """A job is about to be queued under a key: what it is a duplicate of, if anything.
+def meet(unit: Unit, dedup: Dedup, *, id_: str) -> Earlier | None:
+    """Return the job that a new job under this key duplicates, if any.
 
-    A debounced one ends the earlier one if that has not begun.
+    With ``debounce``, cancel an earlier job that has not started.
     """
-    found = step.sql.execute(_sql["find"], (step.queue.key, dedup.key)).fetchone()
-    if found is None or 0 < found[2] <= step.now_ms:
+    holder = unit.sql.execute(_sql["find"], (unit.queue.key, dedup.key)).fetchone()
+    if holder is None or 0 < holder[2] <= unit.now_ms:
         return None
-    earlier = _earlier(step, *found[:2])
+    earlier = _earlier(unit, *holder[:2])
     if dedup.mode == "throttle":
         return earlier
     if earlier.record is None or earlier.record.state in _FINISHED:
@@ -44,51 +44,51 @@ def meet(step: Step, dedup: Dedup, *, id_: str) -> Earlier | None:
     if dedup.mode == "simple":
         return earlier
     if earlier.record.state != ACTIVE:
-        _replace(step, earlier.record, id_)
+        _replace(unit, earlier.record, id_)
     return None
 
 
-def _earlier(step: Step, id_: str, incarnation: int) -> Earlier:
-    record = step.find([id_]).get(id_)
-    is_there = record and record.incarnation == incarnation and not step.is_over(record)
-    return Earlier(id_, incarnation, record if is_there else None)
+def _earlier(unit: Unit, id_: str, incarnation: int) -> Earlier:
+    record = unit.find([id_]).get(id_)
+    is_same_life = record and record.incarnation == incarnation and not unit.is_over(record)
+    return Earlier(id_, incarnation, record if is_same_life else None)
 
 
-def _replace(step: Step, record: Record, id_: str) -> None:
+def _replace(unit: Unit, record: Record, id_: str) -> None:
     failure = Failure("Replaced", f"by job {id_}")
     record.failure = pack_failure(failure)
-    finish(step, record, CANCELLED, _CANCELLED, run=record.runs, et=failure.type, em=failure.message)
-    step.touch(record)
+    finish(unit, record, CANCELLED, _CANCELLED, run=record.runs, et=failure.type, em=failure.message)
+    unit.touch(record)
 
 
-def note(step: Step, dedup: Dedup, record: Record) -> None:
-    """The job was queued under the key."""
+def note(unit: Unit, dedup: Dedup, record: Record) -> None:
+    """Give the key to this job."""
     lasts = dedup.mode != "debounce" and dedup.ttl_ms > 0
-    expires_at = step.now_ms + dedup.ttl_ms if lasts else 0
-    step.sql.execute(_sql["put"], (step.queue.key, dedup.key, record.id, record.incarnation, expires_at))
+    expires_at = unit.now_ms + dedup.ttl_ms if lasts else 0
+    unit.sql.execute(_sql["put"], (unit.queue.key, dedup.key, record.id, record.incarnation, expires_at))
 
 
-def ended(step: Step, key: str, record: Record) -> None:
-    """The job has ended: the key is free, unless another job stands for it by now."""
-    step.sql.execute(_sql["end"], (step.queue.key, key, record.incarnation))
+def ended(unit: Unit, key: str, record: Record) -> None:
+    """Free the key of a job that has ended, unless another job holds it by now."""
+    unit.sql.execute(_sql["end"], (unit.queue.key, key, record.incarnation))
 
 
-def forget(step: Step, *, limit: int) -> int:
-    """Forget records whose time has passed; how many there were, at most ``limit``."""
-    return step.sql.execute(_sql["forget"], (step.queue.key, step.now_ms, limit)).rowcount
+def forget(unit: Unit, *, limit: int) -> int:
+    """Forget up to ``limit`` expired keys. Return their number."""
+    return unit.sql.execute(_sql["forget"], (unit.queue.key, unit.now_ms, limit)).rowcount
 
 
-def clear_dedup(step: Step, key: str) -> bool:
-    """Forget the record of a key."""
-    found = step.sql.execute(_sql["find"], (step.queue.key, key)).fetchone()
-    step.sql.execute(_sql["clear"], (step.queue.key, key))
-    return found is not None and not 0 < found[2] <= step.now_ms
+def clear_dedup(unit: Unit, key: str) -> bool:
+    """Free a key. Return whether a job held it."""
+    holder = unit.sql.execute(_sql["find"], (unit.queue.key, key)).fetchone()
+    unit.sql.execute(_sql["clear"], (unit.queue.key, key))
+    return holder is not None and not 0 < holder[2] <= unit.now_ms
 
 
 def dedup_of(sql: sqlite3.Connection, namespace: str, queue: str, key: str) -> str | None:
-    """The id of the job that stands for a key."""
+    """Return the id of the job that holds a key."""
     row = find_queue(sql, namespace, queue)
-    found = None if row is None else sql.execute(_sql["find"], (row.key, key)).fetchone()
-    if row is None or found is None or 0 < found[2] <= row.clock():
+    holder = None if row is None else sql.execute(_sql["find"], (row.key, key)).fetchone()
+    if row is None or holder is None or 0 < holder[2] <= row.clock():
         return None
-    return str(found[0])
+    return str(holder[0])

@@ -1,6 +1,6 @@
 """``SqliteStorage``: the storage contract on a SQLite file, or on a database in memory.
 
-Thin: each verb hands a function of the module of its name to the session, which runs it in a group.
+Each verb hands a function of the module of its name to the session, which runs it in a group.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from penstock.storage.values import (
 
 
 class SqliteStorage(Operating, Reading):
-    """One namespace of one database. See ``storage.contract.Storage`` for what each verb promises."""
+    """One namespace of one database. ``storage.contract.Storage`` describes the verbs."""
 
     def __init__(self, address: Address) -> None:
         self.url = address.shown
@@ -61,7 +61,8 @@ class SqliteStorage(Operating, Reading):
 
     @classmethod
     def from_url(cls, url: str, *, namespace: str | None = None) -> Self:
-        """A storage for ``sqlite:///relative``, ``sqlite:////absolute``, ``memory://`` or ``memory://name``."""
+        """Return a storage for ``sqlite:///relative``, ``sqlite:////absolute``, ``memory://`` or
+        ``memory://name``."""
         return cls(Address.parse(url, namespace=namespace))
 
     async def open(self) -> None:
@@ -71,13 +72,13 @@ class SqliteStorage(Operating, Reading):
 
     def _open(self) -> Session:
         if self._session is not None:
-            keep_untouched(self._session)  # Forked: what we inherited is the parent's.
+            keep_untouched(self._session)  # After a fork, the session is the parent's.
         address = self._address
         database = open_database(address.path, memory_name=address.memory_name, timeout_s=address.timeout_s)
         return Session(database, self._namespace, timeout_s=address.timeout_s)
 
     async def close(self) -> None:
-        """Let go of the database. Closing twice does nothing."""
+        """Release the database. Closing twice does nothing."""
         session, self._session = self._session, None
         if session is not None and session.pid != os.getpid():
             keep_untouched(session)
@@ -95,17 +96,17 @@ class SqliteStorage(Operating, Reading):
             session = self._session = self._open()
         elif session.is_lost:
             session = self._session = session.reopened(timeout_s=self._address.timeout_s)
-            self._news_seen.clear()  # The numbers of news begin anew in another file.
+            self._news_seen.clear()  # Another file numbers its news from the start.
         return session
 
-    # The way of a job
+    # Running jobs
 
     async def enqueue(
         self, queue: str, jobs: Sequence[NewJob], *, ticket: Ticket | None = None
     ) -> list[Enqueued]:
         return await self._opened.write(
             queue,
-            lambda step: replay.enqueued_once(step, ticket, lambda: enqueue.enqueue(step, jobs)),
+            lambda unit: replay.enqueued_once(unit, ticket, lambda: enqueue.enqueue(unit, jobs)),
             weight=len(jobs),
         )
 
@@ -116,7 +117,7 @@ class SqliteStorage(Operating, Reading):
             await self.wait(queue, timeout_ms=wait_ms)
         return await self._opened.write(
             queue,
-            lambda step: replay.claimed_once(step, ticket, lambda: claim.claim(step, take)),
+            lambda unit: replay.claimed_once(unit, ticket, lambda: claim.claim(unit, take)),
             weight=take.count,
         )
 
@@ -130,8 +131,8 @@ class SqliteStorage(Operating, Reading):
     ) -> SettledBatch:
         return await self._opened.write(
             queue,
-            lambda step: replay.settled_once(
-                step, ticket, lambda: settle.settle(step, settlements, take=take)
+            lambda unit: replay.settled_once(
+                unit, ticket, lambda: settle.settle(unit, settlements, take=take)
             ),
             weight=len(settlements) + (take.count if take else 0),
         )
@@ -147,21 +148,21 @@ class SqliteStorage(Operating, Reading):
     ) -> list[Extended]:
         return await self._opened.write(
             queue,
-            lambda step: claim.extend(step, held, worker=worker, lease_ms=lease_ms, info=info),
+            lambda unit: claim.extend(unit, held, worker=worker, lease_ms=lease_ms, info=info),
             weight=len(held),
         )
 
     async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
-        return await self._opened.write(queue, lambda step: sweep.sweep(step, limit=limit), weight=limit)
+        return await self._opened.write(queue, lambda unit: sweep.sweep(unit, limit=limit), weight=limit)
 
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
-        return await self._opened.write(queue, lambda step: settle.report(step, reports), weight=len(reports))
+        return await self._opened.write(queue, lambda unit: settle.report(unit, reports), weight=len(reports))
 
     async def leases_of(self, queue: str, worker: str) -> list[Held]:
         return await self._opened.read(lambda sql: queries.leases_of(sql, self._namespace, queue, worker))
 
     async def depart(self, queue: str, worker: str) -> None:
-        await self._opened.write(queue, lambda step: queue_verbs.depart(step, worker))
+        await self._opened.write(queue, lambda unit: queue_verbs.depart(unit, worker))
 
     async def announce(self, queue: str, worker: str, *, lost: Callable[[], None]) -> None:
         try:
@@ -179,8 +180,8 @@ class SqliteStorage(Operating, Reading):
         )
 
     async def workers(self, queue: str) -> list[WorkerRecord]:
-        found = await self._opened.read(lambda sql: queries.workers(sql, self._namespace, queue))
-        return with_deaths(found, await self.lives(queue))
+        workers = await self._opened.read(lambda sql: queries.workers(sql, self._namespace, queue))
+        return with_deaths(workers, await self.lives(queue))
 
     # Flows
 
@@ -189,7 +190,7 @@ class SqliteStorage(Operating, Reading):
     ) -> list[Enqueued]:
         return await self._opened.write(
             queue,
-            lambda step: replay.enqueued_once(step, ticket, lambda: enqueue.enqueue_flows(step, flows)),
+            lambda unit: replay.enqueued_once(unit, ticket, lambda: enqueue.enqueue_flows(unit, flows)),
             weight=sum(map(len, flows)),
         )
 
@@ -198,7 +199,7 @@ class SqliteStorage(Operating, Reading):
     ) -> AttachAnswer:
         return await self._opened.write(
             queue,
-            lambda step: enqueue.attach(step, id, after, nodes=nodes, flow=flow),
+            lambda unit: enqueue.attach(unit, id, after, nodes=nodes, flow=flow),
             weight=len(after) + len(nodes),
         )
 
@@ -212,33 +213,33 @@ class SqliteStorage(Operating, Reading):
     # Schedulers
 
     async def put_scheduler(self, queue: str, scheduler: NewScheduler) -> SchedulerAnswer:
-        return await self._opened.write(queue, lambda step: schedules.put_scheduler(step, scheduler))
+        return await self._opened.write(queue, lambda unit: schedules.put_scheduler(unit, scheduler))
 
     async def schedulers(self, queue: str, names: Sequence[str] | None = None) -> Schedulers:
         return await self._opened.read(lambda sql: schedules.schedulers(sql, self._namespace, queue, names))
 
     async def pause_scheduler(self, queue: str, name: str) -> bool:
-        return await self._opened.write(queue, lambda step: schedules.pause_scheduler(step, name))
+        return await self._opened.write(queue, lambda unit: schedules.pause_scheduler(unit, name))
 
     async def resume_scheduler(self, queue: str, name: str, *, next_ms: int | None = None) -> bool:
         return await self._opened.write(
-            queue, lambda step: schedules.resume_scheduler(step, name, next_ms=next_ms)
+            queue, lambda unit: schedules.resume_scheduler(unit, name, next_ms=next_ms)
         )
 
     async def move_slot(self, queue: str, name: str, *, slot_ms: int, next_ms: int) -> bool:
         return await self._opened.write(
-            queue, lambda step: schedules.move_slot(step, name, slot_ms=slot_ms, next_ms=next_ms)
+            queue, lambda unit: schedules.move_slot(unit, name, slot_ms=slot_ms, next_ms=next_ms)
         )
 
     async def remove_scheduler(self, queue: str, name: str) -> bool:
-        return await self._opened.write(queue, lambda step: schedules.remove_scheduler(step, name))
+        return await self._opened.write(queue, lambda unit: schedules.remove_scheduler(unit, name))
 
     async def fire(self, queue: str, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
         return await self._opened.write(
-            queue, lambda step: schedules.fire(step, name, slot_ms=slot_ms, next_ms=next_ms, job=job)
+            queue, lambda unit: schedules.fire(unit, name, slot_ms=slot_ms, next_ms=next_ms, job=job)
         )
 
     # For tests
 
     async def shift_clock(self, queue: str, ms: int, *, jump: bool = False) -> None:
-        await self._opened.write(queue, lambda step: queue_verbs.shift_clock(step, ms, jump=jump))
+        await self._opened.write(queue, lambda unit: queue_verbs.shift_clock(unit, ms, jump=jump))

@@ -1,4 +1,4 @@
-"""The event log: reading it by offset, holding it back for consumers, trimming it."""
+"""The event log: reading by offset, holds by consumers, and trimming."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from penstock.core.event import pack, unpack
 from penstock.storage.pages import LOST, EntryPage, count_lost, page_of
 from penstock.storage.sqlite.queuerow import find_queue
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Consumer, QueueSettings
 
 _sql = statements("events")
 
 
 def read_entries(sql: sqlite3.Connection, namespace: str, queue: str, *, after: int, limit: int) -> EntryPage:
-    """Whole entries until ``limit`` events are read; a gap if the first ones are no longer kept."""
+    """Return whole entries with about ``limit`` events; a gap if the first ones are no longer kept."""
     epoch = str(sql.execute(_sql["epoch"]).fetchone()[0])
     row = find_queue(sql, namespace, queue)
     last = row.events if row else 0
@@ -29,22 +29,22 @@ def read_entries(sql: sqlite3.Connection, namespace: str, queue: str, *, after: 
         rows.close()
 
 
-def check_log(step: Step, *, repair: bool) -> dict[str, int]:
-    """Count damaged entries and missing events. Repaired, both stand in the log as lost."""
-    damaged, missing, before = [], [], None
-    for last_seq, first_seq, entry in step.sql.execute(_sql["after"], (step.queue.key, 0)):
-        if before is not None and first_seq > before + 1:
-            missing.append((before + 1, first_seq - 1))
+def check_log(unit: Unit, *, repair: bool) -> dict[str, int]:
+    """Count damaged entries and missing events. With ``repair``, replace both with lost events."""
+    damaged, missing, previous = [], [], None
+    for last_seq, first_seq, entry in unit.sql.execute(_sql["after"], (unit.queue.key, 0)):
+        if previous is not None and first_seq > previous + 1:
+            missing.append((previous + 1, first_seq - 1))
         if not _is_sound(entry, last_seq - first_seq + 1):
             damaged.append((first_seq, last_seq))
-        before = last_seq
-    if before is not None and before < step.queue.events:
-        missing.append((before + 1, step.queue.events))
+        previous = last_seq
+    if previous is not None and previous < unit.queue.events:
+        missing.append((previous + 1, unit.queue.events))
     if repair:
-        step.sql.executemany(_sql["drop_entry"], [(step.queue.key, last) for _, last in damaged])
+        unit.sql.executemany(_sql["drop_entry"], [(unit.queue.key, last) for _, last in damaged])
         for first, last in (*damaged, *missing):
-            entry = pack([{"t": LOST, "at": step.now_ms, "n": last - first + 1}])
-            step.sql.execute(_sql["add_entry"], (step.queue.key, last, first, step.now_ms, len(entry), entry))
+            entry = pack([{"t": LOST, "at": unit.now_ms, "n": last - first + 1}])
+            unit.sql.execute(_sql["add_entry"], (unit.queue.key, last, first, unit.now_ms, len(entry), entry))
     return {
         "damaged_events": len(damaged),
         "missing_events": sum(last - first + 1 for first, last in missing),
@@ -52,57 +52,57 @@ def check_log(step: Step, *, repair: bool) -> dict[str, int]:
 
 
 def _is_sound(entry: bytes, count: int) -> bool:
-    """Return whether an entry holds ``count`` readable events, or stands for that many lost ones."""
+    """Return whether an entry has ``count`` readable events, or replaces that many lost ones."""
     try:
         return count_lost(entry) == count or len(unpack(entry, last_seq=count, queue="")) == count
     except (ValueError, LookupError, TypeError, RecursionError):
         return False
 
 
-def trim(step: Step, settings: QueueSettings, *, limit: int) -> int:
-    """Drop the oldest entries beyond the bounds, at most ``limit``; how many events went."""
-    oldest = step.sql.execute(_sql["oldest"], (step.queue.key, limit)).fetchall()
+def trim(unit: Unit, settings: QueueSettings, *, limit: int) -> int:
+    """Drop up to ``limit`` of the oldest entries beyond the bounds. Return the number of dropped events."""
+    oldest = unit.sql.execute(_sql["oldest"], (unit.queue.key, limit)).fetchall()
     trimmed = 0
     upto = None
     for last_seq, at_ms, size, count in oldest:
-        if not _is_beyond(step, settings, last_seq, at_ms):
+        if not _is_beyond(unit, settings, last_seq, at_ms):
             break
         upto = last_seq
         trimmed += count
-        step.queue.event_bytes -= size
+        unit.queue.event_bytes -= size
     if upto is not None:
-        step.sql.execute(_sql["trim"], (step.queue.key, upto))
+        unit.sql.execute(_sql["trim"], (unit.queue.key, upto))
     return trimmed
 
 
-def _is_beyond(step: Step, settings: QueueSettings, last_seq: int, at_ms: int) -> bool:
-    """Whether an entry is to go; what a consumer has not read stays, up to the hard cap."""
-    behind = step.queue.events - last_seq
+def _is_beyond(unit: Unit, settings: QueueSettings, last_seq: int, at_ms: int) -> bool:
+    """Return whether an entry may go. Entries that a consumer has not read stay, up to the hard cap."""
+    behind = unit.queue.events - last_seq
     if behind >= settings.events_hard_cap:
         return True
-    held = step.sql.execute(_sql["furthest_behind"], (step.queue.key,)).fetchone()[0]
+    held = unit.sql.execute(_sql["furthest_behind"], (unit.queue.key,)).fetchone()[0]
     if held is not None and last_seq > held:
         return False
     return (
         (settings.events_count is not None and behind >= settings.events_count)
-        or (settings.events_age_ms is not None and step.moment.is_past(at_ms + settings.events_age_ms))
-        or (settings.events_bytes is not None and step.queue.event_bytes > settings.events_bytes)
+        or (settings.events_age_ms is not None and unit.moment.is_past(at_ms + settings.events_age_ms))
+        or (settings.events_bytes is not None and unit.queue.event_bytes > settings.events_bytes)
     )
 
 
-def hold_events(step: Step, consumer: str, *, offset: int, ttl_ms: int) -> None:
-    """Register a consumer, or move it forward."""
-    step.sql.execute(_sql["hold"], (step.queue.key, consumer, offset, step.now_ms + ttl_ms))
+def hold_events(unit: Unit, consumer: str, *, offset: int, ttl_ms: int) -> None:
+    """Register a consumer, or move its offset forward."""
+    unit.sql.execute(_sql["hold"], (unit.queue.key, consumer, offset, unit.now_ms + ttl_ms))
 
 
-def release_events(step: Step, consumer: str) -> None:
+def release_events(unit: Unit, consumer: str) -> None:
     """Forget a consumer."""
-    step.sql.execute(_sql["release"], (step.queue.key, consumer))
+    unit.sql.execute(_sql["release"], (unit.queue.key, consumer))
 
 
 def consumers(sql: sqlite3.Connection, namespace: str, queue: str) -> list[Consumer]:
-    """All consumers by name."""
+    """Return all consumers by name."""
     row = find_queue(sql, namespace, queue)
     if row is None:
         return []
-    return [Consumer(*found) for found in sql.execute(_sql["consumers"], (row.key,))]
+    return [Consumer(*values) for values in sql.execute(_sql["consumers"], (row.key,))]

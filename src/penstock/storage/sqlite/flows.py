@@ -1,6 +1,6 @@
-"""Jobs that depend on others: what docs/verbs.md tells under *Flows*.
+"""Dependencies between jobs. docs/verbs.md describes them under *Flows*.
 
-Entries of dependencies are rows, written as they change; jobs are records, written by ``Step.save``.
+Dependencies are rows, written as they change; jobs are records, written by ``Unit.save``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from penstock.storage.sqlite.records import (
 )
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import enter_waiting, finish, schedule
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 
 _FAILED: Final = EventType.FAILED.value
 _UNBLOCKED: Final = EventType.UNBLOCKED.value
@@ -48,190 +48,193 @@ _sql = statements("flows")
 _json = msgspec.json.Encoder()
 
 
-# What a job waits for
+# The dependencies of a job
 
 
-def refuse_unknown(step: Step, after: Iterable[Dependency], known: Collection[str]) -> None:
-    """Raises ``JobNotFound`` for a dependency in this queue that has no record. ``known``: ids that are about to."""
-    here = [dependency.id for dependency in after if dependency.queue == step.queue.name]
-    found = step.find(here)
+def refuse_unknown(unit: Unit, after: Iterable[Dependency], known: Collection[str]) -> None:
+    """Raise ``JobNotFound`` for a dependency in this queue that has no record and is not in ``known``."""
+    here = [dependency.id for dependency in after if dependency.queue == unit.queue.name]
+    found = unit.find(here)
     for id_ in here:
         record = found.get(id_)
-        if id_ not in known and (record is None or not _is_there(step, record)):
-            raise JobNotFound.in_queue(step.queue.name, id_, UNKNOWN_DEPENDENCY)
+        if id_ not in known and (record is None or not _is_there(unit, record)):
+            raise JobNotFound.in_queue(unit.queue.name, id_, UNKNOWN_DEPENDENCY)
 
 
 def depend(
-    step: Step, id_: str, flow: str, after: Sequence[Dependency], *, to_come: Collection[tuple[str, str]]
+    unit: Unit, id_: str, flow: str, after: Sequence[Dependency], *, to_come: Collection[tuple[str, str]]
 ) -> None:
-    """Give the job of this id entries for ``after``, and look at each.
+    """Add dependencies to the job of this id, and check each unless it is in ``to_come``: those will notify it
+    themselves."""
+    where = (unit.queue.key, id_)
+    unit.sql.execute(_sql["add_parent"], (*where, flow))
+    last_number = unit.sql.execute(_sql["parent"], where).fetchone()[1]
+    new = _without_known(unit, id_, after)
+    rows = [(*where, number, *dependency) for number, dependency in enumerate(new, start=last_number + 1)]
+    unit.sql.executemany(_sql["add_dependency"], rows)
+    unit.sql.execute(_sql["give"], (len(new), len(new), *where))
+    present = [dependency for dependency in new if dependency[:2] not in to_come]
+    _link_all(unit, present, Dependent(unit.queue.name, id_, flow))
 
-    ``to_come``: jobs that tell by themselves.
-    """
-    where = (step.queue.key, id_)
-    step.sql.execute(_sql["add_parent"], (*where, flow))
-    given = step.sql.execute(_sql["parent"], where).fetchone()[1]
-    new = _without_known(step, id_, after)
-    rows = [(*where, given + n, *dependency) for n, dependency in enumerate(new, start=1)]
-    step.sql.executemany(_sql["add_dependency"], rows)
-    step.sql.execute(_sql["give"], (len(new), len(new), *where))
-    _look_at(step, [one for one in new if one[:2] not in to_come], Dependent(step.queue.name, id_, flow))
 
-
-def _without_known(step: Step, id_: str, after: Sequence[Dependency]) -> list[Dependency]:
+def _without_known(unit: Unit, id_: str, after: Sequence[Dependency]) -> list[Dependency]:
     unique: dict[tuple[str, str], Dependency] = {}
     for dependency in after:
         unique.setdefault((dependency.queue, dependency.id), dependency)
     pairs = _json.encode(list(unique)).decode()
-    for pair in step.sql.execute(_sql["known_dependencies"], (pairs, step.queue.key, id_)).fetchall():
+    for pair in unit.sql.execute(_sql["known_dependencies"], (pairs, unit.queue.key, id_)).fetchall():
         del unique[pair]
     return list(unique.values())
 
 
-def _look_at(step: Step, after: Iterable[Dependency], dependent: Dependent) -> None:
-    """Count those that have ended already; the verb that asks sees to what follows for the dependent."""
-    step.giving = dependent.id
+def _link_all(unit: Unit, after: Iterable[Dependency], dependent: Dependent) -> None:
+    """Link the dependent to its dependencies, and count those that have ended. The calling verb applies the
+    result."""
+    unit.linking_id = dependent.id
     for dependency in after:
-        if dependency.queue == step.queue.name:
-            link(step, dependency.id, dependent)
+        if dependency.queue == unit.queue.name:
+            link(unit, dependency.id, dependent)
         else:
-            step.outbox.append((dependency.queue, Link(dependency.id, dependent)))
-    step.giving = ""
+            unit.outbox.append((dependency.queue, Link(dependency.id, dependent)))
+    unit.linking_id = ""
 
 
-def look_again(step: Step, record: Record) -> None:
-    """At a retry: dependencies whose end counted, but was no success, are waited for once more."""
-    where = (step.queue.key, record.id)
-    rows = step.sql.execute(_sql["unfinished"], where).fetchall()
-    step.sql.execute(_sql["clear_failed"], where)
-    step.sql.execute(_sql["give"], (0, len(rows), *where))
+def look_again(unit: Unit, record: Record) -> None:
+    """At a retry, wait again for dependencies that ended without success."""
+    where = (unit.queue.key, record.id)
+    rows = unit.sql.execute(_sql["unfinished"], where).fetchall()
+    unit.sql.execute(_sql["clear_failed"], where)
+    unit.sql.execute(_sql["give"], (0, len(rows), *where))
     for key, *_ in rows:
-        step.sql.execute(_sql["set_end"], ("pending", None, None, key))
+        unit.sql.execute(_sql["set_end"], ("pending", None, None, key))
     after = [Dependency(queue, id_, policy) for _, queue, id_, policy in rows]
-    _look_at(step, after, Dependent(step.queue.name, record.id, _parent(step, record.id)[0]))
+    _link_all(unit, after, Dependent(unit.queue.name, record.id, _parent(unit, record.id)[0]))
 
 
-def to_look_at_again(step: Step, record: Record) -> list[str]:
-    """Those of this queue that a retry of the job waits for once more, in the order they were given."""
-    rows = step.sql.execute(_sql["unfinished"], (step.queue.key, record.id))
-    return [id_ for _, queue, id_, _ in rows if queue == step.queue.name]
+def to_look_at_again(unit: Unit, record: Record) -> list[str]:
+    """Return the ids of this queue that a retry of the job waits for again, in order."""
+    rows = unit.sql.execute(_sql["unfinished"], (unit.queue.key, record.id))
+    return [id_ for _, queue, id_, _ in rows if queue == unit.queue.name]
 
 
 def is_parent(record: Record) -> bool:
-    """Whether it has dependencies."""
+    """Return whether the job has dependencies."""
     return bool(record.binds) and record.extras.has_dependencies
 
 
-def hold_back(step: Step, record: Record) -> bool:
-    """Block the job if some of its dependencies do not count yet."""
-    if not is_parent(record) or not _parent(step, record.id)[2]:
+def maybe_block(unit: Unit, record: Record) -> bool:
+    """Block the job if it has unfinished dependencies. Return whether it was blocked."""
+    if not is_parent(record) or not _parent(unit, record.id)[2]:
         return False
     record.state = BLOCKED
     record.blocked_by = _CHILDREN
     return True
 
 
-def conclude(step: Step, record: Record) -> None:
-    """After its event: fail a job that a dependency has failed, unless it is active."""
-    if record.state not in (ACTIVE, REMOVED, *_FINISHED) and (cause := _cause(step, record)) is not None:
-        _fail(step, record, cause)
+def conclude(unit: Unit, record: Record) -> None:
+    """After the job's event, fail it if a dependency failed, unless it is active."""
+    if record.state not in (ACTIVE, REMOVED, *_FINISHED) and (cause := _cause(unit, record)) is not None:
+        _fail(unit, record, cause)
 
 
-def fail_if_told(step: Step, record: Record) -> Failure | None:
-    """Why an active job that is put back has to fail instead; ``None`` if it has not."""
-    return _cause(step, record) if is_parent(record) else None
+def dependency_failure(unit: Unit, record: Record) -> Failure | None:
+    """Return the failure of an active job that is handed back after a dependency failed; ``None`` without one."""
+    return _cause(unit, record) if is_parent(record) else None
 
 
-def await_all(step: Step, record: Record) -> Failure | None:
-    """A running job is to wait for its dependencies. Why it has to fail instead, if it has waited for all of them
-    before: it would run again for ever."""
-    where = (step.queue.key, record.id)
-    if not is_parent(record) or step.sql.execute(_sql["awaits_nothing_new"], where).fetchone():
+def await_all(unit: Unit, record: Record) -> Failure | None:
+    """Have a running job wait for its dependencies.
+
+    Return its failure if it has waited for all of them before, because it would run again forever.
+    """
+    where = (unit.queue.key, record.id)
+    if not is_parent(record) or unit.sql.execute(_sql["awaits_nothing_new"], where).fetchone():
         return NOTHING_TO_WAIT_FOR
-    step.sql.execute(_sql["await"], where)
+    unit.sql.execute(_sql["await"], where)
     return None
 
 
-def _cause(step: Step, record: Record) -> Failure | None:
-    number = _parent(step, record.id)[3]
+def _cause(unit: Unit, record: Record) -> Failure | None:
+    number = _parent(unit, record.id)[3]
     if not number:
         return None
-    row = step.sql.execute(_sql["by_number"], (step.queue.key, record.id, number)).fetchone()
+    row = unit.sql.execute(_sql["by_number"], (unit.queue.key, record.id, number)).fetchone()
     queue, id_, _, state, _, failure = row
     return blame(queue, id_, state, unpack_failure(failure))
 
 
-def _parent(step: Step, id_: str) -> tuple[str, int, int, int]:
-    row: tuple[str, int, int, int] | None = step.sql.execute(_sql["parent"], (step.queue.key, id_)).fetchone()
+def _parent(unit: Unit, id_: str) -> tuple[str, int, int, int]:
+    row: tuple[str, int, int, int] | None = unit.sql.execute(_sql["parent"], (unit.queue.key, id_)).fetchone()
     return row or ("", 0, 0, 0)
 
 
-# What a job has to tell
+# The dependents of a job
 
 
-def link(step: Step, id_: str, dependent: Dependent) -> None:
-    """Tell ``dependent`` of the end of the job of this id: now, if it has ended, or is not there."""
-    record = step.find([id_]).get(id_)
-    if record is None or not _is_there(step, record):
-        _send(step, dependent, End(step.queue.name, id_, "removed", None, not_found(step.queue.name, id_)))
-        _work_off(step)
+def link(unit: Unit, id_: str, dependent: Dependent) -> None:
+    """Add a dependent to the job of this id, and notify it immediately if the job has ended or does not exist."""
+    record = unit.find([id_]).get(id_)
+    if record is None or not _is_there(unit, record):
+        _send(unit, dependent, End(unit.queue.name, id_, "removed", None, not_found(unit.queue.name, id_)))
+        _deliver_ends(unit)
     else:
-        link_to(step, record, [dependent])
+        link_to(unit, record, [dependent])
 
 
-def link_to(step: Step, record: Record, dependents: Sequence[Dependent]) -> None:
-    """The same for a job that is there."""
-    told = record.extras.dependents or ()
-    new = [dependent for dependent in dependents if dependent not in told]
+def link_to(unit: Unit, record: Record, dependents: Sequence[Dependent]) -> None:
+    """Add dependents to an existing job."""
+    known = record.extras.dependents or ()
+    new = [dependent for dependent in dependents if dependent not in known]
     if new and record.state != COMPLETED:
-        rows = [(step.queue.key, record.id, *dependent) for dependent in new]
-        step.sql.executemany(_sql["add_dependent"], rows)
+        rows = [(unit.queue.key, record.id, *dependent) for dependent in new]
+        unit.sql.executemany(_sql["add_dependent"], rows)
         record.extras = msgspec.structs.replace(record.extras, has_later_dependents=True)
-        step.touch(record)
+        unit.touch(record)
     if record.state in _FINISHED:
         for dependent in dependents:
-            _send(step, dependent, _end(step, record))
-    _work_off(step)
+            _send(unit, dependent, _end(unit, record))
+    _deliver_ends(unit)
 
 
-def ended(step: Step, record: Record) -> None:
-    """A job has ended, or is removed before its end: tell its dependents."""
-    tell(step, _dependents(step, record), _end(step, record))
+def ended(unit: Unit, record: Record) -> None:
+    """Notify the dependents of a job that has ended, or is removed while open."""
+    tell(unit, _dependents(unit, record), _end(unit, record))
 
 
-def tell(step: Step, dependents: Iterable[Dependent], end: End) -> None:
-    """Tell these dependents of the end of a job."""
+def tell(unit: Unit, dependents: Iterable[Dependent], end: End) -> None:
+    """Send the end of a job to these dependents."""
     for dependent in dependents:
-        _send(step, dependent, end)
-    _work_off(step)
+        _send(unit, dependent, end)
+    _deliver_ends(unit)
 
 
-def refused(step: Step, job: NewJob, failure: Failure) -> None:
-    """A job that others were to depend on cannot be put in."""
+def refused(unit: Unit, job: NewJob, failure: Failure) -> None:
+    """Notify the dependents of a job that was refused."""
     assert job.extras is not None
     for dependent in job.extras.dependents or ():
-        _send(step, dependent, End(step.queue.name, job.id, "removed", None, failure))
-    _work_off(step)
+        _send(unit, dependent, End(unit.queue.name, job.id, "removed", None, failure))
+    _deliver_ends(unit)
 
 
-def removed(step: Step, record: Record) -> None:
-    """The record of a failed or cancelled job goes: nobody need wait for its retry."""
-    for dependent in _dependents(step, record):
-        _send(step, dependent, End(step.queue.name, record.id, "removed", None, None))
-    _work_off(step)
+def removed(unit: Unit, record: Record) -> None:
+    """Notify the dependents of a failed or cancelled job whose record is deleted, so that none waits for its
+    retry."""
+    for dependent in _dependents(unit, record):
+        _send(unit, dependent, End(unit.queue.name, record.id, "removed", None, None))
+    _deliver_ends(unit)
 
 
-def _dependents(step: Step, record: Record) -> list[Dependent]:
+def _dependents(unit: Unit, record: Record) -> list[Dependent]:
     extras = record.extras
     dependents = list(extras.dependents or ())
     if extras.has_later_dependents:
-        rows = step.sql.execute(_sql["later_dependents"], (step.queue.key, record.id))
+        rows = unit.sql.execute(_sql["later_dependents"], (unit.queue.key, record.id))
         dependents += (Dependent(*row) for row in rows)
     return dependents
 
 
-def _end(step: Step, record: Record) -> End:
-    queue, id_ = step.queue.name, record.id
+def _end(unit: Unit, record: Record) -> End:
+    queue, id_ = unit.queue.name, record.id
     match record.state:
         case "completed":
             return End(queue, id_, "completed", record.result or b"", None)
@@ -245,46 +248,46 @@ def _end(step: Step, record: Record) -> End:
             return End(queue, id_, "removed", None, None)
 
 
-def _send(step: Step, dependent: Dependent, end: End) -> None:
-    if dependent.queue == step.queue.name:
-        step.ends.append((dependent, end))
+def _send(unit: Unit, dependent: Dependent, end: End) -> None:
+    if dependent.queue == unit.queue.name:
+        unit.ends.append((dependent, end))
     else:
-        step.outbox.append((dependent.queue, Done(dependent, end)))
+        unit.outbox.append((dependent.queue, Done(dependent, end)))
 
 
-def _work_off(step: Step) -> None:
-    """One after the other, not one inside the other: a chain may be longer than the stack is deep."""
-    if step.works_off:
+def _deliver_ends(unit: Unit) -> None:
+    """Deliver the ends in a loop, not recursively: a chain may be longer than the stack is deep."""
+    if unit.is_delivering:
         return
-    step.works_off = True
-    while step.ends:
-        dependent, end = step.ends.popleft()
-        done(step, dependent, end)
-    step.works_off = False
+    unit.is_delivering = True
+    while unit.ends:
+        dependent, end = unit.ends.popleft()
+        done(unit, dependent, end)
+    unit.is_delivering = False
 
 
-def done(step: Step, dependent: Dependent, end: End) -> None:
-    """A dependency of a job of this queue has ended."""
-    where = (step.queue.key, dependent.id)
-    row = step.sql.execute(_sql["edge"], (*where, end.queue, end.id)).fetchone()
+def done(unit: Unit, dependent: Dependent, end: End) -> None:
+    """Handle the end of a dependency of a job of this queue."""
+    where = (unit.queue.key, dependent.id)
+    row = unit.sql.execute(_sql["edge"], (*where, end.queue, end.id)).fetchone()
     if row is None or row[0] != dependent.flow or _counts(row[3], row[4]):
         return
     _, key, number, policy, _ = row
     failure = pack_failure(end.failure) if end.failure else None
-    step.sql.execute(_sql["set_end"], (end.state, end.result, failure, key))
+    unit.sql.execute(_sql["set_end"], (end.state, end.result, failure, key))
     if not _counts(policy, end.state):
         return
-    pending = step.sql.execute(_sql["count_one"], where).fetchone()[0]
+    pending = unit.sql.execute(_sql["count_one"], where).fetchone()[0]
     failed = end.state != "completed" and policy != "ignore"
     if failed:
-        step.sql.execute(_sql["mark_failed"], (number, *where))
-    if step.giving == dependent.id or (pending and not failed):
+        unit.sql.execute(_sql["mark_failed"], (number, *where))
+    if unit.linking_id == dependent.id or (pending and not failed):
         return
-    record = step.find([dependent.id]).get(dependent.id)
+    record = unit.find([dependent.id]).get(dependent.id)
     if failed and record is not None:
-        conclude(step, record)
+        conclude(unit, record)
     elif record is not None and record.state == BLOCKED and record.blocked_by == _CHILDREN:
-        _unblock(step, record)
+        _unblock(unit, record)
 
 
 def _counts(policy: str, state: DependencyState) -> bool:
@@ -293,47 +296,47 @@ def _counts(policy: str, state: DependencyState) -> bool:
     return state != "pending"
 
 
-def _fail(step: Step, record: Record, cause: Failure) -> None:
+def _fail(unit: Unit, record: Record, cause: Failure) -> None:
     record.failure = pack_failure(cause)
-    finish(step, record, FAILED, _FAILED, run=record.runs, et=cause.type, em=cause.message)
-    step.touch(record)
+    finish(unit, record, FAILED, _FAILED, run=record.runs, et=cause.type, em=cause.message)
+    unit.touch(record)
 
 
-def _unblock(step: Step, record: Record) -> None:
+def _unblock(unit: Unit, record: Record) -> None:
     record.blocked_by = ""
-    if record.run_at > step.now_ms:
-        schedule(step, record, record.run_at)
+    if record.run_at > unit.now_ms:
+        schedule(unit, record, record.run_at)
     else:
-        enter_waiting(step, record)
-    step.note(_UNBLOCKED, record, run=record.runs)
-    step.touch(record)
+        enter_waiting(unit, record)
+    unit.note(_UNBLOCKED, record, run=record.runs)
+    unit.touch(record)
 
 
-def _is_there(step: Step, record: Record) -> bool:
-    return record.state != REMOVED and not step.is_over(record)
+def _is_there(unit: Unit, record: Record) -> bool:
+    return record.state != REMOVED and not unit.is_over(record)
 
 
-def forget(step: Step, ids: Sequence[str]) -> None:
-    """The records of these ids go, and with them what they knew of others."""
-    where = (step.queue.key, _json.encode(ids).decode())
+def forget(unit: Unit, ids: Sequence[str]) -> None:
+    """Delete the dependencies and dependents of these ids."""
+    where = (unit.queue.key, _json.encode(ids).decode())
     for table in ("parents", "dependencies", "dependents"):
-        step.sql.execute(_sql[f"forget_{table}"], where)
+        unit.sql.execute(_sql[f"forget_{table}"], where)
 
 
-def obliterated(step: Step) -> None:
-    """All records go. Dependents in other queues are told; those in this one go as well."""
-    # By what the dependents know, so that no record has to be read.
-    here = (step.namespace, step.queue.name, step.queue.key)
-    for queue, parent, flow, id_ in step.sql.execute(_sql["waiting_elsewhere"], here).fetchall():
-        _send(step, Dependent(queue, parent, flow), End(step.queue.name, id_, "removed", None, None))
+def obliterated(unit: Unit) -> None:
+    """Notify dependents in other queues that all jobs of this queue are gone; those in this queue go too."""
+    # Read from the dependents' side, so that no record has to be read.
+    here = (unit.namespace, unit.queue.name, unit.queue.key)
+    for queue, parent, flow, id_ in unit.sql.execute(_sql["waiting_elsewhere"], here).fetchall():
+        _send(unit, Dependent(queue, parent, flow), End(unit.queue.name, id_, "removed", None, None))
     for table in ("parents", "dependencies", "dependents"):
-        step.sql.execute(_sql[f"obliterate_{table}"], (step.queue.key,))
+        unit.sql.execute(_sql[f"obliterate_{table}"], (unit.queue.key,))
 
 
 def dependencies(
     sql: sqlite3.Connection, namespace: str, queue: str, id_: str, *, start: int, limit: int
 ) -> list[DependencyRecord]:
-    """What a job knows of those it waits for, in the order they were given."""
+    """Return the dependencies of a job, in order."""
     rows = sql.execute(_sql["page"], (namespace, queue, id_, start, limit))
     return [
         DependencyRecord(on_queue, on_id, policy, state, result, unpack_failure(failure))

@@ -1,7 +1,7 @@
-"""Groups: jobs that share a limit or an order. What each transition of a member means to the others.
+"""Groups: jobs that share a limit or an order, and the effects of each member's transitions on the others.
 
-A verb moves members from part to part; ``admission`` then lets in whom there is room for, and writes the groups. The
-blocked members stand in a table of their own, written at once, because it is read again within the call.
+A verb moves members from role to role; ``admission`` then admits those for whom there is room, and writes the
+groups. The blocked members are in a table of their own, written immediately, because the same call reads it again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.core.limits import EVERY_GROUP, Limit
 from penstock.storage.sqlite.queuerow import HOLDING, Group
 from penstock.storage.sqlite.records import BLOCKED, Record
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 
 USES_LIMITS: Final = 1
 USES_GROUPS: Final = 2
@@ -28,83 +28,83 @@ _sql = statements("groups")
 _unpack_limit: Final = lru_cache(256)(msgspec.json.Decoder(Limit).decode)
 
 
-def limit_of(step: Step, key: str) -> Limit:
-    """The limit of this group (of the queue itself, if the key is empty)."""
-    limit = step.limits.get(key)
+def limit_of(unit: Unit, key: str) -> Limit:
+    """Return the limit of this group, or of the queue if the key is empty."""
+    limit = unit.limits.get(key)
     if limit is None:
-        rows: dict[str, str] = dict(step.sql.execute(_sql["limits_for"], (step.queue.key, key)).fetchall())
+        rows: dict[str, str] = dict(unit.sql.execute(_sql["limits_for"], (unit.queue.key, key)).fetchall())
         value = rows.get(key) or (rows.get(EVERY_GROUP) if key else None)
-        limit = step.limits[key] = Limit() if value is None else _unpack_limit(value)
+        limit = unit.limits[key] = Limit() if value is None else _unpack_limit(value)
     return limit
 
 
-def group_of(step: Step, key: str) -> Group:
-    """The group as it is now, read once per call."""
-    group = step.groups.get(key)
+def group_of(unit: Unit, key: str) -> Group:
+    """Return the group as it is now. Each call reads it once."""
+    group = unit.groups.get(key)
     if group is None:
-        row = step.sql.execute(_sql["load"], (step.queue.key, key)).fetchone()
-        group = step.groups[key] = Group(key) if row is None else Group(*row)
+        row = unit.sql.execute(_sql["load"], (unit.queue.key, key)).fetchone()
+        group = unit.groups[key] = Group(key) if row is None else Group(*row)
         group.is_stored = row is not None
-        _apply(step, group)
+        _apply(unit, group)
     return group
 
 
-def reread(step: Step, key: str) -> Group:
-    """The group under a limit that was just set."""
-    step.limits.clear()
-    group = group_of(step, key)
-    _apply(step, group)
+def reread(unit: Unit, key: str) -> Group:
+    """Return the group under its new limit."""
+    unit.limits.clear()
+    group = group_of(unit, key)
+    _apply(unit, group)
     return group
 
 
-def _apply(step: Step, group: Group) -> None:
-    group.limit = limit_of(step, group.key)
-    _slide(step, group)
-    group.refill(step.now_ms)
+def _apply(unit: Unit, group: Group) -> None:
+    group.limit = limit_of(unit, group.key)
+    _slide(unit, group)
+    group.refill(unit.now_ms)
 
 
-def _slide(step: Step, group: Group) -> None:
-    """Starts that have left the window go."""
-    rate, place = group.limit.rate, (step.queue.key, group.key)
+def _slide(unit: Unit, group: Group) -> None:
+    """Drop the starts that have left the window."""
+    rate, place = group.limit.rate, (unit.queue.key, group.key)
     group.first_start = 0
     if not group.starts:
         return
-    last = step.now_ms if rate is None else step.now_ms - rate.per_ms
-    gone = step.sql.execute(_sql["left_window"], (*place, last)).fetchone()[0]
+    last = unit.now_ms if rate is None else unit.now_ms - rate.per_ms
+    gone = unit.sql.execute(_sql["left_window"], (*place, last)).fetchone()[0]
     if gone:
-        step.sql.execute(_sql["slide"], (*place, last))
+        unit.sql.execute(_sql["slide"], (*place, last))
         group.starts -= gone
         group.is_changed = True
     if group.starts:
-        group.first_start = step.sql.execute(_sql["first_start"], place).fetchone()[0]
+        group.first_start = unit.sql.execute(_sql["first_start"], place).fetchone()[0]
 
 
-def touch(step: Step, group: Group) -> None:
-    """``admission.settle`` is to look at it."""
+def touch(unit: Unit, group: Group) -> None:
+    """Have ``admission.settle`` fill the group."""
     group.is_changed = True
     if not group.is_touched:
         group.is_touched = True
-        step.touched_groups.append(group)
+        unit.touched_groups.append(group)
 
 
-def move(step: Step, record: Record, part: str) -> None:
-    """Count a member over from its part to another."""
+def move(unit: Unit, record: Record, role: str) -> None:
+    """Count a member in another role."""
     extras = record.extras
-    group = group_of(step, extras.group)
-    if record.part in ("b", "k"):
-        _step_out(step, record)
-    count(group, record.part, -1, extras.cost)
-    count(group, part, 1, extras.cost)
-    record.part = part
-    if part in ("b", "k"):
-        line_up(step, record)
-    step.queue.uses |= USES_GROUPS
-    touch(step, group)
+    group = group_of(unit, extras.group)
+    if record.group_role in ("b", "k"):
+        _step_out(unit, record)
+    count(group, record.group_role, -1, extras.cost)
+    count(group, role, 1, extras.cost)
+    record.group_role = role
+    if role in ("b", "k"):
+        line_up(unit, record)
+    unit.queue.uses |= USES_GROUPS
+    touch(unit, group)
 
 
-def count(group: Group, part: str, by: int, cost: int) -> None:
-    """So many members more, or fewer, of that part."""
-    match part:
+def count(group: Group, role: str, by: int, cost: int) -> None:
+    """Count ``by`` members in this role (see ``Record.group_role``)."""
+    match role:
         case "w":
             group.waiting += by
             group.cost += by * cost
@@ -121,114 +121,113 @@ def count(group: Group, part: str, by: int, cost: int) -> None:
             pass
 
 
-def line_up(step: Step, record: Record) -> None:
-    """Stand in the group's line of blocked members."""
-    record.line = (0, 0, abs(record.place)) if record.grip else (1, record.priority, record.place)
-    step.sql.execute(_sql["line_up"], (*record.line, step.queue.key, record.extras.group, record.id))
+def line_up(unit: Unit, record: Record) -> None:
+    """Add the member to the group's line of blocked members."""
+    record.line = (0, 0, abs(record.place)) if record.slot_hold else (1, record.priority, record.place)
+    unit.sql.execute(_sql["line_up"], (*record.line, unit.queue.key, record.extras.group, record.id))
 
 
-def _step_out(step: Step, record: Record) -> None:
-    step.sql.execute(_sql["step_out"], (*record.line, step.queue.key, record.extras.group, record.id))
+def _step_out(unit: Unit, record: Record) -> None:
+    unit.sql.execute(_sql["step_out"], (*record.line, unit.queue.key, record.extras.group, record.id))
 
 
-def block(step: Step, record: Record, *, grip: int = 0) -> None:
-    """It waits for its group: in line, at the front (1), or holding its slot (2)."""
-    record.state, record.blocked_by, record.grip = BLOCKED, "group", grip
-    move(step, record, "k" if grip == HOLDING else "b")
+def block(unit: Unit, record: Record, *, slot_hold: int = 0) -> None:
+    """Block a member by its group: in line, at the front (``slot_hold`` 1), or holding its slot (2)."""
+    record.state, record.blocked_by, record.slot_hold = BLOCKED, "group", slot_hold
+    move(unit, record, "k" if slot_hold == HOLDING else "b")
 
 
-def hold_back(step: Step, record: Record, *, keeps_number: bool) -> bool:
-    """A job is to enter waiting. True: its group blocks it."""
+def maybe_block(unit: Unit, record: Record, *, keeps_number: bool) -> bool:
+    """Block a job that is about to wait, if its group has no room. Return whether it was blocked."""
     extras = record.extras
     if not extras.group:
         return False
-    group, old = group_of(step, extras.group), record.part
-    if old == "h" or (old == "a" and (keeps_number or group.is_strict)):
-        is_full = old == "h" and group.is_full(group.waiting + group.active)
-        if is_full or group.is_stopped(step.now_ms):
-            block(step, record, grip=HOLDING if old == "h" or group.is_strict else _AT_THE_FRONT)
+    group, role = group_of(unit, extras.group), record.group_role
+    if role == "h" or (role == "a" and (keeps_number or group.is_strict)):
+        is_full = role == "h" and group.is_full(group.waiting + group.active)
+        if is_full or group.is_stopped(unit.now_ms):
+            block(unit, record, slot_hold=HOLDING if role == "h" or group.is_strict else _AT_THE_FRONT)
             return True
     else:
-        leave(step, record)
-        if group.blocked or group.why_full(step.now_ms, cost=extras.cost)[0]:
-            block(step, record)
+        leave(unit, record)
+        if group.blocked or group.why_full(unit.now_ms, cost=extras.cost)[0]:
+            block(unit, record)
             return True
-    record.grip = 0
-    move(step, record, "w")
+    record.slot_hold = 0
+    move(unit, record, "w")
     return False
 
 
-def start(step: Step, key: str, cost: int) -> bool:
-    """A waiting member is to be leased: count it as active. False, and nothing changed, if it may not start."""
-    group = group_of(step, key)
-    if not group.can_start(cost, step.now_ms):
+def start(unit: Unit, key: str, cost: int) -> bool:
+    """Count a waiting member as active. Return false, and change nothing, if it may not start."""
+    group = group_of(unit, key)
+    if not group.can_start(cost, unit.now_ms):
         return False
     count(group, "w", -1, cost)
     count(group, "a", 1, cost)
-    group.charge(1, cost=cost, now_ms=step.now_ms)
-    touch(step, group)
+    group.charge(1, cost=cost, now_ms=unit.now_ms)
+    touch(unit, group)
     return True
 
 
-def end(step: Step, key: str) -> None:
-    """An active member has ended."""
-    group = group_of(step, key)
+def end(unit: Unit, key: str) -> None:
+    """Count an active member as ended."""
+    group = group_of(unit, key)
     group.active -= 1
-    step.queue.uses |= USES_GROUPS
-    touch(step, group)
+    unit.queue.uses |= USES_GROUPS
+    touch(unit, group)
 
 
-def send_back(step: Step, record: Record) -> None:
-    """A waiting member that may not start stands at the front of its group."""
-    block(step, record, grip=_AT_THE_FRONT)
-    step.note(_BLOCKED, record, run=record.runs)
+def send_back(unit: Unit, record: Record) -> None:
+    """Move a waiting member that may not start to the front of its group."""
+    block(unit, record, slot_hold=_AT_THE_FRONT)
+    unit.note(_BLOCKED, record, run=record.runs)
 
 
-def scheduled(step: Step, record: Record) -> None:
-    """A member waits for a time to come, or for a signal: with it, in a strict group, the others."""
-    if record.part == "a" and group_of(step, record.extras.group).is_strict:
-        record.grip = HOLDING
-        move(step, record, "h")
-    elif record.part in ("a", "w"):
-        move(step, record, "")
+def scheduled(unit: Unit, record: Record) -> None:
+    """Handle a member that waits for a time or a signal. In a strict group, the others wait with it."""
+    if record.group_role == "a" and group_of(unit, record.extras.group).is_strict:
+        record.slot_hold = HOLDING
+        move(unit, record, "h")
+    elif record.group_role in ("a", "w"):
+        move(unit, record, "")
 
 
-def wait_elsewhere(step: Step, record: Record) -> None:
-    """A member waits for jobs it depends on: as for a time to come, and not in its group's line."""
-    match record.part:
+def wait_elsewhere(unit: Unit, record: Record) -> None:
+    """Handle a member that waits for its dependencies, like ``scheduled``, outside its group's line."""
+    match record.group_role:
         case "k":
-            move(step, record, "h")
+            move(unit, record, "h")
         case "b":
-            leave(step, record)
+            leave(unit, record)
         case _:
-            scheduled(step, record)
+            scheduled(unit, record)
 
 
-def line_up_again(step: Step, record: Record) -> None:
-    """Its priority has changed, or its number."""
-    if record.part in ("b", "k"):
-        _step_out(step, record)
-        line_up(step, record)
-        touch(step, group_of(step, record.extras.group))
+def line_up_again(unit: Unit, record: Record) -> None:
+    """Move a member in line after its priority or number has changed."""
+    if record.group_role in ("b", "k"):
+        _step_out(unit, record)
+        line_up(unit, record)
+        touch(unit, group_of(unit, record.extras.group))
 
 
-def leave(step: Step, record: Record) -> None:
-    """It is a member no longer."""
-    if record.part:
-        move(step, record, "")
-    record.grip = 0
+def leave(unit: Unit, record: Record) -> None:
+    """End the membership."""
+    if record.group_role:
+        move(unit, record, "")
+    record.slot_hold = 0
 
 
-def park(step: Step, key: str, *, until_ms: int) -> None:
-    """Nothing is started before that: in the group, or, if the key is empty, in the queue. A time that has passed (0)
-    lets it go on."""
-    group = group_of(step, key)
+def park(unit: Unit, key: str, *, until_ms: int) -> None:
+    """Start nothing before ``until_ms``: in the group, or in the queue if the key is empty. 0 ends it."""
+    group = group_of(unit, key)
     group.parked_until = until_ms
-    step.queue.uses |= USES_GROUPS if key else USES_LIMITS
-    touch(step, group)
+    unit.queue.uses |= USES_GROUPS if key else USES_LIMITS
+    touch(unit, group)
 
 
-def park_of(step: Step, record: Record, *, queue: bool, until_ms: int) -> None:
-    """The same for the group of a job, or its queue. What is parked for longer stays so."""
+def park_of(unit: Unit, record: Record, *, queue: bool, until_ms: int) -> None:
+    """Park the group of a job, or its queue. A longer parking stays."""
     key = "" if queue else record.extras.group
-    park(step, key, until_ms=max(group_of(step, key).parked_until, until_ms))
+    park(unit, key, until_ms=max(group_of(unit, key).parked_until, until_ms))

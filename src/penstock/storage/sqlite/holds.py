@@ -13,7 +13,7 @@ from penstock.errors import InvalidOption
 from penstock.storage.sqlite.queuerow import QueueRow, find_queue
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, as_job
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import HoldAnswer, JobPage, ReleaseAnswer
 
 _FINISHED: Final = (COMPLETED, FAILED, CANCELLED)
@@ -22,49 +22,49 @@ _sql = statements("holds")
 _cursors = msgspec.json.Decoder(tuple[int, str])
 
 
-def hold(step: Step, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[HoldAnswer]:
-    """Keep these jobs for a consumer, once they have ended."""
-    known = step.find(ids)
+def hold(unit: Unit, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[HoldAnswer]:
+    """Keep these jobs for a consumer after they have ended."""
+    known = unit.find(ids)
     answers: list[HoldAnswer] = []
     for id_ in ids:
         record = known.get(id_)
-        if record is None or step.is_over(record):
+        if record is None or unit.is_over(record):
             answers.append("not_found")
             continue
-        since_ms = step.now_ms - record.finished_at if record.state in _FINISHED else 0
+        since_ms = unit.now_ms - record.finished_at if record.state in _FINISHED else 0
         _set(record, {**(record.extras.holds or {}), consumer: ttl_ms + since_ms})
-        step.touch(record)
+        unit.touch(record)
         answers.append("held")
-    step.save(())
+    unit.flush()
     return answers
 
 
-def release(step: Step, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
-    """Take back the holds of a consumer."""
-    known = step.find(ids)
+def release(unit: Unit, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
+    """End the holds of a consumer."""
+    known = unit.find(ids)
     answers: list[ReleaseAnswer] = []
     for id_ in ids:
         record = known.get(id_)
-        if record is None or step.is_over(record):
+        if record is None or unit.is_over(record):
             answers.append("not_found")
         elif consumer not in (record.extras.holds or {}):
             answers.append("not_held")
         else:
             _set(record, {name: ms for name, ms in (record.extras.holds or {}).items() if name != consumer})
-            step.touch(record)
+            unit.touch(record)
             answers.append("released")
-    step.save(())
+    unit.flush()
     return answers
 
 
-def lapse(step: Step, *, limit: int) -> None:
-    """Nobody fetched these jobs in time: ordinary retention applies."""
-    abandoned = step.adopt(
-        step.sql.execute(_sql["lapsed"], (step.queue.key, step.now_ms - step.moment.hole[0], limit))
+def lapse(unit: Unit, *, limit: int) -> None:
+    """End holds that were not released in time: normal retention applies."""
+    expired = unit.adopt(
+        unit.sql.execute(_sql["lapsed"], (unit.queue.key, unit.now_ms - unit.moment.hole[0], limit))
     )
-    for record in abandoned:
+    for record in expired:
         _set(record, {})
-    step.save(abandoned)
+    unit.save(expired)
 
 
 def _set(record: Record, holds: dict[str, int]) -> None:
@@ -73,16 +73,16 @@ def _set(record: Record, holds: dict[str, int]) -> None:
         record.keep()
 
 
-def index(step: Step, record: Record) -> None:
-    """Have the holds of a finished record, and no others, found by their consumers. For ``Step.save``."""
+def index(unit: Unit, record: Record) -> None:
+    """Update the index of holds by consumer for a record that ``Unit.save`` is about to write."""
     holds = (record.extras.holds or {}) if record.binds and record.state in _FINISHED else {}
     if record.held_until:
-        step.sql.execute(_sql["forget"], (record.key,))
-        _count(step.queue, record.was, -1)
+        unit.sql.execute(_sql["forget"], (record.key,))
+        _count(unit.queue, record.was, -1)
     if holds:
-        rows = [(step.queue.key, name, record.finished_at, record.id, record.key) for name in holds]
-        step.sql.executemany(_sql["add"], rows)
-        _count(step.queue, record.state, 1)
+        rows = [(unit.queue.key, name, record.finished_at, record.id, record.key) for name in holds]
+        unit.sql.executemany(_sql["add"], rows)
+        _count(unit.queue, record.state, 1)
     record.held_until = record.finished_at + max(holds.values()) if holds else 0
 
 
@@ -96,7 +96,7 @@ def _count(queue: QueueRow, state: str, by: int) -> None:
 def held(
     sql: sqlite3.Connection, namespace: str, queue: str, consumer: str, *, cursor: str, limit: int
 ) -> JobPage:
-    """A page of the finished jobs that are held for a consumer."""
+    """Return a page of the finished jobs that a consumer holds."""
     row = find_queue(sql, namespace, queue)
     if row is None:
         return JobPage([])

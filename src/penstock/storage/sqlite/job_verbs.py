@@ -19,7 +19,7 @@ from penstock.storage.sqlite.records import (
 )
 from penstock.storage.sqlite.transitions import change_ttls, drop_slot, due_at, enter_waiting, finish
 from penstock.storage.sqlite.transitions import remove as remove_record
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import (
     CancelAnswer,
     Change,
@@ -41,34 +41,34 @@ _CHANGED = EventType.CHANGED.value
 Answer = TypeVar("Answer", bound=str)
 
 
-def cancel(step: Step, ids: Sequence[str]) -> list[CancelAnswer]:
+def cancel(unit: Unit, ids: Sequence[str]) -> list[CancelAnswer]:
     """End what has not begun; ask the rest to stop."""
-    return _each(step, ids, _cancel, "not_found", changed=("cancelled", "requested"))
+    return _each(unit, ids, _cancel, "not_found", changed=("cancelled", "requested"))
 
 
 def _each(
-    step: Step,
+    unit: Unit,
     ids: Sequence[str],
-    act: Callable[[Step, Record], Answer],
+    act: Callable[[Unit, Record], Answer],
     unknown: Answer,
     *,
     changed: Sequence[Answer],
 ) -> list[Answer]:
     """Do it to one after the other, and write what was changed."""
-    known = step.find(ids)
+    known = unit.find(ids)
     touched: dict[str, Record] = {}
     answers: list[Answer] = []
     for id_ in ids:
         record = known.get(id_)
-        answer = unknown if record is None or record.state == REMOVED else act(step, record)
+        answer = unknown if record is None or record.state == REMOVED else act(unit, record)
         answers.append(answer)
         if record is not None and answer in changed:
             touched[id_] = record
-    step.save(touched.values())
+    unit.save(touched.values())
     return answers
 
 
-def _cancel(step: Step, record: Record) -> CancelAnswer:
+def _cancel(unit: Unit, record: Record) -> CancelAnswer:
     match record.state:
         case "completed":
             return "completed"
@@ -77,41 +77,41 @@ def _cancel(step: Step, record: Record) -> CancelAnswer:
         case "cancelled":
             return "already_cancelled"
         case "active":
-            _ask_to_stop(step, record)
+            _ask_to_stop(unit, record)
             return "requested"
         case _:
             if record.is_staged:
-                record.run_at = step.now_ms  # A retry must not stage it again.
-            finish(step, record, CANCELLED, _CANCELLED, run=record.runs)
+                record.run_at = unit.now_ms  # A retry must not stage it again.
+            finish(unit, record, CANCELLED, _CANCELLED, run=record.runs)
             return "cancelled"
 
 
-def _ask_to_stop(step: Step, record: Record) -> None:
-    drop_slot(step, record)
+def _ask_to_stop(unit: Unit, record: Record) -> None:
+    drop_slot(unit, record)
     if not record.cancelling:
         record.cancelling = 1
-        step.note(_CANCELLING, record, run=record.runs)
+        unit.note(_CANCELLING, record, run=record.runs)
 
 
-def cancel_rerun(step: Step, ids: Sequence[str]) -> list[CancelAnswer]:
+def cancel_rerun(unit: Unit, ids: Sequence[str]) -> list[CancelAnswer]:
     """Drop the reruns that wait behind active jobs."""
-    return _each(step, ids, _cancel_rerun, "not_found", changed=("rerun_cancelled",))
+    return _each(unit, ids, _cancel_rerun, "not_found", changed=("rerun_cancelled",))
 
 
-def _cancel_rerun(step: Step, record: Record) -> CancelAnswer:
+def _cancel_rerun(unit: Unit, record: Record) -> CancelAnswer:
     if record.rerun is None:
         return "no_rerun"
-    drop_slot(step, record)
-    step.note(_CHANGED, record, run=record.runs)
+    drop_slot(unit, record)
+    unit.note(_CHANGED, record, run=record.runs)
     return "rerun_cancelled"
 
 
-def retry(step: Step, ids: Sequence[str]) -> list[RetryAnswer]:
+def retry(unit: Unit, ids: Sequence[str]) -> list[RetryAnswer]:
     """Let failed and cancelled jobs run again."""
     to_come = set(ids)
     ahead: set[str] = set()
 
-    def act(step: Step, record: Record) -> RetryAnswer:
+    def act(unit: Unit, record: Record) -> RetryAnswer:
         if record.id in ahead:
             ahead.discard(record.id)
             return "retried"
@@ -119,17 +119,17 @@ def retry(step: Step, ids: Sequence[str]) -> list[RetryAnswer]:
             return "not_failed"
         to_come.add(record.id)
         retried = retry_in_order(
-            step, record, lambda one: one.id in to_come and one.state in (FAILED, CANCELLED)
+            unit, record, lambda one: one.id in to_come and one.state in (FAILED, CANCELLED)
         )
         to_come.difference_update(retried)
         ahead.update(retried)
         ahead.discard(record.id)
         return "retried"
 
-    return _each(step, ids, act, "not_found", changed=("retried",))
+    return _each(unit, ids, act, "not_found", changed=("retried",))
 
 
-def retry_in_order(step: Step, record: Record, wanted: Callable[[Record], bool]) -> dict[str, Record]:
+def retry_in_order(unit: Unit, record: Record, wanted: Callable[[Record], bool]) -> dict[str, Record]:
     """Retry the job, and before it those of this queue that it waits for again, as far as they are ``wanted``:
     retried after it, they would have failed it by then. Returns who was retried.
     """
@@ -139,98 +139,98 @@ def retry_in_order(step: Step, record: Record, wanted: Callable[[Record], bool])
         if top.id in opened or not flows.is_parent(top):
             stack.pop()
             if top.id not in retried and wanted(top):
-                _retry(step, top)
-                step.touch(top)
+                _retry(unit, top)
+                unit.touch(top)
                 retried[top.id] = top
             continue
         opened.add(top.id)
-        found = step.find(flows.to_look_at_again(step, top)).values()
+        found = unit.find(flows.to_look_at_again(unit, top)).values()
         stack += [
             one for one in reversed(found) if one.id not in opened and one.id not in retried and wanted(one)
         ]
     return retried
 
 
-def _retry(step: Step, record: Record) -> None:
+def _retry(unit: Unit, record: Record) -> None:
     """Back in line with counts and ttl from zero, in the same incarnation."""
     record.failures = record.stalls = 0
     record.failure = record.result = None
     record.finished_at = record.kept_until = 0
     record.token = record.cancelling = 0
     record.settled_as = ""
-    record.expires_at = step.now_ms + record.ttl_ms if record.ttl_ms else 0
+    record.expires_at = unit.now_ms + record.ttl_ms if record.ttl_ms else 0
     is_parent = flows.is_parent(record)
     if is_parent:
-        flows.look_again(step, record)
-    enter_waiting(step, record)
-    step.note(_RETRIED, record, run=record.runs)
+        flows.look_again(unit, record)
+    enter_waiting(unit, record)
+    unit.note(_RETRIED, record, run=record.runs)
     if is_parent:
-        flows.conclude(step, record)
+        flows.conclude(unit, record)
 
 
-def promote(step: Step, ids: Sequence[str]) -> list[PromoteAnswer]:
+def promote(unit: Unit, ids: Sequence[str]) -> list[PromoteAnswer]:
     """Let scheduled jobs wait from now on."""
-    return _each(step, ids, _promote, "not_found", changed=("promoted",))
+    return _each(unit, ids, _promote, "not_found", changed=("promoted",))
 
 
-def _promote(step: Step, record: Record) -> PromoteAnswer:
+def _promote(unit: Unit, record: Record) -> PromoteAnswer:
     if record.state != SCHEDULED or record.is_staged:
         return "not_scheduled"
-    enter_waiting(step, record)
-    step.note(_PROMOTED, record, run=record.runs)
+    enter_waiting(unit, record)
+    unit.note(_PROMOTED, record, run=record.runs)
     return "promoted"
 
 
-def remove(step: Step, ids: Sequence[str]) -> list[RemoveAnswer]:
+def remove(unit: Unit, ids: Sequence[str]) -> list[RemoveAnswer]:
     """Delete what is not active."""
-    return _each(step, ids, _remove, "not_found", changed=("removed",))
+    return _each(unit, ids, _remove, "not_found", changed=("removed",))
 
 
-def _remove(step: Step, record: Record) -> RemoveAnswer:
+def _remove(unit: Unit, record: Record) -> RemoveAnswer:
     if record.state == ACTIVE:
         return "active"
-    remove_record(step, record)
+    remove_record(unit, record)
     return "removed"
 
 
-def remove_unchanged(step: Step, jobs: Sequence[Unchanged], *, consumer: str) -> list[UnchangedAnswer]:
+def remove_unchanged(unit: Unit, jobs: Sequence[Unchanged], *, consumer: str) -> list[UnchangedAnswer]:
     """Delete what is still as it was read."""
-    known = step.find({job.id for job in jobs})
+    known = unit.find({job.id for job in jobs})
     answers: list[UnchangedAnswer] = []
     touched: dict[str, Record] = {}
     for job in jobs:
         record = known.get(job.id)
-        answer = _remove_unchanged(step, record, job, consumer)
+        answer = _remove_unchanged(unit, record, job, consumer)
         if record is not None and answer == "removed":
             touched[job.id] = record
         answers.append(answer)
-    step.save(touched.values())
+    unit.save(touched.values())
     return answers
 
 
-def _remove_unchanged(step: Step, record: Record | None, job: Unchanged, consumer: str) -> UnchangedAnswer:
+def _remove_unchanged(unit: Unit, record: Record | None, job: Unchanged, consumer: str) -> UnchangedAnswer:
     if record is None or record.state == REMOVED:
         return "not_found"
     is_finished = record.state in (COMPLETED, FAILED, CANCELLED)
     if not is_finished or (record.incarnation, record.finished_at) != job[1:]:
         return "changed"
     holds = (record.extras.holds if record.binds else None) or {}
-    if any(record.finished_at + ms > step.now_ms for name, ms in holds.items() if name != consumer):
+    if any(record.finished_at + ms > unit.now_ms for name, ms in holds.items() if name != consumer):
         return "held"
-    remove_record(step, record)
+    remove_record(unit, record)
     return "removed"
 
 
-def change(step: Step, id_: str, wanted: Change) -> ChangeAnswer:
+def change(unit: Unit, id_: str, wanted: Change) -> ChangeAnswer:
     """Change one job: all that is asked, or nothing."""
-    record = step.find([id_]).get(id_)
+    record = unit.find([id_]).get(id_)
     if record is None:
         return "not_found"
     if not _is_allowed(record, wanted):
         return "wrong_state"
-    _change(step, record, wanted)
-    step.note(_CHANGED, record, run=record.runs)
-    step.save([record])
+    _change(unit, record, wanted)
+    unit.note(_CHANGED, record, run=record.runs)
+    unit.save([record])
     return "changed"
 
 
@@ -243,15 +243,15 @@ def _is_allowed(record: Record, wanted: Change) -> bool:
     return wanted.delay_ms is None or (record.state in (WAITING, SCHEDULED) and not record.is_staged)
 
 
-def _change(step: Step, record: Record, wanted: Change) -> None:
+def _change(unit: Unit, record: Record, wanted: Change) -> None:
     if wanted.payload is not None:
         record.payload = wanted.payload
     if wanted.priority is not None:
         record.priority = wanted.priority
-        if record.part:
-            step.links.reordered(step, record)
-    change_ttls(step, record, result_ms=wanted.result_ttl_ms, failure_ms=wanted.failure_ttl_ms)
+        if record.group_role:
+            unit.links.reordered(unit, record)
+    change_ttls(unit, record, result_ms=wanted.result_ttl_ms, failure_ms=wanted.failure_ttl_ms)
     if wanted.delay_ms:
-        due_at(step, record, step.now_ms + wanted.delay_ms)
+        due_at(unit, record, unit.now_ms + wanted.delay_ms)
     elif wanted.delay_ms == 0 and record.state == SCHEDULED:
-        enter_waiting(step, record)
+        enter_waiting(unit, record)

@@ -1,4 +1,4 @@
-"""``limit``: set limits, read them back, and see what they hold up."""
+"""``limit``, ``limits`` and ``groups``: set limits, return them, and show which groups they hold back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.errors import CostTooHigh
 from penstock.storage.sqlite import admission, groups
 from penstock.storage.sqlite.queuerow import Group, find_queue
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import GroupPage
 
 _CONFIGURED = EventType.CONFIGURED.value
@@ -25,66 +25,65 @@ _sql = statements("groups")
 _decoder: Final = msgspec.json.Decoder(Limit)
 
 
-def set_limit(step: Step, key: str, limit: Limit | None, *, expected: Limit | UnsetType | None) -> bool:
-    """Set or remove a limit, and admit whom it lets in; ``False`` if it is not the one that is expected."""
-    if expected is not UNSET and _known(step).get(key) != expected:
+def set_limit(unit: Unit, key: str, limit: Limit | None, *, expected: Limit | UnsetType | None) -> bool:
+    """Set or remove a limit, and admit the jobs that it allows. Return false if the present limit is not
+    ``expected``."""
+    if expected is not UNSET and _known(unit).get(key) != expected:
         return False
-    if key != EVERY_GROUP and not groups.group_of(step, key).is_stored:
-        del step.groups[
-            key
-        ]  # A window and a bucket it had are those of the old limit; these begin with the new one.
+    if key != EVERY_GROUP and not groups.group_of(unit, key).is_stored:
+        del unit.groups[key]  # The window and the bucket of the old limit do not count for the new one.
     if limit is None:
-        step.sql.execute(_sql["remove_limit"], (step.queue.key, key))
+        unit.sql.execute(_sql["remove_limit"], (unit.queue.key, key))
     else:
-        step.sql.execute(_sql["set_limit"], (step.queue.key, key, msgspec.json.encode(limit).decode()))
+        unit.sql.execute(_sql["set_limit"], (unit.queue.key, key, msgspec.json.encode(limit).decode()))
     data = msgspec.json.encode({"limit": limit}).decode()
-    step.notes.add_queue(_CONFIGURED, step.now_ms, grp=key, data=data)
-    step.queue.uses |= groups.USES_GROUPS if key else groups.USES_LIMITS
-    _reach(step, key)
+    unit.notes.add_queue(_CONFIGURED, unit.now_ms, grp=key, data=data)
+    unit.queue.uses |= groups.USES_GROUPS if key else groups.USES_LIMITS
+    _reach(unit, key)
     return True
 
 
-def _reach(step: Step, key: str) -> None:
+def _reach(unit: Unit, key: str) -> None:
     if key == EVERY_GROUP:
-        step.limits.clear()
-        admission.fill_from(step, "", limit=admission.AT_ONCE)
+        unit.limits.clear()
+        admission.fill_from(unit, "", limit=admission.AT_ONCE)
     else:
-        groups.touch(step, groups.reread(step, key))
+        groups.touch(unit, groups.reread(unit, key))
     if not key:
-        step.wakes.add("w")
+        unit.wakes.add("w")
 
 
 def limits(sql: sqlite3.Connection, namespace: str, queue: str) -> LimitsOfQueue:
-    """The limits that were set, by group."""
+    """Return the limits that are set, by group."""
     row = find_queue(sql, namespace, queue)
     return {} if row is None else _read(sql, row.key)
 
 
-def _known(step: Step) -> LimitsOfQueue:
-    return _read(step.sql, step.queue.key)
+def _known(unit: Unit) -> LimitsOfQueue:
+    return _read(unit.sql, unit.queue.key)
 
 
 def _read(sql: sqlite3.Connection, queue: int) -> LimitsOfQueue:
     return {key: _decoder.decode(value) for key, value in sql.execute(_sql["limits"], (queue,))}
 
 
-def list_groups(step: Step, *, cursor: str, limit: int) -> GroupPage:
-    """A page of the groups that have a record; the cursor is the last key shown."""
-    keys = [key for (key,) in step.sql.execute(_sql["keys_after"], (step.queue.key, cursor, limit + 1))]
-    shown = [_state(step, groups.group_of(step, key)) for key in keys[:limit]]
+def list_groups(unit: Unit, *, cursor: str, limit: int) -> GroupPage:
+    """Return a page of the groups that have a record. The cursor is the last key on it."""
+    keys = [key for (key,) in unit.sql.execute(_sql["keys_after"], (unit.queue.key, cursor, limit + 1))]
+    shown = [_state(unit, groups.group_of(unit, key)) for key in keys[:limit]]
     return GroupPage(shown, keys[limit - 1] if len(keys) > limit else "")
 
 
-def read_groups(step: Step, keys: Sequence[str]) -> GroupPage:
+def read_groups(unit: Unit, keys: Sequence[str]) -> GroupPage:
     """Return the groups of these keys; the empty key is the queue itself."""
     return GroupPage(
-        [_state(step, groups.group_of(step, key)) if key else _queue_state(step) for key in keys]
+        [_state(unit, groups.group_of(unit, key)) if key else _queue_state(unit) for key in keys]
     )
 
 
-def _queue_state(step: Step) -> GroupState:
-    queue, now_ms = step.queue, step.now_ms
-    group = groups.group_of(step, "")
+def _queue_state(unit: Unit) -> GroupState:
+    queue, now_ms = unit.queue, unit.now_ms
+    group = groups.group_of(unit, "")
     rate = group.limit.rate
     why: Reason = ""
     at = 0
@@ -100,13 +99,13 @@ def _queue_state(step: Step) -> GroupState:
     return GroupState("", queue.waiting, queue.active, 0, queue.blocked, bool(queue.paused), why, wait_ms)
 
 
-def _state(step: Step, group: Group) -> GroupState:
-    why, at = group.why_full(step.now_ms)
+def _state(unit: Unit, group: Group) -> GroupState:
+    why, at = group.why_full(unit.now_ms)
     if why not in ("paused", "asked"):
         why, at = "", 0
-    head = admission.head_of(step, group) if group.blocked else None
+    head = admission.head_of(unit, group) if group.blocked else None
     if head is not None:
-        why, at = group.why_full(step.now_ms, cost=head.extras.cost, grip=head.grip)
+        why, at = group.why_full(unit.now_ms, cost=head.extras.cost, slot_hold=head.slot_hold)
     return GroupState(
         group.key,
         group.waiting,
@@ -115,24 +114,24 @@ def _state(step: Step, group: Group) -> GroupState:
         group.blocked,
         bool(group.paused),
         why,
-        max(0, at - step.now_ms) if at else None,
+        max(0, at - unit.now_ms) if at else None,
     )
 
 
-def check_costs(step: Step, jobs: Sequence[NewJob]) -> None:
-    """Refuse a job that costs more than the bucket of its group can hold."""
+def check_costs(unit: Unit, jobs: Sequence[NewJob]) -> None:
+    """Raise ``CostTooHigh`` for a job that costs more than the bucket of its group can hold."""
     for job in jobs:
-        if (why := cost_refused(step, job)) is not None:
+        if (why := cost_refused(unit, job)) is not None:
             raise CostTooHigh(
-                f"{why}. Nothing was enqueued: give it a lower cost, or the group a larger bucket."
+                f"{why}. Nothing was enqueued. Lower the job's cost, or give the group a larger bucket."
             )
 
 
-def cost_refused(step: Step, job: NewJob) -> str | None:
-    """Why this job can never start, if it costs too much."""
+def cost_refused(unit: Unit, job: NewJob) -> str | None:
+    """Return why this job can never start; ``None`` if it can."""
     if job.extras is None or not job.extras.group:
         return None
-    bucket = groups.limit_of(step, job.extras.group).bucket
+    bucket = groups.limit_of(unit, job.extras.group).bucket
     if bucket is None or job.extras.cost <= bucket.capacity:
         return None
     return f"job {job.id} costs {job.extras.cost}; the bucket of its group {job.extras.group} holds {bucket.capacity}"

@@ -1,6 +1,6 @@
-"""What a verb on one queue has to say to another, and how it gets there.
+"""Messages between queues.
 
-One lock is over all queues of a database, so messages are applied in the transaction that sends them.
+One lock covers all queues of a database, so the transaction that sends a message also applies it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.core.outcome import Failure
 
 
 class End(NamedTuple):
-    """What became of a job that others depend on."""
+    """The outcome of a job that others depend on."""
 
     queue: str
     id: str
@@ -23,21 +23,21 @@ class End(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Enqueue this job. ``to_come``: jobs it depends on that tell it of their ends by themselves."""
+    """Enqueue this job. The jobs in ``to_come`` are dependencies that notify it of their ends themselves."""
 
     job: NewJob
     to_come: frozenset[tuple[str, str]] = frozenset()
 
 
 class Link(NamedTuple):
-    """Tell ``dependent`` of the end of the job of this id."""
+    """Notify ``dependent`` of the end of the job of this id."""
 
     id: str
     dependent: Dependent
 
 
 class Done(NamedTuple):
-    """A dependency of ``dependent`` has ended."""
+    """Report the end of a dependency to ``dependent``."""
 
     dependent: Dependent
     end: End

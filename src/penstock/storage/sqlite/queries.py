@@ -16,11 +16,11 @@ from penstock.errors import InvalidOption, JobNotFound
 from penstock.storage.metrics import KeptBudget, Minute
 from penstock.storage.pages import Found, Query
 from penstock.storage.sqlite.clock import wall_ms
-from penstock.storage.sqlite.eventnotes import told
+from penstock.storage.sqlite.eventnotes import minutes_of
 from penstock.storage.sqlite.queuerow import USES_STAGED, QueueRow, find_queue
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, as_job, shown_failure
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import (
     Counts,
     Finished,
@@ -136,7 +136,7 @@ def metrics(sql: sqlite3.Connection, namespace: str, queue: str, *, last_ms: int
     row = find_queue(sql, namespace, queue)
     if row is None:
         return []
-    return told(sql, row.key, row.minute, last_ms=last_ms, now_ms=row.clock())
+    return minutes_of(sql, row.key, row.minute, last_ms=last_ms, now_ms=row.clock())
 
 
 def clock(sql: sqlite3.Connection, namespace: str, queue: str) -> QueueClock:
@@ -357,18 +357,18 @@ _news_sql = statements("news")
 _news = msgspec.msgpack.Decoder(Finished)
 
 
-def watch(step: Step, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
+def watch(unit: Unit, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
     """Register for the ends of these jobs; those that have ended are answered at once."""
-    known = step.find(ids)
+    known = unit.find(ids)
     for id_ in ids:
         record = known.get(id_)
-        if record is None or step.is_over(record):
-            raise JobNotFound.in_queue(step.queue.name, id_)
+        if record is None or unit.is_over(record):
+            raise JobNotFound.in_queue(unit.queue.name, id_)
     answers = [_ended(known[id_]) for id_ in ids]
     for id_, answer in zip(ids, answers, strict=True):
         if answer is None:
-            step.listen(known[id_], listener)
-    step.save(())
+            unit.listen(known[id_], listener)
+    unit.flush()
     return answers
 
 

@@ -18,7 +18,7 @@ from penstock.storage.sqlite.records import BLOCKED, CANCELLED, FAILED, Record, 
 from penstock.storage.sqlite.schedules import forget_jobs
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import remove, return_to_waiting, schedule
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Bulk, Finished, QueueSettings
 
 _PAUSED = EventType.PAUSED.value
@@ -26,64 +26,64 @@ _RESUMED = EventType.RESUMED.value
 _CONFIGURED = EventType.CONFIGURED.value
 
 
-def pause(step: Step, group: str, duration_ms: int) -> None:
+def pause(unit: Unit, group: str, duration_ms: int) -> None:
     """Claims get nothing from now on, or nothing of this group; with a duration, for that long."""
     if duration_ms:
-        _pause_for(step, group, duration_ms)
-    elif _set_paused(step, group, paused=1):
-        step.notes.add_queue(_PAUSED, step.now_ms, grp=group)
+        _pause_for(unit, group, duration_ms)
+    elif _set_paused(unit, group, paused=1):
+        unit.notes.add_queue(_PAUSED, unit.now_ms, grp=group)
 
 
-def resume(step: Step, group: str) -> None:
+def resume(unit: Unit, group: str) -> None:
     """Claims get jobs again; those who wait are woken."""
-    was_paused = _set_paused(step, group, paused=0)
-    was_parked = bool(step.queue.uses) and groups.group_of(step, group).parked_until > step.now_ms
+    was_paused = _set_paused(unit, group, paused=0)
+    was_parked = bool(unit.queue.uses) and groups.group_of(unit, group).parked_until > unit.now_ms
     if was_parked:
-        groups.park(step, group, until_ms=0)
+        groups.park(unit, group, until_ms=0)
     if was_paused or was_parked:
-        step.notes.add_queue(_RESUMED, step.now_ms, grp=group)
+        unit.notes.add_queue(_RESUMED, unit.now_ms, grp=group)
     if not group:
-        step.wakes.add("w")
+        unit.wakes.add("w")
 
 
-def _pause_for(step: Step, group: str, duration_ms: int) -> None:
-    until_ms = step.now_ms + duration_ms
-    if groups.group_of(step, group).parked_until < until_ms:
-        groups.park(step, group, until_ms=until_ms)
-        step.notes.add_queue(_PAUSED, step.now_ms, grp=group, data=f'{{"for_ms":{duration_ms}}}')
+def _pause_for(unit: Unit, group: str, duration_ms: int) -> None:
+    until_ms = unit.now_ms + duration_ms
+    if groups.group_of(unit, group).parked_until < until_ms:
+        groups.park(unit, group, until_ms=until_ms)
+        unit.notes.add_queue(_PAUSED, unit.now_ms, grp=group, data=f'{{"for_ms":{duration_ms}}}')
 
 
-def _set_paused(step: Step, key: str, *, paused: int) -> bool:
+def _set_paused(unit: Unit, key: str, *, paused: int) -> bool:
     """Whether that changed the flag."""
     if not key:
-        was, step.queue.paused = step.queue.paused, paused
+        was, unit.queue.paused = unit.queue.paused, paused
         return was != paused
-    group = groups.group_of(step, key)
+    group = groups.group_of(unit, key)
     if group.paused == paused:
         return False
     group.paused = paused
-    step.queue.uses |= groups.USES_GROUPS
-    groups.touch(step, group)
+    unit.queue.uses |= groups.USES_GROUPS
+    groups.touch(unit, group)
     return True
 
 
-def configure(step: Step, settings: QueueSettings) -> None:
+def configure(unit: Unit, settings: QueueSettings) -> None:
     """Replace the settings."""
-    step.queue.settings_json = msgspec.json.encode(settings).decode()
-    step.notes.add_queue(_CONFIGURED, step.now_ms, data=step.queue.settings_json)
+    unit.queue.settings_json = msgspec.json.encode(settings).decode()
+    unit.notes.add_queue(_CONFIGURED, unit.now_ms, data=unit.queue.settings_json)
 
 
-def depart(step: Step, worker: str) -> None:
+def depart(unit: Unit, worker: str) -> None:
     """Forget a worker's record."""
-    step.sql.execute(statements("read")["depart"], (step.queue.key, worker))
+    unit.sql.execute(statements("read")["depart"], (unit.queue.key, worker))
 
 
-def shift_clock(step: Step, ms: int, *, jump: bool) -> None:
+def shift_clock(unit: Unit, ms: int, *, jump: bool) -> None:
     """Move the queue's clock forward. ``jump``: the queue is not told."""
-    step.queue.shift_ms += ms
+    unit.queue.shift_ms += ms
     if not jump:
-        moment = step.moment
-        step.set_moment(replace(moment, now_ms=moment.now_ms + ms, wall_ms=moment.wall_ms + ms))
+        moment = unit.moment
+        unit.set_moment(replace(moment, now_ms=moment.now_ms + ms, wall_ms=moment.wall_ms + ms))
 
 
 # Operating on many jobs, bounded per call: ``retry_all``, ``drain``, ``clean``, ``unstage``; and
@@ -113,9 +113,9 @@ class _Cursor(msgspec.Struct, array_like=True):
 _cursors = msgspec.json.Decoder(_Cursor)
 
 
-def _resume(step: Step, cursor: str, walk: str) -> _Cursor:
+def _resume(unit: Unit, cursor: str, walk: str) -> _Cursor:
     if not cursor:
-        return _start(step.queue.seq, step.now_ms, walk)
+        return _start(unit.queue.seq, unit.now_ms, walk)
     try:
         return _cursors.decode(cursor)
     except msgspec.DecodeError as error:
@@ -129,25 +129,25 @@ def _start(seq: int, now_ms: int, walk: str) -> _Cursor:
 
 
 def _walk(
-    step: Step,
+    unit: Unit,
     at: _Cursor,
     state: str = "",
     *,
     limit: int,
     wanted: Callable[[Record], bool],
-    act: Callable[[Step, Record], None],
+    act: Callable[[Unit, Record], None],
 ) -> tuple[int, int]:
     """Act on the wanted ones of the next ``limit`` jobs of the walk: how many were seen, how many were wanted."""
     first, second = at.place
-    values = {"queue": step.queue.key, "state": state, "first": first, "second": second, "limit": limit}
-    rows = step.sql.execute(_sql[at.walk], values)
-    seen = step.adopt(rows)
+    values = {"queue": unit.queue.key, "state": state, "first": first, "second": second, "limit": limit}
+    rows = unit.sql.execute(_sql[at.walk], values)
+    seen = unit.adopt(rows)
     found = [record for record in seen if wanted(record)]
     if seen:
         at.place = _place(seen[-1], at.walk)
     for record in found:
-        act(step, record)
-    step.save(found)
+        act(unit, record)
+    unit.save(found)
     return len(seen), len(found)
 
 
@@ -167,9 +167,9 @@ def _progress(at: _Cursor, *, done: int, more: bool) -> Bulk:
     return Bulk(done, msgspec.json.encode(at).decode() if more else "")
 
 
-def retry_all(step: Step, *, limit: int, cursor: str) -> Bulk:
+def retry_all(unit: Unit, *, limit: int, cursor: str) -> Bulk:
     """Retry failed jobs; one that fails again meanwhile has a later number, and is passed over."""
-    at = _resume(step, cursor, "finished")
+    at = _resume(unit, cursor, "finished")
     done = 0
 
     def wanted(record: Record) -> bool:
@@ -178,22 +178,22 @@ def retry_all(step: Step, *, limit: int, cursor: str) -> Bulk:
             record.state == FAILED and max(number, record.token) <= at.seq and record.finished_at <= at.now_ms
         )
 
-    def act(step: Step, record: Record) -> None:
+    def act(unit: Unit, record: Record) -> None:
         nonlocal done
         if wanted(record):
-            done += len(retry_in_order(step, record, wanted))
+            done += len(retry_in_order(unit, record, wanted))
 
-    seen, _ = _walk(step, at, FAILED, limit=limit, wanted=wanted, act=act)
+    seen, _ = _walk(unit, at, FAILED, limit=limit, wanted=wanted, act=act)
     return _progress(at, done=done, more=seen == limit)
 
 
-def drain(step: Step, *, scheduled: bool, limit: int, cursor: str) -> Bulk:
+def drain(unit: Unit, *, scheduled: bool, limit: int, cursor: str) -> Bulk:
     """Remove jobs that their group blocks, then waiting ones in order, then scheduled ones if asked.
 
     Blocked ones go first: removing a waiting one would let the next member of its group in.
     """
     walks = ["drain_blocked", "drain_waiting", *(["drain_scheduled"] if scheduled else [])]
-    at = _resume(step, cursor, walks[0])
+    at = _resume(unit, cursor, walks[0])
     left, done = limit, 0
 
     def is_meant(record: Record) -> bool:
@@ -201,93 +201,93 @@ def drain(step: Step, *, scheduled: bool, limit: int, cursor: str) -> Bulk:
         return is_ready and record.incarnation <= at.seq
 
     while True:
-        seen, removed = _walk(step, at, limit=left, wanted=is_meant, act=remove)
+        seen, removed = _walk(unit, at, limit=left, wanted=is_meant, act=remove)
         left, done = left - seen, done + removed
         if left == 0 or at.walk == walks[-1]:
             return _progress(at, done=done, more=left == 0)
         at = _start(at.seq, at.now_ms, walks[walks.index(at.walk) + 1])
 
 
-def clean(step: Step, state: State, *, older_than_ms: int, limit: int, cursor: str) -> Bulk:
+def clean(unit: Unit, state: State, *, older_than_ms: int, limit: int, cursor: str) -> Bulk:
     """Remove jobs that ended as ``state`` long enough ago, in the order in which they would be forgotten."""
-    at = _resume(step, cursor, "finished")
+    at = _resume(unit, cursor, "finished")
     seen, done = _walk(
-        step,
+        unit,
         at,
         state.value,
         limit=limit,
         wanted=lambda record: (
-            record.finished_at <= at.now_ms - older_than_ms and record.held_until <= step.now_ms
+            record.finished_at <= at.now_ms - older_than_ms and record.held_until <= unit.now_ms
         ),
         act=remove,
     )
     return _progress(at, done=done, more=seen == limit)
 
 
-def unstage(step: Step, write_id: str, *, keep: bool, limit: int, cursor: str) -> Bulk:
+def unstage(unit: Unit, write_id: str, *, keep: bool, limit: int, cursor: str) -> Bulk:
     """Release or remove the staged jobs of a write, in the order of their ids."""
-    at = _resume(step, cursor, "staged")
+    at = _resume(unit, cursor, "staged")
     if not cursor:
         at.place = (staged_at_ms(write_id), "")
 
     def is_meant(record: Record) -> bool:
         return record.write_id == write_id and record.incarnation <= at.seq
 
-    seen, done = _walk(step, at, limit=limit, wanted=is_meant, act=_release if keep else remove)
-    if seen < limit and step.sql.execute(_sql["has_staged"], (step.queue.key,)).fetchone() is None:
-        step.queue.uses &= ~USES_STAGED
+    seen, done = _walk(unit, at, limit=limit, wanted=is_meant, act=_release if keep else remove)
+    if seen < limit and unit.sql.execute(_sql["has_staged"], (unit.queue.key,)).fetchone() is None:
+        unit.queue.uses &= ~USES_STAGED
     return _progress(at, done=done, more=seen == limit)
 
 
-def _release(step: Step, record: Record) -> None:
+def _release(unit: Unit, record: Record) -> None:
     """Its time begins now."""
     delay_ms = record.extras.staged_delay_ms
-    record.expires_at = step.now_ms + record.ttl_ms if record.ttl_ms else 0
+    record.expires_at = unit.now_ms + record.ttl_ms if record.ttl_ms else 0
     if delay_ms:
-        schedule(step, record, step.now_ms + delay_ms)
-        step.note(_CHANGED, record, run=record.runs)
+        schedule(unit, record, unit.now_ms + delay_ms)
+        unit.note(_CHANGED, record, run=record.runs)
     else:
-        record.run_at = step.now_ms
-        return_to_waiting(step, record)
-        step.note(_PROMOTED, record, run=record.runs)
+        record.run_at = unit.now_ms
+        return_to_waiting(unit, record)
+        unit.note(_PROMOTED, record, run=record.runs)
 
 
-def obliterate(step: Step, *, force: bool) -> int:
+def obliterate(unit: Unit, *, force: bool) -> int:
     """Delete all jobs of the queue."""
-    queue = step.queue
+    queue = unit.queue
     if queue.active and not force:
         raise jobs_active(queue.name, active=queue.active)
-    _tell_open(step)
-    flows.obliterated(step)
+    _tell_open(unit)
+    flows.obliterated(unit)
     for table in ("waiters", "logs", "signals", "holds", "payloads"):
-        step.sql.execute(_sql[f"obliterate_{table}"], (queue.key,))
+        unit.sql.execute(_sql[f"obliterate_{table}"], (queue.key,))
     for subject in ("dedup", "instants"):
-        step.sql.execute(statements(subject)["obliterate"], (queue.key,))
-    removed = step.sql.execute(_sql["obliterate_jobs"], (queue.key,)).rowcount
+        unit.sql.execute(statements(subject)["obliterate"], (queue.key,))
+    removed = unit.sql.execute(_sql["obliterate_jobs"], (queue.key,)).rowcount
     for state in State:
         setattr(queue, state.value, 0)
-    forget_jobs(step)
+    forget_jobs(unit)
     queue.held_completed = queue.held_failed = 0
-    _empty_groups(step)
-    step.notes.add_queue(_OBLITERATED, step.now_ms, size=removed)
+    _empty_groups(unit)
+    unit.notes.add_queue(_OBLITERATED, unit.now_ms, size=removed)
     return removed
 
 
-def _empty_groups(step: Step) -> None:
+def _empty_groups(unit: Unit) -> None:
     """What was paused stays paused, what was parked stays parked."""
     for table in ("lines", "starts"):
-        step.sql.execute(_groups_sql[f"obliterate_{table}"], (step.queue.key,))
-    step.sql.execute(_groups_sql["obliterate_groups"], (step.queue.key, step.now_ms))
-    step.sql.execute(_groups_sql["empty_groups"], (step.queue.key,))
+        unit.sql.execute(_groups_sql[f"obliterate_{table}"], (unit.queue.key,))
+    unit.sql.execute(_groups_sql["obliterate_groups"], (unit.queue.key, unit.now_ms))
+    unit.sql.execute(_groups_sql["empty_groups"], (unit.queue.key,))
 
 
-def _tell_open(step: Step) -> None:
-    for key, id_, incarnation in step.sql.execute(_sql["obliterate_news"], (step.queue.key,)).fetchall():
-        step.tell_of(key, Finished(id_, incarnation, State(CANCELLED)))
-    for packed, id_, incarnation in step.sql.execute(_sql["reruns"], (step.queue.key,)).fetchall():
+def _tell_open(unit: Unit) -> None:
+    for key, id_, incarnation in unit.sql.execute(_sql["obliterate_news"], (unit.queue.key,)).fetchall():
+        unit.tell_of(key, Finished(id_, incarnation, State(CANCELLED)))
+    for packed, id_, incarnation in unit.sql.execute(_sql["reruns"], (unit.queue.key,)).fetchall():
         news = Finished(id_, incarnation, State(CANCELLED))
-        step.tell_of(0, news, also=_listeners(packed))
-    step.save(())
+        unit.tell_of(0, news, also=_listeners(packed))
+    unit.flush()
 
 
 def _listeners(packed: bytes) -> list[str]:

@@ -1,4 +1,5 @@
-"""A queue's own row, which every call on it reads and most of them change; and the clock it goes by."""
+"""The rows of a queue and of its groups as the verbs see them: counters, clock, limits. ``groups`` has the SQL of
+groups."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ from penstock.storage.sqlite.statements import statements
 from penstock.storage.values import QueueSettings
 
 USES_STAGED: Final = 4
-"""The bit of ``QueueRow.uses`` that says that there may be staged jobs."""
+"""The bit of ``QueueRow.uses`` for staged jobs."""
 
 USES_INSTANTS: Final = 8
-"""The bit that says that there may be jobs that are due at an instant of the wall clock."""
+"""The bit for jobs that are due at a wall time."""
 
 _sql = statements("queue")
 _settings = msgspec.json.Decoder(QueueSettings)
 
 
 class QueueRow(msgspec.Struct):
-    """A queue's own row: its two counters, clock (``clock.py``), flags, and how many jobs it has in each state.
+    """A queue's row: its two counters, clock (``clock.py``), flags, and the number of jobs in each state.
 
-    ``uses``: a bit for each feature that costs a look; what is not in use is not looked for.
+    ``uses`` has a bit for each feature that costs a query. A bit that is not set saves the query.
     """
 
     key: int
@@ -59,11 +60,11 @@ class QueueRow(msgspec.Struct):
     clock_marks: str
 
     def moment(self) -> Moment:
-        """Return the queue's time: never earlier than any it has had."""
+        """Return the queue's time, never earlier than before."""
         reading = read_clocks()
         boot_ms, last_ms = reading.boot_ms, self.now_ms
         elapsed, wall = boot_ms - self.boot_ms, reading.wall_ms + self.shift_ms
-        if (  # As a rule: the same boot, no gap, and clocks that agree and agreed before.
+        if (  # The usual case: the same boot, no gap, and clocks that agree and agreed before.
             reading.boot == self.boot
             and 0 <= elapsed < GAP_MS
             and -NEAR_MS <= last_ms + elapsed - wall <= NEAR_MS
@@ -78,7 +79,7 @@ class QueueRow(msgspec.Struct):
         return self.moment().now_ms
 
     def see(self, moment: Moment) -> None:
-        """Keep a moment: the next one is counted from it."""
+        """Store a moment, from which the next one is computed."""
         self.now_ms, self.clock_ms = moment.now_ms, moment.wall_ms
         self.boot_ms, self.boot, self.clock_marks = moment.boot_ms, moment.boot, moment.packed_marks
 
@@ -87,7 +88,7 @@ class QueueRow(msgspec.Struct):
         return _settings.decode(self.settings_json)
 
     def move(self, was: str, state: str, count: int) -> None:
-        """Count jobs over from one state to another; the empty state is none."""
+        """Count jobs in another state; the empty state stands for none."""
         if was:
             setattr(self, was, getattr(self, was) - count)
         if state:
@@ -105,7 +106,7 @@ def any_text(sql: sqlite3.Connection) -> Iterator[None]:
 
 
 def find_queue(sql: sqlite3.Connection, namespace: str, name: str) -> QueueRow | None:
-    """The queue's row; ``None`` if nobody has used it yet."""
+    """Return the queue's row; ``None`` if the queue was never used."""
     try:
         row = sql.execute(_sql["load"], (namespace, name)).fetchone()
     except sqlite3.OperationalError as error:
@@ -116,28 +117,24 @@ def find_queue(sql: sqlite3.Connection, namespace: str, name: str) -> QueueRow |
 
 
 def _damaged_queue(sql: sqlite3.Connection, namespace: str, name: str) -> QueueRow:
-    """The queue's row if a text in it is not UTF-8: with settings that cannot be read, for ``mend``."""
+    """Return the row of a queue with a text that is not UTF-8, with unreadable settings for ``repair``."""
     with any_text(sql):
         row = QueueRow(*sql.execute(_sql["load"], (namespace, name)).fetchone())
     row.settings_json, row.regroup = "damaged", ""
     return row
 
 
-# A group of jobs as the verbs see it: its counts, its window, its bucket, and whether it has room.
-#
-# No SQL here: ``groups`` reads and writes it. The queue itself is the group of the empty key.
-
-
 HOLDING = 2
-"""The grip of a record that holds a slot of its group while it is neither waiting nor active."""
+"""The ``slot_hold`` of a record that keeps a slot of its group while it is neither waiting nor active."""
 
 
 class Group(msgspec.Struct):
-    """The fields up to ``over_at`` are the columns of ``job_groups``.
+    """A group as the verbs see it. The queue itself is the group with the empty key.
 
-    ``waiting``, ``active``, ``held`` and ``blocked`` count members; ``cost`` is that of the waiting ones. ``level`` is
-    the bucket's at ``level_at``, in parts of a token of which ``level_per`` make one (0: it was never used).
-    ``look_at``: when time may make room for the blocked. ``over_at``: when nothing is left of a group without members.
+    The fields up to ``over_at`` are the columns of ``job_groups``. ``waiting``, ``active``, ``held`` and
+    ``blocked`` count members; ``cost`` is that of the waiting ones. ``level`` is the bucket's level at
+    ``level_at``, in fractions of a token of which ``level_per`` make one (0: never used). ``look_at``: when time
+    may make room for blocked members. ``over_at``: when nothing is left of a group without members.
     """
 
     key: str
@@ -163,7 +160,7 @@ class Group(msgspec.Struct):
 
     @property
     def is_strict(self) -> bool:
-        """Whether its members run strictly in order."""
+        """Return whether members run strictly in order."""
         return self.limit.concurrency == 1
 
     def is_stopped(self, now_ms: int) -> bool:
@@ -173,7 +170,7 @@ class Group(msgspec.Struct):
         return self.limit.concurrency is not None and slots_taken >= self.limit.concurrency
 
     def refill(self, now_ms: int) -> None:
-        """Bring the bucket's level up to now."""
+        """Bring the bucket's level up to date."""
         bucket = self.limit.bucket
         if bucket is None:
             return
@@ -186,17 +183,17 @@ class Group(msgspec.Struct):
         self.level = min(full, level + (now_ms - self.level_at) * bucket.refill)
         self.level_at, self.level_per = now_ms, bucket.per_ms
 
-    def why_full(self, now_ms: int, *, cost: int | None = None, grip: int = 0) -> tuple[Reason, int]:
-        """Why it has no room for a member of that cost and grip, and when it may have (0: time does not tell).
+    def why_full(self, now_ms: int, *, cost: int | None = None, slot_hold: int = 0) -> tuple[Reason, int]:
+        """Return why there is no room for a member with this cost and hold, and when there may be (0: unknown).
 
-        Without a cost, only what holds for any member is said. ``""``: there is room.
+        Without a cost, return only reasons that apply to every member. ``""`` means that there is room.
         """
         limit, busy = self.limit, self.waiting + self.active
         if self.paused:
             return "paused", 0
         if self.parked_until > now_ms:
             return "asked", self.parked_until
-        if self.is_full(busy if cost is None or grip == HOLDING else busy + self.held):
+        if self.is_full(busy if cost is None or slot_hold == HOLDING else busy + self.held):
             return "concurrency", 0
         if limit.rate is not None and self.starts + self.waiting >= limit.rate.count:
             return "rate", self.first_start + limit.rate.per_ms if self.first_start else 0
@@ -213,7 +210,7 @@ class Group(msgspec.Struct):
         return "bucket", now_ms + -(-missing // bucket.refill) if needed <= bucket.capacity else 0
 
     def can_start(self, cost: int, now_ms: int) -> bool:
-        """Whether a waiting member of that cost may be leased now."""
+        """Return whether a waiting member of that cost may be leased now."""
         limit = self.limit
         if self.is_stopped(now_ms) or self.is_full(self.active):
             return False
@@ -223,7 +220,7 @@ class Group(msgspec.Struct):
         return bucket is None or self.level >= charged(cost, bucket) * bucket.per_ms
 
     def charge(self, starts: int, *, cost: int, now_ms: int) -> None:
-        """So many were started, and took that from the bucket."""
+        """Count ``starts``, and take their cost from the bucket."""
         if self.limit.rate is not None:
             self.starts += starts
             self.started += starts
@@ -233,7 +230,7 @@ class Group(msgspec.Struct):
         self.is_changed = True
 
     def full_again_at(self, now_ms: int) -> int:
-        """When its bucket is full."""
+        """Return when the bucket is full."""
         bucket = self.limit.bucket
         if bucket is None:
             return now_ms

@@ -1,4 +1,4 @@
-"""A job's row as the verbs see it, and the small values packed inside it."""
+"""The row of a job as the verbs see it, and the small values packed inside it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ FAILED: Final = State.FAILED.value
 CANCELLED: Final = State.CANCELLED.value
 STATES: Final = {state.value: state for state in State}
 SIGNAL: Final = "signal"
-"""What a suspended job is blocked by."""
+"""``blocked_by`` of a suspended job."""
 REMOVED: Final = ""
-"""The state of a record that is to be deleted."""
+"""The state of a record to delete."""
 
 pack_options: Final = msgspec.msgpack.Encoder().encode
 unpack_options: Final = lru_cache(4096)(msgspec.msgpack.Decoder(Options).decode)
@@ -42,14 +42,14 @@ _failures: Final = msgspec.msgpack.Decoder(Failure)
 
 
 class Unreadable(Exception):
-    """Stored values contradict each other. ``mend`` finds out why."""
+    """Stored values contradict each other. ``repair`` finds out why."""
 
 
 class Slot(msgspec.Struct, array_like=True):
-    """A dispatch that found its id active: what becomes of the job after this run.
+    """A dispatch that waits for the end of an active job's run.
 
-    ``run_at`` is an instant, ``wall_at`` that of the wall clock which it stands for (0: none), ``run_at_mode`` how it
-    compares with a pending job's. ``listeners`` wait for the rerun, not for the run that is under way.
+    ``run_at`` is a time of the queue, ``wall_at`` the wall time that it stands for (0: none), ``run_at_mode`` the
+    rule for replacing a pending job's time. ``listeners`` wait for the rerun, not for the present run.
     """
 
     payload: bytes | None
@@ -71,14 +71,15 @@ _packer: Final = msgspec.msgpack.Encoder()
 
 
 class Record(msgspec.Struct, gc=False):
-    """One job. The fields up to ``was`` come in the order of ``statements.RECORD_COLUMNS``.
+    """One job. The fields up to ``was`` are in the order of ``statements.RECORD_COLUMNS``.
 
-    Verbs change it in memory; ``Step.save`` writes it. ``key`` 0 is a job that has no row yet, the state
-    ``REMOVED`` one that is to lose it; ``was`` is the state it was read in. ``payload`` is set if it is to be
-    written. ``part`` is as what its group counts it: ``w`` waiting, ``a`` active, ``b`` blocked, ``h`` holding a slot,
-    ``k`` both, or nothing; ``line`` is its place among the blocked. ``grip`` is what it keeps of a slot while it is
-    blocked or scheduled: 1 stands at the front of its group, 2 holds the slot. ``wall_at`` is the instant of the wall
-    clock that ``run_at`` stands for, if this call said it.
+    Verbs change it in memory; ``Unit.save`` writes it. ``key`` is 0 if the job has no row yet. The state
+    ``REMOVED`` deletes the row. ``was`` is the state as read. ``payload`` is set only to be written.
+
+    ``group_role`` is how its group counts it: ``w`` waiting, ``a`` active, ``b`` blocked, ``h`` holding a slot,
+    ``k`` blocked and holding a slot, or empty. ``line`` is its place among the blocked. ``slot_hold`` says what a
+    blocked or scheduled member keeps: 1 the front of its group's line, 2 its slot. ``wall_at`` is the wall time
+    that ``run_at`` stands for, if this call set it.
     """
 
     key: int
@@ -115,10 +116,10 @@ class Record(msgspec.Struct, gc=False):
     packed_extras: bytes | None = None
     binds: int = 0
     held_until: int = 0
-    grip: int = 0
+    slot_hold: int = 0
     was: str = ""
     payload: bytes | None = None
-    part: str = ""
+    group_role: str = ""
     line: tuple[int, int, int] = (0, 0, 0)
     unpacked_extras: Extras | None = None
     wall_at: int = 0
@@ -141,7 +142,7 @@ class Record(msgspec.Struct, gc=False):
 
     @property
     def extras(self) -> Extras:
-        """What few jobs have; the empty one if this has none of it."""
+        """Return the extras; empty ones if the job has none."""
         extras = self.unpacked_extras
         if extras is None:
             extras = self.unpacked_extras = as_extras(self.packed_extras) or EMPTY_EXTRAS
@@ -155,69 +156,69 @@ class Record(msgspec.Struct, gc=False):
         self.binds = int(extras is not None and extras.binds)
 
     def renumber(self, number: int, *, lifo: bool) -> None:
-        """Give it this number in the line its kind of job stands in."""
+        """Set the number in line, negative for LIFO jobs."""
         self.place = -number if lifo else number
 
     @property
     def wake_at(self) -> int:
-        """When the timeout of its suspension comes; 0 if it is not suspended, or has none."""
+        """Return when the suspension times out; 0 without a suspension or timeout."""
         is_suspended = self.state == BLOCKED and self.blocked_by == SIGNAL
         return self.extras.awaits_until_ms if is_suspended else 0
 
     @property
     def error_type(self) -> str:
-        """The class of a failed job's error, by which it is found; empty in every other state."""
+        """Return the error class of a failed job, which is indexed; empty in other states."""
         failure = unpack_failure(self.failure) if self.state == FAILED else None
         return "" if failure is None else failure.type
 
-    def note_part(self) -> None:
-        """Right after it was read: as what its group counts it, if it has one."""
+    def note_group_role(self) -> None:
+        """Set the group role of a record that was just read."""
         in_line = self.state == BLOCKED and self.blocked_by == "group"
-        if self.grip == 2:
-            self.part = "k" if in_line else "h"
+        if self.slot_hold == 2:
+            self.group_role = "k" if in_line else "h"
         elif self.extras.group:
-            self.part = "b" if in_line else {WAITING: "w", ACTIVE: "a"}.get(self.state, "")
+            self.group_role = "b" if in_line else {WAITING: "w", ACTIVE: "a"}.get(self.state, "")
         if in_line:
-            self.line = (0, 0, abs(self.place)) if self.grip else (1, self.priority, self.place)
+            self.line = (0, 0, abs(self.place)) if self.slot_hold else (1, self.priority, self.place)
 
     def is_past_ttl(self, now_ms: int) -> bool:
         return 0 < self.expires_at <= now_ms
 
     def keep(self) -> None:
-        """Say until when the finished record is kept: its options and its holds do."""
+        """Set the expiry of the finished record, from its options and holds."""
         options = self.options
         ttl_ms = options.failure_ttl_ms if self.state == FAILED else options.result_ttl_ms
         self.kept_until = self.finished_at + max(ttl_ms, self.extras.longest_hold_ms if self.binds else 0)
 
     @property
     def is_timed(self) -> bool:
-        """Return whether ``run_at`` still has to come, or counts once the jobs it waits for have ended."""
+        """Return whether ``run_at`` is still to come, or applies once the job's dependencies have ended."""
         return self.state == SCHEDULED or (self.state == BLOCKED and self.blocked_by == "children")
 
     @property
     def is_staged(self) -> bool:
-        """Whether it is kept back until its write is whole."""
+        """Return whether the job is kept back until its write is complete."""
         return self.state == SCHEDULED and self.run_at >= STAGED_FROM_MS
 
 
 def unpack_failure(packed: bytes | None) -> Failure | None:
-    """The failure kept in a record, if any."""
+    """Return the failure in a record, if any."""
     return None if packed is None else _failures.decode(packed)
 
 
 def shown_failure(record: Record, state: str) -> Failure | None:
-    """The failure that an end in this state shows: why it failed, or which job took its place."""
+    """Return the failure to show for an end in this state: the error, or the job that replaced it."""
     failure = unpack_failure(record.failure) if state in (FAILED, CANCELLED) else None
     return failure if failure and (state == FAILED or failure.type == "Replaced") else None
 
 
 def as_extras(packed: bytes | None) -> Extras | None:
-    """The annex kept in a record, if any."""
+    """Return the extras in a record, if any."""
     return None if packed is None else unpack_extras(packed)
 
 
 def as_lease(record: Record, payload: bytes, *, signal: bytes | None) -> Lease:
-    """What the holder of this active record is given."""
+    """Return the lease for the holder of this active record."""
     return Lease(
         record.id,
         record.token,
@@ -239,7 +240,7 @@ def as_lease(record: Record, payload: bytes, *, signal: bytes | None) -> Lease:
 
 
 def as_job(record: Record, payload: bytes, *, queue: str) -> Job:
-    """The record as users see it; one that cannot be read is shown as damaged."""
+    """Return the record as users see it. A record that cannot be read is shown as damaged."""
     try:
         return _as_job(record, payload, queue=queue)
     except (ValueError, LookupError, TypeError) as error:

@@ -35,7 +35,7 @@ from penstock.storage.sqlite.queuerow import any_text
 from penstock.storage.sqlite.records import COMPLETED, FAILED, Record, unpack_failure
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transaction import Transaction
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Checked
 
 AT_MOST: Final = 10
@@ -87,9 +87,9 @@ def repeat_mended(
 def mend_all(transaction: Transaction, place: Place) -> dict[str, int]:
     """Put all damaged records of a queue aside, and rebuild its indexes if they differ; how much there was of each."""
     # The indexes first: a record cannot be changed if its index says something else of it.
-    pages = check_pages(transaction.step(*place), repair=True)
+    pages = check_pages(transaction.unit(*place), repair=True)
     total = _mend_values(transaction, place)
-    for found in list(walk(transaction.step(*place))):
+    for found in list(walk(transaction.unit(*place))):
         for one in found:
             _put_aside(transaction, place, one)
         total += len(found)
@@ -119,12 +119,12 @@ def _mend_queue(transaction: Transaction, place: Place, ids: Sequence[str]) -> i
 
 
 def _find(transaction: Transaction, place: Place, ids: Sequence[str]) -> list[Found]:
-    step = transaction.step(*place)
-    found = find_among(step, ids) if ids else []
+    unit = transaction.unit(*place)
+    found = find_among(unit, ids) if ids else []
     if found:
         return found
-    allowed = AT_MOST - recent(step)
-    found = find_any(step, limit=max(allowed, 1))
+    allowed = AT_MOST - recent(unit)
+    found = find_any(unit, limit=max(allowed, 1))
     if found and allowed <= 0:
         raise _too_many(place, found[0])
     return found
@@ -148,25 +148,25 @@ def _put_aside(transaction: Transaction, place: Place, found: Found) -> None:
 
 
 def _quarantine(transaction: Transaction, place: Place, found: Found, *, alone: bool) -> None:
-    step = transaction.step(*place)
-    quarantine(step, found, alone=alone)
-    _accept(transaction, step)
+    unit = transaction.unit(*place)
+    quarantine(unit, found, alone=alone)
+    _accept(transaction, unit)
 
 
-def _accept(transaction: Transaction, step: Step) -> None:
+def _accept(transaction: Transaction, unit: Unit) -> None:
     """Take over what was mended, so that it stays even if the call fails after all."""
-    if step.outbox:
-        deliver(transaction, step)
-    transaction.accept(step)
+    if unit.outbox:
+        deliver(transaction, unit)
+    transaction.accept(unit)
     transaction.keep_call()
 
 
 def _mend_values(transaction: Transaction, place: Place) -> int:
-    step = transaction.step(*place)
-    found = {kind: count for kind, count in check_values(step, repair=True).items() if count}
+    unit = transaction.unit(*place)
+    found = {kind: count for kind, count in check_values(unit, repair=True).items() if count}
     for kind, count in found.items():
         logger.warning("queue %s: mended %s: %d", place[1], kind, count)
-    _accept(transaction, step)
+    _accept(transaction, unit)
     return sum(found.values())
 
 
@@ -175,11 +175,11 @@ def _recount(transaction: Transaction, place: Place) -> int:
 
     While there are records of unknown states, the counts by state are left alone: they tell that jobs are missing.
     """
-    step = transaction.step(*place)
-    wrong = check_groups(step, repair=True)
-    if not has_unknown_states(step):
-        wrong += check_counts(step, repair=True)
-    _accept(transaction, step)
+    unit = transaction.unit(*place)
+    wrong = check_groups(unit, repair=True)
+    if not has_unknown_states(unit):
+        wrong += check_counts(unit, repair=True)
+    _accept(transaction, unit)
     return wrong
 
 
@@ -221,65 +221,65 @@ _damage_sql = statements("damage")
 _limits: Final = msgspec.json.Decoder(Limit)
 
 
-def check(step: Step, *, repair: bool) -> Checked:
+def check(unit: Unit, *, repair: bool) -> Checked:
     """Look at everything; repair in the same transaction if asked."""
     problems: Counter[str] = Counter()
     for kind in (*_ORPHANS, *_RECORDS):
-        arguments = () if kind in _ORPHANS else (step.queue.key,)
-        problems[kind] = _one(step, kind, *arguments)
+        arguments = () if kind in _ORPHANS else (unit.queue.key,)
+        problems[kind] = _one(unit, kind, *arguments)
         if repair and problems[kind]:
-            step.sql.execute(_sql[f"repair_{kind}"], arguments)
-    problems["damaged_jobs"] = sum(map(len, walk(step)))
-    problems.update(check_values(step, repair=repair))
-    problems.update(check_log(step, repair=repair))
-    problems["wrong_counters"] = _check_counters(step, repair=repair)
-    problems["wrong_counts"] = check_counts(step, repair=repair)
-    problems["wrong_groups"] = check_groups(step, repair=repair)
-    problems["damaged_pages"] = check_pages(step, repair=repair)
-    return Checked(_one(step, "records", step.queue.key), dict(+problems), repair)
+            unit.sql.execute(_sql[f"repair_{kind}"], arguments)
+    problems["damaged_jobs"] = sum(map(len, walk(unit)))
+    problems.update(check_values(unit, repair=repair))
+    problems.update(check_log(unit, repair=repair))
+    problems["wrong_counters"] = _check_counters(unit, repair=repair)
+    problems["wrong_counts"] = check_counts(unit, repair=repair)
+    problems["wrong_groups"] = check_groups(unit, repair=repair)
+    problems["damaged_pages"] = check_pages(unit, repair=repair)
+    return Checked(_one(unit, "records", unit.queue.key), dict(+problems), repair)
 
 
-def _one(step: Step, statement: str, *arguments: object) -> int:
-    return int(step.sql.execute(_sql[statement], arguments).fetchone()[0])
+def _one(unit: Unit, statement: str, *arguments: object) -> int:
+    return int(unit.sql.execute(_sql[statement], arguments).fetchone()[0])
 
 
-def check_values(step: Step, *, repair: bool) -> dict[str, int]:
+def check_values(unit: Unit, *, repair: bool) -> dict[str, int]:
     """Count values beside the records that cannot be read. Repaired, settings are the defaults, a limit is gone, and a
     dependency has failed."""
     return {
-        "damaged_settings": _check_settings(step, repair=repair),
-        "damaged_limits": _check_limits(step, repair=repair),
-        "damaged_dependencies": _check_dependencies(step, repair=repair),
+        "damaged_settings": _check_settings(unit, repair=repair),
+        "damaged_limits": _check_limits(unit, repair=repair),
+        "damaged_dependencies": _check_dependencies(unit, repair=repair),
     }
 
 
-def _check_settings(step: Step, *, repair: bool) -> int:
-    if _can(lambda _: step.queue.settings, None):
+def _check_settings(unit: Unit, *, repair: bool) -> int:
+    if _can(lambda _: unit.queue.settings, None):
         return 0
     if repair:
-        step.queue.settings_json = "{}"
+        unit.queue.settings_json = "{}"
     return 1
 
 
-def _check_limits(step: Step, *, repair: bool) -> int:
-    with any_text(step.sql):
-        rows = step.sql.execute(_damage_sql["limits"], (step.queue.key,)).fetchall()
+def _check_limits(unit: Unit, *, repair: bool) -> int:
+    with any_text(unit.sql):
+        rows = unit.sql.execute(_damage_sql["limits"], (unit.queue.key,)).fetchall()
     damaged = [key for key, value in rows if not _can(_limits.decode, value)]
     if repair:
-        step.sql.executemany(_damage_sql["drop_limit"], [(step.queue.key, key) for key in damaged])
+        unit.sql.executemany(_damage_sql["drop_limit"], [(unit.queue.key, key) for key in damaged])
     return len(damaged)
 
 
-def _check_dependencies(step: Step, *, repair: bool) -> int:
-    with any_text(step.sql):
-        rows = step.sql.execute(_damage_sql["edges"], (step.queue.key,)).fetchall()
+def _check_dependencies(unit: Unit, *, repair: bool) -> int:
+    with any_text(unit.sql):
+        rows = unit.sql.execute(_damage_sql["edges"], (unit.queue.key,)).fetchall()
     damaged = [
         (policy if policy in _POLICIES else "fail", state if state in _ENDS else "pending", key)
         for key, policy, state, failure in rows
         if policy not in _POLICIES or state not in _ENDS or not _can(unpack_failure, failure)
     ]
     if repair:
-        step.sql.executemany(_damage_sql["mend_edge"], damaged)
+        unit.sql.executemany(_damage_sql["mend_edge"], damaged)
     return len(damaged)
 
 
@@ -292,46 +292,46 @@ def _can(read: Callable[[Any], object], value: Any) -> bool:
     return True
 
 
-def _check_counters(step: Step, *, repair: bool) -> int:
+def _check_counters(unit: Unit, *, repair: bool) -> int:
     """The two counters are never behind what was drawn from them."""
-    queue = step.queue
-    seq, events = step.sql.execute(_sql["drawn"], {"queue": queue.key}).fetchone()
+    queue = unit.queue
+    seq, events = unit.sql.execute(_sql["drawn"], {"queue": queue.key}).fetchone()
     wrong = int(queue.seq < seq) + int(queue.events < events)
     if repair:
         queue.seq, queue.events = max(queue.seq, seq), max(queue.events, events)
     return wrong
 
 
-def check_counts(step: Step, *, repair: bool) -> int:
+def check_counts(unit: Unit, *, repair: bool) -> int:
     """Compare the counts by state with the records."""
-    with any_text(step.sql):
-        counted = dict(step.sql.execute(_sql["counts"], (step.queue.key,)).fetchall())
-        held = dict(step.sql.execute(_sql["held_counts"], (step.queue.key,)).fetchall())
+    with any_text(unit.sql):
+        counted = dict(unit.sql.execute(_sql["counts"], (unit.queue.key,)).fetchall())
+        held = dict(unit.sql.execute(_sql["held_counts"], (unit.queue.key,)).fetchall())
     right = {state.value: counted.get(state.value, 0) for state in State}
     right |= {f"held_{state}": held.get(state, 0) for state in (COMPLETED, FAILED)}
-    wrong = {name: count for name, count in right.items() if getattr(step.queue, name) != count}
+    wrong = {name: count for name, count in right.items() if getattr(unit.queue, name) != count}
     if repair:
         for name, count in wrong.items():
-            setattr(step.queue, name, count)
+            setattr(unit.queue, name, count)
     return len(wrong)
 
 
-def check_groups(step: Step, *, repair: bool) -> int:
+def check_groups(unit: Unit, *, repair: bool) -> int:
     """Counts of groups, and their blocked members, held against the jobs; those that are damaged do not count."""
     members: defaultdict[str, list[Record]] = defaultdict(list)
-    with any_text(step.sql):
-        rows = step.sql.execute(_sql["members"], (step.queue.key,)).fetchall()
-    for record in step.adopt(row for row in rows if is_sound(Record(*row))):
-        if record.part:
+    with any_text(unit.sql):
+        rows = unit.sql.execute(_sql["members"], (unit.queue.key,)).fetchall()
+    for record in unit.adopt(row for row in rows if is_sound(Record(*row))):
+        if record.group_role:
             members[record.extras.group].append(record)
-    for (key,) in step.sql.execute(_sql["group_keys"], {"queue": step.queue.key}).fetchall():
+    for (key,) in unit.sql.execute(_sql["group_keys"], {"queue": unit.queue.key}).fetchall():
         members[key]  # Groups without members are looked at, too.
-    return sum(not admission.recount(step, key, found, repair=repair) for key, found in members.items())
+    return sum(not admission.recount(unit, key, found, repair=repair) for key, found in members.items())
 
 
-def check_pages(step: Step, *, repair: bool) -> int:
+def check_pages(unit: Unit, *, repair: bool) -> int:
     """What SQLite itself says of the file: every row in every index, and nothing else in them."""
-    found = [line for (line,) in step.sql.execute("PRAGMA integrity_check") if line != "ok"]
+    found = [line for (line,) in unit.sql.execute("PRAGMA integrity_check") if line != "ok"]
     if found and repair:
-        step.sql.execute("REINDEX")
+        unit.sql.execute("REINDEX")
     return len(found)

@@ -1,6 +1,6 @@
-"""Repeated calls: the last answer of each lane is kept for a minute, and given again to the same ticket.
+"""Repeated calls: the last answer of each stream is kept for a minute, and returned again for the same ticket.
 
-Leases are not kept with their payloads: they are read back, without those that are no longer held.
+The answer does not include the payloads of leases: leases that are still held are read again.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 from penstock.core.job import Enqueued
 from penstock.storage.sqlite.claim import read_back
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Ticket
 
-Kept = TypeVar("Kept")
+Answer = TypeVar("Answer")
 
 MEMO_KEPT_MS = 60_000
 
-_sql = statements("memo")
+_sql = statements("replay")
 _packer = msgspec.msgpack.Encoder()
 
 
@@ -42,34 +42,34 @@ _claimed = msgspec.msgpack.Decoder(_ClaimMemo)
 _settled = msgspec.msgpack.Decoder(_SettleMemo)
 
 
-def enqueued_once(step: Step, ticket: Ticket | None, work: Callable[[], list[Enqueued]]) -> list[Enqueued]:
-    """Do the work, or give the answer it had under this ticket."""
-    kept = _read(_enqueued, _recall(step, ticket))
-    if kept is not None:
-        return kept
+def enqueued_once(unit: Unit, ticket: Ticket | None, work: Callable[[], list[Enqueued]]) -> list[Enqueued]:
+    """Do the work, or return its answer under this ticket."""
+    memo = _read(_enqueued, _recall(unit, ticket))
+    if memo is not None:
+        return memo
     answers = work()
-    _remember(step, ticket, answers)
+    _remember(unit, ticket, answers)
     return answers
 
 
-def claimed_once(step: Step, ticket: Ticket | None, work: Callable[[], Claimed]) -> Claimed:
-    """Do the work, or give the leases it got under this ticket that are still held."""
-    kept = _read(_claimed, _recall(step, ticket))
-    if kept is not None:
-        return _restored(step, kept)
+def claimed_once(unit: Unit, ticket: Ticket | None, work: Callable[[], Claimed]) -> Claimed:
+    """Do the work, or return its leases under this ticket that are still held."""
+    memo = _read(_claimed, _recall(unit, ticket))
+    if memo is not None:
+        return _restored(unit, memo)
     claimed = work()
-    _remember(step, ticket, _claim_memo(claimed))
+    _remember(unit, ticket, _claim_memo(claimed))
     return claimed
 
 
-def settled_once(step: Step, ticket: Ticket | None, work: Callable[[], SettledBatch]) -> SettledBatch:
-    """Do the work, or give the answers it had under this ticket."""
-    memo = _read(_settled, _recall(step, ticket))
+def settled_once(unit: Unit, ticket: Ticket | None, work: Callable[[], SettledBatch]) -> SettledBatch:
+    """Do the work, or return its answers under this ticket."""
+    memo = _read(_settled, _recall(unit, ticket))
     if memo is not None:
-        return SettledBatch(memo.answers, None if memo.claimed is None else _restored(step, memo.claimed))
+        return SettledBatch(memo.answers, None if memo.claimed is None else _restored(unit, memo.claimed))
     batch = work()
     claimed = None if batch.claimed is None else _claim_memo(batch.claimed)
-    _remember(step, ticket, _SettleMemo(batch.answers, claimed))
+    _remember(unit, ticket, _SettleMemo(batch.answers, claimed))
     return batch
 
 
@@ -78,26 +78,26 @@ def _claim_memo(claimed: Claimed) -> _ClaimMemo:
     return _ClaimMemo(held, claimed.wait_ms, claimed.paused, claimed.limited, claimed.over_budget)
 
 
-def _restored(step: Step, memo: _ClaimMemo) -> Claimed:
-    leases = read_back(step, memo.held)
+def _restored(unit: Unit, memo: _ClaimMemo) -> Claimed:
+    leases = read_back(unit, memo.held)
     return Claimed(leases, memo.wait_ms, memo.paused, over_budget=memo.over_budget, limited=memo.limited)
 
 
-def _read(decoder: msgspec.msgpack.Decoder[Kept], packed: bytes | None) -> Kept | None:
-    """Return the answer that was kept; ``None`` if it is damaged, so that the call is made again."""
+def _read(decoder: msgspec.msgpack.Decoder[Answer], packed: bytes | None) -> Answer | None:
+    """Return the stored answer; ``None`` if it is damaged, so that the call runs again."""
     try:
         return None if packed is None else decoder.decode(packed)
     except msgspec.DecodeError:
         return None
 
 
-def _recall(step: Step, ticket: Ticket | None) -> bytes | None:
+def _recall(unit: Unit, ticket: Ticket | None) -> bytes | None:
     if ticket is None:
         return None
-    found = step.sql.execute(_sql["recall"], (step.queue.key, *ticket, step.now_ms - MEMO_KEPT_MS)).fetchone()
-    return None if found is None else found[0]
+    row = unit.sql.execute(_sql["recall"], (unit.queue.key, *ticket, unit.now_ms - MEMO_KEPT_MS)).fetchone()
+    return None if row is None else row[0]
 
 
-def _remember(step: Step, ticket: Ticket | None, answer: object) -> None:
+def _remember(unit: Unit, ticket: Ticket | None, answer: object) -> None:
     if ticket is not None:
-        step.sql.execute(_sql["remember"], (step.queue.key, *ticket, step.now_ms, _packer.encode(answer)))
+        unit.sql.execute(_sql["remember"], (unit.queue.key, *ticket, unit.now_ms, _packer.encode(answer)))

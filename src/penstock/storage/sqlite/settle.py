@@ -1,4 +1,4 @@
-"""``settle``: apply outcomes of leased jobs. ``report``: what a running job says of itself."""
+"""``settle``, which applies the outcomes of leased jobs, with a fast path for plain completions; and ``report``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from penstock.storage.sqlite.transitions import (
     return_to_waiting,
     schedule,
 )
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.usage import add_usage
 from penstock.storage.values import Finished, Report, Settled, SettledBatch, Settlement, Take
 
@@ -65,32 +65,32 @@ _LOG_LINES_KEPT = 1000
 _sql = statements("settle")
 
 
-def settle(step: Step, settlements: Sequence[Settlement], *, take: Take | None) -> SettledBatch:
-    """Apply what the holders say, in order; then claim."""
-    answers = complete_all(step, settlements)
+def settle(unit: Unit, settlements: Sequence[Settlement], *, take: Take | None) -> SettledBatch:
+    """Apply the outcomes in order; then claim."""
+    answers = _complete_plain(unit, settlements)
     if answers is None:
-        answers = _settle_each(step, settlements)
-    if step.groups:
-        admission.settle(step)
-        step.save(())
-    if take is None and step.queue.uses & groups.USES_LIMITS and step.queue.waiting:
-        step.wakes.add("w")  # A slot of the queue may have become free.
-    return SettledBatch(answers, None if take is None else claim(step, take))
+        answers = _settle_in_order(unit, settlements)
+    if unit.groups:
+        admission.settle(unit)
+        unit.flush()
+    if take is None and unit.queue.uses & groups.USES_LIMITS and unit.queue.waiting:
+        unit.wakes.add("w")  # A slot of the queue may have become free.
+    return SettledBatch(answers, None if take is None else claim(unit, take))
 
 
-def _settle_each(step: Step, settlements: Sequence[Settlement]) -> list[Settled]:
-    known = step.find(settlement.id for settlement in settlements)
+def _settle_in_order(unit: Unit, settlements: Sequence[Settlement]) -> list[Settled]:
+    known = unit.find(settlement.id for settlement in settlements)
     applied: dict[str, Record] = {}
     answers: list[Settled] = []
     for settlement in settlements:
         record = known.get(settlement.id)
         if record is not None and record.state == REMOVED:
-            record = None  # An earlier item ended it, with nothing to keep.
+            record = None  # An earlier item ended it, and it is not kept.
         if record is not None and _holds(record, settlement.token):
-            _apply(step, record, settlement.outcome)
+            _apply(unit, record, settlement.outcome)
             applied[record.id] = record
         answers.append(_answer(record, settlement.token))
-    step.save(applied.values())
+    unit.save(applied.values())
     return answers
 
 
@@ -106,172 +106,170 @@ def _answer(record: Record | None, token: int) -> Settled:
     return Settled(False, STATES[record.state] if record.state else None)
 
 
-def _apply(step: Step, record: Record, outcome: Outcome) -> None:
+def _apply(unit: Unit, record: Record, outcome: Outcome) -> None:
     run: dict[str, Any] = {
         "run": record.runs,
         "tok": record.token,
         "w": record.worker,
-        "ms": step.now_ms - record.claimed_at,
+        "ms": unit.now_ms - record.claimed_at,
     }
     match outcome:
         case Complete():
             record.result = outcome.result
             record.settled_as = COMPLETED
-            change_ttls(step, record, result_ms=outcome.ttl_ms)
-            finish(step, record, COMPLETED, _COMPLETED, **run, size=len(outcome.result))
+            change_ttls(unit, record, result_ms=outcome.ttl_ms)
+            finish(unit, record, COMPLETED, _COMPLETED, **run, size=len(outcome.result))
         case Fail():
-            _fail(step, record, outcome, run)
+            _fail(unit, record, outcome, run)
         case Snooze() | Suspend() | Await():
-            if _may_go_on(step, record, run):
-                _put_off(step, record, outcome, run)
+            if _may_go_on(unit, record, run):
+                _postpone(unit, record, outcome, run)
         case Release():
-            _release(step, record, _RELEASED, run)
+            _release(unit, record, _RELEASED, run)
         case Limited():
-            _limit(step, record, outcome, run)
+            _limit(unit, record, outcome, run)
         case Cancel():
             record.settled_as = CANCELLED
-            finish(step, record, CANCELLED, _CANCELLED, **run)
+            finish(unit, record, CANCELLED, _CANCELLED, **run)
         case _:
             assert_never(outcome)
 
 
-def _put_off(step: Step, record: Record, outcome: Snooze | Suspend | Await, run: dict[str, Any]) -> None:
+def _postpone(unit: Unit, record: Record, outcome: Snooze | Suspend | Await, run: dict[str, Any]) -> None:
     match outcome:
         case Snooze():
             go_to(record, outcome.step)
             if outcome.unknown:
                 hand_back(record)
-            _run_again(step, record, outcome.delay_ms)
-            _noted(step, record, _SNOOZED, run)
+            _run_again(unit, record, outcome.delay_ms)
+            _note_handed_back(unit, record, _SNOOZED, run)
         case Suspend():
             go_to(record, outcome.step)
-            suspend(step, record, outcome.signal, timeout_ms=outcome.timeout_ms)
-            _noted(step, record, _SUSPENDED, run | named(outcome.signal))
+            suspend(unit, record, outcome.signal, timeout_ms=outcome.timeout_ms)
+            _note_handed_back(unit, record, _SUSPENDED, run | named(outcome.signal))
         case Await():
-            if (cause := flows.await_all(step, record)) is not None:
-                _end_by(step, record, cause, run)
+            if (cause := flows.await_all(unit, record)) is not None:
+                _fail_by(unit, record, cause, run)
                 return
-            enter_waiting(step, record)
-            _noted(step, record, _SUSPENDED, run)
+            enter_waiting(unit, record)
+            _note_handed_back(unit, record, _SUSPENDED, run)
         case _:
             assert_never(outcome)
 
 
-def _fail(step: Step, record: Record, outcome: Fail, run: dict[str, Any]) -> None:
+def _fail(unit: Unit, record: Record, outcome: Fail, run: dict[str, Any]) -> None:
     record.failures += 1
     record.failure = pack_failure(outcome.failure)
     error = {"et": outcome.failure.type, "em": outcome.failure.message}
     if outcome.final or record.failures >= record.options.attempts:
         record.settled_as = FAILED
-        change_ttls(step, record, failure_ms=outcome.ttl_ms)
-        finish(step, record, FAILED, _FAILED, **run, **error)
-    elif _may_go_on(step, record, run):
-        _run_again(step, record, outcome.retry_in_ms)
-        _noted(step, record, _RETRYING, run | error)
+        change_ttls(unit, record, failure_ms=outcome.ttl_ms)
+        finish(unit, record, FAILED, _FAILED, **run, **error)
+    elif _may_go_on(unit, record, run):
+        _run_again(unit, record, outcome.retry_in_ms)
+        _note_handed_back(unit, record, _RETRYING, run | error)
 
 
-def _may_go_on(step: Step, record: Record, run: dict[str, Any]) -> bool:
-    """End its lease. False if it ends with it: it is to be cancelled, its time is over, or a dependency failed it."""
+def _may_go_on(unit: Unit, record: Record, run: dict[str, Any]) -> bool:
+    """End the lease. Return false if the job ends too: cancelled, expired, or failed by a dependency."""
     if record.cancelling:
         record.settled_as = CANCELLED
-        finish(step, record, CANCELLED, _CANCELLED, **run)
+        finish(unit, record, CANCELLED, _CANCELLED, **run)
         return False
-    if record.is_past_ttl(step.now_ms):
+    if record.is_past_ttl(unit.now_ms):
         record.settled_as = FAILED
-        expire(step, record, **run)
+        expire(unit, record, **run)
         return False
-    if (cause := flows.fail_if_told(step, record)) is not None:
-        _end_by(step, record, cause, run)
+    if (cause := flows.dependency_failure(unit, record)) is not None:
+        _fail_by(unit, record, cause, run)
         return False
     end_lease(record)
     return True
 
 
-def _run_again(step: Step, record: Record, delay_ms: int) -> None:
+def _run_again(unit: Unit, record: Record, delay_ms: int) -> None:
     if delay_ms > 0:
-        schedule(step, record, step.now_ms + delay_ms)
+        schedule(unit, record, unit.now_ms + delay_ms)
     else:
-        enter_waiting(step, record)
+        enter_waiting(unit, record)
 
 
-def _limit(step: Step, record: Record, outcome: Limited, run: dict[str, Any]) -> None:
-    groups.park_of(step, record, queue=outcome.scope == "queue", until_ms=step.now_ms + outcome.delay_ms)
-    _release(step, record, _LIMITED, run)
+def _limit(unit: Unit, record: Record, outcome: Limited, run: dict[str, Any]) -> None:
+    groups.park_of(unit, record, queue=outcome.scope == "queue", until_ms=unit.now_ms + outcome.delay_ms)
+    _release(unit, record, _LIMITED, run)
 
 
-def _release(step: Step, record: Record, kind: str, run: dict[str, Any]) -> None:
+def _release(unit: Unit, record: Record, kind: str, run: dict[str, Any]) -> None:
     if record.cancelling:
         record.settled_as = CANCELLED
-        finish(step, record, CANCELLED, _CANCELLED, **run)
+        finish(unit, record, CANCELLED, _CANCELLED, **run)
         return
-    if (cause := flows.fail_if_told(step, record)) is not None:
-        _end_by(step, record, cause, run)
+    if (cause := flows.dependency_failure(unit, record)) is not None:
+        _fail_by(unit, record, cause, run)
         return
     end_lease(record)
-    return_to_waiting(step, record)
-    _noted(step, record, kind, run)
+    return_to_waiting(unit, record)
+    _note_handed_back(unit, record, kind, run)
 
 
-def _end_by(step: Step, record: Record, cause: Failure, run: dict[str, Any]) -> None:
-    """A dependency failed it while it ran, or it waits for none."""
+def _fail_by(unit: Unit, record: Record, cause: Failure, run: dict[str, Any]) -> None:
+    """Fail a job because of a dependency, or because it waits for none."""
     record.failure = pack_failure(cause)
     record.settled_as = FAILED
-    finish(step, record, FAILED, _FAILED, **run, et=cause.type, em=cause.message)
+    finish(unit, record, FAILED, _FAILED, **run, et=cause.type, em=cause.message)
 
 
-def _noted(step: Step, record: Record, kind: str, run: dict[str, Any]) -> None:
-    absorb_slot(step, record)
+def _note_handed_back(unit: Unit, record: Record, kind: str, run: dict[str, Any]) -> None:
+    absorb_slot(unit, record)
     record.settled_as = record.state
-    step.note(kind, record, **run)
+    unit.note(kind, record, **run)
 
 
-def report(step: Step, reports: Sequence[Report]) -> list[bool]:
-    """Store progress, log lines and payloads of those who hold their jobs."""
-    known = step.find(report.id for report in reports)
+def report(unit: Unit, reports: Sequence[Report]) -> list[bool]:
+    """Store the progress, log lines, payloads and usage of jobs whose lease is held."""
+    known = unit.find(report.id for report in reports)
     touched: dict[str, Record] = {}
     answers: list[bool] = []
-    for one in reports:
-        record = known.get(one.id)
-        holds = record is not None and _holds(record, one.token)
+    for report_ in reports:
+        record = known.get(report_.id)
+        holds = record is not None and _holds(record, report_.token)
         answers.append(holds)
         if record is not None and holds:
             touched[record.id] = record
-            _report(step, record, one)
-    step.save(touched.values())
+            _report(unit, record, report_)
+    unit.save(touched.values())
     return answers
 
 
-def _report(step: Step, record: Record, one: Report) -> None:
-    if one.payload is not None:
-        record.payload = one.payload
-    if one.usage:
-        add_usage(step, record, one.usage)
-    if one.progress is not None:
-        record.progress = one.progress
-        step.note(_PROGRESSED, record, run=record.runs, data=one.progress.decode())
-    if one.log:
-        _log(step, record, one)
+def _report(unit: Unit, record: Record, report_: Report) -> None:
+    if report_.payload is not None:
+        record.payload = report_.payload
+    if report_.usage:
+        add_usage(unit, record, report_.usage)
+    if report_.progress is not None:
+        record.progress = report_.progress
+        unit.note(_PROGRESSED, record, run=record.runs, data=report_.progress.decode())
+    if report_.log:
+        _log(unit, record, report_)
 
 
-def _log(step: Step, record: Record, one: Report) -> None:
-    """Append log lines. Kept lines have consecutive numbers: those before skipped lines go."""
-    last = step.sql.execute(_sql["last_line"], (record.key,)).fetchone()[0] or 0
-    last += one.log_skipped
-    lines = [(record.key, last + 1 + i, line) for i, line in enumerate(one.log)]
-    step.sql.executemany(_sql["add_line"], lines)
-    gone = max(last if one.log_skipped else 0, last + len(lines) - _LOG_LINES_KEPT)
-    step.sql.execute(_sql["trim_lines"], (record.key, gone))
+def _log(unit: Unit, record: Record, report_: Report) -> None:
+    """Append log lines. The numbers of kept lines are consecutive: lines before skipped ones are deleted."""
+    last = unit.sql.execute(_sql["last_line"], (record.key,)).fetchone()[0] or 0
+    last += report_.log_skipped
+    lines = [(record.key, last + 1 + i, line) for i, line in enumerate(report_.log)]
+    unit.sql.executemany(_sql["add_line"], lines)
+    gone = max(last if report_.log_skipped else 0, last + len(lines) - _LOG_LINES_KEPT)
+    unit.sql.execute(_sql["trim_lines"], (record.key, gone))
 
 
-# The fast way through ``settle`` for what nearly every settle is: all completed, all held, nothing to
-# rerun, no ties but perhaps to groups.
-#
-# It reads and writes half the columns of a whole record, for the same result.
+# The fast path, for almost every settle: all jobs completed, all leases held, no reruns, no links except
+# groups. It has the same result, but reads and writes half the columns of a whole record.
 
 
 _ANSWER = Settled(True, State.COMPLETED)
 
-_fast_sql = statements("complete")
+_fast_sql = statements("fast_settle")
 _json = msgspec.json.Encoder()
 
 
@@ -291,27 +289,27 @@ class _Held(msgspec.Struct, gc=False):
     packed_extras: bytes | None
 
 
-def complete_all(step: Step, settlements: Sequence[Settlement]) -> list[Settled] | None:
-    """Complete these jobs; ``None``, and nothing done, if one of them needs more thought."""
+def _complete_plain(unit: Unit, settlements: Sequence[Settlement]) -> list[Settled] | None:
+    """Complete these jobs, or return ``None``, with nothing changed, if one of them needs the slow path."""
     results = [
-        one.outcome.result
-        for one in settlements
-        if isinstance(one.outcome, Complete) and one.outcome.ttl_ms is None
+        settlement.outcome.result
+        for settlement in settlements
+        if isinstance(settlement.outcome, Complete) and settlement.outcome.ttl_ms is None
     ]
     if not results or len(results) != len(settlements):
         return None
-    ids = [one.id for one in settlements]
-    rows = step.sql.execute(_fast_sql["held"], (_json.encode(ids).decode(), step.queue.key))
+    ids = [settlement.id for settlement in settlements]
+    rows = unit.sql.execute(_fast_sql["held"], (_json.encode(ids).decode(), unit.queue.key))
     jobs = [_Held(*row) for row in rows]
     if len(set(ids)) != len(jobs) or not all(map(_is_plain, jobs, settlements)):
         return None
     keys = _groups_of(jobs)
     if keys is None:
         return None
-    _write(step, jobs, results)
-    _note(step, jobs, results, keys)
+    _write(unit, jobs, results)
+    _note(unit, jobs, results, keys)
     for key in keys:
-        groups.end(step, key)
+        groups.end(unit, key)
     return [_ANSWER] * len(jobs)
 
 
@@ -326,7 +324,8 @@ def _is_plain(job: _Held, settlement: Settlement) -> bool:
 
 
 def _groups_of(jobs: list[_Held]) -> list[str] | None:
-    """The group of each; an empty list if no job has one, ``None`` if some have, or if there are other ties."""
+    """Return the group of each job: empty if no job has one, ``None`` if only some have, or if there are other
+    links."""
     packed = [job.packed_extras for job in jobs]
     if not any(packed):
         return []
@@ -336,22 +335,22 @@ def _groups_of(jobs: list[_Held]) -> list[str] | None:
     return [extras.group for extras in extrases]
 
 
-def _write(step: Step, jobs: list[_Held], results: list[bytes]) -> None:
-    now_ms = step.now_ms
-    awaited = step.awaited([job.key for job in jobs])
+def _write(unit: Unit, jobs: list[_Held], results: list[bytes]) -> None:
+    now_ms = unit.now_ms
+    awaited = unit.awaited([job.key for job in jobs])
     rows = []
     for job, result in zip(jobs, results, strict=True):
         kept_until = now_ms + unpack_options(job.packed_options).result_ttl_ms
         rows.append((now_ms, kept_until, result, job.key))
         if job.key in awaited:
-            step.tell_of(job.key, Finished(job.id, job.incarnation, State.COMPLETED, result))
-    step.sql.executemany(_fast_sql["complete"], rows)
-    step.queue.move(ACTIVE, COMPLETED, len(jobs))
-    step.save(())
+            unit.tell_of(job.key, Finished(job.id, job.incarnation, State.COMPLETED, result))
+    unit.sql.executemany(_fast_sql["complete"], rows)
+    unit.queue.move(ACTIVE, COMPLETED, len(jobs))
+    unit.flush()
 
 
-def _note(step: Step, jobs: list[_Held], results: list[bytes], keys: list[str]) -> None:
-    now_ms = step.now_ms
+def _note(unit: Unit, jobs: list[_Held], results: list[bytes], keys: list[str]) -> None:
+    now_ms = unit.now_ms
     rows: list[tuple[Any, ...]] = []
     for job, result in zip(jobs, results, strict=True):
         options = unpack_options(job.packed_options)
@@ -376,4 +375,4 @@ def _note(step: Step, jobs: list[_Held], results: list[bytes], keys: list[str]) 
     if keys:
         columns = (*columns, "grp")
         rows = [(*row, key) for row, key in zip(rows, keys, strict=True)]
-    step.notes.add_rows(_COMPLETED, columns, rows)
+    unit.notes.add_rows(_COMPLETED, columns, rows)

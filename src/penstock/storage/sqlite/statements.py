@@ -15,14 +15,14 @@ RECORD_COLUMNS: Final = (
     " j.claimed_at, j.finished_at, j.kept_until, j.token, j.settled_as, j.worker, j.lease_until, j.cancelling,"
     " j.failure, j.result, j.progress, j.rerun, j.annex, j.binds, j.held_until, j.grip, j.state"
 )
-"""What ``records.Record`` is built from, in its order. ``{record}`` in a statement stands for it."""
+"""The columns of ``records.Record``, in order. ``{record}`` in a statement stands for them."""
 
 _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 @cache
 def statements(subject: str) -> dict[str, str]:
-    """The statements of ``sql/<subject>.sql`` by name."""
+    """Return the statements of ``sql/<subject>.sql`` by name."""
     text = (files(__package__) / "sql" / f"{subject}.sql").read_text(encoding="utf-8")
     text = text.replace("{record}", RECORD_COLUMNS).replace("{staged_from}", str(STAGED_FROM_MS))
     _, *parts = _NAME.split(text)
@@ -31,6 +31,6 @@ def statements(subject: str) -> dict[str, str]:
 
 @cache
 def migrations() -> dict[int, str]:
-    """The scripts that bring a database from one format number to the next, by the number they lead to."""
+    """Return the scripts that migrate a database to the next format, by the number of that format."""
     folder = files(__package__) / "sql" / "migrations"
     return {int(file.name[:4]): file.read_text(encoding="utf-8") for file in folder.iterdir()}

@@ -1,4 +1,4 @@
-"""The transaction that the calls of a group share, one step after the other."""
+"""The transaction that the calls of a group share, one unit after the other."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from penstock.storage.sqlite.eventnotes import EventNotes, count_events
 from penstock.storage.sqlite.lock import LONG_S, write_long_lock
 from penstock.storage.sqlite.queuerow import QueueRow, find_queue
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Links, Step
+from penstock.storage.sqlite.unit import Links, Unit
 
 Signal = tuple[str, str]
-"""What a commit tells those who wait: a kind (``w`` work, ``n`` news, ``e`` events) and ``namespace/queue``."""
+"""A signal to waiters after a commit: a kind (``w`` work, ``n`` news, ``e`` events) and ``namespace/queue``."""
 
 _sql = statements("queue")
 
@@ -24,17 +24,19 @@ _sql = statements("queue")
 _SEEN_MS: Final = 2_000
 
 
-def _is_due(step: Step, before: QueueRow) -> bool:
-    """Return whether the time of a call that leaves the queue as it was is kept all the same. While jobs are active, a
-    queue that nobody calls is one whose workers are cut off."""
-    return before.active > 0 and step.now_ms - before.now_ms >= _SEEN_MS
+def _is_due(unit: Unit, before: QueueRow) -> bool:
+    """Return whether to store the time of a call that did not change the queue.
+
+    While jobs are active, a queue without calls means that its workers are cut off.
+    """
+    return before.active > 0 and unit.now_ms - before.now_ms >= _SEEN_MS
 
 
 class Transaction:
-    """The state that the calls of one group share. Each queue's row is read once and written once; its events are one
+    """The shared state of the calls of a group. It reads and writes each queue's row once, and its events are one
     entry.
 
-    ``locked_at`` is since when no other process could write, by the monotonic clock.
+    No other process could write since ``locked_at``, by the monotonic clock.
     """
 
     def __init__(
@@ -53,17 +55,17 @@ class Transaction:
         self._rows: dict[tuple[str, str], QueueRow] = {}
         self._changed: dict[tuple[str, str], EventNotes] = {}
 
-    def step(self, namespace: str, queue: str) -> Step:
-        """Begin a call. It works on a copy of the queue's row, so a call that fails leaves no trace."""
+    def unit(self, namespace: str, queue: str) -> Unit:
+        """Begin a call. It works on a copy of the queue's row, so a failed call leaves no trace."""
         self.note_lock()
         row = self._rows.get((namespace, queue))
         if row is None:
             row = find_queue(self.sql, namespace, queue) or self._create(namespace, queue)
             self._rows[namespace, queue] = row
-        return Step(self.sql, namespace, copy(row), option_keys=self.option_keys, links=self.links)
+        return Unit(self.sql, namespace, copy(row), option_keys=self.option_keys, links=self.links)
 
     def note_lock(self) -> None:
-        """Record if no other process could write for long."""
+        """Record it if no other process could write for a long time."""
         locked_s = monotonic() - self.locked_at
         if locked_s >= LONG_S:
             write_long_lock(self.sql, since_s=locked_s, until_s=0)
@@ -75,44 +77,44 @@ class Transaction:
         return row
 
     def forget(self) -> None:
-        """A call was rolled back, and with it whatever it may have created first."""
+        """Forget everything that a rolled-back call may have created first."""
         self.option_keys.clear()
         for place in self._rows.keys() - self._changed.keys():
             del self._rows[place]
 
     def places(self) -> list[tuple[str, str]]:
-        """Return namespace and name of the queues that were looked at so far."""
+        """Return the namespace and name of all queues used so far."""
         return list(self._rows)
 
     def roll_back_call(self) -> None:
-        """Undo what the call under way has done since it began, or since ``keep_call``."""
+        """Undo the present call, back to its beginning or the last ``keep_call``."""
         self.sql.execute("ROLLBACK TO call")
         self.forget()
 
     def keep_call(self) -> None:
-        """Keep what the call under way has done so far, whatever becomes of it."""
+        """Keep what the present call has done so far, even if it fails."""
         self.sql.execute("RELEASE call")
         self.sql.execute("SAVEPOINT call")
 
-    def accept(self, step: Step) -> None:
-        """Take over what a successful call did."""
-        if step.groups:
-            step.links.settle(step)
-            step.save(())
-        place = (step.namespace, step.queue.name)
+    def accept(self, unit: Unit) -> None:
+        """Take over the changes of a successful call."""
+        if unit.groups:
+            unit.links.settle(unit)
+            unit.flush()
+        place = (unit.namespace, unit.queue.name)
         before = self._rows[place]
-        step.queue.events += step.notes.count
-        if step.queue != before or step.moment.packed_marks != before.clock_marks or _is_due(step, before):
-            step.queue.see(step.moment)
-            self._rows[place] = step.queue
-            self._changed.setdefault(place, EventNotes()).extend(step.notes)
-        address = f"{step.namespace}/{step.queue.name}"
-        self.signals.update((kind, address) for kind in step.wakes)
-        if step.notes.count:
+        unit.queue.events += unit.notes.count
+        if unit.queue != before or unit.moment.packed_marks != before.clock_marks or _is_due(unit, before):
+            unit.queue.see(unit.moment)
+            self._rows[place] = unit.queue
+            self._changed.setdefault(place, EventNotes()).extend(unit.notes)
+        address = f"{unit.namespace}/{unit.queue.name}"
+        self.signals.update((kind, address) for kind in unit.wakes)
+        if unit.notes.count:
             self.signals.add(("e", address))
 
     def flush(self) -> None:
-        """Write the queues' rows and events. To be called once, before the commit."""
+        """Write the queues' rows and events. Call it once, before the commit."""
         for place, notes in self._changed.items():
             row = self._rows[place]
             if notes.count:
@@ -125,7 +127,7 @@ class Transaction:
             key, _, *rest = msgspec.structs.astuple(row)
             try:
                 self.sql.execute(_sql["save"], (*rest, key))
-            except OverflowError:  # A count was damaged: 0 is as wrong, and ``mend`` counts anew.
+            except OverflowError:  # A count is damaged. Store 0; ``mend`` recounts it.
                 self.sql.execute(_sql["save"], (*map(_bounded, rest), key))
 
 

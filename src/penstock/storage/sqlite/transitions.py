@@ -1,4 +1,4 @@
-"""The transitions of a job, as docs/verbs.md has them: records in memory, no SQL."""
+"""The transitions of a job, as docs/verbs.md defines them: records in memory, no SQL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.storage.sqlite.records import (
     Slot,
     pack_failure,
 )
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 
 _ENQUEUED = EventType.ENQUEUED.value
 _EXPIRED = EventType.EXPIRED.value
@@ -32,93 +32,93 @@ _EXPIRY = Failure("Expired", FAILURE_TEXTS["Expired"])
 _PACKED_EXPIRY = pack_failure(_EXPIRY)
 
 
-def instant(step: Step, job: NewJob) -> int:
-    """When a dispatch is due."""
+def instant(unit: Unit, job: NewJob) -> int:
+    """Return when a dispatch is due."""
     if job.staged:
         return staged_at_ms(job.write_id)
-    return step.now_ms + job.delay_ms if job.run_at_ms is None else step.moment.when(job.run_at_ms)
+    return unit.now_ms + job.delay_ms if job.run_at_ms is None else unit.moment.when(job.run_at_ms)
 
 
-def _go_by(step: Step, record: Record, wall_at: int) -> None:
-    """Have a job that is due at an instant of the wall clock (0: that is not) follow the clock."""
+def _go_by(unit: Unit, record: Record, wall_at: int) -> None:
+    """Have a job with a ``run_at`` follow the wall clock (0: a job without)."""
     record.wall_at = wall_at
     if wall_at:
-        step.queue.uses |= USES_INSTANTS
+        unit.queue.uses |= USES_INSTANTS
 
 
-def enter_waiting(step: Step, record: Record) -> None:
-    """Stand at the end of the line."""
-    record.renumber(step.draw(), lifo=record.lifo)
-    _wait(step, record, keeps_number=False)
+def enter_waiting(unit: Unit, record: Record) -> None:
+    """Wait at the end of the line."""
+    record.renumber(unit.draw(), lifo=record.lifo)
+    _wait(unit, record, keeps_number=False)
 
 
-def return_to_waiting(step: Step, record: Record) -> None:
-    """Stand where its number has its place: it was handed back."""
-    _wait(step, record, keeps_number=True)
+def return_to_waiting(unit: Unit, record: Record) -> None:
+    """Wait at the place of the present number: the job was handed back."""
+    _wait(unit, record, keeps_number=True)
 
 
-def _wait(step: Step, record: Record, *, keeps_number: bool) -> None:
-    """Be ready, unless something holds it back."""
+def _wait(unit: Unit, record: Record, *, keeps_number: bool) -> None:
+    """Make the job ready, unless its links block it."""
     record.blocked_by = ""
-    if record.binds and step.links.hold_back(step, record, keeps_number=keeps_number):
+    if record.binds and unit.links.maybe_block(unit, record, keeps_number=keeps_number):
         return
     record.state = WAITING
-    record.ready_at = step.now_ms
+    record.ready_at = unit.now_ms
 
 
-def schedule(step: Step, record: Record, run_at: int) -> None:
-    """Wait for a time to come."""
+def schedule(unit: Unit, record: Record, run_at: int) -> None:
+    """Wait until ``run_at``."""
     record.state = SCHEDULED
     record.run_at = run_at
-    if record.part:
-        step.links.scheduled(step, record)
+    if record.group_role:
+        unit.links.scheduled(unit, record)
 
 
-def due_at(step: Step, record: Record, run_at: int) -> None:
-    """A new time for a pending job: scheduled if it is still to come, else waiting."""
-    if run_at > step.now_ms:
-        schedule(step, record, run_at)
+def due_at(unit: Unit, record: Record, run_at: int) -> None:
+    """Give a pending job a new time: scheduled if that is in the future, otherwise waiting."""
+    if run_at > unit.now_ms:
+        schedule(unit, record, run_at)
         return
     record.run_at = run_at
     if record.state == SCHEDULED:
-        enter_waiting(step, record)
+        enter_waiting(unit, record)
 
 
 def end_lease(record: Record) -> None:
-    """Nobody holds it any more. The token stays, so that a repeated settle is known as such."""
+    """End the lease. The token stays, so that a repeated settle is recognised."""
     record.worker = ""
     record.lease_until = 0
 
 
-def finish(step: Step, record: Record, state: str, kind: str, **extra: Any) -> None:
-    """End the job: log it, tell who waits, keep it as long as its options say; then its rerun, if one was asked for."""
+def finish(unit: Unit, record: Record, state: str, kind: str, **extra: Any) -> None:
+    """End the job: log it, notify its waiters, set its expiry, then start its rerun, if there is one."""
     end_lease(record)
     record.state = state
     record.blocked_by = ""
-    record.finished_at = step.now_ms
+    record.finished_at = unit.now_ms
     record.keep()
-    step.note(kind, record, **extra)
+    unit.note(kind, record, **extra)
     slot = record.slot
     if state == FAILED:
-        step.links.failed(step, record)
+        unit.links.failed(unit, record)
     if record.binds:
-        step.links.ended(step, record)
+        unit.links.ended(unit, record)
     if slot is not None and state != CANCELLED:
-        step.tell(record, state=state)
-        _rerun(step, record, slot)
+        unit.tell(record, state=state)
+        _rerun(unit, record, slot)
         return
-    step.tell(record, state=state, also=slot.listeners if slot else ())
+    unit.tell(record, state=state, also=slot.listeners if slot else ())
     record.rerun = None
-    if record.kept_until <= step.now_ms:
+    if record.kept_until <= unit.now_ms:
         if record.binds and state != COMPLETED:
-            step.links.removed(step, record)
+            unit.links.removed(unit, record)
         record.state = REMOVED
 
 
 def change_ttls(
-    step: Step, record: Record, *, result_ms: int | None = None, failure_ms: int | None = None
+    unit: Unit, record: Record, *, result_ms: int | None = None, failure_ms: int | None = None
 ) -> None:
-    """For how long to keep it once it has ended, or since it has; ``None`` leaves that as it is."""
+    """Change how long the job is kept after its end; ``None`` leaves a ttl as it is."""
     if result_ms is None and failure_ms is None:
         return
     options = record.options
@@ -127,132 +127,132 @@ def change_ttls(
         result_ttl_ms=options.result_ttl_ms if result_ms is None else result_ms,
         failure_ttl_ms=options.failure_ttl_ms if failure_ms is None else failure_ms,
     )
-    record.options_key, record.packed_options = step.intern(changed)
+    record.options_key, record.packed_options = unit.intern(changed)
     if record.state in (COMPLETED, FAILED, CANCELLED):
         record.keep()
 
 
-def expire(step: Step, record: Record, **extra: Any) -> None:
+def expire(unit: Unit, record: Record, **extra: Any) -> None:
     """End a job whose ttl has passed."""
     record.failure = _PACKED_EXPIRY
     run = extra or {"run": record.runs}
-    finish(step, record, FAILED, _EXPIRED, **run, et=_EXPIRY.type, em=_EXPIRY.message)
+    finish(unit, record, FAILED, _EXPIRED, **run, et=_EXPIRY.type, em=_EXPIRY.message)
 
 
-def remove(step: Step, record: Record) -> None:
-    """Delete the record. Who waits for a job that had not ended is told that it was cancelled."""
+def remove(unit: Unit, record: Record) -> None:
+    """Delete the record. Waiters of an open job are notified that it was cancelled."""
     state = record.state
     is_open = state not in (COMPLETED, FAILED, CANCELLED)
     if is_open:
-        step.tell(record, state=CANCELLED)
+        unit.tell(record, state=CANCELLED)
     record.state = REMOVED
-    step.note(_REMOVED, record, run=record.runs)
+    unit.note(_REMOVED, record, run=record.runs)
     if record.binds and is_open:
-        step.links.ended(step, record)
+        unit.links.ended(unit, record)
     elif record.binds and state != COMPLETED:
-        step.links.removed(step, record)
+        unit.links.removed(unit, record)
 
 
-def new_record(step: Step, job: NewJob) -> Record:
-    """A job that was not there before."""
-    options_key, packed = step.intern(job.options)
+def new_record(unit: Unit, job: NewJob) -> Record:
+    """Return the record of a new job."""
+    options_key, packed = unit.intern(job.options)
     record = Record(
         0, job.id, 0, "", job.priority, 0, options_key, packed, job.ttl_ms, job.run_id, job.write_id,
         payload=job.payload,
     )  # fmt: skip
     if job.extras is not None or job.dedup is not None or job.staged:
         record.extras = job.stored_extras
-    _queue(step, record, run_at=instant(step, job), wall_at=job.run_at_ms or 0, lifo=job.lifo)
+    _queue(unit, record, run_at=instant(unit, job), wall_at=job.run_at_ms or 0, lifo=job.lifo)
     return record
 
 
-def queue_afresh(step: Step, record: Record, job: NewJob) -> None:
-    """A new life for a known id; nothing of the old one is left."""
-    if record.part:  # The promise that the id is new was broken, and the job was open.
-        step.links.ended(step, record)
-    take_options(step, record, job)
+def queue_afresh(unit: Unit, record: Record, job: NewJob) -> None:
+    """Start a new incarnation of an existing id. Nothing of the old one stays."""
+    if record.group_role:  # The promise that the id is new was broken, and the job was open.
+        unit.links.ended(unit, record)
+    take_options(unit, record, job)
     record.ttl_ms, record.run_id, record.write_id = job.ttl_ms, job.run_id, job.write_id
     record.payload = job.payload
-    step.clear_signals(record)
+    unit.clear_signals(record)
     record.extras = job.stored_extras
     record.token = 0
     record.settled_as = ""
-    _clear(step, record)
-    _queue(step, record, run_at=instant(step, job), wall_at=job.run_at_ms or 0, lifo=job.lifo)
+    _clear(unit, record)
+    _queue(unit, record, run_at=instant(unit, job), wall_at=job.run_at_ms or 0, lifo=job.lifo)
 
 
-def take_options(step: Step, record: Record, job: NewJob | Slot) -> None:
-    """Options and priority of a new dispatch."""
+def take_options(unit: Unit, record: Record, job: NewJob | Slot) -> None:
+    """Take the options and priority of a new dispatch."""
     assert job.options is not None
-    record.options_key, record.packed_options = step.intern(job.options)
+    record.options_key, record.packed_options = unit.intern(job.options)
     record.priority = job.priority
     record.ttl_ms = job.ttl_ms
 
 
-def _clear(step: Step, record: Record) -> None:
+def _clear(unit: Unit, record: Record) -> None:
     record.blocked_by = ""
-    record.grip = 0
+    record.slot_hold = 0
     record.runs = record.failures = record.stalls = 0
     record.claimed_at = record.finished_at = record.kept_until = 0
     record.cancelling = 0
     record.failure = record.result = record.progress = record.rerun = None
     end_lease(record)
-    step.clear_log(record)
+    unit.clear_log(record)
 
 
-def _queue(step: Step, record: Record, *, run_at: int, wall_at: int, lifo: bool) -> None:
-    record.incarnation = step.draw()
+def _queue(unit: Unit, record: Record, *, run_at: int, wall_at: int, lifo: bool) -> None:
+    record.incarnation = unit.draw()
     record.renumber(record.incarnation, lifo=lifo)
-    record.enqueued_at = step.now_ms
-    record.expires_at = step.now_ms + record.ttl_ms if record.ttl_ms else 0
+    record.enqueued_at = unit.now_ms
+    record.expires_at = unit.now_ms + record.ttl_ms if record.ttl_ms else 0
     record.run_at = run_at
-    _go_by(step, record, wall_at)
+    _go_by(unit, record, wall_at)
     record.ready_at = 0
-    if record.binds and step.links.awaits_children(step, record):
+    if record.binds and unit.links.awaits_children(unit, record):
         pass
-    elif run_at > step.now_ms:
+    elif run_at > unit.now_ms:
         record.state = SCHEDULED
         if run_at >= STAGED_FROM_MS:
             record.expires_at = 0
-            step.queue.uses |= USES_STAGED
+            unit.queue.uses |= USES_STAGED
     else:
-        return_to_waiting(step, record)
-    step.note(_ENQUEUED, record, pri=record.priority, size=step.payload_size(record))
+        return_to_waiting(unit, record)
+    unit.note(_ENQUEUED, record, pri=record.priority, size=unit.payload_size(record))
 
 
-def update(step: Step, record: Record, job: NewJob) -> None:
-    """Redispatch of a pending job, as far as its flags go. It is of that run and write from now on."""
+def update(unit: Unit, record: Record, job: NewJob) -> None:
+    """Update a pending job as the flags of the dispatch say. It then belongs to that run and write."""
     conflict = job.conflict
     record.run_id, record.write_id = job.run_id, job.write_id
     if conflict.payload == "replace":
         record.payload = job.payload
     if conflict.options == "replace":
-        _replace_options(step, record, job)
+        _replace_options(unit, record, job)
     if conflict.reset_counts:
         record.failures = record.stalls = 0
-    _take_time(step, record, run_at=instant(step, job), wall_at=job.run_at_ms or 0, mode=conflict.run_at)
+    _take_time(unit, record, run_at=instant(unit, job), wall_at=job.run_at_ms or 0, mode=conflict.run_at)
 
 
-def _replace_options(step: Step, record: Record, job: NewJob | Slot) -> None:
-    take_options(step, record, job)
+def _replace_options(unit: Unit, record: Record, job: NewJob | Slot) -> None:
+    take_options(unit, record, job)
     record.renumber(abs(record.place), lifo=job.lifo)
-    record.expires_at = step.now_ms + job.ttl_ms if job.ttl_ms else 0
-    if record.part:
-        step.links.reordered(step, record)
+    record.expires_at = unit.now_ms + job.ttl_ms if job.ttl_ms else 0
+    if record.group_role:
+        unit.links.reordered(unit, record)
 
 
-def _take_time(step: Step, record: Record, *, run_at: int, wall_at: int, mode: str) -> None:
+def _take_time(unit: Unit, record: Record, *, run_at: int, wall_at: int, mode: str) -> None:
     if not replaces(run_at, record.run_at, mode):
         return
-    _go_by(step, record, wall_at)
+    _go_by(unit, record, wall_at)
     if record.state != BLOCKED:
-        due_at(step, record, run_at)
+        due_at(unit, record, run_at)
     elif record.blocked_by == "children":
-        record.run_at = run_at  # It does not move; its time counts when they have ended.
+        record.run_at = run_at  # The job stays blocked; the time counts when its children have ended.
 
 
 def replaces(new: int, old: int, mode: str) -> bool:
-    """Whether a dispatch's time takes the place of the one that is there."""
+    """Return whether a dispatch's time replaces the present one."""
     match mode:
         case "always":
             return True
@@ -264,14 +264,14 @@ def replaces(new: int, old: int, mode: str) -> bool:
             return False
 
 
-def keep_slot(step: Step, record: Record, job: NewJob) -> None:
-    """Keep a dispatch for after the run under way; a later one merges into it by its own flags."""
+def keep_slot(unit: Unit, record: Record, job: NewJob) -> None:
+    """Keep a dispatch for after the present run. A later dispatch merges into it by its own flags."""
     conflict = job.conflict
-    run_at, wall_at = instant(step, job), job.run_at_ms or 0
+    run_at, wall_at = instant(unit, job), job.run_at_ms or 0
     slot = record.slot
     if slot is None:
         slot = Slot(None, None, 0, False, 0, run_at, conflict.run_at, False, "", "", [], wall_at)
-    elif replaces(run_at, _due_of(step, slot), conflict.run_at):
+    elif replaces(run_at, _due_of(unit, slot), conflict.run_at):
         slot.run_at, slot.wall_at = run_at, wall_at
         slot.run_at_mode = "always" if slot.run_at_mode == "always" else conflict.run_at
     if conflict.payload == "replace":
@@ -285,22 +285,22 @@ def keep_slot(step: Step, record: Record, job: NewJob) -> None:
     record.slot = slot
 
 
-def _due_of(step: Step, slot: Slot) -> int:
-    return step.moment.when(slot.wall_at) if slot.wall_at else slot.run_at
+def _due_of(unit: Unit, slot: Slot) -> int:
+    return unit.moment.when(slot.wall_at) if slot.wall_at else slot.run_at
 
 
-def join_slot(step: Step, record: Record, listener: str) -> None:
-    """Have the dispatch that waits in the slot tell one more listener of its end."""
+def join_slot(unit: Unit, record: Record, listener: str) -> None:
+    """Add a listener to the dispatch that waits in the slot."""
     slot = record.slot
     assert slot is not None
     if listener not in slot.listeners:
         slot.listeners.append(listener)
         record.slot = slot
-        step.touch(record)
+        unit.touch(record)
 
 
-def absorb_slot(step: Step, record: Record) -> None:
-    """The job was put back: the dispatch that waited is applied to it as an update, before the one event is noted."""
+def absorb_slot(unit: Unit, record: Record) -> None:
+    """Apply the waiting dispatch to a job that was handed back, before its one event is logged."""
     slot = record.slot
     if slot is None:
         return
@@ -308,39 +308,39 @@ def absorb_slot(step: Step, record: Record) -> None:
     if slot.payload is not None:
         record.payload = slot.payload
     if slot.options is not None:
-        _replace_options(step, record, slot)
+        _replace_options(unit, record, slot)
     if slot.reset_counts:
         record.failures = record.stalls = 0
-    run_at = _due_of(step, slot)
-    _take_time(step, record, run_at=run_at, wall_at=slot.wall_at, mode=slot.run_at_mode)
-    drop_slot(step, record)
+    run_at = _due_of(unit, slot)
+    _take_time(unit, record, run_at=run_at, wall_at=slot.wall_at, mode=slot.run_at_mode)
+    drop_slot(unit, record)
 
 
-def drop_slot(step: Step, record: Record) -> None:
-    """There will be no rerun; who waited for it waits for the job itself."""
+def drop_slot(unit: Unit, record: Record) -> None:
+    """Drop the rerun. Its listeners wait for the job itself."""
     slot = record.slot
     if slot is not None:
         for listener in slot.listeners:
-            step.listen(record, listener)
+            unit.listen(record, listener)
         record.slot = None
 
 
-def _rerun(step: Step, record: Record, slot: Slot) -> None:
-    """After the end, the dispatch that waited: a new incarnation that still knows the token it was settled under."""
+def _rerun(unit: Unit, record: Record, slot: Slot) -> None:
+    """Start the waiting dispatch after the job's end: a new incarnation that still has the token of its settle."""
     lifo = record.lifo
     if slot.payload is not None:
         record.payload = slot.payload
     if slot.options is not None:
-        take_options(step, record, slot)
+        take_options(unit, record, slot)
         lifo = slot.lifo
     record.run_id, record.write_id = slot.run_id, slot.write_id
-    step.clear_signals(record)
+    unit.clear_signals(record)
     if record.binds:
         if record.state == FAILED:
-            step.links.removed(step, record)
-        step.links.forget(step, [record.id])
+            unit.links.removed(unit, record)
+        unit.links.forget(unit, [record.id])
     record.extras = record.extras.shed()
-    _clear(step, record)
-    _queue(step, record, run_at=_due_of(step, slot), wall_at=slot.wall_at, lifo=lifo)
+    _clear(unit, record)
+    _queue(unit, record, run_at=_due_of(unit, slot), wall_at=slot.wall_at, lifo=lifo)
     for listener in slot.listeners:
-        step.listen(record, listener)
+        unit.listen(record, listener)

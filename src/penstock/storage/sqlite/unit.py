@@ -1,7 +1,7 @@
-"""A verb's call on one queue, inside a transaction that may hold several of them.
+"""A unit of work: one verb's call on one queue, inside a transaction that may hold several of them.
 
-Verbs read records, change them in memory and note what happened; ``Step.save`` writes all of it with a few
-statements. So a transition is plain Python, and SQL only stores.
+Verbs read records, change them in memory and note events; ``Unit.save`` writes all of it with a few statements. So
+a transition is plain Python, and SQL only stores.
 """
 
 from __future__ import annotations
@@ -40,51 +40,51 @@ _pack_news = msgspec.msgpack.Encoder().encode
 
 
 class Links(Protocol):
-    """What a job whose annex binds has to do with others. Given from above: it stands on the transitions."""
+    """The effects of a linked job (``Record.binds``) on others. ``links.py`` implements it, above the transitions."""
 
-    def hold_back(self, step: Step, record: Record, *, keeps_number: bool) -> bool:
-        """A job is to enter waiting. True if it is blocked instead; then it has its state."""
+    def maybe_block(self, unit: Unit, record: Record, *, keeps_number: bool) -> bool:
+        """Block a job that is about to wait, if its links require it. Return whether it was blocked."""
         ...
 
-    def ended(self, step: Step, record: Record) -> None:
-        """A job has ended, or is removed before its end."""
+    def ended(self, unit: Unit, record: Record) -> None:
+        """Handle the end of a job, or its removal while open."""
         ...
 
-    def saving(self, step: Step, record: Record) -> None:
-        """A record is about to be written: what finds it by its ties is to agree. ``was`` is its state before."""
+    def saving(self, unit: Unit, record: Record) -> None:
+        """Update the indexes by links before a record is written. ``was`` is its previous state."""
         ...
 
-    def scheduled(self, step: Step, record: Record) -> None:
-        """A member of a group waits for a time to come, or for a signal."""
+    def scheduled(self, unit: Unit, record: Record) -> None:
+        """Handle a group member that waits for a time or a signal."""
         ...
 
-    def reordered(self, step: Step, record: Record) -> None:
-        """The priority of a member of a group has changed."""
+    def reordered(self, unit: Unit, record: Record) -> None:
+        """Handle a group member's new priority."""
         ...
 
-    def settle(self, step: Step) -> None:
-        """The verb has done all else."""
+    def settle(self, unit: Unit) -> None:
+        """Finish the groups after the verb has done everything else."""
         ...
 
-    def failed(self, step: Step, record: Record) -> None:
-        """A job, of whatever kind, has failed for good."""
+    def failed(self, unit: Unit, record: Record) -> None:
+        """Handle the permanent failure of any job, linked or not."""
         ...
 
-    def removed(self, step: Step, record: Record) -> None:
-        """The record of a job that failed or was cancelled goes."""
+    def removed(self, unit: Unit, record: Record) -> None:
+        """Handle the removal of a failed or cancelled job."""
         ...
 
-    def forget(self, step: Step, ids: Sequence[str]) -> None:
-        """The records of these ids go, and with them what hangs on them."""
+    def forget(self, unit: Unit, ids: Sequence[str]) -> None:
+        """Delete everything that hangs on the records of these ids."""
         ...
 
-    def awaits_children(self, step: Step, record: Record) -> bool:
-        """A job is queued. True if it is blocked, whatever its time."""
+    def awaits_children(self, unit: Unit, record: Record) -> bool:
+        """Block a job that is being queued if it has unfinished dependencies. Return whether it was blocked."""
         ...
 
 
-class Step:
-    """One call of one verb on one queue. All of it is written by ``save``, or nothing."""
+class Unit:
+    """One call of one verb on one queue. ``save`` writes all of it, or nothing."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Step:
         self.moment = queue.moment()
         self.now_ms = self.moment.now_ms
         self.mended = 0
-        """Damaged records that were put aside for this call."""
+        """The number of damaged records that were quarantined for this call."""
         self.notes = EventNotes()
         self.wakes: set[str] = set()
         self.links = links
@@ -109,10 +109,10 @@ class Step:
         self.limits: dict[str, Limit] = {}
         self.touched_groups: list[Group] = []
         self.outbox: list[tuple[str, Message]] = []
-        """What is to be said to other queues, before the call is over."""
+        """Messages to other queues, delivered before the call is over."""
         self.ends: deque[tuple[Dependent, End]] = deque()
-        self.works_off = False
-        self.giving = ""
+        self.is_delivering = False
+        self.linking_id = ""
         self._option_keys = option_keys
         self._known: dict[str, Record] = {}
         self._touched: dict[str, Record] = {}
@@ -124,47 +124,47 @@ class Step:
         self._without_signals: list[int] = []
 
     def set_moment(self, moment: Moment) -> None:
-        """Go by another time from here on."""
+        """Use another time from here on."""
         self.moment, self.now_ms = moment, moment.now_ms
 
     def is_over(self, record: Record) -> bool:
-        """Return whether only the next sweep keeps a finished record from being gone."""
+        """Return whether a finished record has expired and waits only for the next sweep."""
         return 0 < record.kept_until <= self.now_ms and self.moment.is_past(record.kept_until)
 
     def draw(self) -> int:
-        """The next number of the queue's counter: an incarnation, a place in line, or a token."""
+        """Draw the queue's next number: an incarnation, a place in line, or a token."""
         self.queue.seq += 1
         return self.queue.seq
 
     def draw_many(self, count: int) -> range:
-        """The next so many of these numbers."""
+        """Draw the next ``count`` numbers."""
         first = self.queue.seq + 1
         self.queue.seq += count
         return range(first, first + count)
 
     def note(self, kind: str, record: Record, **extra: Any) -> None:
-        """Log what happened to a job, with its state as it is now, and its group if it has one."""
+        """Log an event of a job, with its present state, and its group if it has one."""
         if record.binds and (group := record.extras.group):
             extra["grp"] = group
         self.notes.add(kind, self.now_ms, record, **extra)
 
     def tell(self, record: Record, *, state: str, also: Sequence[str] = ()) -> None:
-        """The job has ended: whoever waits for it is to be told, and ``also`` these listeners."""
+        """Notify the waiters of a job that has ended, and the listeners ``also``."""
         news = Finished(
             record.id, record.incarnation, STATES[state], record.result, shown_failure(record, state)
         )
-        if self._listeners:  # They came in this very call.
-            also = [*also, *(listener for one, listener in self._listeners if one is record)]
+        if self._listeners:  # Registered by this call.
+            also = [*also, *(listener for awaited, listener in self._listeners if awaited is record)]
             self._listeners = [pair for pair in self._listeners if pair[0] is not record]
         self.tell_of(record.key, news, also=also)
 
     def tell_of(self, key: int, news: Finished, *, also: Sequence[str] = ()) -> None:
-        """The same for a job known by its key alone (0: only ``also`` are told)."""
+        """Notify the waiters of the job with this key (0: none), and the listeners ``also``."""
         self._ended[key] = news
         self._told.extend((listener, news) for listener in also)
 
     def awaited(self, keys: list[int]) -> set[int]:
-        """Which of the jobs with these keys somebody waits for."""
+        """Return the keys of those jobs that have waiters."""
         return {job for job, _ in self.sql.execute(_news_sql["waiters_of"], (_json.encode(keys).decode(),))}
 
     def listen(self, record: Record, listener: str) -> None:
@@ -172,60 +172,60 @@ class Step:
         self._listeners.append((record, listener))
 
     def clear_log(self, record: Record) -> None:
-        """Drop the log lines of an earlier incarnation."""
+        """Delete the log lines of an earlier incarnation."""
         if record.key:
             self._without_log.append(record.key)
 
     def clear_signals(self, record: Record) -> None:
-        """Drop what signals have left. To be called while the annex still tells of it."""
+        """Delete kept signals. Call it while the extras still show that there are any."""
         if record.packed_extras is not None and record.key:
             extras = record.extras
             if extras.received or extras.kept:
                 self._without_signals.append(record.key)
 
     def find(self, ids: Iterable[str]) -> dict[str, Record]:
-        """The records of these ids. Until they are saved an id is one record, whoever asks for it."""
-        wanted = list(ids)
-        unknown = [id_ for id_ in wanted if id_ not in self._known] if self._known else wanted
+        """Return the records of these ids. Until they are saved, all callers get the same record for an id."""
+        ids = list(ids)
+        unknown = [id_ for id_ in ids if id_ not in self._known] if self._known else ids
         rows = self.sql.execute(_sql["by_ids"], (_json.encode(unknown).decode(), self.queue.key))
         self.adopt(rows)
         known = self._known
-        return {id_: known[id_] for id_ in wanted if id_ in known}
+        return {id_: known[id_] for id_ in ids if id_ in known}
 
     def knows_any(self, ids: list[str]) -> bool:
-        """Whether one of these ids has a record."""
+        """Return whether one of these ids has a record."""
         if self._known and not self._known.keys().isdisjoint(ids):
             return True
         listed = _json.encode(ids).decode()
         return bool(self.sql.execute(_sql["knows_any"], (listed, self.queue.key)).fetchone()[0])
 
     def adopt(self, rows: Iterable[Sequence[Any]]) -> list[Record]:
-        """The records of rows that were read. One that is known already stays what it has become meanwhile."""
+        """Return the records of these rows. A record that is known already keeps its changes."""
         return [self._known.get(row[1]) or self._adopt(Record(*row)) for row in rows]
 
     def _adopt(self, record: Record) -> Record:
         self._known[record.id] = record
         if record.binds:
-            record.note_part()
+            record.note_group_role()
         return record
 
     def meet(self, record: Record) -> None:
-        """A new record, not to be read again before it is saved."""
+        """Register a new record, so that ``find`` returns it before it is saved."""
         self._known[record.id] = record
 
     def touch(self, record: Record) -> None:
-        """The next ``save`` writes this record too: the verb is not about it, but it was changed."""
+        """Have the next ``save`` write this record too."""
         self._touched[record.id] = record
 
     def payload_size(self, record: Record) -> int:
-        """How large the stored payload is."""
+        """Return the size of the stored payload."""
         if record.payload is not None:
             return len(record.payload)
         return int(self.sql.execute(_sql["payload_size"], (record.key,)).fetchone()[0])
 
     def intern(self, options: Options) -> tuple[int, bytes]:
-        """The key under which these options are stored, and their packed form."""
-        if options is self._interned[0]:  # Hashing them takes longer than all the rest of an enqueue.
+        """Return the key of the stored options, and their packed form."""
+        if options is self._interned[0]:  # Hashing them would take longer than the rest of an enqueue.
             return self._interned[1]
         packed = pack_options(options)
         keys = self._option_keys
@@ -234,6 +234,10 @@ class Step:
             key = keys[packed] = int(self.sql.execute(_sql["options_key"], (packed,)).fetchone()[0])
         self._interned = (options, (key, packed))
         return key, packed
+
+    def flush(self) -> None:
+        """Write the records that ``touch`` marked, then news and listeners."""
+        self.save(())
 
     def save(self, records: Iterable[Record]) -> None:
         """Write new, changed and removed records, then news and listeners."""
@@ -252,8 +256,8 @@ class Step:
                 self.wakes.add("w")
         self._tell_waiters()
         self._delete([record.key for record in removed if record.key])
-        if tied := [record.id for record in removed if record.binds]:
-            self.links.forget(self, tied)
+        if linked := [record.id for record in removed if record.binds]:
+            self.links.forget(self, linked)
         self._insert(new)
         if self.queue.uses & USES_INSTANTS:
             self._save_instants((*removed, *changed, *new))
@@ -261,7 +265,7 @@ class Step:
             if record.binds or record.held_until:
                 self.links.saving(self, record)
             record.was = record.state
-        # One that has ended in the call it came in is written in full.
+        # A job that was enqueued and has ended in one call is written in full.
         self._update([*changed, *(record for record in new if record.finished_at)])
         if self._without_signals:
             self.sql.execute(_sql["delete_signals"], (_json.encode(self._without_signals).decode(),))
@@ -279,18 +283,18 @@ class Step:
         self.sql.executemany(_instants_sql["note"], timed)
 
     def forget_instants(self, ids: Sequence[str]) -> None:
-        """Let these jobs go by the queue's time alone."""
+        """Detach these jobs from the wall clock."""
         if ids:
             self.sql.execute(_instants_sql["forget"], (self.queue.key, _json.encode(ids).decode()))
 
     def _wake_if_sooner(self, due: list[int]) -> None:
-        """Who waits knows of the first due time there was when it asked."""
+        """Wake the waiters if a job is due before the time that they know."""
         first = self.next_due()
         if first is not None and min(due) <= first:
             self.wakes.add("w")
 
     def next_due(self) -> int | None:
-        """When the first of the scheduled jobs is due; staged ones never are."""
+        """Return when the first scheduled job is due. Staged jobs never are."""
         at: int | None = self.sql.execute(_sql["next_due"], (self.queue.key,)).fetchone()[0]
         return at
 
@@ -304,7 +308,7 @@ class Step:
         self.sql.executemany(_sql["insert_payload"], [(r.key, r.payload) for r in records])
 
     def next_key(self) -> int:
-        """The key of the next row of a job."""
+        """Return the key of the next row of a job."""
         return int(self.sql.execute(_sql["last_key"]).fetchone()[0] or 0) + 1
 
     def _update(self, records: Sequence[Record]) -> None:
@@ -332,10 +336,10 @@ class Step:
             self._told.extend((listener, self._ended[job]) for job, listener in waiters)
             self.sql.execute(_sql["delete_waiters"], listed)
         if self._told:
-            # By the clock on the wall: a listener's minute is not the queue's, which tests move.
+            # Wall time: a listener's minute is not the queue's, which tests move.
             at_ms = wall_ms()
-            told = dict.fromkeys(self._told)  # Who waited for the run and for its rerun is told once.
-            rows = [(self.queue.key, who, at_ms, _pack_news(news)) for who, news in told]
+            unique = dict.fromkeys(self._told)  # A listener may wait for both the run and its rerun.
+            rows = [(self.queue.key, listener, at_ms, _pack_news(news)) for listener, news in unique]
             self.sql.executemany(_news_sql["publish"], rows)
             self.wakes.add("n")
 
@@ -348,7 +352,7 @@ class Step:
 def _new_values(r: Record, queue: int) -> tuple[Any, ...]:
     return (
         r.key, queue, r.id, r.incarnation, r.state, r.priority, r.place, r.options_key, r.ttl_ms, r.run_id, r.write_id,
-        r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.blocked_by, r.packed_extras, r.binds, r.grip,
+        r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.blocked_by, r.packed_extras, r.binds, r.slot_hold,
     )  # fmt: skip
 
 
@@ -358,5 +362,5 @@ def _values(r: Record) -> tuple[Any, ...]:
         r.runs, r.failures, r.stalls, r.ready_at, r.run_at, r.enqueued_at, r.expires_at, r.claimed_at, r.finished_at,
         r.kept_until, r.token, r.settled_as, r.worker, r.lease_until, r.cancelling, r.failure, r.result, r.progress,
         r.rerun, r.packed_extras, r.binds, r.wake_at,
-        r.held_until, r.error_type, r.grip,
+        r.held_until, r.error_type, r.slot_hold,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What jobs used: sums by queue, task, group and flow, and each job's own in its annex."""
+"""Usage: sums by queue, task, group and flow, and each job's own amounts in its extras."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.storage.metrics import KEPT_DAYS, read_usage, scopes_of
 from penstock.storage.sqlite.budgets import renew, zero
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.statements import statements
-from penstock.storage.sqlite.unit import Step
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Usage
 
 _USED: Final = EventType.USED.value
@@ -23,35 +23,35 @@ _sql = statements("usage")
 _json = msgspec.json.Encoder()
 
 
-def add_usage(step: Step, record: Record, used: Mapping[str, int]) -> None:
-    """Add what a running job used to its own and to all sums it belongs to."""
-    if step.queue.has_budgets:
-        renew(step)
+def add_usage(unit: Unit, record: Record, used: Mapping[str, int]) -> None:
+    """Add the usage of a running job to its own amounts and to all sums that include it."""
+    if unit.queue.has_budgets:
+        renew(unit)
     extras = record.extras
     own = dict(extras.usage or {})
     for name, micros in used.items():
         own[name] = own.get(name, 0) + micros
     record.extras = msgspec.structs.replace(extras, usage=own)
     rows = [
-        (step.queue.key, scope, name, micros, step.now_ms)
+        (unit.queue.key, scope, name, micros, unit.now_ms)
         for scope in scopes_of(record.options.task, extras)
         for name, micros in used.items()
     ]
-    step.sql.executemany(_sql["add"], rows)
-    step.note(_USED, record, run=record.runs, data=_json.encode(dict(sorted(used.items()))).decode())
+    unit.sql.executemany(_sql["add"], rows)
+    unit.note(_USED, record, run=record.runs, data=_json.encode(dict(sorted(used.items()))).decode())
 
 
 def usage(sql: sqlite3.Connection, namespace: str, queue: str) -> list[Usage]:
-    """All sums of a queue."""
+    """Return all sums of a queue."""
     return read_usage(sql.execute(_sql["read"], (namespace, queue)))
 
 
-def reset_usage(step: Step) -> None:
+def reset_usage(unit: Unit) -> None:
     """Forget all sums."""
-    step.sql.execute(_sql["reset"], (step.queue.key,))
-    zero(step)
+    unit.sql.execute(_sql["reset"], (unit.queue.key,))
+    zero(unit)
 
 
-def forget_usage(step: Step) -> None:
-    """Forget sums that nothing was added to for long."""
-    step.sql.execute(_sql["forget"], (step.queue.key, step.now_ms - step.moment.hole[0] - KEPT_DAYS * DAY_MS))
+def forget_usage(unit: Unit) -> None:
+    """Forget sums that have not grown for a long time."""
+    unit.sql.execute(_sql["forget"], (unit.queue.key, unit.now_ms - unit.moment.hole[0] - KEPT_DAYS * DAY_MS))

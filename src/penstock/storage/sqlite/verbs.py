@@ -1,4 +1,5 @@
-"""What the parts of the engine have in common."""
+"""The verbs of ``SqliteStorage`` that operate and read. Each hands a function to the session, which runs it in a
+group."""
 
 from __future__ import annotations
 
@@ -54,66 +55,63 @@ from penstock.storage.values import (
 
 
 class Verbs:
-    """A part of the engine: verbs that hand their work to the session of the storage they are mixed into."""
+    """Base of the classes that hold the engine's verbs."""
 
     _namespace: str
 
     @property
     def _opened(self) -> Session:
-        """The session of this process. Raises ``StorageError`` if the storage is not open."""
+        """Return the session of this process. Raise ``StorageError`` if the storage is not open."""
         raise NotImplementedError
 
 
-# The verbs that operate on jobs and on queues.
-
-
 _CHECK_WEIGHT = 1_000_000
-"""Reads the whole database: never on a loop's thread."""
+"""Marks calls that read the whole database, so that they never run on a loop's thread."""
 
 
 class Operating(Verbs):
-    """Mixed into the engine. See ``storage.contract`` for what each verb promises."""
+    """The verbs that operate on jobs and queues. ``storage.contract`` describes them."""
 
     # Jobs
 
     async def cancel(self, queue: str, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
         act = job_verbs.cancel_rerun if rerun_only else job_verbs.cancel
-        return await self._opened.write(queue, lambda step: act(step, ids), weight=len(ids), ids=ids)
+        return await self._opened.write(queue, lambda unit: act(unit, ids), weight=len(ids), ids=ids)
 
     async def retry(self, queue: str, ids: Sequence[str]) -> list[RetryAnswer]:
         return await self._opened.write(
-            queue, lambda step: job_verbs.retry(step, ids), weight=len(ids), ids=ids
+            queue, lambda unit: job_verbs.retry(unit, ids), weight=len(ids), ids=ids
         )
 
     async def retry_all(self, queue: str, *, limit: int = 1000, cursor: str = "") -> Bulk:
         return await self._opened.write(
-            queue, lambda step: queue_verbs.retry_all(step, limit=limit, cursor=cursor), weight=limit
+            queue, lambda unit: queue_verbs.retry_all(unit, limit=limit, cursor=cursor), weight=limit
         )
 
     async def promote(self, queue: str, ids: Sequence[str]) -> list[PromoteAnswer]:
         return await self._opened.write(
-            queue, lambda step: job_verbs.promote(step, ids), weight=len(ids), ids=ids
+            queue, lambda unit: job_verbs.promote(unit, ids), weight=len(ids), ids=ids
         )
 
     async def dedup_of(self, queue: str, key: str) -> str | None:
         return await self._opened.read(lambda sql: dedup.dedup_of(sql, self._namespace, queue, key))
 
     async def clear_dedup(self, queue: str, key: str) -> bool:
-        return await self._opened.write(queue, lambda step: dedup.clear_dedup(step, key))
+        return await self._opened.write(queue, lambda unit: dedup.clear_dedup(unit, key))
 
     async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
-        return await self._opened.write(queue, lambda step: job_verbs.change(step, id, change), ids=[id])
+        return await self._opened.write(queue, lambda unit: job_verbs.change(unit, id, change), ids=[id])
 
     async def remove(self, queue: str, ids: Sequence[str]) -> list[RemoveAnswer]:
         return await self._opened.write(
-            queue, lambda step: job_verbs.remove(step, ids), weight=len(ids), ids=ids
+            queue, lambda unit: job_verbs.remove(unit, ids), weight=len(ids), ids=ids
         )
 
     async def remove_unchanged(
         self, queue: str, jobs: Sequence[Unchanged], *, consumer: str = ""
     ) -> list[UnchangedAnswer]:
         return await self._opened.write(
-            queue, lambda step: job_verbs.remove_unchanged(step, jobs, consumer=consumer), weight=len(jobs)
+            queue, lambda unit: job_verbs.remove_unchanged(unit, jobs, consumer=consumer), weight=len(jobs)
         )
 
     async def unstage(
@@ -121,38 +119,38 @@ class Operating(Verbs):
     ) -> Bulk:
         return await self._opened.write(
             queue,
-            lambda step: queue_verbs.unstage(step, write_id, keep=keep, limit=limit, cursor=cursor),
+            lambda unit: queue_verbs.unstage(unit, write_id, keep=keep, limit=limit, cursor=cursor),
             weight=limit,
         )
 
     async def signal(self, queue: str, id: str, name: str, data: bytes) -> SignalAnswer:
-        return await self._opened.write(queue, lambda step: suspend.signal(step, id, name, data))
+        return await self._opened.write(queue, lambda unit: suspend.signal(unit, id, name, data))
 
     # Holding finished jobs
 
     async def hold(self, queue: str, consumer: str, ids: Sequence[str], *, ttl_ms: int) -> list[HoldAnswer]:
         return await self._opened.write(
-            queue, lambda step: holds.hold(step, consumer, ids, ttl_ms=ttl_ms), weight=len(ids)
+            queue, lambda unit: holds.hold(unit, consumer, ids, ttl_ms=ttl_ms), weight=len(ids)
         )
 
     async def release(self, queue: str, consumer: str, ids: Sequence[str]) -> list[ReleaseAnswer]:
         return await self._opened.write(
-            queue, lambda step: holds.release(step, consumer, ids), weight=len(ids)
+            queue, lambda unit: holds.release(unit, consumer, ids), weight=len(ids)
         )
 
     # Queues
 
     async def pause(self, queue: str, *, group: str = "", duration_ms: int = 0) -> None:
-        await self._opened.write(queue, lambda step: queue_verbs.pause(step, group, duration_ms))
+        await self._opened.write(queue, lambda unit: queue_verbs.pause(unit, group, duration_ms))
 
     async def resume(self, queue: str, *, group: str = "") -> None:
-        await self._opened.write(queue, lambda step: queue_verbs.resume(step, group))
+        await self._opened.write(queue, lambda unit: queue_verbs.resume(unit, group))
 
     async def limit(
         self, queue: str, group: str, limit: Limit | None, *, expected: Limit | UnsetType | None = UNSET
     ) -> bool:
         return await self._opened.write(
-            queue, lambda step: limits.set_limit(step, group, limit, expected=expected)
+            queue, lambda unit: limits.set_limit(unit, group, limit, expected=expected)
         )
 
     async def limits(self, queue: str) -> LimitsOfQueue:
@@ -163,10 +161,10 @@ class Operating(Verbs):
     ) -> GroupPage:
         if keys:
             return await self._opened.write(
-                queue, lambda step: limits.read_groups(step, keys), weight=len(keys)
+                queue, lambda unit: limits.read_groups(unit, keys), weight=len(keys)
             )
         return await self._opened.write(
-            queue, lambda step: limits.list_groups(step, cursor=cursor, limit=limit), weight=limit
+            queue, lambda unit: limits.list_groups(unit, cursor=cursor, limit=limit), weight=limit
         )
 
     async def drain(
@@ -174,7 +172,7 @@ class Operating(Verbs):
     ) -> Bulk:
         return await self._opened.write(
             queue,
-            lambda step: queue_verbs.drain(step, scheduled=scheduled, limit=limit, cursor=cursor),
+            lambda unit: queue_verbs.drain(unit, scheduled=scheduled, limit=limit, cursor=cursor),
             weight=limit,
         )
 
@@ -183,19 +181,19 @@ class Operating(Verbs):
     ) -> Bulk:
         return await self._opened.write(
             queue,
-            lambda step: queue_verbs.clean(
-                step, state, older_than_ms=older_than_ms, limit=limit, cursor=cursor
+            lambda unit: queue_verbs.clean(
+                unit, state, older_than_ms=older_than_ms, limit=limit, cursor=cursor
             ),
             weight=limit,
         )
 
     async def obliterate(self, queue: str, *, force: bool = False) -> int:
         return await self._opened.write(
-            queue, lambda step: queue_verbs.obliterate(step, force=force), weight=_CHECK_WEIGHT
+            queue, lambda unit: queue_verbs.obliterate(unit, force=force), weight=_CHECK_WEIGHT
         )
 
     async def configure(self, queue: str, settings: QueueSettings) -> None:
-        await self._opened.write(queue, lambda step: queue_verbs.configure(step, settings))
+        await self._opened.write(queue, lambda unit: queue_verbs.configure(unit, settings))
 
     async def settings(self, queue: str) -> QueueSettings:
         return await self._opened.read(lambda sql: queries.settings(sql, self._namespace, queue))
@@ -203,7 +201,7 @@ class Operating(Verbs):
     async def check(self, queue: str, *, repair: bool = False) -> Checked:
         session = self._opened
         damaged = await session.mend(queue, weight=_CHECK_WEIGHT) if repair else {}
-        checked = await session.write(queue, lambda step: check(step, repair=repair), weight=_CHECK_WEIGHT)
+        checked = await session.write(queue, lambda unit: check(unit, repair=repair), weight=_CHECK_WEIGHT)
         return Checked(checked.records, {**checked.problems, **damaged}, repair)
 
     # Usage
@@ -215,20 +213,17 @@ class Operating(Verbs):
         await self._opened.write(queue, usage.reset_usage)
 
     async def set_budget(self, queue: str, budget: Budget) -> None:
-        await self._opened.write(queue, lambda step: budgets.set_budget(step, budget))
+        await self._opened.write(queue, lambda unit: budgets.set_budget(unit, budget))
 
     async def remove_budget(self, queue: str, name: str, *, flow: str = "") -> bool:
-        return await self._opened.write(queue, lambda step: budgets.remove_budget(step, name, flow))
+        return await self._opened.write(queue, lambda unit: budgets.remove_budget(unit, name, flow))
 
     async def budgets(self, queue: str) -> list[Budget]:
         return await self._opened.write(queue, budgets.budgets)
 
 
-# The verbs that read, that wait, and those of the event log.
-
-
 class Reading(Verbs):
-    """Mixed into the engine. See ``storage.contract`` for what each verb promises."""
+    """The verbs that read and wait, and those of the event log. ``storage.contract`` describes them."""
 
     def __init__(self) -> None:
         self._news_seen: dict[tuple[str, str], int] = {}
@@ -305,7 +300,7 @@ class Reading(Verbs):
         async def look() -> bool:
             return await session.read(lambda sql: queries.has_work(sql, self._namespace, queue))
 
-        # Not looked at again: what was signalled may be a due time that came nearer.
+        # A signal is enough: it may stand for a job that is due sooner than the waiter knew.
         return await session.until("w", queue, look, timeout_ms=timeout_ms, signalled=True)
 
     async def listen(self, queue: str, listener: str, *, timeout_ms: int) -> list[Finished]:
@@ -323,7 +318,7 @@ class Reading(Verbs):
 
     async def watch(self, queue: str, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
         return await self._opened.write(
-            queue, lambda step: queries.watch(step, ids, listener=listener), weight=len(ids)
+            queue, lambda unit: queries.watch(unit, ids, listener=listener), weight=len(ids)
         )
 
     # The event log
@@ -352,11 +347,11 @@ class Reading(Verbs):
 
     async def hold_events(self, queue: str, consumer: str, *, offset: int, ttl_ms: int) -> None:
         await self._opened.write(
-            queue, lambda step: eventlog.hold_events(step, consumer, offset=offset, ttl_ms=ttl_ms)
+            queue, lambda unit: eventlog.hold_events(unit, consumer, offset=offset, ttl_ms=ttl_ms)
         )
 
     async def release_events(self, queue: str, consumer: str) -> None:
-        await self._opened.write(queue, lambda step: eventlog.release_events(step, consumer))
+        await self._opened.write(queue, lambda unit: eventlog.release_events(unit, consumer))
 
     async def consumers(self, queue: str) -> list[Consumer]:
         return await self._opened.read(lambda sql: eventlog.consumers(sql, self._namespace, queue))

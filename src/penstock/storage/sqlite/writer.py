@@ -1,12 +1,12 @@
 """Group commit: all calls that are pending when the database is free share one transaction and one fsync.
 
 A ``Writer`` belongs to a database of this process: it has the connection that writes, and a thread. A ``Calls``
-belongs to a storage object and its event loop: it gathers calls, and when the writer is free runs them all.
+belongs to a storage object and its event loop: it gathers calls, and runs them all when the writer is free.
 
-Who runs the statements? A thread next to a busy event loop waits for the interpreter's lock after every
-statement, up to 5 ms each. So a small group runs on the loop's own thread, without a pause and without
-waiting for anything, and only the commit (the fsync) goes to the writer's thread. Large groups, and those that
-find the database locked by another process, run on the thread altogether.
+A thread beside a busy event loop waits for the interpreter's lock after every statement, up to 5 ms each. So a
+small group runs on the loop's own thread, without a pause and without waiting, and only the commit (the fsync) goes
+to the writer's thread. Large groups, and those that find the database locked by another process, run on the
+writer's thread entirely.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 from penstock.errors import StorageUnavailable
 from penstock.storage.sqlite.checkpoint import Checkpoints
 from penstock.storage.sqlite.connection import MEMORY, check_format
-from penstock.storage.sqlite.links import TIES
+from penstock.storage.sqlite.links import LINKS
 from penstock.storage.sqlite.lock import LONG_S, Turn, begin, is_full, quiet_s, translate, write_long_lock
 from penstock.storage.sqlite.transaction import Signal, Transaction
 
@@ -34,7 +34,7 @@ Work = Callable[[Transaction], Any]
 _GROUP_CALLS: Final = 256
 _GROUP_WEIGHT: Final = 20_000
 _INLINE_WEIGHT: Final = 2_000
-"""Jobs in a group that an event loop may be held up for: some tens of milliseconds."""
+"""The most jobs in a group that may hold up an event loop: some tens of milliseconds."""
 
 
 class _Call:
@@ -51,9 +51,9 @@ class _Call:
 class _Group:
     """Calls of one loop that share a transaction. ``transaction`` is set once they have run.
 
-    ``guarded``: one of them failed, so all are run again, each behind a savepoint. ``apart``: SQLite gave up their
-    transaction because of one of them, so each gets one of its own. ``asked_at``: when they asked for the lock.
-    ``has_waited``: another process had it then.
+    ``guarded``: a call failed, so all run again, each behind a savepoint. ``apart``: SQLite gave up their
+    transaction because of a call, so each gets its own. ``asked_at``: when they asked for the lock. ``has_waited``:
+    another process held it then.
     """
 
     __slots__ = ("apart", "asked_at", "calls", "guarded", "has_waited", "loop", "transaction")
@@ -69,7 +69,7 @@ class _Group:
 
     @property
     def has_run(self) -> bool:
-        """Return whether its calls have their answers, or have to be run apart."""
+        """Return whether the calls have their answers, or must run apart."""
         return self.transaction is not None or self.apart
 
     @property
@@ -81,7 +81,7 @@ class _Group:
             call.error = error
 
     def deliver(self) -> None:
-        """Answer the callers. On the loop's thread."""
+        """Answer the callers. Call it on the loop's thread."""
         for call in self.calls:
             if call.future.done():
                 continue
@@ -92,12 +92,12 @@ class _Group:
 
 
 class Writer:
-    """The one connection of this process that writes to a database, and the thread that commits.
+    """The connection of this process that writes to a database, and the thread that commits.
 
-    ``on_commit`` is called with the signals of every commit, on whatever thread that is. ``find_loss`` is called before
-    a group is answered, on its loop's thread: it returns why none of its calls reached the store, if that is so.
-    ``asked_at`` is when this process began to open the database, by the monotonic clock, and ``has_waited`` whether
-    another process had the lock then.
+    ``on_commit`` receives the signals of every commit, on any thread. ``find_loss`` is called on the loop's thread
+    before a group is answered: it returns an error if the calls did not reach the store. ``asked_at`` is when this
+    process began to open the database, by the monotonic clock, and ``has_waited`` whether another process held the
+    lock then.
     """
 
     def __init__(
@@ -131,19 +131,19 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def acquire(self, calls: Calls) -> bool:
-        """Take the connection, or be woken when it is free."""
+        """Take the connection, or queue up to be woken when it is free."""
         if self._free.acquire(blocking=False):
             return True
         self._lined_up.append(calls)
-        # It may have become free in between, with nobody left to wake us.
+        # It may have become free in between, with no owner left to wake us.
         return self._free.acquire(blocking=False)
 
     def line_up(self, calls: Calls) -> None:
-        """Be woken when the connection is free again. To be called by its owner, before ``run``."""
+        """Queue up to be woken when the connection is free again. Its owner calls this before ``run``."""
         self._lined_up.append(calls)
 
     def run(self, group: _Group) -> None:
-        """Run and commit a group. The connection must have been acquired; it is released when that is done."""
+        """Run and commit a group, then release the connection, which the caller has acquired."""
         if group.weight <= _INLINE_WEIGHT:
             self._run_inline(group)
         if group.transaction is not None and self._path == MEMORY:
@@ -155,7 +155,7 @@ class Writer:
         self._inbox.put(group)
 
     def close(self) -> None:
-        """End the thread and close the connection, after what is under way. Nobody can acquire it any more."""
+        """End the thread and close the connection, after the group under way. It cannot be acquired any more."""
         self._free.acquire()
         if self._thread is not None:
             self._inbox.put(None)
@@ -169,14 +169,15 @@ class Writer:
             self._complete(group, deliver=partial(_call_soon, group.loop, partial(self._deliver, group)))
 
     def _deliver(self, group: _Group) -> None:
-        """Answer the callers of a group. On the loop's thread, where looking at the file waits for no other thread."""
+        """Answer the callers of a group. Runs on the loop's thread, where checking the file waits for no other
+        thread."""
         loss = self._find_loss()
         if loss is not None:
             group.refuse(loss)
         group.deliver()
 
     def _run_inline(self, group: _Group) -> None:
-        """Run the calls here and now, unless another process has the lock; the thread then does what is left."""
+        """Run the calls here, unless another process holds the lock; the thread then does the rest."""
         try:
             while not group.has_run:
                 if self._turn is not None and not self._turn.is_mine(group.asked_at):
@@ -195,10 +196,10 @@ class Writer:
             raise
 
     def _complete(self, group: _Group, *, deliver: Callable[[], None]) -> None:
-        """Bring a group to its end, whatever that is, then let the next have the connection.
+        """Commit or refuse a group, then let the next have the connection.
 
-        Calls have their answers since they ran. What keeps those of a group that was not committed from being
-        delivered is that it is refused first, before anything else can go wrong.
+        Calls have their answers once they have run. A group that was not committed is refused before anything else
+        can fail, so that these answers are never delivered.
         """
         signals: set[Signal] = set()
         checkpoints, is_due = self._checkpoints, False
@@ -234,9 +235,9 @@ class Writer:
         return self._run_apart(group)
 
     def _run_calls(self, group: _Group) -> None:
-        """Run all of a group in the open transaction, which is rolled back if that cannot be done.
+        """Run all calls of a group in the open transaction; roll it back if one fails.
 
-        Few calls fail, and a savepoint for each costs two statements. So they are run without at first.
+        Few calls fail, and a savepoint costs two statements per call. So the first attempt uses none.
         """
         run = self._run_call if group.guarded else _run_bare
         try:
@@ -251,19 +252,19 @@ class Writer:
             group.transaction = transaction
 
     def _transaction(self, asked_at: float, *, has_waited: bool) -> Transaction:
-        """Return what the calls of the open transaction share. Raise ``StorageVersion`` if the format has changed."""
+        """Return the shared state of the open transaction. Raise ``StorageVersion`` if the format has changed."""
         if self._path != MEMORY:
             check_format(self.sql, self._path)
         if self._long_lock is not None:
             since_s, until_s = (monotonic() - at for at in self._long_lock)
             write_long_lock(self.sql, since_s=since_s, until_s=until_s)
         locked_at = self._locked_at(asked_at, has_waited=has_waited)
-        return Transaction(self.sql, self._option_keys, TIES, locked_at=locked_at)
+        return Transaction(self.sql, self._option_keys, LINKS, locked_at=locked_at)
 
     def _locked_at(self, asked_at: float, *, has_waited: bool) -> float:
-        """Return since when no other process than the one that had the lock before us could write.
+        """Return since when no process could write, except the one that held the lock before us.
 
-        It was taken before we asked for it, but after the file was last written, and after we last had it.
+        It took the lock before we asked for it, but after the file was last written, and after we last held it.
         """
         now = monotonic()
         if not has_waited or now - self._held_at < LONG_S:
@@ -271,15 +272,15 @@ class Writer:
         return min(asked_at, max(self._held_at, now - quiet_s(self.sql)))
 
     def _note_lock(self, locked_at: float) -> None:
-        """Note for the next transaction that nobody else could write since ``locked_at``, if that was long."""
+        """Remember for the next transaction that others could not write since ``locked_at``, if that was long."""
         self._held_at = monotonic()
         if self._held_at - locked_at >= LONG_S:
             self._long_lock = (locked_at, self._held_at)
 
     def _run_call(self, transaction: Transaction, call: _Call) -> None:
-        """Run a call so that its failure leaves nothing behind and does not touch the others."""
+        """Run a call so that its failure leaves nothing behind and does not affect the others."""
         if call.future.cancelled():
-            return  # A claim that nobody waits for would lease jobs to nobody.
+            return  # A claim without a caller would lease jobs to no worker.
         self.sql.execute("SAVEPOINT call")
         try:
             call.error = None
@@ -293,7 +294,7 @@ class Writer:
         self.sql.execute("RELEASE call")
 
     def _run_apart(self, group: _Group) -> set[Signal]:
-        """Run each call in a transaction of its own. The first that finds the disk full has a second try."""
+        """Run each call in its own transaction. The first one that finds the disk full gets a second attempt."""
         signals: set[Signal] = set()
         checkpoints = self._checkpoints
         for call in group.calls:
@@ -305,7 +306,7 @@ class Writer:
         return signals
 
     def _run_alone(self, call: _Call, signals: set[Signal]) -> Exception | None:
-        """Run and commit a call, and add its signals. Return the error that kept it from being committed."""
+        """Run and commit a call, and add its signals. Return the error that prevented the commit."""
         asked_at = monotonic()
         try:
             has_waited = begin(self.sql, timeout_s=self._timeout_s, turn=self._turn)
@@ -334,11 +335,11 @@ class Writer:
             try:
                 self.sql.execute("ROLLBACK")
             except sqlite3.Error:
-                pass  # Nobody can begin another before this is done, and whoever tries does it again.
+                pass  # No transaction can begin before this succeeds, and the next attempt repeats it.
 
     def _interrupted(self, interrupt: BaseException) -> StorageUnavailable:
         return StorageUnavailable(
-            f"{self._path}: the call was interrupted by {interrupt!r}. Look whether it took effect, then repeat it."
+            f"{self._path}: the call was interrupted by {interrupt!r}. Check whether it took effect, then repeat it."
         )
 
     def _release(self) -> None:
@@ -353,7 +354,7 @@ def _run_bare(transaction: Transaction, call: _Call) -> None:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    """Run it on the loop's thread; a loop that is closed has nobody waiting."""
+    """Run ``callback`` on the loop's thread. A closed loop has no waiting callers."""
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
@@ -361,7 +362,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
 
 
 class Calls:
-    """The calls of one storage object, gathered until the writer is free. For its loop's thread only."""
+    """The calls of one storage object, gathered until the writer is free. Used on its loop's thread only."""
 
     def __init__(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
         self._writer = writer
@@ -370,25 +371,26 @@ class Calls:
         self._flush_due = False
 
     def submit(self, work: Callable[[Transaction], Answer], *, weight: int = 1) -> asyncio.Future[Answer]:
-        """Run ``work`` in a transaction; the future is done once that is committed. ``weight``: how many jobs."""
+        """Run ``work`` in a transaction; the future is done once that is committed. ``weight`` is the number of
+        jobs."""
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._pending.append(_Call(work, weight, future))
         self._schedule()
         return future
 
     def close(self, reason: Exception | None = None) -> None:
-        """Refuse what has not begun."""
+        """Refuse the calls that have not started."""
         group = _Group(self._loop, list(self._pending))
         self._pending.clear()
-        group.refuse(reason or StorageUnavailable("The storage was closed before the call was made."))
+        group.refuse(reason or StorageUnavailable("The storage was closed before the call ran."))
         group.deliver()
 
     def wake(self) -> None:
-        """The connection is free. From any thread."""
+        """Run the pending calls: the connection is free. Call it from any thread."""
         _call_soon(self._loop, self._schedule)
 
     def _schedule(self) -> None:
-        # Not at once: those who were just answered may have more to ask, and belong to the same group.
+        # Not immediately: callers that were just answered may make more calls, which join this group.
         if self._pending and not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -402,10 +404,10 @@ class Calls:
             self._writer.run(group)
 
     def _take(self) -> list[_Call]:
-        taken: list[_Call] = []
+        calls: list[_Call] = []
         weight = 0
-        while self._pending and len(taken) < _GROUP_CALLS and weight < _GROUP_WEIGHT:
+        while self._pending and len(calls) < _GROUP_CALLS and weight < _GROUP_WEIGHT:
             call = self._pending.popleft()
             weight += call.weight
-            taken.append(call)
-        return taken
+            calls.append(call)
+        return calls
