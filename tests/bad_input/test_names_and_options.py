@@ -44,9 +44,9 @@ def make_task(app: App) -> Task:
         (lambda app: App(serde="yaml"), ("serde='yaml'", "json, msgpack, raw")),
         (lambda app: App(max_payload="much"), ("max_payload='much'", "1MiB")),
         (lambda app: AnyApp(Path("jobs.db")), ("PosixPath", "sqlite:///")),
-        (lambda app: app.worker(concurrency=0), ("concurrency=0", "from 1 to")),
+        (lambda app: app.worker(concurrency=0), ("concurrency must be", "from 1 to", "got 0")),
         (lambda app: app.worker(queues="mail"), ("queues='mail' is one text", "['mail']")),
-        (lambda app: app.worker(lease="1s", heartbeat="1s"), ("heartbeat='1s'", "at least two")),
+        (lambda app: app.worker(lease="1s", heartbeat="1s"), ("heartbeat must be at most half", "got '1s'")),
         (lambda app: app.queue("q").events(after=-1), ("after=-1", "from 0 to")),
     ],
 )
@@ -72,7 +72,7 @@ def test_an_option_that_is_unknown_or_has_no_usable_value_is_refused_when_it_is_
         (lambda task, _: task.enqueue(attempts=3), ("not a parameter", "pack.options(attempts=...)")),
         (lambda task, _: task.call(timeout="1s"), ("pack.options(wait=...).call(...)",)),
         (lambda _, queue: queue.enqueue(1, colour="red"), ("queue 'orders' has no option 'colour'",)),
-        (lambda _, queue: queue.enqueue_many([1], id="a"), ("id is one job's", "ids=[...]")),
+        (lambda _, queue: queue.enqueue_many([1], id="a"), ("id belongs to a single job", "ids=[...]")),
         (lambda _, queue: queue.configure(keep=1), ("no option 'keep'", "keep_failed")),
         (lambda task, _: task.options(delay=-1).enqueue(), ("delay=-1", "negative", '"30s"')),
         (lambda task, _: task.options(delay="soon").enqueue(), ("delay='soon'", "cannot be read", '"30s"')),
@@ -200,7 +200,7 @@ async def test_a_bad_name_of_a_task_or_consumer_is_refused_and_changes_nothing(a
 
 async def test_arguments_that_do_not_fit_the_function_are_refused_with_its_signature(app: App) -> None:
     task = make_task(app)
-    async with refused(app, InvalidInput, "cannot be called like this", "item"):
+    async with refused(app, InvalidInput, "cannot be called with these arguments", "item"):
         await task.enqueue("a", item="b")
 
 

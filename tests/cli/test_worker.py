@@ -274,7 +274,7 @@ def test_a_worker_that_cannot_start_says_why(penstock: Shell, tmp_path: Path) ->
     assert "Did you mean '--concurrency'?" in penstock.refused("worker", "--concurency", "3", code=2)
     (tmp_path / "tasks.py").write_text("app = 7\n")
     assert "tasks:app is not an app, but of type int" in penstock.refused("worker", "tasks:app", code=3)
-    assert "concurrency=0" in penstock.refused("worker", "-c", "0", code=2)
+    assert "got 0" in penstock.refused("worker", "-c", "0", code=2)
     assert "is not a weight" in penstock.refused("worker", "-q", "a=b", code=2)
 
 

@@ -180,7 +180,7 @@ async def test_a_result_has_no_error_and_a_failure_no_result(memory_app: App) ->
         with pytest.raises(JobFailed, match="odd"):
             await bad.result(timeout="10s")
     assert len(refused) == 2
-    with pytest.raises(InvalidOption, match="is not an exception"):
+    with pytest.raises(InvalidOption, match="error must be an exception"):
         Execution(None, "failed").error = "text"  # type: ignore[arg-type, assignment]
 
 

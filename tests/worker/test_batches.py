@@ -132,7 +132,7 @@ async def test_results_may_be_given_by_job_id(memory_app: App) -> None:
     async with working(memory_app):
         assert await jobs[0].result(timeout="10s") == "A"
         assert await jobs[2].result(timeout="10s") == "B"
-        with pytest.raises(JobFailed, match=r"BatchMismatch: .* none of this one"):
+        with pytest.raises(JobFailed, match=r"BatchMismatch: .* none for this one"):
             await jobs[1].result(timeout="10s")
 
 

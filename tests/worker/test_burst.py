@@ -33,7 +33,7 @@ async def test_members_of_a_paused_group_are_left(app: App, said: pytest.LogCapt
     await burst(app)
     assert await free.refresh() is State.COMPLETED
     assert [await job.refresh() for job in held] == [State.BLOCKED] * 3
-    assert "3 blocked jobs that wait for somebody" in said.text
+    assert "3 blocked jobs that need an action" in said.text
 
 
 async def test_a_group_that_is_parked_is_waited_for(app: App) -> None:

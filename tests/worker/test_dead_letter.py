@@ -83,7 +83,7 @@ async def test_a_letter_is_treated_as_the_app_and_its_task_say(
 
 
 def test_a_letter_takes_no_option_of_an_enqueue() -> None:
-    with pytest.raises(InvalidOption, match="priority=1 cannot be given to a dead letter"):
+    with pytest.raises(InvalidOption, match="priority=1 does not apply to dead letters"):
         App("memory://").dead_letter("mail", priority=1)(lambda letter: None)
 
 

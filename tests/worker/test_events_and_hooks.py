@@ -234,5 +234,5 @@ async def test_listeners_may_be_put_in_by_a_decorator(memory_app: App) -> None:
     await greet.enqueue("ada")
     await worker.run()
     assert seen == ["greet"]
-    with pytest.raises(InvalidOption, match="no worker event is called 'finished'"):
+    with pytest.raises(InvalidOption, match="unknown worker event 'finished'"):
         worker.on("finished")

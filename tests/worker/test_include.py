@@ -184,7 +184,7 @@ def test_an_app_in_the_script_whose_modules_import_it_again_is_explained(tmp_pat
         "    app.worker(burst=True).run_sync()\n",
     )
 
-    assert "because it is made in the script that runs" in ran.stderr
+    assert "because the running script creates it" in ran.stderr
 
 
 async def test_a_worker_may_have_handlers_commands_or_what_a_start_hook_registers_instead() -> None:

@@ -188,7 +188,7 @@ async def test_a_limit_of_one_serves_all_queues_that_wake_it(memory_app: App) ->
     [
         ({"limit": "many"}, "limit='many'"),
         ({"limit": 10}, "limit=10"),
-        ({"limits": "10/s"}, "limits='10/s' is not a mapping"),
+        ({"limits": "10/s"}, "limits must be a mapping of rates"),
         ({"limits": {"other": "1/s"}}, "'other', which is not a queue of this worker"),
         ({"limits": {"mail": "1"}}, r"limits\['mail'\]='1'"),
     ],

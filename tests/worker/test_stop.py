@@ -86,7 +86,7 @@ async def test_what_does_not_finish_in_its_grace_is_handed_back_uncounted(
     assert (info.state, info.failures, info.stalls, info.runs) == (State.WAITING, 0, 0, 1)
     assert cleaned.is_set()
     assert [event.id for event in released] == [job.id]
-    assert f"hands back jobs that its grace did not suffice for: default/{job.id}" in caplog.text
+    assert f"hands back jobs that did not finish within its grace: default/{job.id}" in caplog.text
 
 
 async def test_a_thread_that_goes_on_does_not_keep_the_worker_from_ending(app: App) -> None:
@@ -454,3 +454,22 @@ async def test_an_app_with_one_open_storage_beats_on_the_workers_loop(tmp_path: 
         await app.close()
     finally:
         await storage.close()
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+async def test_a_worker_with_an_ignored_sigint_says_how_to_stop_it(
+    app: App, caplog: pytest.LogCaptureFixture, ignored: bool
+) -> None:
+    @app.task
+    async def note() -> None: ...
+
+    caplog.set_level("INFO", logger="penstock.worker")
+    before = signal.getsignal(signal.SIGINT)
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        async with working(app):
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ("SIGINT is ignored (inherited): stop with SIGTERM" in caplog.text) == ignored

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from penstock.errors import StorageError
 from penstock.worker.context import JobContext
-from penstock.worker.reporter import Receipt, Words
+from penstock.worker.reporter import JobUpdate, Receipt
 from penstock.worker.runners.command import LogTail
 
 
@@ -20,9 +20,9 @@ class Log:
         self.lines: list[str] = []
         self.skipped = 0
 
-    def pass_on(self, words: Words) -> Receipt:
-        self.lines.append(words.log or "")
-        self.skipped += words.log_skipped
+    def pass_on(self, update: JobUpdate) -> Receipt:
+        self.lines.append(update.log or "")
+        self.skipped += update.log_skipped
         return Receipt()
 
 

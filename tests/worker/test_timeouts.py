@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -141,3 +142,33 @@ async def test_time_spent_waiting_for_a_thread_does_not_count(memory_app: App) -
         exceed_timeouts(worker)
         release.set()
         assert await job.result(timeout="10s") == 1
+
+
+async def test_a_function_that_blocks_the_loop_beyond_its_timeout_is_logged(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The timer cannot fire while the loop is blocked, so the job completes."""
+
+    @app.task(timeout="50ms")
+    async def hog() -> str:
+        time.sleep(0.1)
+        return "done"
+
+    async with working(app):
+        job = await hog.enqueue()
+        assert await job.result(timeout="10s") == "done"
+    (record,) = [record for record in caplog.records if "blocked" in record.getMessage()]
+    assert record.levelname == "WARNING"
+    assert record.id == job.id  # type: ignore[attr-defined]
+    assert "timeout 50ms: the function blocked the event loop; use a plain def" in record.getMessage()
+
+
+async def test_a_function_that_ends_within_its_timeout_is_not_logged_as_blocking(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(timeout="10s")
+    async def quick() -> None: ...
+
+    async with working(app):
+        await quick.call()
+    assert "blocked" not in caplog.text

@@ -12,8 +12,8 @@ from penstock.core.job import Lease, Options
 from penstock.core.lifecycle import OPEN
 from penstock.errors import Snooze, UnknownTask
 from penstock.worker import handlers
-from penstock.worker.handlers import Unknown
-from penstock.worker.run import Plan, Run
+from penstock.worker.handlers import UnknownTasks
+from penstock.worker.run import Handler, Run
 from penstock.worker.slots import ServedQueue
 from tests.worker.conftest import until, working
 
@@ -104,19 +104,19 @@ async def test_a_worker_lists_the_tasks_it_does_not_know(app: App) -> None:
 
 def _run(served: ServedQueue, *, id: str = "a", run: int = 1) -> Run:
     lease = Lease(id, 1, 1, run, 0, 0, b"", Options(task="nowhere"), 0, 0, 0)
-    plan: Any = Plan("nowhere", "async", None, bytes, None)  # type: ignore[arg-type]
-    return Run(lease, served, plan, 0.0)
+    handler: Any = Handler("nowhere", "async", None, bytes, None)  # type: ignore[arg-type]
+    return Run(lease, served, handler, 0.0)
 
 
 def test_the_delay_grows_to_ten_seconds() -> None:
-    unknown, served = Unknown(3_600_000), ServedQueue("default")
+    unknown, served = UnknownTasks(3_600_000), ServedQueue("default")
     answers = [unknown.hand_back(_run(served, run=run), UnknownTask("x")) for run in (1, 2, 3, 6, 7, 1000)]
     assert [answer.delay for answer in answers if isinstance(answer, Snooze)] == [0.25, 0.5, 1, 8, 10, 10]
 
 
 def test_of_many_jobs_only_the_newest_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers, "_MOST_WATCHED", 10)
-    unknown, served = Unknown(3_600_000), ServedQueue("default")
+    unknown, served = UnknownTasks(3_600_000), ServedQueue("default")
     for n in range(100):
         assert isinstance(unknown.hand_back(_run(served, id=str(n)), UnknownTask("x")), Snooze)
     assert len(unknown._seen_at) == 10

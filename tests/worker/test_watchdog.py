@@ -69,7 +69,7 @@ async def test_a_loop_that_stands_still_is_reported_once_with_its_stack(
     watched.look(WARN_AFTER_S)
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert "has not turned for 10 s" in record.getMessage()
+    assert "has been blocked for 10 s" in record.getMessage()
     assert "in test_a_loop_that_stands_still" in caplog.text
     watched.loop.turn()
     assert "turns again after 19 s" in caplog.records[1].getMessage()
@@ -185,9 +185,9 @@ async def test_sigterm_ends_a_worker_whose_jobs_log_odd_text(tmp_path: Path) -> 
 BLOCKING = """
 import sys, time
 from penstock import App
-from penstock.worker import watchdog, worker
+from penstock.worker import health, worker
 
-watchdog.PATIENCE_S = worker.PATIENCE_S = 0.5
+health.PATIENCE_S = worker.PATIENCE_S = 0.5
 app = App(sys.argv[1])
 
 @app.task(queue="q")

@@ -1,4 +1,4 @@
-"""The worker: claims jobs, runs their handlers, settles what became of them.
+"""The worker: claims jobs, runs their handlers and settles their outcomes.
 
 ``worker.py`` wires a running process together; every other file is one of its parts.
 """

@@ -1,15 +1,15 @@
-"""Batches: the runs of one handler, gathered until they are enough or the first has waited long enough.
+"""Batches: the runs of one handler, gathered until the batch is full or its first run has waited long enough.
 
-Every job keeps a run of its own, with its lease, heartbeat, timeout, middleware and outcome; only the call of the
-handler is shared. A run joins a batch and waits for its part of the answer:
+Every job keeps its own run, with lease, heartbeat, timeout, middleware and outcome; only the call of the handler is
+shared. A run joins a batch and waits for its part of the answer:
 
 ======================================  ==========================================================================
-the handler returns a list              the i-th item is the i-th job's result, or its exception
-a mapping                               the same by job id; a job that is not in it fails
-nothing                                 all jobs complete, without a result
-the handler raises                      that is what every job of the batch raised
-a job is cancelled, expires or is lost  it leaves; the handler goes on for the others, and is stopped with the last
-a job's timeout is over                 the handler is stopped, for all of them: the shortest timeout is the batch's
+the handler returns a list              item i is the result of job i, or its exception
+the handler returns a mapping           results by job id; a job that is missing fails
+the handler returns ``None``            all jobs complete, without a result
+the handler raises                      every job of the batch raises the same
+a job is cancelled, expires or is lost  it leaves; the handler continues for the others, and stops after the last
+a job times out                         the handler is stopped for all jobs: the shortest timeout counts
 ======================================  ==========================================================================
 """
 
@@ -28,11 +28,11 @@ from penstock.worker.run import Run
 
 
 class BatchMismatch(Exception):
-    """What a batch handler returned cannot be told apart into one result for each job."""
+    """The return value of a batch handler cannot be divided into one result for each job."""
 
 
 class Timeout(Exception):
-    """The batch was stopped because another job's time in it was over."""
+    """The batch was stopped because another of its jobs timed out."""
 
 
 class Member(NamedTuple):
@@ -45,12 +45,12 @@ class Member(NamedTuple):
 
 class _Raised(NamedTuple):
     error: BaseException
-    # Kept apart: every member raises the same object, and each time would make its traceback longer.
+    # Kept separately: every member raises the same object, and each raise would extend its traceback.
     traceback: TracebackType | None
 
 
 class Batch:
-    """Members of one call of the handler. ``call`` is set when it has begun."""
+    """The members of one call of the handler. ``call`` is set once it has started."""
 
     __slots__ = ("call", "members", "overdue", "timer")
 
@@ -75,10 +75,10 @@ class Batch:
 
 
 class Batcher:
-    """Gathers the runs of one handler; everything here happens on the worker's loop.
+    """Gathers the runs of one handler, on the worker's loop.
 
-    ``handle(batch)`` calls the handler and gives what it returned. ``most`` is how many runs there can be at a
-    time: to wait for more would be in vain.
+    ``handle(batch)`` calls the handler and returns its result. ``most`` is the highest number of runs at a time, so a
+    batch does not wait for more.
     """
 
     def __init__(self, batching: Batching, *, most: int, handle: Callable[[Batch], Awaitable[Any]]) -> None:
@@ -86,13 +86,13 @@ class Batcher:
         self._wait_s = batching.wait_ms / 1000
         self._handle = handle
         self._loop = asyncio.get_running_loop()
-        # The handler's: made here, where no job's variables are set.
+        # The handler's context, copied here, where no job's variables are set.
         self._context = contextvars.copy_context()
         self._filling: Batch | None = None
 
     async def join(self, run: Run, item: Any) -> Any:
-        """Wait for the run's part of a batch: its result, or what it raised."""
-        run.started_at = 0.0  # its time has not begun
+        """Wait for the run's part of a batch; return its result or raise its exception."""
+        run.started_at = 0.0  # the timeout starts with the batch
         member = Member(run, item, self._loop.create_future())
         batch = self._add(member)
         try:
@@ -105,7 +105,7 @@ class Batcher:
         return part
 
     def flush(self) -> None:
-        """Begin with those that are there: no more will come."""
+        """Start the current batch, because no more runs will join."""
         if self._filling is not None:
             self._begin(self._filling)
 
@@ -122,7 +122,7 @@ class Batcher:
     def _begin(self, batch: Batch) -> None:
         self._close(batch)
         for member in batch.members:
-            if member.run.abort is not None:  # in a thread's queue nobody is woken to leave
+            if member.run.abort is not None:  # a run that waits for a thread is not woken to leave
                 member.run.saw_abort = True
                 _tell(member, None)
         batch.members = [member for member in batch.members if not member.part.done()]
@@ -137,7 +137,7 @@ class Batcher:
             self._filling = None
 
     async def _leave(self, batch: Batch, member: Member) -> None:
-        """A run is to stop. Returns when the handler no longer works for it."""
+        """Take a run that must stop out of its batch. Return when the handler no longer works for it."""
         if batch.call is None:
             batch.members.remove(member)
             if not batch.members:
@@ -177,12 +177,12 @@ def _parts(members: Sequence[Member], answer: Any) -> Sequence[Any]:
     if not isinstance(answer, list | tuple):
         raise BatchMismatch(
             f"the handler returned a {type(answer).__qualname__} for a batch of {len(members)} jobs. "
-            "Return a list with one result for each, a dict by job id, or nothing."
+            "Return a list with one result for each job, a dict by job id, or None."
         )
     if len(answer) != len(members):
         raise BatchMismatch(
-            f"the handler returned {len(answer)} results for a batch of {len(members)} jobs. Return one for each, "
-            "in the order of the items; an exception in its place fails that job alone."
+            f"the handler returned {len(answer)} results for a batch of {len(members)} jobs. Return one for each job, "
+            "in the order of the items; an exception in place of a result fails only that job."
         )
     return [_part(item) for item in answer]
 
@@ -195,15 +195,19 @@ def _parts_by_id(members: Sequence[Member], answer: Mapping[Any, Any]) -> list[A
             f"the handler returned a result for {min(map(str, unknown))!r}, which is not a job of its batch. "
             "The keys are job ids: job.id of a parameter annotated with list[JobContext]."
         )
-    missing = BatchMismatch("the handler returned results of other jobs of its batch, and none of this one.")
+    missing = BatchMismatch(
+        "the handler returned results for other jobs of its batch, but none for this one."
+    )
     return [_part(answer[id]) if id in answer else _Raised(missing, None) for id in ids]
 
 
 def _part(item: Any) -> Any:
     if not isinstance(item, BaseException):
         return item
-    # One that ends processes or tasks is, in a list, a value like any other: the job has failed.
-    error = item if isinstance(item, Exception) else RuntimeError(f"the handler gave {item!r} for this job")
+    # Raised as it is, a SystemExit or CancelledError would end the process or the task.
+    error = (
+        item if isinstance(item, Exception) else RuntimeError(f"the handler returned {item!r} for this job")
+    )
     return _Raised(error, error.__traceback__)
 
 

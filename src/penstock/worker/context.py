@@ -1,4 +1,8 @@
-"""What of a job's context has to be awaited, for handlers that cannot."""
+"""The job context: what a handler knows about its job and reports while it runs.
+
+A parameter annotated with ``JobContext`` receives it; ``current_job()`` finds it from anywhere below the handler, in
+threads and in process runners too.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from penstock.core.job import Lease, Policy
 from penstock.core.limits import amounts as in_millionths
 from penstock.core.names import ref_of
 from penstock.core.text import shown, text_of
-from penstock.worker.reporter import Receipt, Words
+from penstock.worker.reporter import JobUpdate, Receipt
 from penstock.worker.run import Run
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SyncJobContext:
-    """``context.sync``: for handlers in threads and processes, with a connection of their own to the store."""
+    """``context.sync``, for handlers in threads and processes. It uses its own connection to the store."""
 
     __slots__ = ("_context",)
 
@@ -44,18 +48,12 @@ class SyncJobContext:
         return run(self._context.children())
 
 
-# What a handler can know of its job, and say about it.
-#
-# A parameter annotated with ``JobContext`` gets it; ``current_job()`` finds it from anywhere below the
-# handler, in threads and in process runners too.
-
-
 current_run: Final[ContextVar[Run]] = ContextVar("penstock_run")
 _current_context: Final[ContextVar[JobContext]] = ContextVar("penstock_context")
 
 
 class ContextLink(Protocol):
-    """Where a context's words go: the run in this process, or a pipe to the process that has it."""
+    """The link from a context to its run: in this process, or through a pipe to the worker's process."""
 
     @property
     def app(self) -> App: ...
@@ -67,11 +65,11 @@ class ContextLink(Protocol):
 
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes: ...
 
-    def report(self, words: Words) -> Receipt: ...
+    def report(self, update: JobUpdate) -> Receipt: ...
 
 
 class RunLink:
-    """The link of handlers that run in the worker's own process; may be used from any thread."""
+    """The link of handlers in the worker's own process. Any thread may use it."""
 
     __slots__ = ("_run",)
 
@@ -81,7 +79,7 @@ class RunLink:
     @property
     def app(self) -> App:
         app = self._run.served.app
-        assert app is not None, "lanes of a running worker have one"
+        assert app is not None, "the queues of a running worker have an app"
         return app
 
     @property
@@ -95,20 +93,20 @@ class RunLink:
         self._run.discarded = True
 
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        return self._run.plan.pack(args, kwargs)
+        return self._run.handler.pack(args, kwargs)
 
-    def report(self, words: Words) -> Receipt:
+    def report(self, update: JobUpdate) -> Receipt:
         reporter = self._run.served.reporter
-        assert reporter is not None, "lanes of a running worker have one"
-        return reporter.add(self._run, words)
+        assert reporter is not None, "the queues of a running worker have a reporter"
+        return reporter.add(self._run, update)
 
 
 class JobContext(LeasedJob):
-    """The job that is being run. May be used from the handler's thread, loop or process alike.
+    """The running job. Works in the handler's thread, loop or process.
 
-    ``progress``, ``log``, ``use`` and ``update_payload`` return at once and are sent in batches, the last of them
-    before the job is settled. Awaiting what they return waits until the store has it, and raises ``LeaseLost`` if
-    the job is no longer ours.
+    ``progress``, ``log``, ``use`` and ``update_payload`` return immediately and are sent in batches, the last one
+    before the job is settled. Await their result to wait until the store has the update; that raises ``LeaseLost`` if
+    another worker has the job.
     """
 
     __penstock_context__ = True
@@ -129,93 +127,91 @@ class JobContext(LeasedJob):
 
     @property
     def payload(self) -> bytes:
-        """The payload as it was when the job was claimed."""
+        """Return the payload as it was when the job was claimed."""
         return self._lease.payload
 
     @property
     def cancelled(self) -> bool:
-        """Whether the run is to stop: cancelled, timed out, lost or handed back.
+        """Return whether the run must stop: it is cancelled, timed out, lost or handed back.
 
-        Only handlers in threads need to look; a thread that has seen it, and returns, has stopped as asked.
+        Only handlers in threads need to check this. A thread that reads true and returns counts as stopped.
         """
         return self._link.cancelled
 
     def progress(self, value: Any) -> Receipt:
-        """Keep ``value`` (anything JSON can say) on the job as its progress."""
-        return self._link.report(Words(progress=encode_progress(value)))
+        """Store ``value`` (any JSON value) on the job as its progress."""
+        return self._link.report(JobUpdate(progress=encode_progress(value)))
 
     def log(self, line: str) -> Receipt:
         """Append a line to the job's log. The newest 1000 lines are kept."""
-        return self._link.report(Words(log=text_of(line)))
+        return self._link.report(JobUpdate(log=text_of(line)))
 
     def update_payload(self, *args: Any, **kwargs: Any) -> Receipt:
-        """Replace the stored payload by these arguments of the task: the next run of this job gets them.
+        """Replace the stored payload by these arguments of the task, for the next run of this job.
 
-        A job without a task takes one argument, the payload's bytes. Raises ``InvalidInput`` for arguments the
+        A job without a task takes one argument, the payload's bytes. Raise ``InvalidInput`` for arguments that the
         task does not take.
         """
-        return self._link.report(Words(payload=self._link.pack(args, kwargs)))
+        return self._link.report(JobUpdate(payload=self._link.pack(args, kwargs)))
 
     def use(self, **amounts: float) -> Receipt:
-        """Add to what this job has used: ``context.use(tokens=812, usd=0.0042)``. Kept to six decimal places.
+        """Add to the job's usage: ``context.use(tokens=812, usd=0.0042)``. Amounts keep six decimal places.
 
-        It stands on the job, and in the sums of its queue, task, group and flow, whatever becomes of the run. Raises
-        ``InvalidOption`` for what is not a number of at least 0.
+        They count for the job, its queue, task, group and flow, whatever the outcome of the run. Raise
+        ``InvalidOption`` for an amount that is not a number >= 0.
         """
-        return self._link.report(Words(usage=in_millionths(amounts)))
+        return self._link.report(JobUpdate(usage=in_millionths(amounts)))
 
     async def add_children(
         self, children: Iterable[Part], *, on_failure: Policy = "fail"
     ) -> list[JobHandle[Any]]:
-        """Put further jobs in (``task.job(...)``, whole flows), or name some that are there, for this job to wait for.
+        """Enqueue jobs (``task.job(...)``, whole flows), or name existing ones, for this job to wait for.
 
-        Then raise ``WaitForChildren``: the job runs again when they have ended, and ``children()`` has their
+        Then raise ``WaitForChildren``: the job runs again when they have finished, and ``children()`` returns their
         results. A job that returns instead does not wait. A repeated run adds them again, so give them ids.
         """
         return await add_children(self._source, self.id, children, on_failure=on_failure)
 
     async def children(self) -> list[Child]:
-        """The jobs this one waited for, in the order they were given: state, result or failure of each."""
+        """Return the jobs that this one waited for, in the order added, with state, result or failure."""
         return await read_children(self._source, self.id)
 
     @property
     def sync(self) -> SyncJobContext:
-        """``add_children`` and ``children`` for handlers in threads and processes."""
-        pass
-
+        """Return ``add_children`` and ``children`` for handlers in threads and processes."""
         return SyncJobContext(self)
 
     @property
     def _source(self) -> JobCodec:
         return self._link.app.job(self.ref).source
 
-    def pass_on(self, words: Words) -> Receipt:
-        """Report what a handler said in another process, or what a command printed. For runners."""
-        return self._link.report(words)
+    def pass_on(self, update: JobUpdate) -> Receipt:
+        """Report an update from a handler in another process, or a command's output. For runners."""
+        return self._link.report(update)
 
     def discard(self) -> None:
-        """From now on a failure of this run is final, whatever attempts are left."""
+        """Make a failure of this run final, whatever attempts are left."""
         self._link.discard()
 
 
 def context_of(run: Run) -> JobContext:
-    """The context of ``run``, made when first asked for: most handlers never do."""
+    """Return the context of ``run``. It is created on first use: most handlers need none."""
     if run.context is None:
         run.context = JobContext(run.lease, run.served.name, RunLink(run))
     return run.context
 
 
 def current_job() -> JobContext:
-    """The context of the job whose handler this is called from. ``LookupError`` outside any handler."""
+    """Return the context of the job whose handler calls this. Raise ``LookupError`` outside a handler."""
     run = current_run.get(None)
     if run is not None:
         return context_of(run)
     try:
         return _current_context.get()
     except LookupError:
-        raise LookupError("no job is running here: current_job() is for handlers of a worker") from None
+        raise LookupError("no job is running here: call current_job() in a handler") from None
 
 
 def use_context(context: JobContext) -> None:
-    """Make ``context`` the current one of this process: what a process runner's child does."""
+    """Make ``context`` the current one of this process, in a child of a process runner."""
     _current_context.set(context)

@@ -1,7 +1,7 @@
-"""Timeouts of runs: one timer for all of them.
+"""Timeouts of runs, with one timer for all of them.
 
-Only runs that have a timeout are watched, and there are never more of them than the worker has slots. So a run
-costs a comparison when it begins and nothing when it ends, and the timer looks at all of them when it fires.
+Only runs with a timeout are watched, never more than the worker has slots. So a run costs one comparison when it
+starts and nothing when it ends; when the timer fires, it checks all runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATIENCE_S: Final = 5.0
 
 
 class Deadlines:
-    """Calls ``overdue(run)`` when a run's time is over, and again when it has not ended ``PATIENCE_S`` later."""
+    """Calls ``overdue(run)`` when a run times out, and again if it is still running ``PATIENCE_S`` later."""
 
     def __init__(self, overdue: Callable[[Run], None]) -> None:
         self._overdue = overdue
@@ -31,12 +31,12 @@ class Deadlines:
         self._loop = asyncio.get_running_loop()
 
     def watch(self, run: Run) -> None:
-        """From now on, until ``forget``."""
+        """Watch ``run`` until ``forget``."""
         self._watched.add(run)
         self._arm(run.claimed_at + run.lease.options.timeout_ms / 1000)
 
     def forget(self, run: Run) -> None:
-        """The run has ended."""
+        """Stop watching a run that has ended."""
         self._watched.discard(run)
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Deadlines:
                 try:
                     self._overdue(run)
                 except Exception:
-                    logger.exception("Job %r could not be stopped at its timeout", run.lease.id)
+                    logger.exception("job %r could not be stopped at its timeout", run.lease.id)
             if run.outcome is not None or (run.abort is not None and _deadline(run, now) <= now):
                 self._watched.discard(run)
             else:
@@ -67,7 +67,7 @@ class Deadlines:
 
 
 def _deadline(run: Run, now: float) -> float:
-    """A run that still waits for its thread has all of its time before it."""
+    """Return when the run times out. The time of a run that waits for a thread has not started."""
     timeout_s = run.lease.options.timeout_ms / 1000
     deadline = (run.started_at or now) + timeout_s
     return deadline if run.abort is None else deadline + PATIENCE_S

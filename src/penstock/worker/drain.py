@@ -1,4 +1,4 @@
-"""Whether there is nothing left to do: what ends a burst worker, and the event ``drained``."""
+"""The drain watch: notices that nothing is left to do, for the event ``drained`` and to stop burst workers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _AT_ONCE: Final = 200
 
 
 class DrainWatch:
-    """Asks the store for its counts when queues run dry; called on the worker's loop.
+    """Reads the store's counts when queues run dry; called on the worker's loop.
 
-    ``drained(queue)`` is called once whenever a queue comes to have no open jobs; ``ended(message)``, if it is given,
-    when there is nothing more to wait for in any queue: it is drained, or neither time nor a worker moves what is left.
+    ``drained(queue)`` is called each time a queue runs out of open jobs. ``ended(message)``, if given, is called when
+    no queue has anything to wait for: it is drained, or neither time nor a worker can move its remaining jobs.
     """
 
     def __init__(
@@ -38,25 +38,26 @@ class DrainWatch:
         self._served_queues = served_queues
         self._drained = drained
         self._ended = ended
-        self._told: dict[str, int] = {}
-        # By queue, a job that waits for another queue: as long as it does, the others need not be looked at again.
+        # By queue, the number of claims when it was last reported as drained.
+        self._reported: dict[str, int] = {}
+        # By queue, a job that waits for another queue: while it does, the other jobs need no check.
         self._awaits: dict[str, str] = {}
         self._check: asyncio.Task[None] | None = None
 
     def dried(self, _: ServedQueue) -> None:
-        """A queue gave less than was asked for."""
+        """Check the queues, because one returned less than requested."""
         if self._check is None and not any(served.held for served in self._served_queues if served.dry):
             self._check = asyncio.get_running_loop().create_task(self._look())
 
     def close(self) -> None:
-        """Ask no more."""
+        """Cancel a check under way."""
         if self._check is not None:
             self._check.cancel()
 
     async def _look(self) -> None:
         try:
             states = [await self._state(served) for served in self._served_queues]
-            # Twice: while one queue was looked at, a job may have gone from there to one that was looked at before.
+            # Check twice: during the first check a job may move to a queue that was checked before.
             if (
                 all(states)
                 and self._ended
@@ -64,22 +65,22 @@ class DrainWatch:
             ):
                 self._ended("; ".join(states))
         except StorageError:
-            # The fetcher finds out by itself; the next dry claim asks again.
+            # The fetcher notices by itself, and the next dry claim checks again.
             pass
         except Exception:
-            logger.exception("The look for what is left to do failed and will be repeated")
+            logger.exception("checking for remaining jobs failed and will be repeated")
         finally:
             self._check = None
 
     async def _state(self, served: ServedQueue) -> str:
-        """Why there is nothing to wait for, in words; empty if there is."""
+        """Return why there is nothing to wait for in this queue; empty if there is something."""
         claims = served.claims
         counts = await self._storage.counts(served.name)
         if served.held or served.claims != claims:
             return ""
         if counts.open == 0:
-            if self._told.get(served.name) != claims:
-                self._told[served.name] = claims
+            if self._reported.get(served.name) != claims:
+                self._reported[served.name] = claims
                 self._drained(served.name)
             return f"queue {served.name!r} is drained"
         if self._ended is None:
@@ -90,18 +91,18 @@ class DrainWatch:
             return f"queue {served.name!r} has spent its budget, with {counts.open} open jobs"
         if counts.open == counts.blocked and counts.next_ms is None and not await self._awaits_others(served):
             return (
-                f"queue {served.name!r} has {counts.blocked} blocked jobs that wait for somebody: "
-                "to resume a group, to send a signal, to retry a job"
+                f"queue {served.name!r} has {counts.blocked} blocked jobs that need an action: "
+                "resume a group, send a signal or retry a job"
             )
         return ""
 
     async def _is_over_budget(self, served: ServedQueue) -> bool:
-        """For good, that is: what is over with a period is waited for, as a delay is."""
+        """Return whether a budget without a period is spent. A budget with a period is worth waiting for."""
         budgets = await self._storage.budgets(served.name)
-        return any(not one.flow and not one.per_ms and one.spent >= one.micros for one in budgets)
+        return any(not b.flow and not b.per_ms and b.spent >= b.micros for b in budgets)
 
     async def _awaits_others(self, served: ServedQueue) -> bool:
-        """Whether one of the blocked jobs waits for a job of another queue that may move, or for news of its end."""
+        """Return whether a blocked job waits for a job of another queue that may still end."""
         if known := self._awaits.pop(served.name, ""):
             [job] = await self._storage.get(served.name, [known])
             if job is not None and await self._awaits_another(served, job):
@@ -129,7 +130,7 @@ class DrainWatch:
         return False
 
     async def _may_end(self, edge: DependencyRecord) -> bool:
-        """Not if it is open in a queue of ours: then the state of that queue tells."""
+        """Return whether the dependency may end, apart from open jobs in this worker's queues: those are counted."""
         if edge.queue not in {served.name for served in self._served_queues}:
             return True
         [job] = await self._storage.get(edge.queue, [edge.id])

@@ -1,4 +1,4 @@
-"""What happens inside a worker, for whoever listens in the same process."""
+"""Worker events: the recorder counts what the store accepts, logs failures and calls listeners."""
 
 from __future__ import annotations
 
@@ -56,13 +56,15 @@ _NAMES: Final = frozenset(get_args(EventName))
 
 logger = get_logger("penstock.worker")
 
+_HANDED_BACK: Final = "; the job is handed back, and runs again from the start"
+
 
 class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened. ``queue``, ``id`` and ``task`` are empty where no queue or job is concerned.
+    """An event in a worker. ``queue``, ``id`` and ``task`` are empty if the event concerns no queue or job.
 
     ``completed``, ``failed``, ``retrying``, ``snoozed``, ``suspended``, ``released`` and ``cancelled`` come after
-    the store has accepted the outcome; ``stalled`` when the lease was lost, and with it the run. ``error`` is an
-    exception of the worker's own (no connection, say), never of a handler: that is ``failure``.
+    the store has accepted the outcome, ``stalled`` when the lease, and with it the run, is lost. ``error`` is an
+    exception of the worker itself, such as a lost connection; ``failure`` is an exception of a handler.
     """
 
     type: EventName
@@ -80,7 +82,7 @@ Listener = Callable[[WorkerEvent], Any]
 
 
 class Listeners:
-    """Functions by event. Called on the worker's loop; what they raise is logged, and stops nobody."""
+    """Functions by event, called on the worker's loop. An exception in one is logged and affects nothing else."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, list[Listener]] = {}
@@ -90,21 +92,19 @@ class Listeners:
         return name in self._by_name
 
     def add(self, name: str, listener: Listener) -> None:
-        """Call ``listener`` at every event ``name``; a coroutine function is run as a task of its own.
+        """Call ``listener`` at every event ``name``; run a coroutine function as a separate task.
 
         Raises:
-            InvalidOption: there is no such event.
+            InvalidOption: there is no event of that name.
         """
         self.check(name)
         self._by_name.setdefault(name, []).append(listener)
 
     @staticmethod
     def check(name: str) -> None:
-        """Raises ``InvalidOption`` if there is no such event."""
+        """Raise ``InvalidOption`` if there is no event of that name."""
         if name not in _NAMES:
-            raise InvalidOption(
-                f"no worker event is called {name!r}. There are: {', '.join(sorted(_NAMES))}."
-            )
+            raise InvalidOption(f"unknown worker event {name!r}. Use one of: {', '.join(sorted(_NAMES))}.")
 
     def emit(self, event: WorkerEvent) -> None:
         for listener in self._by_name.get(event.type, ()):
@@ -114,9 +114,8 @@ class Listeners:
                     task = asyncio.ensure_future(answer)
                     self._tasks.add(task)
                     task.add_done_callback(self._ended)
-            except (
-                BaseException
-            ):  # the worker handles Ctrl-C itself, so even an interrupt is the listener's own
+            # The worker handles Ctrl-C itself, so even a KeyboardInterrupt comes from the listener.
+            except BaseException:
                 logger.exception("a listener of %r failed", event.type)
 
     def _ended(self, task: asyncio.Future[Any]) -> None:
@@ -125,14 +124,8 @@ class Listeners:
             logger.error("a listener failed", exc_info=task.exception())
 
 
-# The tally: counts what the store has accepted, and tells whoever listens.
-
-
-_HANDED_BACK: Final = "; the job is handed back, and runs again from its beginning"
-
-
-class Tally:
-    """Called on the worker's loop, a batch at a time."""
+class Recorder:
+    """Counts the outcomes that the store accepts and emits events. Called on the worker's loop, per batch."""
 
     def __init__(self, worker_id: str, listeners: Listeners) -> None:
         self.stats = WorkerStats()
@@ -143,22 +136,22 @@ class Tally:
         self.stats.claimed += len(runs)
         if "started" in self._listeners:
             for run in runs:
-                self._tell("started", run)
+                self._emit("started", run)
 
     def settled(self, runs: Sequence[Run], answers: Sequence[Settled]) -> None:
-        told = "completed" in self._listeners
+        emits = "completed" in self._listeners
         completed = 0
         for run, answer in zip(runs, answers, strict=True):
             if type(run.outcome) is Complete and answer.applied:
                 completed += 1
-                if told:
-                    self._tell("completed", run)
+                if emits:
+                    self._emit("completed", run)
             else:
                 self._settled_otherwise(run, answer)
         self.stats.completed += completed
 
     def stalled(self, run: Run) -> None:
-        """The lease was lost; what the run did counts for nothing."""
+        """Record a run whose lease was lost."""
         self.stats.stalled += 1
         logger.warning(
             "job %r of queue %r was lost to another worker",
@@ -166,24 +159,24 @@ class Tally:
             run.served.name,
             extra=_about(run),
         )
-        self._tell("stalled", run)
+        self._emit("stalled", run)
 
     def stuck(self, run: Run) -> None:
         logger.warning(
-            "the handler of job %r of queue %r was told to stop, and goes on%s",
+            "the handler of job %r of queue %r was asked to stop, but is still running%s",
             *(run.lease.id, run.served.name, _HANDED_BACK if run.abort is Abort.RELEASE else ""),
             extra=_about(run),
         )
-        self._tell("stuck", run)
+        self._emit("stuck", run)
 
     def error(self, error: BaseException, *, queue: str = "") -> None:
-        """Something of the worker's own failed."""
+        """Record an error of the worker itself."""
         self.stats.errors += 1
         event = WorkerEvent(type="error", worker=self._worker_id, queue=queue, error=error)
         self._listeners.emit(event)
 
-    def tell(self, name: EventName, *, queue: str = "") -> None:
-        """An event of the worker or of a queue."""
+    def emit(self, name: EventName, *, queue: str = "") -> None:
+        """Emit an event of the worker or of a queue."""
         self._listeners.emit(WorkerEvent(type=name, worker=self._worker_id, queue=queue))
 
     def _settled_otherwise(self, run: Run, answer: Settled) -> None:
@@ -193,15 +186,15 @@ class Tally:
         name = event_name(run, answer.state)
         setattr(self.stats, name, getattr(self.stats, name) + 1)
         if name == "failed":
-            _log_end(run)
+            _log_failure(run)
         elif name == "retrying":
             _log_retry(run)
-        # Its traceback refers to the run, so only the garbage collector would free them.
+        # The traceback refers to the run; without this only the garbage collector would free them.
         run.error = None
         if name in self._listeners:
-            self._tell(name, run)
+            self._emit(name, run)
 
-    def _tell(self, name: EventName, run: Run) -> None:
+    def _emit(self, name: EventName, run: Run) -> None:
         lease = run.lease
         outcome = run.outcome
         self._listeners.emit(
@@ -218,7 +211,21 @@ class Tally:
         )
 
 
-def _log_end(run: Run) -> None:
+def warn_if_it_blocked(run: Run) -> None:
+    """Warn of a function that blocked the event loop beyond its timeout: the timer could not stop it."""
+    ran_ms = round((time.monotonic() - run.started_at) * 1000)
+    timeout_ms = run.lease.options.timeout_ms
+    if run.abort is None and run.handler.runner == "async" and ran_ms > timeout_ms:
+        logger.warning(
+            "job %r of queue %r (task %r) ran %s, timeout %s: the function blocked the event loop; use a plain def, "
+            "which runs in a thread",
+            *(run.lease.id, run.served.name, run.lease.options.task),
+            *(describe(ran_ms), describe(timeout_ms)),
+            extra=_about(run),
+        )
+
+
+def _log_failure(run: Run) -> None:
     logger.error(
         "job %r of queue %r (task %r) failed for good in run %d: %s",
         *(run.lease.id, run.served.name, run.lease.options.task, run.lease.run, _reason(run)),
@@ -228,21 +235,21 @@ def _log_end(run: Run) -> None:
 
 
 def _log_retry(run: Run) -> None:
-    """Log that the job runs again: as a warning, unless its handler asked for that with ``Retry``."""
+    """Log a retry: as information if the handler raised ``Retry``, as a warning otherwise."""
     assert isinstance(run.outcome, Fail)
-    asked = isinstance(run.error, Retry)
+    is_requested = isinstance(run.error, Retry)
     logger.log(
-        logging.INFO if asked else logging.WARNING,
+        logging.INFO if is_requested else logging.WARNING,
         "job %r of queue %r (task %r) failed in run %d and is retried in %s: %s",
         *(run.lease.id, run.served.name, run.lease.options.task, run.lease.run),
         *(describe(run.outcome.retry_in_ms), _reason(run)),
-        exc_info=None if asked else _exception(run),
+        exc_info=None if is_requested else _exception(run),
         extra=_about(run),
     )
 
 
 def _about(run: Run) -> dict[str, Any]:
-    """Return the fields that tell structured logs and error trackers which job a record is about."""
+    """Return the log fields that name the job, for structured logs and error trackers."""
     lease = run.lease
     return {"queue": run.served.name, "id": lease.id, "task": lease.options.task, "run": lease.run}
 
@@ -253,28 +260,28 @@ def _reason(run: Run) -> str:
 
 
 def _failure(run: Run) -> Failure:
-    """Return why a run failed, or why its job ended where the run was to be put off."""
+    """Return why a run failed, or why its job ended instead of being postponed."""
     match run.outcome:
         case Fail(failure=failure):
             return failure
         case Await():
-            text = "its ttl has passed, or it has no further children to wait for"
+            text = "its ttl has passed, or it has no more children to wait for"
             return Failure("NothingToWaitFor", text)
         case _:
             return Failure("Expired", FAILURE_TEXTS["Expired"])
 
 
 def _exception(run: Run) -> BaseException | None:
-    """Return what the handler raised. A handler that goes on after its timeout has raised nothing yet."""
+    """Return the handler's exception. A handler that is still running after its timeout has raised none yet."""
     of_command = run.lease.options.task == COMMAND_TASK and isinstance(run.error, TimeoutError)
     if (run.error is None or of_command) and isinstance(run.outcome, Fail):
-        # The traceback of a command that took too long has only lines of our own.
+        # The traceback of a command that timed out shows only Penstock's own code.
         return TimeoutError(run.outcome.failure.message)
     return run.error
 
 
 def event_name(run: Run, state: State | None) -> EventName:
-    """The store decides: a run that failed may have been its last, or its job was to be cancelled anyway."""
+    """Return the event of a settled run. The job's new ``state`` decides: a failed run may have been its last."""
     outcome = run.outcome
     if state is State.CANCELLED:
         return "cancelled"
@@ -282,7 +289,7 @@ def event_name(run: Run, state: State | None) -> EventName:
         case Complete():
             return "completed"
         case Fail():
-            # No record and no retention: it was removed when it ended.
+            # None: without retention the job was removed when it ended.
             return "failed" if state in (State.FAILED, None) else "retrying"
         case Snooze():
             return "failed" if state is State.FAILED else "snoozed"

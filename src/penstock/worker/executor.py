@@ -1,4 +1,7 @@
-"""Results on their way from one job of a flow to the next: they become its first argument."""
+"""The executor: turns a lease into an outcome. The fetcher settles outcomes.
+
+In a flow, the executor passes the results of earlier jobs to the next one as its first argument.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from penstock.core.verdict import Abort, Undecodable, aborted, failed, final_fai
 from penstock.errors import PayloadTooLarge, SerializationError, StorageError, Unrecoverable, WaitForChildren
 from penstock.worker.context import current_run
 from penstock.worker.deadlines import Deadlines
+from penstock.worker.events import warn_if_it_blocked
 from penstock.worker.handlers import Handlers
 from penstock.worker.middleware import AfterHooks
 from penstock.worker.reporter import Reporter
@@ -35,10 +39,18 @@ if TYPE_CHECKING:
     from penstock.storage.contract import Storage
 
 
-async def with_results(storage: Storage, queue: str, lease: Lease, task: Task[..., Any]) -> Lease:
-    """The lease with a payload that has the results of the jobs it waited for as its first argument.
+logger = get_logger("penstock.worker")
 
-    Raises ``SerializationError`` if they cannot be read: no run of the job can succeed.
+# From Python 3.12 a task can start eagerly: a run that never waits finishes without a turn of the loop.
+_new_task: Final[Callable[..., asyncio.Task[None]]] = (
+    partial(cast(Any, asyncio.Task), eager_start=True) if sys.version_info >= (3, 12) else asyncio.Task
+)
+
+
+async def with_results(storage: Storage, queue: str, lease: Lease, task: Task[..., Any]) -> Lease:
+    """Return the lease with the results of the jobs it waited for as the first argument in its payload.
+
+    Raise ``SerializationError`` if the results cannot be read: no run of the job can succeed.
     """
     assert lease.extras is not None
     mode, count, names = lease.extras.passes.split(":")
@@ -47,14 +59,14 @@ async def with_results(storage: Storage, queue: str, lease: Lease, task: Task[..
     values = [_result(record, serdes[n % len(serdes)]) for n, record in enumerate(records)]
     arguments = task.serde.decode(lease.payload)
     if not isinstance(arguments, dict):
-        raise SerializationError(f"the payload of job {lease.id!r} has no place for results.")
+        raise SerializationError(f"the payload of job {lease.id!r} cannot take results.")
     first = task.signature.parameters[0]
     value = values if mode == "list" else values[0]
     return replace(lease, payload=task.serde.encode({first: value, **arguments}))
 
 
-def name_the_result(lease: Lease, task: Task[..., Any], error: Undecodable) -> None:
-    """Have ``error`` name the result that was passed, if that is what the function cannot take."""
+def name_result(lease: Lease, task: Task[..., Any], error: Undecodable) -> None:
+    """Make ``error`` name the passed result if the function cannot take it."""
     assert lease.extras is not None
     first = task.signature.parameters[0]
     is_list = lease.extras.passes.startswith("list:")
@@ -72,24 +84,12 @@ def _result(record: DependencyRecord, serde: Serde) -> Any:
     return serde.decode(record.result) if record.result else None
 
 
-# The executor: a lease in, an outcome out. It applies nothing; what becomes of outcomes is the fetcher's
-# part.
-
-
-logger = get_logger("penstock.worker")
-
-# Where Python can, a run begins at once: one that never waits is then over without a turn of the loop.
-_new_task: Final[Callable[..., asyncio.Task[None]]] = (
-    partial(cast(Any, asyncio.Task), eager_start=True) if sys.version_info >= (3, 12) else asyncio.Task
-)
-
-
 class Executor:
-    """Runs leases and hands each run to ``finished`` when it has its outcome.
+    """Runs leases and hands each run to ``finished`` once it has its outcome.
 
-    ``running`` are the runs that take up a slot. A handler that ignores its abort is finished without it, and
-    stays in ``running`` and in ``stuck`` until it ends; ``freed`` tells of that, and of the end of a run that is
-    no longer ours to settle. With ``interrupts`` a ``KeyboardInterrupt`` ends the loop; without, it fails its run.
+    ``running`` holds the runs that occupy a slot. A run whose handler ignores its abort is settled without it, and
+    stays in ``running`` and in ``stuck`` until the handler ends. ``freed`` is called then, and when a run ends whose
+    lease is lost. With ``interrupts`` a ``KeyboardInterrupt`` ends the loop; without, it fails its run.
     """
 
     def __init__(
@@ -122,42 +122,42 @@ class Executor:
         self.stuck: set[Run] = set()
 
     def prepare(self, served: ServedQueue, lease: Lease, now: float) -> Run:
-        """The run of a lease, not yet begun."""
+        """Return a run for a lease, without starting it."""
         task = lease.options.task
         return Run(lease, served, self._by_task.get(task) or self._handlers.make(served.name, task), now)
 
     def start(self, run: Run) -> None:
-        """Begin a run; there must be a free slot. The handler may be over, and ``finished`` called, on return."""
+        """Start a run; a slot must be free. The run may have finished when this returns."""
         lease = run.lease
         self.running.add(run)
         if lease.options.timeout_ms:
             self._deadlines.watch(run)
-        # Not by loop.create_task, which costs half as much again; a name given is a name not made.
+        # loop.create_task costs 50% more, and so does a generated name.
         run.aio_task = _new_task(self._run(run), loop=self._loop, name=lease.id)
 
     def abort(self, run: Run, reason: Abort) -> None:
-        """Stop a run as far as its runner can. A first reason stays; a run that has its outcome is left alone."""
+        """Stop a run as far as its runner can. Keep the first reason; ignore a run that has its outcome."""
         if run.outcome is not None or run.abort is not None:
             return
         run.abort = reason
         match run.handler.runner:
             case "async":
                 assert run.aio_task is not None
-                # Not at once: a task cancelled before its first step would end without a word.
+                # A task cancelled before its first step would end without an outcome.
                 self._loop.call_soon(run.aio_task.cancel)
             case "process" | "sandbox":
-                # Read once: the run's thread takes it back when the process has answered.
+                # Read once: the run's thread resets it when the process has answered.
                 if (kill := run.kill) is not None:
                     kill()
             case "thread":
-                # Told by context.cancelled. A cancel can wait for it to look; whatever else there is cannot.
+                # The handler sees context.cancelled. Only a cancel can wait until the handler checks that.
                 if reason is not Abort.CANCEL:
                     self.give_up(run)
             case _ as never:
                 assert_never(never)
 
     def give_up(self, run: Run) -> None:
-        """Settle an aborted run whose handler goes on. Its slot stays busy until that ends."""
+        """Settle an aborted run whose handler continues. Its slot stays busy until the handler ends."""
         if run.outcome is None and run.abort is not None and run in self.running:
             run.stuck = True
             self.stuck.add(run)
@@ -169,7 +169,7 @@ class Executor:
                 self._finished(run)
 
     def close(self) -> None:
-        """Let go of threads and processes."""
+        """Close the threads and processes."""
         self._deadlines.close()
         self._handlers.close()
 
@@ -188,22 +188,24 @@ class Executor:
                 else:
                     outcome = await self._reviewed(run, result, self._after)
         except BaseException as raised:
-            if self._is_the_end(raised):
+            if self._ends_the_loop(raised):
                 raise
             outcome = await self._raised(run, raised)
+        if run.lease.options.timeout_ms:
+            warn_if_it_blocked(run)
         if run.context is not None:
-            await self._last_words(run)
+            await self._send_reports(run)
         self._end(run, outcome)
 
     async def _raised(self, run: Run, raised: BaseException) -> Outcome | None:
-        """Return the outcome of a run that raised. Code of the user's that decides about it may raise as well."""
+        """Return the outcome of a run that raised. User code that decides the outcome may raise as well."""
         if run.stuck:
-            return None  # It was settled without its handler.
+            return None  # The run was settled without its handler.
         if isinstance(raised, LoopBlocked):
             run.abort = run.abort or Abort.RELEASE
         try:
             if isinstance(raised, Undecodable) and run.lease.extras is not None and run.lease.extras.passes:
-                self._name_the_result(run, raised)
+                self._name_result(run, raised)
             error = await _checked_wait(run) if isinstance(raised, WaitForChildren) else raised
             outcome = self._failed(run, error)
             if isinstance(outcome, Fail):
@@ -211,17 +213,17 @@ class Executor:
             if self._after is not None:
                 outcome = await self._after.review(run, error, outcome)
         except BaseException as broken:
-            if self._is_the_end(broken):
+            if self._ends_the_loop(broken):
                 raise
-            logger.exception("The outcome of job %r could not be decided; it counts as failed", run.lease.id)
+            logger.exception("deciding the outcome of job %r failed; it counts as failed", run.lease.id)
             run.error = raised
             return self._aborted(run) if run.abort is not None else undecided(raised, broken)
         return outcome
 
-    def _is_the_end(self, raised: BaseException) -> bool:
-        """Return whether ``raised`` ends this process or its loop, rather than only the run that raised it."""
+    def _ends_the_loop(self, raised: BaseException) -> bool:
+        """Return whether ``raised`` ends this process or its loop, and not just its run."""
         if isinstance(raised, KeyboardInterrupt):
-            # A worker handles the signals itself, so there it is one that the handler raised.
+            # A worker handles signals itself, so in a worker the handler raised this.
             return self._interrupts
         return isinstance(raised, GeneratorExit) and not self._loop.is_running()
 
@@ -237,9 +239,7 @@ class Executor:
             self._freed()
 
     async def _pass_results(self, run: Run) -> None:
-        """The results of the jobs it waited for become its first argument."""
-        pass
-
+        """Make the results of the jobs it waited for its first argument."""
         task, app = self._tasks.get(run.lease.options.task), run.served.app
         if task is None or app is None:
             return
@@ -248,12 +248,9 @@ class Executor:
         except SerializationError as error:
             raise Undecodable from error
 
-    def _name_the_result(self, run: Run, error: Undecodable) -> None:
-        """Have the error say so if it is about a result that another job passed."""
-        pass
-
+    def _name_result(self, run: Run, error: Undecodable) -> None:
         if (task := self._tasks.get(run.lease.options.task)) is not None:
-            name_the_result(run.lease, task, error)
+            name_result(run.lease, task, error)
 
     def _returned(self, run: Run, result: Any) -> Outcome | None:
         if run.abort is not None and (run.saw_abort or run.abort is Abort.LOST):
@@ -269,7 +266,7 @@ class Executor:
         return Complete(data)
 
     async def _reviewed(self, run: Run, result: Any, after: AfterHooks) -> Outcome | None:
-        """What ``_returned`` gives of a result that hooks may have changed."""
+        """Return the outcome of a run that returned ``result``, which hooks may change."""
         if run.abort is not None and (run.saw_abort or run.abort is Abort.LOST):
             return await after.review(run, TimeoutError(), self._aborted(run))
         execution = await after.completed(run, lambda: self._result_of(run, result))
@@ -277,7 +274,7 @@ class Executor:
         return Complete(outcome.result, execution.ttl_ms) if isinstance(outcome, Complete) else outcome
 
     def _settle_late(self, run: Run, outcome: Outcome, after: AfterHooks) -> None:
-        """Settle a run whose handler goes on, after the hooks have seen its failure."""
+        """Settle a run whose handler continues, after the hooks have seen its failure."""
 
         async def settle() -> None:
             try:
@@ -290,7 +287,7 @@ class Executor:
         task.add_done_callback(self._late.discard)
 
     def _result_of(self, run: Run, result: Any) -> Any:
-        """The result as the handler returned it, even if it did so in another process."""
+        """Return the result as the handler returned it, even from another process."""
         if type(result) is not EncodedResult:
             return result
         return self._tasks[run.handler.task].source.decode_result(result.data)
@@ -306,14 +303,14 @@ class Executor:
         assert run.abort is not None
         return aborted(run.abort, run.lease, discarded=run.discarded, backoffs=self._backoffs)
 
-    async def _last_words(self, run: Run) -> None:
+    async def _send_reports(self, run: Run) -> None:
         try:
             await self._reporter.flush()
         except asyncio.CancelledError:
-            # Aborted while the job was done already: the outcome stands, whatever was to be said with it.
+            # Aborted after the handler finished: the outcome stands.
             pass
         except Exception:
-            logger.exception("The last reports of job %r were not sent", run.lease.id)
+            logger.exception("the last reports of job %r could not be sent", run.lease.id)
 
     def _overdue(self, run: Run) -> None:
         if run.abort is None:
@@ -323,32 +320,32 @@ class Executor:
 
 
 def _logged(run: Run, error: BaseException, outcome: Fail) -> BaseException:
-    """Return the exception to log for a run that raised ``error``. A run that was stopped has timed out."""
+    """Return the exception to log for a run that raised ``error``: a timeout if the run was aborted."""
     if run.abort is not None:
         return TimeoutError(outcome.failure.message).with_traceback(error.__traceback__)
     if isinstance(error, Undecodable) and error.__cause__ is not None:
         return error.__cause__
-    # Of a command, the traceback shows only how the worker runs commands.
+    # The traceback of a command shows only Penstock's own code.
     return error.with_traceback(None) if run.handler.task == COMMAND_TASK else error
 
 
 async def _checked_wait(run: Run) -> BaseException:
-    """``WaitForChildren``, unless there are none: the job would run again at once, for ever."""
+    """Return ``WaitForChildren``, or an error if the job has no children: it would run again and again."""
     app = run.served.app
-    assert app is not None, "lanes of a running worker have one"
+    assert app is not None, "the queues of a running worker have an app"
     try:
         if await (await app.connect()).dependencies(run.served.name, run.lease.id, limit=1):
             return WaitForChildren()
     except (StorageError, asyncio.CancelledError):
         return WaitForChildren()
     return Unrecoverable(
-        "the handler raised WaitForChildren, and the job has no children to wait for. "
-        "Add some before: await context.add_children([...])."
+        "the handler raised WaitForChildren, but the job has no children to wait for. "
+        "Add children first: await context.add_children([...])."
     )
 
 
 def _too_large(run: Run, size: int, limit: int) -> PayloadTooLarge:
     return PayloadTooLarge(
-        f"the result of job {run.lease.id!r} has {size} bytes, and the limit is {limit}. "
-        "Store large results elsewhere and return where they are, or raise the app's max_payload."
+        f"the result of job {run.lease.id!r} has {size} bytes; the limit is {limit}. "
+        "Store large results elsewhere and return their location, or raise the app's max_payload."
     )

@@ -1,14 +1,14 @@
-"""The fetcher: keeps the slots full and settles what is done, in as few round trips as there can be.
+"""The fetcher: keeps the slots full and settles outcomes, in as few round trips as possible.
 
-An outcome and the claim of the next job travel together. Up to two calls per queue are under way: while the
-store works on one half of the slots, Python works on the other. A lone outcome goes out at once, so that a
-quiet queue answers as fast as it can; under load, outcomes gather while calls are under way.
+An outcome and the claim of the next job travel together. Up to two calls per queue are in flight: while the store
+works on one half of the slots, Python works on the other. A single outcome is sent immediately, so that a quiet queue
+answers fast; under load, outcomes gather while calls are in flight.
 
-A queue that gave less than it was asked for is *dry*: it is left alone until a wait ends. A wait with slots to
-spare is a claim that waits, so that a job which comes to an idle worker needs no further round trip.
+A queue that returned less than requested is *dry*: it is left alone until a wait ends. If slots are free, the wait is a
+blocking claim, so that a job for an idle worker needs no further round trip.
 
-A call that is under way holds others back: outcomes gather until it ends, and leases of a claim that was given up
-are looked for after it. So every call, however it ends, passes ``_ended``, which looks for what can be sent now.
+A call in flight holds others back: outcomes gather until it ends, and the leases of an abandoned claim are recovered
+after it. So every call, however it ends, calls ``_ended``, which sends whatever can be sent then.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 logger = get_logger("penstock.worker")
 
-# How late a job may be found whose wake-up went to a worker that died before it could act on it.
+# How late a job may be found if its wake-up went to a worker that died before acting on it.
 LONGEST_WAIT_MS: Final = 1_000
 _MOST_IN_FLIGHT: Final = 2
 _MOST_PER_WAIT: Final = 10
-# A full worker has no waiters, so a dry queue beside a busy one is asked again after this long.
+# A full worker has no waiters, so a dry queue beside a busy one is claimed from again after this long.
 _PROBE_AFTER_S: Final = 0.05
 _SETTLE_FIRST_S: Final = 0.001
 
@@ -45,11 +45,11 @@ P = ParamSpec("P")
 
 
 class Fetcher:
-    """Owns the lanes. Everything here happens on the worker's loop.
+    """Claims and settles for the served queues, on the worker's loop.
 
-    ``settled(runs, answers)`` is called for the outcomes the store has answered, ``dried(served)`` when a lane
-    turns dry, ``failed(served, error)`` and ``recovered(served)`` around a time without the store, ``ended()`` after
-    every call. An error that one of them raises is logged and changes nothing.
+    ``settled(runs, answers)`` is called for the outcomes that the store has answered, ``dried(served)`` when a queue
+    turns dry, ``failed(served, error)`` and ``recovered(served)`` at the start and end of an outage, ``ended()`` after
+    every call. An exception in a callback is logged and has no other effect.
     """
 
     def __init__(
@@ -97,49 +97,49 @@ class Fetcher:
         self.last_claim_at = time.monotonic()
         self.executor: Executor
 
-    # What others tell the fetcher
+    # Called by other parts
 
     def begin(self) -> None:
-        """Start, or go on, to claim."""
+        """Start or resume claiming."""
         self.claiming = True
         self.pump_soon()
 
     def stop_claiming(self) -> None:
-        """No job is claimed from now on, apart from calls under way. Outcomes are settled as before."""
+        """Send no more claims. Calls in flight continue, and outcomes are settled as before."""
         self.claiming = False
         for served in self.served_queues:
             self._stop_waiting(served)
 
     def finished(self, run: Run) -> None:
-        """A run has its outcome."""
+        """Settle a run that has its outcome."""
         run.served.outcomes.append(run)
         if not self.executor.running and not self._starting:
-            self._pump()  # nobody else is about to finish: a lone job is not kept waiting
+            self._pump()  # no other run can join this outcome, so do not delay it
         else:
             self.pump_soon()
 
     def pump_soon(self) -> None:
-        """Look for what can be sent, once this turn of the loop is over."""
+        """Send whatever can be sent, after this turn of the loop."""
         if not self._pump_scheduled:
             self._pump_scheduled = True
             self._loop.call_soon(self._pump)
 
     def forget(self, run: Run) -> None:
-        """The lease is not ours any more: nothing is left to settle."""
+        """Drop a run whose lease is lost: it cannot be settled."""
         run.served.held.pop(run.lease.token, None)
 
     @property
     def free(self) -> int:
-        """Slots without a run, and without a claim under way for them."""
+        """Return the number of slots without a run and without a pending claim."""
         return self._concurrency - len(self.executor.running) - self._reserved
 
     @property
     def idle(self) -> bool:
-        """Nothing is held and nothing is under way."""
+        """Return whether nothing is held and nothing in flight."""
         return not any(served.held or served.outcomes or served.in_flight for served in self.served_queues)
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel all calls."""
         self._closed = True
         self.stop_claiming()
         tasks = [
@@ -166,7 +166,7 @@ class Fetcher:
             self._tend_waiters_soon()
 
     def _grants(self) -> dict[ServedQueue, int]:
-        """The free slots, shared among the lanes that may have jobs; if none has, among all that settle."""
+        """Share the free slots among the queues that may have jobs; if none, among those with outcomes to settle."""
         free = self.free if self.limits is None else min(self.free, self.limits.whole())
         if free <= 0 or not self.claiming:
             return {}
@@ -187,28 +187,28 @@ class Fetcher:
         while served.in_flight < _MOST_IN_FLIGHT:
             runs = served.outcomes[: self._most_per_take]
             count = min(granted, self._most_per_take)
-            # With outcomes to settle asking costs little, but a lone caller would wait for the needless answer, too.
-            wanted = count if (runs and not served.trickling) or self._should_ask(served) else 0
+            # Claiming along with outcomes costs little, but it would delay the answer for a single caller.
+            claims = count if (runs and not served.trickling) or self._should_ask(served) else 0
             enough = self._most_per_take if served.in_flight else 1
-            if len(runs) < enough and wanted < enough:
+            if len(runs) < enough and claims < enough:
                 return
             del served.outcomes[: len(runs)]
-            granted -= wanted
-            self._send(served, runs, wanted)
+            granted -= claims
+            self._send(served, runs, claims)
 
     def _free_for(self, served: ServedQueue) -> int:
-        """Free slots, as far as the worker's limits let them be filled from this lane."""
+        """Return the free slots that the worker's limits allow for this queue."""
         return self.free if self.limits is None else min(self.free, self.limits.room(served.name))
 
     def _reserve(self, served: ServedQueue, count: int) -> None:
-        """Slots, and room in the limits, for a claim that is sent; given back by a negative count."""
+        """Reserve slots, and room in the limits, for a claim; a negative count frees them."""
         self._reserved += count
         if self.limits is not None:
             self.limits.reserve(served.name, count)
 
     def _should_ask(self, served: ServedQueue) -> bool:
         if served.in_flight and not served.flowing:
-            return False  # the answer that is under way will tell whether there is more
+            return False  # the pending answer will show whether there is more
         return not served.dry or (
             len(self.served_queues) > 1 and self._may_have_jobs(served, time.monotonic())
         )
@@ -218,13 +218,13 @@ class Fetcher:
         self._begin(served, self._call(served, runs, count), places=1)
 
     def _begin(self, served: ServedQueue, call: Coroutine[Any, Any, None], *, places: int) -> None:
-        """Start a call that takes up so many of the lane's places for calls. It must end by ``_ended``."""
+        """Start a call that occupies ``places`` of the queue's calls in flight. It must end with ``_ended``."""
         served.in_flight += places
         self._calls.add(task := self._spawn(call))
         task.add_done_callback(self._calls.discard)
 
     def _spawn(self, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """In our own context: what is started from there must not see the variables of a handler that finished."""
+        """Start a task in a clean context, because it must not see the variables of a finished handler."""
         return self._loop.create_task(call, context=self._context.copy())
 
     async def _call(self, served: ServedQueue, runs: list[Run], count: int) -> None:
@@ -238,7 +238,7 @@ class Fetcher:
             self._ended(served, places=1, asked=sent_at)
 
     def _ended(self, served: ServedQueue, *, places: int = 0, asked: float | None = None) -> None:
-        """A call is over, whichever way: do what was held back because of it."""
+        """End a call and do what it held back."""
         served.in_flight -= places
         if asked is not None:
             served.asked.remove(asked)
@@ -291,7 +291,7 @@ class Fetcher:
     def _start(self, served: ServedQueue, leases: Sequence[Lease], now: float) -> None:
         executor = self.executor
         runs = [executor.prepare(served, lease, now) for lease in leases]
-        # All are held before the first begins: it may hog the loop, and the heartbeat must know of the others.
+        # Hold all runs before the first starts: it may block the loop, and the heartbeat must know the others.
         for run in runs:
             served.held[run.lease.token] = run
         self._started(runs)
@@ -307,7 +307,7 @@ class Fetcher:
     # Waiting
 
     def _tend_waiters_soon(self) -> None:
-        """At once if nothing runs; else let short jobs end first: whoever waits for them comes before us."""
+        """Tend the waiters, immediately if nothing runs; otherwise let short jobs finish first."""
         if not self.executor.running:
             self._tend_waiters()
         elif self._tending is None:
@@ -319,7 +319,7 @@ class Fetcher:
             return
         for served in self.served_queues:
             if self._free_for(served) <= 0 and not served.spare:
-                # Woken now, a full worker would swallow what an idle one could have acted upon.
+                # A full worker would swallow a wake-up that an idle worker could act on.
                 self._stop_waiting(served)
             elif served.dry and served.waiter is None and served.recovering is None:
                 self._begin_wait(served)
@@ -327,19 +327,19 @@ class Fetcher:
     def _stop_waiting(self, served: ServedQueue) -> None:
         if served.waiter is not None:
             served.waiter.cancel()
-            # The store may have leased jobs to it before it heard of that.
+            # The store may have leased jobs to this claim before the cancel arrived.
             served.unsure = served.unsure or served.spare > 0
             self._end_wait(served)
             self._make_sure_soon(served)
         served.drop_alarm()
 
     async def _wait(self, served: ServedQueue, count: int) -> None:
-        """Sleep until there may be something; with slots to spare, come back with it."""
+        """Wait until there may be jobs; with ``count`` slots to spare, claim them."""
         began_at = served.ask()
         try:
             if count:
                 take = Take(self._worker_id, count, self._lease_ms)
-                # Well within a lease: when the claim was made is not known, only when the wait for it began.
+                # Well within a lease: only the start of the wait is known, not the time of the claim.
                 wait_ms = min(self.longest_wait_ms, 2 * self._lease_ms // 5)
                 claimed = await self._storage.claim(served.name, take, wait_ms=wait_ms)
                 self._receive(served, claimed, count, began_at)
@@ -347,7 +347,7 @@ class Fetcher:
                 await self._storage.wait(served.name, timeout_ms=self.longest_wait_ms)
                 served.dry = False
         except BaseException as error:
-            if served.waiter is asyncio.current_task():  # else it was given up
+            if served.waiter is asyncio.current_task():  # otherwise it was abandoned
                 self._lost_call(served, [], error)
         finally:
             if served.waiter is asyncio.current_task():
@@ -355,7 +355,7 @@ class Fetcher:
             self._ended(served, asked=began_at)
 
     def _begin_wait(self, served: ServedQueue) -> None:
-        # Reserved slots: so it gets few, and none if others would have to go without.
+        # A wait reserves its slots, so it gets few of them, or none if other queues need them.
         served.spare = min(_MOST_PER_WAIT, self._free_for(served) // (2 * len(self.served_queues)))
         self._reserve(served, served.spare)
         served.waiter = self._spawn(self._wait(served, served.spare))
@@ -365,13 +365,13 @@ class Fetcher:
         served.spare, served.waiter = 0, None
 
     def _wake(self, *served_queues: ServedQueue) -> None:
-        """There may be jobs in these by now."""
+        """Claim from queues that may have jobs by now."""
         for served in served_queues:
             served.dry = False
         self._pump()
 
     def _make_sure_soon(self, served: ServedQueue) -> None:
-        """Look for leases of a claim that was given up, as soon as no call is under way whose leases are to come."""
+        """Recover the leases of an abandoned claim, as soon as no call in flight can bring leases."""
         if served.unsure and not served.in_flight and served.recovering is None and not self._closed:
             served.unsure = False
             self._begin(served, self._make_sure(served), places=_MOST_IN_FLIGHT)
@@ -385,10 +385,10 @@ class Fetcher:
         finally:
             self._ended(served, places=_MOST_IN_FLIGHT, asked=sent_at)
 
-    # When the store is away
+    # Outages of the store
 
     def _lost_call(self, served: ServedQueue, runs: list[Run], error: BaseException) -> None:
-        """The outcomes are kept: nobody else can have settled them, and a repeated settle does no harm."""
+        """Keep the outcomes of a failed call and start recovery. Repeating a settle is safe."""
         if isinstance(error, KeyboardInterrupt | GeneratorExit) or self._closed:
             raise error
         served.outcomes[:0] = runs
@@ -413,7 +413,7 @@ class Fetcher:
             self._ended(served)
 
     def _hand_back(self, served: ServedQueue, leases: Sequence[Held], sent_at: float) -> None:
-        """We are stopping, or the answer came so late that these may be somebody else's: let the store decide."""
+        """Release leases, because the worker stops, or because the late answer may be outdated."""
         served.asked.append(sent_at)
         self._begin(served, self._release(served, leases, sent_at), places=1)
 
@@ -421,19 +421,19 @@ class Fetcher:
         try:
             await self._storage.settle(served.name, recovery.releases(leases))
         except BaseException as error:
-            # Not repeated here: recovery hands back what nobody knows of, or it expires.
+            # Not repeated here: recovery hands back unknown leases, or they expire.
             self._lost_call(served, [], error)
         finally:
             self._ended(served, places=1, asked=sent_at)
 
 
 def _guarded(callback: Callable[P, None]) -> Callable[P, None]:
-    """Return ``callback`` so that an error in it is logged: it must not end the call that it is told of."""
+    """Return ``callback`` with its exceptions logged, because they must not fail the call that reports to it."""
 
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             callback(*args, **kwargs)
         except Exception:
-            logger.exception("A worker callback failed: %r", callback)
+            logger.exception("a worker callback failed: %r", callback)
 
     return guarded

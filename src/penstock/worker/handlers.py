@@ -1,4 +1,9 @@
-"""Handlers of queues whose jobs have no task: ``@worker.handler("queue")``."""
+"""Handlers: the code that runs the jobs of each task, and of queues whose jobs have no task.
+
+A job whose task is not registered here is handed back: during a rolling deploy another worker knows the task. The
+job returns after a delay that grows to 10 s and counts towards no limit. A strict group keeps its order meanwhile.
+The job fails once this worker has known it for ``unknown_after``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import inspect
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, assert_never
 
 from penstock.client.batching import Batching
 from penstock.core.command import COMMAND_TASK
@@ -17,7 +22,7 @@ from penstock.errors import InvalidOption, SerializationError, UnknownTask
 from penstock.worker.batch import Batch, Batcher
 from penstock.worker.context import JobContext, context_of
 from penstock.worker.middleware import Middleware, compose
-from penstock.worker.run import Call, Plan, Run
+from penstock.worker.run import Call, Handler, Run
 from penstock.worker.runners import batched, thread
 from penstock.worker.runners.command import CommandRunner
 from penstock.worker.runners.process import ProcessRunner
@@ -29,42 +34,52 @@ if TYPE_CHECKING:
     from penstock.client.task import Task
 
 
-Handler = Callable[[JobContext], Any]
-"""Gets the job, whose ``payload`` are the bytes as enqueued; what it returns is encoded by the app's result serde.
-A coroutine function runs on the loop, any other in a thread."""
+HandlerFunction = Callable[[JobContext], Any]
+"""Takes the job, whose ``payload`` holds the bytes as enqueued. The app's result serde encodes what it returns.
+A coroutine function runs on the loop, any other function in a thread."""
 
-BatchHandler = Callable[[list[JobContext]], Any]
-"""The same for several jobs at once; what it returns is told apart as ``worker.batch`` says."""
+BatchFunction = Callable[[list[JobContext]], Any]
+"""Takes several jobs. ``worker.batch`` describes how its return value is divided among them."""
 
-AnyHandler: TypeAlias = Handler | BatchHandler
+logger = get_logger("penstock.worker")
+
+_FIRST_DELAY_MS: Final = 250
+_LONGEST_DELAY_MS: Final = 10_000
+# Beyond this number the oldest jobs are forgotten, and wait longer.
+_MOST_WATCHED: Final = 10_000
+_MOST_NAMES: Final = 100
+# A task is no longer listed this long after its last job.
+_LISTED_S: Final = 600.0
 
 
-class Bound(NamedTuple):
-    """A handler, and how its jobs are gathered if it takes several."""
+class QueueHandler(NamedTuple):
+    """A function for the jobs of a queue; ``batching`` says how jobs are gathered if it takes several."""
 
-    handler: Callable[[Any], Any]
+    function: Callable[[Any], Any]
     batching: Batching | None = None
 
 
 class MakeBatcher(Protocol):
-    """Makes the one that gathers the runs of a handler."""
+    """Makes the batcher of a handler."""
 
     def __call__(self, batching: Batching, handle: Callable[[Batch], Any], *, is_async: bool) -> Batcher: ...
 
 
-class Handlers:
-    """Handlers by queue."""
+class QueueHandlers:
+    """The functions for jobs without a task, by queue."""
 
     def __init__(self) -> None:
-        self.by_queue: dict[str, Bound] = {}
+        self.by_queue: dict[str, QueueHandler] = {}
 
-    def add(self, queue: str, handler: AnyHandler, batching: Batching | None = None) -> None:
-        """Raises ``InvalidOption`` if the queue has one already."""
+    def add(
+        self, queue: str, function: HandlerFunction | BatchFunction, batching: Batching | None = None
+    ) -> None:
+        """Add the function of a queue. Raise ``InvalidOption`` if the queue already has one."""
         if check_queue(queue) in self.by_queue:
-            raise InvalidOption(f"queue {queue!r} has a handler already. Remove one of the two.")
-        self.by_queue[queue] = Bound(handler, batching)
+            raise InvalidOption(f"queue {queue!r} already has a handler. Remove one of the two.")
+        self.by_queue[queue] = QueueHandler(function, batching)
 
-    def plan(
+    def make(
         self,
         queue: str,
         *,
@@ -72,33 +87,25 @@ class Handlers:
         batcher: MakeBatcher,
         wrap: Callable[[Call], Call],
         encode: Callable[[Any], bytes],
-    ) -> Plan:
-        """Return how jobs without a task of this queue are run. The queue must have a handler."""
-        handler, batching = self.by_queue[queue]
-        is_async = inspect.iscoroutinefunction(handler)
+    ) -> Handler:
+        """Return the handler of this queue's jobs without a task. The queue must have a function."""
+        function, batching = self.by_queue[queue]
+        is_async = inspect.iscoroutinefunction(function)
         if batching is not None:
-            call = _joining(batcher(batching, lambda batch: handler(batch.items), is_async=is_async))
+            call = _joining(batcher(batching, lambda batch: function(batch.items), is_async=is_async))
         else:
-            call = _calling(handler, None if is_async else threads)
-        return Plan("", "async" if is_async else "thread", wrap(call), encode, _pack)
+            call = _calling(function, None if is_async else threads)
+        return Handler("", "async" if is_async else "thread", wrap(call), encode, _pack)
 
 
-def _calling(handler: Callable[[Any], Any], threads: ThreadRunner | None) -> Call:
+def _calling(function: Callable[[Any], Any], threads: ThreadRunner | None) -> Call:
     if threads is None:
-        return lambda run: handler(context_of(run))
-    return lambda run: threads.run(lambda run: handler(context_of(run)), run)
+        return lambda run: function(context_of(run))
+    return lambda run: threads.run(lambda run: function(context_of(run)), run)
 
 
 def _joining(batcher: Batcher) -> Call:
     return lambda run: batcher.join(run, context_of(run))
-
-
-def no_handler(queue: str) -> UnknownTask:
-    """Return the error of a job without a task in a queue that has no handler here."""
-    return UnknownTask(
-        f"the job has no task, and this worker has no handler for jobs of queue {queue!r} without one. "
-        f'Add one by @worker.handler("{queue}"), or let another process work on this queue.'
-    )
 
 
 def _pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -107,27 +114,8 @@ def _pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     raise SerializationError("a job without a task takes its payload as one argument of type bytes.")
 
 
-# Plans: how the runs of each task are made, bound when its first job comes.
-#
-# A job that this worker cannot run, because its task is not registered here, is handed back: during a
-# rolling deploy another worker knows it. It comes back after a delay that grows to 10 s and counts
-# towards no limit. A strict group keeps its order meanwhile. The job fails once this worker has seen it
-# for ``unknown_after``.
-
-
-logger = get_logger("penstock.worker")
-
-_FIRST_DELAY_MS: Final = 250
-_LONGEST_DELAY_MS: Final = 10_000
-# Of more jobs than this the oldest are forgotten, and wait for longer.
-_MOST_WATCHED: Final = 10_000
-_MOST_NAMES: Final = 100
-# A task that has not come up for this long is no longer listed.
-_LISTED_S: Final = 600.0
-
-
-class Unknown:
-    """The jobs that came here and that this worker cannot run. Changed on the worker's loop."""
+class UnknownTasks:
+    """The jobs that this worker received and cannot run. Changed on the worker's loop."""
 
     def __init__(self, after_ms: int) -> None:
         self._after_s = after_ms / 1000
@@ -135,7 +123,7 @@ class Unknown:
         self._names: dict[str, float] = {}
 
     def hand_back(self, run: Run, error: UnknownTask) -> Exception:
-        """Return what the run is to raise: ``HandedBack``, or ``error`` if the job has waited long enough."""
+        """Return the exception for the run: ``HandedBack``, or ``error`` if the job has waited long enough."""
         if not self._after_s:
             return error
         now = time.monotonic()
@@ -150,9 +138,9 @@ class Unknown:
         return HandedBack(delay_ms / 1000)
 
     def names(self) -> tuple[str, ...]:
-        """Return the tasks that came up lately. May be called from any thread."""
-        soonest = time.monotonic() - _LISTED_S
-        return tuple(sorted(name for name, at in list(self._names.items()) if at >= soonest))
+        """Return the unknown tasks seen lately. Any thread may call this."""
+        listed_since = time.monotonic() - _LISTED_S
+        return tuple(sorted(name for name, at in list(self._names.items()) if at >= listed_since))
 
     def _note(self, name: str, now: float, error: UnknownTask) -> None:
         if name not in self._names:
@@ -161,14 +149,14 @@ class Unknown:
             self._names[name] = now
 
 
-class Plans:
-    """``by_task`` are those that were made so far. ``concurrency`` bounds the size of a batch."""
+class Handlers:
+    """Makes the handlers; ``by_task`` holds those made so far. ``concurrency`` bounds the size of a batch."""
 
     def __init__(
         self,
         app: App,
         *,
-        handlers: Handlers,
+        queue_handlers: QueueHandlers,
         middleware: Sequence[Middleware],
         threads: ThreadRunner,
         processes: ProcessRunner,
@@ -179,58 +167,58 @@ class Plans:
     ) -> None:
         self._tasks = app.tasks
         self._encode_untyped = app.result_serde.encode
-        self._handlers = handlers
+        self._queue_handlers = queue_handlers
         self._middleware = tuple(middleware)
         self._threads = threads
         self._processes = processes
         self._sandboxes = sandboxes
         self._concurrency = concurrency
         self._commands = commands
-        self.unknown = Unknown(unknown_after_ms)
-        self.by_task: dict[str, Plan] = {}
-        self._untasked: dict[str, Plan] = {}
+        self.unknown = UnknownTasks(unknown_after_ms)
+        self.by_task: dict[str, Handler] = {}
+        self._untasked: dict[str, Handler] = {}
         self._batchers: list[Batcher] = []
 
-    def make(self, queue: str, name: str) -> Plan:
-        """The plan of a task, or of a queue's jobs without one. Kept, unless it is to refuse."""
+    def make(self, queue: str, name: str) -> Handler:
+        """Return the handler of a task, or of a queue's jobs without a task. A handler that refuses is not kept."""
         task = self._tasks.get(name)
         if task is not None:
             try:
-                plan = self.by_task[name] = self._bound(task)
+                handler = self.by_task[name] = self._for_task(task)
             except Exception as error:
-                refused = error
-                return _refusing(name, lambda _: refused)
-            return plan
+                refusal = error
+                return _refusing(name, lambda _: refusal)
+            return handler
         if name == COMMAND_TASK:
-            return self._plan_command()
+            return self._for_commands()
         if not name:
-            return self._untasked.get(queue) or self._plan_untasked(queue)
+            return self._untasked.get(queue) or self._for_queue(queue)
         # Not kept: the task may be registered later.
-        return self._handing_back(name, _unknown(name))
+        return self._handing_back(name, _unknown_task(name))
 
-    def _plan_command(self) -> Plan:
+    def _for_commands(self) -> Handler:
         if self._commands is None:
             return self._handing_back(COMMAND_TASK, _no_commands())
         call = self._wrap(self._commands.call)
-        plan = self.by_task[COMMAND_TASK] = Plan(
+        handler = self.by_task[COMMAND_TASK] = Handler(
             COMMAND_TASK, "async", call, self._encode_untyped, _pack_command
         )
-        return plan
+        return handler
 
-    def _handing_back(self, name: str, error: UnknownTask) -> Plan:
+    def _handing_back(self, name: str, error: UnknownTask) -> Handler:
         return _refusing(name, lambda run: self.unknown.hand_back(run, error))
 
-    def _plan_untasked(self, queue: str) -> Plan:
-        if queue not in self._handlers.by_queue:  # one may be added later
-            return self._handing_back("", no_handler(queue))
-        plan = self._handlers.plan(
+    def _for_queue(self, queue: str) -> Handler:
+        if queue not in self._queue_handlers.by_queue:  # it may be added later
+            return self._handing_back("", _no_handler(queue))
+        handler = self._queue_handlers.make(
             queue, threads=self._threads, batcher=self._batcher, wrap=self._wrap, encode=self._encode_untyped
         )
-        self._untasked[queue] = plan
-        return plan
+        self._untasked[queue] = handler
+        return handler
 
-    def _bound(self, task: Task[..., Any]) -> Plan:
-        return Plan(
+    def _for_task(self, task: Task[..., Any]) -> Handler:
+        return Handler(
             task.name,
             task.runner,
             self._wrap(self._call_of(task)),
@@ -267,37 +255,44 @@ class Plans:
         return compose(self._middleware, call)
 
     def hurry(self) -> None:
-        """No more jobs will come: begin with batches that are not full."""
+        """Start batches that are not full, because no more jobs will come."""
         for batcher in self._batchers:
             batcher.flush()
 
     def close(self) -> None:
-        """Let go of threads and processes."""
+        """Close the threads and processes."""
         self._threads.close()
         self._processes.close()
         self._sandboxes.close()
 
 
 def _pack_command(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    raise InvalidOption("the payload of a command job is not changed by its run.")
+    raise InvalidOption("a command job cannot change its payload.")
+
+
+def _no_handler(queue: str) -> UnknownTask:
+    return UnknownTask(
+        f"the job has no task, and this worker has no handler for jobs without a task in queue {queue!r}. "
+        f'Add one with @worker.handler("{queue}"), or let another process work on this queue.'
+    )
 
 
 def _no_commands() -> UnknownTask:
     return UnknownTask(
-        "this worker does not run commands. Start one by `penstock worker --commands`, or app.worker(commands=True); "
-        "give them a queue of their own if other workers are not to take them."
+        "this worker does not run commands. Start one with `penstock worker --commands` or app.worker(commands=True); "
+        "use a separate queue for commands if other workers must not take them."
     )
 
 
-def _unknown(name: str) -> UnknownTask:
+def _unknown_task(name: str) -> UnknownTask:
     return UnknownTask(
         f"no task {name!r} is registered in this worker's app. "
         "Import the module that defines it before the worker starts, or deploy it here."
     )
 
 
-def _refusing(name: str, error_for: Callable[[Run], Exception]) -> Plan:
-    """Runs of this task raise what ``error_for`` returns."""
+def _refusing(name: str, error_for: Callable[[Run], Exception]) -> Handler:
+    """Return a handler whose runs raise the error that ``error_for`` returns."""
 
     async def call(run: Run) -> Any:
         raise error_for(run).with_traceback(None)
@@ -305,4 +300,4 @@ def _refusing(name: str, error_for: Callable[[Run], Exception]) -> Plan:
     def pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         raise UnknownTask(f"no task {name!r} is registered in this worker's app.")
 
-    return Plan(name, "async", call, bytes, pack)
+    return Handler(name, "async", call, bytes, pack)

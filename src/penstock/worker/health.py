@@ -1,4 +1,11 @@
-"""How a worker is: for probes, for its record in the store, and for people."""
+"""The health of a worker, for probes, its record in the store, and people; and the watchdog of its event loop.
+
+The watchdog runs on the heartbeat's loop, in another thread. A handler that blocks the worker's loop keeps its lease,
+because the heartbeat continues, but no job can be settled, cancelled or stopped meanwhile. After 10 s the watchdog logs
+the stack of the loop's thread. After ``stuck_after`` the heartbeat stops renewing leases, and other workers take the
+jobs over. If a signal asked the worker to stop, the watchdog sends the signal again once the grace is over; that raises
+``LoopBlocked`` in the handler, whose job is handed back.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +36,21 @@ if TYPE_CHECKING:
 
 WorkerState = Literal["new", "starting", "running", "paused", "stopping", "stopped"]
 
-# A worker that has room for jobs, and has had no answer to a claim for this long, does not consume.
+logger = get_logger("penstock.worker")
+
+# A worker with free slots that has had no answer to a claim for this long is not consuming.
 _SILENT_S: Final = 10.0
-# One whose event loop has not turned for this long does not, either.
+# Nor is a worker whose event loop has been blocked for this long.
 _BLOCKED_S: Final = 5.0
+WARN_AFTER_S: Final = 10.0
+_TICK_S: Final = 1.0
+_MOST_FRAMES: Final = 30
 _MOST_SHOWN: Final = 100
 _LONGEST_REASON: Final = 300
 
 
 class ActiveJob(msgspec.Struct, frozen=True):
-    """A job that takes up a slot. ``stuck``: settled without its handler, which still runs."""
+    """A job that occupies a slot. ``stuck`` means that it is settled although its handler still runs."""
 
     queue: str
     id: str
@@ -48,11 +60,11 @@ class ActiveJob(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How the worker is just now.
+    """The current health of a worker.
 
-    ``consuming`` is false for one that is alive and takes no jobs, and ``reason`` says why: paused, stopping, the
-    store is away, all slots taken up by handlers that hang, no answer to a claim for long. A worker whose slots
-    are all busy is consuming.
+    ``consuming`` is false for a worker that is alive but takes no jobs, and ``reason`` says why: it is paused or
+    stopping, the store is away, all slots are occupied by handlers that hang, or claims get no answer. A worker whose
+    slots are all busy is consuming.
     """
 
     state: WorkerState
@@ -67,7 +79,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStats(msgspec.Struct):
-    """Counts since the worker began, of outcomes the store has accepted."""
+    """Counts since the worker started, of outcomes that the store has accepted."""
 
     claimed: int = 0
     completed: int = 0
@@ -83,11 +95,10 @@ class WorkerStats(msgspec.Struct):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """The record that a worker writes with every heartbeat. ``running`` is cut at a hundred jobs.
+    """The record that a worker writes with every heartbeat. ``running`` has at most a hundred jobs.
 
-    ``blocked_by`` is the job whose function blocks the event loop, as ``queue/id``. ``unknown`` are the tasks whose
-    jobs it handed back lately because they are not registered in its app. ``up_ms`` is how long it has run, by a clock
-    that nobody sets.
+    ``blocked_by`` is the job whose function blocks the event loop, as ``queue/id``. ``unknown`` lists the tasks that
+    are not registered in its app and whose jobs it handed back lately. ``up_ms`` is its uptime by the monotonic clock.
     """
 
     host: str
@@ -108,7 +119,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(session: WorkerSession) -> Health:
-    """The health of a worker that runs; may be called from any thread."""
+    """Return the health of a running worker. Any thread may call this."""
     now = time.monotonic()
     running = list(session.executor.running)
     reason = _why_not_consuming(session, now, running=len(running))
@@ -129,13 +140,13 @@ def examine(session: WorkerSession) -> Health:
 
 
 def running_commands(session: WorkerSession) -> dict[tuple[str, str], str]:
-    """Return the commands of the command jobs that run, by queue and id."""
+    """Return the commands of the running command jobs, by queue and id."""
     runs = [run for run in list(session.executor.running) if run.lease.options.task == COMMAND_TASK]
     return {(run.served.name, run.lease.id): command_text(run.lease.payload) for run in runs}
 
 
 def describe(session: WorkerSession) -> bytes:
-    """The worker's record in the store, as JSON."""
+    """Return the worker's record for the store, as JSON."""
     health = examine(session)
     return msgspec.json.encode(
         Description(
@@ -153,13 +164,13 @@ def describe(session: WorkerSession) -> bytes:
             stuck=health.stuck,
             running=health.active[:_MOST_SHOWN],
             blocked_by=_blocking_job(session) if _is_blocked(session) else "",
-            unknown=session.plans.unknown.names(),
+            unknown=session.handlers.unknown.names(),
         )
     )
 
 
 def _why_not_consuming(session: WorkerSession, now: float, *, running: int) -> str:
-    """Empty if it is."""
+    """Return why the worker takes no jobs; empty if it does."""
     if session.worker.state != "running":
         return f"the worker is {session.worker.state}"
     if session.failing:
@@ -168,18 +179,18 @@ def _why_not_consuming(session: WorkerSession, now: float, *, running: int) -> s
         who = f"job {ref}" if (ref := _blocking_job(session)) else "a handler"
         return f"{who} has blocked the event loop for {session.watchdog.stalled_s:.0f} s"
     if len(session.executor.stuck) >= session.options.concurrency:
-        return "all slots are taken up by handlers that hang"
+        return "all slots are occupied by handlers that hang"
     limits = session.fetcher.limits
     if limits is not None and limits.reached:
-        return ""  # like one whose slots are all busy: it will
+        return ""  # like a worker whose slots are all busy
     silent_s = now - session.fetcher.last_claim_at
     if silent_s > _SILENT_S and running < session.options.concurrency:
-        return f"no answer to a claim for {silent_s:.0f} s: the store is away, or a handler hogs the loop"
+        return f"no answer to a claim for {silent_s:.0f} s: the store is away, or a handler blocks the loop"
     return ""
 
 
 def _why_failing(failing: dict[str, BaseException]) -> str:
-    """Return which queues the store does not serve. One that answers, and cannot do what is asked, says why."""
+    """Return which queues the store does not serve, and why if the store says so."""
     queues = ", ".join(sorted(failing))
     for error in failing.values():
         if isinstance(error, StorageFull | StorageReadOnly | StorageRefused | StorageDamaged):
@@ -192,7 +203,7 @@ def _is_blocked(session: WorkerSession) -> bool:
 
 
 def _blocking_job(session: WorkerSession) -> str:
-    """Return the ref of the job whose function holds the event loop; empty if a task of its own does."""
+    """Return the ref of the job whose function blocks the event loop; empty if another task does."""
     current = asyncio.current_task(session.loop)
     ids = {run.lease.id: run for run in list(session.executor.running)}
     run = ids.get(current.get_name()) if current is not None else None
@@ -206,25 +217,8 @@ def _version() -> str:
         return ""
 
 
-# The watchdog: notices when the worker's event loop has stopped turning, and says where it stands.
-#
-# It runs on the heartbeat's loop, in a thread of its own. A handler that blocks the worker's loop keeps
-# its lease, because the heartbeat goes on; but nobody can settle, cancel or stop anything meanwhile. So
-# the watchdog logs the stack of the loop's thread after 10 s, and after ``stuck_after`` the heartbeat
-# stops renewing: other workers take the jobs over. A worker that a signal asked to stop does not wait for
-# that: when its time is over, the watchdog sends the signal again, and ``LoopBlocked`` is raised where
-# the handler stands. Its job is handed back.
-
-
-logger = get_logger("penstock.worker")
-
-WARN_AFTER_S: Final = 10.0
-_TICK_S: Final = 1.0
-_MOST_FRAMES: Final = 30
-
-
 class Watchdog:
-    """Make it on the loop that it watches. ``stuck`` may be read from any thread."""
+    """Notices when the event loop is blocked. Create it on that loop; any thread may read ``stuck``."""
 
     def __init__(
         self,
@@ -241,15 +235,15 @@ class Watchdog:
         self._stuck_after_s = stuck_after_s
         self._interrupt_at = interrupt_at
         self.interrupting = False
-        """True if the next signal is to end the handler that blocks the loop."""
+        """True if the next signal must end the handler that blocks the loop."""
         self._awaits_turn = False
         self._warned = False
         self._looked_at = time.monotonic()
         self.stalled_s = 0.0
-        """How long the loop has not turned, as far as this thread saw."""
+        """How long the loop has been blocked, as seen by this thread."""
 
     async def run(self) -> None:
-        """Look every second, until cancelled or until the watched loop is closed."""
+        """Check every second, until cancelled or until the watched loop is closed."""
         try:
             while True:
                 self.look(time.monotonic())
@@ -259,8 +253,8 @@ class Watchdog:
                 raise
 
     def look(self, now: float) -> None:
-        """Note whether the loop has turned since the last look. Raise ``RuntimeError`` if it is closed."""
-        # A machine that was suspended stops this thread, too: that time is nobody's fault.
+        """Check whether the loop has turned since the last check. Raise ``RuntimeError`` if it is closed."""
+        # A suspended machine stops this thread, too: that time does not count.
         elapsed_s = min(now - self._looked_at, 2 * _TICK_S)
         self._looked_at = now
         if not self._awaits_turn:
@@ -278,7 +272,7 @@ class Watchdog:
 
     @property
     def stuck(self) -> bool:
-        """Whether the leases are to be given up. No run is given up before its own timeout has passed."""
+        """Return whether to give up the leases. That never happens before the longest timeout has passed."""
         if self.stalled_s < self._stuck_after_s:
             return False
         timeouts_ms = [
@@ -291,7 +285,7 @@ class Watchdog:
     def _turned(self) -> None:
         if self._warned:
             logger.warning(
-                "The event loop of worker %s turns again after %.0f s", self._worker_id, self.stalled_s
+                "the event loop of worker %s turns again after %.0f s", self._worker_id, self.stalled_s
             )
         self._warned = self.interrupting = self._awaits_turn = False
         self.stalled_s = 0.0
@@ -299,8 +293,8 @@ class Watchdog:
     def _warn(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
         logger.error(
-            "The event loop of worker %s has not turned for %.0f s, so no job can be settled, cancelled or stopped. "
-            "Do not block in async handlers: use a sync function, which runs in a thread",
+            "the event loop of worker %s has been blocked for %.0f s, so no job can be settled, cancelled or stopped. "
+            "Do not block in async handlers: use a plain def, which runs in a thread",
             self._worker_id,
             self.stalled_s,
             exc_info=TimeoutError("the event loop is blocked here").with_traceback(_stack(frame)),
@@ -308,7 +302,7 @@ class Watchdog:
 
 
 def _stack(frame: FrameType | None) -> TracebackType | None:
-    """Return the innermost calls that led to ``frame``, in the form of a traceback."""
+    """Return the innermost calls that led to ``frame`` as a traceback."""
     stack: TracebackType | None = None
     for _ in range(_MOST_FRAMES):
         if frame is None:

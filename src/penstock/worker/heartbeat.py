@@ -1,7 +1,7 @@
-"""The heartbeat: pushes the leases' deadlines and learns which runs are to stop.
+"""The heartbeat: renews the leases and learns which runs must stop.
 
-It has a thread, an event loop and a connection of its own: a handler that hogs the worker's loop must not look
-dead. The sweeper of a worker lives there as well.
+It has its own thread, event loop and connection, because a handler that blocks the worker's loop must not look dead.
+The sweeper of a worker runs there as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CLOSE_PATIENCE_S: Final = 2.0
 class Heartbeat:
     """Extends the leases of ``served_queues``, unless the worker is ``stuck``.
 
-    ``notify`` gets the runs that are to stop; it is called in this thread.
+    ``notify`` receives the runs that must stop; it is called in this thread.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Heartbeat:
         self.last_at = time.monotonic()
 
     async def run(self) -> None:
-        """Beat for ever; cancel to stop. After a failure the next beat comes soon: leases are running out."""
+        """Beat until cancelled. After a failure the next beat comes soon, because leases are running out."""
         failing = False
         self._loop = asyncio.get_running_loop()
         while True:
@@ -71,40 +71,39 @@ class Heartbeat:
                 await self.run_once()
                 failing = False
             except StorageError as error:
-                # Said once: it is repeated twice a second, as long as the store is away.
+                # Log once: this repeats twice a second while the store is away.
                 log = logger.debug if failing else logger.warning
                 log("the heartbeat failed and will be repeated: %s", error)
                 failing = True
                 pause_s = min(_AFTER_LOSS_S, self._interval_s)
             except Exception:
-                # Whatever it is: without a heartbeat all jobs of this worker would be taken for dead.
+                # Without a heartbeat the store would take back all jobs of this worker.
                 log_failure = logger.debug if failing else logger.exception
-                log_failure("The heartbeat failed and will be repeated", exc_info=True)
+                log_failure("the heartbeat failed and will be repeated", exc_info=True)
                 failing = True
                 pause_s = min(_AFTER_LOSS_S, self._interval_s)
             await self._rest(max(0.0, pause_s - (time.monotonic() - began)))
 
     def beat_soon(self) -> None:
-        """Have the next beat come at once, because the record of this worker has changed. For any thread."""
+        """Beat immediately, because this worker's record has changed. Any thread may call this."""
         if self._loop is not None:
-            with suppress(RuntimeError):  # The loop has ended, and the worker with it.
+            with suppress(RuntimeError):  # The loop is closed, and the worker stopped.
                 self._loop.call_soon_threadsafe(self._hurried.set)
 
     async def _rest(self, seconds: float) -> None:
-        """Wait for the next beat, which comes at once when what was told of this process no longer holds."""
+        """Wait for the next beat, which comes early if the store lost this process's announcement."""
         try:
             # Not wait_for: on Python 3.11 it loses a cancellation that comes together with the event.
             async with asyncio.timeout(seconds):
                 await self._hurried.wait()
-            await asyncio.sleep(
-                min(_AT_LEAST_S, seconds)
-            )  # It may be lost again at once, as while a slot moves.
+            # The announcement may be lost again immediately, for example while a slot moves.
+            await asyncio.sleep(min(_AT_LEAST_S, seconds))
         except TimeoutError:
             pass
         self._hurried.clear()
 
     async def run_once(self) -> None:
-        """One beat for every queue, and the worker's record in each."""
+        """Renew the leases of every queue and write the worker's record to each."""
         self._renewing = self._may_renew()
         info = self._info()
         for served in self._served_queues:
@@ -116,7 +115,7 @@ class Heartbeat:
         if stuck and self._renewing:
             held = sum(len(served.held) for served in self._served_queues)
             logger.error(
-                "Worker %s is stuck and stops renewing the leases of its %d jobs: others take them over",
+                "worker %s is stuck and stops renewing the leases of its %d jobs: other workers take them over",
                 self._worker_id,
                 held,
             )
@@ -124,7 +123,7 @@ class Heartbeat:
 
     async def _beat(self, served: ServedQueue, info: bytes) -> None:
         now = time.monotonic()
-        # A run that has only just begun has most of its lease before it; most are over by the next beat.
+        # A lease that has just begun needs no renewal; most such runs finish before the next beat.
         young = now - self._interval_s / 10
         held_runs = list(served.held.values()) if self._renewing else []
         runs = [run for run in held_runs if run.claimed_at <= young]
@@ -143,13 +142,13 @@ class Heartbeat:
         await self._storage.announce(served.name, self._worker_id, lost=self._hurried.set)
 
     async def _unread_leases(self, served: ServedQueue) -> list[Held]:
-        """The loop is too busy to read the answers to its claims, or gave one up: those leases are ours as well."""
+        """Return leases from claims whose answers the busy loop has not read, or that it abandoned."""
         held = await self._storage.leases_of(served.name, self._worker_id)
         return [lease for lease in held if lease.token not in served.held]
 
 
 class HeartbeatThread:
-    """Runs duties on a loop of their own. ``connect`` is called there and gives the storage they share, or none."""
+    """Runs duties on a separate loop. ``connect`` is called there and returns their storage, or ``None``."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class HeartbeatThread:
         self._thread = threading.Thread(target=self._run, name="penstock-heartbeat", daemon=True)
 
     async def start(self) -> bool:
-        """Returns when the storage is open, or false if there is none to be had; raises what opening it raised."""
+        """Wait until the storage is open; return false if there is none. Raise what opening it raises."""
         self._thread.start()
         await asyncio.to_thread(self._started.wait)
         if self._error is not None:

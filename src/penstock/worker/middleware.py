@@ -1,4 +1,27 @@
-"""Lifecycle hooks: functions called when a worker starts and when it stops."""
+"""Hooks and middleware of a worker: at its start and stop, around every run, and after every run.
+
+Middleware wraps every run::
+
+    async def timed(context, call_next):
+        started = time.perf_counter()
+        try:
+            return await call_next()
+        finally:
+            histogram.observe(time.perf_counter() - started)
+
+The first one in the list is the outermost. What it returns is the job's result; what it raises counts as raised by the
+handler. A result from a process runner arrives as ``EncodedResult``.
+
+After-execution hooks see how a run ended and may change what is stored::
+
+    @app.after_execution
+    async def keep_while_fresh(execution: Execution) -> None:
+        if execution.status == "completed":
+            execution.ttl = execution.result["max_age"]
+
+They run once for every run that completed, failed or was stopped because its ttl passed, before the store has its
+outcome; not for runs that were snoozed, cancelled or handed back. A hook changes what is stored, never the outcome.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +44,19 @@ if TYPE_CHECKING:
 
 
 Hook = Callable[..., Any]
-"""Takes the worker, or nothing; may be a coroutine function."""
+"""Takes the worker or no argument; may be a coroutine function."""
 
 logger = get_logger("penstock.worker")
 
 
 async def run_start_hooks(hooks: Sequence[Hook], worker: Worker) -> None:
-    """In order, before the first claim. What one raises keeps the worker from starting."""
+    """Call the hooks in order, before the first claim. An exception keeps the worker from starting."""
     for hook in hooks:
         await _call(hook, worker)
 
 
 async def run_stop_hooks(hooks: Sequence[Hook], worker: Worker) -> None:
-    """In reverse order, after the last settle. What one raises is logged: the others have to run."""
+    """Call the hooks in reverse order, after the last settle. Log exceptions, so that all hooks run."""
     for hook in reversed(hooks):
         try:
             await _call(hook, worker)
@@ -47,27 +70,12 @@ async def _call(hook: Hook, worker: Worker) -> None:
         await answer
 
 
-# Middleware: code around every run. ``async def middleware(context, call_next) -> result``.
-#
-# ::
-#
-#     async def timed(context, call_next):
-#         started = time.perf_counter()
-#         try:
-#             return await call_next()
-#         finally:
-#             histogram.observe(time.perf_counter() - started)
-#
-# The first in the list is the outermost. What it returns is the job's result; what it raises decides the
-# job's fate as if the handler had raised it. A process runner's result arrives as ``EncodedResult``.
-
-
 CallNext = Callable[[], Awaitable[Any]]
 Middleware = Callable[[JobContext, CallNext], Awaitable[Any]]
 
 
 def compose(middleware: Sequence[Middleware], call: Call) -> Call:
-    """``call`` wrapped in all of ``middleware``; ``call`` itself if there is none."""
+    """Return ``call`` wrapped in all of ``middleware``."""
     for layer in reversed(middleware):
         call = _wrapped(layer, call)
     return call
@@ -80,28 +88,14 @@ def _wrapped(layer: Middleware, inner: Call) -> Call:
     return call
 
 
-# After-execution hooks: a look at how a run ended, and a say in what is stored of it.
-#
-# ::
-#
-#     @app.after_execution
-#     async def keep_as_long_as_it_is_fresh(execution: Execution) -> None:
-#         if execution.status == "completed":
-#             execution.ttl = execution.result["max_age"]
-#
-# Called once for every run that completed, failed or was stopped because its ttl passed, before the store
-# has its outcome; not for runs that were snoozed, cancelled or handed back. A hook changes what is stored
-# of the end, never the end itself.
-
-
 Status = Literal["completed", "retrying", "failed"]
 
 
 class Execution:
-    """One run that is over. ``result``, ``error`` and ``ttl`` may be set; the rest is to be read.
+    """A finished run. Hooks may set ``result``, ``error`` and ``ttl``; the rest is read-only.
 
-    ``status``: ``completed``, ``failed`` for good, or ``retrying``: failed, with attempts left. The store has the
-    last word on that (a job that is to be cancelled is not retried).
+    ``status`` is ``completed``, ``failed`` (for good) or ``retrying`` (failed, with attempts left). The store decides
+    in the end: it does not retry a job that is being cancelled.
     """
 
     __slots__ = ("_error", "_read_result", "_result", "_ttl_ms", "job", "status")
@@ -116,7 +110,7 @@ class Execution:
     ) -> None:
         self.job = job
         self.status = status
-        # Called when asked for: a result from another process is there in bytes.
+        # Called on first use, because a result from another process is encoded.
         self._read_result = read_result
         self._result: Any = None
         self._error = error
@@ -127,7 +121,7 @@ class Execution:
 
     @property
     def result(self) -> Any:
-        """What the handler returned; ``None`` if it failed. Set it to store something else."""
+        """Return the handler's result; ``None`` if it failed. Set it to store something else."""
         if self._read_result is not None:
             self._result, self._read_result = self._read_result(), None
         return self._result
@@ -135,32 +129,34 @@ class Execution:
     @result.setter
     def result(self, value: Any) -> None:
         if self.status != "completed":
-            raise InvalidOption(f"job {self.job.id!r} has failed: it has no result to change, but an error.")
+            raise InvalidOption(
+                f"job {self.job.id!r} has failed, so it has no result. Set its error instead."
+            )
         self._result, self._read_result = value, None
 
     @property
     def error(self) -> BaseException | None:
-        """The handler's error, a ``TimeoutError``, or a ``JobExpired``; set it to store another error. Its class is
-        only shown: it does not decide whether the job is retried. Of an expired job nothing can be changed."""
+        """Return the handler's error, a ``TimeoutError`` or a ``JobExpired``. Set it to store another error.
+
+        Its class does not affect whether the job is retried. The error of an expired job cannot be changed.
+        """
         return self._error
 
     @error.setter
     def error(self, value: BaseException) -> None:
         if self.status == "completed":
             raise InvalidOption(
-                f"job {self.job.id!r} has completed: it has no error to change, but a result."
+                f"job {self.job.id!r} has completed, so it has no error. Set its result instead."
             )
         if not isinstance(value, BaseException):
-            raise InvalidOption(
-                f"error={value!r:.80} is not an exception. Give one, such as ValueError('...')."
-            )
+            raise InvalidOption(f"error must be an exception, such as ValueError('...'), got {value!r:.80}.")
         self._error = value
 
     @property
     def ttl(self) -> str | None:
-        """How long the result, or the failure, is kept, if a hook has said so; ``None`` is as the job's options say.
+        """Return how long the result or failure is kept, if a hook set it; ``None`` means as the job's options say.
 
-        Set it to any duration. It counts where the job ends; a failure that is retried is not kept.
+        Set it to any duration. It has no effect on a failure that is retried.
         """
         return None if self._ttl_ms is None else describe(self._ttl_ms)
 
@@ -170,11 +166,11 @@ class Execution:
 
     @property
     def ttl_ms(self) -> int | None:
-        """``ttl`` in milliseconds."""
+        """Return ``ttl`` in milliseconds."""
         return self._ttl_ms
 
     def take_back(self, before: Execution) -> None:
-        """Be as ``before`` was."""
+        """Restore the state of ``before``."""
         self._read_result, self._result = before._read_result, before._result
         self._error, self._ttl_ms = before._error, before._ttl_ms
 
@@ -185,28 +181,31 @@ class Execution:
 
     @property
     def is_read(self) -> bool:
-        """Whether the result was looked at, or changed."""
+        """Return whether a hook read or changed the result."""
         return self._read_result is None
 
 
 AfterExecution = Callable[[Execution], Awaitable[None] | None]
-"""Takes the execution; a coroutine function, or a short function, which runs on the worker's loop."""
+"""Takes the execution. Runs on the worker's loop: a coroutine function, or a function that returns quickly."""
 
 
 class AfterHooks:
-    """Calls the hooks in order. One that raises is undone and told to ``failed``; the outcome is stored all the same:
-    the work is done, and to do it again for a hook's sake would be worse."""
+    """Calls the hooks in order.
+
+    A hook that raises is undone and reported to ``failed``. The outcome is stored anyway: repeating the work because of
+    a hook would be worse.
+    """
 
     def __init__(self, hooks: Sequence[AfterExecution], failed: Callable[[BaseException, Run], None]) -> None:
         self._hooks = tuple(hooks)
         self._failed = failed
 
     async def completed(self, run: Run, read_result: Callable[[], Any]) -> Execution:
-        """The handler returned. Cancelling stops the hooks; the run is not over before them."""
+        """Call the hooks for a handler that returned. Cancelling stops them; the run ends after them."""
         return await self._call(run, Execution(context_of(run), "completed", read_result=read_result))
 
     async def review(self, run: Run, error: BaseException, outcome: Outcome | None) -> Outcome | None:
-        """Return ``outcome`` as the hooks leave it. They see failures only, and cannot change an expiry."""
+        """Return ``outcome`` as the hooks change it. They see only failures, and cannot change an expiry."""
         if isinstance(outcome, Fail):
             return await self._review_failure(run, error, outcome)
         if run.abort is Abort.EXPIRED:
@@ -216,7 +215,7 @@ class AfterHooks:
         return outcome
 
     async def _review_failure(self, run: Run, error: BaseException, outcome: Fail) -> Fail:
-        """The handler raised, or was stopped at its timeout. If the run is stopped now, the failure stays as it is."""
+        """Call the hooks for a failure or timeout. If the run is stopped meanwhile, the failure stays unchanged."""
         if run.abort is not None:
             error = TimeoutError(outcome.failure.message)
         elif isinstance(error, Undecodable) and error.__cause__ is not None:

@@ -29,12 +29,12 @@ Queues = Sequence[str] | Mapping[str, float]
 
 LONGEST_HEARTBEAT_MS: Final = 5_000
 _SHORTEST_LEASE_MS: Final = 100
-# So that the id has room for the rest.
+# Leaves room for the rest of the id.
 _LONGEST_NAME: Final = 190
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Options with their units settled. ``queues`` are weights by name."""
+    """Parsed options. ``queues`` holds weights by name."""
 
     name: str
     id: str
@@ -59,7 +59,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerOptions(TypedDict, total=False):
-    """What ``app.worker(...)`` takes; see ``Worker``."""
+    """The options of ``app.worker(...)``; ``Worker`` explains them."""
 
     queues: Queues | None
     concurrency: int
@@ -84,17 +84,17 @@ class WorkerOptions(TypedDict, total=False):
 
 
 def read_options(app: App, **given: Unpack[WorkerOptions]) -> WorkerSettings:
-    """The options a worker was given, checked, with defaults filled in.
+    """Check the options of a worker and fill in the defaults.
 
     Raises:
-        InvalidOption: an option nobody knows, or a value it cannot have.
-        InvalidName: a queue or worker id that is not allowed.
+        InvalidOption: an option is unknown, or its value is invalid.
+        InvalidName: a queue or worker name is not allowed.
     """
     refuse_unknown(given, WorkerOptions.__annotations__, where="a worker")
     lease_ms = milliseconds(given.get("lease", "30s"), what="lease")
     if lease_ms < _SHORTEST_LEASE_MS:
         raise InvalidOption(
-            f"lease={shown(given.get('lease'))} is too short to be renewed in time. Give at least 100ms."
+            f"lease must be at least 100ms, got {shown(given.get('lease'))}: it could not be renewed in time."
         )
     concurrency = _count("concurrency", given.get("concurrency", 100))
     queues, limit = _weights(app, given.get("queues")), given.get("limit")
@@ -125,17 +125,19 @@ def read_options(app: App, **given: Unpack[WorkerOptions]) -> WorkerSettings:
 
 
 def _unknown_after_ms(given: WorkerOptions) -> int:
-    """A burst worker ends when nothing is left to do, so by default it does not wait for one that knows the task."""
+    """Return ``unknown_after``. A burst worker must finish, so by default it does not wait for other workers."""
     default = "0s" if given.get("burst") else "1h"
     return milliseconds(given.get("unknown_after", default), what="unknown_after")
 
 
 def _shell(commands: Any) -> str | None:
-    """What commands are run by; ``None`` if they are not."""
+    """Return the shell that runs commands, or ``None``."""
     if isinstance(commands, bool):
         return "/bin/sh" if commands else None
     if not isinstance(commands, str) or not os.path.isabs(commands) or not commands.isprintable():
-        raise InvalidOption(f"commands={shown(commands)} is not valid. Give True, or the path of a shell.")
+        raise InvalidOption(
+            f"commands must be True, False or the absolute path of a shell, got {shown(commands)}."
+        )
     return commands
 
 
@@ -153,8 +155,10 @@ def _default_name() -> str:
 
 
 def _id_of(name: str) -> str:
-    """Name and chance. No two workers may share an id, not even one and the successor it has after its death:
-    a worker keeps alive, or hands back, every lease that the store has under its id.
+    """Return the name with a random suffix.
+
+    A worker renews or hands back every lease under its id, so no two workers may share one, not even a dead worker
+    and its successor.
     """
     return f"{name[:_LONGEST_NAME]}-{uuid7()[-6:]}"
 
@@ -167,11 +171,11 @@ def _weights(app: App, queues: Queues | None) -> dict[str, float]:
     given = queues if isinstance(queues, Mapping) else listed("queues", queues, of="names")
     weights = {check_queue(name): given[name] if isinstance(given, Mapping) else 1.0 for name in given}
     if not weights:
-        raise InvalidOption("queues is empty: a worker needs a queue to work on.")
+        raise InvalidOption("queues must not be empty: name at least one queue to work on.")
     for name, weight in weights.items():
         if type(weight) not in (int, float) or not 0 < weight < 1e6:
             raise InvalidOption(
-                f"queue {shown(name)} has weight {shown(weight)}. Give a number above 0, such as 1 or 3."
+                f"the weight of queue {shown(name)} must be a number above 0, such as 1 or 3, got {shown(weight)}."
             )
     return weights
 
@@ -179,25 +183,25 @@ def _weights(app: App, queues: Queues | None) -> dict[str, float]:
 def _limits(given: Mapping[str, RateLike], queues: Mapping[str, float]) -> dict[str, Rate]:
     if not isinstance(given, Mapping):
         raise InvalidOption(
-            f'limits={shown(given)} is not a mapping. Give rates by queue: {{"mail": "10/s"}}.'
+            f'limits must be a mapping of rates by queue, such as {{"mail": "10/s"}}, got {shown(given)}.'
         )
     for name in given:
         if name not in queues:
             raise InvalidOption(
-                f"limits has {shown(name)}, which is not a queue of this worker: it has {', '.join(queues)}."
+                f"limits names {shown(name)}, which is not a queue of this worker. Use one of: {', '.join(queues)}."
             )
     return {name: parse_rate(rate, what=f"limits[{shown(name)}]") for name, rate in given.items()}
 
 
 def _count(what: str, value: int) -> int:
     if type(value) is not int or not 1 <= value <= 100_000:
-        raise InvalidOption(f"{what}={shown(value)} is not valid. Give a whole number from 1 to 100000.")
+        raise InvalidOption(f"{what} must be an integer from 1 to 100000, got {shown(value)}.")
     return value
 
 
 def _flag(what: str, value: bool) -> bool:
     if not isinstance(value, bool):
-        raise InvalidOption(f"{what}={shown(value)} is not valid. Give True or False.")
+        raise InvalidOption(f"{what} must be True or False, got {shown(value)}.")
     return value
 
 
@@ -208,7 +212,7 @@ def _functions(given: Mapping[str, Any], what: str, check: Callable[[Any], F]) -
 def _layer(value: Middleware) -> Middleware:
     if not callable(value):
         raise InvalidOption(
-            f"middleware has {shown(value)}, which cannot be called. Give async def f(context, call_next)."
+            f"middleware must contain functions, got {shown(value)}. Use async def f(context, call_next)."
         )
     return value
 
@@ -216,7 +220,7 @@ def _layer(value: Middleware) -> Middleware:
 def _after_hook(value: AfterExecution) -> AfterExecution:
     if not callable(value):
         raise InvalidOption(
-            f"after_execution has {shown(value)}, which cannot be called. Give async def f(execution)."
+            f"after_execution must contain functions, got {shown(value)}. Use async def f(execution)."
         )
     return value
 
@@ -227,6 +231,6 @@ def _heartbeat_ms(heartbeat: Duration | None, lease_ms: int) -> int:
     heartbeat_ms = milliseconds(heartbeat, what="heartbeat")
     if not 0 < heartbeat_ms <= lease_ms // 2:
         raise InvalidOption(
-            f"heartbeat={shown(heartbeat)} does not suit a lease of {lease_ms} ms: at least two must fit into one."
+            f"heartbeat must be at most half the lease ({lease_ms} ms), got {shown(heartbeat)}."
         )
     return heartbeat_ms

@@ -1,7 +1,7 @@
-"""``processes=N``: a supervisor that starts so many worker processes, replaces those that die, and ends them all.
+"""``processes=N``: a supervisor that starts N worker processes, replaces those that die, and stops them all.
 
-Children are spawned, not forked: a worker has threads and connections. So the app must be importable, and the
-worker's options and handlers must be too; listeners stay in the process they were added in.
+Children are spawned, not forked, because a worker has threads and connections. So the app, the worker's options and
+its handlers must be importable; listeners stay in the process that added them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ logger = get_logger("penstock.worker")
 
 _spawn: Final = multiprocessing.get_context("spawn")
 _LOOK_EVERY_S: Final = 0.1
-# Beyond its grace a child settles what it handed back; then it has had its time.
+# After its grace a child has this long to settle the jobs it hands back.
 _EXTRA_S: Final = 15.0
 _SOONEST_RESTART_S: Final = 1.0
 
 
-class _Plan(NamedTuple):
-    """The task of a child: the app, found as ``module`` and ``name``, the modules with its tasks, where the app has
-    moved, if it has, how its worker is made, and how it logs, if the supervisor prints its log."""
+class _Child(NamedTuple):
+    """All that a child needs: where to import the app and its tasks, the store that the app has moved to, the options
+    and handlers of its worker, and how it logs if the supervisor prints its log."""
 
     module: str
     name: str
@@ -52,12 +52,12 @@ class _Plan(NamedTuple):
 
 
 class Supervisor:
-    """Runs ``worker.options.processes`` workers like ``worker``, each in a process of its own."""
+    """Runs ``worker.options.processes`` workers like ``worker``, each in its own process."""
 
     def __init__(self, worker: Worker) -> None:
-        options = worker.given | {"processes": 1}
-        self._plans = [
-            _Plan(
+        options = worker.given_options | {"processes": 1}
+        self._specs = [
+            _Child(
                 *locate(worker.app, in_script=True),
                 worker.app.included,
                 worker.app.moved_to,
@@ -73,26 +73,26 @@ class Supervisor:
         self._rescues: set[asyncio.Task[None]] = set()
         self._children: dict[int, BaseProcess] = {}
         self._started_at: dict[int, float] = {}
-        # From each process that is not ready yet: the id of its worker when it is.
+        # Each process that is not ready yet sends the id of its worker when it is.
         self._awaited: dict[int, Connection] = {}
 
     async def start(self) -> None:
-        """Start the processes; raises what starting one raises."""
-        for number in range(len(self._plans)):
+        """Start the processes. Raise what starting one raises."""
+        for number in range(len(self._specs)):
             self._start(number)
 
     async def run(
         self, stop: asyncio.Event, grace_ms: Callable[[], int], *, ready: Callable[[], None]
     ) -> None:
-        """Keep them running until ``stop`` is set or, in burst mode, all have ended; then end them.
+        """Keep the processes running until ``stop`` is set or, in burst mode, all have ended; then stop them.
 
         ``ready`` is called once, when all of them claim jobs.
         """
-        told = False
+        reported_ready = False
         while not stop.is_set() and self._children:
             self._replace_dead()
-            if self._all_are_ready() and not told:
-                told = True
+            if self._all_are_ready() and not reported_ready:
+                reported_ready = True
                 ready()
             try:
                 await asyncio.wait_for(stop.wait(), _LOOK_EVERY_S)
@@ -103,9 +103,9 @@ class Supervisor:
     def _start(self, number: int) -> None:
         ours, theirs = _spawn.Pipe(duplex=False)
         process = _spawn.Process(
-            target=_work, args=(self._plans[number], theirs), name=f"penstock-worker-{number + 1}"
+            target=_work, args=(self._specs[number], theirs), name=f"penstock-worker-{number + 1}"
         )
-        # Not even while it is being loaded is Ctrl-C for the child; it lets go of this when it ignores the signal.
+        # Block Ctrl-C while the child loads; the child unblocks it once it ignores the signal.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
@@ -123,7 +123,7 @@ class Supervisor:
                     self._ids[number] = connection.recv_bytes().decode()
                     del self._awaited[number]
             except EOFError:
-                # It died first. The one that takes its place will say so, too.
+                # The process died first. Its replacement reports when it is ready.
                 pass
         return not self._awaited
 
@@ -141,7 +141,7 @@ class Supervisor:
                 self._start(number)
 
     def _rescue_jobs_of(self, number: int, process: BaseProcess) -> None:
-        """Take back what a process held that ended before it could hand it back: its exit is proof enough."""
+        """Take back the jobs of a process that ended before it handed them back. Its exit is proof enough."""
         worker = self._ids.pop(number, None)
         if worker is not None and process.exitcode != 0:
             task = asyncio.create_task(self._take_back(worker))
@@ -154,10 +154,10 @@ class Supervisor:
             for queue in self._queues:
                 await take_back(storage, queue, await storage.leases_of(queue, worker))
         except StorageError as error:
-            logger.warning("the jobs of worker %s come back when their leases run out: %s", worker, error)
+            logger.warning("the jobs of worker %s return when their leases expire: %s", worker, error)
 
     async def _end(self, grace_ms: Callable[[], int]) -> None:
-        """Pass the signal on; a second one when our own grace has been cut to nothing."""
+        """Pass the signal on, and a second one once our own grace is cut to zero."""
         self._signal_all()
         began = time.monotonic()
         insisted = False
@@ -181,7 +181,7 @@ class Supervisor:
 
 
 def _own(worker: Worker, number: int) -> dict[str, Any]:
-    """What the workers do not share: their names, and the ports of their probes."""
+    """Return the options that differ between the workers: their names and the ports of their probes."""
     address = worker.options.probe
     own: dict[str, Any] = {"name": f"{worker.options.name}-{number}"}
     if address is not None:
@@ -190,29 +190,29 @@ def _own(worker: Worker, number: int) -> dict[str, Any]:
     return own
 
 
-def _work(plan: _Plan, ready: Connection) -> None:
-    """What a child does. The supervisor alone is told of Ctrl-C, and passes it on as SIGTERM."""
+def _work(spec: _Child, ready: Connection) -> None:
+    """Run a worker in a child. Only the supervisor handles Ctrl-C; it sends SIGTERM to its children."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     from penstock.worker.worker import Worker
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    app: App = getattr(importlib.import_module(plan.module), plan.name)
-    if plan.moved_to is not None:
-        app.move_to(plan.moved_to[0], namespace=plan.moved_to[1])
-    app.load(*plan.included)
-    worker = Worker(app, **plan.options)
-    if plan.log is not None:
-        # The supervisor logs what all of them do. A process adds our warnings, and all lines of the application.
-        log_to_stderr(plan.log._replace(worker=worker.id), ours=logging.WARNING)
-    for queue, bound in plan.handlers.items():
-        worker.handlers.add(queue, *bound)
+    app: App = getattr(importlib.import_module(spec.module), spec.name)
+    if spec.moved_to is not None:
+        app.move_to(spec.moved_to[0], namespace=spec.moved_to[1])
+    app.load(*spec.included)
+    worker = Worker(app, **spec.options)
+    if spec.log is not None:
+        # The supervisor logs for all of them. A child adds Penstock's warnings and all lines of the application.
+        log_to_stderr(spec.log._replace(worker=worker.id), ours=logging.WARNING)
+    for queue, queue_handler in spec.handlers.items():
+        worker.handlers.add(queue, *queue_handler)
     worker.on("ready", lambda event: ready.send_bytes(worker.id.encode()))
     worker.run_sync()
 
 
 def _end_with_parent() -> None:
-    """A worker without its supervisor ends as if it had been told to: whoever restarts it starts new ones."""
+    """Stop this worker when its supervisor is gone: a restarted supervisor starts new workers."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""Get over a time without the store: connect patiently at the start, and put right what lost answers left behind."""
+"""Recovery from store outages: connect patiently at the start, and repair the effects of lost answers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ logger = get_logger("penstock.worker")
 
 _FIRST_BACKOFF_S: Final = 0.1
 _LONGEST_BACKOFF_S: Final = 5.0
-# A store that fails again so soon has not recovered: one that can be read, and not written, answers in
-# between.
+# A store that fails again this soon has not recovered: a read-only store answers some calls in between.
 _RELAPSE_S: Final = 2.0
-# As long as any call insists. A file is there or it is not, and SQLite itself waits for locks.
+# As long as any other call keeps trying. SQLite needs no patience: it waits for locks itself.
 _START_PATIENCE_S: Final = 30.0
 _LONGEST_START_PAUSE_S: Final = 1.0
 
@@ -35,7 +34,7 @@ _LONGEST_START_PAUSE_S: Final = 1.0
 async def connected(app: App, *, stopped: Callable[[], bool]) -> Storage:
     """Open the app's storage. While the store is away, loads its data or fails over, try again for 30 s.
 
-    Raises ``StorageUnavailable`` after that, or as soon as ``stopped`` returns true, and other errors at once.
+    Raise ``StorageUnavailable`` after that, or as soon as ``stopped`` returns true, and other errors immediately.
     """
     local = app.url.startswith(("sqlite:", "memory:"))
     deadline = time.monotonic() + (0.0 if local else _START_PATIENCE_S)
@@ -62,9 +61,10 @@ async def until_it_answers(
     settled: Callable[[Sequence[Run], Sequence[Settled]], None],
     failed: Callable[[ServedQueue, BaseException], None],
 ) -> None:
-    """Ask until the store answers; then hand back leases whose claim's answer was lost on the way.
+    """Wait until the store answers; then hand back the leases of claims whose answers were lost.
 
-    ``error`` is what began it: one that is not the store's own is about an outcome, and they are settled apart.
+    ``error`` is the first failure. If it is not a ``StorageError``, an outcome caused it, so outcomes are settled one
+    by one.
     """
     if time.monotonic() - served.recovered_at > _RELAPSE_S:
         served.backoff_s = _FIRST_BACKOFF_S
@@ -84,9 +84,9 @@ async def until_it_answers(
 
 
 async def hand_back_unknown(storage: Storage, served: ServedQueue, *, worker_id: str) -> None:
-    """Release the leases that the store made for us in a claim whose answer never came.
+    """Release the leases of claims whose answers were lost.
 
-    To be called while no claim is under way: its leases would look unknown, too.
+    Call this while no claim is pending: its leases would look unknown, too.
     """
     held = await storage.leases_of(served.name, worker_id)
     unknown = [lease for lease in held if lease.token not in served.held]
@@ -100,9 +100,9 @@ async def settle_one_by_one(
     *,
     settled: Callable[[Sequence[Run], Sequence[Settled]], None],
 ) -> None:
-    """Settle the lane's outcomes apart: one that no store can take must not keep the others from it.
+    """Settle the queue's outcomes one by one, so that an outcome that no store accepts does not block the others.
 
-    Raises ``StorageError`` if the store is away again; what is not settled then stays in the lane.
+    Raise ``StorageError`` if the store is away again; the remaining outcomes stay.
     """
     while served.outcomes:
         run = served.outcomes[0]
@@ -115,7 +115,7 @@ async def settle_one_by_one(
 
 
 async def _settle_alone(storage: Storage, served: ServedQueue, run: Run) -> list[Settled]:
-    """Settle one run. If no store can take its outcome, settle it as failed, for another run would end the same way."""
+    """Settle one run. If no store accepts its outcome, settle it as failed: another run would end the same way."""
     for _ in range(2):
         assert run.outcome is not None
         try:
@@ -124,12 +124,12 @@ async def _settle_alone(storage: Storage, served: ServedQueue, run: Run) -> list
         except StorageError:
             raise
         except Exception as error:
-            logger.exception("The outcome of job %r cannot be stored", run.lease.id)
+            logger.exception("the outcome of job %r cannot be stored", run.lease.id)
             run.outcome, run.error = final_failure(error), error
-    logger.error("Job %r cannot be settled; its lease will expire", run.lease.id)
+    logger.error("job %r cannot be settled; its lease will expire", run.lease.id)
     return []
 
 
 def releases(leases: Sequence[Held]) -> list[Settlement]:
-    """Settlements that hand these back."""
+    """Return the settlements that hand these leases back."""
     return [Settlement(lease.id, lease.token, Release()) for lease in leases]

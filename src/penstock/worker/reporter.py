@@ -1,4 +1,4 @@
-"""What a handler says of its job while it runs."""
+"""The reporter: gathers the updates of running jobs and sends them in batches."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from penstock.worker.run import Run
 
 
-class JobUpdate(msgspec.Struct, frozen=True, tag=True):
-    """Progress as JSON, a log line, a new payload, what was used in millionths; ``None`` where nothing was said.
+logger = get_logger("penstock.worker")
 
-    ``log_skipped`` is the number of lines that were printed before the log line and are not reported.
+
+class JobUpdate(msgspec.Struct, frozen=True, tag=True):
+    """An update from a handler: progress as JSON, a log line, a new payload, usage in millionths.
+
+    ``log_skipped`` is the number of lines before the log line that are left out.
     """
 
     progress: bytes | None = None
@@ -34,14 +37,8 @@ class JobUpdate(msgspec.Struct, frozen=True, tag=True):
     log_skipped: int = 0
 
 
-# What running jobs say of themselves, gathered and sent in batches.
-
-
-logger = get_logger("penstock.worker")
-
-
 class Receipt:
-    """Await it to know that the store has what was reported; not awaiting it is fine, too."""
+    """Await this to wait until the store has the update. Not awaiting it is fine, too."""
 
     __slots__ = ("_future",)
 
@@ -51,9 +48,9 @@ class Receipt:
     def __await__(self) -> Generator[Any, None, None]:
         if self._future is not None:
             answer = asyncio.wrap_future(self._future)
-            # Of one nobody waits for any more, a refusal is no news: the reporter has said so.
+            # The reporter has logged a refusal, so an abandoned await need not report it.
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-            # Shielded: a handler that is cancelled while it waits does not take its report back.
+            # Shielded, because cancelling the handler must not withdraw the report.
             yield from asyncio.shield(answer).__await__()
 
 
@@ -69,7 +66,7 @@ class Reporter:
     def __init__(self, storage: Storage, loop: asyncio.AbstractEventLoop) -> None:
         self._storage = storage
         self._loop = loop
-        # Not the context of whichever handler reported first.
+        # A clean context, not that of the first handler that reports.
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
         self._entries: list[_Entry] = []
@@ -77,16 +74,16 @@ class Reporter:
         self._answered = 0
         self._sending: asyncio.Task[None] | None = None
 
-    def add(self, run: Run, words: JobUpdate) -> Receipt:
-        """Note a report, to be sent as soon as the one before it has been answered."""
+    def add(self, run: Run, update: JobUpdate) -> Receipt:
+        """Queue a report. It is sent when the one before it has been answered."""
         report = Report(
             run.lease.id,
             run.lease.token,
-            progress=words.progress,
-            log=() if words.log is None else (words.log,),
-            payload=words.payload,
-            usage=words.usage,
-            log_skipped=words.log_skipped,
+            progress=update.progress,
+            log=() if update.log is None else (update.log,),
+            payload=update.payload,
+            usage=update.usage,
+            log_skipped=update.log_skipped,
         )
         future: Future[None] = Future()
         with self._lock:
@@ -98,7 +95,7 @@ class Reporter:
         return Receipt(future)
 
     async def flush(self) -> None:
-        """Returns when everything reported before this call has been answered, or refused by the store."""
+        """Wait until the store has accepted or refused everything reported before this call."""
         before = self._added
         while self._answered < before:
             self._send_soon()
@@ -135,11 +132,11 @@ class Reporter:
         except BaseException as error:
             if isinstance(error, StorageError) or not isinstance(error, Exception) or len(entries) == 1:
                 logger.warning(
-                    "Reports of %d jobs of queue %s were not stored: %r", len(reports), queue, error
+                    "reports of %d jobs of queue %s were not stored: %r", len(reports), queue, error
                 )
                 _refuse(entries, error)
             else:
-                # One of them is at fault: send each alone, so that the others are stored.
+                # One report is at fault: send each alone, so that the others are stored.
                 for entry in entries:
                     await self._send_queue(queue, [entry])
             if not isinstance(error, Exception):
@@ -160,7 +157,7 @@ def _refuse(entries: list[_Entry], error: BaseException) -> None:
 
 
 def _merged(entries: list[_Entry]) -> list[Report]:
-    """One report per run: the newest progress and payload, all log lines, the sum of what was used."""
+    """Return one report per run: the newest progress and payload, all log lines, the total usage."""
     by_token: dict[int, list[Report]] = {}
     for entry in entries:
         by_token.setdefault(entry.report.token, []).append(entry.report)
@@ -183,7 +180,7 @@ def _merged_reports(reports: list[Report]) -> Report:
 
 
 def _joined_lines(reports: list[Report]) -> tuple[tuple[str, ...], int]:
-    """Return the log lines after the last that were skipped, and the number of lines before them."""
+    """Return the log lines after the last gap, and the number of lines before them."""
     lines: list[str] = []
     skipped = 0
     for report in reports:

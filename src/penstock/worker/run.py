@@ -1,7 +1,7 @@
-"""One run of one job: what the worker knows of a lease from the claim to the settle.
+"""One run of one job, from the claim to the settle.
 
-All of it is changed on the worker's loop only. Other threads may read, and may set ``started_at`` (the thread
-that takes the run up) and ``saw_abort`` (the handler that looked).
+Only the worker's loop changes a run. Other threads may read it, and may set ``started_at`` (the thread that
+starts the run) and ``saw_abort`` (the handler that checked).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 Call = Callable[["Run"], Awaitable[Any]]
-"""Runs the handler of a run and gives its result; middleware wraps one in another."""
+"""Runs the handler of a run and returns its result; middleware wraps one call in another."""
 
 
 class EncodedResult(NamedTuple):
-    """A result that came from another process, in the bytes that are to be stored."""
+    """A result from another process, already encoded for the store."""
 
     data: bytes
 
 
-class Plan(NamedTuple):
-    """How the runs of one task are made; bound once, when its first job comes."""
+class Handler(NamedTuple):
+    """The code that runs the jobs of one task; made when its first job arrives."""
 
     task: str
     runner: Runner
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 
 class Run:
-    """See the module. ``outcome`` is set once; what the handler does after that counts for nothing."""
+    """One run of one job. ``outcome`` is set once; whatever the handler does after that is ignored."""
 
     __slots__ = (
         "abort",
@@ -50,26 +50,26 @@ class Run:
         "context",
         "discarded",
         "error",
+        "handler",
         "kill",
         "lease",
         "outcome",
-        "plan",
         "saw_abort",
         "served",
         "started_at",
         "stuck",
     )
 
-    def __init__(self, lease: Lease, served: ServedQueue, plan: Plan, now: float) -> None:
+    def __init__(self, lease: Lease, served: ServedQueue, handler: Handler, now: float) -> None:
         self.lease = lease
         self.served = served
-        self.plan = plan
+        self.handler = handler
         self.claimed_at = now
-        # 0.0: still waits for a thread or a process. A timeout counts from here, not from the claim.
+        # 0.0 while the run waits for a thread or a process. The timeout counts from here, not from the claim.
         self.started_at = now
         self.abort: Abort | None = None
         self.outcome: Outcome | None = None
-        # The exception that made it fail, until that is logged.
+        # The exception that failed the run, until it is logged.
         self.error: BaseException | None = None
         self.aio_task: asyncio.Task[None] | None = None
         self.context: JobContext | None = None

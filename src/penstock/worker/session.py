@@ -1,4 +1,7 @@
-"""What a worker runs jobs with: handlers and executor, wired for a shift and for a test alike."""
+"""The worker session: the parts of a worker while it is connected and runs, wired to each other.
+
+``make_handlers`` and ``make_executor`` also serve the test harness, which has no session.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,19 @@ if TYPE_CHECKING:
     from penstock.worker.worker import Worker
 
 
+logger = get_logger("penstock.worker")
+
+_BURST_WAIT_MS: Final = 250
+_CHECK_EVERY_S: Final = 0.1
+_FIRING_S: Final = 5.0
+_MOST_NAMED: Final = 10
+# How long a stop waits for the store to take the rest, after the grace and the patience with handlers.
+_SETTLE_S: Final = 3.0
+_DEPART_S: Final = 2.0
+
+
 def make_handlers(worker: Worker, middleware: Sequence[Middleware], *, unknown_after_ms: int = 0) -> Handlers:
-    """How this worker's jobs are run, with threads and processes of its own."""
+    """Return the handlers of this worker, with their own threads and processes."""
     return Handlers(
         worker.app,
         queue_handlers=worker.handlers,
@@ -62,10 +76,12 @@ def make_executor(
     freed: Callable[[], None],
     interrupts: bool = True,
 ) -> Executor:
-    """An executor with the worker's hooks; it closes ``handlers`` when it is closed."""
+    """Return an executor with the worker's hooks. Closing it closes ``handlers``."""
     hooks = worker.options.after_execution
-    # None without hooks: then runs do not even ask.
-    after = AfterHooks(hooks, lambda e, run: worker.recorder.error(e, queue=run.served.name)) if hooks else None
+    # None without hooks, so that runs skip them.
+    after = (
+        AfterHooks(hooks, lambda e, run: worker.recorder.error(e, queue=run.served.name)) if hooks else None
+    )
     return Executor(
         worker.app,
         handlers=handlers,
@@ -78,23 +94,8 @@ def make_executor(
     )
 
 
-# A shift: the parts of a worker while it is connected and runs, wired to each other.
-
-
-logger = get_logger("penstock.worker")
-
-_BURST_WAIT_MS: Final = 250
-_LOOK_AGAIN_S: Final = 0.1
-_FIRING_S: Final = 5.0
-_MOST_NAMED: Final = 10
-# After the grace and the patience with handlers, how long a stop waits for the store to take what is
-# left.
-_SETTLE_S: Final = 3.0
-_DEPART_S: Final = 2.0
-
-
 class WorkerSession:
-    """Made by ``Worker`` with the open storage of its loop; ``start``, ``finish``, ``close``, in this order."""
+    """A worker at work, on the open storage of its loop. Call ``start``, ``finish`` and ``close``, in this order."""
 
     def __init__(self, worker: Worker, storage: Storage) -> None:
         self.worker = worker
@@ -103,7 +104,7 @@ class WorkerSession:
         self.started_at_ms = time.time_ns() // 1_000_000
         self.started_at = time.monotonic()
         self.failing: dict[str, BaseException] = {}
-        """The queues for which calls to the store fail, and how."""
+        """The errors of the queues whose calls to the store fail."""
         self.loop = asyncio.get_running_loop()
         self._served_queues = [ServedQueue(name, weight) for name, weight in self.options.queues.items()]
         self._changed = asyncio.Event()
@@ -151,7 +152,7 @@ class WorkerSession:
         return fetcher
 
     def _make_limits(self) -> Limits | None:
-        """None without limits: then the fetcher does not even ask."""
+        """Return the limits, or None so that the fetcher skips them."""
         if self.options.limit is None and not self.options.limits:
             return None
         return Limits(self.options.limit, self.options.limits)
@@ -190,7 +191,7 @@ class WorkerSession:
         return duties
 
     def _fires(self, storage: Storage) -> Fire:
-        """Enqueue middleware is the user's code: that runs on the worker's loop, where no heartbeat waits for it."""
+        """Return a function that fires schedulers. Enqueue middleware is user code, so it runs on the worker's loop."""
         enqueue_chain = self.worker.app.enqueue_chain
 
         async def fire(queue: str, due: DueScheduler) -> int | None:
@@ -202,32 +203,32 @@ class WorkerSession:
             try:
                 return await asyncio.wait_for(asyncio.wrap_future(call), _FIRING_S)
             except TimeoutError:
-                return None  # the next sweep tries again; a slot is fired once, whoever comes late
+                return None  # the next sweep tries again; a slot is fired only once
 
         return fire
 
     async def _connect_apart(self) -> Storage | None:
-        """A connection for the heartbeat's loop; none if the app has only the one it was given."""
+        """Return a connection for the heartbeat's loop, or None if the app was given one open storage."""
         try:
             storage = await recovery.connected(self.worker.app, stopped=self.worker.is_stopping)
         except StorageError as error:
-            # Unreachable, refused and the like have classes of their own: this one is about the loop.
+            # Connection failures are subclasses; the class itself means that the storage belongs to another loop.
             if type(error) is not StorageError:
                 raise
             return None
         return None if storage is self.storage else storage
 
-    # What the parts tell each other
+    # Callbacks of the parts
 
     def _relay(self, notices: list[Notice]) -> None:
-        """From the heartbeat's thread to the worker's loop."""
+        """Pass notices from the heartbeat's thread to the worker's loop."""
         try:
             self.loop.call_soon_threadsafe(self._take_notice, notices)
         except RuntimeError:  # the loop is closed: too late to stop anything
             pass
 
     def _take_notice(self, notices: list[Notice]) -> None:
-        """What the heartbeat learnt. A run that has its outcome is on its way already."""
+        """Stop the runs that the heartbeat reports, unless they have their outcome."""
         for run, answer in notices:
             if run.outcome is not None or run.lease.token not in run.served.held:
                 continue
@@ -239,7 +240,7 @@ class WorkerSession:
                 else:
                     self.executor.abort(run, Abort.CANCEL if answer == "cancel" else Abort.EXPIRED)
             except Exception:
-                logger.exception("Job %r could not be stopped", run.lease.id)
+                logger.exception("job %r could not be stopped", run.lease.id)
 
     def _freed(self) -> None:
         self._changed.set()
@@ -251,8 +252,8 @@ class WorkerSession:
 
     def _failed(self, served: ServedQueue, error: BaseException) -> None:
         if served.name not in self.failing:
-            said = str(error).rstrip(".")
-            logger.warning("queue %s: %s; trying again until the store answers", served.name, said)
+            reason = str(error).rstrip(".")
+            logger.warning("queue %s: %s; trying again until the store answers", served.name, reason)
         self.failing[served.name] = error
         self.worker.recorder.error(error, queue=served.name)
 
@@ -261,24 +262,24 @@ class WorkerSession:
         logger.info("queue %s: the store answers again", served.name)
         self.worker.recorder.emit("reconnected", queue=served.name)
 
-    # From clocking in to clocking out
+    # Start and stop
 
     async def start(self) -> None:
-        """Begin to beat. Raises what connecting raises."""
+        """Start the heartbeat. Raise what connecting raises."""
         if not await self._thread.start():
-            logger.warning("the app was given one open storage: heartbeats have to share the worker's loop")
+            logger.warning("the app was given one open storage: heartbeats share the worker's loop")
             self._own_duties = [self.loop.create_task(duty) for duty in self._duties(self.storage)]
 
     def hurry(self, grace_ms: int) -> None:
-        """The time for running jobs ends in ``grace_ms`` at the latest."""
+        """Give running jobs at most ``grace_ms`` from now."""
         self._deadline = min(self._deadline, time.monotonic() + grace_ms / 1000)
         self._changed.set()
 
     async def finish(self, grace_ms: int) -> None:
-        """Let jobs finish, then hand back the rest; return when all is settled, or the time for it is over.
+        """Let jobs finish and hand back the rest; return when all jobs are settled or the time is up.
 
-        That is at most ``grace_ms``, ``PATIENCE_S`` for handlers that ignore their abort and ``_SETTLE_S`` for the
-        store. What is not settled by then comes back when its lease has expired.
+        That takes at most ``grace_ms``, plus ``PATIENCE_S`` for handlers that ignore their abort and ``_SETTLE_S``
+        for the store. A job that is not settled by then returns when its lease expires.
         """
         self.fetcher.hand_back_new = True
         self.fetcher.stop_claiming()
@@ -296,7 +297,7 @@ class WorkerSession:
             )
 
     async def close(self) -> None:
-        """Let go of everything; handlers that still run are left to themselves."""
+        """Close everything. Handlers that still run are abandoned."""
         self._drain.close()
         await self._thread.stop()
         for duty in self._own_duties:
@@ -308,7 +309,7 @@ class WorkerSession:
         await self._depart()
 
     def health(self) -> Health:
-        """May be called from any thread."""
+        """Return the worker's health. Any thread may call this."""
         return examine(self)
 
     async def _hand_back(self) -> None:
@@ -316,7 +317,7 @@ class WorkerSession:
         if running:
             refs = [ref_of(run.served.name, run.lease.id) for run in running]
             logger.warning(
-                "worker %s hands back jobs that its grace did not suffice for: %s",
+                "worker %s hands back jobs that did not finish within its grace: %s",
                 *(self.options.id, listed(refs[:_MOST_NAMED], len(refs))),
             )
         for run in running:
@@ -327,19 +328,19 @@ class WorkerSession:
             self.executor.give_up(run)
 
     async def until_idle(self, deadline: float) -> bool:
-        """Whether nothing was held, and nothing under way, before ``deadline``."""
+        """Wait until the worker holds no job. Return false if it still does at ``deadline``."""
         await self._until_idle(lambda: deadline)
         return self.fetcher.idle
 
     async def _until_idle(self, deadline: Callable[[], float]) -> None:
-        """Until nothing is held, or the deadline, which may come nearer meanwhile."""
+        """Wait until the worker holds no job, or for the deadline, which may move closer."""
         while not self.fetcher.idle:
             rest_s = deadline() - time.monotonic()
             if rest_s <= 0:
                 return
             self._changed.clear()
             try:
-                async with asyncio.timeout(min(rest_s, _LOOK_AGAIN_S)):
+                async with asyncio.timeout(min(rest_s, _CHECK_EVERY_S)):
                     await self._changed.wait()
             except TimeoutError:
                 pass
@@ -350,5 +351,5 @@ class WorkerSession:
                 for served in self._served_queues:
                     await self.storage.depart(served.name, self.options.id)
         except (StorageError, TimeoutError):
-            # Its record is forgotten in an hour without us.
+            # The store forgets the worker's record in an hour anyway.
             return

@@ -1,7 +1,7 @@
-"""A worker's own limits: so many starts in any stretch of so long, for all its queues and for each.
+"""The slots of a worker: its limits on starts, the state of each queue it serves, and how queues share slots.
 
-The fetcher asks before it claims, so a job that may not start yet stays in the store, where another worker can
-have it. Here are the counts; all of it happens on the worker's loop.
+The fetcher checks the limits before it claims, so a job that may not start yet stays in the store, where another worker
+can claim it. All of this happens on the worker's loop.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from penstock.client.app import App
 
 
-# Loops may fire a timer a little early: then it would be set again for nothing.
+# Loops may fire a timer slightly early.
 _MARGIN_S: Final = 0.001
 
 
 class Window:
-    """The starts of the last ``rate.per_ms``, and those that claims under way may bring."""
+    """The starts of the last ``rate.per_ms``, and those that pending claims may add."""
 
     def __init__(self, rate: Rate) -> None:
         self.rate = rate
@@ -36,24 +36,24 @@ class Window:
         self._started = 0
 
     def room(self, now: float) -> int:
-        """How many more may start, or be claimed to start, now."""
+        """Return how many more jobs may start or be claimed now."""
         while self._starts and self._starts[0][0] + self._per_s <= now:
             self._started -= self._starts.popleft()[1]
         return self.rate.count - self._started - self.reserved
 
     def note(self, count: int, now: float) -> None:
-        """So many have started."""
+        """Count ``count`` starts."""
         self._starts.append((now, count))
         self._started += count
 
     def room_at(self) -> float:
-        """When the oldest starts are out of it."""
+        """Return when the oldest starts leave the window."""
         return self._starts[0][0] + self._per_s if self._starts else float("inf")
 
 
 class Limits:
-    """The window of the whole worker, and those of single queues. ``room_again``, set by the fetcher, is called when
-    one that was used up is not any more."""
+    """The windows of the whole worker and of single queues. The fetcher sets ``room_again``, which is called when a
+    full window has room again."""
 
     room_again: Callable[[], None]
 
@@ -63,39 +63,39 @@ class Limits:
         self._timer: asyncio.TimerHandle | None = None
         self._fires_at = float("inf")
         self.reached = False
-        """Whether a limit keeps the worker from claiming just now; may be read from any thread."""
+        """True while a limit keeps the worker from claiming. Any thread may read this."""
 
     def room(self, queue: str) -> int:
-        """How many jobs of ``queue`` may be claimed now."""
+        """Return how many jobs of ``queue`` may be claimed now."""
         now = time.monotonic()
         return min((window.room(now) for window in self._windows(queue)), default=1 << 30)
 
     def capped(self, grants: dict[ServedQueue, int]) -> dict[ServedQueue, int]:
-        """Slots by lane, no more than there is room for in each."""
+        """Return the slots by queue, capped by the room of each."""
         return {served: min(count, self.room(served.name)) for served, count in grants.items()}
 
     def whole(self) -> int:
-        """How many jobs may be claimed now, of all queues together."""
+        """Return how many jobs may be claimed now, of all queues together."""
         return 1 << 30 if self._whole is None else self._whole.room(time.monotonic())
 
     def reserve(self, queue: str, count: int) -> None:
-        """A claim for so many is sent; with a negative count, it has its answer."""
+        """Reserve room for a claim; a negative count frees it when the claim is answered."""
         for window in self._windows(queue):
             window.reserved += count
 
     def note(self, queue: str, count: int) -> None:
-        """So many were started. Told after the last of them, so that no window is taken for older than it is."""
+        """Count starts. Call this after the last of them, so that no window counts as older than it is."""
         now = time.monotonic()
         for window in self._windows(queue):
             window.note(count, now)
 
     def tend(self) -> None:
-        """See to it that ``room_again`` is called in time. To be called after claims were sent, or were not."""
+        """Set the timer for ``room_again``. Call this after sending claims, or deciding not to."""
         now = time.monotonic()
         used_up = [window for window in self._all() if window.room(now) <= 0]
         self.reached = bool(used_up)
         room_at = min((window.room_at() for window in used_up), default=float("inf"))
-        # Not before: a timer that fires for nothing does no harm.
+        # An earlier timer can stay: firing without effect does no harm.
         if room_at < self._fires_at:
             self.close()
             self._fires_at = room_at
@@ -103,7 +103,7 @@ class Limits:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._fire)
 
     def close(self) -> None:
-        """Call nobody any more."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -119,13 +119,10 @@ class Limits:
         return [*self._by_queue.values(), *([self._whole] if self._whole is not None else [])]
 
 
-# One queue as a worker sees it: what it holds, what it owes, and whether there may be more to claim.
-
-
 class ServedQueue:
-    """``held`` are all leases not yet settled, by token; ``outcomes`` those of them that are ready to be.
+    """A queue as a worker sees it: ``held`` has all runs not yet settled, by token, ``outcomes`` those ready to settle.
 
-    Changed on the worker's loop only; the heartbeat thread reads ``held``, ``asked`` and ``unsure``.
+    Only the worker's loop changes it; the heartbeat thread reads ``held``, ``asked`` and ``unsure``.
     """
 
     __slots__ = (
@@ -160,33 +157,33 @@ class ServedQueue:
         self.outcomes: list[Run] = []
         self.in_flight = 0
         self.claims = 0
-        # When the calls began whose answers have not been read: they may have brought leases that are not held yet.
+        # Start times of calls whose answers have not been read: they may bring leases that are not held yet.
         self.asked: list[float] = []
-        # A dry lane had less than was asked for: it is asked again when its waiter wakes.
+        # A dry queue returned less than requested: it is claimed from again when its waiter wakes.
         self.dry = False
-        # The last claim was answered in full: there is likely to be more than one call can bring.
+        # The last claim was answered in full: more jobs than one call can return are likely.
         self.flowing = False
-        # The last answer had one job or none: whoever sent it is probably waiting for it.
+        # The last answer had one job or none: its sender probably waits for the result.
         self.trickling = False
         self.dried_at = 0.0
         self.alarm: asyncio.TimerHandle | None = None
         self.alarm_at = 0.0
         self.waiter: asyncio.Task[None] | None = None
-        # The slots reserved for what the waiter may bring.
+        # The slots reserved for the jobs that the waiter may bring.
         self.spare = 0
-        # A claim was given up while it waited: the store may believe that we hold what it got.
+        # A waiting claim was abandoned: the store may have leased jobs to this worker.
         self.unsure = False
-        # Jobs received per weight: the lane with the least progress is served first.
+        # Jobs received per weight: the queue with the least progress is served first.
         self.progress = 0.0
         self.reporter: Reporter | None = None
         self.app: App | None = None
         self.recovering: asyncio.Task[None] | None = None
-        # When the store last answered again, and how long to leave it alone if it fails at once.
+        # When the store last recovered, and how long to wait if it fails again soon.
         self.recovered_at = float("-inf")
         self.backoff_s = 0.0
 
     def ask(self) -> float:
-        """Note in ``asked`` that a call begins which may bring leases; return when."""
+        """Note in ``asked`` the start of a call that may bring leases; return its time."""
         began_at = time.monotonic()
         self.asked.append(began_at)
         return began_at
@@ -194,7 +191,7 @@ class ServedQueue:
     def set_alarm(
         self, now: float, due: float, wake: Callable[[ServedQueue], None], context: contextvars.Context
     ) -> None:
-        """Ask again when the next job falls due. Apart from the waiter, which may have been asleep before that."""
+        """Claim again when the next job falls due; the waiter may have gone to sleep before that job arrived."""
         if self.alarm is not None:
             if now < self.alarm_at <= due:
                 return
@@ -203,16 +200,16 @@ class ServedQueue:
         self.alarm = asyncio.get_running_loop().call_later(due - now, wake, self, context=context)
 
     def drop_alarm(self) -> None:
-        """Nobody is to ask."""
+        """Cancel the alarm."""
         if self.alarm is not None:
             self.alarm.cancel()
             self.alarm = None
 
 
 def apportion(slots: int, served_queues: Sequence[ServedQueue]) -> dict[ServedQueue, int]:
-    """Share ``slots`` among ``served_queues`` by their weights: one at a time, to whoever is furthest behind.
+    """Share ``slots`` among ``served_queues`` by weight: one at a time, to the queue that is furthest behind.
 
-    A lane that had nothing to ask for meanwhile has no claim to the time it was away, but for one round.
+    A queue that was idle may catch up by at most one round.
     """
     if len(served_queues) == 1:
         return {served_queues[0]: slots}

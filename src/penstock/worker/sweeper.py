@@ -1,7 +1,11 @@
-"""The death watch: takes jobs back from workers whose processes have died, without waiting for their leases.
+"""The sweeper and the death watch: the maintenance that workers do for their queues.
 
-It acts on proof only (``Storage.lives``). Every worker that sweeps watches its own queues. Together they look about
-four times a second at most, however many they are: each rests the longer, the more workers there are.
+The sweeper runs time-based maintenance and fires due schedulers. Any number may run: each call is atomic and safe to
+repeat. To run one without workers: ``python -m penstock.worker.sweeper --url valkey://host``.
+
+The death watch takes jobs back from dead worker processes without waiting for their leases. It acts only on proof
+(``Storage.lives``). Together the workers check at most about four times a second: the more workers there are, the
+longer each one pauses.
 """
 
 from __future__ import annotations
@@ -24,14 +28,22 @@ from penstock.errors import StorageError
 from penstock.storage.contract import Storage
 from penstock.storage.values import Swept
 
+logger = get_logger("penstock.sweeper")
 _deathwatch_logger = get_logger("penstock.worker")
 
-_LOOK_EVERY_S: Final = 1.0
-_LOOKS_PER_SECOND: Final = 4
+_CHECK_EVERY_S: Final = 1.0
+_CHECKS_PER_SECOND: Final = 4
+
+_SOONEST_S: Final = 1.0
+_SOONEST_SLOT_S: Final = 0.05
+_SPREAD_S: Final = 0.02
+_MOST_ROUNDS: Final = 20
+_CLOCKS_EVERY_S: Final = 60.0
+_SKEW_MS: Final = 2_000
 
 
 class DeathWatch:
-    """Watches the workers of ``queues``, or of all there are."""
+    """Watches the workers of ``queues``, by default of all queues."""
 
     def __init__(self, storage: Storage, queues: Sequence[str] | None = None) -> None:
         self._storage = storage
@@ -40,7 +52,7 @@ class DeathWatch:
         self._known = 0
 
     async def run(self) -> None:
-        """Watch for ever; cancel to stop. What fails is tried again the next time."""
+        """Watch until cancelled. After an error, try again the next time."""
         failing = False
         while True:
             await asyncio.sleep(self._rest_s() * random.uniform(0.8, 1.2))
@@ -51,17 +63,17 @@ class DeathWatch:
                 log = _deathwatch_logger.debug if failing else _deathwatch_logger.warning
                 log("looking for dead workers failed and will be repeated: %s", error)
                 failing = True
-            except Exception:  # nobody else would notice that nobody looks any more
+            except Exception:  # the watch must not end unnoticed
                 _deathwatch_logger.exception("looking for dead workers failed and will be repeated")
 
     async def run_once(self) -> int:
-        """Look at each queue; return how many jobs were taken from dead workers."""
+        """Check each queue; return how many jobs were taken from dead workers."""
         queues = await self._storage.queues() if self._queues is None else self._queues
-        found = await asyncio.gather(*(self._storage.lives(queue) for queue in queues))
-        self._known = max(map(len, found), default=0)
+        lives_by_queue = await asyncio.gather(*(self._storage.lives(queue) for queue in queues))
+        self._known = max(map(len, lives_by_queue), default=0)
         dead = {
             (queue, worker)
-            for queue, lives in zip(queues, found, strict=True)
+            for queue, lives in zip(queues, lives_by_queue, strict=True)
             for worker, is_alive in lives.items()
             if not is_alive
         }
@@ -71,7 +83,7 @@ class DeathWatch:
     async def _rescue(self, queue: str, worker: str) -> int:
         held = await self._storage.leases_of(queue, worker)
         if not held:
-            # A second look has found nothing new: it will not claim any more.
+            # A second check found nothing new: this worker claims no more jobs.
             self._buried.add((queue, worker))
             return 0
         await take_back(self._storage, queue, held)
@@ -82,28 +94,11 @@ class DeathWatch:
         return len(held)
 
     def _rest_s(self) -> float:
-        return _LOOK_EVERY_S * max(1.0, self._known / _LOOKS_PER_SECOND)
-
-
-# The sweeper: does what time brings, and fires the schedulers that are due. Any number of them may run;
-# each call is atomic and does no harm twice.
-#
-# Every worker has one for its own queues. Alone, for systems whose workers are not ours: ``python -m
-# penstock.worker.sweeper --url valkey://host``.
-
-
-logger = get_logger("penstock.sweeper")
-
-_SOONEST_S: Final = 1.0
-_SOONEST_SLOT_S: Final = 0.05
-_SPREAD_S: Final = 0.02
-_MOST_ROUNDS: Final = 20
-_CLOCKS_EVERY_S: Final = 60.0
-_SKEW_MS: Final = 2_000
+        return _CHECK_EVERY_S * max(1.0, self._known / _CHECKS_PER_SECOND)
 
 
 class Sweeper:
-    """Sweeps ``queues``, or all there are, at least every ``interval`` and when something is about to fall due."""
+    """Sweeps ``queues``, by default all queues, at least every ``interval`` and when something is about to fall due."""
 
     def __init__(
         self,
@@ -121,13 +116,13 @@ class Sweeper:
         self._skewed: set[str] = set()
 
     async def run_once(self) -> dict[str, Swept]:
-        """Sweep each queue until nothing is left to do now; what the last call on each did and said."""
+        """Sweep each queue until nothing is left to do now; return the answer of the last call for each."""
         queues = await self._storage.queues() if self._queues is None else self._queues
         return {queue: await self._sweep(queue) for queue in queues}
 
     async def run(self) -> None:
-        """Sweep for ever; cancel to stop. What fails, be it that the store is away, is tried again the next round."""
-        # Workers that were started together must not sweep together.
+        """Sweep until cancelled. After an error, such as an unreachable store, try again in the next round."""
+        # Workers that start together must not sweep together.
         await asyncio.sleep(random.random() * min(_SOONEST_S, self._interval_s))
         while True:
             try:
@@ -137,7 +132,7 @@ class Sweeper:
             except StorageError as error:
                 logger.warning("the sweep failed and will be repeated: %s", error)
                 rest_s = self._interval_s
-            except Exception:  # nobody else would notice that there is no sweeper any more
+            except Exception:  # the sweeper must not end unnoticed
                 logger.exception("the sweep failed and will be repeated")
                 rest_s = self._interval_s
             await asyncio.sleep(rest_s)
@@ -151,7 +146,7 @@ class Sweeper:
         return swept
 
     async def _look_at_clocks(self, queues: Iterable[str]) -> None:
-        """Warn once a queue's time is away from its store's clock, or that clock from ours."""
+        """Warn once if a queue's time differs from its store's clock, or that clock from this machine's."""
         if time.monotonic() - self._clocks_at < _CLOCKS_EVERY_S:
             return
         self._clocks_at = time.monotonic()
@@ -182,7 +177,7 @@ class Sweeper:
         return min(rest_s, max(min(slots_s), _SOONEST_SLOT_S) + random.random() * _SPREAD_S)
 
     def _rest_s(self, swept: dict[str, Swept]) -> float:
-        """Until the next thing falls due, but no sooner than a second: a claim promotes without us."""
+        """Return the seconds until something falls due, but at least one: claims promote jobs without a sweep."""
         if any(result.more for result in swept.values()):
             return min(_SOONEST_S, self._interval_s) / 10
         due_s = [result.wait_ms / 1000 for result in swept.values() if result.wait_ms is not None]
@@ -212,7 +207,7 @@ async def _sweep_and_watch(storage: Storage, queues: Sequence[str] | None, inter
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line of a sweeper on its own; ends at SIGTERM or SIGINT."""
+    """Run a sweeper from the command line, until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="python -m penstock.worker.sweeper", description=__doc__)
     parser.add_argument("--url", default=os.environ.get("PENSTOCK_URL"), help="the store (or PENSTOCK_URL)")
     parser.add_argument("--queue", action="append", dest="queues", help="only this queue; may be repeated")

@@ -1,10 +1,10 @@
-"""The worker: wires fetcher, executor, heartbeat and sweeper together, and knows how to begin and end.
+"""The worker: wires fetcher, executor, heartbeat and sweeper together, starts and stops them.
 
 ::
 
     fetcher ──lease──> executor ──run──> runner (loop, thread, process)
        ^  │               │
-       │  └──settle+claim─┘ outcome            heartbeat, sweeper: a thread and a connection of their own
+       │  └──settle+claim─┘ outcome            heartbeat, sweeper: their own thread and connection
      storage
 """
 
@@ -24,8 +24,8 @@ from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption, PenstockError, StorageUnavailable
 from penstock.worker import pool, recovery, signals
 from penstock.worker.deadlines import PATIENCE_S
-from penstock.worker.events import Listener, Listeners, Tally
-from penstock.worker.handlers import BatchHandler, Handler, Handlers
+from penstock.worker.events import Listener, Listeners, Recorder
+from penstock.worker.handlers import BatchFunction, HandlerFunction, QueueHandlers
 from penstock.worker.health import Health, WorkerState, WorkerStats, running_commands
 from penstock.worker.middleware import Hook, run_start_hooks, run_stop_hooks
 from penstock.worker.options import WorkerOptions, WorkerSettings, read_options
@@ -38,43 +38,45 @@ if TYPE_CHECKING:
 
 logger = get_logger("penstock.worker")
 
-H = TypeVar("H", bound=Handler | BatchHandler)
+H = TypeVar("H", bound=HandlerFunction | BatchFunction)
 S = TypeVar("S", bound=Hook)
 L = TypeVar("L", bound=Listener)
 
 
 class Worker:
-    """Works on the queues of an app until it is stopped; made by ``app.worker(...)``. Runs once.
+    """Works on the queues of an app until it is stopped. Made by ``app.worker(...)``; can run once.
 
-    Making a worker imports the modules that the app's ``include`` names.
+    Creating a worker imports the modules in the app's ``include``.
 
-    ``queues`` are names, or weights by name; without them the queues of all tasks. ``concurrency`` jobs run at
-    a time, sync handlers in up to ``threads`` threads, those with ``runner="process"`` in up to
-    ``child_processes`` processes, those with ``runner="sandbox"`` in as many again. ``processes`` > 1 runs so
-    many workers like this one, and restarts those that die. Its ``name`` is what its ``id`` begins with; by
-    default host and process. ``lease`` is how long the jobs of a dead worker
-    stay with it, ``heartbeat`` how often it says that it lives, and so how soon a cancel reaches a running job.
-    ``grace`` is how long a stopping worker lets its jobs finish before it hands them back. ``stuck_after`` is how
-    long its event loop may stand still before it gives its jobs up, and ``unknown_after`` how long a job whose task
-    no worker knows waits before it fails. ``limit``
-    (``"100/s"``), and ``limits`` by queue, say how many jobs it starts in any stretch of that long, each of its
-    ``processes`` for itself. ``burst`` ends it when its queues are drained or paused.
-    ``commands``, true or the path of a shell, has it run shell commands, such as ``penstock enqueue`` adds: then
-    anyone who can write to the store can run arbitrary commands here. ``probe`` is where
-    health, readiness and metrics are served over HTTP, such as ``"9100"``; on the loopback, or anywhere with a
-    ``probe_token``. Worker processes take the ports that follow.
+    - ``queues``: names, or weights by name; by default the queues of all tasks.
+    - ``concurrency``: how many jobs run at a time. Sync handlers run in up to ``threads`` threads, tasks with
+      ``runner="process"`` in up to ``child_processes`` processes, tasks with ``runner="sandbox"`` in as many again.
+    - ``processes``: more than 1 runs that many workers like this one and restarts those that die.
+    - ``name``: the start of the worker's ``id``; by default host and process.
+    - ``lease``: how long the jobs of a dead worker stay with it.
+    - ``heartbeat``: how often the worker renews its leases, and so how soon a cancel reaches a running job.
+    - ``grace``: how long a stopping worker lets its jobs finish before it hands them back.
+    - ``stuck_after``: how long the event loop may be blocked before the worker gives up its jobs.
+    - ``unknown_after``: how long a job waits whose task no worker knows before it fails.
+    - ``limit`` (``"100/s"``), and ``limits`` by queue: how many jobs the worker starts in any such period. Each of
+      its ``processes`` has these limits.
+    - ``burst``: stop when the queues are drained or paused.
+    - ``commands``: true, or the path of a shell, to run shell commands, such as ``penstock enqueue`` adds. Anyone
+      who can write to the store can then run arbitrary commands here.
+    - ``probe``: the address that serves health, readiness and metrics over HTTP, such as ``"9100"``; on loopback, or
+      anywhere with a ``probe_token``. Worker processes take the ports that follow.
 
-    All methods are for the loop it runs in, except ``health()`` and ``stats``.
+    Call its methods on the loop it runs in, except ``health()`` and ``stats``.
     """
 
     def __init__(self, app: App, **options: Unpack[WorkerOptions]) -> None:
         app.load()
         self.app = app
-        self.given = dict(options)
+        self.given_options = dict(options)
         self.options: WorkerSettings = read_options(app, **options)
-        self.handlers = Handlers()
+        self.handlers = QueueHandlers()
         self.listeners = Listeners()
-        self.tally = Tally(self.options.id, self.listeners)
+        self.recorder = Recorder(self.options.id, self.listeners)
         self.start_hooks: list[Hook] = list(app.start_hooks)
         self.stop_hooks: list[Hook] = list(app.stop_hooks)
         self._state: WorkerState = "new"
@@ -104,26 +106,24 @@ class Worker:
 
     @property
     def stats(self) -> WorkerStats:
-        """Counts of what the store has accepted from this worker."""
-        return self.tally.stats
+        """Return the counts of outcomes that the store has accepted from this worker."""
+        return self.recorder.stats
 
     def health(self) -> Health:
-        """How the worker is just now; may be called from any thread."""
+        """Return the current health of the worker. Any thread may call this."""
         if self._session is not None:
             return self._session.health()
         if self.options.processes > 1 and self._state == "running":
-            return Health(
-                state="running", consuming=True, reason="each of its processes has a health of its own"
-            )
+            return Health(state="running", consuming=True, reason="each of its processes has its own health")
         return Health(state=self.state, consuming=False, reason=f"the worker is {self.state}")
 
     def commands(self) -> dict[tuple[str, str], str]:
-        """Return the shell commands that run now, by queue and id; may be called from any thread."""
+        """Return the shell commands that run now, by queue and id. Any thread may call this."""
         return {} if self._session is None else running_commands(self._session)
 
     @property
     def probe_url(self) -> str | None:
-        """Where the probe listens, once it does."""
+        """Return the URL of the probe once it listens."""
         return None if self._probe is None else self._probe.url
 
     @overload
@@ -131,9 +131,9 @@ class Worker:
     @overload
     def on(self, event: str) -> Callable[[L], L]: ...
     def on(self, event: str, listener: Listener | None = None) -> Callable[[L], L] | None:
-        """Call ``listener(WorkerEvent)`` at every ``event`` in this process. See ``worker.events`` for the names.
+        """Call ``listener(WorkerEvent)`` at every ``event`` in this process. ``worker.events`` lists the names.
 
-        Without a listener it is a decorator: ``@worker.on("failed")``.
+        Without a listener, use it as a decorator: ``@worker.on("failed")``.
         """
         if listener is not None:
             self.listeners.add(event, listener)
@@ -147,21 +147,21 @@ class Worker:
         return register
 
     def on_start(self, hook: S) -> S:
-        """A function to call before the first claim. What it raises keeps the worker from starting."""
+        """Call ``hook`` before the first claim. An exception in it keeps the worker from starting."""
         self.start_hooks.append(hook)
         return hook
 
     def on_stop(self, hook: S) -> S:
-        """A function to call after the last settle."""
+        """Call ``hook`` after the last settle."""
         self.stop_hooks.append(hook)
         return hook
 
     def handler(
         self, queue: str, *, batch: int | None = None, batch_wait: Duration | None = None
     ) -> Callable[[H], H]:
-        """Decorates the function that gets jobs of ``queue`` without a task, as a ``JobContext``.
+        """Decorate the function that takes the jobs of ``queue`` without a task, each as a ``JobContext``.
 
-        With ``batch`` it gets a list of up to so many, ``batch_wait`` (100 ms) after the first came at the latest.
+        With ``batch`` it takes a list of up to that many jobs, at most ``batch_wait`` (100 ms) after the first one.
         """
         batching = parse_batching(batch, batch_wait, where=f"the handler of queue {queue!r}")
 
@@ -172,14 +172,14 @@ class Worker:
         return register
 
     async def ready(self) -> None:
-        """Returns when the worker is connected and claims jobs."""
+        """Wait until the worker is connected and claims jobs."""
         await self._ready.wait()
 
     def pause(self) -> None:
-        """This worker claims no more jobs until ``resume``; those it has go on. Other workers are not touched.
+        """Claim no more jobs until ``resume``; jobs of this worker continue, other workers are not affected.
 
-        A claim that is under way may still bring some: ``await worker.idle()`` waits until all it has are settled.
-        Raises ``InvalidOption`` with ``processes`` > 1, whose workers cannot be told: pause the queue.
+        A pending claim may still return jobs: ``await worker.idle()`` waits until all of them are settled.
+        Raise ``InvalidOption`` with ``processes`` > 1: pause the queue instead.
         """
         if self.options.processes > 1:
             raise InvalidOption(
@@ -197,9 +197,9 @@ class Worker:
             self._session.fetcher.begin()
 
     async def idle(self, timeout: Duration | None = None) -> bool:
-        """Returns true when the worker has no job: none runs, and what became of them is in the store.
+        """Wait until the worker has no jobs and the store has all outcomes. Return false after ``timeout``.
 
-        For a paused worker that is the end of it; another may claim the next at once. False after ``timeout``.
+        A paused worker then stays idle; any other may claim the next job immediately.
         """
         if self._session is None:
             return True
@@ -207,32 +207,32 @@ class Worker:
         return await self._session.until_idle(time.monotonic() + rest_s)
 
     def stop(self, grace: Duration | None = None) -> None:
-        """Stop claiming, let running jobs finish for ``grace``, hand back the others. ``run()`` returns after that.
+        """Stop claiming, let running jobs finish for ``grace``, hand back the others; then ``run()`` returns.
 
-        A second call with a shorter grace shortens it; ``stop(0)`` hands back now.
+        A second call can shorten the grace; ``stop(0)`` hands back all jobs immediately.
         """
-        given_ms = self.options.grace_ms if grace is None else milliseconds(grace, what="grace")
-        self._grace_ms = min(given_ms, self._grace_ms) if self._stop.is_set() else given_ms
+        grace_ms = self.options.grace_ms if grace is None else milliseconds(grace, what="grace")
+        self._grace_ms = min(grace_ms, self._grace_ms) if self._stop.is_set() else grace_ms
         self._stop.set()
         if self._session is not None:
             self._session.hurry(self._grace_ms)
 
     def is_stopping(self) -> bool:
-        """Return whether it was told to stop. May be called from any thread."""
+        """Return whether the worker was asked to stop. Any thread may call this."""
         return self._stop.is_set()
 
     async def run(self) -> None:
-        """Work until stopped. SIGTERM and SIGINT stop it (in the main thread); the second one at once.
+        """Work until stopped. In the main thread SIGTERM and SIGINT stop the worker; a second signal skips the grace.
 
         Raises:
-            InvalidOption: there is nothing that this worker could run: no tasks, no handlers and no commands.
-            StorageError: the store refused us at the start, or could not be reached for 30 s. Later the worker
-                waits for it.
+            InvalidOption: this worker has nothing to run: no tasks, no handlers and no commands.
+            StorageError: the store refused the connection at the start, or could not be reached for 30 s. A running
+                worker waits for the store instead.
         """
         if self._state != "new":
-            raise InvalidOption(f"{self!r} has been run already. Make another by app.worker(...).")
+            raise InvalidOption(f"{self!r} has already run. Make another one with app.worker(...).")
         if not self.start_hooks or self.options.processes > 1:
-            # A start hook may register tasks and handlers; the check follows those hooks then.
+            # Start hooks may register tasks and handlers, so with hooks the check comes after them.
             self._refuse_to_idle()
         self._state = "starting"
         queues = ", ".join(self.options.queues)
@@ -242,23 +242,25 @@ class Worker:
             shown_store(self.app.url, self.app.namespace),
             queues,
         )
+        if signals.sigint_is_ignored():
+            logger.info("worker %s: SIGINT is ignored (inherited): stop with SIGTERM", self.id)
         try:
             with signals.handled(self._on_signal, received=self._on_receipt):
                 if self.options.processes > 1:
                     await self._run_pool()
                 else:
-                    await self._run_shift()
+                    await self._run_session()
         finally:
             self._state = "stopped"
-            self.tally.tell("stopped")
+            self.recorder.emit("stopped")
 
     def _refuse_to_idle(self) -> None:
-        """Raise ``InvalidOption`` if there is nothing that this worker could run."""
+        """Raise ``InvalidOption`` if this worker has nothing to run."""
         if not self.app.tasks and not self.handlers.by_queue and self.options.commands is None:
             raise InvalidOption(_nothing_to_run(self.app))
 
     def run_sync(self) -> None:
-        """``run()`` for synchronous code, on uvloop if it is installed."""
+        """Call ``run()`` from synchronous code, on uvloop if it is installed."""
         if asyncio._get_running_loop() is not None:
             raise PenstockError(
                 "run_sync() cannot be used in a thread that runs an event loop. Use `await worker.run()`."
@@ -267,7 +269,7 @@ class Worker:
             runner.run(self.run())
 
     def _on_receipt(self) -> None:
-        """Note a signal even while a handler blocks the loop; raise in that handler once its time is over."""
+        """Note a signal even while a handler blocks the loop; raise in that handler once the grace is over."""
         if self._session is not None and self._session.watchdog.interrupting:
             raise signals.LoopBlocked
         grace_s = self._grace_ms / 1000 if self.interrupt_at == float("inf") else 0.0
@@ -278,7 +280,7 @@ class Worker:
         logger.info("worker %s: %s", self.id, "handing back all jobs now" if again else "stopping")
         self.stop(0 if again else None)
 
-    async def _run_shift(self) -> None:
+    async def _run_session(self) -> None:
         try:
             storage = await recovery.connected(self.app, stopped=self.is_stopping)
         except StorageUnavailable:
@@ -292,7 +294,7 @@ class Worker:
             await self._stop.wait()
             await self._wind_up(session, self._grace_ms)
         except asyncio.CancelledError:
-            # Whoever cancels run() does not want to wait, but its jobs must not be left lying about.
+            # A caller that cancels run() does not want to wait, but the jobs must be handed back.
             await self._wind_up(session, 0)
             raise
         finally:
@@ -319,13 +321,13 @@ class Worker:
         if not self._paused and not self._stop.is_set():
             session.fetcher.begin()
         self._ready.set()
-        self.tally.tell("ready")
+        self.recorder.emit("ready")
         self._log_queues("")
 
     async def _wind_up(self, session: WorkerSession, grace_ms: int) -> None:
         if self._state == "running":
             self._state = "stopping"
-            self.tally.tell("stopping")
+            self.recorder.emit("stopping")
         await session.finish(grace_ms)
         await run_stop_hooks(self.stop_hooks, self)
 
@@ -334,12 +336,11 @@ class Worker:
         self._state = "running"
         await supervisor.start()
         await supervisor.run(self._stop, lambda: self._grace_ms, ready=self._pool_is_ready)
-
         logger.info("worker %s has stopped", self.id)
 
     def _pool_is_ready(self) -> None:
         self._ready.set()
-        self.tally.tell("ready")
+        self.recorder.emit("ready")
         self._log_queues(f", in {self.options.processes} processes")
 
     def _log_queues(self, how: str) -> None:
@@ -355,7 +356,7 @@ class Worker:
                 )
 
     def end_burst(self, message: str) -> None:
-        """There is nothing left to do: what the shift tells a burst worker."""
+        """Stop a burst worker that has nothing left to do."""
         if not self._stop.is_set():
             logger.info("worker %s: %s", self.id, message)
             self.stop()
@@ -372,10 +373,12 @@ def _nothing_to_run(app: App) -> str:
     modules = ", ".join(app.included)
     if any(value is app for value in vars(sys.modules["__main__"]).values()):
         return (
-            f"{begin}, because it is made in the script that runs, and {modules} imports that script again, with "
-            "another app in it. Move the app into a module of its own."
+            f"{begin}, because the running script creates it, and {modules} imports that script again, which creates "
+            "another app. Move the app into a separate module."
         )
-    return f"{begin}, although it includes {modules}. See that the tasks there are registered with this app."
+    return (
+        f"{begin}, although it includes {modules}. Check that the tasks there are registered with this app."
+    )
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -22,7 +22,7 @@ from penstock.client.task import Task
 from penstock.core.verdict import is_retried
 from penstock.errors import InvalidInput, UnknownTask, Unrecoverable
 from penstock.worker.context import JobContext, use_context
-from penstock.worker.reporter import Receipt, Words
+from penstock.worker.reporter import JobUpdate, Receipt
 from penstock.worker.runners.messages import (
     Discarded,
     Done,
@@ -98,7 +98,7 @@ class WorkerLink:
         assert self._task is not None, "a context is made for a task"
         return self._task.signature.encode(args, kwargs, serde=self._task.serde)
 
-    def report(self, words: Words) -> Receipt:
+    def report(self, words: JobUpdate) -> Receipt:
         self.send(words)
         return Receipt()
 

@@ -18,7 +18,7 @@ from penstock.core.text import text_of
 from penstock.core.verdict import Undecodable
 from penstock.errors import CommandFailed, InvalidInput, InvalidOption
 from penstock.worker.context import JobContext, context_of
-from penstock.worker.reporter import Words
+from penstock.worker.reporter import JobUpdate
 from penstock.worker.run import Run
 from penstock.worker.runners import supervise
 
@@ -96,7 +96,7 @@ class LogTail:
         self._lines.clear()
         self._left_out = 0
         return [
-            self._context.pass_on(Words(log=text_of(line), log_skipped=0 if i else left_out))
+            self._context.pass_on(JobUpdate(log=text_of(line), log_skipped=0 if i else left_out))
             for i, line in enumerate(lines)
         ]
 

@@ -14,7 +14,7 @@ from penstock.core.job import Lease
 from penstock.core.text import storable
 from penstock.core.units import milliseconds
 from penstock.core.verdict import RemoteError, kind_and_message, traceback_of
-from penstock.worker.reporter import Words
+from penstock.worker.reporter import JobUpdate
 
 _OWN: Final = frozenset(
     {
@@ -98,7 +98,7 @@ class Discarded(msgspec.Struct, frozen=True, tag=True):
     """From now on a failure is final."""
 
 
-Message = Ready | Done | Raised | Words | Discarded
+Message = Ready | Done | Raised | JobUpdate | Discarded
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

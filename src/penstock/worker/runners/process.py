@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, assert_never
 from penstock.core.verdict import Undecodable
 from penstock.errors import InvalidOption
 from penstock.worker.context import context_of
-from penstock.worker.reporter import Words
+from penstock.worker.reporter import JobUpdate
 from penstock.worker.run import Call, EncodedResult, Run
 from penstock.worker.runners.child import serve
 from penstock.worker.runners.messages import (
@@ -238,7 +238,7 @@ def hear(message: Message, run: Run) -> Done | Raised | None:
     match message:
         case Done() | Raised():
             return message
-        case Words():
+        case JobUpdate():
             # By way of the context: that a run has one tells the executor to wait for its last words.
             context_of(run).pass_on(message)
         case Discarded():
