@@ -1,6 +1,6 @@
-"""Damaged records: finding stored values that cannot be read, and putting their jobs aside as failed.
+"""Damaged records: find stored values that cannot be read, and quarantine their jobs as failed.
 
-Nothing here runs unless a call could not read what it found, or ``check`` looks at everything.
+This runs only after a call could not read its records, or when ``check`` reads everything.
 """
 
 from __future__ import annotations
@@ -50,30 +50,31 @@ _json = msgspec.json.Encoder()
 _pack: Final = msgspec.msgpack.Encoder().encode
 
 
-class Found(NamedTuple):
-    """A record that cannot be read, as far as it could be, and why."""
+class Damaged(NamedTuple):
+    """A record that cannot be read, with its readable parts, and why."""
 
     record: Record
     has_payload: bool
     why: str
 
 
-def find_among(unit: Unit, ids: Sequence[str]) -> list[Found]:
+def find_among(unit: Unit, ids: Sequence[str]) -> list[Damaged]:
     """Return the damaged records of these ids."""
     return _damaged(unit, "by_ids", (_json.encode(ids).decode(), unit.queue.key))
 
 
-def find_any(unit: Unit, *, limit: int) -> list[Found]:
-    """Return up to ``limit`` damaged records: those a claim or a sweep meets first, or the first there are."""
-    found = _damaged(unit, "heads", {"queue": unit.queue.key, "limit": _PER_PAGE})
+def find_any(unit: Unit, *, limit: int) -> list[Damaged]:
+    """Return up to ``limit`` damaged records: those that a claim or sweep meets first, otherwise the first in the
+    queue."""
+    damaged = _damaged(unit, "heads", {"queue": unit.queue.key, "limit": _PER_PAGE})
     pages = walk(unit)
-    while not found and (page := next(pages, None)) is not None:
-        found = page
-    return found[:limit]
+    while not damaged and (page := next(pages, None)) is not None:
+        damaged = page
+    return damaged[:limit]
 
 
-def walk(unit: Unit) -> Iterator[list[Found]]:
-    """Go through all records of the queue, a page at a time; give the damaged ones of each."""
+def walk(unit: Unit) -> Iterator[list[Damaged]]:
+    """Read all records of the queue in pages, and yield the damaged ones of each page."""
     after = -1
     while True:
         with any_text(unit.sql):
@@ -85,32 +86,32 @@ def walk(unit: Unit) -> Iterator[list[Found]]:
 
 
 def recent(unit: Unit) -> int:
-    """Return how many records of the queue were put aside within the last minute."""
+    """Return how many records of the queue were quarantined within the last minute."""
     since_ms = unit.now_ms - _RECENT_MS
     return int(unit.sql.execute(_sql["recent"], (unit.queue.key, DAMAGED, since_ms)).fetchone()[0])
 
 
 def has_unknown_states(unit: Unit) -> bool:
-    """Return whether a record of the queue has an unknown state, so that no index has it."""
+    """Return whether a record of the queue has an unknown state, so that it is in no index."""
     known = _json.encode(list(STATES)).decode()
     return bool(unit.sql.execute(_sql["has_unknown_states"], (unit.queue.key, known)).fetchone()[0])
 
 
-def _damaged(unit: Unit, statement: str, values: Any) -> list[Found]:
+def _damaged(unit: Unit, statement: str, values: Any) -> list[Damaged]:
     with any_text(unit.sql):
         rows = unit.sql.execute(_sql[statement], values).fetchall()
     return _examined(rows)
 
 
-def _examined(rows: Iterable[Sequence[Any]]) -> list[Found]:
-    found = (Found(Record(*row), not lacks_payload, "") for lacks_payload, *row in rows)
-    return [one._replace(why=why) for one in found if (why := _problem(one))]
+def _examined(rows: Iterable[Sequence[Any]]) -> list[Damaged]:
+    candidates = (Damaged(Record(*row), not lacks_payload, "") for lacks_payload, *row in rows)
+    return [candidate._replace(why=why) for candidate in candidates if (why := _problem(candidate))]
 
 
-def _problem(found: Found) -> str:
-    """Say why a record cannot be read; the empty text if it can."""
-    record = found.record
-    if not found.has_payload:
+def _problem(damaged: Damaged) -> str:
+    """Return why a record cannot be read; the empty string if it can."""
+    record = damaged.record
+    if not damaged.has_payload:
         return "the payload is missing"
     if record.packed_options is None:
         return "the options are missing"
@@ -129,7 +130,7 @@ def _problem(found: Found) -> str:
 
 def is_sound(record: Record) -> bool:
     """Return whether a record can be read."""
-    return not _problem(Found(record, True, ""))
+    return not _problem(Damaged(record, True, ""))
 
 
 def _undecodable(record: Record) -> str:
@@ -147,20 +148,22 @@ def _undecodable(record: Record) -> str:
 
 
 def _is_text(value: Any) -> bool:
-    return (type(value) is str and value.isascii()) or not any("\ud800" <= one <= "\udfff" for one in value)
+    return (type(value) is str and value.isascii()) or not any(
+        "\ud800" <= character <= "\udfff" for character in value
+    )
 
 
-def quarantine(unit: Unit, found: Found, *, alone: bool = False) -> None:
-    """End the job as failed, with its stored values kept, and free what it holds; ``alone``: tell no other job."""
-    original = _pack({_KEPT_AS.get(name, name): _raw(getattr(found.record, name)) for name in _COLUMNS})
-    record, is_whole = _salvaged(unit, found)
-    failure = damaged_failure(found.why)
+def quarantine(unit: Unit, damaged: Damaged, *, alone: bool = False) -> None:
+    """Fail the job, keep its stored values, and free what it holds. With ``alone``, notify no other job."""
+    original = _pack({_KEPT_AS.get(name, name): _raw(getattr(damaged.record, name)) for name in _COLUMNS})
+    record, is_whole = _salvaged(unit, damaged)
+    failure = damaged_failure(damaged.why)
     if alone:
         record.extras, record.group_role = None, ""
     unit.meet(record)
     record.failure = pack_failure(failure)
     finish(unit, record, FAILED, _FAILED, run=record.runs, et=failure.type, em=failure.message)
-    _tell_of_rerun(unit, found.record, record)
+    _tell_of_rerun(unit, damaged.record, record)
     record.result = original
     unit.save([record])
     if not is_whole or alone:
@@ -168,7 +171,7 @@ def quarantine(unit: Unit, found: Found, *, alone: bool = False) -> None:
 
 
 def _tell_of_rerun(unit: Unit, damaged: Record, record: Record) -> None:
-    """Tell those who wait for the rerun of a job, if its slot can be read: there will be none."""
+    """Notify those who wait for the rerun of a job, if its slot can be read, because there will be none."""
     try:
         slot = damaged.slot
     except (ValueError, TypeError):
@@ -181,9 +184,9 @@ def _raw(value: Any) -> Any:
     return value.encode("utf-8", "surrogateescape") if type(value) is str else value
 
 
-def _salvaged(unit: Unit, found: Found) -> tuple[Record, bool]:
-    """Return a sound record with what can be read of a damaged one, and whether its ties can be."""
-    record = found.record
+def _salvaged(unit: Unit, damaged: Damaged) -> tuple[Record, bool]:
+    """Return a sound record with the readable parts of a damaged one, and whether its links could be read."""
+    record = damaged.record
     values = {name: getattr(record, name) for name in Record.__struct_fields__}
     for name in _TEXTS:
         values[name] = _raw(values[name]).decode("utf-8", "replace")
@@ -193,7 +196,7 @@ def _salvaged(unit: Unit, found: Found) -> tuple[Record, bool]:
         "packed_extras": record.packed_extras if extras else None,
         "binds": int(extras is not None and extras.binds),
     }
-    values |= {"rerun": None, "failure": None, "payload": None if found.has_payload else b""}
+    values |= {"rerun": None, "failure": None, "payload": None if damaged.has_payload else b""}
     if record.slot_hold not in (0, 1, 2) or record.blocked_by not in _BLOCKED_BY:
         values |= {"slot_hold": 0, "blocked_by": ""}
     if record.state not in STATES:
@@ -217,7 +220,7 @@ def _extras(record: Record) -> tuple[Any, bool]:
 
 
 def _options(unit: Unit, record: Record) -> tuple[int, bytes]:
-    """Return the options, or the defaults; kept long enough for somebody to look."""
+    """Return the options or the defaults, with a ttl that leaves people time to look at the job."""
     try:
         options = unpack_options(record.packed_options)
     except (ValueError, TypeError):
@@ -235,7 +238,7 @@ def _named(unit: Unit, key: int, id_: str, shown: str) -> str:
 
 
 def _free(unit: Unit, record: Record, *, alone: bool) -> None:
-    """Free what the job holds, found by its id because its annex cannot be read."""
+    """Free what the job holds. Its id identifies it, because its extras cannot be read."""
     queue, id_ = unit.queue.key, record.id
     unit.sql.execute(_sql["leave_lines"], (queue, id_))
     unit.sql.execute(_sql["forget_dedup"], (queue, id_, record.incarnation))

@@ -1,4 +1,4 @@
-"""Operating on single jobs: ``cancel``, ``retry``, ``promote``, ``change``, ``remove``."""
+"""The verbs that operate on single jobs: ``cancel``, ``retry``, ``promote``, ``change``, ``remove``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Answer = TypeVar("Answer", bound=str)
 
 
 def cancel(unit: Unit, ids: Sequence[str]) -> list[CancelAnswer]:
-    """End what has not begun; ask the rest to stop."""
+    """End pending jobs, and ask active ones to stop."""
     return _each(unit, ids, _cancel, "not_found", changed=("cancelled", "requested"))
 
 
@@ -54,7 +54,7 @@ def _each(
     *,
     changed: Sequence[Answer],
 ) -> list[Answer]:
-    """Do it to one after the other, and write what was changed."""
+    """Apply ``act`` to each job in order, and save those whose answer is in ``changed``."""
     known = unit.find(ids)
     touched: dict[str, Record] = {}
     answers: list[Answer] = []
@@ -107,7 +107,7 @@ def _cancel_rerun(unit: Unit, record: Record) -> CancelAnswer:
 
 
 def retry(unit: Unit, ids: Sequence[str]) -> list[RetryAnswer]:
-    """Let failed and cancelled jobs run again."""
+    """Run failed and cancelled jobs again."""
     to_come = set(ids)
     ahead: set[str] = set()
 
@@ -119,7 +119,7 @@ def retry(unit: Unit, ids: Sequence[str]) -> list[RetryAnswer]:
             return "not_failed"
         to_come.add(record.id)
         retried = retry_in_order(
-            unit, record, lambda one: one.id in to_come and one.state in (FAILED, CANCELLED)
+            unit, record, lambda job: job.id in to_come and job.state in (FAILED, CANCELLED)
         )
         to_come.difference_update(retried)
         ahead.update(retried)
@@ -130,8 +130,9 @@ def retry(unit: Unit, ids: Sequence[str]) -> list[RetryAnswer]:
 
 
 def retry_in_order(unit: Unit, record: Record, wanted: Callable[[Record], bool]) -> dict[str, Record]:
-    """Retry the job, and before it those of this queue that it waits for again, as far as they are ``wanted``:
-    retried after it, they would have failed it by then. Returns who was retried.
+    """Retry the job, after the ``wanted`` jobs of this queue that it waits for again. Return the retried jobs.
+
+    A dependency that is retried after it would already have failed it.
     """
     stack, opened, retried = [record], set[str](), dict[str, Record]()
     while stack:
@@ -144,15 +145,15 @@ def retry_in_order(unit: Unit, record: Record, wanted: Callable[[Record], bool])
                 retried[top.id] = top
             continue
         opened.add(top.id)
-        found = unit.find(flows.to_look_at_again(unit, top)).values()
+        awaited = unit.find(flows.to_look_at_again(unit, top)).values()
         stack += [
-            one for one in reversed(found) if one.id not in opened and one.id not in retried and wanted(one)
+            job for job in reversed(awaited) if job.id not in opened and job.id not in retried and wanted(job)
         ]
     return retried
 
 
 def _retry(unit: Unit, record: Record) -> None:
-    """Back in line with counts and ttl from zero, in the same incarnation."""
+    """Queue the job again with counts and ttl from zero, in the same incarnation."""
     record.failures = record.stalls = 0
     record.failure = record.result = None
     record.finished_at = record.kept_until = 0
@@ -169,7 +170,7 @@ def _retry(unit: Unit, record: Record) -> None:
 
 
 def promote(unit: Unit, ids: Sequence[str]) -> list[PromoteAnswer]:
-    """Let scheduled jobs wait from now on."""
+    """Make scheduled jobs wait from now on."""
     return _each(unit, ids, _promote, "not_found", changed=("promoted",))
 
 
@@ -182,7 +183,7 @@ def _promote(unit: Unit, record: Record) -> PromoteAnswer:
 
 
 def remove(unit: Unit, ids: Sequence[str]) -> list[RemoveAnswer]:
-    """Delete what is not active."""
+    """Delete jobs that are not active."""
     return _each(unit, ids, _remove, "not_found", changed=("removed",))
 
 
@@ -194,7 +195,7 @@ def _remove(unit: Unit, record: Record) -> RemoveAnswer:
 
 
 def remove_unchanged(unit: Unit, jobs: Sequence[Unchanged], *, consumer: str) -> list[UnchangedAnswer]:
-    """Delete what is still as it was read."""
+    """Delete jobs that have not changed since they were read."""
     known = unit.find({job.id for job in jobs})
     answers: list[UnchangedAnswer] = []
     touched: dict[str, Record] = {}
@@ -221,37 +222,37 @@ def _remove_unchanged(unit: Unit, record: Record | None, job: Unchanged, consume
     return "removed"
 
 
-def change(unit: Unit, id_: str, wanted: Change) -> ChangeAnswer:
-    """Change one job: all that is asked, or nothing."""
+def change(unit: Unit, id_: str, values: Change) -> ChangeAnswer:
+    """Change one job: all of ``change``, or nothing."""
     record = unit.find([id_]).get(id_)
     if record is None:
         return "not_found"
-    if not _is_allowed(record, wanted):
+    if not _is_allowed(record, values):
         return "wrong_state"
-    _change(unit, record, wanted)
+    _change(unit, record, values)
     unit.note(_CHANGED, record, run=record.runs)
     unit.save([record])
     return "changed"
 
 
-def _is_allowed(record: Record, wanted: Change) -> bool:
+def _is_allowed(record: Record, values: Change) -> bool:
     finished = record.state in (COMPLETED, FAILED, CANCELLED)
-    if wanted.payload is not None and finished:
+    if values.payload is not None and finished:
         return False
-    if wanted.priority is not None and (finished or record.state == ACTIVE):
+    if values.priority is not None and (finished or record.state == ACTIVE):
         return False
-    return wanted.delay_ms is None or (record.state in (WAITING, SCHEDULED) and not record.is_staged)
+    return values.delay_ms is None or (record.state in (WAITING, SCHEDULED) and not record.is_staged)
 
 
-def _change(unit: Unit, record: Record, wanted: Change) -> None:
-    if wanted.payload is not None:
-        record.payload = wanted.payload
-    if wanted.priority is not None:
-        record.priority = wanted.priority
+def _change(unit: Unit, record: Record, values: Change) -> None:
+    if values.payload is not None:
+        record.payload = values.payload
+    if values.priority is not None:
+        record.priority = values.priority
         if record.group_role:
             unit.links.reordered(unit, record)
-    change_ttls(unit, record, result_ms=wanted.result_ttl_ms, failure_ms=wanted.failure_ttl_ms)
-    if wanted.delay_ms:
-        due_at(unit, record, unit.now_ms + wanted.delay_ms)
-    elif wanted.delay_ms == 0 and record.state == SCHEDULED:
+    change_ttls(unit, record, result_ms=values.result_ttl_ms, failure_ms=values.failure_ttl_ms)
+    if values.delay_ms:
+        due_at(unit, record, unit.now_ms + values.delay_ms)
+    elif values.delay_ms == 0 and record.state == SCHEDULED:
         enter_waiting(unit, record)

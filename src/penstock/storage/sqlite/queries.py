@@ -1,4 +1,4 @@
-"""Reading: jobs, counts, workers, log lines. Nothing here writes."""
+"""Queries: jobs, counts, workers, log lines, searches and news. Except for ``watch``, nothing here writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _json = msgspec.json.Encoder()
 _cursors = msgspec.json.Decoder(tuple[int, int | str])
 _limits = msgspec.json.Decoder(Limit)
 
-# What orders the jobs of a state: the columns, and the fields of a record they were read into.
+# The order of the jobs of a state: the name of the statement, and the two fields of a record.
 ORDERS: Final[dict[State, tuple[str, str, str]]] = {
     State.WAITING: ("waiting", "priority", "place"),
     State.SCHEDULED: ("scheduled", "run_at", "id"),
@@ -50,13 +50,13 @@ ORDERS: Final[dict[State, tuple[str, str, str]]] = {
 
 
 def get(sql: sqlite3.Connection, namespace: str, queue: str, ids: Sequence[str]) -> list[Job | None]:
-    """The jobs of these ids, in their order."""
+    """Return the jobs of these ids, in order."""
     row = find_queue(sql, namespace, queue)
     if row is None:
         return [None] * len(ids)
     rows = sql.execute(_sql["by_ids"], (_json.encode(ids).decode(), row.key))
-    found = {rest[1]: as_job(Record(*rest), payload, queue=queue) for payload, *rest in rows}
-    return [found.get(id_) for id_ in ids]
+    jobs = {rest[1]: as_job(Record(*rest), payload, queue=queue) for payload, *rest in rows}
+    return [jobs.get(id_) for id_ in ids]
 
 
 def list_jobs(
@@ -69,7 +69,7 @@ def list_jobs(
     limit: int,
     reverse: bool,
 ) -> JobPage:
-    """A page of the jobs of a state; the cursor is the place of the last one shown."""
+    """Return a page of the jobs of a state. The cursor is the place of the last job on it."""
     row = find_queue(sql, namespace, queue)
     if row is None:
         return JobPage([])
@@ -89,13 +89,13 @@ def list_jobs(
 
 
 def after_place(first: str, second: str, sign: str) -> str:
-    """The condition that a job comes after a place in an order of two columns."""
-    # The first comparison says nothing new, but an index without the second column can be entered by it.
+    """Return the condition that a job comes after a place in an order of two columns."""
+    # The first comparison is redundant, but an index without the second column can use it.
     return f"AND j.{first} {sign}= :first AND (j.{first}, j.{second}) {sign} (:first, :second)"
 
 
 def place_of(cursor: str) -> tuple[int, int | str]:
-    """The place a cursor stands for. Raises ``InvalidOption``."""
+    """Return the place of a cursor. Raise ``InvalidOption`` if it is not valid."""
     try:
         return _cursors.decode(cursor)
     except msgspec.DecodeError as error:
@@ -105,7 +105,7 @@ def place_of(cursor: str) -> tuple[int, int | str]:
 
 
 def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
-    """How many jobs there are by state, without counting them."""
+    """Return the number of jobs by state, without counting them."""
     row = find_queue(sql, namespace, queue)
     if row is None:
         return Counts()
@@ -132,7 +132,7 @@ def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
 
 
 def metrics(sql: sqlite3.Connection, namespace: str, queue: str, *, last_ms: int) -> list[Minute]:
-    """What happened by the minute."""
+    """Return the metrics by minute."""
     row = find_queue(sql, namespace, queue)
     if row is None:
         return []
@@ -149,7 +149,7 @@ def clock(sql: sqlite3.Connection, namespace: str, queue: str) -> QueueClock:
 
 
 def has_work(sql: sqlite3.Connection, namespace: str, queue: str) -> bool:
-    """Whether a claim would get something."""
+    """Return whether a claim would get a job."""
     row = find_queue(sql, namespace, queue)
     if row is None or row.paused or (row.uses & 1 and _is_limited(sql, row)):
         return False
@@ -161,9 +161,9 @@ def has_work(sql: sqlite3.Connection, namespace: str, queue: str) -> bool:
 
 
 def _is_limited(sql: sqlite3.Connection, row: QueueRow) -> bool:
-    """Whether a limit of the queue keeps everybody from claiming: then only an end, or time, brings anything."""
-    found = sql.execute(_sql["queue_limit"], (row.key,)).fetchone()
-    limit = Limit() if found is None else _limits.decode(found[0])
+    """Return whether a limit of the queue stops all claims until a job ends or time passes."""
+    stored = sql.execute(_sql["queue_limit"], (row.key,)).fetchone()
+    limit = Limit() if stored is None else _limits.decode(stored[0])
     if limit.concurrency is not None and row.active >= limit.concurrency:
         return True
     now_ms = row.clock()
@@ -176,12 +176,12 @@ def _is_limited(sql: sqlite3.Connection, row: QueueRow) -> bool:
 
 def _is_over_budget(sql: sqlite3.Connection, row: QueueRow) -> bool:
     now_ms = row.clock()
-    kept = [KeptBudget(*values) for values in sql.execute(statements("usage")["budgets"], (row.key,))]
-    return any(not budget.scope and budget.is_over(now_ms) for budget in kept)
+    budgets = [KeptBudget(*values) for values in sql.execute(statements("usage")["budgets"], (row.key,))]
+    return any(not budget.scope and budget.is_over(now_ms) for budget in budgets)
 
 
 def queues(sql: sqlite3.Connection, namespace: str) -> list[str]:
-    """Every queue that was ever enqueued to."""
+    """Return every queue that ever had a job."""
     return [name for (name,) in sql.execute(statements("queue")["names"], (namespace,))]
 
 
@@ -191,19 +191,19 @@ def attended(sql: sqlite3.Connection, namespace: str) -> list[str]:
 
 
 def settings(sql: sqlite3.Connection, namespace: str, queue: str) -> QueueSettings:
-    """The queue's settings, or the defaults."""
+    """Return the queue's settings, or the defaults."""
     row = find_queue(sql, namespace, queue)
     return QueueSettings() if row is None else row.settings
 
 
 def workers(sql: sqlite3.Connection, namespace: str, queue: str) -> list[WorkerRecord]:
-    """The workers that were seen within the last hour or so, by id."""
+    """Return the workers seen within about the last hour, by id."""
     row = find_queue(sql, namespace, queue)
     if row is None:
         return []
     now_ms = row.clock()
-    found = sql.execute(_sql["workers"], (row.key,))
-    return [WorkerRecord(id_, info, seen_at, max(0, now_ms - seen_at)) for id_, info, seen_at in found]
+    rows = sql.execute(_sql["workers"], (row.key,))
+    return [WorkerRecord(id_, info, seen_at, max(0, now_ms - seen_at)) for id_, info, seen_at in rows]
 
 
 def worker_ids(sql: sqlite3.Connection, namespace: str, queue: str) -> list[str]:
@@ -213,9 +213,9 @@ def worker_ids(sql: sqlite3.Connection, namespace: str, queue: str) -> list[str]
 
 
 def leases_of(sql: sqlite3.Connection, namespace: str, queue: str, worker: str) -> list[Held]:
-    """The active jobs this worker is said to hold."""
-    found = sql.execute(statements("claim")["leases_of"], (namespace, queue, worker))
-    return [Held(id_, token) for id_, token in found]
+    """Return the leases that the worker holds."""
+    rows = sql.execute(statements("claim")["leases_of"], (namespace, queue, worker))
+    return [Held(id_, token) for id_, token in rows]
 
 
 def logs(sql: sqlite3.Connection, namespace: str, queue: str, id_: str, *, start: int, limit: int) -> LogPage:
@@ -232,10 +232,7 @@ def logs(sql: sqlite3.Connection, namespace: str, queue: str, id_: str, *, start
     return LogPage(lines, start, last)
 
 
-# ``scan_jobs``: every job by its identity, in the order of ids, whatever their states.
-
-
-_LOOKED_AT: Final = 10_000
+_SCANNED_PER_CALL: Final = 10_000
 
 _scan_sql = statements("scan")
 
@@ -252,18 +249,19 @@ def scan_jobs(
     limit: int,
     light: bool,
 ) -> JobPage:
-    """The next jobs of a part; the cursor is the last id that was looked at."""
+    """Return the next jobs of a part, in the order of ids, whatever their states. The cursor is the last id
+    scanned."""
     row = find_queue(sql, namespace, queue)
     if row is None:
         return JobPage([])
-    wanted = None if states is None else _json.encode(states).decode()
+    states_json = None if states is None else _json.encode(states).decode()
     jobs: list[Job] = []
-    left = _LOOKED_AT
+    left = _SCANNED_PER_CALL
     while left > 0 and len(jobs) < limit:
         count = min(limit * parts, left)
         ids = sql.execute(_scan_sql["ids"], (row.key, cursor, count)).fetchall()
         keys = [key for key, id_ in ids if parts == 1 or crc32(id_.encode()) % parts == part]
-        jobs += _read(sql, queue, keys, wanted, light=light)
+        jobs += _read(sql, queue, keys, states_json, light=light)
         if len(ids) < count:
             return JobPage(jobs)
         cursor, left = ids[-1][1], left - count
@@ -273,17 +271,13 @@ def scan_jobs(
 def _read(
     sql: sqlite3.Connection, queue: str, keys: list[int], states: str | None, *, light: bool
 ) -> Iterator[Job]:
-    # Columns that are not named are not read: a long result stays where it is.
+    # SQLite does not read columns that the statement leaves out, such as a long result.
     statement = _scan_sql["light"].replace("j.result", "NULL") if light else _scan_sql["jobs"]
     for payload, *rest in sql.execute(statement, {"keys": _json.encode(keys).decode(), "states": states}):
         yield as_job(Record(*rest), payload, queue=queue)
 
 
-# ``search``: jobs of a state, or of an error class, that match. ``errors``: how many there are of each
-# class.
-
-
-_AT_ONCE: Final = 500
+_SEARCH_PAGE: Final = 500
 
 _search_sql = statements("search")
 
@@ -291,7 +285,7 @@ _search_sql = statements("search")
 def search(
     sql: sqlite3.Connection, namespace: str, queue: str, query: Query, *, cursor: str, limit: int, scan: int
 ) -> Found:
-    """Up to ``limit`` jobs that match, among the next ``scan``."""
+    """Return up to ``limit`` matches among the next ``scan`` jobs."""
     row = find_queue(sql, namespace, queue)
     if row is None:
         return Found([], 0)
@@ -299,9 +293,9 @@ def search(
     ids: list[str] = []
     scanned, is_end = 0, False
     while scanned < scan and len(ids) < limit and not is_end:
-        asked = min(scan - scanned, _AT_ONCE)
-        records = _walk(sql, row.key, query, cursor=cursor, limit=asked)
-        is_end = len(records) < asked
+        count = min(scan - scanned, _SEARCH_PAGE)
+        records = _walk(sql, row.key, query, cursor=cursor, limit=count)
+        is_end = len(records) < count
         for record in records:
             if len(ids) == limit:
                 is_end = False
@@ -315,7 +309,7 @@ def search(
 
 
 def _task(record: Record) -> str:
-    """The task of a job; that of a damaged one is not known."""
+    """Return the task of a job; empty for a damaged one."""
     try:
         return record.options.task
     except msgspec.DecodeError:
@@ -342,15 +336,13 @@ def _walk(sql: sqlite3.Connection, queue: int, query: Query, *, cursor: str, lim
 
 
 def errors(sql: sqlite3.Connection, namespace: str, queue: str) -> dict[str, int]:
-    """Failed jobs by error class."""
+    """Return the number of failed jobs by error class."""
     row = find_queue(sql, namespace, queue)
     return {} if row is None else dict(sql.execute(_search_sql["errors"], (row.key,)).fetchall())
 
 
-# News of jobs' ends: ``watch`` asks for them, ``listen`` reads them.
-#
-# News stay in their table until a sweep finds them a minute old; a listener goes on from the last it has
-# seen.
+# News of jobs' ends: ``watch`` asks for them, ``listen`` reads them. A listener continues after the last
+# news it has seen; a sweep deletes news after a minute.
 
 
 _news_sql = statements("news")
@@ -358,7 +350,7 @@ _news = msgspec.msgpack.Decoder(Finished)
 
 
 def watch(unit: Unit, ids: Sequence[str], *, listener: str) -> list[Finished | None]:
-    """Register for the ends of these jobs; those that have ended are answered at once."""
+    """Register for the ends of these jobs. Return those that have ended."""
     known = unit.find(ids)
     for id_ in ids:
         record = known.get(id_)
@@ -382,14 +374,15 @@ def _ended(record: Record) -> Finished | None:
 def news_after(
     sql: sqlite3.Connection, namespace: str, queue: str, listener: str, *, key: int
 ) -> tuple[int, list[Finished]]:
-    """The listener's news after that key, and the key of the last."""
+    """Return the listener's news after ``key``, and the key of the last."""
     rows = sql.execute(_news_sql["after"], (namespace, queue, listener, key)).fetchall()
-    told = (_read_news(body) for _, body in rows)
-    return (rows[-1][0] if rows else key), [news for news in told if news is not None]
+    readable = (_read_news(body) for _, body in rows)
+    return (rows[-1][0] if rows else key), [news for news in readable if news is not None]
 
 
 def _read_news(body: bytes) -> Finished | None:
-    """The news of these bytes; ``None`` if they are damaged. Who waits looks at the job itself from time to time."""
+    """Return the news of these bytes; ``None`` if they are damaged. Waiters also check the job itself from time to
+    time."""
     try:
         return _news.decode(body)
     except msgspec.DecodeError:

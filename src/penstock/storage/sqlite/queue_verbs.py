@@ -1,4 +1,4 @@
-"""Operating on a queue as a whole: ``pause``, ``resume``, ``configure``, its workers' records, its clock."""
+"""The verbs that operate on a queue: pauses, settings, its clock, and bulk verbs on its jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONFIGURED = EventType.CONFIGURED.value
 
 
 def pause(unit: Unit, group: str, duration_ms: int) -> None:
-    """Claims get nothing from now on, or nothing of this group; with a duration, for that long."""
+    """Stop claims, or claims of this group; with a duration, for that long."""
     if duration_ms:
         _pause_for(unit, group, duration_ms)
     elif _set_paused(unit, group, paused=1):
@@ -35,7 +35,7 @@ def pause(unit: Unit, group: str, duration_ms: int) -> None:
 
 
 def resume(unit: Unit, group: str) -> None:
-    """Claims get jobs again; those who wait are woken."""
+    """End a pause, and wake the waiters."""
     was_paused = _set_paused(unit, group, paused=0)
     was_parked = bool(unit.queue.uses) and groups.group_of(unit, group).parked_until > unit.now_ms
     if was_parked:
@@ -54,7 +54,7 @@ def _pause_for(unit: Unit, group: str, duration_ms: int) -> None:
 
 
 def _set_paused(unit: Unit, key: str, *, paused: int) -> bool:
-    """Whether that changed the flag."""
+    """Set the flag. Return whether it changed."""
     if not key:
         was, unit.queue.paused = unit.queue.paused, paused
         return was != paused
@@ -79,18 +79,16 @@ def depart(unit: Unit, worker: str) -> None:
 
 
 def shift_clock(unit: Unit, ms: int, *, jump: bool) -> None:
-    """Move the queue's clock forward. ``jump``: the queue is not told."""
+    """Move the queue's clock forward. With ``jump``, change only the wall clock that the queue sees."""
     unit.queue.shift_ms += ms
     if not jump:
         moment = unit.moment
         unit.set_moment(replace(moment, now_ms=moment.now_ms + ms, wall_ms=moment.wall_ms + ms))
 
 
-# Operating on many jobs, bounded per call: ``retry_all``, ``drain``, ``clean``, ``unstage``; and
-# ``obliterate``.
-#
-# A cursor carries where the verb started (``seq`` and time) and the last place it looked at. Numbers and
-# incarnations are drawn from ``seq``, so what came later, or came back, is told by them.
+# Bulk verbs, bounded per call. A cursor carries where the verb started (``seq`` and time) and the last
+# place it saw. Incarnations and numbers in line are drawn from ``seq``, so they reveal jobs that came
+# later, or came back.
 
 
 _LOWEST = -(2**63)
@@ -137,18 +135,19 @@ def _walk(
     wanted: Callable[[Record], bool],
     act: Callable[[Unit, Record], None],
 ) -> tuple[int, int]:
-    """Act on the wanted ones of the next ``limit`` jobs of the walk: how many were seen, how many were wanted."""
+    """Act on the ``wanted`` jobs among the next ``limit`` of the walk. Return how many were seen, and how many
+    matched."""
     first, second = at.place
     values = {"queue": unit.queue.key, "state": state, "first": first, "second": second, "limit": limit}
     rows = unit.sql.execute(_sql[at.walk], values)
     seen = unit.adopt(rows)
-    found = [record for record in seen if wanted(record)]
+    matching = [record for record in seen if wanted(record)]
     if seen:
         at.place = _place(seen[-1], at.walk)
-    for record in found:
+    for record in matching:
         act(unit, record)
-    unit.save(found)
-    return len(seen), len(found)
+    unit.save(matching)
+    return len(seen), len(matching)
 
 
 def _place(record: Record, walk: str) -> tuple[int, int | str]:
@@ -168,7 +167,7 @@ def _progress(at: _Cursor, *, done: int, more: bool) -> Bulk:
 
 
 def retry_all(unit: Unit, *, limit: int, cursor: str) -> Bulk:
-    """Retry failed jobs; one that fails again meanwhile has a later number, and is passed over."""
+    """Retry failed jobs. A job that fails again meanwhile has a later number, and is skipped."""
     at = _resume(unit, cursor, "finished")
     done = 0
 
@@ -188,9 +187,9 @@ def retry_all(unit: Unit, *, limit: int, cursor: str) -> Bulk:
 
 
 def drain(unit: Unit, *, scheduled: bool, limit: int, cursor: str) -> Bulk:
-    """Remove jobs that their group blocks, then waiting ones in order, then scheduled ones if asked.
+    """Remove jobs that their group blocks, then waiting ones in order, then scheduled ones if ``scheduled``.
 
-    Blocked ones go first: removing a waiting one would let the next member of its group in.
+    Blocked ones go first: removing a waiting one would admit the next member of its group.
     """
     walks = ["drain_blocked", "drain_waiting", *(["drain_scheduled"] if scheduled else [])]
     at = _resume(unit, cursor, walks[0])
@@ -209,7 +208,7 @@ def drain(unit: Unit, *, scheduled: bool, limit: int, cursor: str) -> Bulk:
 
 
 def clean(unit: Unit, state: State, *, older_than_ms: int, limit: int, cursor: str) -> Bulk:
-    """Remove jobs that ended as ``state`` long enough ago, in the order in which they would be forgotten."""
+    """Remove jobs that ended as ``state`` at least ``older_than_ms`` ago, in the order of their expiry."""
     at = _resume(unit, cursor, "finished")
     seen, done = _walk(
         unit,
@@ -225,7 +224,7 @@ def clean(unit: Unit, state: State, *, older_than_ms: int, limit: int, cursor: s
 
 
 def unstage(unit: Unit, write_id: str, *, keep: bool, limit: int, cursor: str) -> Bulk:
-    """Release or remove the staged jobs of a write, in the order of their ids."""
+    """Release or discard the staged jobs of a write, in the order of their ids."""
     at = _resume(unit, cursor, "staged")
     if not cursor:
         at.place = (staged_at_ms(write_id), "")
@@ -240,7 +239,7 @@ def unstage(unit: Unit, write_id: str, *, keep: bool, limit: int, cursor: str) -
 
 
 def _release(unit: Unit, record: Record) -> None:
-    """Its time begins now."""
+    """Release a staged job. Its ttl and delay start now."""
     delay_ms = record.extras.staged_delay_ms
     record.expires_at = unit.now_ms + record.ttl_ms if record.ttl_ms else 0
     if delay_ms:
@@ -274,7 +273,7 @@ def obliterate(unit: Unit, *, force: bool) -> int:
 
 
 def _empty_groups(unit: Unit) -> None:
-    """What was paused stays paused, what was parked stays parked."""
+    """Empty the groups. Paused and parked ones stay so."""
     for table in ("lines", "starts"):
         unit.sql.execute(_groups_sql[f"obliterate_{table}"], (unit.queue.key,))
     unit.sql.execute(_groups_sql["obliterate_groups"], (unit.queue.key, unit.now_ms))

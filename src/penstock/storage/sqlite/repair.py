@@ -1,7 +1,7 @@
-"""Going on after a call could not read what it found: what is damaged is put aside, and the call is repeated.
+"""Repair: quarantine the damaged records that made a call fail, and repeat the call. Also ``check``.
 
-Few records are put aside by themselves within a minute. Many damaged records have a cause in common, and a worker
-that cannot read any record must not bury a whole queue.
+Within a minute, only a few records are quarantined automatically. Many damaged records have a common cause, and a
+worker that cannot read any record must not fail a whole queue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.core.text import get_logger
 from penstock.errors import PenstockError, StorageDamaged
 from penstock.storage.sqlite import admission
 from penstock.storage.sqlite.damage import (
-    Found,
+    Damaged,
     find_among,
     find_any,
     has_unknown_states,
@@ -39,7 +39,7 @@ from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Checked
 
 AT_MOST: Final = 10
-"""Records that are put aside within a minute without anybody asking for it."""
+"""The most records that are quarantined automatically within a minute."""
 _ROUNDS: Final = AT_MOST + 2
 
 Answer = TypeVar("Answer")
@@ -63,18 +63,18 @@ def repeat_mended(
     error: Exception,
     ids: Sequence[str],
 ) -> Answer:
-    """Repeat a call that failed with ``error``, after the damaged records were put aside.
+    """Quarantine damaged records and repeat the call that failed with ``error``.
 
-    ``ids`` are those the call is about: they are looked at first, and put aside however many they are. Raises the
-    error if nothing is damaged, and ``StorageDamaged`` if too much is.
+    ``ids`` are the jobs of the call: they are checked first, and quarantined whatever their number. Raise the error
+    if nothing is damaged, and ``StorageDamaged`` if too much is.
     """
     mended = 0
     for _ in range(_ROUNDS + len(ids)):
         transaction.roll_back_call()
-        found = _mend(transaction, place, ids)
-        if found is None:
+        count = _mend(transaction, place, ids)
+        if count is None:
             raise error
-        mended += found
+        mended += count
         try:
             return attempt(transaction, mended)
         except Exception as again:
@@ -85,14 +85,14 @@ def repeat_mended(
 
 
 def mend_all(transaction: Transaction, place: Place) -> dict[str, int]:
-    """Put all damaged records of a queue aside, and rebuild its indexes if they differ; how much there was of each."""
-    # The indexes first: a record cannot be changed if its index says something else of it.
+    """Quarantine all damaged records of a queue, and rebuild wrong indexes. Return the number of problems by kind."""
+    # Indexes first: a record whose index entry differs cannot be changed.
     pages = check_pages(transaction.unit(*place), repair=True)
     total = _mend_values(transaction, place)
-    for found in list(walk(transaction.unit(*place))):
-        for one in found:
-            _put_aside(transaction, place, one)
-        total += len(found)
+    for page in list(walk(transaction.unit(*place))):
+        for damaged in page:
+            _log_and_quarantine(transaction, place, damaged)
+        total += len(page)
     if total:
         _recount(transaction, place)
     counts = {"damaged_jobs": total, "damaged_pages": pages}
@@ -100,10 +100,12 @@ def mend_all(transaction: Transaction, place: Place) -> dict[str, int]:
 
 
 def _mend(transaction: Transaction, place: Place, ids: Sequence[str]) -> int | None:
-    """Mend the queue of the call or, if nothing is wrong there, one that the call had something to say to; how many
-    records were put aside, ``None`` if nothing was wrong."""
-    for one in (place, *(other for other in transaction.places() if other != place)):
-        mended = _mend_queue(transaction, one, ids if one == place else ())
+    """Mend the queue of the call or, if nothing is wrong there, another queue that it used.
+
+    Return the number of quarantined records; ``None`` if nothing was wrong.
+    """
+    for candidate in (place, *(other for other in transaction.places() if other != place)):
+        mended = _mend_queue(transaction, candidate, ids if candidate == place else ())
         if mended is not None:
             return mended
     return None
@@ -111,50 +113,50 @@ def _mend(transaction: Transaction, place: Place, ids: Sequence[str]) -> int | N
 
 def _mend_queue(transaction: Transaction, place: Place, ids: Sequence[str]) -> int | None:
     values = _mend_values(transaction, place)
-    found = _find(transaction, place, ids)
-    for one in found:
-        _put_aside(transaction, place, one)
+    records = _find(transaction, place, ids)
+    for damaged in records:
+        _log_and_quarantine(transaction, place, damaged)
     wrong = _recount(transaction, place)
-    return len(found) if found or values or wrong else None
+    return len(records) if records or values or wrong else None
 
 
-def _find(transaction: Transaction, place: Place, ids: Sequence[str]) -> list[Found]:
+def _find(transaction: Transaction, place: Place, ids: Sequence[str]) -> list[Damaged]:
     unit = transaction.unit(*place)
-    found = find_among(unit, ids) if ids else []
-    if found:
-        return found
+    damaged = find_among(unit, ids) if ids else []
+    if damaged:
+        return damaged
     allowed = AT_MOST - recent(unit)
-    found = find_any(unit, limit=max(allowed, 1))
-    if found and allowed <= 0:
-        raise _too_many(place, found[0])
-    return found
+    damaged = find_any(unit, limit=max(allowed, 1))
+    if damaged and allowed <= 0:
+        raise _too_many(place, damaged[0])
+    return damaged
 
 
-def _put_aside(transaction: Transaction, place: Place, found: Found) -> None:
+def _log_and_quarantine(transaction: Transaction, place: Place, damaged: Damaged) -> None:
     logger.warning(
         "queue %s: the record of job %r cannot be read and was put aside as failed (Damaged): %s",
         place[1],
-        found.record.id.encode("utf-8", "backslashreplace").decode(),
-        found.why,
+        damaged.record.id.encode("utf-8", "backslashreplace").decode(),
+        damaged.why,
     )
     try:
-        _quarantine(transaction, place, found, alone=False)
+        _quarantine(transaction, place, damaged, alone=False)
     except Exception as error:
         if not is_damage(error):
             raise
-        # A job that it is tied to is damaged as well. That one frees itself when its turn comes.
+        # A linked job is damaged as well. Its own quarantine frees it.
         transaction.roll_back_call()
-        _quarantine(transaction, place, found, alone=True)
+        _quarantine(transaction, place, damaged, alone=True)
 
 
-def _quarantine(transaction: Transaction, place: Place, found: Found, *, alone: bool) -> None:
+def _quarantine(transaction: Transaction, place: Place, damaged: Damaged, *, alone: bool) -> None:
     unit = transaction.unit(*place)
-    quarantine(unit, found, alone=alone)
+    quarantine(unit, damaged, alone=alone)
     _accept(transaction, unit)
 
 
 def _accept(transaction: Transaction, unit: Unit) -> None:
-    """Take over what was mended, so that it stays even if the call fails after all."""
+    """Take over the repair, so that it stays even if the call fails."""
     if unit.outbox:
         deliver(transaction, unit)
     transaction.accept(unit)
@@ -163,17 +165,17 @@ def _accept(transaction: Transaction, unit: Unit) -> None:
 
 def _mend_values(transaction: Transaction, place: Place) -> int:
     unit = transaction.unit(*place)
-    found = {kind: count for kind, count in check_values(unit, repair=True).items() if count}
-    for kind, count in found.items():
+    problems = {kind: count for kind, count in check_values(unit, repair=True).items() if count}
+    for kind, count in problems.items():
         logger.warning("queue %s: mended %s: %d", place[1], kind, count)
     _accept(transaction, unit)
-    return sum(found.values())
+    return sum(problems.values())
 
 
 def _recount(transaction: Transaction, place: Place) -> int:
-    """Make the counts agree with the records; how many did not. Damaged members of groups have their turn later.
+    """Correct the counts, and return how many were wrong. Damaged members of groups are counted later.
 
-    While there are records of unknown states, the counts by state are left alone: they tell that jobs are missing.
+    While there are records of unknown states, the counts by state stay, because they show that jobs are missing.
     """
     unit = transaction.unit(*place)
     wrong = check_groups(unit, repair=True)
@@ -183,19 +185,17 @@ def _recount(transaction: Transaction, place: Place) -> int:
     return wrong
 
 
-def _too_many(place: Place, found: Found) -> StorageDamaged:
+def _too_many(place: Place, damaged: Damaged) -> StorageDamaged:
     return StorageDamaged(
         f"queue {place[1]!r}: {AT_MOST} records that cannot be read were put aside within a minute, and there are more "
-        f"(job {found.record.id!r}: {found.why}). The rest stay where they are, because damage to many records "
+        f"(job {damaged.record.id!r}: {damaged.why}). The rest stay where they are, because damage to many records "
         "has a common cause: find it, then run `penstock doctor --repair`, which puts all of them aside"
     )
 
 
-# ``check``: hold every record against the tables and indexes that belong to it, and mend what does not
-# fit.
+# ``check``: compare every record with its tables and indexes
 
-
-# Whole tables: an orphan does not say which queue it was of.
+# Whole tables, because an orphan does not name its queue.
 _ORPHANS: Final = (
     "payloads_without_job",
     "logs_without_job",
@@ -222,7 +222,7 @@ _limits: Final = msgspec.json.Decoder(Limit)
 
 
 def check(unit: Unit, *, repair: bool) -> Checked:
-    """Look at everything; repair in the same transaction if asked."""
+    """Check everything, and repair it in the same transaction if ``repair``."""
     problems: Counter[str] = Counter()
     for kind in (*_ORPHANS, *_RECORDS):
         arguments = () if kind in _ORPHANS else (unit.queue.key,)
@@ -244,8 +244,10 @@ def _one(unit: Unit, statement: str, *arguments: object) -> int:
 
 
 def check_values(unit: Unit, *, repair: bool) -> dict[str, int]:
-    """Count values beside the records that cannot be read. Repaired, settings are the defaults, a limit is gone, and a
-    dependency has failed."""
+    """Count unreadable values beside the records.
+
+    With ``repair``, reset settings to the defaults, remove limits, and fail dependencies.
+    """
     return {
         "damaged_settings": _check_settings(unit, repair=repair),
         "damaged_limits": _check_limits(unit, repair=repair),
@@ -293,7 +295,7 @@ def _can(read: Callable[[Any], object], value: Any) -> bool:
 
 
 def _check_counters(unit: Unit, *, repair: bool) -> int:
-    """The two counters are never behind what was drawn from them."""
+    """Check that the two counters are not behind the numbers drawn from them."""
     queue = unit.queue
     seq, events = unit.sql.execute(_sql["drawn"], {"queue": queue.key}).fetchone()
     wrong = int(queue.seq < seq) + int(queue.events < events)
@@ -317,7 +319,7 @@ def check_counts(unit: Unit, *, repair: bool) -> int:
 
 
 def check_groups(unit: Unit, *, repair: bool) -> int:
-    """Counts of groups, and their blocked members, held against the jobs; those that are damaged do not count."""
+    """Compare the counts of groups and their blocked members with the jobs. Damaged jobs do not count."""
     members: defaultdict[str, list[Record]] = defaultdict(list)
     with any_text(unit.sql):
         rows = unit.sql.execute(_sql["members"], (unit.queue.key,)).fetchall()
@@ -325,13 +327,13 @@ def check_groups(unit: Unit, *, repair: bool) -> int:
         if record.group_role:
             members[record.extras.group].append(record)
     for (key,) in unit.sql.execute(_sql["group_keys"], {"queue": unit.queue.key}).fetchall():
-        members[key]  # Groups without members are looked at, too.
-    return sum(not admission.recount(unit, key, found, repair=repair) for key, found in members.items())
+        members[key]  # Check groups without members too.
+    return sum(not admission.recount(unit, key, records, repair=repair) for key, records in members.items())
 
 
 def check_pages(unit: Unit, *, repair: bool) -> int:
-    """What SQLite itself says of the file: every row in every index, and nothing else in them."""
-    found = [line for (line,) in unit.sql.execute("PRAGMA integrity_check") if line != "ok"]
-    if found and repair:
+    """Run SQLite's own check of the file: every row is in every index, and nothing else."""
+    problems = [line for (line,) in unit.sql.execute("PRAGMA integrity_check") if line != "ok"]
+    if problems and repair:
         unit.sql.execute("REINDEX")
-    return len(found)
+    return len(problems)
