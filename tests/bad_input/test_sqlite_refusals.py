@@ -49,7 +49,7 @@ async def test_a_read_only_file_is_refused_and_left_as_it_is() -> None:
         before = path.read_bytes()
         with ordinary_user(), pytest.raises(StorageReadOnly) as caught:
             await app_on(path).connect()
-        assert_says(caught.value, str(path), "may not be written", "write permission")
+        assert_says(caught.value, str(path), "is not writable", "write permission")
         assert path.read_bytes() == before
         Path(folder).chmod(0o755)
 

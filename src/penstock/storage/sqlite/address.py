@@ -1,4 +1,4 @@
-"""The URLs of this engine."""
+"""The URLs of the SQLite engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULT_TIMEOUT_S = 30.0
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a storage's data is. ``timeout_s``: how long a call waits for another process's lock."""
+    """The location of a storage's data. ``timeout_s`` is how long a call waits for another process's lock."""
 
     shown: str
     path: str
@@ -32,7 +32,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, url: str, *, namespace: str | None = None) -> Self:
-        """Read ``sqlite:///path?namespace=prod&timeout=5s`` or ``memory://name``; an argument goes before the URL's."""
+        """Read ``sqlite:///path?namespace=prod&timeout=5s`` or ``memory://name``. ``namespace`` overrides the
+        URL's."""
         parts = urlsplit(url)
         options = _options(url, parts.query)
         chosen = namespace or options.get("namespace", _DEFAULT_NAMESPACE)

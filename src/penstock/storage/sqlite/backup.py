@@ -1,4 +1,4 @@
-"""Copies of a store in a file: ``backup`` makes one while workers run, ``restore`` puts one in the store's place."""
+"""Copies of a store: ``backup`` writes one to a file while workers run, ``restore`` replaces the store with one."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _WAIT_S: Final = 1.0
 
 
 def backup(url: str, file: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a consistent copy of the store to ``file``, readable by its owner only, while workers and producers go on.
+    """Write a consistent copy of the store to ``file``, readable by its owner only, while workers and producers run.
 
-    The copy holds every call that was answered before this one began. Raise ``InvalidOption`` if the file exists and
-    may not be overwritten, or if the store is not a SQLite file; ``StorageUnavailable`` if the store does not exist.
+    The copy includes every call that was answered before this one began. Raise ``InvalidOption`` if the file exists
+    and ``overwrite`` is false, or if the store is not a SQLite file; ``StorageUnavailable`` if the store does not
+    exist.
     """
     path, target = _store(url), Path(file)
     if not os.path.exists(path):
@@ -47,16 +48,16 @@ def backup(url: str, file: str | os.PathLike[str], *, overwrite: bool = False) -
         with _translated(path), closing(_open(path)) as source:
             _copy(source, draft, path=path)
         with _translated(str(draft)), closing(_open(str(draft))) as sql:
-            # A copy of this file that somebody puts in the store's place by hand is then noticed as such.
+            # A copy that someone moves into the store's place by hand is then recognised.
             sql.execute("UPDATE meta SET value = '' WHERE name = 'identity'")
         os.replace(draft, target)
 
 
 def restore(url: str, file: str | os.PathLike[str]) -> None:
-    """Put the backup ``file`` in the place of the store, all at once. The file itself is left as it is.
+    """Replace the store atomically with a copy of the backup ``file``.
 
-    Readers of events notice a new epoch, and no fencing token comes back. Raise ``StorageUnavailable`` if a process
-    uses the store, ``InvalidOption`` or ``StorageVersion`` if the file is not a backup or was made by a newer Penstock,
+    Readers of events notice a new epoch, and no fencing token repeats. Raise ``StorageUnavailable`` if a process
+    uses the store, ``InvalidOption`` or ``StorageVersion`` if the file is not a backup or a newer Penstock made it,
     ``StorageDamaged`` if it is damaged; the store is unchanged then.
     """
     path = _store(url)
@@ -82,7 +83,8 @@ def restore(url: str, file: str | os.PathLike[str]) -> None:
 
 
 def _forget_workers(sql: sqlite3.Connection) -> None:
-    """Forget the workers of the backup and end their leases: no process holds them, so their jobs run again at once."""
+    """Forget the workers of the backup and end their leases: no process holds them, so the jobs run again
+    immediately."""
     sql.execute("DELETE FROM workers")
     sql.execute("UPDATE jobs SET lease_until = 1 WHERE state = 'active'")
 
@@ -101,7 +103,7 @@ def _store(url: str) -> str:
 
 @contextmanager
 def _draft(target: Path) -> Iterator[Path]:
-    """A private file beside ``target``, on the disk for good before it takes its place; removed if it does not."""
+    """Yield a private file beside ``target``. It is durable when the block ends, and removed unless it was moved."""
     if not target.parent.is_dir():
         raise StorageUnavailable(
             f"{target}: its directory does not exist. Create {target.parent}, or check the path."
@@ -134,7 +136,7 @@ def _translated(path: str) -> Iterator[None]:
 
 
 def _open(path: str, *, mode: Literal["ro", "rw"] = "rw") -> sqlite3.Connection:
-    """Open a file that exists, whatever it is. Its log is not copied by commits, as with all our connections."""
+    """Open an existing file. As in all our connections, commits do not checkpoint."""
     sql = sqlite3.connect(files.file_uri(path, mode=mode), uri=True, isolation_level=None, timeout=_WAIT_S)
     try:
         sql.execute("PRAGMA wal_autocheckpoint = 0")
@@ -145,7 +147,7 @@ def _open(path: str, *, mode: Literal["ro", "rw"] = "rw") -> sqlite3.Connection:
 
 
 def _copy(source: sqlite3.Connection, draft: Path, *, path: str) -> None:
-    """Copy what is committed by now, in one step: with several, commits in between would make it begin again."""
+    """Copy everything committed so far at once: in several steps, a commit in between would restart the copy."""
     _refuse_foreign(source, path)
     (version,) = source.execute("PRAGMA user_version").fetchone()
     if version > newest_format():
@@ -162,14 +164,15 @@ def _refuse_foreign(sql: sqlite3.Connection, path: str) -> None:
 
 
 def _refuse_damaged(sql: sqlite3.Connection, path: str) -> None:
-    (found,) = sql.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise StorageDamaged(f"{path}: is damaged ({found}). Use another backup.")
+    (problem,) = sql.execute("PRAGMA quick_check(1)").fetchone()
+    if problem != "ok":
+        raise StorageDamaged(f"{path}: is damaged ({problem}). Use another backup.")
 
 
 @contextmanager
 def _out_of_use(path: str) -> Iterator[int]:
-    """Keep every process out of the store, its write-ahead log copied. Yield the highest number that it has reached."""
+    """Keep every process out of the store, with its log checkpointed. Yield the highest number that the store has
+    reached."""
     with ExitStack() as stack:
         stack.enter_context(closed_here(path))
         highest = 0
@@ -184,7 +187,7 @@ def _end_log(path: str) -> int:
         with closing(_open(path)) as sql:
             _refuse_foreign(sql, path)
             highest = highest_number(sql)
-            sql.execute("PRAGMA journal_mode = DELETE")  # Only whoever is alone with the file can do this.
+            sql.execute("PRAGMA journal_mode = DELETE")  # This works only for the sole user of the file.
             return highest
     except sqlite3.DatabaseError as error:
         if is_busy(error):
@@ -193,12 +196,12 @@ def _end_log(path: str) -> int:
             ) from error
         known = translate(error, path)
         if isinstance(known, StorageDamaged) or type(known) is StorageError:
-            return 0  # It cannot be read, which is what backups are for.
+            return 0  # The store cannot be read, which is the reason to restore it.
         raise known from error
 
 
 def _keep_owner_and_mode(path: str, draft: Path) -> None:
-    """Let those use the restored store who could use the one before."""
+    """Give the restored store the owner and mode of the previous one."""
     if os.path.exists(path):
         before = os.stat(path)
         try:

@@ -1,20 +1,19 @@
-"""Checkpoints: what was committed goes from the write-ahead log into the database file, so that the log starts over.
+"""Checkpoints: copy committed pages from the write-ahead log to the database file, so that the log starts over.
 
-SQLite would do this by itself in a commit, but before 3.51.3 (3.50.7, 3.44.6) that has a race: a checkpoint reads
-where the log ends, then another connection starts the log over and commits, then the checkpoint records its end of
-the old log as copied, in the new one. Frames up to there are never copied: committed work is lost
-(https://sqlite.org/wal.html#walresetbug). Here it cannot happen, whatever the version:
+SQLite would do this during commits, but before 3.51.3 (3.50.7, 3.44.6) that has a race: a checkpoint reads where
+the log ends, then another connection starts the log over and commits, then the checkpoint marks its end of the old
+log as copied, in the new one. Frames up to there are never copied: committed work is lost
+(https://sqlite.org/wal.html#walresetbug). The following rules exclude it with every version:
 
-- No connection of ours checkpoints in its commits (``connect`` sees to that), only ``Checkpoints`` does.
-- Only who holds the write lock can append to the log or start it over, and ``Checkpoints`` holds that lock, on the
-  connection that writes, from before a checkpoint begins until after it has ended. A passive checkpoint does not
-  want the lock itself, so a second connection can run it meanwhile. (The other kinds do want it, and when they
-  cannot have it become a passive one without it: they are of no use here.) Lock and checkpoint are in one process:
-  neither outlives the other.
-- The last connection to be closed checkpoints too, but only if it gets the whole file for itself, and every
-  connection that has ever read keeps a shared lock on it: nobody is there to write.
+- Our connections do not checkpoint when they commit (``connect`` sees to that); only ``Checkpoints`` does.
+- Only the holder of the write lock can append to the log or start it over. ``Checkpoints`` holds that lock, on the
+  connection that writes, from before a checkpoint begins until after it ends. A passive checkpoint does not need the
+  lock, so a second connection can run it meanwhile. (The other kinds need it, and without it become passive: they are
+  of no use here.) Lock and checkpoint are in one process: neither outlives the other.
+- The last connection to close checkpoints too, but only if it has the whole file to itself. Every connection that has
+  ever read keeps a shared lock on the file, so no writer is left then.
 
-The log starts over by itself with the first commit after all of it was copied, unless somebody still reads from it.
+The log starts over with the first commit after all of it was copied, unless a reader still uses it.
 """
 
 from __future__ import annotations
@@ -30,11 +29,12 @@ from penstock.storage.sqlite.connection import connect
 from penstock.storage.sqlite.lock import begin
 
 _DUE_FRAMES: Final = 4_000
-"""How long the log becomes, in pages: 16 MiB."""
+"""The length in pages at which the log is due for a checkpoint: 16 MiB."""
 
 _LOOK_COMMITS: Final = 32
 _LOOK_ROWS: Final = 1_000
-"""How often to look: reading a file gives the interpreter's lock away, and a busy loop does not hand it back soon."""
+"""How often to check the log: reading a file releases the interpreter's lock, and a busy loop is slow to return
+it."""
 
 _LOCK_S: Final = 0.25
 _PATIENCE_S: Final = 0.005
@@ -45,7 +45,7 @@ _FRAME_HEADER_BYTES: Final = 24
 
 
 class Checkpoints:
-    """The checkpoints of a database, by the process that finds them due. For whoever owns ``writing``."""
+    """The checkpoints of a database, run by the process that finds them due. Used by the owner of ``writing``."""
 
     def __init__(
         self, writing: sqlite3.Connection, path: str, *, find_loss: Callable[[], Exception | None]
@@ -54,7 +54,7 @@ class Checkpoints:
         self._copying: sqlite3.Connection | None = None
         self._path = path
         self._find_loss = find_loss
-        # Not so with the other two files: closing one of them would drop the locks SQLite has on it.
+        # Only the log can be opened: closing either of the other files would drop SQLite's locks on it.
         self._log = FileIO(f"{path}-wal")
         self._salts = b""
         self._due_frame = _DUE_FRAMES
@@ -63,7 +63,7 @@ class Checkpoints:
         self._seen_rows = 0
 
     def is_due(self) -> bool:
-        """To be called after each commit, by this process. Never raises."""
+        """Return whether a checkpoint is due. Call it after each commit of this process. Never raises."""
         self._unseen_commits += 1
         rows = self._writing.total_changes
         if self._unseen_commits < _LOOK_COMMITS and rows - self._seen_rows < _LOOK_ROWS:
@@ -79,27 +79,27 @@ class Checkpoints:
         try:
             self._run()
         except (sqlite3.Error, StorageError):
-            pass  # Nothing is lost by a longer log. What keeps it from being copied is met by the next commits, too.
+            pass  # A longer log loses nothing, and the next commits report what prevents the copy.
 
     def make_room(self) -> None:
         """Copy the log because the disk is full, so that the next commit starts it over. Never raises.
 
-        From now on the log gives its room back whenever it starts over: a disk that was full once may be so again.
+        From then on the log returns its space whenever it starts over, because the disk may fill up again.
         """
         self._writing.execute("PRAGMA journal_size_limit = 0")
         self.run()
 
     def close(self) -> None:
-        """To be called before the connection that writes is closed."""
+        """Close the files. Call it before closing the connection that writes."""
         self._log.close()
         if self._copying is not None:
             self._copying.close()
 
     def _is_long(self) -> bool:
-        """Whether the log has that many frames since it started over.
+        """Return whether the log has ``_due_frame`` frames since it started over.
 
-        Its size does not tell: it is written anew from the beginning. The salts do: they change each time,
-        and every frame has those of its time.
+        Its size does not show that, because it is overwritten from the beginning. The salts do: they change each
+        time, and every frame carries those of its time.
         """
         header = self._read(0, _HEADER_BYTES)
         page_bytes, salts = int.from_bytes(header[8:12]), header[16:24]
@@ -122,11 +122,11 @@ class Checkpoints:
         finally:
             self._writing.execute("ROLLBACK")
         self._attempts += 1
-        # If the log cannot start over, its readers may take long: tries become rare, as it grows.
+        # If the log cannot start over, readers may take long: attempts become rarer as it grows.
         self._due_frame = max(frames, self._due_frame) * 5 // 4
 
     def _connect(self) -> sqlite3.Connection:
-        """Open the same file again. Another one must not be checkpointed: its write lock is not held."""
+        """Open the same file again. Another file must not be checkpointed, because its write lock is not held."""
         sql = connect(self._path)
         loss = self._find_loss()
         if loss is not None:
@@ -135,11 +135,11 @@ class Checkpoints:
         return sql
 
     def _copy(self, sql: sqlite3.Connection) -> int:
-        """Copy what can be copied; how many frames the log has. Waits for readers if it has not helped before.
+        """Copy the frames that can be copied, and return the number of frames in the log.
 
-        Who began to read before the last commit keeps frames from being copied, and who began before all were
-        copied keeps the log from starting over; who begins later does neither. Reads are short: with the lock
-        held for long enough, all that are left are of the last kind.
+        A reader from before the last commit keeps frames from being copied; a reader from before the whole log was
+        copied keeps it from starting over; later readers do neither. Reads are short, so while the lock is held,
+        the first two kinds end. Wait for them longer after each attempt that did not help.
         """
         deadline = time.monotonic() + min(self._attempts * _PATIENCE_S, _MOST_PATIENCE_S)
         while True:

@@ -14,13 +14,13 @@ import msgspec
 from penstock.core.job import DAY_MS
 
 GAP_MS: Final = 10_000
-"""A queue with workers is called more often than that: they sweep every 5 s."""
+"""A time without calls that counts as a gap. Workers sweep every 5 s."""
 
 TERM_MS: Final = 30_000
-"""The least that is left of a lease that ran out during a gap, and the time a queue is steady between two gaps."""
+"""The least time left for a lease that ran out during a gap, and the steady time required between two gaps."""
 
 NEAR_MS: Final = 10
-"""Clocks that are no further apart than that agree."""
+"""The largest difference between clocks that agree."""
 
 _APART_MS: Final = 1_000
 _MINUTE_MS: Final = 60_000
@@ -29,11 +29,11 @@ _KEPT_MS: Final = 30 * DAY_MS
 _SET_BACK_MS: Final = _MINUTE_MS
 _RECHECK_MS: Final = 10 * _MINUTE_MS
 _SLOWLY: Final = 100
-"""Queue time runs at most one part in a hundred faster or slower than the clock."""
+"""Queue time runs at most one part in this number faster or slower than the clock."""
 
 
 class Reading(msgspec.Struct, frozen=True, gc=False):
-    """The wall clock, the time since the machine started, and a number that stands for that start (0: unknown)."""
+    """The wall clock, the time since the machine started, and a number that identifies that start (0: unknown)."""
 
     wall_ms: int
     boot_ms: int
@@ -58,7 +58,8 @@ else:  # pragma: no cover
 
 @cache
 def _boot() -> int:
-    """Return a number for this boot of the machine as this process sees it: a container may have its own boot clock."""
+    """Return a number for this boot of the machine as seen by this process: a container may have its own boot
+    clock."""
     try:
         started = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
         space = os.readlink("/proc/self/ns/time") if os.path.exists("/proc/self/ns/time") else ""
@@ -75,9 +76,10 @@ def read_clocks() -> Reading:
 class Marks(msgspec.Struct, array_like=True, frozen=True):
     """The history of a queue's clock. All zero for most queues.
 
-    ``gap_from``, ``gap_to``: now before and after the last gap; equal once a sweep has renewed the leases. ``lag_ms``,
-    ``edge``, ``doubt_until``: see ``Moment.lag_ms``. ``recheck_until``: until then slots are computed again.
-    ``follow``: jobs that are due at this instant of the wall clock or later have yet to follow a correction (0: none).
+    ``gap_from``, ``gap_to``: the queue time before and after the last gap; equal once a sweep has renewed the
+    leases. ``lag_ms``, ``edge``, ``doubt_until``: see ``Moment.hole``. ``recheck_until``: until then slots are
+    computed again. ``follow``: jobs that are due at this wall time or later have yet to follow a correction (0:
+    none).
     """
 
     gap_from: int = 0
@@ -95,7 +97,7 @@ _unpack: Final = msgspec.json.Decoder(Marks).decode
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
-    """A queue's now, the clocks it was made of (the wall clock with its shift), and the history of its clock."""
+    """A queue's now, the clock readings behind it (the wall clock with its shift), and the history of its clock."""
 
     now_ms: int
     wall_ms: int
@@ -108,7 +110,8 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
         return _unpack(self.packed_marks) if self.packed_marks else _NOTHING
 
     def when(self, instant_ms: int) -> int:
-        """Return the queue time at which the wall clock will show an instant: their difference shrinks on the way."""
+        """Return the queue time at which the wall clock will show ``instant_ms``: their difference shrinks on the
+        way."""
         ahead = self.now_ms - self.wall_ms
         if abs(ahead) < _APART_MS:
             return instant_ms
@@ -119,25 +122,27 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
         return instant_ms + (max(ahead - shrunk, 0) if ahead > 0 else min(ahead + shrunk, 0))
 
     def renewed(self) -> Moment:
-        """Return the same after a sweep has renewed the leases."""
+        """Return the moment after a sweep has renewed the leases."""
         marks = self.marks
         packed = _packed(msgspec.structs.replace(marks, gap_from=marks.gap_to))
         return msgspec.structs.replace(self, packed_marks=packed)
 
     def followed(self, next_at: int) -> Moment:
-        """Return the same after jobs that are due before ``next_at`` (0: all of them) have followed the clock."""
+        """Return the moment after jobs that are due before ``next_at`` (0: all) have followed the clock."""
         packed = _packed(msgspec.structs.replace(self.marks, follow=next_at))
         return msgspec.structs.replace(self, packed_marks=packed)
 
     @property
     def hole(self) -> tuple[int, int]:
-        """By how much deletion lags behind now, because a long jump is not proven or has proved wrong, and the now it
-        led to. What was to go in between stays for so long."""
+        """Return by how much deletion lags behind now, and the queue time after the jump that caused it.
+
+        A long jump that is not proven, or has proved wrong, delays the deletions that were due in between.
+        """
         marks = self.marks
         return (marks.lag_ms, marks.edge) if self.now_ms < marks.doubt_until else (0, 0)
 
     def is_past(self, at_ms: int) -> bool:
-        """Return whether what was to be kept until then may be deleted."""
+        """Return whether data to be kept until ``at_ms`` may be deleted."""
         if at_ms > self.now_ms or not self.packed_marks:
             return at_ms <= self.now_ms
         lag_ms, edge = self.hole
@@ -147,9 +152,9 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 def moment_after(
     last_ms: int, seen: Reading, packed_marks: str, *, shift_ms: int, reading: Reading
 ) -> Moment:
-    """Return the moment of ``reading``, for a queue whose last now was ``last_ms``, at the reading ``seen``.
+    """Return the moment of ``reading`` for a queue whose last now was ``last_ms``, at the reading ``seen``.
 
-    ``seen.wall_ms`` has the shift of then in it.
+    ``seen.wall_ms`` includes the shift of that time.
     """
     wall = reading.wall_ms + shift_ms
     if not last_ms:
@@ -184,7 +189,7 @@ def _converged(ahead_ms: int, most_ms: int) -> int:
 
 
 def _after_set_back(marks: Marks, by_ms: int, last_ms: int) -> Marks:
-    """A jump that is still in doubt was wrong if the clock takes half of it back."""
+    """Conclude that a jump in doubt was wrong if the clock takes half of it back."""
     doubt_until = marks.doubt_until
     if marks.lag_ms and last_ms < marks.edge + _DOUBT_MS and by_ms >= marks.lag_ms / 2:
         doubt_until = marks.edge + _KEPT_MS
@@ -192,7 +197,7 @@ def _after_set_back(marks: Marks, by_ms: int, last_ms: int) -> Marks:
 
 
 def _after_gap(marks: Marks, from_ms: int, to_ms: int, *, is_proven: bool) -> Marks:
-    """Nobody called for a while, or the clock jumped: only the boot clock proves which."""
+    """Note a gap: there were no calls, or the clock jumped. Only the boot clock tells which."""
     if from_ms - marks.gap_to >= TERM_MS:
         marks = msgspec.structs.replace(marks, gap_from=from_ms, gap_to=to_ms)
     if to_ms - from_ms < _DOUBT_MS or is_proven:

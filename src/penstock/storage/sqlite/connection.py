@@ -1,4 +1,4 @@
-"""Connections to a database file: how they are set up, and how the file is brought to this format."""
+"""Connections to a database file: their settings, and the migration of the file to the present format."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MEMORY: Final = ":memory:"
 _OLDEST_SQLITE: Final = (3, 37, 0)
 _CACHE_KIB: Final = 65_536
 _OPENING_S: Final = 5
-"""Even reading waits while another process makes the file, or is the last to close it."""
+"""Even reads wait while another process creates the file, or is the last to close it."""
 
 _LOG_BYTES: Final = 64 * 1024 * 1024
-"""What the write-ahead log may keep of the disk when it starts over. As a rule it is never that long."""
+"""The most disk space that the write-ahead log keeps when it starts over. Usually it never grows that long."""
 
 APPLICATION_ID: Final = 0x50454E53
-"""``PENS``: what tells our file from somebody else's database."""
+"""``PENS``: distinguishes a store from the databases of other programs."""
 
 _NUMBERS_PER_S: Final = 1 << 20
 
@@ -33,10 +33,10 @@ _sql = statements("database")
 
 
 def connect(path: str, *, timeout_s: float = 0) -> sqlite3.Connection:
-    """A connection that leaves transactions and checkpoints to us; once open, it waits no longer than that for a lock.
+    """Return a connection that does not begin transactions or checkpoints itself, and waits ``timeout_s`` for locks.
 
-    The file must exist: ``files.create`` makes it. Raises ``StorageReadOnly`` for a file that may not be written,
-    ``StorageVersion`` for one that is not a database.
+    The file must exist: ``files.create`` makes it. Raise ``StorageReadOnly`` if the file is not writable,
+    ``StorageVersion`` if it is not a database.
     """
     if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
         raise StorageVersion(
@@ -71,9 +71,9 @@ def _set_up(sql: sqlite3.Connection, *, timeout_s: float) -> None:
 
 
 def prepare(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> bool:
-    """Create or migrate the tables, and renew the epoch if the file is not the one it was.
+    """Create or migrate the tables, and renew the epoch if the file was replaced by a copy.
 
-    Return whether another process had the lock. Raise ``StorageVersion`` for data of a newer format, or of another
+    Return whether another process held the lock. Raise ``StorageVersion`` for data of a newer format, or of another
     program.
     """
     try:
@@ -92,7 +92,7 @@ def prepare(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> bool:
 
 
 def check_format(sql: sqlite3.Connection, path: str) -> None:
-    """Raise ``StorageVersion`` if the file has another format than it was opened with. Call it in a transaction."""
+    """Raise ``StorageVersion`` if the file's format has changed since it was opened. Call it in a transaction."""
     (version,) = sql.execute("PRAGMA user_version").fetchone()
     if version > newest_format():
         raise too_new(path, version)
@@ -104,12 +104,12 @@ def check_format(sql: sqlite3.Connection, path: str) -> None:
 
 @cache
 def newest_format() -> int:
-    """Return the number of the format that this version reads and writes."""
+    """Return the number of the format that this version uses."""
     return max(migrations())
 
 
 def too_new(path: str, version: int) -> StorageVersion:
-    """Return the error for a file of a format that this version does not know."""
+    """Return the error for a file of a newer format."""
     return StorageVersion(
         f"{path}: has format {version}, this Penstock knows up to {newest_format()}. Upgrade Penstock to use it."
     )
@@ -124,7 +124,7 @@ def _require_writable(path: str) -> None:
     target = path if os.path.exists(path) else str(folder)
     if not os.access(target, os.W_OK) or not os.access(folder, os.W_OK):
         raise StorageReadOnly(
-            f"{path}: may not be written. SQLite needs write permission on the file and on its directory {folder}."
+            f"{path}: is not writable. SQLite needs write permission on the file and on its directory {folder}."
         )
 
 
@@ -153,7 +153,7 @@ def _migrate(sql: sqlite3.Connection, path: str) -> None:
     if version > newest:
         raise too_new(path, version)
     if version == 0 and sql.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
-        raise StorageVersion(f"{path}: is a database of something else. Give Penstock a file of its own.")
+        raise StorageVersion(f"{path}: is the database of another program. Choose another file for Penstock.")
     for number in range(version + 1, newest + 1):
         for statement in _split(migrations()[number]):
             sql.execute(statement)
@@ -163,15 +163,15 @@ def _migrate(sql: sqlite3.Connection, path: str) -> None:
 
 
 def _split(script: str) -> list[str]:
-    """The statements of a migration: ``executescript`` would commit the transaction we are in."""
-    found: list[str] = []
+    """Return the statements of a migration: ``executescript`` would commit the open transaction."""
+    statements_: list[str] = []
     pending = ""
     for line in script.splitlines(keepends=True):
         pending += line
         if sqlite3.complete_statement(pending):
-            found.append(pending)
+            statements_.append(pending)
             pending = ""
-    return found
+    return statements_
 
 
 def _renew_epoch(sql: sqlite3.Connection, path: str) -> None:
@@ -185,16 +185,17 @@ def _renew_epoch(sql: sqlite3.Connection, path: str) -> None:
 
 
 def highest_number(sql: sqlite3.Connection) -> int:
-    """Return a number that no token of any queue is above."""
+    """Return a number that no token of any queue exceeds."""
     return int(sql.execute(_sql["highest_number"]).fetchone()[0])
 
 
 def begin_history(sql: sqlite3.Connection, identity: str, *, above: int = 0) -> None:
-    """Begin a new epoch in a file that may be older than what was answered before: a copy, or a backup.
+    """Begin a new epoch in a file that may be older than the last answers: a copy, or a backup.
 
-    Tokens that were handed out since then must not come back, in queues that are new here either. So all counters go on
-    from a number that no queue can have reached: it grows faster with the clock than a queue can draw numbers. If the
-    clock is behind, the counters still rise by ``_NUMBERS_PER_S``, and ``above`` what the previous file reached.
+    Tokens issued since then must not repeat, in queues that are new here either. So all counters continue from a
+    number that no queue can have reached: it grows faster with the clock than a queue can draw numbers. If the
+    clock is behind, the counters still rise by ``_NUMBERS_PER_S``, and above ``above``, the highest number of the
+    previous file.
     """
     by_clock = time.time_ns() * _NUMBERS_PER_S // 1_000_000_000
     first = max(max(highest_number(sql), above) + _NUMBERS_PER_S, by_clock)
@@ -205,7 +206,7 @@ def begin_history(sql: sqlite3.Connection, identity: str, *, above: int = 0) -> 
 
 
 def file_identity(path: str) -> str:
-    """Device and inode: a copy that was restored from a backup has another one."""
+    """Return device and inode, which differ for a copy that was restored from a backup."""
     if path == MEMORY:
         return MEMORY
     status = os.stat(path)

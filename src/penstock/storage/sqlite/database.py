@@ -1,7 +1,7 @@
-"""A database of this process: one writer and one exchange, shared by all storage objects that opened it.
+"""The databases of this process: one writer and one exchange each, shared by all storage objects that opened it.
 
-After a fork the child starts afresh. What it inherited is kept but never touched: even closing an inherited
-connection would drop the locks of the parent's.
+After a fork the child starts afresh. It keeps what it inherited but never touches it: even closing an inherited
+connection would drop the parent's locks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _inherited: list[object] = []
 
 
 class Database:
-    """One file, or one named database in memory. Made by ``open_database``."""
+    """One file, or one named database in memory. ``open_database`` makes it."""
 
     def __init__(self, name: str, path: str, *, timeout_s: float, create: bool = True) -> None:
         asked_at = monotonic()
@@ -79,9 +79,9 @@ class Database:
         return self.path == MEMORY
 
     def find_loss(self) -> StorageReplaced | None:
-        """Return why this database is of no use any more, if the path does not lead to the file that is open.
+        """Return the error for a file that was deleted or replaced; ``None`` while the path leads to the open file.
 
-        Ask after a commit and before answering: nobody else would ever see what was committed.
+        Call it after a commit and before answering: no other process could ever see what was committed.
         """
         if self._file is None or self.loss is not None:
             return self.loss
@@ -104,7 +104,7 @@ class Database:
         return self.loss
 
     def reopen(self, *, timeout_s: float) -> Database:
-        """Return the database that took the place of a lost one. Raise ``StorageReplaced`` if there is none."""
+        """Return the database that replaced a lost one. Raise ``StorageReplaced`` if there is none."""
         assert self.loss is not None
         with _guard:
             database = _open.get(self.name)
@@ -119,7 +119,7 @@ class Database:
             return database
 
     def release(self) -> None:
-        """Close it after its last user. A named one in memory stays: its data would be gone."""
+        """Close the database after its last user. A named one in memory stays, or its data would be lost."""
         with _guard:
             self.users -= 1
             if self.users or (self.in_memory and self.name):
@@ -131,9 +131,9 @@ class Database:
 
 
 def _opened(path: str, *, timeout_s: float) -> tuple[files.Identity, sqlite3.Connection, bool]:
-    """Open the file that is at ``path`` after it was prepared: it may be replaced while we wait for a lock.
+    """Open the file at ``path``, and open it again if it was replaced while we waited for a lock.
 
-    Return whether we had to wait as well.
+    Return its identity, the connection, and whether we had to wait.
     """
     while True:
         before = files.identity_of(path)
@@ -159,7 +159,7 @@ def _prepared(path: str, *, timeout_s: float) -> tuple[sqlite3.Connection, bool]
 
 
 def open_database(path: str, *, memory_name: str = "", timeout_s: float) -> Database:
-    """The database of that path, or of that name in memory; an unnamed one in memory is nobody else's."""
+    """Return the database of that path, or of that name in memory. An unnamed one in memory is not shared."""
     if path == MEMORY and not memory_name:
         database = Database("", MEMORY, timeout_s=timeout_s)
         database.users = 1
@@ -174,7 +174,7 @@ def open_database(path: str, *, memory_name: str = "", timeout_s: float) -> Data
 
 @contextmanager
 def closed_here(path: str) -> Iterator[None]:
-    """Keep this process from opening the file. Raise ``StorageUnavailable`` if it has it open."""
+    """Keep this process from opening the file. Raise ``StorageUnavailable`` if it is open."""
     with _guard:
         if path in _open:
             raise StorageUnavailable(f"{path}: this process has it open. Close the apps that use it first.")
@@ -182,12 +182,12 @@ def closed_here(path: str) -> Iterator[None]:
 
 
 def keep_untouched(inherited: object) -> None:
-    """Keep what a forked child must not use, nor close by dropping it."""
+    """Keep an object that a forked child must neither use nor close."""
     _inherited.append(inherited)
 
 
 def _start_afresh() -> None:
-    """In a forked child: forget the parent's databases, and a guard that another thread may have held."""
+    """Forget the parent's databases in a forked child, and a guard that another thread may have held."""
     global _guard, _open
     _inherited.extend(_open.values())
     _open = {}
@@ -198,14 +198,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_afresh)
 
 
-# What a storage object holds while it is open: its share of a database, on its event loop.
+# A session is the share of a database that an open storage object holds, on its event loop.
 
 
 Answer = TypeVar("Answer")
 
 
 class Session:
-    """One loop's use of a database. Reads have a connection of their own, and run at once on the loop's thread."""
+    """One loop's use of a database. Reads have their own connection, and run immediately on the loop's thread."""
 
     def __init__(self, database: Database, namespace: str, *, timeout_s: float) -> None:
         self.pid = os.getpid()
@@ -226,14 +226,14 @@ class Session:
         return self._database.loss is not None
 
     def reopened(self, *, timeout_s: float) -> Session:
-        """Return a session on the file that took the place. Raise ``StorageReplaced`` if there is none."""
+        """Return a session on the file that replaced the lost one. Raise ``StorageReplaced`` if there is none."""
         session = Session(self._database.reopen(timeout_s=timeout_s), self._namespace, timeout_s=timeout_s)
         session.locks, self.locks = self.locks, None  # Its workers live on.
         self.close()
         return session
 
     def close(self) -> None:
-        """End the waits, let go of the database."""
+        """End the waits and release the database."""
         self.closed = True
         if self.locks is not None:
             self.locks.release()
@@ -246,7 +246,8 @@ class Session:
     def write(
         self, queue: str, verb: Callable[[Unit], Answer], *, weight: int = 1, ids: Sequence[str] = ()
     ) -> asyncio.Future[Answer]:
-        """Run a verb on a queue in the next group; done when it is committed. ``ids``: the jobs it is about."""
+        """Run a verb on a queue in the next group. The future is done once that is committed. ``ids`` are the verb's
+        jobs."""
 
         def attempt(transaction: Transaction, mended: int = 0) -> Answer:
             unit = transaction.unit(self._namespace, queue)
@@ -269,13 +270,15 @@ class Session:
         return self._calls.submit(work, weight=weight)
 
     def mend(self, queue: str, *, weight: int) -> asyncio.Future[dict[str, int]]:
-        """Put all damaged records of a queue aside, and rebuild its indexes; how much there was of each."""
+        """Quarantine all damaged records of a queue, and rebuild its indexes. Return the number of problems by
+        kind."""
         return self._calls.submit(
             lambda transaction: mend_all(transaction, (self._namespace, queue)), weight=weight
         )
 
     async def read(self, look: Callable[[sqlite3.Connection], Answer]) -> Answer:
-        """See one committed state of the database. In memory there is one connection, so it takes its turn."""
+        """Run ``look`` on one committed state of the database. In memory there is one connection, so it waits its
+        turn."""
         sql = self._reader
         if sql is None:
             return await self._calls.submit(lambda transaction: _look(look, transaction.sql))
@@ -301,19 +304,20 @@ class Session:
         timeout_ms: int,
         signalled: Answer | None = None,
     ) -> Answer:
-        """Look until there is something, sleeping between signals; what was seen last when the time is over.
+        """Call ``look`` until it returns something, sleeping between signals. Return its last result when the time is
+        over.
 
-        With ``signalled``, a signal is as good as a sight: that is then the answer.
+        With ``signalled``, return that as soon as a signal comes.
         """
         address = f"{self._namespace}/{queue}"
         deadline = self.loop.time() + timeout_ms / 1000
         while True:
             signal = self._bell.expect(kind, address)
             try:
-                found = await look()
+                seen = await look()
                 left_s = deadline - self.loop.time()
-                if found or left_s <= 0 or self.closed:
-                    return found
+                if seen or left_s <= 0 or self.closed:
+                    return seen
                 sleep_s = left_s if self._bell.hears(kind) else min(left_s, POLL_S)
                 await asyncio.wait([signal], timeout=sleep_s)
                 if signalled is not None and signal.done():
@@ -325,7 +329,7 @@ class Session:
             finally:
                 self._bell.forget(kind, address, signal)
             if self.closed:
-                return found
+                return seen
 
 
 def _reader(database: Database, *, timeout_s: float) -> sqlite3.Connection:
@@ -333,7 +337,7 @@ def _reader(database: Database, *, timeout_s: float) -> sqlite3.Connection:
         sql = connect(database.path, timeout_s=timeout_s)
         sql.execute("PRAGMA query_only = ON")
         loss = database.find_loss()
-        if loss is not None:  # What was opened is perhaps another file than the one that is written to.
+        if loss is not None:  # This connection may have opened another file than the writer did.
             sql.close()
             raise loss
         return sql
@@ -343,7 +347,7 @@ def _reader(database: Database, *, timeout_s: float) -> sqlite3.Connection:
 
 
 def _look(look: Callable[[sqlite3.Connection], Answer], sql: sqlite3.Connection) -> Answer:
-    """Look, and once more if a text is not UTF-8: damaged jobs are shown as such."""
+    """Run ``look``, and repeat it leniently if a text is not UTF-8, so that damaged jobs can be shown."""
     try:
         return look(sql)
     except sqlite3.OperationalError as error:

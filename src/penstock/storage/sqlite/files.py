@@ -1,7 +1,8 @@
-"""The files of a database: who may read them, which of them is open, and who else uses them.
+"""The files of a database: their permissions, identity, and other users.
 
-A database has three files: itself, its write-ahead log (``-wal``) and the index of that (``-shm``). SQLite finds the
-last two by name, so they can outlive a database that was deleted or replaced, and be taken for those of another one.
+A database has three files: itself, its write-ahead log (``-wal``) and the index of that (``-shm``). SQLite finds
+the last two by name, so they can outlive a database that was deleted or replaced, and be mistaken for those of its
+successor.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from urllib.parse import quote
 from penstock.errors import StorageUnavailable
 
 Identity: TypeAlias = tuple[int, int]
-"""Device and inode. No other file has the same as long as the file is open."""
+"""Device and inode. No other file has the same while the file is open."""
 
 _PRIVATE: Final = 0o600
 
 # The bytes that SQLite locks. In WAL mode a connection that has read holds a shared lock on them until it
-# is closed.
+# closes.
 _FIRST_SHARED_BYTE: Final = 0x40000002
 _SHARED_BYTES: Final = 510
 
 
 def create(path: str) -> None:
-    """Create the file if it does not exist, so that only its owner can read it. SQLite gives its mode to the others."""
+    """Create the file, readable by its owner only, if it does not exist. SQLite gives the other files its mode."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _PRIVATE))
     except OSError:
@@ -34,12 +35,12 @@ def create(path: str) -> None:
 
 
 def file_uri(path: str, *, mode: Literal["ro", "rw"] = "rw") -> str:
-    """Return a URI by which SQLite opens the file, and never creates it."""
+    """Return a URI with which SQLite opens the file but never creates it."""
     return f"file:{quote(os.fsencode(path))}?mode={mode}"
 
 
 def identity_of(path: str) -> Identity | None:
-    """Return the identity of the file at ``path``; ``None`` if there is none, or it cannot be reached."""
+    """Return the identity of the file at ``path``; ``None`` if it does not exist or cannot be reached."""
     try:
         status = os.stat(path)
     except OSError:
@@ -54,7 +55,7 @@ def side_files(path: str) -> tuple[str, str]:
 
 @contextmanager
 def exclusive(path: str) -> Iterator[None]:
-    """Keep every other process from reading or writing the file. Raise ``StorageUnavailable`` if one has it open.
+    """Keep every other process from using the file. Raise ``StorageUnavailable`` if one has it open.
 
     This process must have no connection to it: closing the file here would drop the locks of that connection.
     """
@@ -71,9 +72,9 @@ def exclusive(path: str) -> Iterator[None]:
 
 
 def remove_left_over(path: str, left_over: set[Identity | None]) -> None:
-    """Remove a write-ahead log, or its index, that belongs to the file that was at ``path`` before.
+    """Remove a write-ahead log, or its index, of the file that was at ``path`` before.
 
-    SQLite would take them for those of the new file and damage it. ``left_over`` identifies them. Raise
+    SQLite would apply them to the new file and damage it. ``left_over`` identifies them. Raise
     ``StorageUnavailable`` if a process has opened the new file with them.
     """
     stale = [name for name in side_files(path) if identity_of(name) in left_over]

@@ -1,8 +1,8 @@
-"""Proof that a worker's process has died: each worker holds a lock on a file of its own, beside the database.
+"""Proof that a worker's process has died: each worker locks a file of its own, beside the database.
 
 The kernel drops the lock when the process ends, however it ends, and never before: a process that is suspended, or
-too busy to beat, keeps it. A file without a lock is proof of death; no file says nothing. A worker that ends
-properly takes its file away.
+too busy for heartbeats, keeps it. A file without a lock proves a death; a missing file proves nothing. A worker
+that stops properly removes its file.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from typing import Final
 
 try:
     import fcntl
-except ImportError:  # No such locks here: deaths are noticed by their leases.
+except ImportError:  # Without file locks, deaths are noticed when leases expire.
     fcntl = None  # type: ignore[assignment]
 
 
 _FORGOTTEN_S: Final = 2 * 3600
-"""Longer than a dead worker is shown."""
+"""Longer than a dead worker is listed."""
 
 _held: set[int] = set()
-"""The locked files of this process. A child that is forked lets go of them: it would keep them locked."""
+"""The locked files of this process. A forked child closes them, because it would keep them locked."""
 
 
 class WorkerLocks:
-    """The locks of the workers of one database file, as one storage object holds and sees them."""
+    """The locks of the workers of one database file, as held and seen by one storage object."""
 
     def __init__(self, database: str) -> None:
         self._folder = Path(f"{database}-workers")
         self._own: dict[str, int] = {}
 
     def hold(self, worker: str) -> None:
-        """Lock this worker's file until ``release``, or the end of the process. Do nothing where that cannot be."""
+        """Lock this worker's file until ``release``, or the end of the process. Do nothing where that is
+        impossible."""
         if worker in self._own or fcntl is None:
             return
         path = self._path(worker)
-        # Under another name until it is locked: without the lock it would be proof of a death.
+        # Use another name until it is locked, because without the lock the file would prove a death.
         unlocked = path.with_suffix(f".{os.getpid()}")
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -57,16 +58,16 @@ class WorkerLocks:
         self._own[worker] = file
 
     def release(self) -> None:
-        """Take the files away, then let go of them: these workers have not died."""
+        """Remove the files, then unlock them: these workers have not died."""
         for worker, file in self._own.items():
             _unlink(self._path(worker))
             _close(file)
         self._own.clear()
 
     def look(self, workers: Iterable[str]) -> dict[str, bool]:
-        """Return whether the processes of these workers live, of those that have a file."""
-        found = {worker: _is_locked(self._path(worker)) for worker in workers}
-        return {worker: locked for worker, locked in found.items() if locked is not None}
+        """Return whether the processes of these workers live. Leave out workers without a file."""
+        locks = {worker: _is_locked(self._path(worker)) for worker in workers}
+        return {worker: is_locked for worker, is_locked in locks.items() if is_locked is not None}
 
     def _path(self, worker: str) -> Path:
         return self._folder / f"{hashlib.sha256(worker.encode()).hexdigest()[:32]}.lock"
@@ -78,7 +79,7 @@ class WorkerLocks:
 
 
 def _is_locked(path: Path) -> bool | None:
-    """Return none where nobody can tell."""
+    """Return whether the file is locked; ``None`` if that is unknown."""
     if fcntl is None:
         return None
     try:
@@ -86,7 +87,7 @@ def _is_locked(path: Path) -> bool | None:
     except OSError:
         return None
     try:
-        # Shared, so that two that look at once do not take each other for the worker.
+        # A shared lock, so that two observers do not mistake each other for the worker.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -110,7 +111,7 @@ def _unlink(path: Path) -> None:
 
 
 def _let_go() -> None:
-    """Close the parent's files in a forked child. They stay locked for as long as the parent has them open."""
+    """Close the parent's files in a forked child. They stay locked while the parent has them open."""
     for file in _held:
         try:
             os.close(file)

@@ -1,4 +1,12 @@
-"""What SQLite's errors mean to a caller."""
+"""SQLite's errors as Penstock's; and the write lock: waiting for it in turn, and remembering long locks.
+
+SQLite does not queue waiting processes: they try again and again, and chance decides. Under load a process can lose
+until its leases run out. So a process that has waited for some time announces it in a ``Turn``, a few bytes that
+all processes share, and the others let it go first.
+
+A process that is suspended inside a transaction stops all others from writing, and so from extending leases. A
+process that had to wait writes the time of such a *long lock* into the file, and sweeps take it into account.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +39,12 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Whether another connection holds the lock."""
+    """Return whether another connection holds the lock."""
     return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def is_full(error: Exception) -> bool:
-    """Return whether the disk may be full. A quota, or a limit on the size of files, is a failed write to SQLite."""
+    """Return whether the disk may be full. SQLite reports a quota, or a limit on file sizes, as a failed write."""
     return isinstance(error, sqlite3.Error) and (
         _code(error) == sqlite3.SQLITE_FULL
         or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_WRITE
@@ -44,7 +52,7 @@ def is_full(error: Exception) -> bool:
 
 
 def translate(error: Exception, path: str) -> Exception:
-    """The error to raise for one of SQLite's; errors of our own stay as they are."""
+    """Return Penstock's error for one of SQLite's. Other errors stay as they are."""
     if isinstance(error, PenstockError) or not isinstance(error, sqlite3.Error):
         return error
     match _code(error):
@@ -55,16 +63,16 @@ def translate(error: Exception, path: str) -> Exception:
             )
         case sqlite3.SQLITE_READONLY:
             return StorageReadOnly(
-                f"{path}: may not be written ({error}). Give this user write permission on the file and its directory."
+                f"{path}: is not writable ({error}). Give this user write permission on the file and its directory."
             )
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StorageUnavailable(
-                f"{path}: another process held the database's lock for too long ({error}). Repeat the call; if it"
-                " goes on, look for a process with a transaction left open."
+                f"{path}: another process held the database's lock for too long ({error}). Repeat the call. If this"
+                " continues, look for a process that has left a transaction open."
             )
         case sqlite3.SQLITE_CANTOPEN:
             return StorageUnavailable(
-                f"{path}: cannot be opened ({error}). Check that its directory exists and may be read."
+                f"{path}: cannot be opened ({error}). Check that its directory exists and is readable."
             )
         case sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
             return StorageRefused(f"{path}: access was refused ({error}). Check the file's owner and mode.")
@@ -84,29 +92,17 @@ def translate(error: Exception, path: str) -> Exception:
             return StorageError(f"{path}: {error}")
 
 
-# The write lock of a database file: waiting for it in turn, and remembering when nobody could have it for
-# long.
-#
-# SQLite does not queue those who wait: they try again and again, and chance decides. Under load a process
-# can lose for so long that its leases run out. So a process that has waited for some time says so in a
-# ``Turn``, a few bytes that all processes share, and the others let it go first.
-#
-# A process that is suspended inside a transaction keeps everybody else from writing, and so from
-# extending leases. A process that had to wait writes the time of such a *long lock* into the file, and
-# sweeps go by that.
-
-
 LONG_S: Final = 1.0
-"""A lock that is held for this long, by a suspended process or a slow disk, may keep leases from being extended."""
+"""The duration from which a lock counts as long: it may keep leases from being extended."""
 
 TURN_FILE: Final = "turn"
 """The name of the file with the bytes of a ``Turn``."""
 
 _TURN_MS: Final = 500
-"""The time in which the holders of leases get the lock after a long lock."""
+"""The time in which lease holders get the lock after a long lock."""
 
 _PATIENCE_S: Final = 0.02
-"""A process that has waited for this long goes first. Shorter waits are left to chance, which costs less."""
+"""A process that has waited this long goes first. Shorter waits are left to chance, which costs less."""
 _SEEN_S: Final = 0.05
 """A process that has not renewed its claim for this long is suspended or dead."""
 _EAGER_S: Final = 0.0002
@@ -117,17 +113,18 @@ _sql = statements("database")
 
 
 class Turn:
-    """Who goes first: the process that has waited longest, and when it was last seen waiting, by the monotonic clock.
+    """The process that goes first: since when it has waited, and when it last said so, by the monotonic clock.
 
-    Processes write to it without a lock of their own. If two of them collide, one goes first that should have been
-    second; the next try puts that right.
+    Processes write to it without a lock. If two of them collide, the wrong one goes first, and the next attempt
+    corrects that.
     """
 
     def __init__(self, path: Path) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if os.fstat(file).st_size < _cell.size:
-                # Not a hole: on a full disk, writing to one through the mapping would kill the process.
+                # Write the bytes: on a full disk, writing to a hole through the mapping would kill the
+                # process.
                 os.pwrite(file, bytes(_cell.size), 0)
             self._cell = mmap.mmap(file, _cell.size)
         finally:
@@ -190,23 +187,23 @@ def _begin(sql: sqlite3.Connection, asked_at: float, *, timeout_s: float, turn: 
 
 
 class _Window(NamedTuple):
-    """A time in which nobody could write, by the boot clock or, on systems that have none, the wall clock."""
+    """A time in which no process could write, by the boot clock or, on systems without one, the wall clock."""
 
     since_ms: int
     until_ms: int
 
 
 def quiet_s(sql: sqlite3.Connection) -> float:
-    """Return for how long no queue of the file has changed, give or take two seconds; 0 if that is not known."""
+    """Return for how long no queue of the file has changed, give or take two seconds; 0 if unknown."""
     clocks = read_clocks()
     (written_ms,) = sql.execute(_sql["last_write"], (clocks.boot,)).fetchone()
     return 0.0 if written_ms is None or not clocks.boot else max(0, clocks.boot_ms - written_ms) / 1000
 
 
 def write_long_lock(sql: sqlite3.Connection, *, since_s: float, until_s: float) -> None:
-    """Record that nobody could write from ``since_s`` ago until ``until_s`` ago.
+    """Record that no process could write from ``since_s`` ago until ``until_s`` ago.
 
-    If holders of leases had no turn between that time and the one on record, the two are one.
+    If lease holders had no turn between this time and the recorded one, merge the two.
     """
     clocks = read_clocks()
     now_ms = _now_ms(clocks)
@@ -220,10 +217,11 @@ def write_long_lock(sql: sqlite3.Connection, *, since_s: float, until_s: float) 
 
 
 def protected_ms(sql: sqlite3.Connection) -> tuple[int, int]:
-    """Return between how many and how many milliseconds ago a lease must have run out to be left to its holder.
+    """Return the range of expiry, in milliseconds ago, within which an expired lease is left to its holder.
 
-    The time of a long lock does not count for leases that ran out during it, up to one term. Their holders have at
-    least one turn after it, unless such locks go on for longer than a term. (0, 0): there are no such leases.
+    A long lock extends the leases that ran out during it by its length, up to one term. Their holders have at least
+    one turn after it, unless such locks continue for longer than a term. (0, 0) means that there are no such
+    leases.
     """
     clocks = read_clocks()
     window = _read(sql, clocks)

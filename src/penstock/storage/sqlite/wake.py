@@ -1,9 +1,9 @@
-"""Waking those who wait: inside this process directly, in others by a datagram.
+"""Waking waiters: directly inside this process, by a datagram in others.
 
-Whoever waits for work (``w``), news (``n``) or events (``e``) binds a datagram socket, named
+A waiter for work (``w``), news (``n``) or events (``e``) binds a datagram socket, named
 ``<process>.<number>.<kind>``, in a private directory that belongs to the database file. A commit sends the names of
-the queues it touched to the sockets of that kind. A datagram is a hint: one that is lost costs latency only,
-because every wait ends by its timeout and looks at the database before it sleeps.
+the queues it touched to the sockets of that kind. A datagram is a hint. A lost one costs only latency, because
+every wait has a timeout and reads the database before it sleeps.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from penstock.storage.sqlite.transaction import Signal
 
 CAN_SIGNAL: Final = hasattr(socket, "AF_UNIX") and hasattr(os, "getuid")
 POLL_S: Final = 0.05
-"""How often a wait looks by itself where there are no sockets."""
+"""The polling interval where there are no sockets."""
 
 _LONGEST_PATH: Final = 100
 _DATAGRAM: Final = 8192
 _LISTING_SETTLED_NS: Final = 50_000_000
-"""A directory changed twice within a clock tick shows one mtime; only an older one can be trusted."""
+"""A directory that changes twice within a clock tick shows one mtime; only an older mtime can be trusted."""
 
 _numbers = itertools.count(1)
 _token = secrets.token_hex(4)
 
 
 def _process() -> str:
-    """This process's name among the sockets; a pid alone is not unique across containers."""
+    """Return this process's prefix of socket names. A pid alone is not unique across containers."""
     return f"{os.getpid()}-{_token}."
 
 
 def signal_directory(identity: str) -> Path | None:
-    """The directory of a database's sockets, made if need be; ``None`` if there can be none that is ours alone."""
+    """Return the directory of a database's sockets, created if needed; ``None`` if it cannot be private."""
     if not CAN_SIGNAL:
         return None
     for base in (tempfile.gettempdir(), "/tmp"):
@@ -69,9 +69,9 @@ def _is_ours(path: Path) -> bool:
 
 
 class Exchange:
-    """A database's way to those who wait. One per process and database; ``publish`` from any thread.
+    """Sends a database's signals to waiters. One per process and database; ``publish`` may be called from any thread.
 
-    ``alone``: the database is in memory, so nobody outside this process waits. ``folder`` is where the sockets are.
+    ``alone``: the database is in memory, so all waiters are in this process. ``folder`` contains the sockets.
     """
 
     def __init__(self, folder: Path | None, *, alone: bool) -> None:
@@ -87,11 +87,11 @@ class Exchange:
         self._bells = {*self._bells, bell}
 
     def leave(self, bell: Bell) -> None:
-        """Ring it no more."""
+        """Stop ringing this bell."""
         self._bells = self._bells - {bell}
 
     def publish(self, signals: Iterable[Signal]) -> None:
-        """Tell everybody who may wait for one of these."""
+        """Wake everyone who may wait for one of these signals."""
         by_kind: defaultdict[str, list[str]] = defaultdict(list)
         for kind, address in signals:
             by_kind[kind].append(address)
@@ -103,7 +103,7 @@ class Exchange:
                 self._send(self._sockets.get(kind, ()), "\n".join(addresses).encode())
 
     def close(self) -> None:
-        """Let go of the sending socket, and of the directory if nobody else is in it."""
+        """Close the sending socket, and remove the directory if it is unused."""
         if self._sender is not None:
             self._sender.close()
             self._sender = None
@@ -116,7 +116,7 @@ class Exchange:
                 pass
 
     def _look(self, folder: Path) -> None:
-        """Know the sockets that are there; the directory's mtime tells whether any came or went."""
+        """Update the list of sockets. The directory's mtime shows whether it has changed."""
         try:
             changed_ns = folder.stat().st_mtime_ns
             if self._listed_at == (changed_ns, True):
@@ -139,14 +139,14 @@ class Exchange:
                     self._sender.setblocking(False)
                 self._sender.sendto(datagram, path)
             except BlockingIOError:
-                continue  # It has unread ones: it wakes anyway.
+                continue  # It has unread datagrams, so it wakes anyway.
             except OSError as error:
                 if error.errno == errno.ECONNREFUSED:
                     _unlink(path)  # Its process is gone.
 
 
 class Bell:
-    """What one storage object waits for. For its loop's thread, except ``ring_from_thread``."""
+    """The waits of one storage object. Used on its loop's thread, except ``ring_from_thread``."""
 
     def __init__(self, exchange: Exchange, loop: asyncio.AbstractEventLoop) -> None:
         self._exchange = exchange
@@ -156,7 +156,7 @@ class Bell:
         exchange.join(self)
 
     def expect(self, kind: str, address: str) -> asyncio.Future[None]:
-        """A future that is done when such a signal comes. Look at the database after this, then sleep."""
+        """Return a future that is done when such a signal comes. Read the database after this call, then sleep."""
         if kind not in self._sockets and self._exchange.folder is not None:
             self._bind(kind, self._exchange.folder)
         future: asyncio.Future[None] = self._loop.create_future()
@@ -164,11 +164,11 @@ class Bell:
         return future
 
     def hears(self, kind: str) -> bool:
-        """Whether signals of other processes reach us; if not, a wait has to look by itself."""
+        """Return whether signals of other processes arrive. Otherwise, a wait must poll."""
         return self._exchange.alone or kind in self._sockets
 
     def forget(self, kind: str, address: str, future: asyncio.Future[None]) -> None:
-        """The wait is over. A ring that came too late for it goes to the next in line."""
+        """End a wait. A ring that came too late for it goes to the next in line."""
         line = self._waiting[kind, address]
         if future in line:
             line.remove(future)
@@ -177,7 +177,7 @@ class Bell:
         future.cancel()
 
     def ring(self, kind: str, address: str) -> None:
-        """Work wakes one, news and events wake all."""
+        """Wake one waiter for work, or all waiters for news or events."""
         line = self._waiting.get((kind, address))
         while line:
             future = line.popleft()
@@ -187,7 +187,7 @@ class Bell:
                     return
 
     def ring_from_thread(self, by_kind: dict[str, list[str]]) -> None:
-        """Ring for each of these, on the loop's thread. Costs nothing if nobody waits."""
+        """Ring for each signal on the loop's thread. Costs nothing without waiters."""
         if self._waiting:
             try:
                 self._loop.call_soon_threadsafe(self._ring_all, by_kind)
@@ -195,7 +195,7 @@ class Bell:
                 pass  # The loop is closed.
 
     def close(self) -> None:
-        """End all waits and take the sockets away."""
+        """End all waits and remove the sockets."""
         self._exchange.leave(self)
         for line in list(self._waiting.values()):
             while line:
@@ -218,10 +218,10 @@ class Bell:
         try:
             receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         except OSError:
-            return  # No file descriptor is left. A datagram is a hint only.
+            return  # No file descriptor is left. Datagrams are only hints.
         receiver.setblocking(False)
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)  # The last to leave may have taken it away.
+            folder.mkdir(mode=0o700, exist_ok=True)  # The last to leave may have removed it.
             receiver.bind(path)
         except OSError:
             receiver.close()
