@@ -38,15 +38,16 @@ _LEAST_MEMORY: Final = 64 * 1024**2
 def check_command(line: CommandLine) -> CommandLine:
     """Return ``line``. Raise ``InvalidInput`` if a shell cannot run it."""
     if not line.command.strip():
-        raise InvalidInput("the command is empty. Give what a shell is to run, such as 'make report'.")
+        raise InvalidInput("the command is empty. Give a shell command, such as 'make report'.")
     if "\0" in line.command or len(line.command.encode("utf-8", "replace")) > _LONGEST:
         raise InvalidInput(
-            "the command holds a NUL, or is longer than 128 KiB. Put it into a script, and run that."
+            "the command contains a NUL character or is longer than 128 KiB. Put it in a script and run that."
         )
     for name, value in line.env.items():
         if not name or "=" in name or "\0" in name + value:
             raise InvalidInput(
-                f"the variable {shown(name)} cannot be set: its name is empty, or it holds '=' or a NUL."
+                f"the variable {shown(name)} cannot be set: its name is empty or contains '=', "
+                "or it contains a NUL character."
             )
     return line
 
@@ -90,10 +91,12 @@ def sandbox_limits(*, memory: Size | None, cpu_time: Duration | None) -> Sandbox
     memory_bytes = 0 if memory is None else byte_count(memory, what="memory")
     if 0 < memory_bytes < _LEAST_MEMORY:
         raise InvalidOption(
-            f"memory={shown(memory)} is too little for a Python process, which the limit includes. "
-            f"Give at least {describe_size(_LEAST_MEMORY)}."
+            f"memory must be at least {describe_size(_LEAST_MEMORY)}, got {shown(memory)}. "
+            "The limit includes the Python process itself."
         )
     cpu_ms = 0 if cpu_time is None else milliseconds(cpu_time, what="cpu_time")
     if cpu_time is not None and cpu_ms == 0:
-        raise InvalidOption(f"cpu_time={shown(cpu_time)} leaves a function no time. Give None for no limit.")
+        raise InvalidOption(
+            f"cpu_time must be greater than zero, got {shown(cpu_time)}. Use None for no limit."
+        )
     return SandboxLimits(memory_bytes, cpu_ms)

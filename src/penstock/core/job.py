@@ -357,10 +357,12 @@ def check_staged(job: NewJob) -> None:
     if is_tied:
         raise _refused(job, "it belongs to a flow or a scheduler, which would wait for it")
     if job.conflict.mode == "redispatch":
-        raise _refused(job, "on_conflict is redispatch, which would change a job before the write is whole")
+        raise _refused(
+            job, "on_conflict is redispatch, which would change a job before the write is complete"
+        )
 
 
 def _refused(job: NewJob, cause: str) -> InvalidOption:
     return InvalidOption(
-        f"Job {job.id!r} cannot be staged: {cause}. Enqueue it without staging, or leave that out."
+        f"Job {job.id!r} cannot be staged: {cause}. Enqueue it without staging, or omit that."
     )

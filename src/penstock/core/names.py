@@ -81,7 +81,7 @@ def check_group(value: str) -> str:
     plain = _text("group", value)
     if plain == "*":
         raise InvalidName(
-            "group='*' stands for every group without a limit of its own, so none can be called that."
+            "group='*' stands for all groups without their own limit, so a group cannot have that name."
         )
     return plain
 
@@ -179,7 +179,7 @@ def _cause(value: object) -> str:
         return "it begins or ends with white space"
     unprintable = next((character for character in value if not character.isprintable()), None)
     if unprintable is not None:
-        return f"it holds the character {shown(unprintable)}"
+        return f"it contains the character {shown(unprintable)}"
     if "{" in value or "}" in value:
         return "Penstock adds the hash tag that a cluster needs by itself, so leave out the braces"
     return "a character or its length is not allowed"
@@ -224,7 +224,7 @@ _sequence = _Sequence()
 
 
 def _start_afresh() -> None:
-    """A new sequence with a new lock: the old one may be held by a thread that the child does not have."""
+    """Start a new sequence with a new lock: a thread that does not exist in the child may hold the old one."""
     global _sequence
     _sequence = _Sequence()
 

@@ -25,9 +25,9 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 FAILURE_TEXTS: Final = {
     "Expired": "the job's ttl passed before it was finished",
     "Stalled": "its worker died or stopped renewing the lease %d times; the last one was %s",
-    "BudgetExceeded": "the budget of its flow was spent before it began",
-    "NothingToWaitFor": "the job was to wait for its children, and was given none since it last did. "
-    "Add children before it waits, or end it.",
+    "BudgetExceeded": "the budget of its flow was spent before it started",
+    "NothingToWaitFor": "the job waited for its children again, but has had no new ones since its last wait. "
+    "Add children before it waits, or finish it.",
     "Damaged": "the stored record cannot be read: %s. Its bytes are kept with the job",
 }
 """The messages of failures that a store creates, by type. All engines use these texts."""

@@ -169,8 +169,8 @@ def delay_ms(
             function = (custom or {}).get(name)
             if function is None:
                 raise InvalidOption(
-                    f"backoff {shown(name)} is not known here: no task or app that this worker has loaded names "
-                    "that function among its options. Load one that does: @app.task(backoff=...)."
+                    f"backoff {shown(name)} is not known here: no task or app that this worker has loaded uses "
+                    "that function. Load one that does: @app.task(backoff=...)."
                 )
             return milliseconds(function(failures, error), what=f"delay returned by backoff {shown(name)}")
         case _ as never:

@@ -55,7 +55,7 @@ async def test_no_job_is_accepted_into_a_deleted_file(storage: SqliteStorage, pa
     delete(path)
 
     with pytest.raises(
-        StorageReplaced, match=r"was deleted while this process used it. Nothing of this call"
+        StorageReplaced, match=r"was deleted while this process used it. This call changed nothing"
     ):
         await storage.enqueue("q", [NewJob("b")])
 

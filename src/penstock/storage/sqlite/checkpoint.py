@@ -33,8 +33,8 @@ _DUE_FRAMES: Final = 4_000
 
 _LOOK_COMMITS: Final = 32
 _LOOK_ROWS: Final = 1_000
-"""How often to check the log: reading a file releases the interpreter's lock, and a busy loop is slow to return
-it."""
+"""Commits and rows between checks of the log. A check reads the file, which releases the interpreter's lock, and a busy
+loop is slow to return it."""
 
 _LOCK_S: Final = 0.25
 _PATIENCE_S: Final = 0.005

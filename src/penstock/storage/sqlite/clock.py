@@ -197,7 +197,7 @@ def _after_set_back(marks: Marks, by_ms: int, last_ms: int) -> Marks:
 
 
 def _after_gap(marks: Marks, from_ms: int, to_ms: int, *, is_proven: bool) -> Marks:
-    """Note a gap: there were no calls, or the clock jumped. Only the boot clock tells which."""
+    """Record a gap, in which calls stopped or the clock jumped. Only the boot clock tells which."""
     if from_ms - marks.gap_to >= TERM_MS:
         marks = msgspec.structs.replace(marks, gap_from=from_ms, gap_to=to_ms)
     if to_ms - from_ms < _DOUBT_MS or is_proven:

@@ -89,13 +89,13 @@ class Database:
             status = os.stat(self.path)
             if (status.st_dev, status.st_ino) == self._file:
                 return None
-            what = "was replaced by another file"
+            fate = "was replaced by another file"
         except FileNotFoundError:
-            what = "was deleted"
+            fate = "was deleted"
         except OSError as error:
-            what = f"cannot be reached any more ({error.strerror})"
+            fate = f"can no longer be reached ({error.strerror})"
         self.loss = StorageReplaced(
-            f"{self.path}: {what} while this process used it. Nothing of this call is in the store. Repeat it once"
+            f"{self.path}: {fate} while this process used it. This call changed nothing in the store. Repeat it once"
             " the file is in place."
         )
         with _guard:

@@ -54,9 +54,9 @@ _json = msgspec.json.Encoder()
 def refuse_unknown(unit: Unit, after: Iterable[Dependency], known: Collection[str]) -> None:
     """Raise ``JobNotFound`` for a dependency in this queue that has no record and is not in ``known``."""
     here = [dependency.id for dependency in after if dependency.queue == unit.queue.name]
-    found = unit.find(here)
+    records = unit.find(here)
     for id_ in here:
-        record = found.get(id_)
+        record = records.get(id_)
         if id_ not in known and (record is None or not _is_there(unit, record)):
             raise JobNotFound.in_queue(unit.queue.name, id_, UNKNOWN_DEPENDENCY)
 
@@ -88,8 +88,7 @@ def _without_known(unit: Unit, id_: str, after: Sequence[Dependency]) -> list[De
 
 
 def _link_all(unit: Unit, after: Iterable[Dependency], dependent: Dependent) -> None:
-    """Link the dependent to its dependencies, and count those that have ended. The calling verb applies the
-    result."""
+    """Link the dependent to its dependencies, and count those that have ended."""
     unit.linking_id = dependent.id
     for dependency in after:
         if dependency.queue == unit.queue.name:

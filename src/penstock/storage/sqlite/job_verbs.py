@@ -129,8 +129,8 @@ def retry(unit: Unit, ids: Sequence[str]) -> list[RetryAnswer]:
     return _each(unit, ids, act, "not_found", changed=("retried",))
 
 
-def retry_in_order(unit: Unit, record: Record, wanted: Callable[[Record], bool]) -> dict[str, Record]:
-    """Retry the job, after the ``wanted`` jobs of this queue that it waits for again. Return the retried jobs.
+def retry_in_order(unit: Unit, record: Record, is_included: Callable[[Record], bool]) -> dict[str, Record]:
+    """Retry the job, after the included jobs of this queue that it waits for again. Return the retried jobs.
 
     A dependency that is retried after it would already have failed it.
     """
@@ -139,7 +139,7 @@ def retry_in_order(unit: Unit, record: Record, wanted: Callable[[Record], bool])
         top = stack[-1]
         if top.id in opened or not flows.is_parent(top):
             stack.pop()
-            if top.id not in retried and wanted(top):
+            if top.id not in retried and is_included(top):
                 _retry(unit, top)
                 unit.touch(top)
                 retried[top.id] = top
@@ -147,7 +147,9 @@ def retry_in_order(unit: Unit, record: Record, wanted: Callable[[Record], bool])
         opened.add(top.id)
         awaited = unit.find(flows.to_look_at_again(unit, top)).values()
         stack += [
-            job for job in reversed(awaited) if job.id not in opened and job.id not in retried and wanted(job)
+            job
+            for job in reversed(awaited)
+            if job.id not in opened and job.id not in retried and is_included(job)
         ]
     return retried
 

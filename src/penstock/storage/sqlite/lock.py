@@ -146,7 +146,7 @@ class Turn:
 
 
 def open_turn(folder: Path | None) -> Turn | None:
-    """Return the ``Turn`` of a database whose processes share a folder; ``None`` where there cannot be one."""
+    """Return the ``Turn`` of a database whose processes share a folder; ``None`` where that is impossible."""
     try:
         return None if folder is None else Turn(folder / TURN_FILE)
     except (OSError, ValueError):
@@ -156,7 +156,7 @@ def open_turn(folder: Path | None) -> Turn | None:
 def begin(sql: sqlite3.Connection, *, timeout_s: float, turn: Turn | None = None) -> bool:
     """Start a transaction that may write. Return whether another process had the lock, or went first.
 
-    SQLite's own busy handler sleeps up to 100 ms at a time; short sleeps keep several processes going. Raises
+    SQLite's own busy handler sleeps up to 100 ms at a time; short sleeps keep several processes going. Raise
     SQLite's error if the lock is not free within ``timeout_s``.
     """
     asked_at = monotonic()

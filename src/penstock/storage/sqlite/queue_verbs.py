@@ -132,16 +132,16 @@ def _walk(
     state: str = "",
     *,
     limit: int,
-    wanted: Callable[[Record], bool],
+    is_included: Callable[[Record], bool],
     act: Callable[[Unit, Record], None],
 ) -> tuple[int, int]:
-    """Act on the ``wanted`` jobs among the next ``limit`` of the walk. Return how many were seen, and how many
+    """Act on the included jobs among the next ``limit`` of the walk. Return how many were seen, and how many
     matched."""
     first, second = at.place
     values = {"queue": unit.queue.key, "state": state, "first": first, "second": second, "limit": limit}
     rows = unit.sql.execute(_sql[at.walk], values)
     seen = unit.adopt(rows)
-    matching = [record for record in seen if wanted(record)]
+    matching = [record for record in seen if is_included(record)]
     if seen:
         at.place = _place(seen[-1], at.walk)
     for record in matching:
@@ -171,7 +171,7 @@ def retry_all(unit: Unit, *, limit: int, cursor: str) -> Bulk:
     at = _resume(unit, cursor, "finished")
     done = 0
 
-    def wanted(record: Record) -> bool:
+    def is_included(record: Record) -> bool:
         number = abs(record.place)
         return (
             record.state == FAILED and max(number, record.token) <= at.seq and record.finished_at <= at.now_ms
@@ -179,10 +179,10 @@ def retry_all(unit: Unit, *, limit: int, cursor: str) -> Bulk:
 
     def act(unit: Unit, record: Record) -> None:
         nonlocal done
-        if wanted(record):
-            done += len(retry_in_order(unit, record, wanted))
+        if is_included(record):
+            done += len(retry_in_order(unit, record, is_included))
 
-    seen, _ = _walk(unit, at, FAILED, limit=limit, wanted=wanted, act=act)
+    seen, _ = _walk(unit, at, FAILED, limit=limit, is_included=is_included, act=act)
     return _progress(at, done=done, more=seen == limit)
 
 
@@ -195,12 +195,12 @@ def drain(unit: Unit, *, scheduled: bool, limit: int, cursor: str) -> Bulk:
     at = _resume(unit, cursor, walks[0])
     left, done = limit, 0
 
-    def is_meant(record: Record) -> bool:
+    def is_included(record: Record) -> bool:
         is_ready = record.state != BLOCKED or record.blocked_by == "group"
         return is_ready and record.incarnation <= at.seq
 
     while True:
-        seen, removed = _walk(unit, at, limit=left, wanted=is_meant, act=remove)
+        seen, removed = _walk(unit, at, limit=left, is_included=is_included, act=remove)
         left, done = left - seen, done + removed
         if left == 0 or at.walk == walks[-1]:
             return _progress(at, done=done, more=left == 0)
@@ -215,7 +215,7 @@ def clean(unit: Unit, state: State, *, older_than_ms: int, limit: int, cursor: s
         at,
         state.value,
         limit=limit,
-        wanted=lambda record: (
+        is_included=lambda record: (
             record.finished_at <= at.now_ms - older_than_ms and record.held_until <= unit.now_ms
         ),
         act=remove,
@@ -229,10 +229,10 @@ def unstage(unit: Unit, write_id: str, *, keep: bool, limit: int, cursor: str) -
     if not cursor:
         at.place = (staged_at_ms(write_id), "")
 
-    def is_meant(record: Record) -> bool:
+    def is_included(record: Record) -> bool:
         return record.write_id == write_id and record.incarnation <= at.seq
 
-    seen, done = _walk(unit, at, limit=limit, wanted=is_meant, act=_release if keep else remove)
+    seen, done = _walk(unit, at, limit=limit, is_included=is_included, act=_release if keep else remove)
     if seen < limit and unit.sql.execute(_sql["has_staged"], (unit.queue.key,)).fetchone() is None:
         unit.queue.uses &= ~USES_STAGED
     return _progress(at, done=done, more=seen == limit)

@@ -184,7 +184,7 @@ class Group(msgspec.Struct):
         self.level_at, self.level_per = now_ms, bucket.per_ms
 
     def why_full(self, now_ms: int, *, cost: int | None = None, slot_hold: int = 0) -> tuple[Reason, int]:
-        """Return why there is no room for a member with this cost and hold, and when there may be (0: unknown).
+        """Return why a member with this cost and hold has to wait, and until when (0: unknown).
 
         Without a cost, return only reasons that apply to every member. ``""`` means that there is room.
         """

@@ -225,7 +225,7 @@ def slot_wait_ms(unit: Unit) -> int | None:
 def schedulers(
     sql: sqlite3.Connection, namespace: str, queue: str, names: Sequence[str] | None
 ) -> Schedulers:
-    """Those of these names, or all, by name."""
+    """Return the schedulers of these names, or all, by name."""
     row = find_queue(sql, namespace, queue)
     if row is None:
         return Schedulers(wall_ms(), [])

@@ -329,10 +329,10 @@ def _groups_of(jobs: list[_Held]) -> list[str] | None:
     packed = [job.packed_extras for job in jobs]
     if not any(packed):
         return []
-    extrases = [as_extras(one) or EMPTY_EXTRAS for one in packed]
-    if any(not extras.group or extras.binds_beyond_group for extras in extrases):
+    unpacked = [as_extras(extras) or EMPTY_EXTRAS for extras in packed]
+    if any(not extras.group or extras.binds_beyond_group for extras in unpacked):
         return None
-    return [extras.group for extras in extrases]
+    return [extras.group for extras in unpacked]
 
 
 def _write(unit: Unit, jobs: list[_Held], results: list[bytes]) -> None:

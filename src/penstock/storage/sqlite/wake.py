@@ -27,7 +27,7 @@ from penstock.storage.sqlite.transaction import Signal
 
 CAN_SIGNAL: Final = hasattr(socket, "AF_UNIX") and hasattr(os, "getuid")
 POLL_S: Final = 0.05
-"""The polling interval where there are no sockets."""
+"""The polling interval on systems without sockets."""
 
 _LONGEST_PATH: Final = 100
 _DATAGRAM: Final = 8192
