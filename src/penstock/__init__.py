@@ -1,7 +1,7 @@
 """Penstock: a reliable job queue for Python whose data pipeline runs on Spark.
 
-Begin with ``App``. The errors are in ``penstock.errors`` too, with the tree of them. Names, and the modules they are
-from, are imported when they are first used: a command line that only prints its help waits for none of them.
+Begin with ``App``. ``penstock.errors`` has all errors and their tree. Names are imported when they are first used, so
+that a command that only prints its help starts quickly.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def __getattr__(name: str) -> object:
     from penstock.client.hints import MODULE
 
     if name in MODULE:
-        # An import statement would replace an AttributeError by words of its own.
+        # An import statement would replace the message of an AttributeError.
         raise ImportError(f"{__name__} has no {name!r}. {MODULE[name]}", name=__name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

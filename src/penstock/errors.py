@@ -1,44 +1,44 @@
-"""Every error Penstock raises, one class per decision a caller can take.
+"""The errors that Penstock raises, one class per decision that a caller can take.
 
 ::
 
     PenstockError
-    ├── InvalidInput (ValueError)         refused at the door; nothing was written
+    ├── InvalidInput (ValueError)         refused; nothing was written
     │   ├── InvalidName                   an id, queue, task or namespace that is not allowed
-    │   ├── InvalidOption                 an option that is unknown, or has a value it cannot have
+    │   ├── InvalidOption                 an unknown option, or an invalid value
     │   ├── CostTooHigh                   a job that costs more than the bucket of its group can hold
     │   ├── PayloadTooLarge               a payload or result over the limit
     │   └── SerializationError            a value that cannot be encoded, or bytes that cannot be decoded
     ├── UnknownTask (LookupError)         no task of that name is registered here
-    ├── StorageError                      the store did not do what it was asked
+    ├── StorageError                      the store did not carry out a call
     │   ├── StorageUnavailable            unreachable, or the connection was lost; try again later
     │   │   ├── StorageReplaced           the file was deleted or replaced while it was open; nothing was written
-    │   │   └── NotReplicated             written, but not on as many replicas as asked for; repeating it is safe
-    │   ├── StorageRefused                wrong user or password, or a right the user does not have
+    │   │   └── NotReplicated             written, but on too few replicas; you can repeat the call
+    │   ├── StorageRefused                wrong user or password, or a missing permission
     │   ├── StorageFull                   out of memory or disk; nothing was written
-    │   ├── StorageReadOnly               a replica, or a file that may not be written
+    │   ├── StorageReadOnly               a replica, or a file without write permission
     │   ├── StorageVersion                a server too old, or data written by a newer Penstock
     │   └── StorageDamaged                stored data that cannot be read
-    ├── EventsLost                        events that were to be read are no longer kept
-    ├── LeaseLost                         somebody else holds the job by now; the call changed nothing
-    ├── ResultTimeout (TimeoutError)      the wait for a result ended; the job itself goes on
-    ├── JobError                          why a job has no result
+    ├── EventsLost                        the requested events are no longer kept
+    ├── LeaseLost                         the caller no longer holds the job; nothing was changed
+    ├── ResultTimeout (TimeoutError)      the wait for a result is over; the job goes on
+    ├── JobError                          the reason why a job has no result
     │   ├── JobFailed
     │   ├── JobExpired                    its ttl passed before it was finished
     │   ├── JobCancelled
     │   └── JobNotFound (LookupError)     unknown id, or no longer kept
-    ├── CommandFailed                     a shell command ended with another code than 0; fails that run only
-    ├── SandboxError                      a run with runner="sandbox" was ended; fails that run only
-    │   ├── SandboxCrashed                its process died: a crash, an exit, a kill from outside
-    │   ├── MemoryLimitExceeded           it asked for more than the task's ``memory``
-    │   └── CpuLimitExceeded              it used up the task's ``cpu_time``
-    └── Verdict                           raised *by handlers* to say how the job goes on
-        ├── Unrecoverable                 fail now, whatever attempts are left
-        ├── Retry                         count a failure, and run again at a time of one's own
-        ├── Snooze                        run again later; counts in no limit
-        ├── Suspend                       run again when a signal comes; counts in no limit
-        ├── RateLimited                   hand the job back, and hold up its group or queue for a while
-        └── WaitForChildren               run again when its children have ended; counts in no limit
+    ├── CommandFailed                     a shell command returned a nonzero exit code; fails the run
+    ├── SandboxError                      a run with runner="sandbox" was killed; fails the run
+    │   ├── SandboxCrashed                its process crashed, exited or was killed
+    │   ├── MemoryLimitExceeded           it exceeded the task's ``memory``
+    │   └── CpuLimitExceeded              it exceeded the task's ``cpu_time``
+    └── Verdict                           raised *by handlers* to decide how the job goes on
+        ├── Unrecoverable                 fail now, even if attempts are left
+        ├── Retry                         count a failure, and run again at a given time
+        ├── Snooze                        run again later; not counted
+        ├── Suspend                       run again when a signal arrives; not counted
+        ├── RateLimited                   hand the job back, and pause its group or queue for a while
+        └── WaitForChildren               run again when its children have finished; not counted
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """The base of all of them."""
+    """The base class of all errors of Penstock."""
 
 
 class InvalidInput(PenstockError, ValueError):
@@ -95,11 +95,11 @@ class InvalidInput(PenstockError, ValueError):
 
 
 class InvalidName(InvalidInput):
-    """An id, queue, task or namespace that is empty, too long, or holds a character it may not hold."""
+    """An id, queue, task or namespace that is empty, too long, or contains a forbidden character."""
 
 
 class InvalidOption(InvalidInput):
-    """An option nobody knows, or a value outside its range."""
+    """An unknown option, or a value outside its range."""
 
 
 class CostTooHigh(InvalidInput):
@@ -107,11 +107,11 @@ class CostTooHigh(InvalidInput):
 
 
 class PayloadTooLarge(InvalidInput):
-    """A payload or result over the limit (1 MiB unless set)."""
+    """A payload or result over the limit (default: 1 MiB)."""
 
 
 class SerializationError(InvalidInput):
-    """A value that cannot be encoded, or stored bytes that cannot be decoded to the type asked for."""
+    """A value that cannot be encoded, or stored bytes that cannot be decoded to the requested type."""
 
 
 class UnknownTask(PenstockError, LookupError):
@@ -119,48 +119,52 @@ class UnknownTask(PenstockError, LookupError):
 
 
 class StorageError(PenstockError):
-    """The store did not do what it was asked; see the subclasses for what to do about it."""
+    """The store did not carry out a call; see the subclasses for what to do about it."""
 
 
 class StorageUnavailable(StorageError, ConnectionError):
-    """The store cannot be reached, or the connection went away. Repeating the call does no harm."""
+    """The store cannot be reached, or the connection was lost. You can repeat the call."""
 
 
 class StorageReplaced(StorageUnavailable):
-    """The store's file was deleted or replaced while this process had it open. Nothing of the call is in the store.
+    """The store's file was deleted or replaced while this process had it open. The call wrote nothing.
 
-    The next call opens the file that is there by then. A file that is missing is not created again.
+    The next call opens the file that exists then. A missing file is not created again.
     """
 
 
 class NotReplicated(StorageUnavailable):
-    """The call was carried out, but too few replicas have confirmed it in time (``?replicas=1``). Repeating the call
-    does no harm: it does nothing twice, and waits for the replicas again."""
+    """The call succeeded, but too few replicas confirmed it in time (``?replicas=1``).
+
+    You can repeat the call: it does nothing twice, and waits for the replicas again.
+    """
 
 
 class StorageRefused(StorageError, PermissionError):
-    """The store knows us and says no: wrong user or password, or a missing right."""
+    """The store refused access: wrong user or password, or a missing permission."""
 
 
 class StorageFull(StorageError):
-    """The store has no room. Jobs in it can still be worked off; new ones are refused."""
+    """The store is full. Workers can still finish its jobs; new jobs are refused."""
 
 
 class StorageReadOnly(StorageError):
-    """The store may be read, not written: a replica, or a file without write permission."""
+    """The store is read-only: a replica, or a file without write permission."""
 
 
 class StorageVersion(StorageError):
-    """The server is too old for Penstock, or the data was written by a Penstock newer than this one."""
+    """The server is too old for Penstock, or a newer Penstock wrote the data."""
 
 
 class StorageDamaged(StorageError):
-    """Stored data cannot be read, and the store cannot put it aside by itself. The message names the remedy."""
+    """Stored data cannot be read, and the store cannot set it aside itself. The message names the remedy."""
 
 
 class EventsLost(PenstockError):
-    """A reader of the event log fell behind what is kept: events ``first`` to ``last`` are gone, or (both 0) the
-    log is another one than before."""
+    """A reader of the event log fell behind: events ``first`` to ``last`` are no longer kept.
+
+    If both are 0, the log has been replaced by another one.
+    """
 
     def __init__(self, message: str, *, first: int, last: int) -> None:
         super().__init__(message)
@@ -169,15 +173,15 @@ class EventsLost(PenstockError):
 
 
 class LeaseLost(PenstockError):
-    """The caller no longer holds the job: its lease expired and somebody else has it, or it has ended."""
+    """The caller no longer holds the job: its lease expired, or the job has finished."""
 
 
 class ResultTimeout(PenstockError, TimeoutError):
-    """The job had not ended when the wait did. The job is left alone."""
+    """The job did not finish before the timeout. The job goes on."""
 
 
 class JobError(PenstockError):
-    """Why a job has no result. ``job_id`` names it."""
+    """The reason why a job has no result. ``job_id`` is the id of the job."""
 
     def __init__(self, message: str, *, job_id: str) -> None:
         super().__init__(message)
@@ -185,7 +189,7 @@ class JobError(PenstockError):
 
 
 class JobFailed(JobError):
-    """The job failed for good. ``error_type`` is the class name of what its handler raised last."""
+    """The job failed for good. ``error_type`` is the class name of the last error of its handler."""
 
     def __init__(self, message: str, *, job_id: str, error_type: str = "", traceback: str = "") -> None:
         super().__init__(message, job_id=job_id)
@@ -202,7 +206,7 @@ class JobCancelled(JobError):
 
 
 class JobNotFound(JobError, LookupError):
-    """The id is unknown, or what became of it is no longer kept."""
+    """The id is unknown, or the job is no longer kept."""
 
     @classmethod
     def in_queue(
@@ -213,8 +217,10 @@ class JobNotFound(JobError, LookupError):
 
 
 class CommandFailed(PenstockError):
-    """A shell command ended with ``exit_code``; 128 + n if signal n ended it. A failure of the run like any other:
-    retried."""
+    """A shell command returned ``exit_code``, or 128 + n if signal n killed it.
+
+    The run fails and is retried, as with any other error.
+    """
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
@@ -222,11 +228,11 @@ class CommandFailed(PenstockError):
 
 
 class SandboxError(PenstockError):
-    """Why a run in a sandbox ended before its function did. A failure of the run like any other: retried."""
+    """A run in a sandbox was killed. It fails and is retried, as with any other error."""
 
 
 class SandboxCrashed(SandboxError):
-    """The process died: a segmentation fault, ``os._exit``, the system's out-of-memory killer."""
+    """The process of a run died: a segmentation fault, ``os._exit``, the system's out-of-memory killer."""
 
 
 class MemoryLimitExceeded(SandboxError):
@@ -234,23 +240,23 @@ class MemoryLimitExceeded(SandboxError):
 
 
 class CpuLimitExceeded(SandboxError):
-    """The run used up the processor time its task allows."""
+    """The run used more processor time than its task allows."""
 
 
 class Verdict(PenstockError):
-    """Raised by a handler to say how its job goes on."""
+    """Base class of what a handler raises to decide how its job goes on."""
 
     @property
     def wrapped(self) -> BaseException | None:
-        """The error it wraps: its first argument if that is an error, else its cause."""
+        """Return the wrapped error: the first argument if that is an error, else the cause."""
         first = self.args[0] if self.args else None
         return first if isinstance(first, BaseException) else self.__cause__
 
 
 class Unrecoverable(Verdict):
-    """Fail now: no further attempt would help.
+    """Fail the job now: another attempt would not help.
 
-    It may wrap the error that decided it: ``raise Unrecoverable("no such page") from error``, or
+    It may wrap another error: ``raise Unrecoverable("no such page") from error``, or
     ``Unrecoverable(error)``. The failure then keeps the class of that error.
     """
 
@@ -271,9 +277,9 @@ _INSTEAD_OF: Final = {
 
 
 class Retry(Verdict):
-    """Count a failure and run again after ``delay``, or ``at`` a time, instead of the task's backoff.
+    """Count a failure, and run again after ``delay``, or ``at`` a time, instead of the task's backoff.
 
-    It may wrap the error that decided it: ``raise Retry("busy", delay="1m") from error``, or
+    It may wrap another error: ``raise Retry("busy", delay="1m") from error``, or
     ``Retry(error, delay="1m")``. The failure then keeps the class of that error.
     """
 
@@ -307,9 +313,9 @@ class Retry(Verdict):
 
 
 class Snooze(Verdict):
-    """Run again after ``delay``, or ``at`` a time. Not a failure: counts in no limit.
+    """Run again after ``delay``, or ``at`` a time, without counting a failure.
 
-    ``step`` is what the next run finds as ``context.step``; without it the job stays at the step it is at.
+    The next run reads ``step`` as ``context.step``; by default the job keeps its step.
     """
 
     def __init__(
@@ -326,10 +332,10 @@ class Snooze(Verdict):
 
 
 class Suspend(Verdict):
-    """Run again when ``signal`` is sent to the job, or after ``timeout``. Not a failure: counts in no limit.
+    """Run again when ``signal`` is sent to the job, or after ``timeout``, without counting a failure.
 
-    The next run finds the signal as ``context.signal``, or ``context.timed_out``. A signal that was sent before
-    is taken at once. ``step`` is as for ``Snooze``.
+    The next run reads the signal as ``context.signal``, or sees ``context.timed_out``. A signal that was sent before
+    is used immediately. ``step`` is as for ``Snooze``.
     """
 
     def __init__(
@@ -342,8 +348,10 @@ class Suspend(Verdict):
 
 
 class RateLimited(Verdict):
-    """Something out there takes no more for ``retry_in``. The job is handed back, counted in no limit, and until then
-    nothing of its group is started; with ``scope="queue"``, or if it has no group, nothing of its queue."""
+    """Hand the job back because an external service is busy for ``retry_in``, without counting a failure.
+
+    Until then no job of its group starts; with ``scope="queue"``, or if it has no group, no job of its queue.
+    """
 
     def __init__(
         self, retry_in: timedelta | str | float, *, scope: Literal["group", "queue"] = "group"
@@ -356,9 +364,9 @@ class RateLimited(Verdict):
 
 
 class WaitForChildren(Verdict):
-    """Run again when all children of the job have ended, at once if they have. Not a failure: counts in no limit.
+    """Run again when all children of the job have finished, immediately if they have, without counting a failure.
 
-    Raised again without new children, it is one (``NothingToWaitFor``): the job would run for ever.
+    If it is raised again without new children, the run fails (``NothingToWaitFor``): the job would run forever.
     """
 
     def __init__(self) -> None:

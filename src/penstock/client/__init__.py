@@ -1,1 +1,1 @@
-"""What user code holds: apps, tasks, queues, handles of jobs, flows, schedules and searches."""
+"""The client API: apps, tasks, queues, job handles, flows, schedules and searches."""

@@ -1,4 +1,4 @@
-"""The app: where the store is, which tasks there are, and how jobs are treated unless said otherwise."""
+"""The app: the store, the tasks, and the default options of jobs."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ _OWN_OPTIONS: Final = frozenset({"url", "namespace", "serde", "result_serde", "m
 
 
 class App(Hinting, AppHooks, AppSchedulers):
-    """Everything begins here. Light to make: it connects when it is first used.
+    """An application: its store, its tasks, and their defaults. It connects when it is first used.
 
-    ``url`` is the store's: ``sqlite:///path``, ``memory://``, ``valkey://host`` and others; without it the
-    environment's ``PENSTOCK_URL``; without that ``sqlite:///penstock.db`` in the working directory. A storage that
-    is open already may be given instead; it stays the caller's to close, and serves its own event loop only.
-    ``namespace`` keeps several systems apart in one store; without it the environment's ``PENSTOCK_NAMESPACE``.
-    ``include`` names the modules that define tasks for this app: workers import them when they start, so these modules
+    ``url`` names the store: ``sqlite:///path``, ``memory://``, ``valkey://host`` and others. The default is the
+    environment variable ``PENSTOCK_URL``, else ``sqlite:///penstock.db`` in the working directory. You may pass an
+    open storage instead; you close it, and it serves only the event loop that opened it.
+    ``namespace`` separates several systems in one store; the default is the variable ``PENSTOCK_NAMESPACE``.
+    ``include`` names the modules that define tasks. Workers import them when they start, so these modules
     may import the app. Further options are defaults for all tasks.
 
-    An app may be used from several event loops and threads: each loop gets a connection of its own. All loops
-    of one app share one ``memory://``. Connections are closed by ``close()``, by ``async with app``, or when
-    ``asyncio.run`` ends their loop. After a fork the child makes its own.
+    Several event loops and threads may use an app: each loop gets its own connection. All loops
+    of one app share one ``memory://``. ``close()``, ``async with app`` or the end of ``asyncio.run``
+    closes the connections. After a fork, the child opens its own.
     """
 
     hints_for = "app"
@@ -94,21 +94,21 @@ class App(Hinting, AppHooks, AppSchedulers):
         named = None if namespace is None else check_namespace(namespace)
         is_open = url is not None and not isinstance(url, str)
         self.named = StoreName(getattr(url, "url", None) if is_open else str(url) if url else None, named)
-        """The store and the namespace that the code names."""
+        """The store and the namespace named in the code."""
         chosen, part = chosen_store([self.named] if is_open else [self.named, from_environment()])
         self.namespace = None if part is None else check_namespace(part)
         opening = Opening(chosen if url is None else url, namespace=self.namespace)
         self.url = opening.url
-        """Where the store is. It may hold a password: show the url of the storage instead."""
+        """The URL of the store. It may contain a password: display the URL of the storage instead."""
         self.moved_to: tuple[str, str | None] | None = None
-        """The URL and the namespace of the last ``move_to``, for processes that import the app anew."""
+        """The URL and the namespace of the last ``move_to``, for processes that import the app again."""
         self.included = tuple(map(check_module, listed("include", include, of="module names")))
         """The modules that ``load()`` imports."""
         self.max_payload = byte_count(max_payload, what="max_payload")
         self.serde = resolve_serde(serde)
         self.result_serde = self.serde if result_serde is None else resolve_serde(result_serde)
         self.backoffs: dict[str, BackoffFunction] = {}
-        """Backoff functions by the name that jobs carry, for whoever settles their failures."""
+        """Backoff functions by name. Jobs carry only the name."""
         self._defaults = self.treatment(Options(), defaults)
         self._fields = placement(defaults)
         self._tasks: dict[str, Task[..., Any]] = {}
@@ -118,7 +118,7 @@ class App(Hinting, AppHooks, AppSchedulers):
             opening.open, enqueue_chain=self.enqueue_chain, close_storage=opening.is_ours
         )
         self.session: Callable[[], Coroutine[Any, Any, Session]] = self._sessions.get
-        """The running loop's ``Session``: for the parts of Penstock, not for its users."""
+        """Return the ``Session`` of the running loop. Internal."""
 
     # Tasks and queues
 
@@ -173,9 +173,10 @@ class App(Hinting, AppHooks, AppSchedulers):
     ) -> Any:
         """Make a function a task: ``@app.task`` or ``@app.task(queue="mail", attempts=5)``.
 
-        Its name is the function's unless given. With ``batch=50`` the function takes a list: see ``BatchOptions``.
-        Raises ``InvalidOption`` for an option nobody knows, a value it
-        cannot have, or a name that is taken.
+        The default name is that of the function. With ``batch=50`` the function takes a list: see ``BatchOptions``.
+
+        Raises:
+            InvalidOption: an unknown option, an invalid value, or a name that another task has.
         """
         refuse_unknown(options, TASK | {"name", "queue"}, where="a task")
         kind = BatchDecorator if "batch" in options else TaskDecorator
@@ -185,12 +186,12 @@ class App(Hinting, AppHooks, AppSchedulers):
     def dead_letter(
         self, of: str, /, *, queue: str | None = None, **options: Unpack[TaskOptions]
     ) -> Callable[[Callable[[DeadLetter], Any]], Task[..., Any]]:
-        """Make a function the handler of jobs of a queue that have failed for good: ``@app.dead_letter("mail")``.
+        """Make a function the handler of the jobs of a queue that failed for good: ``@app.dead_letter("mail")``.
 
-        It gets a ``DeadLetter``, as a job of its own, treated as the app and these options say, in ``queue``, which is
-        the queue's name with ``.dead`` behind it unless given. A worker that was told its queues has to consume that
-        one, too. The failed job itself stays where it is. Workers of the app set this up as they start;
-        ``queue.configure(dead_letter=...)`` does so without one.
+        For each failed job, the function gets a ``DeadLetter`` in a new job with these options. That job goes to
+        ``queue`` (default: the name with ``.dead`` appended). A worker with an explicit list of queues must include
+        it. The failed job itself is kept. Workers of the app set this up when they start;
+        ``queue.configure(dead_letter=...)`` does so without a worker.
         """
         from penstock.client.decorators import handle_dead_letters
 
@@ -202,13 +203,13 @@ class App(Hinting, AppHooks, AppSchedulers):
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:
-        """The tasks by name."""
+        """Return the tasks by name."""
         return MappingProxyType(self._tasks)
 
     def load(self, *modules: str) -> None:
-        """Import the modules named by ``include``, and ``modules`` from now on, so that their tasks are registered.
+        """Import the modules of ``include``, and add ``modules`` to them, so that their tasks are registered.
 
-        Workers and the command line do this by themselves. Call it where you look for tasks by name.
+        Workers and the command line call it. Call it yourself before you look up tasks by name.
 
         Raises:
             InvalidOption: a module does not exist, or raises while it is imported.
@@ -218,13 +219,13 @@ class App(Hinting, AppHooks, AppSchedulers):
             import_named(module)
 
     def task_named(self, name: str) -> Task[..., Any]:
-        """The task of that name. Raises ``UnknownTask``."""
+        """Return the task with that name. Raise ``UnknownTask`` if there is none."""
         try:
             found = self._tasks.get(name)
-        except TypeError:  # It cannot be a key.
+        except TypeError:  # not hashable
             found = None
         if found is None:
-            known = ", ".join(sorted(self._tasks)) or "none at all"
+            known = ", ".join(sorted(self._tasks)) or "no tasks"
             raise UnknownTask(
                 f"no task {shown(name)} is registered in this app, which has {known}. "
                 "Import the module that defines it before the worker starts."
@@ -240,9 +241,9 @@ class App(Hinting, AppHooks, AppSchedulers):
         payload_type: Any = Any,
         result_type: Any = Any,
     ) -> Queue:
-        """The queue of that name: to put payloads in without a task, to look at it and to operate it.
+        """Return the queue with that name, to enqueue payloads without a task, and to inspect and operate it.
 
-        ``payload_type`` and ``result_type`` are what payloads and results are decoded to.
+        Payloads and results are decoded to ``payload_type`` and ``result_type``.
         """
         return Queue(
             self,
@@ -256,41 +257,41 @@ class App(Hinting, AppHooks, AppSchedulers):
         )
 
     def job(self, ref: str) -> JobHandle[Any]:
-        """Return a handle for a job by its ``ref``, ``"queue/id"``. The store is not asked yet.
+        """Return a handle for a job by its ``ref``, ``"queue/id"``, without a request to the store.
 
-        Raises ``InvalidName``. If you have queue and id apart, use ``app.queue(name).job(id)``.
+        Raises ``InvalidName``. If you have the queue and the id separately, use ``app.queue(name).job(id)``.
         """
         queue, id = split_ref(ref)
         return self.queue(queue).job(id)
 
     def flow(self, ref: str) -> FlowHandle[Any]:
-        """Return a handle for the flow that leads to the job of this ``ref``. The store is not asked yet."""
+        """Return a handle for the flow whose last job has this ``ref``, without a request to the store."""
         from penstock.client.flow.handle import FlowHandle
 
         return FlowHandle(self, [self.job(ref)])
 
     async def enqueue_flow(self, flow: Ending[R]) -> FlowHandle[R]:
-        """Put a flow in: ``Flow``, ``chain``, ``group``, ``chord``, ``Dag``, or a single ``task.job(...)``.
+        """Enqueue a flow: ``Flow``, ``chain``, ``group``, ``chord``, ``Dag``, or a single ``task.job(...)``.
 
-        The whole of it is written in one step, in the queue of its root, or nothing. Jobs of other queues are
-        delivered from there, at once and surely. If the root's id is known, nothing is put in; the handle's
-        ``status`` says so.
+        The whole flow is written in one step to the queue of its root, or not at all. Jobs of other queues are
+        delivered from there, immediately and reliably. If the id of the root is known, nothing is enqueued; see
+        the ``status`` of the handle.
 
         Raises:
-            InvalidInput: a cycle, which is named; arguments or options that cannot be.
-            JobNotFound: a job of the root's queue that is waited for is not known.
+            InvalidInput: a cycle (the message names it), or invalid arguments or options.
+            JobNotFound: the flow waits for a job that the queue of the root does not have.
         """
         [handle] = await self.enqueue_flows([cast("Part", flow)])
         return handle
 
     async def enqueue_flows(self, flows: Iterable[Part]) -> list[FlowHandle[Any]]:
-        """Put many flows in, hundreds per round trip. All are checked before the first is written."""
+        """Enqueue many flows, hundreds per round trip. All are checked before the first is written."""
         from penstock.client.flow.enqueue import enqueue_flows
 
         return await enqueue_flows(self, flows)
 
     def worker(self, **options: Unpack[WorkerOptions]) -> Worker:
-        """A worker for this app's tasks; see ``penstock.worker.worker.Worker`` for the options."""
+        """Return a worker for the tasks of this app; see ``penstock.worker.worker.Worker`` for the options."""
         from penstock.worker.worker import Worker
 
         return Worker(self, **options)
@@ -298,19 +299,19 @@ class App(Hinting, AppHooks, AppSchedulers):
     # The store
 
     async def connect(self) -> Storage:
-        """The open storage of the running event loop; the first call opens it.
+        """Return the open storage of the running event loop. The first call opens it.
 
         Raises:
-            StorageError: the store is not there, does not let us in, or is of a version we cannot use.
-            InvalidOption: a URL that names no engine.
+            StorageError: the store cannot be reached, refuses access, or has an unsupported version.
+            InvalidOption: no engine serves the URL.
         """
         return (await self.session()).storage
 
     def move_to(self, url: str, *, namespace: str | None = None) -> None:
-        """Have it use another store than the one it was made with: what ``penstock worker --url`` does.
+        """Use another store, as ``penstock worker --url`` does.
 
-        To be called before it connects: loops that have connected keep what they have, and a storage that it was given
-        stays its giver's. The processes of its workers go along.
+        Call it before the app connects: connected loops keep their connections. The app does not close a storage
+        that was passed to it. Processes of its workers use the new store, too.
         """
         self.namespace = check_namespace(namespace) if namespace is not None else None
         opening = Opening(url, namespace=self.namespace)
@@ -321,7 +322,7 @@ class App(Hinting, AppHooks, AppSchedulers):
         )
 
     async def close(self) -> None:
-        """Close the connections of all event loops. The app may be used again: it connects anew."""
+        """Close the connections of all event loops. The app may be used again: it reconnects."""
         await self._sessions.close()
 
     async def __aenter__(self) -> Self:
@@ -334,7 +335,7 @@ class App(Hinting, AppHooks, AppSchedulers):
         await self.close()
 
     async def queues(self) -> list[str]:
-        """The names of all queues that jobs were ever put into."""
+        """Return the names of all queues that ever had a job."""
         return await (await self.connect()).queues()
 
     def events(
@@ -345,9 +346,9 @@ class App(Hinting, AppHooks, AppSchedulers):
         types: EventTypes = None,
         id: str | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """The events of these queues, or of all there are by now, see ``Queue.events``; ``after`` may be by queue.
+        """Return the events of these queues, or of all current ones; see ``Queue.events``. ``after`` may be a mapping.
 
-        Within a queue they are in order; between queues no order is promised.
+        Events of one queue are in order; between queues there is no order.
         """
         names = tuple(dict.fromkeys(check_queue(name) for name in queues))
         wanted = Filter.of(types, id)
@@ -356,11 +357,11 @@ class App(Hinting, AppHooks, AppSchedulers):
         return app_events(self, names, after=after, follow=follow, wanted=wanted)
 
     def subscribe(self, *queues: str, **options: Unpack[SubscriptionOptions]) -> Subscription:
-        """Call functions by type of event, see ``Subscription``: for these queues, or all there are when it runs.
+        """Return a ``Subscription``, which calls functions by type of event: for these queues, or all when it runs.
 
-        ``after`` is where to begin, from now on unless given. A ``consumer`` begins where it was before; its place
-        is kept, and events behind it, for ``hold`` after it was last seen. ``id`` is one job's. ``on_error="log"``
-        goes on after an error of a handler.
+        It begins at ``after`` (default: now). A named ``consumer`` resumes where it stopped; its position, and the
+        events after it, are kept for ``hold`` after its last visit. ``id`` selects one job. ``on_error="log"``
+        continues after an error of a handler.
         """
         from penstock.client.subscription import Subscription
 
@@ -368,15 +369,15 @@ class App(Hinting, AppHooks, AppSchedulers):
 
     @property
     def sync(self) -> SyncApp:
-        """The same for synchronous code."""
+        """Return the same interface for synchronous code."""
         from penstock.client.sync import SyncApp
 
         return SyncApp(self)
 
-    # For the parts of Penstock
+    # Internal
 
     def treatment(self, base: Options, given: Mapping[str, Any]) -> Options:
-        """``base`` with the treatment in ``given``; a backoff function among it becomes known here."""
+        """Return ``base`` with the job policy in ``given``, and register its backoff function."""
         backoff = given.get("backoff")
         if callable(backoff):
             self.backoffs[custom_name(backoff)] = backoff
@@ -391,7 +392,7 @@ class App(Hinting, AppHooks, AppSchedulers):
                 f"app.task takes a function, got {shown(func)}. Options go by name: @app.task(queue=..., name=...)."
             )
         name = check_task(getattr(func, "__name__", "") if name is None else name)
-        # A cell of a notebook that is run again defines its tasks again.
+        # A notebook cell that runs again defines its tasks again.
         if name in self._tasks and not (is_typed_in(self._tasks[name].func) and is_typed_in(func)):
             raise InvalidOption(
                 f"a task {shown(name)} is registered already, {source_of(self._tasks[name].func)}, and a job carries "
@@ -425,7 +426,7 @@ class App(Hinting, AppHooks, AppSchedulers):
         return task
 
     def exchange_sessions(self, sessions: Sessions) -> Sessions:
-        """Use other sessions, and so another store, from now on; gives those it had, to be put back."""
+        """Replace the sessions, and with them the store. Return the old ones."""
         before, self._sessions = self._sessions, sessions
         self.session = sessions.get
         return before

@@ -1,4 +1,4 @@
-"""Serdes: a value to the bytes a store keeps, and back to the type that the task's hints ask for.
+"""Serdes, which encode values for the store and decode them to the annotated types; and ``JobCodec``, which uses them.
 
 | name | takes |
 |---|---|
@@ -6,8 +6,8 @@
 | ``msgpack`` | the same, smaller |
 | ``raw`` | bytes, as they are |
 
-One's own is any object with ``name``, ``encode`` and ``decode``; ``register_serde`` makes it known by name.
-There is no pickle: whoever can write to the store could then run code in the workers.
+A custom serde is any object with ``name``, ``encode`` and ``decode``; ``register_serde`` registers it by name.
+There is no pickle, because anyone with write access to the store could then run code in the workers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from copy import copy
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -44,16 +45,16 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Serde(Protocol):
-    """Turns values into bytes and back. One object serves many threads at once."""
+    """An encoder and decoder of values. Several threads may use one object at the same time."""
 
     name: str
 
     def encode(self, value: Any) -> bytes:
-        """``value`` as bytes, or ``SerializationError``; nothing is lost silently."""
+        """Return ``value`` as bytes. Raise ``SerializationError`` if that would lose anything."""
         ...
 
     def decode(self, data: bytes, type: Any = Any) -> Any:
-        """The value of ``type`` that ``data`` holds, or ``SerializationError``. May ignore ``type``."""
+        """Return the value of ``type`` in ``data``, or raise ``SerializationError``. May ignore ``type``."""
         ...
 
 
@@ -64,7 +65,7 @@ _UNSUPPORTED: Final = re.compile(r"Encoding objects of type .* is unsupported$")
 
 
 class _Msgspec:
-    """What JSON and MessagePack share: decoders made once per type, and errors that say where."""
+    """The base of JSON and MessagePack: it caches decoders by type, and its errors name the place of a bad value."""
 
     name: str
     _codec: Any
@@ -83,7 +84,7 @@ class _Msgspec:
     def decode(self, data: bytes, type: Any = Any) -> Any:
         try:
             decode = self._decoders[type]
-        except (KeyError, TypeError):  # TypeError: Annotated with a list, say, cannot be a key
+        except (KeyError, TypeError):  # TypeError: not hashable, such as Annotated with a list
             decode = self._decoder(type)
         try:
             return decode(data)
@@ -102,10 +103,10 @@ class _Msgspec:
         return cast(Callable[[bytes], Any], decoder.decode)
 
     def _convert(self, hint: Any, plain: Any) -> Any:
-        """msgspec's ``dec_hook``: asked for every type that msgspec does not know itself."""
+        """Convert to a type that msgspec does not support itself; its ``dec_hook``."""
         validate = getattr(hint, "model_validate_json", None)
         if validate is not None:
-            # By way of JSON: there, models read bytes, sets and strict fields as they dumped them.
+            # Models read bytes, sets and strict fields from JSON as they dumped them.
             return validate(msgspec.json.encode(plain))
         if isinstance(hint, _OneOf):
             return self._choose(hint.members, plain)
@@ -114,7 +115,7 @@ class _Msgspec:
         raise TypeError(f"values of type {hint} cannot be decoded")
 
     def _choose(self, members: tuple[Any, ...], plain: Any) -> Any:
-        """The first member that says exactly what is there; failing that, the first that fits at all."""
+        """Return the first member that represents ``plain`` exactly, else the first one that accepts it."""
         fitting: list[Any] = []
         exact = self._encode_sorted(plain)
         for member in members:
@@ -130,7 +131,6 @@ class _Msgspec:
         return fitting[0]
 
     def _unencodable(self, value: Any, error: Exception) -> SerializationError:
-        kind = type(value).__qualname__
         if isinstance(error, RecursionError):
             cause = ": it contains itself, or is nested too deeply"
         else:
@@ -143,7 +143,7 @@ class _Msgspec:
             cause = "" if _UNSUPPORTED.match(str(error)) else f": {error}"
             cause += " (at $)" if path == "$" else f" (at {path}, of type {type(culprit).__qualname__})"
         return SerializationError(
-            f"a value of type {kind} cannot be encoded as {self.name}{cause}. "
+            f"a value of type {type(value).__qualname__} cannot be encoded as {self.name}{cause}. "
             "Use plain values, dataclasses, msgspec structs or pydantic models, or pass a custom serde."
         )
 
@@ -155,15 +155,15 @@ class _Msgspec:
         return False
 
     def _undecodable(self, hint: Any, error: Exception) -> SerializationError:
-        shown = hint.__qualname__ if isinstance(hint, type) else hint
+        kind = hint.__qualname__ if isinstance(hint, type) else hint
         return SerializationError(
-            f"the stored {self.name} cannot be decoded as {shown}: {error}. "
+            f"the stored {self.name} cannot be decoded as {kind}: {error}. "
             "Compare what was enqueued with the type hints, and the writer's serde with the reader's."
         )
 
 
 class Json(_Msgspec):
-    """JSON. NaN and infinity have no place in it and are refused, not turned into ``null``."""
+    """JSON. It refuses NaN and infinity instead of encoding them as ``null``."""
 
     name = "json"
     _codec = msgspec.json
@@ -173,13 +173,13 @@ class Json(_Msgspec):
             data = self._encode(value)
         except Exception as error:
             raise self._unencodable(value, error) from error
-        # A null may be what msgspec made of a NaN. find(), because "in" on bytes costs twice as much.
+        # msgspec encodes NaN as null. find() takes half the time of "in".
         if data.find(b"null") >= 0 and value is not None and _may_hold_nan(value):
-            found = _find(value, _is_not_finite)
-            if found is not None:
+            leaf = _find(value, _is_not_finite)
+            if leaf is not None:
                 raise SerializationError(
-                    f"the value {shown(found[1])} at {found[0]} cannot be encoded as json, which has finite "
-                    'numbers only. Use None or text in its place, or the serde "msgpack".'
+                    f"the value {shown(leaf[1])} at {leaf[0]} cannot be encoded as json, which has only finite "
+                    'numbers. Use None or text instead, or the serde "msgpack".'
                 )
         return data
 
@@ -192,7 +192,7 @@ class MessagePack(_Msgspec):
 
 
 class Raw:
-    """Bytes in, bytes out; types are not looked at."""
+    """Bytes, unchanged. It ignores types."""
 
     name = "raw"
 
@@ -212,11 +212,11 @@ _serdes: dict[str, Serde] = {serde.name: serde for serde in (Json(), MessagePack
 
 
 def resolve_serde(value: str | Serde) -> Serde:
-    """The serde of that name, or the serde itself. Raises ``InvalidOption`` for what is neither."""
+    """Return the serde of that name, or the serde itself. Raise ``InvalidOption`` for anything else."""
     if isinstance(value, str):
         if value in _serdes:
             return _serdes[value]
-        cause = f"no serde of that name is registered, only {', '.join(sorted(_serdes))}"
+        cause = f"the registered serdes are {', '.join(sorted(_serdes))}"
     elif isinstance(value, type):
         cause = "it is a class"
     elif isinstance(value, Serde):
@@ -229,11 +229,11 @@ def resolve_serde(value: str | Serde) -> Serde:
 
 
 def register_serde(serde: Serde) -> Serde:
-    """Make ``serde`` known by its name in this process; returns it.
+    """Register ``serde`` by its name in this process, and return it.
 
     Raises:
-        InvalidOption: not a serde, or another one has that name. The same one may be registered again.
-        InvalidName: a name that cannot be stored.
+        InvalidOption: it is not a serde, or another one has that name. You may register the same object again.
+        InvalidName: the name cannot be stored.
     """
     resolve_serde(serde)
     name = check_task(serde.name)
@@ -246,16 +246,15 @@ def register_serde(serde: Serde) -> Serde:
 
 
 def decodable(hint: Any) -> Any:
-    """``hint`` in a form that msgspec decodes to with our hooks: most often ``hint`` itself.
+    """Return ``hint`` in a form that msgspec can decode with our hooks: usually ``hint`` itself.
 
-    msgspec refuses unions of several dataclasses, untagged structs or models. Those are told apart by
-    which of them says exactly what is stored; of two that would, the first in the union is taken. Unions
-    of which one text or one dict could mean two members (``str | bytes``, ``dict | A``) stay refused: a
-    guess is silent.
+    msgspec refuses unions of several dataclasses, untagged structs or models. For these, the decoder chooses the
+    first member that represents the stored value exactly. Ambiguous unions, where one text or dict could mean two
+    members (``str | bytes``, ``dict | A``), are still refused.
 
     Raises:
-        SerializationError: no value of this type could be decoded.
-        NameError: the type refers to a name that cannot be resolved.
+        SerializationError: values of this type cannot be decoded.
+        NameError: the type refers to an unknown name.
     """
     try:
         return _accepted(hint)
@@ -294,22 +293,22 @@ def _union(members: tuple[Any, ...]) -> Any:
 
 
 class _OneOf(type):
-    """A type that only ``_Msgspec._convert`` understands: it stands for a union, and tries the members."""
+    """A stand-in for a union, which ``_Msgspec._convert`` decodes by trying the members."""
 
     members: tuple[Any, ...]
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return True  # msgspec asks about what _convert returned, and that is an instance of a member
+        return True  # msgspec checks the value that _convert returned, which is an instance of a member
 
 
 class _Record(msgspec.Struct):
-    """Stands for any dataclass, struct or model when a union is tried."""
+    """A stand-in for any dataclass, struct or model."""
 
 
 def _one_of(members: tuple[Any, ...]) -> Any:
     records = tuple(member for member in members if _is_record(member))
     others = tuple(member for member in members if member not in records)
-    _accepted(_union((*others, _Record)))  # a TypeError says that the others cannot be told apart
+    _accepted(_union((*others, _Record)))  # raises TypeError if the others are ambiguous
     rest = tuple(member for member in others if member is not NoneType)
     choices = (*records, _union(rest)) if rest else records
     one_of: Any = _OneOf("OneOf", (), {"members": choices})
@@ -321,16 +320,16 @@ def _is_record(hint: Any) -> bool:
     return isinstance(hint, type) and any(hasattr(hint, name) for name in known)
 
 
-# How MessagePack writes NaN and infinity. Other bytes may look so too; then the slow search decides.
+# NaN and infinity in MessagePack. Other bytes may match too; then the slow search decides.
 _NOT_FINITE: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 _as_msgpack: Final = msgspec.msgpack.Encoder(enc_hook=plain_model).encode
 
 
 def _may_hold_nan(value: Any) -> bool:
-    """A quick first look, for payloads with a null: most rows of most tables have one."""
+    """Return False for most payloads without NaN, quickly: many payloads have a null."""
     try:
         return _NOT_FINITE.search(_as_msgpack(value)) is not None
-    except OverflowError:  # an integer that JSON can say and MessagePack cannot
+    except OverflowError:  # an integer too large for MessagePack
         return True
 
 
@@ -339,7 +338,7 @@ def _is_not_finite(value: Any) -> bool:
 
 
 def _find(value: Any, bad: Callable[[Any], bool], path: str = "$") -> tuple[str, Any] | None:
-    """The path and value of the first bad leaf."""
+    """Return the path and the value of the first leaf that is ``bad``."""
     children = _children(value)
     if children is None:
         return (path, value) if bad(value) else None
@@ -361,14 +360,11 @@ def _children(value: Any) -> Iterable[tuple[str, Any]] | None:
     return None
 
 
-# Where a job comes from: its queue, and how its payload and result are written and read.
-
-
 _json = Json()
 
 
 class JobCodec:
-    """Shared by all handles of a task's, or a queue's, jobs. Immutable."""
+    """The queue of a job, and the serdes and types of its payload and result."""
 
     __slots__ = ("app", "payload_type", "queue", "result_serde", "result_type", "serde")
 
@@ -390,45 +386,39 @@ class JobCodec:
         self.result_type = result_type
 
     def on(self, queue: str) -> JobCodec:
-        """The same for jobs that go to another queue."""
-        return JobCodec(
-            self.app,
-            queue,
-            serde=self.serde,
-            result_serde=self.result_serde,
-            payload_type=self.payload_type,
-            result_type=self.result_type,
-        )
+        """Return a copy for another queue."""
+        codec = copy(self)
+        codec.queue = queue
+        return codec
 
     def encode_payload(self, value: Any) -> bytes:
-        """Raises ``SerializationError`` or ``PayloadTooLarge``."""
+        """Encode a payload. Raise ``SerializationError`` or ``PayloadTooLarge``."""
         data = self.serde.encode(value)
         if len(data) > self.app.max_payload:
             raise too_large("payload", data, self.app.max_payload)
         return data
 
     def decode_payload(self, data: bytes) -> Any:
-        """Raises ``SerializationError``."""
+        """Decode a payload. Raise ``SerializationError``."""
         return self.serde.decode(data, self.payload_type)
 
     def encode_result(self, value: Any) -> bytes:
-        """Raises ``SerializationError`` or ``PayloadTooLarge``. ``None`` needs no encoder: it may be no bytes."""
-        data = (
-            b"" if value is None and isinstance(self.result_serde, Raw) else self.result_serde.encode(value)
-        )
+        """Encode a result. ``raw`` encodes ``None`` as no bytes. Raise as ``encode_payload`` does."""
+        is_empty = value is None and isinstance(self.result_serde, Raw)
+        data = b"" if is_empty else self.result_serde.encode(value)
         if len(data) > self.app.max_payload:
             raise too_large("result", data, self.app.max_payload)
         return data
 
     def encode_signal(self, value: Any) -> bytes:
-        """JSON, whatever the serde: who signals need not know the task. Raises as ``encode_payload``."""
+        """Encode signal data, always as JSON: the sender may not know the task. Raise as ``encode_payload`` does."""
         data = b"" if value is None else _json.encode(value)
         if len(data) > self.app.max_payload:
             raise too_large("signal", data, self.app.max_payload)
         return data
 
     def decode_result(self, data: bytes | None) -> Any:
-        """Raises ``SerializationError``. No bytes are no result."""
+        """Decode a result; without bytes it is ``None``. Raise ``SerializationError``."""
         if not data and not (isinstance(self.result_serde, Raw) and data is not None):
             return None
         try:
@@ -453,8 +443,8 @@ class JobCodec:
 
 
 def too_large(what: str, data: bytes, limit: int) -> PayloadTooLarge:
-    """The error for ``data``: how much, how much is allowed, and what to do."""
+    """Return the error for data over the limit."""
     return PayloadTooLarge(
         f"the {what} has {describe_size(len(data))} ({len(data)} bytes), more than the limit of "
-        f"{describe_size(limit)}. Keep large data elsewhere and pass a reference to it, or raise max_payload."
+        f"{describe_size(limit)}. Store large data elsewhere and pass a reference to it, or raise max_payload."
     )

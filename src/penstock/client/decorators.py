@@ -1,4 +1,4 @@
-"""What ``@app.task(...)`` gives: a decorator, typed for coroutine functions and for others."""
+"""The decorators that ``@app.task(...)`` and ``@app.dead_letter(...)`` return."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class _Decorator:
-    """Makes a function a task of ``app``."""
+    """A decorator that makes a function a task of ``app``."""
 
     def __init__(self, app: App, name: str | None, queue: str, given: Mapping[str, Any]) -> None:
         self._arguments = (name, queue, given)
@@ -37,15 +37,14 @@ class _Decorator:
 
 
 class Other:
-    """A class that nobody uses: a first parameter that accepts it accepts anything, so it is not for the context."""
+    """A marker for type checkers: a parameter that accepts it accepts anything, so it is not for the context."""
 
 
 class TaskDecorator(_Decorator):
-    """For a function of one job's arguments.
+    """The decorator for a function that takes the arguments of one job.
 
-    A first parameter for the ``JobContext`` is not one of the job's arguments. A function whose first parameter
-    accepts anything keeps its result type, but its arguments are not checked: a type checker cannot tell ``Any`` from
-    the context.
+    A first parameter for the ``JobContext`` is not an argument of the job. If the first parameter accepts
+    anything, type checkers cannot tell it from the context: they know the result type, but do not check arguments.
     """
 
     @overload
@@ -73,7 +72,7 @@ class TaskDecorator(_Decorator):
 
 
 class BatchDecorator(_Decorator):
-    """For a function of lists: its jobs take one item, and give one result."""
+    """The decorator for a function that takes a list. Each job has one item and one result."""
 
     @overload
     def __call__(
@@ -91,8 +90,7 @@ class BatchDecorator(_Decorator):
         return self._make(func)
 
 
-# ``@app.dead_letter``: a function for the jobs of a queue that have failed for good.
-
+# ``@app.dead_letter``
 
 logger = get_logger("penstock.worker")
 
@@ -100,9 +98,9 @@ logger = get_logger("penstock.worker")
 def handle_dead_letters(
     app: App, queue: str, func: Callable[[DeadLetter], Any], *, into: str, options: Mapping[str, Any]
 ) -> Task[..., Any]:
-    """Make ``func`` the task for dead letters of ``queue``, which go ``into`` another one.
+    """Make ``func`` the task for the dead letters of ``queue``, which go to the queue ``into``.
 
-    Workers of the app see to the queue's settings when they start.
+    Workers of the app configure the queue when they start.
     """
     _refuse_placement(options)
     task = app.add_task(_by_parts(func), f"{queue}.dead_letter", into, options)
@@ -111,35 +109,34 @@ def handle_dead_letters(
         consumed = worker.options.queues
         if queue in consumed and into not in consumed:
             logger.info(
-                "This worker consumes queue %s, but not %s, where the dead letters of %s wait for their task: add -q "
-                "%s here, or start a worker for it",
-                *(queue, into, queue, into),
+                "This worker consumes queue %s, but not %s, which has its dead letters. Add -q %s, or start "
+                "another worker for it",
+                *(queue, into, into),
             )
         storage = await app.connect()
-        found = await storage.settings(queue)
-        wanted = replace(
-            found,
+        current = await storage.settings(queue)
+        settings = replace(
+            current,
             dead_letter=into,
             dead_letter_task=task.name,
             dead_letter_options=encode_options(task.defaults),
         )
-        if wanted != found:
-            await storage.configure(queue, wanted)
+        if settings != current:
+            await storage.configure(queue, settings)
 
     app.on_start(set_up)
     return task
 
 
 def _refuse_placement(options: Mapping[str, Any]) -> None:
-    """Raise ``InvalidOption`` for an option that a job has from its enqueue: the store enqueues letters."""
+    """Raise ``InvalidOption`` for a placement option: the store enqueues dead letters, and ignores them."""
     for name in sorted(PLACEMENT & options.keys()):
-        raise InvalidOption(f"{name}={shown(options[name])} cannot be given to a dead letter. Leave it out.")
+        raise InvalidOption(f"{name}={shown(options[name])} does not apply to dead letters. Leave it out.")
 
 
 def _by_parts(func: Callable[[DeadLetter], Any]) -> Callable[..., Any]:
-    """A task's payload is an object by parameter name; the function takes it as a whole."""
+    """Return a function with the fields of a ``DeadLetter`` as parameters: payloads are objects by parameter name."""
 
-    # Keyword-only, because a task's arguments are known by their names.
     async def handle(
         *, queue: str, id: str, task: str, payload: Any, error: dict[str, str], failures: int, failed_at: int
     ) -> Any:

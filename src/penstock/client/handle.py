@@ -1,4 +1,4 @@
-"""A handle of one job: what an enqueue gives back, and the way to its result."""
+"""Handles of jobs, which an enqueue returns: wait for the result, inspect the job, operate on it."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _ASK_WHY_S: Final = 2.0
-"""The time limit for finding out what the job waits for once a wait is over."""
+"""The time limit of the lookup for the message of ``ResultTimeout``."""
 
 _OF_GET: Final = {
     "timeout": "It returns the record; use job.result(timeout=...) to wait for the result.",
     "propagate": "It returns the record; use job.result(), which raises JobFailed.",
 }
-_STOPS: Final = "A running function is stopped, too; a plain one has to look at context.cancelled."
+_STOPS: Final = "A running coroutine function is stopped; a plain function must check context.cancelled."
 _OF_CANCEL: Final = {"terminate": _STOPS, "signal": _STOPS}
 
 
 class JobHandle(Hinting, Generic[R]):
-    """One job, by its id. Light, and not tied to an event loop: it may be used from any.
+    """A handle of one job, by its id. Any event loop may use it.
 
-    ``status`` and ``state`` are what the enqueue answered, ``refresh()`` renews the state; for a handle made of a
-    known id both are ``None`` until then.
+    ``status`` and ``state`` are the answer of the enqueue; for a handle of a known id both are ``None``.
+    ``refresh()`` updates the state.
     """
 
     __slots__ = ("_answer", "_source", "_state", "id")
@@ -79,28 +79,28 @@ class JobHandle(Hinting, Generic[R]):
 
     @property
     def source(self) -> JobCodec:
-        """Where the job comes from: for the parts of Penstock."""
+        """Return the codec of the job. Internal."""
         return self._source
 
     @property
     def status(self) -> EnqueueStatus | None:
-        """``queued``, ``duplicate``, ``completed``, ``updated`` or ``rerun``, see ``Enqueued``."""
+        """Return ``queued``, ``duplicate``, ``completed``, ``updated`` or ``rerun``; see ``Enqueued``."""
         return self._answer.status if self._answer is not None else None
 
     @property
     def state(self) -> State | None:
-        """The state last heard of."""
+        """Return the last known state."""
         return self._answer.state if self._state is None and self._answer is not None else self._state
 
     async def result(self, timeout: Duration | None = None) -> R:
-        """What the job returned, waiting for its end if need be.
+        """Wait for the job to finish, and return its result.
 
-        After a ``rerun`` this is the next end of the job.
+        After a ``rerun``, wait for the next time it finishes.
 
         Raises:
-            JobFailed, JobExpired, JobCancelled: it has ended otherwise.
-            JobNotFound: the id is unknown, or what became of it is no longer kept.
-            ResultTimeout: ``timeout`` is over. The job is left alone.
+            JobFailed, JobExpired, JobCancelled: the job did not complete.
+            JobNotFound: the id is unknown, or the job is no longer kept.
+            ResultTimeout: the job did not finish within ``timeout``. It goes on.
         """
         answer = self._answer
         if answer is not None and answer.status == "completed":
@@ -116,7 +116,7 @@ class JobHandle(Hinting, Generic[R]):
             waiter.forget(expected)
 
     async def get(self, /, **other: Never) -> JobInfo:
-        """Return the job as it is now. Raises ``JobNotFound``."""
+        """Return the job as it is now. Raise ``JobNotFound`` if the store does not have it."""
         refuse_keywords(other, _OF_GET, where="job.get()")
         info = await self.get_or_none()
         if info is None:
@@ -133,20 +133,20 @@ class JobHandle(Hinting, Generic[R]):
         return JobInfo(self._source, job)
 
     async def why(self) -> Reason:
-        """Return why the job does not run, in a sentence with the remedy; or that it runs, or how it ended.
+        """Return why the job does not run, with the remedy; or that it runs, or how it finished.
 
         Raises ``JobNotFound``.
         """
         return await (await self.get()).why()
 
     async def refresh(self) -> State:
-        """Renew ``state``. Raises ``JobNotFound``."""
+        """Update ``state``, and return it. Raise ``JobNotFound`` if the store does not have the job."""
         return (await self.get()).state
 
     async def cancel(self, /, *, rerun_only: bool = False, **other: Never) -> CancelAnswer:
-        """End the job if it has not begun (``cancelled``), or ask it to stop (``requested``).
+        """Cancel the job if it has not started (``cancelled``), or ask it to stop (``requested``).
 
-        With ``rerun_only``, leave the job alone and drop the rerun that waits behind it (``rerun_cancelled``).
+        With ``rerun_only``, only drop the rerun that waits behind the job (``rerun_cancelled``).
         """
         refuse_keywords(other, _OF_CANCEL, where="job.cancel()")
         storage = await self._source.app.connect()
@@ -154,12 +154,12 @@ class JobHandle(Hinting, Generic[R]):
         return answer
 
     async def retry(self) -> RetryAnswer:
-        """Have a failed or cancelled job run again."""
+        """Run a failed or cancelled job again."""
         [answer] = await (await self._source.app.connect()).retry(self.queue, [self.id])
         return answer
 
     async def promote(self) -> PromoteAnswer:
-        """Have a scheduled job wait for a worker from now on."""
+        """Make a scheduled job due now."""
         [answer] = await (await self._source.app.connect()).promote(self.queue, [self.id])
         return answer
 
@@ -169,32 +169,32 @@ class JobHandle(Hinting, Generic[R]):
         return answer
 
     async def signal(self, name: str, data: Any = None) -> SignalAnswer:
-        """Send the job a signal, with anything JSON can say; see ``Queue.signal``."""
+        """Send a signal to the job, with data that JSON can encode; see ``Queue.signal``."""
         storage = await self._source.app.connect()
         return await storage.signal(self.queue, self.id, check_signal(name), self._source.encode_signal(data))
 
     async def add_children(
         self, children: Iterable[Part], *, on_failure: Policy = "fail"
     ) -> list[JobHandle[Any]]:
-        """Have the job, which must be open, wait for further jobs: ``task.job(...)``, handles, whole flows.
+        """Make the open job wait for more jobs: ``task.job(...)``, handles, or flows.
 
-        Raises ``JobNotFound``, ``JobError`` if it has ended, or ``InvalidInput``.
+        Raises ``JobNotFound``, ``JobError`` if the job has finished, or ``InvalidInput``.
         """
         return await add_children(self._source, self.id, children, on_failure=on_failure)
 
     async def children(self) -> list[Child]:
-        """The jobs it waits, or waited, for, in the order they were given."""
+        """Return the jobs it waits or waited for, in the order they were added."""
         return await read_children(self._source, self.id)
 
     async def keep_result(self, ttl: Duration) -> bool:
-        """Keep the result for ``ttl`` from the job's end; false if the job is not known."""
+        """Keep the result for ``ttl`` after the job finishes; return whether the job is known."""
         change = Change(result_ttl_ms=milliseconds(ttl, what="ttl"))
         return await (await self._source.app.connect()).change(self.queue, self.id, change) == "changed"
 
     async def logs(self, *, start: int = 0, limit: int = 1000) -> list[str]:
         """Return the lines the job logged, from number ``start`` on.
 
-        Lines are counted from 0, from the first that the job ever wrote. The newest 1000 are kept.
+        Line 0 is the first that the job ever logged. The newest 1000 lines are kept.
         """
         whole_number("start", start, least=0)
         whole_number("limit", limit, least=1)
@@ -202,13 +202,13 @@ class JobHandle(Hinting, Generic[R]):
         return (await storage.logs(self.queue, self.id, start=start, limit=limit)).lines
 
     def events(self, *, follow: bool = True, types: EventTypes = None) -> AsyncGenerator[Event, None]:
-        """The job's life since it was enqueued, from the log, then what becomes of it until it ends.
+        """Yield the events of the job since its enqueue, then new ones until it finishes.
 
-        ``follow=False`` stops at what has happened so far. Raises ``JobNotFound`` for an id that neither the store
-        nor the log knows, ``EventsLost`` if the log no longer has all of its life.
+        ``follow=False`` stops at the newest event. Raises ``JobNotFound`` if neither the store nor the log has the id,
+        and ``EventsLost`` if the log no longer has all of its events.
         """
-        wanted = Filter.of(types)
-        return job_events(self._source.app, self.queue, self.id, follow=follow, types=wanted.types)
+        checked = Filter.of(types).types
+        return job_events(self._source.app, self.queue, self.id, follow=follow, types=checked)
 
     def _conclude(self, finished: Finished) -> R:
         self._state = finished.state
@@ -218,9 +218,9 @@ class JobHandle(Hinting, Generic[R]):
 
 
 async def call(source: JobCodec, job: NewJob, timeout: Duration | None) -> Any:
-    """Request and response: subscribe, then put ``job`` in, then wait for its end.
+    """Subscribe, enqueue ``job``, and wait for its result.
 
-    A duplicate waits for the job that is there; a cached result returns at once. Raises what
+    A duplicate waits for the existing job; a cached result returns immediately. Raises what
     ``JobHandle.result`` raises.
     """
     session = await source.app.session()
@@ -232,10 +232,10 @@ async def call(source: JobCodec, job: NewJob, timeout: Duration | None) -> Any:
             answer = await session.enqueue(source.queue, replace(job, notify=waiter.listener))
             if answer.status == "completed":
                 return source.decode_result(answer.result)
-            if answer.id != job.id:  # by its dedup key it is another's duplicate
+            if answer.id != job.id:  # a duplicate of another job by its dedup key
                 handle.id = answer.id
                 return await JobHandle[Any](source, answer.id, answer).result()
-            if answer.state in TERMINAL:  # a duplicate of a job that has ended: the store says how
+            if answer.state in TERMINAL:  # a duplicate of a finished job
                 await waiter.watch(expected)
             else:
                 await waiter.begin(expected, answer.incarnation)
@@ -258,13 +258,13 @@ async def _deadline(
     except TimeoutError as error:
         why = await _why(handle)
         raise ResultTimeout(
-            f"job {handle.id!r} of queue {handle.queue!r} had not ended after {describe(ms)}. {why}"
-            "The job is left alone: ask for its result again, or cancel it."
+            f"job {handle.id!r} of queue {handle.queue!r} did not finish within {describe(ms)}. {why}"
+            "The job goes on: wait for its result again, or cancel it."
         ) from error
 
 
 async def _why(handle: JobHandle[Any]) -> str:
-    """Return a sentence for an error; empty if the store does not tell in time. Raises ``JobExpired``."""
+    """Return why the job has not finished; empty if the store does not answer in time. Raise ``JobExpired``."""
     try:
         async with asyncio.timeout(_ASK_WHY_S):
             await _refuse_expired(handle)
@@ -277,7 +277,7 @@ async def _why(handle: JobHandle[Any]) -> str:
 
 
 async def _refuse_expired(handle: JobHandle[Any]) -> None:
-    """Raise ``JobExpired`` if the ttl of the job has passed, also where no worker has noticed."""
+    """Raise ``JobExpired`` if the ttl of the job has passed, even if no worker has noticed."""
     if (await handle.get()).expires_at is None:
         return
     await (await handle.source.app.connect()).sweep(handle.queue)
@@ -287,9 +287,7 @@ async def _refuse_expired(handle: JobHandle[Any]) -> None:
 
 
 def _expired(queue: str, id: str) -> JobExpired:
-    return JobExpired(
-        f"job {id!r} of queue {queue!r} expired: its ttl passed before it was finished.", job_id=id
-    )
+    return JobExpired(f"job {id!r} of queue {queue!r} expired: its ttl passed before it finished.", job_id=id)
 
 
 def _error_of(finished: Finished, queue: str) -> JobError:
@@ -298,7 +296,7 @@ def _error_of(finished: Finished, queue: str) -> JobError:
         why = f": {failure.type.lower()} {failure.message}" if failure else ""
         return JobCancelled(f"job {id!r} of queue {queue!r} was cancelled{why}.", job_id=id)
     if failure is None:
-        return JobFailed(f"job {id!r} of queue {queue!r} failed; why is not kept.", job_id=id)
+        return JobFailed(f"job {id!r} of queue {queue!r} failed; the reason is no longer kept.", job_id=id)
     if failure.type == "Expired":
         return _expired(queue, id)
     return JobFailed(

@@ -1,7 +1,6 @@
-"""Words of other job queues in Python code, and what they are called here.
+"""Names from other job queues, and what to use here instead.
 
-Nothing here works as a second name. A known word only makes the error say what to write instead.
-``tests/client/test_hints.py`` checks each row.
+None of them works as an alias. They only make errors more helpful. ``tests/client/test_hints.py`` checks each of them.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ OTHER_WAY: Final = {
     "reject_on_worker_lost": _AFTER_RUN,
     "track_started": "A job that runs is always shown as active: leave it out.",
     "retry_kwargs": "Use max_retries and backoff.",
-    "base": "Use @app.middleware for what all tasks do.",
+    "base": "Use @app.middleware for code around all runs.",
     "main": "An app has no name; namespace=... keeps several apart in one store.",
     "rate_limit": "Use queue.limit(rate=...) for all workers, or app.worker(limits={...}) for one.",
     "link": "Use chain(first.job(...), next.partial()).",
@@ -133,7 +132,7 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "start": "Use app.worker().run_sync(), or the command penstock worker MODULE:APP.",
         "actor": "Use @app.task.",
         "signature": "Use task.job(...), or task.partial(...) if a flow passes the first argument.",
-        "Task": "Use @app.middleware for what all tasks do.",
+        "Task": "Use @app.middleware for code around all runs.",
         "enqueue": "Use task.enqueue(...), or app.queue(name).enqueue(payload).",
     },
     "job": {
@@ -151,7 +150,7 @@ ATTRIBUTES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "wait": "Use job.result(timeout=...).",
         "return_value": "Use job.result().",
         "traceback": "Use job.get(), whose failure has the traceback.",
-        "info": "Use job.get(), whose progress is what the task said last.",
+        "info": "Use job.get(), whose progress is the last value of context.progress(...).",
         "task_id": "Use job.id, or job.ref to find the job again.",
     },
     "job context": {
@@ -264,13 +263,13 @@ SAME_STATE: Final[Mapping[str, str]] = {
     "canceled": "cancelled",
     "revoked": "cancelled",
 }
-"""States of other queues, in small letters, and ours."""
+"""States of other queues, in lower case, and ours."""
 
 
 def option_hint(name: str, known: Collection[str], of_jobs: Collection[str]) -> str:
-    """Return what to write for an option of another queue where ``known`` are accepted; empty if the word is new.
+    """Return what to write for an option of another queue; empty if there is no hint.
 
-    ``of_jobs`` are those that ``task.options(...)`` accepts.
+    ``known`` are the options accepted here, ``of_jobs`` those of ``task.options(...)``.
     """
     option = SAME_OPTION.get(name)
     if option == "url":
@@ -299,12 +298,12 @@ def _setting_hint(name: str, known: Collection[str], of_jobs: Collection[str]) -
 
 
 class Hinting:
-    """An object with counterparts in other queues: a missing attribute that those have is an error that names ours."""
+    """A base class whose ``AttributeError`` says what to use instead of an attribute from another queue."""
 
     __slots__ = ()
     hints_for: ClassVar[Kind] = "task"
 
-    if not TYPE_CHECKING:  # Type checkers would take every attribute for one that exists.
+    if not TYPE_CHECKING:  # Type checkers would accept every attribute.
 
         def __getattr__(self, name: str) -> object:
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -314,8 +313,8 @@ class Hinting:
             raise AttributeError(message, name=name, obj=self)
 
 
-def refuse_keywords(given: Mapping[str, object], hints: Mapping[str, str], *, where: str) -> None:
-    """Raise ``TypeError`` for a keyword argument that a method does not have, with what to use instead."""
-    for name in given:
+def refuse_keywords(unknown: Mapping[str, object], hints: Mapping[str, str], *, where: str) -> None:
+    """Raise ``TypeError`` for an unknown keyword argument of a method, with what to use instead."""
+    for name in unknown:
         hint = hints.get(name)
         raise TypeError(f"{where} takes no argument {name!r}.{f' {hint}' if hint else ''}")

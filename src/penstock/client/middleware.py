@@ -1,4 +1,6 @@
-"""Enqueue middleware: code around every enqueue of an app.
+"""Hooks and middleware of an app, and the chain of its enqueue middleware.
+
+An enqueue middleware is code around every enqueue:
 
 ::
 
@@ -6,10 +8,9 @@
     async def tenants_first(call: EnqueueCall, call_next: EnqueueNext) -> Answers:
         return await call_next(call.changed(priority=-1) if tenant.get() == "big" else call)
 
-A layer sees what goes to the store in one call of the user's: one job of ``enqueue`` and ``call``, all of
-``enqueue_many``; the jobs of flows, and children that are added, once for each of their queues. It may pass on
-jobs with other payloads, priorities, delays and so on, look at the answers, or raise: then nothing is
-written. The first registered is the outermost.
+A layer sees the jobs of one call: one job of ``enqueue`` and ``call``, all jobs of ``enqueue_many``. The jobs of
+flows, and added children, arrive in one call per queue. A layer may change payloads, priorities, delays and so on,
+read the answers, or raise: then nothing is written. The first registered layer is the outermost.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _log = get_logger("penstock.worker")
 
 
 class EnqueueCall(msgspec.Struct, frozen=True):
-    """Jobs on their way to ``queue``. A job's task is ``job.options.task``, its arguments ``job.payload``, encoded."""
+    """The jobs of one call to ``queue``. ``job.options.task`` is the task, ``job.payload`` the encoded arguments."""
 
     queue: str
     jobs: tuple[NewJob, ...]
@@ -65,7 +66,7 @@ class EnqueueCall(msgspec.Struct, frozen=True):
         return self.each(change)
 
     def each(self, change: Callable[[NewJob], NewJob]) -> EnqueueCall:
-        """The same call, with ``change(job)`` in the place of every job."""
+        """Return the same call with every job replaced by ``change(job)``."""
         return EnqueueCall(self.queue, tuple(map(change, self.jobs)))
 
 
@@ -74,7 +75,7 @@ EnqueueMiddleware: TypeAlias = Callable[[EnqueueCall, EnqueueNext], Awaitable[An
 
 
 class EnqueueChain:
-    """The ``layers`` of an app. Where there are none, nobody goes through it."""
+    """The enqueue middleware of an app. Apps without any bypass it."""
 
     __slots__ = ("_max_payload", "layers")
 
@@ -90,34 +91,36 @@ class EnqueueChain:
     async def enqueue(
         self, queue: str, jobs: Sequence[NewJob], send: Callable[[Sequence[NewJob]], Awaitable[Answers]]
     ) -> Answers:
-        """Have ``jobs`` go through all layers, and what is left of them be sent.
+        """Pass ``jobs`` through all layers, and send them.
 
         Raises:
-            InvalidOption: a layer changed the queue, an id, or how many jobs there are: handles name them already.
-            PayloadTooLarge: a layer made a payload larger than allowed.
+            InvalidOption: a layer changed the queue, an id, or the number of jobs. Handles use them already.
+            PayloadTooLarge: a layer made a payload that is too large.
         """
 
         async def innermost(call: EnqueueCall) -> Answers:
-            self._check(call, given)
+            self._check(call, original)
             return await send(call.jobs)
 
         call_next: EnqueueNext = innermost
         for layer in reversed(self.layers):
             call_next = _around(layer, call_next)
-        given = EnqueueCall(queue, tuple(jobs))
-        answers = await call_next(given)
+        original = EnqueueCall(queue, tuple(jobs))
+        answers = await call_next(original)
         if len(answers) != len(jobs):
             raise InvalidOption(
-                "an enqueue middleware gave other answers than there are jobs. Return what call_next returned."
+                f"an enqueue middleware returned {len(answers)} answers for {len(jobs)} jobs. "
+                "Return what call_next returned."
             )
         return answers
 
     async def enqueue_nodes(
         self, nodes: Sequence[Node], send: Callable[[Sequence[Node]], Awaitable[Answers]]
     ) -> Answers:
-        """The same for jobs of several queues, which are sent together: around that, the layers see each queue.
+        """Pass jobs of several queues through all layers, one call per queue, and send them together.
 
-        Raises ``InvalidOption`` also if a layer answers without passing them on: part of a flow is none.
+        Raises as ``enqueue`` does, and ``InvalidOption`` if a layer does not call ``call_next``: a flow is sent as a
+        whole.
         """
         places: dict[str, list[int]] = {}
         for place, node in enumerate(nodes):
@@ -141,16 +144,16 @@ class EnqueueChain:
         await go_through(list(places))
         if not answers:
             raise InvalidOption(
-                "an enqueue middleware answered for jobs of a flow without passing them on. Nothing was written. "
+                "an enqueue middleware did not call call_next for jobs of a flow. Nothing was written. "
                 "Return what call_next returns, or raise."
             )
         return answers
 
-    def _check(self, call: EnqueueCall, given: EnqueueCall) -> None:
-        if call.queue != given.queue or [job.id for job in call.jobs] != [job.id for job in given.jobs]:
+    def _check(self, call: EnqueueCall, original: EnqueueCall) -> None:
+        if call.queue != original.queue or [job.id for job in call.jobs] != [job.id for job in original.jobs]:
             raise InvalidOption(
-                "an enqueue middleware changed the queue or the ids of jobs, or how many there are. It may change "
-                "the jobs' other fields: use call.changed(...) or call.each(...)."
+                "an enqueue middleware changed the queue or the ids of jobs, or their number. It may change only "
+                "other fields: use call.changed(...) or call.each(...)."
             )
         for job in call.jobs:
             if len(job.payload) > self._max_payload:
@@ -165,9 +168,6 @@ def _around(layer: EnqueueMiddleware, inner: EnqueueNext) -> EnqueueNext:
         return layer(call, inner)
 
     return call_next
-
-
-# What an app lets its user put around its work: around enqueues and runs, and at both ends of a worker.
 
 
 def check_layer(layer: object, *, what: str, form: str) -> None:
@@ -216,7 +216,7 @@ def _watched(layer: Middleware) -> Middleware:
 
 
 class AppHooks:
-    """``App`` has all of this. Each method gives back what it was given, so that it may be a decorator."""
+    """The hooks and middleware of ``App``. Each method returns its argument, so it can be used as a decorator."""
 
     def __init__(self, *, max_payload: int) -> None:
         self.start_hooks: list[Hook] = []
@@ -224,41 +224,44 @@ class AppHooks:
         self.middlewares: list[Middleware] = []
         self.after_hooks: list[AfterExecution] = []
         self.enqueue_chain = EnqueueChain(max_payload=max_payload)
-        """What jobs go through on their way in: for the parts of Penstock, not for its users."""
+        """The chain that new jobs pass through. Internal."""
 
     def on_start(self, hook: Hook) -> Hook:
-        """Call ``hook`` (with the worker, if it takes one argument) when a worker of this app starts, before its
-        first claim. What it raises keeps the worker from starting."""
+        """Call ``hook`` when a worker of this app starts, before its first claim.
+
+        A hook with a parameter gets the worker. If it raises, the worker does not start.
+        """
         self.start_hooks.append(hook)
         return hook
 
     def on_stop(self, hook: Hook) -> Hook:
-        """Call ``hook`` when a worker of this app has stopped, after its last settle; last registered, first called."""
+        """Call ``hook`` when a worker of this app has stopped, after its last job, in reverse order of registration."""
         self.stop_hooks.append(hook)
         return hook
 
     def middleware(self, layer: Middleware) -> Middleware:
-        """Put ``async def layer(context, call_next) -> result`` around every run of every worker of this app.
+        """Call ``async def layer(context, call_next) -> result`` around every run of this app's workers.
 
-        The first registered is the outermost; those given to a worker are inside.
+        Call the task with ``return await call_next()``. The first registered layer is the outermost; those of a worker
+        are inside.
         """
         check_layer(layer, what="middleware", form="async def f(context, call_next)")
         self.middlewares.append(_watched(layer))
         return layer
 
     def enqueue_middleware(self, layer: EnqueueMiddleware) -> EnqueueMiddleware:
-        """Put ``async def layer(call, call_next) -> answers`` around every enqueue of this app, in async and sync code.
+        """Call ``async def layer(call, call_next) -> answers`` around every enqueue of this app, async or sync.
 
-        The first registered is the outermost. See ``EnqueueChain``.
+        The first registered layer is the outermost. See the module.
         """
         self.enqueue_chain.add(layer)
         return layer
 
     def after_execution(self, hook: AfterExecution) -> AfterExecution:
-        """Call ``hook(execution)`` after every run that completed or failed, before the store has its end.
+        """Call ``hook(execution)`` after every run that completed or failed, before the outcome is stored.
 
-        It may set ``execution.result``, ``error`` and ``ttl``; see ``Execution``. In the order they were
-        registered; those given to a worker come last.
+        It may set ``execution.result``, ``error`` and ``ttl``; see ``Execution``. Hooks are called in the order of
+        registration; those of a worker come last.
         """
         self.after_hooks.append(hook)
         return hook

@@ -1,8 +1,8 @@
-"""The options users write, and the plain values they become.
+"""The options that users write, and the plain values they become.
 
-Two kinds. *Treatment* says how a job is treated once it is in (``attempts``, ``timeout`` ...): it is set on the
-app, on the task, or for some jobs by ``task.options(...)``, and becomes a ``core.job.Options`` that all those
-jobs share. *Placement* says where one job goes (``id``, ``delay``, ``priority`` ...) and becomes fields of its
+There are two kinds. *Treatment* (``attempts``, ``timeout`` ...) says how workers treat a job. It is set on the
+app, on the task, or by ``task.options(...)``, and becomes a ``core.job.Options`` that many jobs share.
+*Placement* (``id``, ``delay``, ``priority`` ...) says where and when one job goes, and becomes fields of its
 ``NewJob``.
 """
 
@@ -28,7 +28,7 @@ from penstock.errors import InvalidOption
 
 OnConflict: TypeAlias = Literal["default", "absent", "redispatch"] | Conflict
 
-# What people pass on from an optional argument of their own: None is as good as not given.
+# Users pass these on from optional arguments of their own, so None means unset.
 _NONE_IS_UNSET: Final = frozenset({"id", "delay", "run_at", "group", "headers", "hold", "dedup", "after"})
 _ALTERNATIVES: Final = {
     "attempts": "max_retries",
@@ -38,19 +38,19 @@ _ALTERNATIVES: Final = {
 }
 _TIMES: Final = ("delay_ms", "run_at_ms")
 _EXTRAS: Final = ("group", "cost", "headers", "holds")
-_UNSAID: Final = {name: getattr(EMPTY_EXTRAS, name) for name in _EXTRAS}
+_UNSET_EXTRAS: Final = {name: getattr(EMPTY_EXTRAS, name) for name in _EXTRAS}
 
 
 class Treatment(TypedDict, total=False):
-    """How a job is treated.
+    """How workers treat a job.
 
-    - ``attempts``: run at most so many times if it fails (default 3).
-    - ``max_retries``: another way to give ``attempts``, which is one more: the first run is not a retry.
-    - ``backoff``: the rest between attempts: ``"exponential"`` (default), a duration, a policy, a function.
-    - ``timeout``: how long one run may take; ``None`` is no limit (default).
-    - ``max_stalls``: how often its worker may vanish before the job counts as failed (default 3).
-    - ``result_ttl``, ``failure_ttl``: how long the result (1 h) or the failure (30 days) is kept; ``None``: for ever.
-    - ``version``: of the task, shown in events.
+    - ``attempts``: the number of failures after which the job fails for good (default: 3).
+    - ``max_retries``: ``attempts`` minus 1, because the first run is not a retry. Give one of the two.
+    - ``backoff``: the delay between attempts: ``"exponential"`` (default), a duration, a policy, or a function.
+    - ``timeout``: the time limit of one run; ``None`` for no limit (default).
+    - ``max_stalls``: how often its worker may die before the job fails (default: 3).
+    - ``result_ttl``, ``failure_ttl``: how long the result (1 h) or the failure (30 days) is kept; ``None``: forever.
+    - ``version``: the version of the task, shown in events.
     """
 
     attempts: int
@@ -64,22 +64,22 @@ class Treatment(TypedDict, total=False):
 
 
 class Placement(TypedDict, total=False):
-    """Where one job goes.
+    """Where and when one job goes.
 
-    - ``id``: the dedup key; generated unless given.
-    - ``delay`` or ``run_at``: not before that long from now, or that (aware) time.
-    - ``priority``: smaller runs first (default 0). ``lifo``: before the others of its priority.
-    - ``ttl``: a job not finished that long after its enqueue fails as expired; ``None`` is never.
-    - ``on_conflict``: what happens if the id is known, see ``Conflict``.
-    - ``dedup``: a ``Dedup``, or a key alone for ``Dedup.simple``: jobs of one key are one, whatever their ids.
-    - ``unchecked``: promise that the id is new; saves the look.
-    - ``group``: the key of jobs that share a limit or an order. ``cost``: what the job takes from its group's bucket.
+    - ``id``: the job id, which is also its dedup key (default: a new one).
+    - ``delay`` or ``run_at``: run after this duration, or at this (aware) time.
+    - ``priority``: smaller runs first (default: 0). ``lifo``: run before other jobs of the same priority.
+    - ``ttl``: a job that has not finished by then fails as expired; ``None`` for never.
+    - ``on_conflict``: what happens if the id is known; see ``Conflict``.
+    - ``dedup``: a ``Dedup``, or a key for ``Dedup.simple``. Open jobs with the same key are duplicates.
+    - ``unchecked``: promise that the id is new, which saves a lookup.
+    - ``group``: the key of jobs that share a limit or an order. ``cost``: the tokens it takes from the group's bucket.
     - ``headers``: names and values that travel with the job, for middleware and handlers.
-    - ``hold``: consumers that keep the finished job until they release it, each with the longest time after its end:
+    - ``hold``: consumers that keep the finished job until they release it, each with a maximum time:
       ``{"ledger": "7d"}``.
-    - ``after``: jobs it waits for: handles, ``job()``s that are in by then, or pairs of queue and id.
-      ``after_failure``: what the failure of one of them does: ``"fail"`` (default), ``"ignore"`` or ``"wait"``.
-    - ``run_id``, ``write_id``: the table run, and the save, the job belongs to.
+    - ``after``: jobs that it waits for: handles, enqueued ``job()``s, or pairs of queue and id.
+      ``after_failure``: what happens if one of them fails: ``"fail"`` (default), ``"ignore"`` or ``"wait"``.
+    - ``run_id``, ``write_id``: the table run, and the write, that the job belongs to.
     """
 
     id: str
@@ -102,37 +102,38 @@ class Placement(TypedDict, total=False):
 
 
 class JobOptions(Treatment, Placement, total=False):
-    """Both kinds: all options of a job, as ``queue.enqueue(payload, **options)`` takes them."""
+    """All options of a job, as ``queue.enqueue(payload, **options)`` takes them."""
 
 
 class CallOptions(JobOptions, total=False):
-    """The options of a call: those of the job, and ``wait``, how long to wait for its end (default: no limit)."""
+    """The options of a call: those of a job, and ``wait``, the longest time to wait for it (default: no limit)."""
 
     wait: Duration | None
 
 
 class DispatchOptions(CallOptions, total=False):
-    """The options of ``task.options(...)``: all options of a job and of a call, and ``queue``."""
+    """The options of ``task.options(...)``: those of a job and of a call, and ``queue``."""
 
     queue: str | None
 
 
 class DefaultOptions(Treatment, total=False):
-    """What an app or a task says of its jobs in advance: their treatment, and ``priority`` and ``ttl``."""
+    """The defaults that an app or a task has for its jobs: treatment, ``priority`` and ``ttl``."""
 
     priority: int
     ttl: Duration | None
 
 
 class TaskOptions(DefaultOptions, total=False):
-    """What ``@app.task`` takes besides the name and the queue.
+    """The options of ``@app.task`` besides the name and the queue.
 
-    ``retry_on``: exception classes. A run that raises another one fails the job for good; timeouts, crashes and
-    ``Retry`` are retried all the same. Without it every exception is retried while attempts are left.
-    ``runner``: ``"auto"`` runs coroutine functions on the worker's loop and others in threads; ``"process"`` is
-    for work that keeps a processor busy; ``"sandbox"`` for work that may crash, hang or leak: each run has a
-    process of its own, which may use so much ``memory`` and ``cpu_time``. ``takes_context``: the first parameter
-    gets the ``JobContext``, which a parameter with that annotation gets anyway.
+    - ``retry_on``: the exception classes to retry on; any other fails the job for good (default: all). Timeouts,
+      crashes and ``Retry`` are always retried.
+    - ``runner``: ``"auto"`` runs coroutine functions on the worker's loop, and other functions in threads.
+      ``"process"`` is for work that keeps a processor busy. ``"sandbox"`` is for work that may crash, hang or leak:
+      each run has its own process, limited to ``memory`` and ``cpu_time``.
+    - ``serde``, ``result_serde``: how arguments and results are encoded (default: as the app does).
+    - ``takes_context``: pass the ``JobContext`` as the first argument, even if that parameter has no annotation.
     """
 
     retry_on: type[BaseException] | Sequence[type[BaseException]]
@@ -145,9 +146,9 @@ class TaskOptions(DefaultOptions, total=False):
 
 
 class BatchOptions(TaskOptions, total=False):
-    """The same for a task whose function takes the items of up to ``batch`` jobs at once, as a list.
+    """The options of a task whose function takes a list: the items of up to ``batch`` jobs.
 
-    It is called ``batch_wait`` (default 100 ms) after the first of them came at the latest. See ``batching``.
+    The function is called at most ``batch_wait`` (default: 100 ms) after the first job is claimed. See ``batching``.
     """
 
     batch: Required[int]
@@ -175,7 +176,7 @@ def refuse_unknown(given: Iterable[str], known: Collection[str], *, where: str) 
 def _instead(name: str, known: Collection[str]) -> str:
     if "concurrency" in known and (hint := WORKER_OPTIONS.get(name)):
         return hint
-    # A search, a schedule or a table has options of its own, which the words of other queues do not mean.
+    # The hints are about jobs. They do not apply to the options of a search, a schedule or a table.
     is_about_jobs = "attempts" in known
     if is_about_jobs and (hint := option_hint(name, known, DISPATCH)):
         return hint
@@ -189,7 +190,7 @@ def _instead(name: str, known: Collection[str]) -> str:
 
 
 def treatment(base: Options, given: Mapping[str, Any]) -> Options:
-    """``base`` with what ``given`` says of treatment; other names in ``given`` are passed over.
+    """Return ``base`` with the treatment options in ``given``. Ignore other names.
 
     Raises:
         InvalidOption: a value outside its range, or both ``attempts`` and ``max_retries``.
@@ -207,7 +208,7 @@ def treatment(base: Options, given: Mapping[str, Any]) -> Options:
 
 
 def placement(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a ``NewJob`` that ``given`` asks for; other names in ``given`` are passed over.
+    """Return the fields of a ``NewJob`` for the placement options in ``given``. Ignore other names.
 
     Raises:
         InvalidOption: a value outside its range, or both ``delay`` and ``run_at``.
@@ -226,11 +227,11 @@ def placement(given: Mapping[str, Any]) -> dict[str, Any]:
     policy = fields.pop("after_failure", "fail")
     if "after" in fields:
         fields["after"] = tuple(Dependency(queue, id, policy) for queue, id in fields["after"])
-    return _tied(fields)
+    return _in_flow(fields)
 
 
-def _tied(fields: dict[str, Any]) -> dict[str, Any]:
-    """A job that waits for others has a flow to be told by."""
+def _in_flow(fields: dict[str, Any]) -> dict[str, Any]:
+    """Give a job that waits for others a flow, through which it learns of their end."""
     if fields.get("after"):
         extras = fields.get("extras", EMPTY_EXTRAS)
         fields["extras"] = msgspec.structs.replace(extras, flow=uuid7(), has_dependencies=True)
@@ -238,20 +239,22 @@ def _tied(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def overridden(given: DispatchOptions, nearer: DispatchOptions) -> DispatchOptions:
-    """Return both with the nearer option winning, also where two options say the same thing in different ways."""
-    kept = {name: value for name, value in given.items() if _ALTERNATIVES.get(name) not in nearer}
-    return cast(DispatchOptions, {**kept, **nearer})
+    """Return ``given`` updated with ``nearer``, without options that ``nearer`` gives in another form."""
+    rest = {name: value for name, value in given.items() if _ALTERNATIVES.get(name) not in nearer}
+    return cast(DispatchOptions, {**rest, **nearer})
 
 
 def placed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a ``NewJob`` in ``base``, with what ``given`` asks for; raises as ``placement``."""
+    """Return ``base`` with the placement options in ``given``. Raise as ``placement`` does."""
     fields = {**base, **placement(given)}
     dedup: Dedup | None = fields.get("dedup")
     if dedup and dedup.mode == "debounce" and dedup.ttl_ms and fields.keys().isdisjoint(_TIMES):
         fields["delay_ms"] = dedup.ttl_ms
     if "extras" in base and fields["extras"] is not base["extras"]:
-        said = {
-            name: value for name in _EXTRAS if (value := getattr(fields["extras"], name)) != _UNSAID[name]
+        extras = {
+            name: value
+            for name in _EXTRAS
+            if (value := getattr(fields["extras"], name)) != _UNSET_EXTRAS[name]
         }
-        fields["extras"] = msgspec.structs.replace(base["extras"], **said)
-    return _tied(fields)
+        fields["extras"] = msgspec.structs.replace(base["extras"], **extras)
+    return _in_flow(fields)

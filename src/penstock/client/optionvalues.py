@@ -1,7 +1,7 @@
-"""What each option may be, and the plain value it becomes.
+"""Parsers of option values.
 
-A parser takes the option's name, for its message, and the value as the user wrote it; it raises ``InvalidOption`` or
-``InvalidName``.
+Each parser takes the name of the option, for its message, and the value that the user wrote. It returns a plain value,
+or raises ``InvalidOption`` or ``InvalidName``.
 """
 
 from __future__ import annotations
@@ -29,42 +29,38 @@ _CONFLICTS: Final = {
 
 
 def whole_number(name: str, value: Any, *, least: int, most: int = _INT32) -> int:
-    """``value`` if it is an ``int`` in the range; raises ``InvalidOption``."""
+    """Return ``value`` if it is an ``int`` in the range. Raise ``InvalidOption`` otherwise."""
     if type(value) is not int or not least <= value <= most:
-        raise InvalidOption(
-            f"{name}={shown(value)} is not valid. Give a whole number from {least} to {most}."
-        )
+        raise InvalidOption(f"{name} must be an integer from {least} to {most}, got {shown(value)}.")
     return value
 
 
 def listed(name: str, value: Any, *, of: str) -> list[Any]:
-    """Return the items of ``value``. Raise ``InvalidOption`` unless it is a list or the like; a text is none."""
+    """Return the items of ``value``. Raise ``InvalidOption`` for a string, or if it is not iterable."""
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
         raise InvalidOption(f"{name} must be a list of {of}, got {shown(value)}.")
     return list(value)
 
 
 def epoch_ms(name: str, value: Any) -> int:
-    """The instant ``value`` names. Raises ``InvalidOption`` for a naive time: whose clock would it be?"""
+    """Return the time in milliseconds since the epoch. Raise ``InvalidOption`` for a time without a zone."""
     if not isinstance(value, datetime):
         raise InvalidOption(
-            f"{name}={shown(value)} is not a time. Give a datetime with a time zone, or use delay."
+            f"{name} must be a datetime with a time zone, got {shown(value)}. For a duration, use delay."
         )
     if value.utcoffset() is None:
         raise InvalidOption(
-            f"{name}={value.isoformat()} has no time zone, so it could mean several instants. "
+            f"{name}={value.isoformat()} has no time zone, so it is ambiguous. "
             "Use datetime.now(UTC) or value.astimezone()."
         )
     return max(round(value.timestamp() * 1000), 0)
 
 
 def _due_ms(name: str, value: Any) -> int:
-    """The instant a job may be due at: what lies beyond is the store's own (``core.staging``)."""
+    """Return the due time of a job. Times beyond the last year are reserved for staged jobs."""
     at_ms = epoch_ms(name, value)
     if at_ms >= STAGED_FROM_MS:
-        raise InvalidOption(
-            f"{name}={value.isoformat()} is too far away. Give a time before the year {_LAST_YEAR}."
-        )
+        raise InvalidOption(f"{name} must be before the year {_LAST_YEAR}, got {value.isoformat()}.")
     return at_ms
 
 
@@ -73,11 +69,11 @@ def _count(least: int) -> Any:
 
 
 def _limit(name: str, value: Any) -> int:
-    """A duration, ``None`` for no limit, which is 0 in the store; so a limit of 0 cannot be meant."""
+    """Return a duration; 0 means no limit in the store, so a limit of 0 is refused."""
     if value is None:
         return 0
     if (limit := milliseconds(value, what=name)) < 1:
-        raise InvalidOption(f"{name}={shown(value)} leaves no time at all. Give None for no limit.")
+        raise InvalidOption(f"{name} must be longer than 0, got {shown(value)}. Give None for no limit.")
     return limit
 
 
@@ -88,14 +84,14 @@ def _kept(name: str, value: Any) -> int:
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > 200 or not (value.isprintable()):
         raise InvalidOption(
-            f"{name}={shown(value)} is not valid. Give a text of at most 200 printable characters."
+            f"{name} must be a string of at most 200 printable characters, got {shown(value)}."
         )
     return str(value)
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidOption(f"{name}={shown(value)} is not valid. Give True or False.")
+        raise InvalidOption(f"{name} must be True or False, got {shown(value)}.")
     return value
 
 
@@ -107,19 +103,19 @@ def _backoff(value: Any) -> Backoff:
 
 def _headers(name: str, value: Any) -> dict[str, str] | None:
     if not isinstance(value, Mapping):
-        raise InvalidOption(f"{name}={shown(value)} is not valid. Give a mapping of names to texts.")
+        raise InvalidOption(f"{name} must be a mapping of strings to strings, got {shown(value)}.")
     headers: dict[str, str] = {}
     for key, text in value.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise InvalidOption(
-                f"{name}: {shown(key)} or its value is not a str. Encode other values as text."
+                f"{name}: {shown(key)} and its value must be strings. Encode other values as text."
             )
         check_text(key, what=f"{name}: the name")
         check_text(text, what=f"{name}: the value of {shown(key)}")
         headers[str.__str__(key)] = str.__str__(text)
     if sum(len(key) + len(text) for key, text in headers.items()) > _MOST_HEADERS:
         raise InvalidOption(
-            f"{name}: together they have more than {_MOST_HEADERS} characters. What is large belongs into the payload."
+            f"{name} must have at most {_MOST_HEADERS} characters in total. Put large values in the payload."
         )
     return headers or None
 
@@ -130,16 +126,16 @@ def _dedup(name: str, value: Any) -> Dedup:
     if isinstance(value, Dedup):
         return value
     raise InvalidOption(
-        f"{name}={shown(value)} is not valid. Give a key, or one of Dedup.simple, Dedup.throttle, Dedup.debounce."
+        f"{name} must be a key, or one of Dedup.simple, Dedup.throttle and Dedup.debounce, got {shown(value)}."
     )
 
 
 def _holds(name: str, value: Any) -> dict[str, int] | None:
     if not isinstance(value, Mapping):
         raise InvalidOption(
-            f'{name}={shown(value)} is not valid. Give consumers and durations: {{"ledger": "7d"}}.'
+            f'{name} must be a mapping of consumers to durations, such as {{"ledger": "7d"}}, got {shown(value)}.'
         )
-    return {check_consumer(who): _hold_ms(name, ttl) for who, ttl in value.items()} or None
+    return {check_consumer(consumer): _hold_ms(name, ttl) for consumer, ttl in value.items()} or None
 
 
 def _hold_ms(name: str, ttl: Any) -> int:
@@ -147,14 +143,14 @@ def _hold_ms(name: str, ttl: Any) -> int:
 
 
 def _places(name: str, value: Any) -> list[tuple[str, str]]:
-    """Queue and id of each job: of a handle, a ``job()``, or a pair."""
+    """Return queue and id of each job, which is a handle, a ``job()``, or a pair."""
     places: list[tuple[str, str]] = []
-    for one in [value] if hasattr(value, "id") else listed(name, value, of="jobs"):
-        pair = one if isinstance(one, tuple) and len(one) == 2 else None
-        queue, id = pair or (getattr(one, "queue", None), getattr(one, "id", None))
+    for job in [value] if hasattr(value, "id") else listed(name, value, of="jobs"):
+        pair = job if isinstance(job, tuple) and len(job) == 2 else None
+        queue, id = pair or (getattr(job, "queue", None), getattr(job, "id", None))
         if not isinstance(queue, str) or not isinstance(id, str):
             raise InvalidOption(
-                f"{name}: {shown(one)} is not a job. Give handles, task.job(...)s, or pairs of queue and id."
+                f"{name} must list handles, task.job(...)s, or pairs of queue and id, got {shown(job)}."
             )
         places.append((check_queue(queue), check_id(id)))
     return places
@@ -165,7 +161,7 @@ def _policy(name: str, value: Any) -> Policy:
         case "fail" | "ignore" | "wait":
             return value  # type: ignore[no-any-return]
         case _:
-            raise InvalidOption(f"{name}={shown(value)} is not valid. Give 'fail', 'ignore' or 'wait'.")
+            raise InvalidOption(f"{name} must be 'fail', 'ignore' or 'wait', got {shown(value)}.")
 
 
 def _conflict(name: str, value: Any) -> Conflict:
@@ -174,7 +170,7 @@ def _conflict(name: str, value: Any) -> Conflict:
     if isinstance(value, str) and value in _CONFLICTS:
         return _CONFLICTS[value]
     raise InvalidOption(
-        f"{name}={shown(value)} is not valid. Give {', '.join(map(repr, _CONFLICTS))} or a Conflict."
+        f"{name} must be {', '.join(map(repr, _CONFLICTS))} or a Conflict, got {shown(value)}."
     )
 
 

@@ -1,7 +1,7 @@
-"""Claiming outside any worker.
+"""Queues: enqueue payloads without a task, and claim jobs outside a worker.
 
-Jobs whose owner vanished come back by themselves: whoever claims also sweeps, a bounded amount, when it finds
-nothing and once per lease. What schedulers have due is fired then, too.
+A claim also sweeps the queue, a bounded amount, once per lease and when it finds no job. That rescues the jobs of dead
+owners, and fires schedules that are due.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-_SWEEP_AT_ONCE: Final = 100
+_SWEEP_LIMIT: Final = 100
 _LONGEST_WAIT_MS: Final = 5_000
 
 
 class Claiming:
-    """What a claim asks for: whose jobs, for how long, how long to wait (``None``: until there is one)."""
+    """The parameters of a claim. ``wait_ms`` is the longest wait; ``None`` waits for a job without a limit."""
 
     __slots__ = ("lease_ms", "source", "wait_ms", "worker")
 
@@ -58,7 +58,7 @@ class Claiming:
         self.worker = worker
 
     async def claim(self, count: int) -> list[ClaimedJob]:
-        """Up to ``count`` jobs; none if the wait is over. A caller that gives up leaves nothing leased."""
+        """Claim up to ``count`` jobs; none if the wait is over. A cancelled caller leaves nothing leased."""
         source, session = self.source, await self.source.app.session()
         worker = self.worker or session.worker
         take = Take(worker, count, self.lease_ms)
@@ -72,11 +72,11 @@ class Claiming:
         loop, storage, queue = asyncio.get_running_loop(), session.storage, self.source.queue
         deadline = None if self.wait_ms is None else loop.time() + self.wait_ms / 1000
         if session.sweep_is_due(queue, self.lease_ms):
-            await sweep(storage, queue, limit=_SWEEP_AT_ONCE, enqueue_chain=session.enqueue_chain)
+            await sweep(storage, queue, limit=_SWEEP_LIMIT, enqueue_chain=session.enqueue_chain)
         claimed = await _take(storage, queue, take)
         if claimed.leases:
             return claimed
-        await sweep(storage, queue, limit=_SWEEP_AT_ONCE, enqueue_chain=session.enqueue_chain)
+        await sweep(storage, queue, limit=_SWEEP_LIMIT, enqueue_chain=session.enqueue_chain)
         while not (claimed := await _take(storage, queue, take)).leases:
             due_ms = _LONGEST_WAIT_MS if claimed.wait_ms is None else max(claimed.wait_ms, 1)
             wait_ms = min(_LONGEST_WAIT_MS, self.lease_ms, due_ms)
@@ -86,17 +86,17 @@ class Claiming:
                     break
             await storage.wait(queue, timeout_ms=wait_ms)
             if session.sweep_is_due(queue, min(self.lease_ms, _LONGEST_WAIT_MS)):
-                await sweep(storage, queue, limit=_SWEEP_AT_ONCE, enqueue_chain=session.enqueue_chain)
+                await sweep(storage, queue, limit=_SWEEP_LIMIT, enqueue_chain=session.enqueue_chain)
         return claimed
 
 
 async def _take(storage: Storage, queue: str, take: Take) -> Claimed:
-    """A claim that a caller may be cancelled in: what it got is handed back, not leased to nobody."""
+    """Claim jobs. If the caller is cancelled, hand them back."""
     claiming = asyncio.ensure_future(storage.claim(queue, take))
     try:
         return await asyncio.shield(claiming)
     except asyncio.CancelledError:
-        _keep(asyncio.create_task(_hand_back(storage, queue, claiming)))
+        _keep_running(asyncio.create_task(_hand_back(storage, queue, claiming)))
         raise
 
 
@@ -107,27 +107,24 @@ async def _hand_back(storage: Storage, queue: str, claiming: asyncio.Future[Clai
             await storage.settle(queue, [Settlement(lease.id, lease.token, Release()) for lease in leases])
     except StorageError as error:
         _log.warning(
-            "queue %s: jobs of a cancelled claim come back when their lease expires: %s", queue, error
+            "queue %s: jobs of a cancelled claim come back when their leases expire: %s", queue, error
         )
 
 
-_kept: set[asyncio.Task[None]] = set()
+_hand_backs: set[asyncio.Task[None]] = set()
 
 
-def _keep(task: asyncio.Task[None]) -> None:
-    _kept.add(task)
-    task.add_done_callback(_kept.discard)
-
-
-# A queue: put payloads in without a task, and take jobs out in a loop of one's own.
+def _keep_running(task: asyncio.Task[None]) -> None:
+    _hand_backs.add(task)
+    task.add_done_callback(_hand_backs.discard)
 
 
 _OPTIONS: Final = TREATMENT | PLACEMENT
-_MOST_AT_ONCE: Final = 10_000
+_MAX_CLAIM: Final = 10_000
 
 
 class Queue(Hinting, QueueAdmin, QueueSchedulers):
-    """Made by ``app.queue(name)``; light, not tied to an event loop, and there without being created."""
+    """A queue. ``app.queue(name)`` makes it, on any event loop; the queue itself needs no creation."""
 
     hints_for = "queue"
 
@@ -158,11 +155,14 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         return f"<Queue {self.name}>"
 
     async def enqueue(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> JobHandle[Any]:
-        """Put one payload in. Concurrent calls travel together.
+        """Enqueue one payload. Concurrent calls travel together.
 
-        ``task`` names the task that is to get it, in a worker that has it: then the payload is an object of its
-        arguments by name. Raises ``InvalidInput`` for what cannot be stored, ``StorageError`` if the store did
-        not take it.
+        ``task`` names a task that the workers have; then the payload is an object of its arguments by name.
+        The job gets the options of the app and of this call, not those of ``@app.task``.
+
+        Raises:
+            InvalidInput: the payload or an option is not valid. Nothing was written.
+            StorageError: the store did not accept the job.
         """
         job = self._build(payload, task, options)
         session = await self._source.app.session()
@@ -177,13 +177,12 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         task: str = "",
         **options: Unpack[JobOptions],
     ) -> list[JobHandle[Any]]:
-        """Put many payloads in, with the ids given beside them or generated ones; the options are for all.
+        """Enqueue many payloads, with these ids or generated ones. The options apply to all.
 
-        All of them are checked before the first is written. Then they go in chunks, each of which is written as
-        a whole or not at all.
+        All jobs are checked before the first is written. Each chunk of them is then written as a whole or not at all.
         """
         if "id" in options:
-            raise InvalidOption("id is one job's. Give ids=[...], one for each payload.")
+            raise InvalidOption("id belongs to a single job. Give ids=[...], one for each payload.")
         treated, fields = self._parse(task, options)
         encode = self._source.encode_payload
         data = [encode(payload) for payload in listed("payloads", payloads, of="payloads")]
@@ -196,7 +195,7 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         return await enqueue_many(self._source, jobs)
 
     async def call(self, payload: Any, *, task: str = "", **options: Unpack[CallOptions]) -> Any:
-        """Enqueue one payload and wait for its result, at most for the option ``wait``.
+        """Enqueue one payload and wait for its result; the option ``wait`` limits the wait.
 
         Raises what ``enqueue`` and ``JobHandle.result`` raise.
         """
@@ -212,15 +211,15 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         options: JobOptions | None = None,
         **when: Unpack[When],
     ) -> SchedulerInfo:
-        """Have jobs with this payload come again: ``app.schedule`` for payloads, with the options of ``enqueue``."""
+        """Enqueue this payload on a schedule. See ``app.schedule``; ``options`` are those of ``enqueue``."""
         return await self._put_scheduler(name, self._build(payload, task, options or {}), when)
 
     def prepare(self, payload: Any, *, task: str = "", **options: Unpack[JobOptions]) -> JobSpec[Any]:
-        """One payload that is not in yet, for flows; takes what ``enqueue`` takes."""
+        """Make one job for a flow, without enqueueing it. Takes the arguments of ``enqueue``."""
         return JobSpec(self._source, self._build(payload, task, options))
 
     def job(self, id: str) -> JobHandle[Any]:
-        """A handle for a known id. Nothing is asked of the store yet."""
+        """Return a handle for a known id, without a request to the store."""
         return JobHandle(self._source, check_id(id))
 
     @overload
@@ -234,19 +233,19 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
     def claim(
         self, *, lease: Duration = "30s", wait: Duration | None = None, worker: str | None = None
     ) -> Any:
-        """``async with queue.claim() as job``: take the next job, settle it as the block is left; see ``Claim``.
+        """Claim the next job with ``async with queue.claim() as job``, and settle it on exit; see ``Claim``.
 
-        Waits for a job; with ``wait``, at most so long, and ``job`` is ``None`` if there was none. The lease is
-        extended while the block runs, so it may be short: it is how soon the job comes back if this process dies.
+        It waits for a job. ``wait`` limits the wait; then ``job`` may be ``None``. The lease is
+        extended while the block runs, so it may be short: if this process dies, the job comes back after it.
         """
         return Claim(self._claiming(lease, wait, worker))
 
     async def claim_one(
         self, *, lease: Duration = "30s", wait: Duration | None = None, worker: str | None = None
     ) -> ClaimedJob | None:
-        """Take the next job, to be settled before ``lease`` is over, or extended.
+        """Claim the next job. Settle it, or extend its lease, before ``lease`` is over.
 
-        Waits for a job; with ``wait``, at most so long, and gives ``None`` if there was none.
+        It waits for a job. ``wait`` limits the wait; then the result may be ``None``.
         """
         jobs = await self._claiming(lease, wait, worker).claim(1)
         return jobs[0] if jobs else None
@@ -254,13 +253,13 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
     async def claim_many(
         self, count: int, *, lease: Duration = "30s", wait: Duration | None = None, worker: str | None = None
     ) -> list[ClaimedJob]:
-        """Take up to ``count`` jobs: as many as there are, waiting only for the first."""
-        count = whole_number("count", count, least=1, most=_MOST_AT_ONCE)
+        """Claim up to ``count`` jobs. It waits only for the first."""
+        count = whole_number("count", count, least=1, most=_MAX_CLAIM)
         return await self._claiming(lease, wait, worker).claim(count)
 
     @property
     def sync(self) -> SyncQueue:
-        """The same for synchronous code."""
+        """Return the same interface for synchronous code."""
         from penstock.client.sync import SyncQueue
 
         return SyncQueue(self)
@@ -281,7 +280,7 @@ class Queue(Hinting, QueueAdmin, QueueSchedulers):
         lease_ms = milliseconds(lease, what="lease")
         if lease_ms < 1:
             raise InvalidOption(
-                f"lease={shown(lease)} is over at once. Give how long a vanished owner may go unnoticed."
+                f"lease must be longer than 0, got {shown(lease)}. It is how soon the job comes back if its owner dies."
             )
         return Claiming(
             self._source,

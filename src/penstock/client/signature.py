@@ -1,11 +1,9 @@
-"""A task's signature: from the arguments of a call to a payload, and from a payload to the arguments.
+"""The signature of a task, which converts the arguments of a call to a payload and back.
 
 The payload is an object by parameter name, ``{"to": "ada@example.org", "template": "hello"}``, so that people
-can read it, and other languages and tables can write it. ``*args`` is an array and ``**kwargs`` an object,
-each under the parameter's name. What the caller did not give is not in it: the worker's function has the
-defaults.
-
-Two struct classes are made per function, one to pack and one to unpack: each way is one call into C.
+can read it, and other languages and tables can write it. ``*args`` is an array and ``**kwargs`` an object, each under
+its name. Arguments that the caller left out are not in it: the worker's function has the defaults. Each function
+gets two struct classes, one to pack and one to unpack, so that each direction is one call into C.
 """
 
 from __future__ import annotations
@@ -35,52 +33,54 @@ _TYPED: Final = (Json, MessagePack)
 _VARIABLE: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _BY_NAME: Final = (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD)
 _ORDINARY: Final = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-# The types of values that always decode to an annotation. Other values are decoded when they are
+# The types of values that always decode to an annotation. Other values are decoded as a check when they are
 # enqueued.
 _FITTING: Final[Mapping[Any, frozenset[type]]] = {
     **{hint: frozenset({hint}) for hint in (str, int, bool, bytes, list, dict, type(None))},
     float: frozenset({float, int}),
     list[Any]: frozenset({list}),
 }
-# Defaults that a struct takes as they are; for any other it asks a function, and gets the object itself.
+# Defaults that a struct accepts directly. Others need a default factory.
 _SIMPLE_DEFAULTS: Final = (type(None), bool, int, float, str, bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """What a task's function takes and gives back. Immutable; made by ``Signature.of``, once per function."""
+    """The parameters and the result type of a task's function. Immutable."""
 
     name: str
     parameters: tuple[str, ...]
-    """The names in a payload, in the order of the function's parameters; the context is not among them."""
+    """The names in a payload, in the order of the parameters, without the context."""
     context_parameter: str | None
-    """The parameter that gets the job's context, if there is one."""
+    """The parameter that gets the job's context, if any."""
     takes_first: bool
-    """Whether a result can be passed as the first argument: there is one, and it has a name of its own."""
+    """True if a flow can pass a result as the first argument: it exists, and is not variable."""
     takes_any_name: bool
     """True if the function has ``**kwargs``."""
     result_type: Any
-    """The return annotation, ``Any`` without one."""
+    """The return annotation; ``Any`` if there is none."""
 
     _shown: str
     _pack: Callable[..., Any]
     _unpacked: type[msgspec.Struct]
     _arrange: _Arrange | None
     _plain: Mapping[Any, _Types]
-    """By class of serde, and for each field of a packed payload: the exact types that always fit it; ``None`` if every
-    value does. Empty if there is nothing to check."""
+    """By class of serde, for each field of a packed payload: the exact types that always fit; ``None`` if all do.
+
+    Empty if there is nothing to check.
+    """
 
     @classmethod
     def of(cls, function: Callable[..., Any], *, takes_context: bool = False) -> Signature:
-        """The signature of ``function``.
+        """Return the signature of ``function``.
 
         A parameter annotated with a class that has ``__penstock_context__ = True`` gets the job's context;
         with ``takes_context`` and no such annotation, the first parameter does. An annotation that cannot be
-        resolved (a local class, an import for the type checker only) counts as ``Any``.
+        resolved (a local class, an import for type checkers only) counts as ``Any``.
 
         Raises:
-            InvalidOption: two contexts, or a parameter whose name begins with two underscores.
-            SerializationError: a parameter of a type that no payload can be decoded to.
+            InvalidOption: two contexts, ``self`` without an annotation, or a name with two leading underscores.
+            SerializationError: payloads cannot be decoded to the type of a parameter.
         """
         name = getattr(function, "__qualname__", type(function).__qualname__)
         signature, hints = resolved(function)
@@ -109,28 +109,28 @@ class Signature:
 
     @property
     def fields(self) -> dict[str, FieldInfo]:
-        """What a payload has under each name: its type, and whether it must be there."""
+        """Return the fields of a payload by name, each with its type and default."""
         return {field.encode_name: field for field in msgspec.structs.fields(self._unpacked)}
 
     def pack(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The payload of a call, as a struct that the serdes of msgspec encode.
+        """Return the payload of a call as a struct. Types are not checked.
 
         Raises:
-            InvalidInput: an argument that is missing, unknown or given twice. Types are not checked.
+            InvalidInput: an argument is missing, unknown or given twice.
         """
         try:
             return self._pack(*args, **kwargs)
         except TypeError as error:
             raise InvalidInput(
-                f"{self.name} cannot be called like this: {error}. Its signature is {self._shown}."
+                f"{self.name} cannot be called with these arguments: {error}. Its signature is {self._shown}."
             ) from None
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, serde: Serde) -> bytes:
-        """``pack``, then ``serde.encode``. A user's own serde gets a dict, ``raw`` the one argument there is.
+        """Pack and encode a call. A custom serde gets a dict, ``raw`` the only argument.
 
         Raises:
-            InvalidInput: as ``pack``, or a value that the worker could not decode to the type of its parameter;
-                ``SerializationError``, a subclass, if the serde cannot encode a value.
+            InvalidInput: as ``pack``, or the worker could not decode a value to the type of its parameter.
+            SerializationError: the serde cannot encode a value.
         """
         packed = self.pack(args, kwargs)
         try:
@@ -142,8 +142,9 @@ class Signature:
                             self._check_types(packed, data, serde)
                             break
                 return data
-            given = _given(packed)
-            return serde.encode(given.get(self._only_parameter()) if isinstance(serde, Raw) else given)
+            arguments = _arguments(packed)
+            value = arguments.get(self._only_parameter()) if isinstance(serde, Raw) else arguments
+            return serde.encode(value)
         except SerializationError as error:
             raise self._naming_the_argument(packed, serde, error) from error.__cause__
 
@@ -152,7 +153,7 @@ class Signature:
         try:
             serde.decode(data, self._unpacked)
         except SerializationError:
-            for name, value in _given(packed).items():
+            for name, value in _arguments(packed).items():
                 if misfit := self.misfit(name, value, serde):
                     raise InvalidInput(misfit) from None
 
@@ -163,15 +164,15 @@ class Signature:
         try:
             serde.decode(serde.encode(value), self.fields[name].type)
         except SerializationError as error:
-            told = f"argument {shown(name)} of {self.name} does not fit its type: got {shown(value)}"
-            return f"{told} ({error.__cause__}). {origin}The signature is {self._shown}."
+            problem = f"argument {shown(name)} of {self.name} does not fit its type: got {shown(value)}"
+            return f"{problem} ({error.__cause__}). {origin}The signature is {self._shown}."
         return ""
 
     def _naming_the_argument(
         self, packed: Any, serde: Serde, error: SerializationError
     ) -> SerializationError:
-        """The error of the first argument that cannot be encoded by itself; failing that, the one there is."""
-        for name, value in _given(packed).items():
+        """Return the error of the first argument that cannot be encoded by itself, or ``error``."""
+        for name, value in _arguments(packed).items():
             try:
                 serde.encode(value if isinstance(serde, (*_TYPED, Raw)) else {name: value})
             except SerializationError as cause:
@@ -179,10 +180,10 @@ class Signature:
         return error
 
     def unpack(self, data: bytes, serde: Serde, *, context: Any = None) -> _Arguments:
-        """The arguments to call the function with, in their annotated types, ``context`` in its place.
+        """Return the arguments of the function in their annotated types, with ``context`` in its place.
 
         Raises:
-            SerializationError: bytes that are no payload of this function, or values of other types.
+            SerializationError: the bytes are not a payload of this function, or a value has another type.
         """
         if isinstance(serde, _TYPED):
             values = astuple(serde.decode(data, self._unpacked))
@@ -191,7 +192,7 @@ class Signature:
         return (values, {}) if self._arrange is None else self._arrange(values, context)
 
     def _decoded_by_others(self, data: bytes, serde: Serde) -> tuple[Any, ...]:
-        """The values from a serde that need not know of types: it may return a dict by name."""
+        """Return the values from a custom serde, which may return a dict by name."""
         if isinstance(serde, Raw):
             return astuple(self._unpacked(**{self._only_parameter(): serde.decode(data)}))
         decoded = serde.decode(data, self._unpacked)
@@ -213,8 +214,8 @@ class Signature:
         if len(self.parameters) == 1:
             return self.parameters[0]
         raise InvalidOption(
-            f'serde="raw" does not suit {self._shown}: raw bytes are one argument, and it takes '
-            f'{len(self.parameters)}. Use the serde "json" or "msgpack", or take one parameter.'
+            f'serde="raw" does not suit {self._shown}: it needs exactly one parameter, not {len(self.parameters)}. '
+            'Use the serde "json" or "msgpack", or take one parameter.'
         )
 
 
@@ -234,20 +235,20 @@ def _fitting(hint: Any, serde: Any) -> frozenset[type] | None:
         arms = [_fitting(arm, serde) for arm in get_args(hint)]
         return None if None in arms else frozenset().union(*filter(None, arms))
     try:
-        # JSON has texts as keys only, so any dict that it encodes is a dict of texts.
+        # Keys are strings in JSON.
         return (
             frozenset({dict}) if hint == dict[str, Any] and serde is Json else _FITTING.get(hint, frozenset())
         )
-    except TypeError:  # Annotated with a list, for example, has no hash.
+    except TypeError:  # not hashable, such as Annotated with a list
         return frozenset()
 
 
-def _given(packed: Any) -> dict[str, Any]:
+def _arguments(packed: Any) -> dict[str, Any]:
     return {name: value for name, value in asdict(packed).items() if value is not msgspec.UNSET}
 
 
 def _packing_struct(name: str, payload: list[Parameter]) -> type[msgspec.Struct]:
-    """Binds like the function does, and leaves out what was not given. Types do not matter on the way in."""
+    """Return a struct that binds arguments as the function does, and leaves out missing ones. It ignores types."""
     fields = {
         by_name: [
             (p.name, Any) if _is_required(p) else (p.name, Any, msgspec.UNSET)
@@ -256,15 +257,15 @@ def _packing_struct(name: str, payload: list[Parameter]) -> type[msgspec.Struct]
         ]
         for by_name in (False, True)
     }
-    # Only a base class can add fields that are given by name alone.
+    # Only a base class can add keyword-only fields.
     base = msgspec.defstruct(name, fields[True], kw_only=True, gc=False)
     return msgspec.defstruct(name, fields[False], bases=(base,), gc=False)
 
 
 def _unpacking_struct(name: str, payload: list[Parameter], hints: Mapping[str, Any]) -> type[msgspec.Struct]:
-    """Decodes to the annotated types and fills in the function's own defaults.
+    """Return a struct that decodes to the annotated types, with the defaults of the function.
 
-    A name the function does not know is refused: dropping an argument would be silent.
+    It refuses unknown names, so that no argument is dropped silently.
     """
     fields = [(p.name, _field_type(name, p, hints[p.name]), *_field_default(p)) for p in payload]
     return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True, gc=False)
@@ -272,7 +273,7 @@ def _unpacking_struct(name: str, payload: list[Parameter], hints: Mapping[str, A
 
 def _field_type(name: str, parameter: Parameter, hint: Any) -> Any:
     if parameter.default is None and hint is not Any:
-        hint = Optional[hint]  # noqa: UP045 (a value here; "to: str = None" means it, too)
+        hint = Optional[hint]  # noqa: UP045 (a value here; "to: str = None" allows None)
     try:
         hint = decodable(hint)
     except NameError:
@@ -298,19 +299,19 @@ def _field_default(parameter: Parameter) -> tuple[Any, ...]:
 
 
 def _binder(signature: inspect.Signature, packed: type[msgspec.Struct]) -> Callable[..., Any]:
-    """Packs for functions with ``*args``, ``**kwargs`` or positional-only parameters: slower, as exact."""
+    """Return a packer for functions with ``*args``, ``**kwargs`` or positional-only parameters. It is slower."""
     positional = [p.name for p in signature.parameters.values() if p.kind not in _BY_NAME]
 
     def pack(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        by_order = [given.pop(name, msgspec.UNSET) for name in positional]
-        return packed(*by_order, **given)
+        by_name = signature.bind(*args, **kwargs).arguments
+        by_order = [by_name.pop(name, msgspec.UNSET) for name in positional]
+        return packed(*by_order, **by_name)
 
     return pack
 
 
 def _arranger(parameters: list[Parameter], context: str | None) -> _Arrange | None:
-    """From the values of a payload to (args, kwargs); None where the values are the args as they are."""
+    """Return a function from the values of a payload to (args, kwargs); ``None`` if the values are the args."""
     kinds = [p.kind for p in parameters]
     star, double_star = Parameter.VAR_POSITIONAL in kinds, Parameter.VAR_KEYWORD in kinds
     by_order = [p.name for p in parameters if p.kind not in (*_BY_NAME, Parameter.VAR_POSITIONAL)]
@@ -339,23 +340,19 @@ def _arranger(parameters: list[Parameter], context: str | None) -> _Arrange | No
 
 
 def resolved(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
-    """The signature of ``function`` and its annotations as types, by parameter and under ``"return"``."""
+    """Return the signature of ``function``, and its annotations as types by parameter and under ``"return"``."""
     try:
         signature = _inspected(function)
     except (TypeError, ValueError) as error:
-        raise InvalidOption(
-            f"{shown(function)} cannot be a task: {error}. Give a function of your own."
-        ) from error
+        raise InvalidOption(f"{shown(function)} cannot be a task: {error}. Wrap it in a function.") from error
     namespace = _namespace(function)
     hints = {key: _resolved(p.annotation, namespace) for key, p in signature.parameters.items()}
     return signature, hints | {"return": _resolved(signature.return_annotation, namespace)}
 
 
 def _inspected(function: Callable[..., Any]) -> inspect.Signature:
-    if sys.version_info >= (
-        3,
-        14,
-    ):  # there, annotations are evaluated when asked for, and may fail as a whole
+    if sys.version_info >= (3, 14):
+        # Annotations are evaluated lazily, and may fail as a whole.
         from annotationlib import Format
 
         return inspect.signature(function, annotation_format=Format.FORWARDREF)
@@ -363,7 +360,7 @@ def _inspected(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _namespace(function: Callable[..., Any]) -> dict[str, Any]:
-    """The names that the annotations of ``function`` may use: its module's, and those it closes over."""
+    """Return the names that the annotations of ``function`` may use: global ones and enclosing ones."""
     inner: Any = function
     while isinstance(inner, partial):
         inner = inner.func
@@ -377,7 +374,7 @@ def _namespace(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _closed_over(function: Any) -> Iterator[tuple[str, Any]]:
-    """The enclosing function's variables that have a value by now: a task that names itself has none yet."""
+    """Yield the enclosing variables that have a value already. A task that refers to itself has none yet."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with suppress(ValueError):
             yield name, cell.cell_contents
@@ -393,7 +390,7 @@ def _resolved(annotation: Any, namespace: dict[str, Any]) -> Any:
     try:
         return get_type_hints(bearer, namespace, include_extras=True)["hint"]
     except Exception:
-        # Imported for the type checker only, most likely; the context is too important to be missed for that.
+        # Probably imported for type checkers only. The context must be found even then.
         return _ContextByName if _names_context(annotation) else Any
 
 
@@ -407,7 +404,7 @@ def _names_context(annotation: Any) -> bool:
 
 
 def is_context(hint: Any) -> bool:
-    """Whether a parameter with this annotation gets the job's context."""
+    """Return whether a parameter with this annotation gets the job's context."""
     origin = get_origin(hint)
     if origin is Union or origin is UnionType:
         return any(is_context(member) for member in get_args(hint))
@@ -415,15 +412,15 @@ def is_context(hint: Any) -> bool:
 
 
 def _find_context(name: str, hints: Mapping[str, Any], *, takes_context: bool) -> str | None:
-    found = [key for key, hint in hints.items() if is_context(hint)]
-    if takes_context and not found:
-        found = list(hints)[:1]
-    if len(found) > 1 or (takes_context and not found):
+    contexts = [key for key, hint in hints.items() if is_context(hint)]
+    if takes_context and not contexts:
+        contexts = list(hints)[:1]
+    if len(contexts) > 1 or (takes_context and not contexts):
         raise InvalidOption(
-            f"{name} has {len(found)} parameters for the job's context ({', '.join(found) or 'none'}), "
-            "where one is needed. Annotate exactly one parameter with JobContext."
+            f"{name} must have one parameter for the job's context, got {len(contexts)} "
+            f"({', '.join(contexts) or 'none'}). Annotate exactly one parameter with JobContext."
         )
-    return found[0] if found else None
+    return contexts[0] if contexts else None
 
 
 def _refuse_self(name: str, signature: inspect.Signature) -> None:
@@ -439,13 +436,13 @@ def _check_names(name: str, payload: list[Parameter]) -> None:
     for parameter in payload:
         if parameter.name.startswith("__"):
             raise InvalidOption(
-                f"parameter {shown(parameter.name)} of {name} cannot be part of a payload: names with two leading "
-                "underscores are reserved. Rename it, or write def f(x, /) if it is to be positional only."
+                f"parameter {shown(parameter.name)} of {name} is reserved: its name has two leading underscores. "
+                "Rename it, or write def f(x, /) for a positional-only parameter."
             )
 
 
 def _with_hint(parameter: Parameter, hint: Any) -> Parameter:
-    """For messages: ``to: str``, where the source may have said ``to: "str"``."""
+    """Return the parameter with its annotation as a type, for messages: ``to: str`` instead of ``to: "str"``."""
     return parameter.replace(annotation=Parameter.empty if hint is Any else hint)
 
 

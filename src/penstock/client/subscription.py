@@ -150,7 +150,7 @@ class Subscription:
 
     @property
     def sync(self) -> SyncSubscription:
-        """The same for synchronous code."""
+        """Return the same interface for synchronous code."""
         return SyncSubscription(self)
 
     async def _follow(self, storage: Storage, queue: str) -> None:

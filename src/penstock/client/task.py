@@ -1,4 +1,4 @@
-"""Tasks: functions whose calls can be put into a queue."""
+"""Tasks: functions whose calls can be enqueued."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ Runner: TypeAlias = Literal["async", "thread", "process", "sandbox"]
 
 
 class JobSpec(Hinting, Generic[R_co]):
-    """One job that is not in a queue yet: its arguments are checked and encoded, and it has its id.
+    """A job that is not enqueued yet. Its arguments are checked and encoded, and it has an id.
 
     ``task.job(...)`` makes one for ``enqueue_many`` and for flows. A spec that is enqueued twice is a duplicate
     the second time. ``task.partial(...)`` makes one whose first argument is the result of the job before it in a
-    flow: ``takes_result`` says so.
+    flow; then ``takes_result`` is true.
     """
 
     __slots__ = ("_job", "dispatch", "id", "queue", "source", "takes_result")
@@ -93,8 +93,8 @@ class JobSpec(Hinting, Generic[R_co]):
             assert self.dispatch is not None
             name = self.dispatch.task.name
             raise InvalidInput(
-                f"{name}.partial(...) takes its first argument from the result of the job before it, and nothing "
-                f"is before it here. Use {name}.job(...) with all arguments."
+                f"{name}.partial(...) takes its first argument from the job before it, and there is no such job here. "
+                f"Use {name}.job(...) with all arguments."
             )
         return self._job
 
@@ -104,9 +104,9 @@ class JobSpec(Hinting, Generic[R_co]):
 
 
 class Dispatch(Hinting, Generic[P, R]):
-    """A task with options for the jobs it makes next: ``send.options(id="x", priority=-1).enqueue(...)``.
+    """A task with options for its next jobs: ``send.options(id="x", priority=-1).enqueue(...)``.
 
-    Its methods take the function's own arguments and nothing else, so they are typed as the function is, and a
+    Its methods take only the arguments of the function, so they have the types of the function, and a
     parameter may have the same name as an option.
     """
 
@@ -151,12 +151,12 @@ class Dispatch(Hinting, Generic[P, R]):
         return JobHandle(source, answer.id, answer)
 
     async def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Enqueue one call and wait for its result, at most for the option ``wait``. See ``Task.call``."""
+        """Enqueue one call and wait for its result; the option ``wait`` limits the wait. See ``Task.call``."""
         result: R = await call(self._source, self._build(args, kwargs, "call"), self._given.get("wait"))
         return result
 
     async def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[JobHandle[R]]:
-        """Enqueue many jobs with these options; an option that a job was made with wins. See ``Task.enqueue_many``."""
+        """Enqueue many jobs with these options; options of a single job win. See ``Task.enqueue_many``."""
         return await enqueue_many(self._source, self._new_jobs(jobs))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec[R]:
@@ -175,7 +175,7 @@ class Dispatch(Hinting, Generic[P, R]):
 
     @property
     def sync(self) -> SyncDispatch[P, R]:
-        """The same for synchronous code."""
+        """Return the same interface for synchronous code."""
         from penstock.client.sync import SyncDispatch
 
         return SyncDispatch(self)
@@ -203,7 +203,8 @@ class Dispatch(Hinting, Generic[P, R]):
         if "id" in self._given:
             name = self.task.name
             raise InvalidOption(
-                f"id belongs to one job. Give it to each: {name}.enqueue_many([{name}.options(id=...).job(...), ...])."
+                "id belongs to a single job. Give each job its own: "
+                f"{name}.enqueue_many([{name}.options(id=...).job(...), ...])."
             )
         jobs: list[NewJob] = []
         merged: dict[Dispatch[..., Any], Dispatch[..., Any]] = {}
@@ -241,11 +242,10 @@ class Dispatch(Hinting, Generic[P, R]):
 
 
 class Task(Hinting, Generic[P, R]):
-    """A function that can be called here, as ever, or put into a queue and run by a worker.
+    """A function that you can call as usual, or enqueue for a worker to run.
 
-    Made by ``@app.task``. ``func`` is the function, ``defaults`` how its jobs are treated; the worker reads these,
-    ``queue``, ``signature``, ``serde``, ``result_serde``, ``runner``, ``limits``, ``batching`` and ``retry_on``.
-    ``enqueue``, ``call`` and ``job`` take exactly the function's arguments; options of a job go to ``options(...)``.
+    ``@app.task`` makes it. ``func`` is the function, ``defaults`` are the options of its jobs.
+    ``enqueue``, ``call`` and ``job`` take exactly the arguments of the function; options go to ``options(...)``.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class Task(Hinting, Generic[P, R]):
         return f"<Task {self.name} on {self.queue}>"
 
     def __reduce__(self) -> str:
-        # Found again by import, like the function it stands for.
+        # Unpickling imports it by name, like the function.
         return getattr(self.func, "__qualname__", self.name)
 
     def options(self, **options: Unpack[DispatchOptions]) -> Dispatch[P, R]:
@@ -306,17 +306,17 @@ class Task(Hinting, Generic[P, R]):
         ``send.options(id="welcome-ada", delay="5m").enqueue("ada@example.org")``.
 
         Raises:
-            InvalidInput: arguments that do not fit the function, a payload that is too large or cannot be
+            InvalidInput: the arguments do not fit the function, or the payload is too large or cannot be
                 serialised. Nothing was written.
-            StorageError: the store did not take the job.
+            StorageError: the store did not accept the job.
         """
         return await self._plain.enqueue(*args, **kwargs)
 
     async def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Enqueue one call and wait for its result: ``enqueue`` and ``result`` in one.
 
-        The option ``wait`` limits how long: ``add.options(wait="5s").call(1, 2)``. A duplicate waits for the job
-        that is there; a cached result returns at once. Raises what ``enqueue`` and ``JobHandle.result`` raise.
+        The option ``wait`` limits the wait: ``add.options(wait="5s").call(1, 2)``. A duplicate waits for the existing
+        job; a cached result returns immediately. Raises what ``enqueue`` and ``JobHandle.result`` raise.
         """
         return await self._plain.call(*args, **kwargs)
 
@@ -334,24 +334,24 @@ class Task(Hinting, Generic[P, R]):
     async def enqueue_many(self, jobs: Iterable[JobSpec[R]]) -> list[JobHandle[R]]:
         """Enqueue many jobs: ``send.enqueue_many([send.job("ada"), send.options(delay="5m").job("bob")])``.
 
-        All of them are checked before the first is written. Then they go in chunks, each of which is written as
-        a whole or not at all. Raises what ``enqueue`` raises; a note says how far it got.
+        All jobs are checked before the first is written. Each chunk of them is then written as a whole or not at all.
+        Raises what ``enqueue`` raises; a note says how many jobs were written.
         """
         return await self._plain.enqueue_many(jobs)
 
     @property
     def sync(self) -> SyncTask[P, R]:
-        """The same for synchronous code."""
+        """Return the same interface for synchronous code."""
         from penstock.client.sync import SyncTask
 
         return SyncTask(self)
 
 
 class FunctionTask(Task[P, R], Generic[P, R, Q, C]):
-    """A task as ``@app.task`` returns it: type checkers know that calling it calls its function.
+    """A task whose function is known to type checkers. ``@app.task`` returns it.
 
-    ``Q`` are the arguments of the function, with its ``JobContext``, and ``C`` is what a call returns: a coroutine
-    if the function is a coroutine function.
+    ``Q`` are the parameters of the function, with its ``JobContext``. ``C`` is what a call returns: a coroutine
+    for a coroutine function.
     """
 
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> C:
@@ -361,7 +361,7 @@ class FunctionTask(Task[P, R], Generic[P, R, Q, C]):
 
 
 def _explain(error: InvalidInput, task: Task[..., Any], kwargs: Mapping[str, Any], method: str) -> None:
-    """Raise a better error for an argument that is most likely an option; note how flows pass a result."""
+    """Raise a better error for an argument that is probably an option; add a note on how flows pass a result."""
     name, parameters = task.name, task.signature.parameters
     for key in kwargs:
         if key in parameters or task.signature.takes_any_name:
@@ -385,10 +385,10 @@ def _explain(error: InvalidInput, task: Task[..., Any], kwargs: Mapping[str, Any
         error.add_note(f"If a flow is to pass a result as the first argument, use {name}.partial(...).")
 
 
-def resolve_runner(name: str, func: Callable[..., Any], asked: str) -> Runner:
-    """Where the function is run. Raises ``InvalidOption`` if it cannot be run there."""
+def resolve_runner(name: str, func: Callable[..., Any], requested: str) -> Runner:
+    """Return the runner of a function. Raise ``InvalidOption`` if it does not suit the function."""
     is_async = inspect.iscoroutinefunction(func)
-    match asked:
+    match requested:
         case "auto":
             return "async" if is_async else "thread"
         case "async" if is_async:
@@ -402,35 +402,35 @@ def resolve_runner(name: str, func: Callable[..., Any], asked: str) -> Runner:
         case "async" | "thread" | "process":
             kind = "a coroutine function" if is_async else "not a coroutine function"
             raise InvalidOption(
-                f"runner={shown(asked)} does not suit task {shown(name)}: it is {kind}. Leave it at 'auto'."
+                f"runner={shown(requested)} does not suit task {shown(name)}, which is {kind}. Leave it at 'auto'."
             )
         case _:
             raise InvalidOption(
-                f"runner={shown(asked)} is not known. Give 'auto', 'async', 'thread', 'process' or 'sandbox'."
+                f"runner must be 'auto', 'async', 'thread', 'process' or 'sandbox', got {shown(requested)}."
             )
 
 
 def resolve_retry_on(name: str, given: Any) -> tuple[type[BaseException], ...] | None:
-    """Return the exception classes that a task is retried on. Raise ``InvalidOption`` for anything else."""
+    """Return the exception classes that a task is retried on. Raise ``InvalidOption`` for other values."""
     if given is None:
         return None
     classes = (
         (given,) if isinstance(given, type) else tuple(listed("retry_on", given, of="exception classes"))
     )
-    for one in classes:
-        if not isinstance(one, type) or not issubclass(one, BaseException):
+    for cls in classes:
+        if not isinstance(cls, type) or not issubclass(cls, BaseException):
             raise InvalidOption(
-                f"retry_on of task {shown(name)} must name exception classes, got {shown(one)}."
+                f"retry_on of task {shown(name)} must name exception classes, got {shown(cls)}."
             )
     return classes
 
 
 def resolve_limits(name: str, runner: Runner, given: Mapping[str, Any]) -> SandboxLimits:
-    """What a run may use. Raises ``InvalidOption`` if it cannot be limited where it runs."""
+    """Return the limits of a run. Raise ``InvalidOption`` if its runner cannot enforce them."""
     for option in ("memory", "cpu_time"):
         if given.get(option) is not None and runner != "sandbox":
             raise InvalidOption(
-                f"{option}={shown(given[option])} cannot be kept for task {shown(name)}, whose runs share a process. "
+                f"{option}={shown(given[option])} cannot be enforced for task {shown(name)}: its runs share a process. "
                 "Add runner='sandbox'."
             )
     return sandbox_limits(memory=given.get("memory"), cpu_time=given.get("cpu_time"))
