@@ -33,6 +33,10 @@ from penstock.storage.values import AttachAnswer
 
 _CHANGED = EventType.CHANGED.value
 _FINISHED = (COMPLETED, FAILED, CANCELLED)
+_ENQUEUED = EventType.ENQUEUED.value
+_sql = statements("fast_enqueue")
+_records_sql = statements("records")
+_news_sql = statements("news")
 
 
 def enqueue(unit: Unit, jobs: Sequence[NewJob]) -> list[Enqueued]:
@@ -231,13 +235,6 @@ def _answer(record: Record, status: EnqueueStatus) -> Enqueued:
 
 # The fast path, for almost every enqueue: new, unlinked jobs that are due immediately. It has the same
 # result, but binds half the columns of a whole record and skips the checks that other jobs need.
-
-
-_ENQUEUED = EventType.ENQUEUED.value
-
-_sql = statements("fast_enqueue")
-_records_sql = statements("records")
-_news_sql = statements("news")
 
 
 def _enqueue_plain(unit: Unit, jobs: Sequence[NewJob]) -> list[Enqueued] | None:

@@ -15,6 +15,9 @@ from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.statements import statements
 
 _JOB_COLUMNS = ("at", "id", "inc", "enq", "rid", "task", "ver", "st")
+_sql = statements("queue")
+_pack: Final = msgspec.msgpack.Encoder().encode
+_unpack: Final = msgspec.msgpack.Decoder(Minute).decode
 
 
 class EventNotes:
@@ -85,11 +88,6 @@ def _columns(shape: tuple[str, ...], rows: list[tuple[Any, ...]]) -> dict[str, A
 # Metrics per minute, kept in the queue's row until the minute is over
 
 
-_queue_sql = statements("queue")
-_pack: Final = msgspec.msgpack.Encoder().encode
-_unpack: Final = msgspec.msgpack.Decoder(Minute).decode
-
-
 def count_events(
     sql: sqlite3.Connection, queue: int, packed: bytes | None, notes: EventNotes, *, now_ms: int
 ) -> bytes | None:
@@ -100,7 +98,7 @@ def count_events(
     if present is None:
         return packed
     if last is not None and last.at_ms != at_ms:
-        sql.execute(_queue_sql["keep_minute"], (queue, last.at_ms // MINUTE_MS % DAY_MINUTES, packed))
+        sql.execute(_sql["keep_minute"], (queue, last.at_ms // MINUTE_MS % DAY_MINUTES, packed))
     return _pack(present)
 
 
@@ -109,7 +107,7 @@ def minutes_of(
 ) -> list[Minute]:
     """Return the minutes of the last ``last_ms`` in which something happened, including the present one
     (``packed``)."""
-    rows = [minute for (minute,) in sql.execute(_queue_sql["minutes"], (queue,))]
+    rows = [minute for (minute,) in sql.execute(_sql["minutes"], (queue,))]
     if packed is not None:
         rows.append(packed)
     minutes = (_read(row) for row in rows)

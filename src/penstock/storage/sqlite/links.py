@@ -13,6 +13,9 @@ from penstock.storage.sqlite.records import Record, unpack_failure
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Links, Unit
 
+_NO_DEAD_LETTER = '"dead_letter":null'
+_sql = statements("records")
+
 
 class _Links:
     def maybe_block(self, unit: Unit, record: Record, *, keeps_number: bool) -> bool:
@@ -70,13 +73,9 @@ class _Links:
 LINKS: Final[Links] = _Links()
 
 
-_UNSET = '"dead_letter":null'
-_sql = statements("records")
-
-
 def send_dead_letter(unit: Unit, record: Record) -> None:
     """Send the dead letter of a failed job, if the queue is configured for it."""
-    if unit.queue.settings_json == "{}" or _UNSET in unit.queue.settings_json:
+    if unit.queue.settings_json == "{}" or _NO_DEAD_LETTER in unit.queue.settings_json:
         return
     settings = unit.queue.settings
     if settings.dead_letter is None:

@@ -32,6 +32,16 @@ from penstock.storage.sqlite.clock import TERM_MS, Reading, read_clocks
 from penstock.storage.sqlite.statements import statements
 
 _PRIMARY = 0xFF
+_TURN_MS: Final = 500
+"""The time in which lease holders get the lock after a long lock."""
+_PATIENCE_S: Final = 0.02
+"""A process that has waited this long goes first. Shorter waits are left to chance, which costs less."""
+_SEEN_S: Final = 0.05
+"""A process that has not renewed its claim for this long is suspended or dead."""
+_EAGER_S: Final = 0.0002
+_SLOWEST_S: Final = 0.002
+_cell: Final = struct.Struct("dd")
+_sql = statements("database")
 
 
 def _code(error: sqlite3.Error) -> int:
@@ -98,18 +108,8 @@ LONG_S: Final = 1.0
 TURN_FILE: Final = "turn"
 """The name of the file with the bytes of a ``Turn``."""
 
-_TURN_MS: Final = 500
-"""The time in which lease holders get the lock after a long lock."""
 
-_PATIENCE_S: Final = 0.02
-"""A process that has waited this long goes first. Shorter waits are left to chance, which costs less."""
-_SEEN_S: Final = 0.05
-"""A process that has not renewed its claim for this long is suspended or dead."""
-_EAGER_S: Final = 0.0002
-_SLOWEST_S: Final = 0.002
-
-_cell: Final = struct.Struct("dd")
-_sql = statements("database")
+# The write lock
 
 
 class Turn:

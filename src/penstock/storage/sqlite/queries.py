@@ -47,6 +47,12 @@ ORDERS: Final[dict[State, tuple[str, str, str]]] = {
     State.FAILED: ("finished", "kept_until", "id"),
     State.CANCELLED: ("finished", "kept_until", "id"),
 }
+_SCANNED_PER_CALL: Final = 10_000
+_scan_sql = statements("scan")
+_SEARCH_PAGE: Final = 500
+_search_sql = statements("search")
+_news_sql = statements("news")
+_news = msgspec.msgpack.Decoder(Finished)
 
 
 def get(sql: sqlite3.Connection, namespace: str, queue: str, ids: Sequence[str]) -> list[Job | None]:
@@ -232,11 +238,6 @@ def logs(sql: sqlite3.Connection, namespace: str, queue: str, id_: str, *, start
     return LogPage(lines, start, last)
 
 
-_SCANNED_PER_CALL: Final = 10_000
-
-_scan_sql = statements("scan")
-
-
 def scan_jobs(
     sql: sqlite3.Connection,
     namespace: str,
@@ -275,11 +276,6 @@ def _read(
     statement = _scan_sql["light"].replace("j.result", "NULL") if light else _scan_sql["jobs"]
     for payload, *rest in sql.execute(statement, {"keys": _json.encode(keys).decode(), "states": states}):
         yield as_job(Record(*rest), payload, queue=queue)
-
-
-_SEARCH_PAGE: Final = 500
-
-_search_sql = statements("search")
 
 
 def search(
@@ -343,10 +339,6 @@ def errors(sql: sqlite3.Connection, namespace: str, queue: str) -> dict[str, int
 
 # News of jobs' ends: ``watch`` asks for them, ``listen`` reads them. A listener continues after the last
 # news it has seen; a sweep deletes news after a minute.
-
-
-_news_sql = statements("news")
-_news = msgspec.msgpack.Decoder(Finished)
 
 
 def watch(unit: Unit, ids: Sequence[str], *, listener: str) -> list[Finished | None]:

@@ -24,6 +24,13 @@ from penstock.storage.values import Bulk, Finished, QueueSettings
 _PAUSED = EventType.PAUSED.value
 _RESUMED = EventType.RESUMED.value
 _CONFIGURED = EventType.CONFIGURED.value
+_LOWEST = -(2**63)
+_CHANGED = EventType.CHANGED.value
+_PROMOTED = EventType.PROMOTED.value
+_OBLITERATED = EventType.OBLITERATED.value
+_sql = statements("bulk")
+_groups_sql = statements("groups")
+_slots = msgspec.msgpack.Decoder(Slot)
 
 
 def pause(unit: Unit, group: str, duration_ms: int) -> None:
@@ -89,16 +96,6 @@ def shift_clock(unit: Unit, ms: int, *, jump: bool) -> None:
 # Bulk verbs, bounded per call. A cursor carries where the verb started (``seq`` and time) and the last
 # place it saw. Incarnations and numbers in line are drawn from ``seq``, so they reveal jobs that came
 # later, or came back.
-
-
-_LOWEST = -(2**63)
-_CHANGED = EventType.CHANGED.value
-_PROMOTED = EventType.PROMOTED.value
-_OBLITERATED = EventType.OBLITERATED.value
-
-_sql = statements("bulk")
-_groups_sql = statements("groups")
-_slots = msgspec.msgpack.Decoder(Slot)
 
 
 class _Cursor(msgspec.Struct, array_like=True):

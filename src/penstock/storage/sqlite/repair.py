@@ -46,6 +46,28 @@ Answer = TypeVar("Answer")
 Place = tuple[str, str]
 
 logger = get_logger("penstock.storage")
+# Whole tables, because an orphan does not name its queue.
+_ORPHANS: Final = (
+    "payloads_without_job",
+    "logs_without_job",
+    "signals_without_job",
+    "holds_without_job",
+    "waiters_without_job",
+)
+_RECORDS: Final = (
+    "active_without_lease",
+    "finished_without_expiry",
+    "dedup_without_job",
+    "schedulers_without_job",
+    "parents_without_job",
+    "dependencies_without_job",
+    "dependents_without_job",
+)
+_POLICIES: Final = ("fail", "ignore", "wait")
+_ENDS: Final = get_args(DependencyState)
+_sql = statements("check")
+_damage_sql = statements("damage")
+_limits: Final = msgspec.json.Decoder(Limit)
 
 
 def is_damage(error: Exception) -> bool:
@@ -194,31 +216,6 @@ def _too_many(place: Place, damaged: Damaged) -> StorageDamaged:
 
 
 # ``check``: compare every record with its tables and indexes
-
-# Whole tables, because an orphan does not name its queue.
-_ORPHANS: Final = (
-    "payloads_without_job",
-    "logs_without_job",
-    "signals_without_job",
-    "holds_without_job",
-    "waiters_without_job",
-)
-_RECORDS: Final = (
-    "active_without_lease",
-    "finished_without_expiry",
-    "dedup_without_job",
-    "schedulers_without_job",
-    "parents_without_job",
-    "dependencies_without_job",
-    "dependents_without_job",
-)
-
-_POLICIES: Final = ("fail", "ignore", "wait")
-_ENDS: Final = get_args(DependencyState)
-
-_sql = statements("check")
-_damage_sql = statements("damage")
-_limits: Final = msgspec.json.Decoder(Limit)
 
 
 def check(unit: Unit, *, repair: bool) -> Checked:

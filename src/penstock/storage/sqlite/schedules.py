@@ -23,6 +23,8 @@ from penstock.storage.values import DueScheduler, Fired, NewScheduler, Scheduler
 _instants_sql = statements("instants")
 _sql = statements("schedulers")
 _Row = tuple[str, int, int]
+_NOT_AFTER_COMPLETION = -1
+_NO_END = 2**53
 
 
 def follow(unit: Unit, *, limit: int) -> None:
@@ -65,10 +67,6 @@ def tidy(unit: Unit) -> None:
 
 
 # Schedulers. The client computes their slots; the engine fires each slot once.
-
-
-_NOT_AFTER_COMPLETION = -1
-_NO_END = 2**53
 
 
 class _SchedulerRow(msgspec.Struct):

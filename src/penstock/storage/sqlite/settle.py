@@ -63,6 +63,9 @@ _PROGRESSED = EventType.PROGRESSED.value
 _LOG_LINES_KEPT = 1000
 
 _sql = statements("settle")
+_ANSWER = Settled(True, State.COMPLETED)
+_fast_sql = statements("fast_settle")
+_json = msgspec.json.Encoder()
 
 
 def settle(unit: Unit, settlements: Sequence[Settlement], *, take: Take | None) -> SettledBatch:
@@ -265,12 +268,6 @@ def _log(unit: Unit, record: Record, report_: Report) -> None:
 
 # The fast path, for almost every settle: all jobs completed, all leases held, no reruns, no links except
 # groups. It has the same result, but reads and writes half the columns of a whole record.
-
-
-_ANSWER = Settled(True, State.COMPLETED)
-
-_fast_sql = statements("fast_settle")
-_json = msgspec.json.Encoder()
 
 
 class _Held(msgspec.Struct, gc=False):

@@ -53,6 +53,9 @@ from penstock.storage.values import (
     Usage,
 )
 
+_CHECK_WEIGHT = 1_000_000
+"""Marks calls that read the whole database, so that they never run on a loop's thread."""
+
 
 class Verbs:
     """Base of the classes that hold the engine's verbs."""
@@ -63,10 +66,6 @@ class Verbs:
     def _opened(self) -> Session:
         """Return the session of this process. Raise ``StorageError`` if the storage is not open."""
         raise NotImplementedError
-
-
-_CHECK_WEIGHT = 1_000_000
-"""Marks calls that read the whole database, so that they never run on a loop's thread."""
 
 
 class Operating(Verbs):
