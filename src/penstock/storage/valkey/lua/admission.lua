@@ -1,6 +1,6 @@
--- Admission: blocked members of groups that there is room for enter waiting; what the queue's own limits allow.
+-- Admission: blocked members of groups with room enter waiting; and how many leases the queue's own limits allow.
 
--- How many could be admitted at most, whatever they cost.
+-- Return how many members could be admitted at most, whatever they cost.
 function Groups.room(group)
   local limit, room = group.limit, min(group.b, Groups.AT_ONCE)
   if room == 0 or Groups.why(group) then return 0 end
@@ -9,7 +9,7 @@ function Groups.room(group)
   return room
 end
 
--- Takes the first blocked members out of a group whose limit says exactly how many will be admitted.
+-- Pop the first blocked members of a group whose limit says exactly how many will be admitted.
 function Groups.pop_heads(group, room)
   local rows, heads = call('ZPOPMIN', Groups.set_of(group), room), {}
   for i = 1, #rows, 2 do heads[#heads + 1] = rows[i] end
@@ -17,7 +17,7 @@ function Groups.pop_heads(group, room)
   return heads
 end
 
--- Reads the first blocked members of groups: as many as there may be room for. popping: to admit them.
+-- Read the first blocked members of groups: as many as there may be room for. popping: to admit them.
 function Groups.read_heads(groups, popping)
   local ids = {}
   for i = 1, #groups do
@@ -33,7 +33,7 @@ function Groups.read_heads(groups, popping)
   if ids[1] then Shortcut.load_blocked(ids) end
 end
 
--- The first of those of the blocked members that were not admitted, or nil.
+-- Return the first blocked member that was not admitted, or nil.
 function Groups.head(group)
   if group.at == #group.heads then
     Groups.forget_admitted(group)
@@ -42,17 +42,17 @@ function Groups.head(group)
   local member = group.heads[group.at + 1]
   if not member then return nil end
   local id = sub(member, 9)
-  local job = Q.fresh and Q.fresh[id] or found(id)
+  local job = Q.fresh and Q.fresh[id] or job_for(id)
   return job and job.group_member == member and job or nil
 end
 
--- Those that were admitted are in the group's line no longer; those that were taken out for nothing are again.
+-- Remove admitted members from the group's line; put back those that were popped for nothing.
 function Groups.forget_admitted(group)
   if group.popped then
-    local lining = group.lining
+    local to_add = group.to_add
     for i = 2 * group.at + 1, #group.popped, 2 do
-      lining[#lining + 1] = group.popped[i + 1]
-      lining[#lining + 1] = group.popped[i]
+      to_add[#to_add + 1] = group.popped[i + 1]
+      to_add[#to_add + 1] = group.popped[i]
     end
   elseif group.at > 0 then
     send('ZREM', Groups.set_of(group), { spread(group.heads, 1, group.at) })
@@ -62,14 +62,14 @@ end
 
 function Groups.admit(group, job)
   if job.is_fresh then return Shortcut.admit(group, job) end
-  if not job.grip then job.number = draw() end
+  if not job.slot_hold then job.number = draw() end
   Groups.move(job, 'w')
-  job.state, job.by, job.grip, job.ready_at = 'w', nil, nil, Q.now
+  job.state, job.by, job.slot_hold, job.ready_at = 'w', nil, nil, Q.now
   changed(job)
   emit('unblocked', job)
 end
 
--- Admits blocked members while there is room; says when to look again.
+-- Admit blocked members while there is room; note when to look again.
 function Groups.fill(group)
   local admitted = 0
   group.next_look, group.is_filling = 0, true
@@ -88,7 +88,7 @@ function Groups.fill(group)
   group.is_filling = false
 end
 
--- Fills the groups that were touched, in that order. True if one of them is to be looked at again at once.
+-- Fill the touched groups, in order. Return true if one of them is due again immediately.
 function Groups.fill_touched()
   local touched, is_due = Q.touched, false
   if not touched then return false end
@@ -97,29 +97,29 @@ function Groups.fill_touched()
   for i = 1, #touched do
     local group = touched[i]
     Groups.fill(group)
-    group.is_touched = false -- only now: filling touches, too
+    group.is_touched = false -- only now, because filling touches too
     is_due = is_due or group.next_look > 0 and group.next_look <= Q.now
   end
   Q.fresh = false
   return is_due
 end
 
--- Fills the groups that were touched, and writes what has become of them.
+-- Fill the touched groups, and write them.
 function Groups.settle()
   Groups.fill_touched()
   Groups.write()
 end
 
 function Groups.touch_all(keys)
-  local unknown = {}
+  local unread = {}
   for i = 1, #keys do
-    if not Q.grouped[keys[i]] then unknown[#unknown + 1] = keys[i] end
+    if not Q.grouped[keys[i]] then unread[#unread + 1] = keys[i] end
   end
-  if unknown[1] then Groups.read(unknown) end
+  if unread[1] then Groups.read(unread) end
   for i = 1, #keys do Groups.touch(Q.grouped[keys[i]]) end
 end
 
--- Fills up to limit groups whose time has come. How many there were.
+-- Fill up to limit groups that are due. Return how many there were.
 function Groups.look_again(limit)
   local keys = call('ZRANGEBYSCORE', K.parked, '-inf', digits(Q.now), 'LIMIT', 0, limit)
   if keys[1] then
@@ -130,7 +130,7 @@ function Groups.look_again(limit)
   return #keys
 end
 
--- Fills up to limit groups from a key on ('' from the first): a limit they share has changed. The rest is sweep's.
+-- Fill up to limit groups after a key ('': from the first), because a limit they share has changed. sweep does the rest.
 function Groups.fill_from(key, limit)
   local keys = call('ZRANGEBYLEX', K.group_keys, key == '' and '-' or '(' .. key, '+', 'LIMIT', 0, limit)
   Groups.touch_all(keys)
@@ -141,7 +141,7 @@ function Groups.fill_from(key, limit)
   end
 end
 
--- What time brings to groups. Returns how many of one kind there were at most.
+-- Run the time-based maintenance of groups. Return the largest number of groups of one kind.
 function Groups.sweep(limit)
   local looked_at = Groups.look_again(limit)
   local from = call('HGET', K.meta, 'regroup')
@@ -154,14 +154,14 @@ function Groups.sweep(limit)
   return max(looked_at, #over, from and call('HEXISTS', K.meta, 'regroup') == 1 and limit or 0)
 end
 
--- What was parked is no longer; without limits there is nothing to look for.
+-- Stop checking the queue's own limits when it has none, and is not parked.
 function Groups.sweep_queue()
   if Groups.of('').parked > Q.now or call('HEXISTS', K.limits, '') == 1 then return end
   call('HDEL', K.groups, '')
   Q.grouped[''], Q.uses = nil, Q.uses - 1
 end
 
--- How many leases the queue's own limits allow, and if that is none, how long until they do (-1: time does not tell).
+-- Return how many leases the queue's own limits allow; if none, how long until they do (-1: not a matter of time).
 function Groups.allowance(count)
   local queue = Groups.of('')
   local limit = queue.limit
@@ -177,8 +177,8 @@ function Groups.allowance(count)
   return count
 end
 
--- Nothing is started before that: in the group, or, if the key is empty, in the queue. A time that has passed (0) lets
--- it go on.
+-- Let no member of the group start before a time; with the empty key, no job of the queue. A time in the past (0) ends
+-- that.
 function Groups.park(key, until_ms)
   local group = Groups.of(key)
   group.parked = until_ms
@@ -186,8 +186,8 @@ function Groups.park(key, until_ms)
   if key == '' then group.is_changed = true else Groups.touch(group) end
 end
 
--- The same for the group of a job, or its queue. What is parked for longer stays so.
+-- Park the group of a job, or its queue. A longer time stays in force.
 function Groups.park_of(job, is_queue, until_ms)
-  local key = not is_queue and job.binds and Groups.key_of(job) or ''
+  local key = not is_queue and job.has_links and Groups.key_of(job) or ''
   Groups.park(key, max(Groups.of(key).parked, until_ms))
 end

@@ -1,28 +1,28 @@
--- attach: further dependencies for a job that is there.
+-- attach: adds dependencies to a job that exists.
 -- arguments: lane, number, repeated, id, flow, after (MessagePack, as Flows.depend takes it), queues (MessagePack of a list:
 --   those of the nodes), then as enqueue, for the nodes
--- returns:   {a attached, e ended, - not found, or f and the flow of the job, if the nodes were tied for another one; 1 if
+-- returns:   {a attached, e ended, - not found, or f and the flow of the job, if the nodes were linked for another one; 1 if
 --   the outbox is not empty}
 -- refuses:   NOTFOUND, COST, as enqueue
 -- events:    changed, failed; and those of enqueue
 
 local function attach(job, flow, after)
   need_static(job)
-  local annex = annex_of(job)
-  annex.fl, annex.dp, job.binds = flow, true, true
-  keep_annex(job)
+  local extras = extras_of(job)
+  extras.fl, extras.dp, job.has_links = flow, true, true
+  extras_changed(job)
   Flows.depend(job.id, flow, after)
-  if job.state == 's' or job.state == 'w' or job.by == 'g' then Flows.hold_back(job) end
+  if job.state == 's' or job.state == 'w' or job.by == 'g' then Flows.maybe_block(job) end
   emit('changed', job)
   Flows.conclude(job)
 end
 
 local function answer(args)
   load({ args[4] }, true)
-  local job = found(args[4])
+  local job = job_for(args[4])
   if not job or is_over(job) or is_staged(job) then return '-' end
   if ENDED[job.state] then return 'e' end
-  local flow = annex_of(job).fl
+  local flow = extras_of(job).fl
   if flow and flow ~= args[5] then return 'f' .. flow end
   local after, queues, nodes, headers = decode(args[6]), decode(args[7]), Flows.read_nodes(args, 8)
   local own = {}

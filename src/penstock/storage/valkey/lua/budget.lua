@@ -1,10 +1,10 @@
--- usage:      what was used.
+-- usage:      the usage by scope.
 -- arguments:  none
 -- returns:    {scope, name, millionths, ...}
--- reset_usage: begins all sums from zero, and what counts against budgets with them.
--- set_budget: sets or replaces one; wakes.
+-- reset_usage: sets all sums to zero, and what counts against budgets.
+-- set_budget: sets or replaces a budget; wakes.
 -- arguments:  scope, name, micros, per_ms
--- remove_budget: 1 if there was one; wakes.
+-- remove_budget: removes a budget; wakes. Returns 1 if it existed.
 -- arguments:  scope, name
 -- budgets:    {now, scope, name, micros, per_ms, base, since, sum, ...}
 -- events:     none

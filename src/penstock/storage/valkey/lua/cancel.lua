@@ -1,7 +1,7 @@
 -- cancel: ends pending jobs, asks active ones to stop.
 -- arguments: ids
--- returns:   a letter per id: x cancelled, r requested, c completed, f failed, a already cancelled, - not found; as a list of one
---   if the outbox is not empty
+-- returns:   a letter per id: x cancelled, r requested, c completed, f failed, a already cancelled, - not found; in a list of
+--   one if the outbox is not empty
 -- events:    cancelled, cancelling
 -- cancel_rerun: drops the reruns that wait behind active jobs.
 -- arguments: ids
@@ -40,16 +40,16 @@ register('cancel', function(keys, ids)
   open(keys)
   load(ids)
   local letters = {}
-  for i = 1, #ids do letters[i] = cancel(found(ids[i])) end
+  for i = 1, #ids do letters[i] = cancel(job_for(ids[i])) end
   close()
-  return Outbox.told(table.concat(letters))
+  return Outbox.answer(table.concat(letters))
 end)
 
 register('cancel_rerun', function(keys, ids)
   open(keys)
   load(ids)
   local letters = {}
-  for i = 1, #ids do letters[i] = cancel_rerun(found(ids[i])) end
+  for i = 1, #ids do letters[i] = cancel_rerun(job_for(ids[i])) end
   close()
   return table.concat(letters)
 end)

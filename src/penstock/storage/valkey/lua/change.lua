@@ -1,7 +1,7 @@
--- change: payload, priority, time or result ttl of one job; all of it, or nothing.
+-- change: changes payload, priority, time or result ttl of one job; all of it, or nothing.
 -- arguments: id, given (a letter per part: p y d r), payload, priority, delay_ms, header, new
---   reference (or header), new header: options with the new result ttl, which the client makes of the present header
--- returns:   c changed, w wrong state, - not found; h and the present header, if the client has another one
+--   reference (or header), new header: options with the new result ttl, which the client makes from the current header
+-- returns:   c changed, w wrong state, - not found; h and the current header, if the client has another one
 -- events:    changed
 
 local function allowed(job, given)
@@ -17,7 +17,7 @@ local function apply(job, given, args)
   end
   if given.y then
     job.priority = tonumber(args[4])
-    if job.part then Groups.line_up_again(job) end
+    if job.group_role then Groups.reposition(job) end
   end
   if given.d then
     local delay_ms = tonumber(args[5])
@@ -38,7 +38,7 @@ end
 register('change', function(keys, args)
   open(keys)
   load({ args[1] }, true)
-  local job, given = found(args[1]), {}
+  local job, given = job_for(args[1]), {}
   for letter in string.gmatch(args[2], '%a') do given[letter] = true end
   if not job then return '-' end
   if not allowed(job, given) then return 'w' end

@@ -1,11 +1,11 @@
 -- check: compares records with indexes, a step at a time; each step is atomic.
--- arguments: part ('jobs', 'state', an index, 'groups', a hash of extras, or a set of ids), cursor, repair
+-- arguments: part ('jobs', 'state', an index, 'groups', a hash of side values, or a set of ids), cursor, repair
 -- returns:   {cursor ('0': done), looked at, problem, count, problem, count ...}
 -- events:    none
 
 local AT_ONCE = 500
 local COUNTED_AT_MOST = 100000
-local EXTRAS = { results = true, failures = true, progress = true, rerun = true, waiters = true, annex = true,
+local SIDE_HASHES = { results = true, failures = true, progress = true, rerun = true, waiters = true, annex = true,
   received = true }
 
 local KEYS_OF = { parents = ':deps:', linked = ':dependents:' }
@@ -21,7 +21,7 @@ end
 
 local function check_holds(job, repair, problems)
   local is_whole = call('ZSCORE', K['held_' .. STATES[job.state]], job.id)
-  for consumer in pairs(annex_of(job).hd) do
+  for consumer in pairs(extras_of(job).hd) do
     is_whole = is_whole and call('ZSCORE', K['held:' .. consumer], job.id)
   end
   if not is_whole then
@@ -33,15 +33,15 @@ end
 local function is_rightly_held(part, job)
   if not ENDED[job.state] or Holds.ms(job) == 0 then return false end
   local consumer = string.match(part, '^held:(.*)$')
-  if consumer then return annex_of(job).hd[consumer] end
+  if consumer then return extras_of(job).hd[consumer] end
   return part == 'held_' .. STATES[job.state]
 end
 
--- Records no index points to: back to where their state says. A lease without a deadline ends now.
+-- Check records, and those that no index points to: return these to where their state says. A lease without a deadline ends.
 local function check_records(ids, repair, problems)
   load(ids, true)
   for i = 1, #ids do
-    local job = found(ids[i])
+    local job = job_for(ids[i])
     if job and not is_indexed(job) then
       count_in(problems, 'not_in_' .. STATES[job.state])
       if repair then
@@ -51,9 +51,9 @@ local function check_records(ids, repair, problems)
     elseif job and job.was_expiring and not call('ZSCORE', K.expiring, job.id) then
       count_in(problems, 'not_in_expiring')
       if repair then zadd('expiring', job.expires, job.id) end
-    elseif job and job.was_suspended and annex_of(job).su and not call('ZSCORE', K.suspended, job.id) then
+    elseif job and job.was_suspended and extras_of(job).su and not call('ZSCORE', K.suspended, job.id) then
       count_in(problems, 'not_in_suspended')
-      if repair then zadd('suspended', job.annex.su, job.id) end
+      if repair then zadd('suspended', job.extras.su, job.id) end
     end
     if job and job.was_error and not call('ZSCORE', K['error:' .. job.was_error], job.id) then
       count_in(problems, 'not_in_errors')
@@ -63,7 +63,7 @@ local function check_records(ids, repair, problems)
   end
 end
 
--- Whether a job belongs into an index other than that of its state.
+-- Return whether a job belongs in an index other than that of its state.
 local function is_rightly_in(part, job)
   if part == 'expiring' then return job.was_expiring end
   if part == 'suspended' then return job.was_suspended end
@@ -77,7 +77,7 @@ local function check_index(part, members, repair, problems)
   for i = 1, #members do ids[i] = id_of(part, members[i]) end
   load(ids)
   for i = 1, #members do
-    local job = found(ids[i])
+    local job = job_for(ids[i])
     local is_right = job and (is_rightly_in(part, job)
       or STATES[job.was] == part and job.was_member == members[i] and not job.was_in_line)
     if not is_right then
@@ -98,7 +98,7 @@ local function check_fields(part, ids, repair, problems)
   end
 end
 
--- Records that are to go with their job, and whose job has gone without them; entries of times nothing is kept for.
+-- Check dedup records whose job is gone, and times without a record.
 local function check_dedup(part, names, repair, problems)
   for i = 1, #names do
     local record = Dedup.read(names[i])
@@ -118,7 +118,7 @@ local function waits_for_ever(s)
   return not job or ENDED[job.state]
 end
 
--- Schedulers whose next slot is not in the index, or that wait for the end of a job that will not tell it.
+-- Check schedulers whose next slot is not in the index, or that wait for a job that will not report its end.
 local function check_schedulers(names, repair, problems)
   for i = 1, #names do
     local s = Schedulers.read(names[i])
@@ -159,8 +159,8 @@ local function count_members(part, counted)
     for i = first, min(first + CHUNK - 1, #members) do ids[#ids + 1] = members[i] end
     load(ids)
     for i = 1, #ids do
-      local job = found(ids[i])
-      if job and job.part and Groups.key_of(job) then
+      local job = job_for(ids[i])
+      if job and job.group_role and Groups.key_of(job) then
         local list = list_in(counted, job.group_key)
         list[#list + 1] = job
       end
@@ -168,15 +168,15 @@ local function count_members(part, counted)
   end
 end
 
--- A group as its members have it, to be compared with its record.
+-- Return a group as its members show it, and its blocked members.
 local function recounted(key, jobs)
   local group, line = Groups.new(key), {}
   for i = 1, #jobs do
-    local job, part = jobs[i], jobs[i].part
-    if part == 'w' then group.w, group.cost = group.w + 1, group.cost + Groups.cost_of(job) end
-    if part == 'a' then group.a = group.a + 1 end
-    if part == 'h' or part == 'k' then group.h = group.h + 1 end
-    if part == 'b' or part == 'k' then
+    local job, role = jobs[i], jobs[i].group_role
+    if role == 'w' then group.w, group.cost = group.w + 1, group.cost + Groups.cost_of(job) end
+    if role == 'a' then group.a = group.a + 1 end
+    if role == 'h' or role == 'k' then group.h = group.h + 1 end
+    if role == 'b' or role == 'k' then
       group.b = group.b + 1
       line[job.group_member] = job
     end
@@ -195,7 +195,7 @@ local function is_right(group, line, stored)
   return #members == group.b
 end
 
--- Counts of groups, and their blocked members. In one step, because members move: not done for very many jobs.
+-- Check the counts of groups, and their blocked members: in one step, because members move, so only up to a number of jobs.
 local function check_groups(repair, problems)
   local counted, total = {}, 0
   local parts = { 'waiting', 'active', 'scheduled', 'blocked' }
@@ -215,14 +215,14 @@ local function check_groups(repair, problems)
       if repair then
         for _, name in ipairs({ 'w', 'a', 'h', 'b', 'cost' }) do stored[name] = group[name] end
         call('UNLINK', Groups.set_of(stored))
-        for _, job in pairs(line) do Groups.line_up(job, stored) end
+        for _, job in pairs(line) do Groups.add_blocked(job, stored) end
         Groups.touch(stored)
       end
     end
   end
 end
 
--- Ids that have a key of their own, but no record.
+-- Check ids that have a key of their own, but no record.
 local function check_sets(part, ids, repair, problems)
   local statics = read_many('HMGET', K.jobs, ids)
   for i = 1, #ids do
@@ -241,7 +241,7 @@ local function check_part(part, names, repair, problems)
     check_sets(part, names, repair, problems)
   elseif part == 'jobs' then
     check_records(names, repair, problems)
-  elseif part == 'state' or EXTRAS[part] then
+  elseif part == 'state' or SIDE_HASHES[part] then
     check_fields(part, names, repair, problems)
   elseif part == 'dedup' or part == 'dedup_times' then
     check_dedup(part, names, repair, problems)
@@ -264,7 +264,7 @@ register('check', function(keys, args)
     if not problems.wrong_in_groups then return { '0', 0 } end
     return { '0', 0, 'wrong_in_groups', problems.wrong_in_groups }
   end
-  local is_hash = part == 'jobs' or part == 'state' or part == 'dedup' or part == 'schedulers' or EXTRAS[part]
+  local is_hash = part == 'jobs' or part == 'state' or part == 'dedup' or part == 'schedulers' or SIDE_HASHES[part]
   local answer = KEYS_OF[part] and call('SSCAN', K[part], args[2], 'COUNT', AT_ONCE)
     or call(is_hash and 'HSCAN' or 'ZSCAN', K[part], args[2], 'COUNT', AT_ONCE)
   local names, problems = {}, {}

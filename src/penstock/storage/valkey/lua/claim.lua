@@ -1,6 +1,6 @@
--- claim: promotes what is due, then leases the first jobs in line.
+-- claim: promotes due jobs, then leases the first jobs in line.
 -- arguments: lane, number, repeated, worker, count, lease_ms
--- returns:   the reply of take(), with 1 behind it if the outbox is not empty
+-- returns:   the reply of take(), and 1 after it if the outbox is not empty
 -- events:    promoted, expired, claimed
 
 register('claim', function(keys, args)

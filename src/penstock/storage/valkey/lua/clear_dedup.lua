@@ -1,7 +1,7 @@
--- clear_dedup: forgets the record of a dedup key; its job is left alone.
+-- clear_dedup: forgets the record of a dedup key; its job is not changed.
 -- arguments: key
--- returns:   1 if there was one
--- dedup_of:  the id of the job that stands for a key ('': none)
+-- returns:   1 if there was a record
+-- dedup_of:  the id of the job that a key stands for ('': none)
 -- arguments: key
 -- events:    none
 

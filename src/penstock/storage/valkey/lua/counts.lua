@@ -1,12 +1,12 @@
--- counts: how many jobs there are by state.
+-- counts: the number of jobs by state.
 -- arguments: none
 -- returns:   {scheduled, waiting, blocked, active, completed, failed, cancelled, paused, oldest_waiting_ms, due,
 --   next_ms (-1: none), staged}
--- leases_of: the leases a worker holds.
+-- leases_of: the leases that a worker holds.
 -- arguments: worker
 -- returns:   {id, token, id, token ...}
 -- workers:   {now, worker, seen_at .. info ...}
--- metrics:   {now, the present minute, minutes before it (metrics.lua) ...}
+-- metrics:   {now, the current minute, minutes before it (metrics.lua) ...}
 -- clock:     {now, the wall clock}
 
 local function next_ms()
@@ -28,7 +28,7 @@ register('counts', function(keys)
   if first then
     local id = sub(first, 9)
     load({ id })
-    if found(id) then oldest = max(0, Q.now - J[id].ready_at) end
+    if job_for(id) then oldest = max(0, Q.now - J[id].ready_at) end
   end
   local due = call('ZCOUNT', K.scheduled, '-inf', digits(Q.now))
   if due > 0 then oldest = max(oldest, Q.now - tonumber(call('ZRANGE', K.scheduled, 0, 0, 'WITHSCORES')[2])) end

@@ -1,11 +1,11 @@
--- Dedup keys: which job stands for a key, and until when.
+-- Dedup keys: the job that stands for each key, and until when.
 --
--- dedup  key -> inc:6 until:6 id; until 0: as long as its job is open. A record whose until has passed counts as absent.
--- A job whose annex names a key (d) takes the record along when it ends, if it is still the one the record is of.
+-- dedup  key -> inc:6 until:6 id; until 0: as long as its job is open. A record past its until counts as absent.
+-- When a job with a key in its extras (d) ends, the record goes too, if it still names that job.
 
 local Dedup = {}
 
--- Its time goes, too, if it was written in this very call: what is removed is sent before what is added.
+-- Remove a record's time, also if this very call wrote it: removals are sent before additions.
 function Dedup.forget_time(key, record)
   zrem('dedup_times', key)
   local added = record.is_new and list_in(added_members, 'dedup_times') or {}
@@ -17,7 +17,7 @@ function Dedup.forget_time(key, record)
   end
 end
 
--- Takes back what this call was to write of a key: the buffers send removals first.
+-- Take back this call's buffered write of a key: the buffers send removals first.
 function Dedup.without(list, key)
   local rest = {}
   for i = 1, #(list or rest), 2 do
@@ -50,18 +50,18 @@ function Dedup.parse(stored)
   return { inc = inc, until_ms = until_ms, id = sub(stored, 13) }
 end
 
--- The record of a key, as far as this call has got, or false. May be past its time.
+-- Return the record of a key, as this call knows it, or false. It may be past its time.
 function Dedup.read(key)
   if not Q.dedup then Q.dedup = {} end
-  local known = Q.dedup[key]
-  if known == nil then
-    known = Dedup.parse(call('HGET', K.dedup, key))
-    Q.dedup[key] = known
+  local record = Q.dedup[key]
+  if record == nil then
+    record = Dedup.parse(call('HGET', K.dedup, key))
+    Q.dedup[key] = record
   end
-  return known
+  return record
 end
 
--- Reads the records of many keys at once; without it read() would ask for each.
+-- Read the records of many keys; without it, read() would ask for each.
 function Dedup.read_all(keys)
   local records = read_many('HMGET', K.dedup, keys)
   Q.dedup = Q.dedup or {}
@@ -70,7 +70,7 @@ function Dedup.read_all(keys)
   end
 end
 
--- Reads the jobs those records are of, for which job_of() would ask one by one.
+-- Read the jobs of those records; without it, job_of() would ask for each.
 function Dedup.load_all(keys)
   local ids = {}
   for i = 1, #keys do
@@ -84,14 +84,14 @@ function Dedup.stands(record)
   return record and (record.until_ms == 0 or record.until_ms > Q.now)
 end
 
--- The job a record is of, if it is still there in that life.
+-- Return the job of a record, if that life of it still exists.
 function Dedup.job_of(record)
   load({ record.id }, true)
-  local job = found(record.id)
+  local job = job_for(record.id)
   return job and job.inc == record.inc and not is_over(job) and job or nil
 end
 
--- A newer job takes the place of one that has not begun.
+-- Cancel a job that has not begun, because a newer one replaces it.
 function Dedup.replace(job, id)
   local message = 'by job ' .. id
   set_failure(job, failure_of('Replaced', message))
@@ -100,7 +100,7 @@ function Dedup.replace(job, id)
   put(group, row, 'em', message)
 end
 
--- A job is about to be queued under a key. Returns the record it is a duplicate of, and that one's job (nil: gone).
+-- A job is about to be queued under a key. Return the record that makes it a duplicate, and the record's job (nil: gone).
 function Dedup.meet(id, key, mode)
   local record = Dedup.read(key)
   if not Dedup.stands(record) then return nil end
@@ -112,19 +112,19 @@ function Dedup.meet(id, key, mode)
   return nil
 end
 
--- The job was queued under the key.
+-- Note that the job was queued under the key.
 function Dedup.note(job, key, mode, ttl_ms)
   local until_ms = mode ~= 'debounce' and ttl_ms > 0 and Q.now + ttl_ms or 0
   Dedup.put(key, { inc = job.inc, until_ms = until_ms, id = job.id })
 end
 
--- The job of this incarnation has ended.
+-- Forget the key of the job of this incarnation, which has ended.
 function Dedup.ended(inc, key)
   local record = Dedup.read(key)
   if record and record.inc == inc then Dedup.put(key, false) end
 end
 
--- Forgets up to limit records whose time has passed. Returns how many it looked at.
+-- Forget up to limit records that are past their time. Return how many were considered.
 function Dedup.forget(limit)
   if not bit_of(Q.uses, 32) then return 0 end
   local keys = call('ZRANGEBYSCORE', K.dedup_times, '-inf', digits(Q.now), 'LIMIT', 0, limit)

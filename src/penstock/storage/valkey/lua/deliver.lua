@@ -1,28 +1,28 @@
--- deliver: applies messages of another queue's outbox (outbox.lua). What was applied before is passed over.
+-- deliver: applies messages of another queue's outbox (outbox.lua), except those applied before.
 -- arguments: source, then sequence and message of each, in order
--- returns:   1 if the outbox of this queue is not empty, else 0; in a list with the sequences of messages that cannot be
---   read, if there are any: these are passed over
+-- returns:   1 if the outbox of this queue is not empty, else 0; in a list with the sequences of skipped messages that
+--   cannot be read, if there are any
 -- events:    as enqueue; unblocked, failed
--- deliver_new: the same, refused when the server is full: for messages that put jobs in
--- undelivered: the first entries of the outbox, after those that are damaged were mended.
+-- deliver_new: the same, refused when the server is full: for messages that add jobs
+-- undelivered: the first entries of the outbox, after repairing damaged ones.
 -- arguments: how many
--- returns:   {entries whose number was damaged and made anew, entries that were put aside, entry, entry ...}
--- delivered: messages up to a sequence have been applied by their targets.
+-- returns:   {number of entries that were renumbered, number of entries put aside, entry, entry ...}
+-- delivered: removes messages that their targets have applied, up to a sequence.
 -- arguments: sequence
--- returns:   1 if more is left, else 0
--- put_aside: entries of the outbox cannot be read, or their messages cannot: they are kept among what is damaged.
+-- returns:   1 if more are left, else 0
+-- put_aside: moves entries of the outbox that cannot be read, or whose messages cannot, to the damaged hash.
 -- arguments: entries
--- returns:   how many there were
+-- returns:   the number of entries
 
 local AT_ONCE = 100
 
-local function apply(kind, said)
+local function apply(kind, message)
   if kind == 'p' then
-    Flows.put(said[1], said[2], said[3])
+    Flows.put(message[1], message[2], message[3])
   elseif kind == 'l' then
-    Flows.link(said[1], said[2])
+    Flows.link(message[1], message[2])
   else
-    Flows.done(said)
+    Flows.dependency_ended(message)
   end
 end
 
@@ -34,10 +34,10 @@ local function are_texts(list, count)
   return true
 end
 
-local function is_sound(kind, said)
-  if kind == 'p' then return are_texts(said, 2) and pcall(read_body, {}, said[2]) end
-  if kind == 'l' then return are_texts(said, 1) and are_texts(said[2], 3) end
-  return kind == 'd' and are_texts(said, 5)
+local function is_sound(kind, message)
+  if kind == 'p' then return are_texts(message, 2) and pcall(read_body, {}, message[2]) end
+  if kind == 'l' then return are_texts(message, 1) and are_texts(message[2], 3) end
+  return kind == 'd' and are_texts(message, 5)
 end
 
 local function is_letter(message)
@@ -45,21 +45,21 @@ local function is_letter(message)
   return is_read and 27 + id + handled_by + task + failure <= #message
 end
 
--- Whether an entry can be read, whatever its number is.
+-- Return whether an entry can be read, whatever its number.
 local function is_message(entry)
   local _, last = string.find(entry, '^%w[%w_.-]*%z', 17)
   local message = last and sub(entry, last + 1) or ''
   local kind = sub(message, 1, 1)
   if kind == 'x' then return is_letter(message) end
-  local is_read, said = pcall(decode, sub(message, 2))
-  return is_read and is_sound(kind, said)
+  local is_read, content = pcall(decode, sub(message, 2))
+  return is_read and is_sound(kind, content)
 end
 
 local function number_of(entry)
   return string.find(entry, '^%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d') and tonumber(sub(entry, 1, 16))
 end
 
--- The last number that was delivered, and the last that was drawn: those of the entries lie between them.
+-- Return the last number delivered and the last number drawn: those of the entries lie between them.
 local function bounds()
   local stored = call('HMGET', K.meta, 'delivered', 'outbox')
   return tonumber(stored[1] or nil) or 0, tonumber(stored[2] or nil) or 1e16
@@ -76,7 +76,7 @@ local function is_in_order(entries)
   return true
 end
 
--- The places of numbers that rise, as many as there can be, and the highest of them: all others are damaged.
+-- Return the places of the longest rising sequence of numbers up to last: all other numbers are damaged.
 local function rising(numbers, first, last)
   local starts, behind, places = {}, {}, {}
   for i = #numbers, 1, -1 do
@@ -94,8 +94,8 @@ local function rising(numbers, first, last)
   return places
 end
 
--- Gives entries whose numbers are damaged those before the numbers behind them. The targets pass over what is not above
--- the last number they have seen, and over everything after a number that is too high. Returns how many there were.
+-- Renumber entries with damaged numbers, counting down from the entry after each. A target skips numbers that are not above
+-- the last one it has applied, and everything after a number that is too high. Return how many there were.
 local function renumber(entries)
   local numbers, count, first, last = {}, 0, bounds()
   for i = 1, #entries do numbers[i] = number_of(entries[i]) or 0 end
@@ -109,8 +109,8 @@ local function renumber(entries)
   return count
 end
 
--- Looks at all of the outbox. Returns how many numbers are damaged, and how many entries cannot be read; repaired, those
--- are made anew, and these put aside.
+-- Check the whole outbox. Return how many numbers are damaged, and how many entries cannot be read. repair: renumber the
+-- former, and put the latter aside.
 function Outbox.mend(repair)
   local kept, aside = {}, {}
   for _, entry in ipairs(call('LRANGE', K.outbox, 0, -1)) do
@@ -134,12 +134,12 @@ local function deliver(keys, args)
   local kinds, messages, ids, headers, damaged = {}, {}, {}, {}, {}
   for i = 2, #args, 2 do
     if tonumber(args[i]) > last then
-      local kind, is_read, said = sub(args[i + 1], 1, 1), pcall(decode, sub(args[i + 1], 2))
+      local kind, is_read, message = sub(args[i + 1], 1, 1), pcall(decode, sub(args[i + 1], 2))
       last = tonumber(args[i])
-      if is_read and is_sound(kind, said) then
-        kinds[#kinds + 1], messages[#messages + 1] = kind, said
-        if kind ~= 'd' then ids[#ids + 1] = said[1] end
-        if kind == 'p' and said[5] then headers[said[4]] = said[5] end
+      if is_read and is_sound(kind, message) then
+        kinds[#kinds + 1], messages[#messages + 1] = kind, message
+        if kind ~= 'd' then ids[#ids + 1] = message[1] end
+        if kind == 'p' and message[5] then headers[message[4]] = message[5] end
       else
         damaged[#damaged + 1] = args[i]
       end

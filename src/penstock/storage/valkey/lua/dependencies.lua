@@ -1,4 +1,4 @@
--- dependencies: what a job knows of those it waits for, in their order.
+-- dependencies: the dependencies of a job, in their order.
 -- arguments: id, start, limit
 -- returns:   {queue '\0' id, entry, result or failure ('' if none), ...} (flows.lua)
 -- events:    none
@@ -7,10 +7,10 @@ register('dependencies', function(keys, args)
   open(keys)
   local key, start, numbers, values = Q.prefix .. ':deps:' .. args[1], tonumber(args[2]), {}, {}
   for i = 1, tonumber(args[3]) do numbers[i] = '\2' .. digits(start + i) end
-  local found_names, names = read_many('HMGET', key, numbers), {}
+  local stored_names, names = read_many('HMGET', key, numbers), {}
   for i = 1, #numbers do
-    if not found_names[i] then break end
-    names[i], values[i] = found_names[i], '\1' .. found_names[i]
+    if not stored_names[i] then break end
+    names[i], values[i] = stored_names[i], '\1' .. stored_names[i]
   end
   local entries, results, reply = read_many('HMGET', key, names), read_many('HMGET', key, values), {}
   for i = 1, #names do

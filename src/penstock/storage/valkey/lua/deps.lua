@@ -1,5 +1,5 @@
--- What jobs know of those they depend on (flows.lua has the layout of deps:<id>), as far as the call under way has got:
--- ends are noted here, and written once for each job that was told of some.
+-- The dependencies of jobs (flows.lua describes deps:<id>), as this call knows them: ends are noted here, and written once
+-- for each dependent.
 
 do
 
@@ -17,7 +17,7 @@ local function write(id, deps)
   send('HSET', key_of(id), fields)
 end
 
--- The key, which has all that was noted: for those that read or write it themselves.
+-- Return the key, after writing everything noted: for callers that read or write it themselves.
 function Flows.deps_of(id)
   local deps = Q.deps and Q.deps[id]
   if deps then
@@ -35,27 +35,27 @@ end
 local function read(id, names)
   local fields = { FLOW, PENDING }
   for i = 1, #names do fields[i + 2] = names[i] end
-  local found_values = read_many('HMGET', key_of(id), fields)
-  local deps = { flow = found_values[1], pending = tonumber(found_values[2] or 0), entries = {}, fields = {} }
-  for i = 1, #names do deps.entries[names[i]] = found_values[i + 2] end
+  local values = read_many('HMGET', key_of(id), fields)
+  local deps = { flow = values[1], pending = tonumber(values[2] or 0), entries = {}, fields = {} }
+  for i = 1, #names do deps.entries[names[i]] = values[i + 2] end
   Q.deps = Q.deps or {}
   Q.deps[id] = deps
   return deps
 end
 
--- What the call has read or written of a job, without its entries.
+-- Note what the call has read or written of a job's dependencies, without the entries.
 function Flows.know_pending(id, flow, pending)
   Q.deps = Q.deps or {}
   Q.deps[id] = { flow = flow, pending = pending, entries = {}, fields = {} }
 end
 
--- How many dependencies of a job do not count yet.
+-- Return how many dependencies of a job are still pending.
 function Flows.pending(id)
   local deps = Q.deps and Q.deps[id] or read(id, {})
   return deps.pending
 end
 
--- The job of this id may be about to tell its dependents of its end: what those know is read at once by read_expected().
+-- The job of this id may end and notify its dependents: read_expected() reads their dependencies together.
 function Flows.expect(id, dependents)
   local here = Outbox.here()
   Q.expected = Q.expected or {}
@@ -74,7 +74,7 @@ function Flows.read_expected()
   Q.expected = false
 end
 
--- What the job of this id knows, with its entry for the dependency of that name.
+-- Return the dependencies of the job of this id, with the entry of that name.
 function Flows.deps_with(id, name)
   local deps = Q.deps and Q.deps[id]
   if deps and deps.entries[name] ~= nil then return deps end
@@ -82,7 +82,7 @@ function Flows.deps_with(id, name)
   return read(id, { name })
 end
 
--- The entry is this one now. value (false: none): the result, or the failure.
+-- Replace an entry. value (false: none): the result, or the failure.
 function Flows.note_entry(deps, name, entry, value)
   local fields, packed = deps.fields, encode(entry)
   deps.entries[name] = packed

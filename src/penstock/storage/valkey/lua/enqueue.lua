@@ -1,25 +1,25 @@
--- enqueue: puts jobs in, as if one after the other.
+-- enqueue: adds jobs, as if one after the other.
 -- arguments: lane, number, repeated, specials, number of headers, reference and header of each, then id and body
 --   (record.lua) of each job
 --   specials: '' or MessagePack of a map: place -> {delay_ms, run_at_ms (-1: none), unchecked, notify, mode,
 --   keep payload, rule of run_at, keep options, reset_counts, dedup key (false: none), its mode, its ttl_ms, after
---   (flows.lua; nil: none)}; or notify alone, if that is all; or a number, an earlier place that has the same special
+--   (flows.lua; nil: none)}; or notify alone, if there is nothing else; or a number, an earlier place with the same special
 -- returns:   {first incarnation, exceptions}: a job was queued as waiting, with the next incarnation, unless the
 --   exceptions say otherwise: place, status letter and state letter, incarnation, result ('' if none), and so on. A
 --   duplicate by its dedup key has the letter e, the state letter - if that job is gone, and {id, result} as its result.
 --   A third value is 1 if the outbox is not empty
--- refuses:   COST, if a job costs more than its group's bucket holds; NOTFOUND with the id, if a job of this queue that
---   one is to wait for is not there; nothing is written then
+-- refuses:   COST, if a job costs more than its group's bucket holds; NOTFOUND with the id, if a dependency in this queue
+--   does not exist; nothing is written then
 -- events:    enqueued, changed, cancelled, failed, unblocked
--- fire:      puts in the job of a scheduler's slot, and moves on to the next.
+-- fire:      adds the job of a scheduler's slot, and moves the scheduler to the next.
 -- arguments: scheduler, slot, next (0: none), then as enqueue from specials on, with one job
--- returns:   {} if that slot is not the scheduler's next any more, or not due; else as enqueue
+-- returns:   {} if that slot is no longer the scheduler's next, or not due; else as enqueue
 -- refuses:   as enqueue
 
 local HEAD = 5
 local NONE = {}
 
--- A special in full.
+-- Return a special in full.
 local function in_full(special)
   if type(special) == 'table' then return special end
   return { 0, -1, false, special or '', 'default', false, 'always', false, false }
@@ -32,14 +32,14 @@ local function answer(exceptions, place, status, job)
   exceptions[at + 4] = job.state == 'c' and (job.result or '') or ''
 end
 
--- The answer to a new job that is not what the reply says by saying nothing: the one that was numbered last.
+-- Add an answer to a new job that the reply must state: the one that was numbered last.
 local function answer_queued(exceptions, place, waits)
   local at = #exceptions
   exceptions[at + 1], exceptions[at + 2], exceptions[at + 3] = place, waits and 'qw' or 'qb', Q.seq
   exceptions[at + 4] = ''
 end
 
--- The answer to a duplicate by its dedup key: the record it found, and that one's job (nil: gone).
+-- Add the answer to a duplicate by its dedup key: the record, and the record's job (nil: gone).
 local function answer_elsewhere(exceptions, place, record, job)
   if job then need_result(job) end
   local at = #exceptions
@@ -47,53 +47,55 @@ local function answer_elsewhere(exceptions, place, record, job)
   exceptions[at + 4] = { record.id, job and job.state == 'c' and job.result or '' }
 end
 
--- The instant of the wall clock at which a job is to be due, if one is given.
+-- Return the instant of the wall clock at which a job is due, if one is given.
 function Clock.instant_of(special)
   local instant = special[2]
   return instant >= 0 and instant < STAGED_FROM and instant or nil
 end
 
--- A dispatch, of which what is to be kept is left out.
-local function dispatch_of(said, special, run_at)
+-- Return a dispatch, without the fields that the job keeps.
+local function dispatch_of(incoming, special, run_at)
   local dispatch = {
-    run_at = run_at, wall_at = Clock.instant_of(special), rule = special[7], reset = special[9], run_id = said.run_id, write_id = said.write_id,
+    run_at = run_at, wall_at = Clock.instant_of(special), rule = special[7], reset = special[9], run_id = incoming.run_id,
+    write_id = incoming.write_id,
     listeners = special[4] ~= '' and { special[4] } or {},
   }
-  if not special[6] then dispatch.payload = payload_of(said) end
+  if not special[6] then dispatch.payload = payload_of(incoming) end
   if not special[8] then
-    dispatch.header, dispatch.priority, dispatch.lifo, dispatch.ttl = said.header, said.priority, said.lifo, said.ttl
+    dispatch.header, dispatch.priority = incoming.header, incoming.priority
+    dispatch.lifo, dispatch.ttl = incoming.lifo, incoming.ttl
   end
   return dispatch
 end
 
--- What an earlier life of the id had to do with others is over.
+-- End the links of an earlier life of the id.
 local function replace(job)
   if job.state == 'f' or job.state == 'x' or is_staged(job) then Flows.tell(job, 'r') end
-  Flows.untie(job)
+  Flows.drop_links(job)
 end
 
-local function put_in(id, said, special, run_at)
+local function put_in(id, incoming, special, run_at)
   local job = J[id]
   if not job then
     job = { id = id }
     J[id] = job
-  elseif job.binds then
+  elseif job.has_links then
     Holds.drop(job)
     replace(job)
   end
   local after = special[13]
-  if job.part then Groups.leave(job) end -- replaced while it was open: the promise that the id is new was broken
-  local may_conclude = after and Flows.depend(id, Shortcut.annex_of_packed(said.packed_annex).fl, after)
-  job.header, job.priority, job.lifo, job.ttl = said.header, said.priority, said.lifo, said.ttl
-  job.run_id, job.write_id, job.payload = said.run_id, said.write_id, payload_of(said)
-  job.packed_annex, job.binds = said.packed_annex, said.binds
+  if job.group_role then Groups.leave(job) end -- an open job was replaced: the promise that the id is new was broken
+  local may_conclude = after and Flows.depend(id, Shortcut.extras_of_packed(incoming.packed_extras).fl, after)
+  job.header, job.priority, job.lifo, job.ttl = incoming.header, incoming.priority, incoming.lifo, incoming.ttl
+  job.run_id, job.write_id, job.payload = incoming.run_id, incoming.write_id, payload_of(incoming)
+  job.packed_extras, job.has_links = incoming.packed_extras, incoming.has_links
   queue_afresh(job, run_at, #job.payload)
   job.wall_at, job.wall_run_at = Clock.instant_of(special), run_at
   return job, may_conclude
 end
 
-local function redispatch(job, said, special, run_at)
-  local dispatch = dispatch_of(said, special, run_at)
+local function redispatch(job, incoming, special, run_at)
+  local dispatch = dispatch_of(incoming, special, run_at)
   if job.state == 'a' then
     set_slot(job, dispatch)
     emit('changed', job)
@@ -105,30 +107,30 @@ local function redispatch(job, said, special, run_at)
   return 'u'
 end
 
--- Queues the job afresh unless its dedup key says that it is another's duplicate.
-local function admit(id, said, special, run_at)
+-- Queue the job afresh, unless its dedup key makes it a duplicate of another.
+local function admit(id, incoming, special, run_at)
   local key, mode = special[10], special[11]
   local record, earlier
   if key then record, earlier = Dedup.meet(id, key, mode) end
   if record then return 'e', earlier, record end
-  local job, may_conclude = put_in(id, said, special, run_at)
+  local job, may_conclude = put_in(id, incoming, special, run_at)
   if key then Dedup.note(job, key, mode, special[12]) end
   if may_conclude then Flows.conclude(job) end
   return 'q', job
 end
 
--- The job of a dispatch that ties it to others was not put in: the one that is there is tied.
-local function tie(job, said)
-  local annex = said.packed_annex and decode(said.packed_annex)
-  if annex and annex.dn then Flows.link_to(job, annex.dn) end
+-- The job of a dispatch with links was not added: link the existing one.
+local function link_existing(job, incoming)
+  local extras = incoming.packed_extras and decode(incoming.packed_extras)
+  if extras and extras.dn then Flows.link_to(job, extras.dn) end
 end
 
--- Whether the newest dispatch of the job, which may wait in its slot, is of the same write.
-local function repeats(job, said)
-  return said.write_id ~= '' and said.write_id == (slot_of(job) or job).write_id
+-- Return whether the job's newest dispatch, which may wait in its slot, is of the same write.
+local function repeats(job, incoming)
+  return incoming.write_id ~= '' and incoming.write_id == (slot_of(job) or job).write_id
 end
 
--- The dispatch that waits in the slot tells one more listener of its end.
+-- Add a listener to the dispatch that waits in the slot.
 local function join_slot(job, listener)
   local listeners = slot_of(job).listeners
   listeners[#listeners + 1] = listener
@@ -136,16 +138,16 @@ local function join_slot(job, listener)
   touch(job)
 end
 
--- One job with all the rules (verbs.md). Returns the status letter: queued, duplicate, completed, updated, rerun; or
+-- Enqueue one job with all the rules (verbs.md). Return the status letter: queued, duplicate, completed, updated, rerun; or
 -- elsewhere, with the record of the dedup key.
-local function enqueue_one(id, said, special)
-  local job, mode, notify = found(id), special[5], special[4]
-  if job then need_static(job) end -- a dependency of the same call was read without it
+local function enqueue_one(id, incoming, special)
+  local job, mode, notify = job_for(id), special[5], special[4]
+  if job then need_static(job) end -- it may have been loaded without, as a dependency in this call
   local run_at = special[2] >= 0 and Clock.when(special[2]) or Q.now + special[1]
   local status, record = 'q', nil
-  if not job or is_over(job) or special[3] or (is_staged(job) and said.write_id ~= job.write_id) then
-    status, job, record = admit(id, said, special, run_at)
-  elseif repeats(job, said) then
+  if not job or is_over(job) or special[3] or (is_staged(job) and incoming.write_id ~= job.write_id) then
+    status, job, record = admit(id, incoming, special, run_at)
+  elseif repeats(job, incoming) then
     status = 'd'
     if job.rerun and notify ~= '' then
       join_slot(job, notify)
@@ -154,41 +156,41 @@ local function enqueue_one(id, said, special)
   elseif mode == 'absent' then
     status = 'd'
   elseif mode == 'redispatch' and not ENDED[job.state] then
-    status = redispatch(job, said, special, run_at)
+    status = redispatch(job, incoming, special, run_at)
     notify = ''
   elseif mode == 'default' and not ENDED[job.state] then
     status = 'd'
   elseif mode == 'default' and job.state == 'c' then
     status = 'c'
   else
-    status, job, record = admit(id, said, special, run_at)
+    status, job, record = admit(id, incoming, special, run_at)
   end
-  if status ~= 'q' and job and said.binds then tie(job, said) end
+  if status ~= 'q' and job and incoming.has_links then link_existing(job, incoming) end
   if notify ~= '' and job and not ENDED[job.state] then add_waiter(job.id, notify) end
   return status, job, record
 end
 
--- For flows: enqueues a job of this queue. Returns as enqueue_one(), or nothing if it was refused: then its dependents
--- are told. Dedup keys are not for flows. intake (nil: none): it may go this way; then nothing is returned, either.
+-- Enqueue a job of this queue for a flow. Return as enqueue_one(); or nothing if it was refused, after notifying its
+-- dependents. Flows have no dedup keys. intake (nil: none): if the job is added that way, nothing is returned either.
 function Flows.put(id, body, special, intake)
   load({ id }, true)
-  local simple = intake and J[id] == false and type(special) ~= 'table' and Shortcut.annex_of_body(body)
+  local simple = intake and J[id] == false and type(special) ~= 'table' and Shortcut.extras_of_body(body)
   if simple then
-    Flows.note_ties(simple)
+    Flows.note_links(simple)
     Intake.put(intake, id, body, simple, special)
     return
   end
-  local said = read_body({}, body)
-  local annex = said.binds and Shortcut.annex_of_packed(said.packed_annex)
-  if annex then Flows.note_ties(annex) end
-  local refusal = annex and Groups.cost_refused(id, annex)
-  if refusal then return Flows.tell_refused(id, annex, refusal) end
+  local incoming = read_body({}, body)
+  local extras = incoming.has_links and Shortcut.extras_of_packed(incoming.packed_extras)
+  if extras then Flows.note_links(extras) end
+  local refusal = extras and Groups.cost_refused(id, extras)
+  if refusal then return Flows.tell_refused(id, extras, refusal) end
   special = in_full(special)
   special[10] = false
-  return enqueue_one(id, said, special)
+  return enqueue_one(id, incoming, special)
 end
 
--- Headers that the queue does not have yet are stored, once each.
+-- Store headers that the queue does not have yet, once each.
 local function store_headers(args, count)
   local references, missing = {}, {}
   for i = 1, count do references[i] = args[HEAD + 2 * i - 1] end
@@ -205,7 +207,7 @@ local function store_headers(args, count)
   if missing[1] then send('HSET', K.options, missing) end
 end
 
--- Whether some jobs are to wait for others; refuses the call if those are not there.
+-- Return whether some jobs have dependencies; refuse the call if those do not exist.
 local function has_flows(ids, specials)
   local before, has_any = {}, false
   for place = 1, #ids do
@@ -219,8 +221,8 @@ local function has_flows(ids, specials)
   return has_any
 end
 
--- One job of an id without a record, to be run now: the same as enqueue_new and close() do, without lists of one.
--- False if it is not one.
+-- Enqueue one job that is new and to run now: the same as Intake and close() do, without lists of one. Return false if it is
+-- not that simple.
 local function enqueue_alone(reference, header, id, body, notify)
   if byte(body, 1) ~= 0 or call('HEXISTS', K.jobs, id) == 1 then return false end
   if call('HGET', K.options, reference) ~= header then return false end
@@ -250,8 +252,8 @@ local function specials_of(packed)
   return specials
 end
 
--- Looks at what the call will write: at all keys, if a job comes with more than a listener.
-local function look_first(specials, count)
+-- Check the keys that the call will write: all keys, if a job has a special that is more than a listener.
+local function check_first(specials, count)
   for _, special in pairs(specials) do
     if type(special) == 'table' then return Parts.check_all() end
   end
@@ -263,7 +265,7 @@ register('enqueue', function(keys, args)
   local memo = remembered(args[1], args[2], args[3])
   if memo then return decode(memo) end
   local specials = specials_of(args[4])
-  look_first(specials, #args)
+  check_first(specials, #args)
   if #args == 9 and args[5] == '1' and type(specials[1]) ~= 'table' then
     remember(args[1], args[2], encode({ Q.seq + 1, NONE }))
     local incarnation = enqueue_alone(args[6], args[7], args[8], args[9], specials[1])
@@ -275,12 +277,12 @@ register('enqueue', function(keys, args)
     n = n + 1
     ids[n] = args[at]
   end
-  local hard, annexes = Intake.sort(ids, specials, args, first_at, args[4] ~= '' and has_flows(ids, specials))
-  local groups = (next(hard) or next(annexes)) and Intake.check_costs(ids, hard, annexes, args, first_at)
+  local hard, extras_by_place = Intake.sort(ids, specials, args, first_at, args[4] ~= '' and has_flows(ids, specials))
+  local groups = (next(hard) or next(extras_by_place)) and Intake.check_costs(ids, hard, extras_by_place, args, first_at)
   store_headers(args, headers)
   if groups then Groups.read_for(groups) end
   local exceptions, first, intake = {}, Q.seq + 1, Intake.new()
-  local put_plain, expected = Intake.put_plain, first -- the incarnation that the reply says by saying nothing
+  local put_plain, expected = Intake.put_plain, first -- the incarnation that the reply implies without an exception
   for place = 1, n do
     local id, body = ids[place], args[first_at + 2 * place]
     if hard[place] then
@@ -292,8 +294,8 @@ register('enqueue', function(keys, args)
       end
       expected = max(expected, exceptions[#exceptions - 1] + 1)
     else
-      local annex, special, waits = annexes[place], specials[place], true
-      if annex or special then waits = Intake.put(intake, id, body, annex, special) else put_plain(intake, id, body) end
+      local extras, special, waits = extras_by_place[place], specials[place], true
+      if extras or special then waits = Intake.put(intake, id, body, extras, special) else put_plain(intake, id, body) end
       if not waits or Q.seq ~= expected then answer_queued(exceptions, place, waits) end
       expected = Q.seq + 1
     end

@@ -1,12 +1,12 @@
--- enqueue_flows: puts whole flows in.
+-- enqueue_flows: adds whole flows.
 -- arguments: lane, number, repeated, layout, then as enqueue, for all nodes of all flows
 --   layout: MessagePack of a list with a list of queues per flow, one for each of its nodes; the first is the root's
--- returns:   {answers, 1 if the outbox is not empty}: of each root status letter and state letter, incarnation, result
+-- returns:   {answers, 1 if the outbox is not empty}: for each root status letter and state letter, incarnation, result
 --   ('' if none)
 -- refuses:   NOTFOUND, COST, as enqueue
 -- events:    as enqueue
 
--- Reads nodes: the arguments of enqueue from specials on, at a place. Returns ids, bodies, specials, headers by reference.
+-- Return the nodes (id, body, special) in the arguments, from specials on, and the headers by reference.
 function Flows.read_nodes(args, at)
   local specials, headers, nodes = args[at] ~= '' and decode(args[at]) or {}, {}, {}
   local count = tonumber(args[at + 1])
@@ -19,7 +19,7 @@ function Flows.read_nodes(args, at)
   return nodes, headers
 end
 
--- Refuses the call if a node of this queue is to wait for a job of this queue that is not there, or costs too much.
+-- Refuse the call if a node of this queue depends on a job of this queue that does not exist, or costs too much.
 function Flows.check_nodes(nodes, queues, first)
   local own = {}
   for i = 1, #queues do
@@ -29,13 +29,13 @@ function Flows.check_nodes(nodes, queues, first)
     local node = nodes[first + i - 1]
     if queues[i] == Outbox.here() then
       if node.special and node.special[13] then Flows.refuse_unknown(node.id, node.special[13], own) end
-      local refusal = Groups.cost_refused(node.id, Shortcut.any_annex_of_body(node.body))
+      local refusal = Groups.cost_refused(node.id, Shortcut.any_extras_of_body(node.body))
       if refusal then refuse('COST', refusal) end
     end
   end
 end
 
--- Reads what is there of the nodes of this queue, and stores the headers they refer to: once for all of them.
+-- Read the existing jobs of the nodes of this queue, and store the headers that they refer to, once for all.
 function Flows.prepare(nodes, queues, headers)
   local ids, here = {}, Outbox.here()
   for i = 1, #nodes do
@@ -45,8 +45,8 @@ function Flows.prepare(nodes, queues, headers)
   for reference, header in pairs(headers) do call('HSETNX', K.options, reference, header) end
 end
 
--- Whether no node has to find another that was put in with it: ids are given once, and who waits for whom is said by those
--- that are waited for.
+-- Return whether no node has to find another one of this call: no id occurs twice, and the dependencies themselves report
+-- their ends.
 local function are_apart(nodes, queues)
   local here, seen = Outbox.here(), {}
   for i = 1, #nodes do
@@ -60,7 +60,7 @@ local function are_apart(nodes, queues)
   return true
 end
 
--- Puts a node into its queue, which may be another one. intake: as Flows.put takes it.
+-- Add a node to its queue, which may be another one. intake: as Flows.put takes it.
 function Flows.put_node(node, queue, headers, intake)
   local reference = sub(node.body, 2, 7)
   local header = byte(reference, 1) == 0 and headers[reference] or false

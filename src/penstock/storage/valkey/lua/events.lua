@@ -1,7 +1,7 @@
--- Events: what happened in a call, in columns, as one entry of the stream (core/event.py has the format).
+-- Events: what happened in a call, in columns, as one entry of the stream (core/event.py describes the format).
 --
--- A group is a run of events of one type: columns, each a list with a value per event, and common, which has the
--- columns that have one value for all of them. emit() writes any event; hot verbs write columns themselves.
+-- A group is a run of events of one type: columns, each a list with a value per event, and common, the columns that have
+-- the same value for all of them. emit() writes any event; hot verbs write columns themselves.
 
 local NUMBERS = { inc = true, enq = true, run = true, tok = true, ms = true, wait = true, pri = true, size = true }
 
@@ -11,7 +11,7 @@ local function new_group(kind, common)
   return group
 end
 
--- The common columns become lists, because an event comes that has other values there.
+-- Turn the common columns into lists, because the next event has other values there.
 local function spread_common(group)
   for name, value in pairs(group.common) do
     local values = {}
@@ -21,8 +21,8 @@ local function spread_common(group)
   group.common = nil
 end
 
--- The group for events of a type that have these values in common (the same table: it is not looked into), or one
--- with common nil.
+-- Return the group for events of a type that share the values of common (compared as a table, not by content). common nil:
+-- for events that share none.
 local function group_for(kind, common)
   local group = Q.groups[#Q.groups]
   if not group or group.kind ~= kind then return new_group(kind, common) end
@@ -39,7 +39,7 @@ local function put(group, row, name, value)
   values[row] = value
 end
 
--- Begins an event in a group that may have lost its common columns.
+-- Begin an event in a group that may have lost its common columns.
 local function begin_row(group, common)
   local row = group.n + 1
   group.n = row
@@ -49,7 +49,7 @@ local function begin_row(group, common)
   return row
 end
 
--- An event of a job, with its state afterwards ('' once it has no record). More columns may be put in its row.
+-- Write an event of a job, with the state after it ('' without a record). Callers may put more columns in its row.
 local function emit(kind, job, state)
   local group, options = group_for(kind, nil), options_of(job.header)
   local row = group.n + 1
@@ -62,17 +62,17 @@ local function emit(kind, job, state)
   put(group, row, 'ver', options.version)
   put(group, row, 'st', state or STATES[job.state])
   put(group, row, 'run', job.runs)
-  if job.binds and Groups.key_of(job) then put(group, row, 'grp', job.group_key) end
+  if job.has_links and Groups.key_of(job) then put(group, row, 'grp', job.group_key) end
   return group, row
 end
 
--- An event of the queue itself.
+-- Write an event of the queue itself.
 local function emit_queue(kind, column, value)
   local group = new_group(kind, { [column or 'id'] = value or '' })
   group.n = 1
 end
 
--- The column as it is stored: one value if all are equal, nothing if that is the default.
+-- Return the column as it is stored: one value if all are equal, nothing if that is the default.
 local function collapsed(group, name, values)
   local default = NUMBERS[name] and 0 or ''
   local first, same = values[1], true

@@ -1,4 +1,4 @@
--- extend: pushes the deadlines of held leases.
+-- extend: extends held leases.
 -- arguments: worker, lease_ms, info (given), info, then id and token:6 of each lease
 -- returns:   a letter per lease: e extended, c cancel, x expired, l lost
 -- events:    none

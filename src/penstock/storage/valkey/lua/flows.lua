@@ -5,13 +5,12 @@
 --                            '' pending, c completed, f failed, x cancelled, r removed
 --   '\1' queue '\0' id       the result, or MessagePack of the failure
 --   '\2' number              queue '\0' id: their order
---   '\3flow' '\3given' '\3pending' '\3failed'     pending: how many do not count yet; failed: the first that fails it
+--   '\3flow' '\3given' '\3pending' '\3failed'     given: how many there are; pending: how many do not count yet; failed:
+--                            the first that fails the job
 --   '\3awaited'              how many there were when the job last waited for them
--- dependents:<id>   list of MessagePack of {queue, id, flow}: those that came after the job itself
+-- dependents:<id>   list of MessagePack of {queue, id, flow}: dependents that were added after the job
 --
--- In the annex: fl flow, dn dependents, dl there are later ones, dp there are dependencies.
---
--- In a block of its own: the library has no room for more names. The verbs in enqueue.lua add Flows.put.
+-- A block, because the library has no room for more names at its top. The verbs in enqueue.lua add Flows.put.
 
 do
 
@@ -26,21 +25,21 @@ local function counts(policy, state)
 end
 
 function Flows.is_parent(job)
-  return job.binds and annex_of(job).dp
+  return job.has_links and extras_of(job).dp
 end
 
--- Blocks the job if some of its dependencies do not count yet.
-function Flows.hold_back(job)
+-- Block the job if some of its dependencies do not count yet.
+function Flows.maybe_block(job)
   if not Flows.is_parent(job) or Flows.pending(job.id) == 0 then return false end
-  if job.part then Groups.wait_elsewhere(job) end
+  if job.group_role then Groups.wait_elsewhere(job) end
   job.state, job.by = 'b', 'h'
   changed(job)
   return true
 end
 
--- Telling others
+-- Notifying dependents
 
--- Passes an end on: in this queue it waits in line, so that long chains do not nest.
+-- Pass an end on. For dependents of this queue it is queued, so that long chains do not nest.
 local function tell_dependent(dependent, id, state, value)
   if dependent[1] ~= Outbox.here() then
     return Outbox.send(dependent[1],
@@ -51,16 +50,16 @@ local function tell_dependent(dependent, id, state, value)
 end
 
 function Flows.dependents(job)
-  local annex, found_dependents = annex_of(job), {}
-  for i = 1, #(annex.dn or {}) do found_dependents[i] = annex.dn[i] end
-  if annex.dl then
+  local extras, dependents = extras_of(job), {}
+  for i = 1, #(extras.dn or {}) do dependents[i] = extras.dn[i] end
+  if extras.dl then
     local later = call('LRANGE', Q.prefix .. ':dependents:' .. job.id, 0, -1)
-    for i = 1, #later do found_dependents[#found_dependents + 1] = decode(later[i]) end
+    for i = 1, #later do dependents[#dependents + 1] = decode(later[i]) end
   end
-  return found_dependents
+  return dependents
 end
 
--- The result, or the failure without its traceback.
+-- Return the result, or the failure without its traceback.
 local function value_of(job, state)
   if state == 'c' then
     need_result(job)
@@ -73,47 +72,47 @@ local function value_of(job, state)
   return encode({ failure[1], failure[2], '' })
 end
 
-local function work_off()
-  if Q.works_off then return end
-  Q.works_off = true
+local function deliver_ends()
+  if Q.is_delivering then return end
+  Q.is_delivering = true
   local at = 1
   while Q.ends and Q.ends[at] do
-    Flows.done(Q.ends[at])
+    Flows.dependency_ended(Q.ends[at])
     Q.ends[at] = false
     at = at + 1
   end
-  Q.ends, Q.works_off = false, false
+  Q.ends, Q.is_delivering = false, false
 end
 
 function Flows.tell_all(dependents, id, state, value, but_not)
   for i = 1, #dependents do
     if dependents[i][1] ~= but_not then tell_dependent(dependents[i], id, state, value) end
   end
-  work_off()
+  deliver_ends()
 end
 
--- Says to all dependents, or to those of other queues than that of this name, that the job has ended as state.
+-- Notify all dependents (except those of the queue named but_not) that the job has ended as state.
 function Flows.tell(job, state, but_not)
-  local annex = annex_of(job)
-  if not (annex.dn or annex.dl) then return end
+  local extras = extras_of(job)
+  if not (extras.dn or extras.dl) then return end
   Flows.tell_all(Flows.dependents(job), job.id, state, value_of(job, state), but_not)
 end
 
--- A job that others were to depend on cannot be put in.
-function Flows.tell_refused(id, annex, text)
+-- Notify the dependents of a job that was refused.
+function Flows.tell_refused(id, extras, text)
   local failure = encode({ 'CostTooHigh', text, '' })
-  for i = 1, #(annex.dn or {}) do tell_dependent(annex.dn[i], id, 'r', failure) end
-  work_off()
+  for i = 1, #(extras.dn or {}) do tell_dependent(extras.dn[i], id, 'r', failure) end
+  deliver_ends()
 end
 
--- Has the dependents told of the end of a job that is there: now, if it has ended.
+-- Add dependents to a job that exists. If it has ended, notify them now.
 function Flows.link_to(job, dependents)
-  local annex, new = annex_of(job), {}
+  local extras, new = extras_of(job), {}
   for i = 1, #dependents do
     local is_known = false
-    for j = 1, #(annex.dn or {}) do
-      local one = annex.dn[j]
-      if one[1] == dependents[i][1] and one[2] == dependents[i][2] and one[3] == dependents[i][3] then
+    for j = 1, #(extras.dn or {}) do
+      local known = extras.dn[j]
+      if known[1] == dependents[i][1] and known[2] == dependents[i][2] and known[3] == dependents[i][3] then
         is_known = true
       end
     end
@@ -123,36 +122,36 @@ function Flows.link_to(job, dependents)
     send('RPUSH', Q.prefix .. ':dependents:' .. job.id, new)
     call('SADD', K.linked, job.id)
     call('HSET', K.meta, 'tied', '1')
-    if not annex.dl then
+    if not extras.dl then
       need_static(job)
-      annex.dl, job.binds = true, true
-      keep_annex(job)
+      extras.dl, job.has_links = true, true
+      extras_changed(job)
     end
   end
   if ENDED[job.state] then
     local value = value_of(job, job.state)
     for i = 1, #dependents do tell_dependent(dependents[i], job.id, job.state, value) end
   end
-  work_off()
+  deliver_ends()
 end
 
 function Flows.link(id, dependent)
   load({ id })
-  local job = found(id)
+  local job = job_for(id)
   if job and not is_over(job) then return Flows.link_to(job, { dependent }) end
   local here = Outbox.here()
   tell_dependent(dependent, id, 'r', encode({ 'DependencyNotFound',
     'job ' .. here .. '/' .. id .. ' is not known: it never was, or is no longer kept', '' }))
-  work_off()
+  deliver_ends()
 end
 
--- What a job waits for
+-- Dependencies
 
--- Looks at dependencies (queue '\0' id) of the job of this id. Those that have ended count; what follows for the job
--- itself is the caller's to see to.
-local function look_at(id, flow, edges)
+-- Register the job of this id as a dependent of others (queue '\0' id). Those that have ended count immediately; the caller
+-- handles the consequences for the job itself.
+local function link_dependencies(id, flow, edges)
   local here = Outbox.here()
-  Q.giving = id
+  Q.adding_to = id
   for i = 1, #edges do
     local queue, on = string.match(edges[i], '^(.-)%z(.*)$')
     if queue == here then
@@ -161,11 +160,11 @@ local function look_at(id, flow, edges)
       Outbox.send(queue, 'l' .. encode({ on, { here, id, flow } }))
     end
   end
-  Q.giving = false
+  Q.adding_to = false
 end
 
--- Gives the job of this id entries for after: {queue, id, policy letter, whether it will tell by itself} each. Returns
--- whether there are some that may have ended.
+-- Give the job of this id entries for after: {queue, id, policy letter, whether it will report by itself} each. Return
+-- whether some of them may have ended.
 function Flows.depend(id, flow, after)
   local key, fields, edges = deps_of(id), {}, {}
   local names, seen = { FLOW, GIVEN, PENDING }, {}
@@ -179,11 +178,11 @@ function Flows.depend(id, flow, after)
   local given = first
   for i = 4, #names do
     if not known[i] and not seen[names[i]] then
-      local said, at = after[i - 3], #fields
+      local dependency, at = after[i - 3], #fields
       seen[names[i]], given = true, given + 1
-      fields[at + 1], fields[at + 2] = names[i], encode({ given, said[3], '' })
+      fields[at + 1], fields[at + 2] = names[i], encode({ given, dependency[3], '' })
       fields[at + 3], fields[at + 4] = '\2' .. digits(given), names[i]
-      if not said[4] then edges[#edges + 1] = names[i] end
+      if not dependency[4] then edges[#edges + 1] = names[i] end
     end
   end
   if given > first then
@@ -193,12 +192,12 @@ function Flows.depend(id, flow, after)
   end
   if fields[1] then send('HSET', key, fields) end
   Flows.know_pending(id, known[1] or flow, pending + given - first)
-  look_at(id, flow, edges)
+  link_dependencies(id, flow, edges)
   return edges[1] ~= nil
 end
 
--- Refuses the call if a dependency of this queue that the job of this id is to wait for has no record. known: ids that are
--- about to have one. Looks at the types of the keys that tie them, too, before the first write.
+-- Refuse the call if a dependency in this queue of the job of this id has no record. known: ids that will have one. Also
+-- check the types of the keys that link them, before the first write.
 function Flows.refuse_unknown(dependent, after, known)
   call('HLEN', deps_of(dependent))
   for i = 1, #after do
@@ -206,12 +205,12 @@ function Flows.refuse_unknown(dependent, after, known)
     if queue == Outbox.here() and not is_to_come and not known[id] then
       call('LLEN', Q.prefix .. ':dependents:' .. id)
       load({ id })
-      if not found(id) or is_over(J[id]) then refuse('NOTFOUND', id) end
+      if not job_for(id) or is_over(J[id]) then refuse('NOTFOUND', id) end
     end
   end
 end
 
--- All entries of a job: names, and what is in them, in their order.
+-- Return the names and entries of all dependencies of a job, in their order.
 local function entries_of(key)
   local numbers, given = {}, tonumber(call('HGET', key, GIVEN) or 0)
   for i = 1, given do numbers[i] = '\2' .. digits(i) end
@@ -219,21 +218,21 @@ local function entries_of(key)
   return names, read_many('HMGET', key, names)
 end
 
--- Dependencies whose end counted, but was no success: a retry waits for them once more. Names and entries.
+-- Return the names and entries of dependencies that ended without success, and counted: a retry waits for them again.
 local function unfinished(key)
   local names, entries = entries_of(key)
-  local some, theirs = {}, {}
+  local unfinished_names, unfinished_entries = {}, {}
   for i = 1, #names do
     local entry = decode(entries[i])
     if counts(entry[2], entry[3]) and entry[3] ~= 'c' and entry[2] ~= 'i' then
-      some[#some + 1], theirs[#theirs + 1] = names[i], entry
+      unfinished_names[#unfinished_names + 1], unfinished_entries[#unfinished_entries + 1] = names[i], entry
     end
   end
-  return some, theirs
+  return unfinished_names, unfinished_entries
 end
 
--- The ids of those of this queue.
-function Flows.to_look_at_again(job)
+-- Return the ids of those in this queue.
+function Flows.ids_to_wait_for_again(job)
   local ids, names = {}, unfinished(deps_of(job.id))
   for i = 1, #names do
     local queue, id = string.match(names[i], '^(.-)%z(.*)$')
@@ -242,7 +241,7 @@ function Flows.to_look_at_again(job)
   return ids
 end
 
-function Flows.look_again(job)
+function Flows.wait_again(job)
   local key = deps_of(job.id)
   local names, entries = unfinished(key)
   local fields, values = {}, {}
@@ -255,46 +254,46 @@ function Flows.look_again(job)
     send('HSET', key, fields)
     send('HDEL', key, values)
     call('HINCRBY', key, PENDING, #names)
-    look_at(job.id, call('HGET', key, FLOW), names)
+    link_dependencies(job.id, call('HGET', key, FLOW), names)
   end
 end
 
-local SAID = { f = 'failed', x = 'was cancelled', r = 'was removed' }
+local OUTCOMES = { f = 'failed', x = 'was cancelled', r = 'was removed' }
 
--- Why the job has to fail, packed, if one of its dependencies has failed it.
+-- Return the packed failure of a job that one of its dependencies has failed, or nil.
 function Flows.cause(job)
   local key = deps_of(job.id)
   local name = call('HGET', key, FAILED)
   if not name then return nil end
-  local found_values = call('HMGET', key, name, '\1' .. name)
-  local state, failure = decode(found_values[1])[3], found_values[2] and decode(found_values[2])
-  if failure and failure[1] == BY_DEPENDENCY then return found_values[2] end
-  local said = SAID[state]
+  local values = call('HMGET', key, name, '\1' .. name)
+  local state, failure = decode(values[1])[3], values[2] and decode(values[2])
+  if failure and failure[1] == BY_DEPENDENCY then return values[2] end
+  local outcome = OUTCOMES[state]
   if failure and state == 'r' then
-    said = failure[1] == 'DependencyNotFound' and 'is not known' or 'was refused: ' .. failure[2]
+    outcome = failure[1] == 'DependencyNotFound' and 'is not known' or 'was refused: ' .. failure[2]
   elseif failure then
-    said = 'failed: ' .. failure[1] .. ': ' .. failure[2]
+    outcome = 'failed: ' .. failure[1] .. ': ' .. failure[2]
   end
-  return failure_of(BY_DEPENDENCY, 'dependency ' .. string.gsub(name, '%z', '/', 1) .. ' ' .. said)
+  return failure_of(BY_DEPENDENCY, 'dependency ' .. string.gsub(name, '%z', '/', 1) .. ' ' .. outcome)
 end
 
--- Ends a job that a dependency has failed. settling: as finish().
+-- Fail a job because of a dependency. settling: as in finish().
 function Flows.fail(job, cause, settling)
   set_failure(job, cause)
   local group, row = finish(job, 'f', 'failed', settling)
-  local said = decode(cause)
-  put(group, row, 'et', said[1])
-  put(group, row, 'em', said[2])
+  local failure = decode(cause)
+  put(group, row, 'et', failure[1])
+  put(group, row, 'em', failure[2])
   return group, row
 end
 
--- A running job is to wait for its dependencies. Why it has to fail instead, packed: it has waited for all of them
+-- Let a running job wait for its dependencies. Return a packed failure if it must not: it has waited for all of them
 -- before, and would run again for ever.
 function Flows.await(job)
   if Flows.is_parent(job) then
     local key = deps_of(job.id)
     local known = call('HMGET', key, GIVEN, PENDING, AWAITED)
-    if known[1] then -- else it was attached to nothing
+    if known[1] then -- else no dependency was ever attached
       call('HSET', key, AWAITED, known[1])
       if tonumber(known[2]) > 0 or known[1] ~= known[3] then return nil end
     end
@@ -302,7 +301,7 @@ function Flows.await(job)
   return failure_of('NothingToWaitFor', FAILURE_TEXTS.NothingToWaitFor)
 end
 
--- After its event: fails a job that a dependency has failed, unless it is active.
+-- After the job's event: fail it if a dependency has failed it, unless it is active.
 function Flows.conclude(job)
   if job.gone or job.state == 'a' or ENDED[job.state] then return end
   local cause = Flows.cause(job)
@@ -314,25 +313,25 @@ local function unblock(job)
   emit('unblocked', job)
 end
 
--- A dependency of a job of this queue has ended: {id, flow, queue, id of the dependency, state, value}.
-function Flows.done(said)
-  local id, state = said[1], said[5]
-  local name = said[3] .. '\0' .. said[4]
+-- A dependency of a job of this queue has ended. ending: {id, flow, queue, id of the dependency, state, value}.
+function Flows.dependency_ended(ending)
+  local id, state = ending[1], ending[5]
+  local name = ending[3] .. '\0' .. ending[4]
   local deps = Flows.deps_with(id, name)
-  if deps.flow ~= said[2] or not deps.entries[name] then return end
+  if deps.flow ~= ending[2] or not deps.entries[name] then return end
   local entry = decode(deps.entries[name])
   local policy, fails = entry[2], state ~= 'c' and entry[2] ~= 'i'
   if counts(policy, entry[3]) then return end
   local is_final = counts(policy, state)
   local pending = deps.pending - (is_final and 1 or 0)
   deps.pending = pending
-  Flows.note_entry(deps, name, { entry[1], policy, state }, said[6])
-  if not said[6] and entry[3] ~= '' then call('HDEL', deps_of(id), '\1' .. name) end
+  Flows.note_entry(deps, name, { entry[1], policy, state }, ending[6])
+  if not ending[6] and entry[3] ~= '' then call('HDEL', deps_of(id), '\1' .. name) end
   if not is_final then return end
   if fails then call('HSETNX', deps_of(id), FAILED, name) end
-  if Q.giving == id or (pending > 0 and not fails) then return end
+  if Q.adding_to == id or (pending > 0 and not fails) then return end
   load({ id })
-  local job = found(id)
+  local job = job_for(id)
   if not job then return end
   if fails then
     Flows.conclude(job)
@@ -341,7 +340,7 @@ function Flows.done(said)
   end
 end
 
--- The job has failed for good: its letter goes to the queue's dead_letter, if it has one.
+-- Send the dead letter of a job that has failed for good, if the queue has a dead_letter queue.
 function Outbox.bury(job)
   if not Q.dead_letter then Q.dead_letter = read_settings() end
   local target, handled_by = Q.dead_letter.dead_letter, Q.dead_letter.dead_letter_options or ''
@@ -353,24 +352,24 @@ function Outbox.bury(job)
     .. job.id .. handled_by .. task .. failure .. payload_of(job))
 end
 
--- Remembers that jobs of this queue have dependents in others, for obliterate.
-function Flows.note_ties(annex)
-  local dependents = annex.dn or {}
+-- Note that jobs of this queue have dependents in others, for obliterate.
+function Flows.note_links(extras)
+  local dependents = extras.dn or {}
   for i = 1, #dependents do
-    if dependents[i][1] ~= Outbox.here() and not Q.tied then
-      Q.tied = call('HSET', K.meta, 'tied', '1')
+    if dependents[i][1] ~= Outbox.here() and not Q.noted_links then
+      Q.noted_links = call('HSET', K.meta, 'tied', '1')
     end
   end
 end
 
--- What a job knows of others goes with its record, or with this life of its id.
-function Flows.untie(job)
-  local annex = annex_of(job)
-  if annex.dp then
+-- Drop what a job stores about its dependencies and dependents: with its record, or with this life of its id.
+function Flows.drop_links(job)
+  local extras = extras_of(job)
+  if extras.dp then
     call('UNLINK', deps_of(job.id))
     call('SREM', K.parents, job.id)
   end
-  if annex.dl then
+  if extras.dl then
     call('UNLINK', Q.prefix .. ':dependents:' .. job.id)
     call('SREM', K.linked, job.id)
   end

@@ -1,14 +1,14 @@
--- Records of groups and of their limits: read once in a call, written by write(). Their rules are in groups.lua.
+-- Records of groups and of their limits: read once in a call, written by write(). groups.lua has the rules.
 --
 -- groups           key -> w:4 a:4 h:4 b:4 cost:6 parked:6 paused:1 starts:4 level:6 level_at:6 level_per:6 look:6 over:6
---   w a h b        members waiting, active, holding a slot without being either, blocked;  cost: of those waiting
---   parked         nothing is admitted or started before that;  starts: how many are in the window
+--   w a h b        members that wait, are active, hold a slot without being either, are blocked;  cost: of those waiting
+--   parked         no member is admitted or started before that;  starts: the number in the window
 --   level          of the bucket at level_at, in 1 / level_per of a token: whole numbers (0 0 0: it was never used)
---   look, over     its scores in parked and in fading (0: it is not there)
+--   look, over     its scores in parked and in fading (0: absent)
 -- group:<key>      its blocked members: score priority, member as in waiting; those at the front: score FRONT
 -- starts:<key>     at:6 count:4, the starts in the window, the oldest first
--- limits           key ('' the queue, '*' all groups without their own) -> {concurrency, count, per, capacity, refill,
---                  per}; 0: no bound
+-- limits           key ('' the queue, '*' all groups without a limit of their own) -> {concurrency, count, per, capacity,
+--                  refill, per}; 0: no bound
 
 Groups.FORMAT = '>I4I4I4I4I6I6BI4I6I6I6I6I6'
 Groups.FRONT = -2 ^ 53
@@ -16,15 +16,16 @@ Groups.AT_ONCE = 1000
 Groups.PER_CLAIM = 100
 
 function Groups.parse_limit(packed)
-  local said = decode(packed)
+  local fields = decode(packed)
   return {
-    concurrency = said[1], count = said[2], per = said[3], capacity = said[4], refill = said[5], bucket_per = said[6],
+    concurrency = fields[1], count = fields[2], per = fields[3], capacity = fields[4], refill = fields[5],
+    bucket_per = fields[6],
   }
 end
 
 Groups.NO_LIMIT = { concurrency = 0, count = 0, per = 0, capacity = 0, refill = 0, bucket_per = 0 }
 
--- Reads the limits of many groups at once.
+-- Read the limits of many groups.
 function Groups.read_limits(keys)
   local fields = { '*' }
   for i = 1, #keys do fields[i + 1] = keys[i] end
@@ -41,7 +42,7 @@ function Groups.limit_of(key)
   return Q.limits[key]
 end
 
--- The starts that have left the window go.
+-- Drop the starts that have left the window.
 function Groups.slide(group)
   local limit, key = group.limit, Q.prefix .. ':starts:' .. group.key
   group.first_start = nil
@@ -79,7 +80,7 @@ end
 function Groups.new(key)
   return {
     key = key, w = 0, a = 0, h = 0, b = 0, cost = 0, parked = 0, paused = false, starts = 0, level = 0, level_at = 0,
-    level_per = 0, look = 0, over = 0, started = 0, heads = {}, at = 0, lining = {}, limit = nil, first_start = nil,
+    level_per = 0, look = 0, over = 0, started = 0, heads = {}, at = 0, to_add = {}, limit = nil, first_start = nil,
     is_stored = false, is_changed = false, is_touched = false, next_look = nil, is_filling = false, popped = nil,
   }
 end
@@ -95,14 +96,14 @@ function Groups.parse(key, packed)
   return group
 end
 
--- Reads many groups at once, each once per call: as they are now.
+-- Read many groups, each once per call, and bring them up to date.
 function Groups.read(keys)
   local records = read_many('HMGET', K.groups, keys)
   Groups.read_limits(keys)
   for i = 1, #keys do
     local group = Groups.parse(keys[i], records[i])
     group.limit = Q.limits[keys[i]]
-    if group.b > 0 then call('ZCARD', Q.prefix .. ':group:' .. group.key) end -- of its type, before the first write
+    if group.b > 0 then call('ZCARD', Q.prefix .. ':group:' .. group.key) end -- check the type before the first write
     if group.limit.count > 0 and group.starts == 0 then call('LLEN', Q.prefix .. ':starts:' .. group.key) end
     Groups.slide(group)
     Groups.refill(group)
@@ -115,7 +116,7 @@ function Groups.of(key)
   return Q.grouped[key]
 end
 
--- Reads the groups of these keys that the call does not know yet: without it of() would ask for each.
+-- Read those groups that the call does not have yet; without it, of() would ask for each.
 function Groups.read_for(keys)
   local unknown, is_listed = {}, {}
   for _, key in pairs(keys) do
@@ -127,7 +128,7 @@ function Groups.read_for(keys)
   if unknown[1] then Groups.read(unknown) end
 end
 
--- A limit was set: what was read before is no longer true. Returns the group under it.
+-- After a limit was set, read it again. Return the group under it.
 function Groups.reread(key)
   Q.limits = {}
   local group = Groups.of(key)
@@ -137,7 +138,7 @@ function Groups.reread(key)
   return group
 end
 
--- settle() will look at it.
+-- Mark the group, so that settle() fills it.
 function Groups.touch(group)
   group.is_changed = true
   if not group.is_touched then
@@ -152,17 +153,17 @@ function Groups.use(bit)
   if not bit_of(Q.uses, bit) then Q.uses = Q.uses + bit end
 end
 
--- The key of the blocked members, in which all of them are.
+-- Return the key of the blocked members, after adding those that are still buffered.
 function Groups.set_of(group)
-  local key, lining = Q.prefix .. ':group:' .. group.key, group.lining
-  if lining[1] then
-    group.lining = {}
-    send('ZADD', key, lining)
+  local key, to_add = Q.prefix .. ':group:' .. group.key, group.to_add
+  if to_add[1] then
+    group.to_add = {}
+    send('ZADD', key, to_add)
   end
   return key
 end
 
--- When nothing of the group is left, if it has no members (0: it has, or is paused).
+-- Return when nothing of a group without members is left (0: it has members, or is paused).
 function Groups.over_at(group)
   if group.w + group.a + group.h + group.b > 0 or group.paused or group.key == '' then return 0 end
   local limit, at = group.limit, max(group.parked, Q.now)
@@ -214,7 +215,7 @@ function Groups.write()
   local lists = {}
   for _, group in pairs(Q.grouped) do
     if group.is_changed then
-      if group.lining[1] then Groups.set_of(group) end
+      if group.to_add[1] then Groups.set_of(group) end
       local look, over = group.next_look or group.look, group.next_look and Groups.over_at(group) or group.over
       local is_over = group.next_look and over > 0 and over <= Q.now
       Groups.place(lists, 'parked', group, 'look', is_over and 0 or look)

@@ -1,39 +1,39 @@
 -- Groups: jobs that share a limit or an order; and the limits of the queue itself, which is the group of the empty key.
 --
--- The part of a job says as what its group counts it: w, a, b as above, h holding, k holding and blocked, nil not at all.
--- Its grip is what it keeps of a slot while it is blocked or scheduled: 1 it stands at the front, 2 it holds the slot.
--- What a group needs in this call is written by settle(), or when its blocked members are to be read again.
+-- The group_role of a job says how its group counts it: w, a, b as above, h holding, k holding and blocked, nil not at all.
+-- Its slot_hold says what it keeps while it is blocked or scheduled: 1 a place at the front, 2 the slot itself.
+-- settle() writes what changed about groups in this call, or earlier if their blocked members are to be read again.
 
 function Groups.key_of(job)
-  if job.group_key == nil then job.group_key = annex_of(job).g or false end
+  if job.group_key == nil then job.group_key = extras_of(job).g or false end
   return job.group_key
 end
 
 function Groups.cost_of(job)
-  return job.cost or annex_of(job).c or 1
+  return job.cost or extras_of(job).c or 1
 end
 
--- Why a job of this annex can never start, if it costs more than the bucket of its group can hold.
-function Groups.cost_refused(id, annex)
-  local capacity = annex and annex.g and annex.c and Groups.limit_of(annex.g).capacity or 0
-  if capacity == 0 or annex.c <= capacity then return nil end
-  return format('job %s costs %d; the bucket of its group %s holds %d', id, annex.c, annex.g, capacity)
+-- Return why a job with these extras can never start: it costs more than the bucket of its group can hold.
+function Groups.cost_refused(id, extras)
+  local capacity = extras and extras.g and extras.c and Groups.limit_of(extras.g).capacity or 0
+  if capacity == 0 or extras.c <= capacity then return nil end
+  return format('job %s costs %d; the bucket of its group %s holds %d', id, extras.c, extras.g, capacity)
 end
 
-function Groups.line_up(job, group)
-  local front, lining = job.grip ~= nil, group.lining
+function Groups.add_blocked(job, group)
+  local front, to_add = job.slot_hold ~= nil, group.to_add
   job.group_member = front and '\0' .. pack('>I6', job.number) .. '1' .. job.id or member_of(job)
-  lining[#lining + 1] = front and Groups.FRONT or job.priority
-  lining[#lining + 1] = job.group_member
+  to_add[#to_add + 1] = front and Groups.FRONT or job.priority
+  to_add[#to_add + 1] = job.group_member
 end
 
--- Counts the job over from its part to another.
-function Groups.move(job, part)
+-- Move the job from its role in the group's counts to another.
+function Groups.move(job, role)
   if not Groups.key_of(job) then
-    job.part = nil -- it binds, but not to a group
+    job.group_role = nil -- it has links, but no group
     return
   end
-  local group, old = Groups.of(job.group_key), job.part
+  local group, old = Groups.of(job.group_key), job.group_role
   if old == 'w' then
     group.w, group.cost = group.w - 1, group.cost - Groups.cost_of(job)
   elseif old == 'a' then
@@ -44,35 +44,35 @@ function Groups.move(job, part)
     if not group.is_filling then call('ZREM', Groups.set_of(group), job.group_member) end
   end
   if old == 'h' or old == 'k' then group.h = group.h - 1 end
-  job.part = part
-  if part == 'w' then
+  job.group_role = role
+  if role == 'w' then
     group.w, group.cost = group.w + 1, group.cost + Groups.cost_of(job)
-  elseif part == 'a' then
+  elseif role == 'a' then
     group.a = group.a + 1
   end
-  if part == 'b' or part == 'k' then
+  if role == 'b' or role == 'k' then
     group.b = group.b + 1
-    Groups.line_up(job, group)
+    Groups.add_blocked(job, group)
   end
-  if part == 'h' or part == 'k' then group.h = group.h + 1 end
+  if role == 'h' or role == 'k' then group.h = group.h + 1 end
   Groups.use(2)
   Groups.touch(group)
 end
 
--- grip as above; nil: it is a new one in the group's line.
-function Groups.block(job, grip)
-  job.state, job.by, job.grip = 'b', 'g', grip
+-- Block the job. slot_hold as above; nil: it is new in the group's line.
+function Groups.block(job, slot_hold)
+  job.state, job.by, job.slot_hold = 'b', 'g', slot_hold
   changed(job)
-  Groups.move(job, grip == 2 and 'k' or 'b')
+  Groups.move(job, slot_hold == 2 and 'k' or 'b')
 end
 
--- Why the group has no room for the first of its blocked members, and when it may have (nil: time does not tell). job is
--- that member, if it is known: without it only what holds for any of them is said.
+-- Return why the group has no room for the first of its blocked members, and when it may have (nil: not a matter of time).
+-- job is that member, if known; without it, return only reasons that hold for any of them.
 function Groups.why(group, job)
   local limit, busy = group.limit, group.w + group.a
   if group.paused then return 'paused' end
   if group.parked > Q.now then return 'asked', group.parked end
-  if job and job.grip ~= 2 then busy = busy + group.h end
+  if job and job.slot_hold ~= 2 then busy = busy + group.h end
   if limit.concurrency > 0 and busy >= limit.concurrency then return 'concurrency' end
   if limit.count > 0 and group.starts + group.w >= limit.count then
     return 'rate', group.first_start and group.first_start + limit.per
@@ -104,7 +104,7 @@ function Groups.charge(group, starts, cost)
   group.is_changed = true
 end
 
--- A waiting job is to be leased. False: it went back to its group instead.
+-- Start a waiting job that is to be leased. Return false if it went back to its group instead.
 function Groups.start(job)
   if not Groups.key_of(job) then return true end
   local group, cost = Groups.of(job.group_key), Groups.cost_of(job)
@@ -118,10 +118,10 @@ function Groups.start(job)
   return false
 end
 
--- A job is to enter waiting. True: its group blocks it.
-function Groups.hold_back(job, keeps_number)
+-- A job is to enter waiting. Return true if its group blocks it.
+function Groups.maybe_block(job, keeps_number)
   if not Groups.key_of(job) then return false end
-  local group, old = Groups.of(job.group_key), job.part
+  local group, old = Groups.of(job.group_key), job.group_role
   local limit = group.limit
   local is_strict = limit.concurrency == 1
   if old == 'h' or (old == 'a' and (keeps_number or is_strict)) then
@@ -132,50 +132,50 @@ function Groups.hold_back(job, keeps_number)
     end
   else
     if old then Groups.move(job, nil) end
-    job.grip = nil
+    job.slot_hold = nil
     if group.b > 0 or Groups.why(group, job) then
       Groups.block(job, nil)
       return true
     end
   end
-  job.grip = nil
+  job.slot_hold = nil
   Groups.move(job, 'w')
   return false
 end
 
--- A member waits for a time to come, or for a signal: with it, in a strict group, the others.
+-- A member waits for a time or a signal. In a strict group, the others wait with it.
 function Groups.scheduled(job)
-  local is_held = job.part == 'a' and Groups.key_of(job) and Groups.of(job.group_key).limit.concurrency == 1
+  local is_held = job.group_role == 'a' and Groups.key_of(job) and Groups.of(job.group_key).limit.concurrency == 1
   if is_held then
-    job.grip = 2
+    job.slot_hold = 2
     Groups.move(job, 'h')
-  elseif job.part == 'a' or job.part == 'w' then
+  elseif job.group_role == 'a' or job.group_role == 'w' then
     Groups.move(job, nil)
   end
 end
 
--- A member waits for jobs it depends on: as for a time to come, and not in its group's line.
+-- A member waits for its dependencies: as for a time, and not in its group's line.
 function Groups.wait_elsewhere(job)
-  if job.part == 'k' then
+  if job.group_role == 'k' then
     Groups.move(job, 'h')
-  elseif job.part == 'b' then
+  elseif job.group_role == 'b' then
     Groups.leave(job)
   else
     Groups.scheduled(job)
   end
 end
 
--- Its priority has changed.
-function Groups.line_up_again(job)
-  if job.part ~= 'b' and job.part ~= 'k' then return end
+-- Reposition a blocked member whose priority has changed.
+function Groups.reposition(job)
+  if job.group_role ~= 'b' and job.group_role ~= 'k' then return end
   local group = Groups.of(Groups.key_of(job))
   call('ZREM', Groups.set_of(group), job.group_member)
-  Groups.line_up(job, group)
+  Groups.add_blocked(job, group)
   Groups.touch(group)
 end
 
--- It is a member no longer.
+-- End the membership of a job.
 function Groups.leave(job)
-  if job.part then Groups.move(job, nil) end
-  job.grip = nil
+  if job.group_role then Groups.move(job, nil) end
+  job.slot_hold = nil
 end

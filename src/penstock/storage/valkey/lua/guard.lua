@@ -1,9 +1,9 @@
--- Guard: what follows if a verb meets data that it cannot read. The header of the library has every verb run under it.
+-- Guard: recovery when a verb meets data that it cannot read. The header of the library runs every verb under it.
 --
--- Lua does not roll back. What was flushed stays, with its events; all else is dropped, and what was popped goes back to
--- where it was. The client then has the damaged records put aside (quarantine.lua), and repeats the call.
+-- Lua does not roll back. Writes that were flushed stay, with their events; the rest is dropped, and popped entries return
+-- to their places. The client then puts the damaged records aside (quarantine.lua), and repeats the call.
 
--- The events of what was not flushed go.
+-- Drop the events of writes that were not flushed.
 function Guard.cut_events()
   local groups, last = Q.groups, Q.flushed and Q.marked_groups or 0
   for i = #groups, last + 1, -1 do groups[i] = nil end
@@ -40,7 +40,7 @@ function Guard.cut_outbox()
   if Q.outbox[1] then Outbox.write() end
 end
 
--- Whatever fails of it, the counters are written: no number is given out twice.
+-- Abandon the call. The counters are written whatever else fails, so that no number is given out twice.
 function Guard.abandon()
   forget_buffers()
   pcall(Guard.put_back)
@@ -52,20 +52,20 @@ function Guard.abandon()
   write_meta()
 end
 
--- The error to raise. Refusals of ours, and of the server, stay what they are.
+-- Return the error to raise. Our refusals, and the server's, stay as they are.
 function Guard.meaning(raised, flags)
   local text = type(raised) == 'table' and raised.err or tostring(raised)
-  local told = string.match(text, '^(%u%u+) ')
-  if K then rawset(K, 1, nil) end -- the next call looks at all keys
-  local key = told == 'WRONGTYPE' and Q.is_open and Parts.damaged_key()
+  local code = string.match(text, '^(%u%u+) ')
+  if K then rawset(K, 1, nil) end -- the next call checks all keys
+  local key = code == 'WRONGTYPE' and Q.is_open and Parts.damaged_key()
   if key then
     if flags ~= READS and not Q.is_checking then pcall(Guard.abandon) end
     return { err = 'PENSTOCK KEY ' .. (Q.is_checking and '0 ' or '1 ') .. key }
   end
-  local is_about_data = not told or told == 'WRONGTYPE'
-    or told == 'ERR' and not string.find(text, 'ACL failure', 1, true)
+  local is_about_data = not code or code == 'WRONGTYPE'
+    or code == 'ERR' and not string.find(text, 'ACL failure', 1, true)
   if not is_about_data then return type(raised) == 'table' and raised or { err = text } end
-  local code = Q.is_open and 'DAMAGED ' or 'META '
+  code = Q.is_open and 'DAMAGED ' or 'META '
   if Q.is_open and flags ~= READS then
     Q.is_open = false
     pcall(Guard.abandon)

@@ -1,7 +1,7 @@
--- hold: keeps jobs for a consumer, once they have ended.
+-- hold: keeps jobs for a consumer after they finish.
 -- arguments: consumer, ttl_ms, ids
 -- returns:   a letter per id: h held, - not found
--- release:   takes the holds back.
+-- release:   releases holds.
 -- arguments: consumer, ids
 -- returns:   a letter per id: r released, n not held, - not found
 -- held:      finished jobs held for a consumer.
@@ -9,7 +9,7 @@
 -- returns:   {ids, score, member}: score is '' at the end
 -- events:    none
 
--- Answer for all ids. letters: the answers that are known already.
+-- Answer for all ids. letters: the answers so far.
 local function each(ids, letters, act)
   local unknown = {}
   for i = 1, #ids do
@@ -18,7 +18,7 @@ local function each(ids, letters, act)
   load(unknown, true)
   for i = 1, #ids do
     if not letters[i] then
-      local job = found(ids[i])
+      local job = job_for(ids[i])
       letters[i] = job and not is_over(job) and act(job) or '-'
     end
   end
@@ -28,23 +28,23 @@ end
 
 local ENDED_AS = { [99] = 'completed', [67] = 'completed', [102] = 'failed', [120] = 'cancelled' } -- c C f x
 
--- Return the annexes, by id, of the jobs that have theirs in the annex hash.
-local function moved_annexes(ids, records)
-  local moved, annexes = {}, {}
+-- Return the extras, by id, of the jobs that have them in the annex hash.
+local function moved_extras(ids, records)
+  local moved, extras_by_id = {}, {}
   for i = 1, #ids do
     if records[i] and byte(records[i], FLAGS_AT) >= 128 then moved[#moved + 1] = ids[i] end
   end
   local packed = read_many('HMGET', K.annex, moved)
-  for i = 1, #moved do annexes[moved[i]] = packed[i] or nil end
-  return annexes
+  for i = 1, #moved do extras_by_id[moved[i]] = packed[i] or nil end
+  return extras_by_id
 end
 
 -- Release a finished job by splicing its state record, without a table. Return false if the job takes the long way.
 local function release_ended(release, id, record, static, moved)
   local part, flags = ENDED_AS[byte(record, 1)], byte(record, FLAGS_AT)
   if not part or not bit_of(flags, 64) or flags >= 128 and not moved then return false end
-  local annex, held_ms, still_held_ms = Shortcut.release(release, static, moved)
-  if not annex then return false end
+  local extras, held_ms, still_held_ms = Shortcut.release(release, static, moved)
+  if not extras then return false end
   local finished, worker_length, header_length = unpack('>I6', record, 3), unpack('>BH', record, FLAGS_AT + 7)
   local header_at = WORKER_AT + worker_length
   local options = options_of(sub(record, header_at, header_at + header_length - 1))
@@ -53,7 +53,7 @@ local function release_ended(release, id, record, static, moved)
   if flags < 128 then
     hset('state', id, sub(record, 1, FLAGS_AT - 1) .. string.char(flags + 128) .. sub(record, FLAGS_AT + 1))
   end
-  hset('annex', id, annex)
+  hset('annex', id, extras)
   zadd(part, finished + max(ttl, still_held_ms), id)
   zrem(release.part, id)
   if still_held_ms > 0 then
@@ -64,12 +64,12 @@ local function release_ended(release, id, record, static, moved)
   return true
 end
 
--- Release what can go the short way. Return the letters of those, by place.
+-- Release the jobs that can take the shortcut. Return their letters, by place.
 local function release_all(consumer, ids)
-  local letters, released, release = {}, {}, { consumer = consumer, annexes = {} }
+  local letters, released, release = {}, {}, { consumer = consumer, cache = {} }
   if not Holds.are_used() then return letters end
   local records, statics = read_many('HMGET', K.state, ids), read_many('HMGET', K.jobs, ids)
-  local moved = moved_annexes(ids, records)
+  local moved = moved_extras(ids, records)
   release.part = Parts.named('held:' .. consumer)
   for i = 1, #ids do
     local id = ids[i]

@@ -1,13 +1,13 @@
 -- Holds: named consumers that keep finished jobs until they have fetched them.
 --
--- In the annex: hd, consumer -> ms after the end. The indexes have finished jobs only.
+-- The extras map each consumer to milliseconds after the end. The indexes have finished jobs only.
 
 do
 
 local IN_USE = 64
 
 local function holds_of(job)
-  return job.binds and bit_of(Q.uses, IN_USE) and annex_of(job).hd or nil
+  return job.has_links and bit_of(Q.uses, IN_USE) and extras_of(job).hd or nil
 end
 
 local function longest(holds)
@@ -18,13 +18,13 @@ end
 
 Holds.longest = longest
 
--- For how long after its end the job is held.
+-- Return how long after its end the job is held.
 function Holds.ms(job)
   local holds = holds_of(job)
   return holds and longest(holds) or 0
 end
 
--- Whether somebody holds the ended job; but_for: does not count.
+-- Return whether a consumer other than but_for holds the finished job.
 function Holds.is_held(job, but_for)
   for consumer, ms in pairs(holds_of(job) or {}) do
     if consumer ~= but_for and job.finished + ms > Q.now then return true end
@@ -32,19 +32,19 @@ function Holds.is_held(job, but_for)
   return false
 end
 
--- Whether a job here ever had holds.
+-- Return whether a job of this queue ever had holds.
 function Holds.are_used()
   return bit_of(Q.uses, IN_USE)
 end
 
--- From now on holds are looked for.
+-- Look holds up from now on.
 function Holds.use()
   if not bit_of(Q.uses, IN_USE) then Q.uses = Q.uses + IN_USE end
 end
 
--- A job comes in that may have holds.
+-- Note that a new job may have holds.
 function Holds.notice(job)
-  if job.binds and not bit_of(Q.uses, IN_USE) and annex_of(job).hd then Holds.use() end
+  if job.has_links and not bit_of(Q.uses, IN_USE) and extras_of(job).hd then Holds.use() end
 end
 
 local function index(job, holds)
@@ -66,7 +66,7 @@ function Holds.of_completed(holds)
   return { ms = longest(holds), lists = lists }
 end
 
--- Index a job that completes now. held: the answer of of_completed().
+-- Index a job that completes now. held: the value of of_completed().
 function Holds.add_completed(held, id)
   local lists, score = held.lists, Q.now + held.ms
   for i = 1, #lists do
@@ -77,7 +77,7 @@ function Holds.add_completed(held, id)
   end
 end
 
--- The job leaves the indexes, in which it was as a finished one.
+-- Remove a job that was finished from the indexes.
 function Holds.drop(job)
   local holds = ENDED[job.was] and holds_of(job)
   if not holds then return end
@@ -85,7 +85,7 @@ function Holds.drop(job)
   zrem('held_' .. STATES[job.was], job.id)
 end
 
--- The job is saved in the state it has now.
+-- Index the job in its new state.
 function Holds.save(job)
   if ENDED[job.state] then
     local holds = holds_of(job)
@@ -96,30 +96,30 @@ function Holds.save(job)
 end
 
 function Holds.hold(job, consumer, ttl_ms)
-  local annex = annex_of(job)
-  annex.hd = annex.hd or {}
-  annex.hd[consumer] = ENDED[job.state] and ttl_ms + Q.now - job.finished or ttl_ms
-  job.binds = true
-  keep_annex(job)
+  local extras = extras_of(job)
+  extras.hd = extras.hd or {}
+  extras.hd[consumer] = ENDED[job.state] and ttl_ms + Q.now - job.finished or ttl_ms
+  job.has_links = true
+  extras_changed(job)
   Holds.notice(job)
 end
 
--- False if there was no such hold.
+-- Release the consumer's hold. Return false if there was none.
 function Holds.release(job, consumer)
   local holds = holds_of(job)
   if not holds or not holds[consumer] then return false end
   Holds.drop(job)
   holds[consumer] = nil
-  if not next(holds) then annex_of(job).hd = nil end
-  keep_annex(job)
+  if not next(holds) then extras_of(job).hd = nil end
+  extras_changed(job)
   return true
 end
 
--- Nobody fetched the job in time.
+-- Drop holds that have run out.
 function Holds.lapse(job)
   Holds.drop(job)
-  annex_of(job).hd = nil
-  keep_annex(job)
+  extras_of(job).hd = nil
+  extras_changed(job)
 end
 
 end

@@ -1,5 +1,5 @@
--- Intake: new jobs, many at once. What enqueue and enqueue_flows do about ids that have no record and are to be run now; the
--- lists are apart from the buffers because every job adds to each of them.
+-- Intake: many new jobs at once, for enqueue and enqueue_flows: ids without a record, to run now. Its lists are separate
+-- from the buffers because every job adds to each of them.
 
 local Intake = {}
 
@@ -12,7 +12,7 @@ function Intake.new()
   }
 end
 
--- What new jobs with this header share in their events.
+-- Return what new jobs with this header share in their events.
 local function common_of(commons, header)
   local options = options_of(header)
   local common = { task = options.task, ver = options.version, st = 'waiting', enq = Q.now }
@@ -20,22 +20,22 @@ local function common_of(commons, header)
   return common
 end
 
--- A body with flags: what else its event says, and its place if that is not in the line. Returns the payload's size.
+-- Handle a body with flags: more columns of its event, and its place if that is not the line. Return the payload's size.
 local function enqueue_flagged(intake, group, row, id, body)
-  local said = read_body({ id = id, number = Q.seq, pristine = true }, body)
-  put(group, row, 'rid', said.run_id)
-  put(group, row, 'pri', said.priority)
-  if said.ttl > 0 then zadd('expiring', Q.now + said.ttl, id) end
+  local job = read_body({ id = id, number = Q.seq, pristine = true }, body)
+  put(group, row, 'rid', job.run_id)
+  put(group, row, 'pri', job.priority)
+  if job.ttl > 0 then zadd('expiring', Q.now + job.ttl, id) end
   group.has_holes = true
-  if said.lifo or said.priority ~= 0 then
-    zadd('waiting', said.priority, member_of(said))
+  if job.lifo or job.priority ~= 0 then
+    zadd('waiting', job.priority, member_of(job))
   else
     intake.line[#intake.line + 1] = pack('>I6', Q.seq) .. id
   end
-  return #body - said.payload_at + 1
+  return #body - job.payload_at + 1
 end
 
--- The common case: without a special, and without an annex that binds. Strings only, no table.
+-- Add a job in the common case: without a special, and without links. Strings only, no table.
 function Intake.put_plain(intake, id, body)
   local seq, n, flags = Q.seq + 1, intake.n + 2, byte(body, 1)
   local header = (flags < 32 or flags == 64) and sub(body, 2, 7) or read_body({}, body).header
@@ -59,21 +59,21 @@ function Intake.put_plain(intake, id, body)
   end
 end
 
--- Whether the group of a new job has room for it; else the job is blocked, in its record, too. named: its header, then the
--- length and the run_id, if there is one.
-local function enter_group(id, named, annex, number)
-  local group = Groups.of(annex.g)
-  local cost = annex.c or 1
+-- Return whether the group of a new job has room for it; if not, block the job, in its record too. named: its header, then
+-- the length and the run_id, if there is one.
+local function enter_group(id, named, extras, number)
+  local group = Groups.of(extras.g)
+  local cost = extras.c or 1
   Groups.use(2)
   Groups.touch(group)
   if group.b == 0 and not Groups.why(group, { cost = cost }) then
     group.w, group.cost = group.w + 1, group.cost + cost
     return true
   end
-  local lining = group.lining
+  local to_add = group.to_add
   group.b = group.b + 1
-  lining[#lining + 1] = 0
-  lining[#lining + 1] = '\2' .. number .. '1' .. id
+  to_add[#to_add + 1] = 0
+  to_add[#to_add + 1] = '\2' .. number .. '1' .. id
   local ending = Shortcut.FRESH_END .. named
   if #named > 6 then -- a run_id, with its length before it
     ending = sub(Shortcut.FRESH_END, 1, -3) .. sub(named, 7, 8) .. sub(named, 1, 6) .. sub(named, 9)
@@ -83,15 +83,15 @@ local function enter_group(id, named, annex, number)
   return false
 end
 
--- A body with an annex that binds and is simple (shortcut.lua). False if its group blocks it.
-local function enqueue_bound(intake, id, body, annex)
+-- Add a job with simple links (shortcut.lua). Return false if its group blocks it.
+local function enqueue_linked(intake, id, body, extras)
   local seq, n = draw(), intake.n + 2
-  local number, key = pack('>I6', seq), annex.g
-  local annex_at, shared_to = 8, 7
-  if byte(body, 1) ~= 192 then annex_at, shared_to = Shortcut.places(body, 1) end
+  local number, key = pack('>I6', seq), extras.g
+  local extras_at, shared_to = 8, 7
+  if byte(body, 1) ~= 192 then extras_at, shared_to = Shortcut.places(body, 1) end
   local named = sub(body, 2, shared_to)
-  local waits = not key or enter_group(id, named, annex, number)
-  if annex.hd then Holds.use() end
+  local waits = not key or enter_group(id, named, extras, number)
+  if extras.hd then Holds.use() end
   intake.n, intake.statics[n - 1], intake.statics[n] = n, id, number .. intake.enqueued_at .. body
   if waits then intake.line[#intake.line + 1] = number .. id end
   local common = Shortcut.common_of('enqueued', named, waits and 'waiting' or 'blocked')
@@ -101,15 +101,15 @@ local function enqueue_bound(intake, id, body, annex)
   events.has_holes = true
   put(events, row, 'id', id)
   put(events, row, 'inc', seq)
-  put(events, row, 'size', #body - annex_at - 3 - unpack('>I4', body, annex_at))
+  put(events, row, 'size', #body - extras_at - 3 - unpack('>I4', body, extras_at))
   if key then put(events, row, 'grp', key) end
   return waits
 end
 
--- Puts any other job in. False if its group blocks it. special: as in enqueue.lua, a simple one.
-function Intake.put(intake, id, body, annex, special)
+-- Add any other job. Return false if its group blocks it. special: as in enqueue.lua, a simple one.
+function Intake.put(intake, id, body, extras, special)
   local waits = true
-  if annex then waits = enqueue_bound(intake, id, body, annex) else Intake.put_plain(intake, id, body) end
+  if extras then waits = enqueue_linked(intake, id, body, extras) else Intake.put_plain(intake, id, body) end
   if not waits then intake.blocked = intake.blocked + 1 end
   if type(special) == 'table' then
     if special[10] then Dedup.note({ id = id, inc = Q.seq }, special[10], special[11], special[12]) end
@@ -119,16 +119,16 @@ function Intake.put(intake, id, body, annex, special)
   return waits
 end
 
--- After the last job. What was blocked is sent: groups may be filled yet, and read it then.
+-- Finish after the last job. Blocked jobs are sent first, because filling groups may read them.
 function Intake.finish(intake)
   Q.wake = Q.wake or intake.n > 2 * intake.blocked
   if intake.blocked > 0 then flush() end
   if intake.line[1] then send('RPUSH', K.line, intake.line) end
 end
 
--- Which jobs of a call go that way
+-- Choosing the jobs of a call for intake
 
--- Whether a new job is to be run now, whatever else its special says; and nothing stands for its dedup key.
+-- Return whether a new job is to run now, whatever else its special says, and no record stands for its dedup key.
 local function is_simple(special, keys_given_twice)
   if type(special) ~= 'table' then return true end
   local key = special[10]
@@ -136,7 +136,7 @@ local function is_simple(special, keys_given_twice)
   return not key or not keys_given_twice[key] and not Dedup.read(key)
 end
 
--- Reads the records of dedup keys. Returns those keys that are given twice.
+-- Read the records of dedup keys. Return the keys that occur twice.
 local function read_dedup(specials)
   local keys, seen, twice = {}, {}, {}
   for _, special in pairs(specials) do
@@ -150,18 +150,17 @@ local function read_dedup(specials)
   return twice, keys
 end
 
--- The places of ids that need all the rules: known ones, those given twice, those with something special, those whose
--- annex binds in other ways than are simple (shortcut.lua); all of them, if some may wait for others. Returns the annexes of
--- the simple ones as well.
+-- Return the places of ids that need all the rules: known ones, repeated ones, those with unusual specials, those with links
+-- that are not simple (shortcut.lua); all of them, if some may wait for others. Also return the extras of the simple ones.
 function Intake.sort(ids, specials, args, first_at, all)
-  local known, hard, hard_ids, seen, annexes = read_many('HMGET', K.jobs, ids), {}, {}, {}, {}
+  local known, hard, hard_ids, seen, extras_by_place = read_many('HMGET', K.jobs, ids), {}, {}, {}, {}
   local keys_given_twice, keys = read_dedup(specials)
   for place = 1, #ids do
     local id, body, special = ids[place], args[first_at + 2 * place], specials[place]
     local is_hard = all or known[place] or seen[id] or special and not is_simple(special, keys_given_twice)
     if byte(body, 1) >= 128 then
-      annexes[place] = Shortcut.annex_of_body(body)
-      is_hard = is_hard or not annexes[place]
+      extras_by_place[place] = Shortcut.extras_of_body(body)
+      is_hard = is_hard or not extras_by_place[place]
     end
     if is_hard then
       hard[place] = true
@@ -174,16 +173,16 @@ function Intake.sort(ids, specials, args, first_at, all)
   end
   load(hard_ids, true)
   if keys[1] then Dedup.load_all(keys) end
-  return hard, annexes
+  return hard, extras_by_place
 end
 
--- Refuses a job that costs more than the bucket of its group can hold: it could never start. Returns the groups there are.
-function Intake.check_costs(ids, hard, annexes, args, first_at)
+-- Refuse jobs that cost more than the bucket of their group can hold: they could never start. Return the groups.
+function Intake.check_costs(ids, hard, extras_by_place, args, first_at)
   local groups = {}
   for place = 1, #ids do
-    local annex = annexes[place] or hard[place] and Shortcut.any_annex_of_body(args[first_at + 2 * place])
-    if annex and annex.g then groups[#groups + 1] = annex.g end
-    local refusal = annex and annex.c and Groups.cost_refused(ids[place], annex)
+    local extras = extras_by_place[place] or hard[place] and Shortcut.any_extras_of_body(args[first_at + 2 * place])
+    if extras and extras.g then groups[#groups + 1] = extras.g end
+    local refusal = extras and extras.c and Groups.cost_refused(ids[place], extras)
     if refusal then refuse('COST', refusal) end
   end
   return groups

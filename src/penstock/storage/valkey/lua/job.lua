@@ -1,78 +1,78 @@
--- Jobs: read many, change one after the other in memory, write all at once.
+-- Jobs: read many, change them in memory, write all at once.
 
--- What ties jobs to others (ties.lua), for those whose annex binds.
-local hold_back, ended
+-- Links of jobs to others (links.lua), for jobs that have links.
+local maybe_block, ended
 local Steps = {} -- steps and suspensions (steps.lua)
 local Usage = {} -- usage.lua
 
--- Reads jobs into J by id (false: no record). with_static: payload, ttl and write_id are needed too.
+-- Read jobs into J by id (false: no record). with_static: payload, ttl and write_id are needed too.
 local function load(ids, with_static)
-  local wanted, n = {}, 0
+  local unread, n = {}, 0
   for i = 1, #ids do
     local id = ids[i]
     if J[id] == nil then
       n = n + 1
-      wanted[n] = id
+      unread[n] = id
       J[id] = false
     end
   end
   if n == 0 then return end
-  local states = read_many('HMGET', K.state, wanted)
+  local states = read_many('HMGET', K.state, unread)
   local static_ids, statics = {}, {}
   for i = 1, n do
-    if with_static or not states[i] then static_ids[#static_ids + 1] = wanted[i] end
+    if with_static or not states[i] then static_ids[#static_ids + 1] = unread[i] end
   end
-  local found = read_many('HMGET', K.jobs, static_ids)
-  for i = 1, #static_ids do statics[static_ids[i]] = found[i] end
+  local records = read_many('HMGET', K.jobs, static_ids)
+  for i = 1, #static_ids do statics[static_ids[i]] = records[i] end
   for i = 1, n do
-    local id = wanted[i]
+    local id = unread[i]
     if statics[id] or not (with_static or not states[i]) then
       J[id] = job_of(id, states[i], statics[id]) or false
     end
   end
-  read_waiters(wanted)
+  read_waiters(unread)
 end
 
--- The payload and what else only the static record has, of a job read without it.
+-- Read the payload, and other fields that only the static record has, of a job loaded without it.
 local function need_static(job)
   if job.body or job.payload then return end
   local static = call('HGET', K.jobs, job.id)
-  local said = read_body({}, sub(static, 13))
-  job.body, job.payload_at, job.ttl, job.write_id = said.body, said.payload_at, said.ttl, said.write_id
-  job.packed_annex = said.packed_annex
+  local fields = read_body({}, sub(static, 13))
+  job.body, job.payload_at, job.ttl, job.write_id = fields.body, fields.payload_at, fields.ttl, fields.write_id
+  job.packed_extras = fields.packed_extras
 end
 
--- The annex as a table, which may be changed; keep_annex() then has it written.
-local function annex_of(job)
-  if not job.annex then
+-- Return the extras as a table. After changing it, call extras_changed().
+local function extras_of(job)
+  if not job.extras then
     local packed
-    if job.annex_moved then
+    if job.extras_moved then
       packed = call('HGET', K.annex, job.id)
     else
       need_static(job)
-      packed = job.packed_annex
+      packed = job.packed_extras
     end
-    job.annex = packed and decode(packed) or {}
+    job.extras = packed and decode(packed) or {}
   end
-  return job.annex
+  return job.extras
 end
 
--- Never an empty list, which is what cmsgpack makes of an empty table.
-local function packed_annex(job)
-  return next(annex_of(job)) and encode(job.annex) or '\128'
+-- Return the packed extras: never an empty list, which is what cmsgpack makes of an empty table.
+local function packed_extras(job)
+  return next(extras_of(job)) and encode(job.extras) or '\128'
 end
 
 local function need_result(job)
   if job.big_result and not job.result then job.result = call('HGET', K.results, job.id) end
 end
 
--- The job of an id, if it has a record.
-local function found(id)
+-- Return the loaded job of an id, if it has a record.
+local function job_for(id)
   local job = J[id]
   return job and not job.gone and job or nil
 end
 
--- What became of the runs so far goes: with the record, at a retry, or when the id is queued afresh.
+-- Drop the outcome of earlier runs: with the record, at a retry, or when the id is queued afresh.
 local function drop_outcome(job)
   if job.big_result then hdel('results', job.id) end
   if job.has_failure then hdel('failures', job.id) end
@@ -84,8 +84,8 @@ local function drop_outcome(job)
   job.save_result, job.save_failure, job.error_type = false, false, nil
 end
 
--- What hangs on a record beside its two strings goes: with the record, or when its id is queued afresh.
-local function drop_extras(job)
+-- Drop the values stored beside the two records: with the record, or when its id is queued afresh.
+local function drop_side_values(job)
   drop_outcome(job)
   if job.has_progress then hdel('progress', job.id) end
   if job.rerun then hdel('rerun', job.id) end
@@ -94,12 +94,12 @@ local function drop_extras(job)
     call('HDEL', K.unkept, job.id)
     call('UNLINK', Q.prefix .. ':log:' .. job.id)
   end
-  if job.annex_moved then
+  if job.extras_moved then
     Steps.drop(job)
     hdel('annex', job.id)
   end
   job.has_progress, job.rerun, job.has_log, job.slot, job.save_slot = false, false, false, nil, false
-  job.annex_moved, job.save_annex = false, false
+  job.extras_moved, job.save_extras = false, false
 end
 
 local function score_of(job)
@@ -119,15 +119,15 @@ local function touch(job)
   end
 end
 
--- From now on the job has a state record.
+-- Mark the job as changed: from now on it has a state record.
 local function changed(job)
   job.pristine = false
   job.save_state = true
   touch(job)
 end
 
-local function keep_annex(job)
-  job.annex_moved, job.save_annex = true, true
+local function extras_changed(job)
+  job.extras_moved, job.save_extras = true, true
   changed(job)
 end
 
@@ -141,7 +141,7 @@ local function gone(job)
   touch(job)
 end
 
--- The job is taken from where the indexes had it.
+-- Remove the job from where the indexes had it.
 local function leave(job)
   if not job.was or job.is_popped then return end
   if job.was_in_line then
@@ -151,7 +151,7 @@ local function leave(job)
   end
 end
 
--- Failed jobs are found by the class of their error.
+-- Index failed jobs by error class.
 local function save_error(job)
   local was, now = job.was_error, job.state == 'f' and not job.gone and job.error_type or nil
   if was and was ~= now then zrem(Parts.named('error:' .. was), job.id) end
@@ -161,8 +161,8 @@ local function save_error(job)
   end
 end
 
--- Jobs that are due at an instant of the wall clock are found by it. job.wall_at is that instant, if the call named one, and
--- job.wall_run_at the queue time it stood for.
+-- Index jobs that are due at an instant of the wall clock by that instant. job.wall_at is the instant, if the call named
+-- one, and job.wall_run_at the queue time it stood for.
 function Clock.save_instant(job)
   local is_timed = job.state == 's' or job.state == 'b' and job.by == 'h'
   if is_timed and job.wall_at and job.run_at == job.wall_run_at then
@@ -182,11 +182,11 @@ local function save_gone(job)
     hdel('jobs', job.id)
     hdel('state', job.id)
   end
-  if job.binds then
+  if job.has_links then
     Holds.drop(job)
-    Flows.untie(job)
+    Flows.drop_links(job)
   end
-  drop_extras(job)
+  drop_side_values(job)
 end
 
 local function save_places(job)
@@ -206,7 +206,7 @@ local function save_places(job)
   end
   if job.was_run_at or job.wall_at then Clock.save_instant(job) end
   if job.was_error or job.state == 'f' then save_error(job) end
-  if job.binds then Holds.save(job) end
+  if job.has_links then Holds.save(job) end
   if job.state == 'w' then Q.wake = true end
   if job.state == 's' and job.run_at < STAGED_FROM then Q.due = min(Q.due or job.run_at, job.run_at) end
 end
@@ -221,10 +221,10 @@ local function save(job)
   if job.save_result then hset('results', job.id, job.result) end
   if job.save_failure then hset('failures', job.id, job.failure) end
   if job.save_slot then hset('rerun', job.id, encode(job.slot)) end
-  if job.save_annex then hset('annex', job.id, packed_annex(job)) end
+  if job.save_extras then hset('annex', job.id, packed_extras(job)) end
 end
 
--- Sends what was collected; what is read after it sees it.
+-- Send the collected writes; later reads see them.
 local function flush()
   if Q.deps then Flows.write_deps() end
   local touched = J[1]
@@ -236,27 +236,27 @@ local function flush()
   send_all('HSET', set_fields)
   send_all('ZADD', added_members)
   forget_buffers()
-  -- What guard.lua goes back to.
+  -- guard.lua returns to this state.
   local groups = Q.groups
   local last = groups[#groups]
   Q.flushed, Q.marked_groups, Q.marked_rows = true, #groups, last and last.n or 0
   Q.marked_outbox, Q.popped_entries, Q.popped_rows = Q.outbox and #Q.outbox or 0, false, false
 end
 
--- A token too many wakes somebody for nothing, one too few leaves a job lying until somebody's wait is over.
+-- A token too many wakes a worker for nothing; a token too few leaves a job waiting until some worker's wait is over.
 local MOST_TOKENS = 16
 
 local function wake_one()
   if (Q.wake_tokens or call('LLEN', K.wake)) < MOST_TOKENS then call('RPUSH', K.wake, '1') end
 end
 
--- Whether a job or a group will be due before all others: who waits knows of the first due time there was.
+-- Return whether a job or group will be due before all others: waiting workers know only the earliest due time so far.
 local function is_due_sooner()
   if not Q.due or Q.due > tonumber(call('ZRANGE', K.scheduled, 0, 0, 'WITHSCORES')[2] or Q.due) then return false end
   return not bit_of(Q.uses, 2) or Q.due <= tonumber(call('ZRANGE', K.parked, 0, 0, 'WITHSCORES')[2] or Q.due)
 end
 
--- Ends every writing verb.
+-- End a verb that writes.
 local function close()
   if next(Q.grouped) then Groups.settle() end
   if Q.deps then Flows.write_deps() end
@@ -273,22 +273,22 @@ end
 
 local function enter_waiting(job, keeps_number)
   if not keeps_number then job.number = draw() end
-  if job.binds and hold_back(job, keeps_number) then return end
+  if job.has_links and maybe_block(job, keeps_number) then return end
   job.state, job.ready_at = 'w', Q.now
   changed(job)
 end
 
 local function schedule(job, run_at)
   job.state, job.run_at = 's', run_at
-  if job.part then Groups.scheduled(job) end
+  if job.group_role then Groups.scheduled(job) end
   changed(job)
 end
 
--- Returns class, message and traceback of the packed failure.
+-- Return class, message and traceback of the packed failure.
 local function set_failure(job, failure)
-  local said = decode(failure)
-  job.failure, job.has_failure, job.save_failure, job.error_type = failure, true, true, said[1]
-  return said
+  local fields = decode(failure)
+  job.failure, job.has_failure, job.save_failure, job.error_type = failure, true, true, fields[1]
+  return fields
 end
 
 local function set_result(job, result)
@@ -304,39 +304,39 @@ local function is_expired(job)
   return job.expires > 0 and job.expires <= Q.now
 end
 
--- A finished record past its time counts as absent.
+-- Return whether a finished record is past its time, and so counts as absent.
 local function is_over(job)
   return ENDED[job.state] and Clock.is_past(kept_until(job))
 end
 
--- The next instants whose jobs have yet to follow a correction of the clock, with their jobs, at least limit if there are
--- as many: all jobs of an instant, or none.
+-- Return the next instants whose jobs have yet to follow a correction of the clock, with those jobs: at least limit, if
+-- there are as many; all jobs of an instant, or none.
 function Clock.instants_to_follow(c, limit)
-  local found = call('ZRANGEBYSCORE', K.instants, digits(c.follow), '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
-  local last, n = found[#found], #found
+  local rows = call('ZRANGEBYSCORE', K.instants, digits(c.follow), '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
+  local last, n = rows[#rows], #rows
   if n < 2 * limit then
     c.follow = 0
-  elseif found[2] == last then
-    found, c.follow = call('ZRANGEBYSCORE', K.instants, last, last, 'WITHSCORES'), tonumber(last) + 1
+  elseif rows[2] == last then
+    rows, c.follow = call('ZRANGEBYSCORE', K.instants, last, last, 'WITHSCORES'), tonumber(last) + 1
   else
-    while found[n] == last do
-      found[n], found[n - 1] = nil, nil
+    while rows[n] == last do
+      rows[n], rows[n - 1] = nil, nil
       n = n - 2
     end
     c.follow = tonumber(last)
   end
   c.changed = true
-  return found
+  return rows
 end
 
--- After a correction of the clock, jobs that are due at an instant of the wall clock are due when the clock shows it. Their
--- queue time is computed again, for about limit jobs. Written when it returns.
+-- After a correction of the clock, a job due at an instant of the wall clock must be due when the clock shows it. Compute
+-- the queue time again for about limit jobs, and write it.
 function Clock.follow(limit)
   local instants, ids = Clock.instants_to_follow(Q.clock, limit), {}
   for i = 1, #instants, 2 do ids[#ids + 1] = instants[i] end
   load(ids)
   for i = 1, #ids do
-    local job, wall = found(ids[i]), tonumber(instants[2 * i])
+    local job, wall = job_for(ids[i]), tonumber(instants[2 * i])
     local run_at = Clock.when(wall)
     if job and job.was_run_at and job.run_at ~= run_at then
       job.run_at, job.wall_at, job.wall_run_at = run_at, wall, run_at

@@ -1,17 +1,17 @@
 -- limit: sets the limit of the queue, of every group without one of its own, or of one group.
--- arguments: group ('' the queue, '*' every group), limit (MessagePack, see groups.lua; '': none), the same as JSON, the limit
---   that is expected there (missing: any)
--- returns:   1, or 0 if another limit is there
+-- arguments: group ('' the queue, '*' every group), limit (MessagePack, see groups.lua; '': none), the same as JSON, the
+--   expected present limit (missing: any)
+-- returns:   1, or 0 if the present limit is another one
 -- events:    configured, unblocked
--- groups:    the groups that have a record, by key; or the groups of the keys that are given ('': the queue itself).
+-- groups:    groups that have a record, by key; or the groups of given keys ('': the queue itself).
 -- arguments: limit, key to go on from ('' at first), key ...
--- returns:   {more, key, waiting, active, held, blocked, paused, why, wait_ms (-1: time does not tell), key ...}
+-- returns:   {more, key, waiting, active, held, blocked, paused, why, wait_ms (-1: not a matter of time), key ...}
 
 register('limit', function(keys, args)
   open(keys)
   local key = args[1]
   if args[4] and (call('HGET', K.limits, key) or '') ~= args[4] then return 0 end
-  -- Its window and bucket so far are those of the limit it had; what has no record begins with the new one.
+  -- A group's window and bucket so far follow its old limit; a group without a record begins with the new one.
   if key ~= '*' and not Groups.of(key).is_stored then Q.grouped[key] = nil end
   if args[2] == '' then call('HDEL', K.limits, key) else call('HSET', K.limits, key, args[2]) end
   local event = { grp = key, data = args[3] }
@@ -30,7 +30,7 @@ register('limit', function(keys, args)
   return 1
 end)
 
--- Which pause or limit of the queue holds back a claim, and when that ends (nil: time does not tell).
+-- Return the pause or limit of the queue that holds claims back, and when it ends (nil: not a matter of time).
 local function why_queue()
   local queue = Groups.of('')
   local limit = queue.limit
@@ -67,13 +67,13 @@ end
 register('groups', function(keys, args)
   open(keys)
   local limit, from = tonumber(args[1]), args[2]
-  local asked, more = { spread(args, 3, #args) }, 0
-  if not asked[1] then
-    asked = call('ZRANGEBYLEX', K.group_keys, from == '' and '-' or '(' .. from, '+', 'LIMIT', 0, limit + 1)
-    if #asked > limit then asked[#asked], more = nil, 1 end
+  local groups, more = { spread(args, 3, #args) }, 0
+  if not groups[1] then
+    groups = call('ZRANGEBYLEX', K.group_keys, from == '' and '-' or '(' .. from, '+', 'LIMIT', 0, limit + 1)
+    if #groups > limit then groups[#groups], more = nil, 1 end
   end
   local reply = { more }
-  for i = 1, #asked do add_state(reply, asked[i]) end
+  for i = 1, #groups do add_state(reply, groups[i]) end
   close()
   return reply
 end)

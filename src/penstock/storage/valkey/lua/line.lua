@@ -1,7 +1,7 @@
--- The line and the zset of waiting jobs as one order.
+-- The line and the zset of waiting jobs, as one order.
 --
--- An entry of the line is number:6 .. id. Among the zset's members it stands where '\2' .. number .. '0' .. id would
--- with score 0; a place in the order is such a member and its score.
+-- An entry of the line is number:6 .. id. It counts as the zset's member '\2' .. number .. '0' .. id with score 0. A place
+-- in the order is a member and its score.
 
 local FIFO = '\2'
 
@@ -13,14 +13,14 @@ local function waiting_count()
   return call('ZCARD', K.waiting) + call('LLEN', K.line) - Q.stale
 end
 
--- Whether a place comes before an entry of the line, given as member.
+-- Return whether a place comes before an entry of the line, given as member.
 local function is_before(score, member, entry_member)
   score = tonumber(score)
   return score < 0 or (score == 0 and member < entry_member)
 end
 
--- Merges rows of the zset (member, score, ...) with entries of the line, both in order or both in reverse: up to limit
--- members, their scores, which of them are of the line, and how many came from each side.
+-- Merge rows of the zset (member, score, ...) with entries of the line, both in order or both in reverse. Return up to limit
+-- members, their scores, which of them are from the line, and how many came from each side.
 local function merge_waiting(rows, entries, limit, reverse)
   local members, scores, is_of_line, from_rows, from_entries = {}, {}, {}, 0, 0
   for n = 1, limit do
@@ -37,13 +37,13 @@ local function merge_waiting(rows, entries, limit, reverse)
   return members, scores, is_of_line, from_rows, from_entries
 end
 
--- An entry is stale if its job is gone, has another number by now, or has a state record: then the zset, or another
--- index, has it.
+-- Return whether an entry is stale: its job is gone, has another number by now, or has a state record, so that another
+-- index has it.
 local function is_stale(number, static, state)
   return not static or state or sub(static, 1, 6) ~= number
 end
 
--- Those of the entries that are not stale.
+-- Return the entries that are not stale.
 local function fresh_entries(entries)
   if Q.stale == 0 or not entries[1] then return entries end
   local ids, fresh = {}, {}
@@ -55,7 +55,7 @@ local function fresh_entries(entries)
   return fresh
 end
 
--- How many entries of the line stand before or at the place.
+-- Return how many entries of the line are before or at the place.
 local function line_rank_after(score, member)
   local low, high = 0, call('LLEN', K.line)
   while low < high do
@@ -69,29 +69,29 @@ local function line_rank_after(score, member)
   return low
 end
 
--- Whether the line has an entry for a pristine job.
+-- Return whether the line has an entry for a pristine job.
 local function is_in_line(job)
   local number = pack('>I6', job.number)
   local rank = line_rank_after('0', FIFO .. number .. '0' .. job.id)
   return rank > 0 and call('LINDEX', K.line, rank - 1) == number .. job.id
 end
 
--- Up to limit entries that are not stale, from a rank on, forwards or backwards.
+-- Return up to limit entries that are not stale, from a rank on, forwards or backwards.
 local function entries_from(rank, limit, reverse)
-  local found_entries, length = {}, call('LLEN', K.line)
-  while #found_entries < limit and rank >= 0 and rank < length do
+  local fresh, length = {}, call('LLEN', K.line)
+  while #fresh < limit and rank >= 0 and rank < length do
     local raw = reverse and call('LRANGE', K.line, max(0, rank - limit + 1), rank)
       or call('LRANGE', K.line, rank, rank + limit - 1)
     if reverse then
       for i = 1, floor(#raw / 2) do raw[i], raw[#raw + 1 - i] = raw[#raw + 1 - i], raw[i] end
     end
-    for _, entry in ipairs(fresh_entries(raw)) do found_entries[#found_entries + 1] = entry end
+    for _, entry in ipairs(fresh_entries(raw)) do fresh[#fresh + 1] = entry end
     rank = rank + (reverse and -limit or limit)
   end
-  return found_entries
+  return fresh
 end
 
--- Takes up to count from the head: ids, which of them are of the line, and their numbers.
+-- Pop up to count jobs. Return their ids, which of them are from the line, and their numbers.
 local function pop_waiting(count)
   local ids, numbers = {}, {}
   if call('ZCARD', K.waiting) == 0 then
@@ -114,7 +114,7 @@ local function pop_waiting(count)
   return ids, false, numbers
 end
 
--- Stale entries at the head go, up to limit; all entries, if none else is left.
+-- Drop stale entries at the head, up to limit; drop all entries if they are all stale.
 local function tidy_line(limit)
   if Q.stale == 0 then return end
   if call('LLEN', K.line) <= Q.stale then

@@ -1,7 +1,7 @@
--- Memos: the answer to the last call of a lane, for the client that never got it.
+-- Memos: the answer to the last call of a lane, for a client that did not receive it.
 --
--- meta m:<lane>   number:6 at:6 answer. Calls under a ticket begin with the arguments lane, number, repeated: '1' if
--- this may be a repetition, so that the memo has to be looked at.
+-- meta m:<lane>   number:6 at:6 answer. Calls that are answered once begin with the arguments lane, number, repeated: '1'
+-- if the call may be a repetition, so that its memo must be read.
 
 local function remembered(lane, number, repeated)
   if repeated ~= '1' then return nil end
@@ -11,7 +11,7 @@ local function remembered(lane, number, repeated)
   if last == tonumber(number) and at > Q.now - MINUTE then return sub(memo, 13) end
 end
 
--- Written with the counters, by close().
+-- Keep the answer. close() writes it with the counters.
 local function remember(lane, number, answer)
   Q.memo, Q.answer = 'm:' .. lane, pack('>I6I6', tonumber(number), Q.now) .. answer
 end

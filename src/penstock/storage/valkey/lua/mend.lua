@@ -1,17 +1,17 @@
--- mend: looks for values beside the records of jobs that cannot be read.
--- arguments: repair (1: they are dropped, or take their defaults), with counters (1: held against the records, which must
---   be sound)
+-- mend: finds values beside the records of jobs that cannot be read.
+-- arguments: repair (1: drop them, or set their defaults), with counters (1: compare the counters with the records, which
+--   must be sound)
 -- returns:   {problem, count, problem, count ...}
--- restore_meta: makes the counters of a queue anew, from what its other keys show, if they cannot be read.
+-- restore_meta: rebuilds counters that cannot be read, from the queue's other keys.
 -- arguments: repair
--- returns:   1 if they could not be
+-- returns:   1 if they could not be read
 -- events:    none
 
 local COUNTERS_LENGTH, MINUTE_LENGTH, GROUP_LENGTH = MINUTE_AT - 1, 48, 63
 local BEYOND = 2 ^ 20
 local KINDS_OF_SETTINGS = { dead_letter = 'string', dead_letter_task = 'string', dead_letter_options = 'string' }
 
--- How many entries of the line are stale, by what the records say.
+-- Return how many entries of the line are stale according to the records.
 local function count_stale()
   local stale, length = 0, call('LLEN', K.line)
   Q.stale = max(Q.stale, 1)
@@ -22,7 +22,7 @@ local function count_stale()
   return stale
 end
 
--- A key of another type than it is to have. A string in its place is kept.
+-- Check the types of keys. A string found in place of another type is kept among the damaged values.
 local function check_types(repair, note)
   for part, kind in pairs(Parts.TYPES) do
     local reply = redis.pcall(Parts.SIZES[kind], K[part])
@@ -67,11 +67,11 @@ local function check_hash(part, is_sound, kind, repair, note, dropped)
 end
 
 local function is_limit(packed)
-  local said = decode(packed)
+  local fields = decode(packed)
   for place = 1, 6 do
-    if type(said[place]) ~= 'number' or said[place] < 0 then return false end
+    if type(fields[place]) ~= 'number' or fields[place] < 0 then return false end
   end
-  return #said == 6
+  return #fields == 6
 end
 
 local function is_scheduler(record, name)
@@ -120,7 +120,7 @@ local function check_values(repair, note)
   end
 end
 
--- The highest number that was drawn, as far as records show it.
+-- Return the highest number drawn, as far as the records show it.
 local function highest()
   local seq = 0
   for part, places in pairs({ jobs = { 1 }, state = { 9, 15, 37 } }) do
@@ -143,7 +143,7 @@ local function last_event()
   return type(last) == 'table' and last[1] and tonumber((string.match(last[1][1], '^%d+'))) or 0
 end
 
--- Counters that are behind what was drawn from them. Those of stale entries and of waiters are counted.
+-- Check counters that are behind the numbers in use, and the counts of stale entries and of waiters.
 local function check_counters(repair, note)
   local known, events = Q.stale, last_event()
   local stale, waiters = count_stale(), call('HLEN', K.waiters)
@@ -182,7 +182,7 @@ register('restore_meta', function(keys, args)
   if is_wrong_type then call('UNLINK', K.meta) else call('HDEL', K.meta, 'counters') end
   open(keys, 'any')
   check_types(true, function() end)
-  -- Some beyond what is known: tokens must not come back. Every feature may be in use.
+  -- Leave a margin, because tokens must not repeat. Any feature may be in use.
   Q.seq, Q.events, Q.uses = highest() + BEYOND, last_event(), 255
   Q.waiters, Q.stale = call('HLEN', K.waiters), count_stale()
   call('HSET', K.meta, 'epoch', new_epoch())

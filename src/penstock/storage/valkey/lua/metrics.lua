@@ -1,8 +1,8 @@
--- Metrics: what happened in the present minute, packed behind the counters, and in those before it.
+-- Metrics: counts and times of the current minute, packed behind the counters, and of the minutes before.
 --
 --   minute:4 enqueued:4 claimed:4 completed:4 failed:4 retried:4 wait_ms:6 longest_wait_ms:6 run_ms:6 longest_run_ms:6
 --
--- The metrics hash has a minute under its number modulo 1440, so it takes the place of that of the day before.
+-- The metrics hash stores a minute under its number modulo 1440, so a minute replaces that of the day before.
 
 local Metrics = {}
 
@@ -32,7 +32,7 @@ local function add_times(sums, at, times, count)
   sums[at], sums[at + 1] = sum, longest
 end
 
--- Counts the events of a call.
+-- Count the events of a call.
 function Metrics.add(groups)
   local sums
   for i = 1, #groups do
@@ -49,7 +49,7 @@ function Metrics.add(groups)
   if sums then Q.minute = pack(MINUTE_FORMAT, spread(sums, 1, 10)) end
 end
 
--- The same for one job that is put in: only its count changes.
+-- Count one enqueued job: only its count changes.
 function Metrics.add_one()
   local number, minute = pack('>I4', floor(Q.now / MINUTE)), Q.minute
   if sub(minute, 1, 4) ~= number then minute = pack(MINUTE_FORMAT, spread(begin(), 1, 10)) end

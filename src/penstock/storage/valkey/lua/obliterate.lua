@@ -1,7 +1,7 @@
 -- obliterate: deletes all jobs. Counters, log, epoch, pause flag and settings stay.
 -- arguments: force
--- returns:   how many there were; as a list of one if the outbox is not empty
--- refuses:   ACTIVE with their number, if jobs are active and it is not forced
+-- returns:   how many there were; in a list of one if the outbox is not empty
+-- refuses:   ACTIVE with their number, if jobs are active, without force
 -- events:    obliterated
 
 local PARTS = {
@@ -12,7 +12,7 @@ local PARTS = {
 }
 
 local AT_ONCE = 1000
--- Without members, starts and charges. What was paused stays paused, what was parked stays parked.
+-- Remove members, starts and charges. Pauses of groups stay, for a time or not.
 local function obliterate_groups()
   local stored = call('HGETALL', K.groups)
   for _, part in ipairs({ 'groups', 'group_keys', 'parked', 'fading' }) do call('UNLINK', K[part]) end
@@ -27,7 +27,7 @@ local function obliterate_groups()
   end
 end
 
--- Ids with waiters are open ones: those of ended jobs are forgotten. The waiters of slots are told with them.
+-- Notify all waiters: those of open jobs (finished ones have none), and those of rerun slots.
 local function tell_all()
   local ids, slots = call('HKEYS', K.waiters), call('HGETALL', K.rerun)
   for i = 1, #slots, 2 do
@@ -40,17 +40,17 @@ local function tell_all()
   end
 end
 
--- Dependents in other queues are told; those in this one go as well.
+-- Notify dependents in other queues; those in this one are deleted as well.
 local function tell_dependents()
   if not call('HGET', K.meta, 'tied') then return end
   local ids, here = call('HKEYS', K.jobs), Outbox.here()
   for first = 1, #ids, AT_ONCE do
-    local some = {}
-    for i = first, min(first + AT_ONCE - 1, #ids) do some[#some + 1] = ids[i] end
-    load(some)
-    for i = 1, #some do
-      local job = found(some[i])
-      if job and job.binds and job.state ~= 'c' then Flows.tell(job, 'r', here) end
+    local chunk = {}
+    for i = first, min(first + AT_ONCE - 1, #ids) do chunk[#chunk + 1] = ids[i] end
+    load(chunk)
+    for i = 1, #chunk do
+      local job = job_for(chunk[i])
+      if job and job.has_links and job.state ~= 'c' then Flows.tell(job, 'r', here) end
     end
     forget_buffers()
   end
@@ -61,7 +61,7 @@ register('obliterate', function(keys, args)
   open(keys, 'any')
   if Q.is_new and Parts.any_exists() then
     call('UNLINK', K.events)
-    Q.seq = Q.now -- the counters are lost: in milliseconds the clock is above all tokens there were
+    Q.seq = Q.now -- the counters are lost: in milliseconds, the clock is above every earlier token
   end
   local active = args[1] == '1' and 0 or call('ZCARD', K.active)
   if active > 0 then refuse('ACTIVE', digits(active)) end
@@ -81,5 +81,5 @@ register('obliterate', function(keys, args)
   Schedulers.forget_jobs()
   emit_queue('obliterated', 'size', count)
   close()
-  return Outbox.told(count)
+  return Outbox.answer(count)
 end)

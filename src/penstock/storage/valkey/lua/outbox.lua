@@ -1,12 +1,12 @@
--- The outbox: what a verb has to say to other queues. Written by close(), read and delivered by the client, forgotten
--- when the target has applied it.
+-- The outbox: messages to other queues. close() writes it; the client reads and delivers it, and deletes messages that the
+-- target has applied.
 --
 -- entry   sequence (16 digits) target '\0' message. A message begins with a letter:
 --   p   MessagePack of {id, body, special or false, reference, header}: enqueue this job (enqueue.lua)
---   l   MessagePack of {id, dependent}: tell the dependent of that job's end
+--   l   MessagePack of {id, dependent}: notify the dependent of that job's end
 --   d   MessagePack of {dependent's id, flow, queue, id, state letter, result or failure}: a dependency has ended
 --   x   inc:6 failed_at:6 failures:4 id_length:2 handled_by_length:2 task_length:2 failure_length:4 id handled_by task
---       failure payload: a dead letter, which the client makes a p of
+--       failure payload: a dead letter; the client turns it into a p
 
 local Outbox, Flows = {}, {} -- Flows: flows.lua
 
@@ -21,7 +21,7 @@ function Outbox.send(target, message)
   list[#list + 1] = { target, message }
 end
 
--- The sequence follows the clock, so that it goes on rising should the store lose its last moments.
+-- The sequence follows the clock, so that it keeps rising if the store loses its last moments.
 function Outbox.write()
   local last = max(tonumber(call('HGET', K.meta, 'outbox') or 0), Q.now * 1000)
   local entries = {}
@@ -34,7 +34,7 @@ function Outbox.write()
   if floor(Q.uses / Outbox.BIT) % 2 == 0 then Q.uses = Q.uses + Outbox.BIT end
 end
 
--- The name of the queue of this call.
+-- Return the name of this queue.
 function Outbox.here()
   if Q.name_of ~= Q.prefix then
     Q.name, Q.name_of = string.match(Q.prefix, '/([^/]+)/0}$'), Q.prefix
@@ -42,12 +42,12 @@ function Outbox.here()
   return Q.name
 end
 
--- Whether something is to be delivered.
+-- Return whether messages wait for delivery.
 function Outbox.is_full()
   return floor(Q.uses / Outbox.BIT) % 2 == 1
 end
 
--- What a verb that answers with one text says if there is something to deliver.
-function Outbox.told(answer)
+-- Return a verb's one-text answer, in a list if messages wait for delivery.
+function Outbox.answer(answer)
   return Outbox.is_full() and { answer } or answer
 end

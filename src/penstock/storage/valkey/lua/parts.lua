@@ -1,9 +1,9 @@
--- The keys of a queue that have a fixed name, with their types (prelude.lua says what they hold). Keys with a name for each
--- job, group, listener or scope are not in the list.
+-- The keys of a queue that have fixed names, with their types (prelude.lua describes them). Keys named after a job, group,
+-- listener or scope are not in the list.
 --
--- Lua does not roll back: a write to a key of the wrong type would end a call midway. So a verb that writes makes sure of
--- the types before. Most verbs look at all keys; those that are called for every job (HOT) look at the keys that each of
--- their calls writes, and at all of them once in a second, and after an error.
+-- Lua does not roll back: a write to a key of the wrong type would end a call midway. So a verb that writes checks the
+-- types first. Most verbs check all keys. Those that run for every job (HOT) check the keys that each of their calls
+-- writes, and all keys once a second and after an error.
 
 local Parts = {}
 
@@ -23,11 +23,11 @@ Parts.TYPES = {
 
 Parts.HOT = 'hot'
 
--- The commands that tell how much is in a key, and fail if it is of another type.
+-- The commands that return the size of a key, and fail if it is of another type.
 Parts.SIZES = { hash = 'HLEN', zset = 'ZCARD', list = 'LLEN', set = 'SCARD', stream = 'XLEN' }
 
--- What calls of hot verbs write in most cases, and do not read before. The zsets of a list are looked at in one command.
-Parts.ADDED = { zsets = {}, 'wake' } -- the line is what they write first
+-- The keys that calls of hot verbs usually write without reading them before. One command checks all zsets of a list.
+Parts.ADDED = { zsets = {}, 'wake' } -- they write the line first
 Parts.ADDED_MANY = { zsets = { 'waiting', 'expiring' }, 'waiters', 'wake' }
 Parts.TAKEN = { zsets = { 'waiting', 'scheduled', 'active' }, 'jobs', 'state', 'line', 'wake' }
 Parts.SETTLED = { zsets = { 'active', 'completed' }, 'wake' }

@@ -1,6 +1,6 @@
--- pause, resume: set or clear the flag that claim looks at, of the queue or of a group; or, for a time, park it. resume
--- ends both, and wakes.
--- arguments: group ('': the queue), of pause: for how long in ms (0: until it is resumed)
+-- pause, resume: set or clear the flag of the queue or of a group that stops claims; pause with a time parks it instead.
+-- resume ends both, and wakes.
+-- arguments: group ('': the queue), of pause: for how long in ms (0: until resumed)
 -- returns:   1
 -- events:    paused, resumed, if something changed; unblocked
 

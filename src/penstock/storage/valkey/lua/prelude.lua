@@ -1,69 +1,69 @@
--- The prelude: keys, clock and counters, buffered writes. library.py puts it before all other files.
+-- The prelude: keys, clock, counters, and buffered writes. library.py puts it before most other files.
 --
--- Keys of a queue, all under one hash tag, so in one slot: penstock:{<namespace>/<queue>/0}:<part>
+-- Keys of a queue, all under one hash tag, and so in one slot: penstock:{<namespace>/<queue>/0}:<part>
 --
 --   meta       hash    counters (COUNTERS below), epoch, server and resumed (renew_epoch.lua), settings, trimmed, regroup
---                      (groups.lua), outbox (the last sequence), delivered (the last one that was delivered), tied (jobs
---                      here have had dependents elsewhere); m:<lane>, the last call of a lane and its answer, kept for a
---                      minute (memo.lua); clock (CLOCK below), if the clock was ever odd
+--                      (groups.lua), outbox (the last sequence), delivered (the last delivered sequence), tied (jobs of
+--                      this queue have had dependents in other queues); m:<lane>, the last call of a lane and its
+--                      answer, kept for a minute (memo.lua); clock (CLOCK below), once the clock was ever irregular
 --   jobs       hash    id -> static record (record.lua): written once, rewritten only by change and re-dispatch
---   options    hash    reference -> header: options of jobs, each stored once (record.lua)
---   state      hash    id -> what changes (record.lua); absent while a job waits as it was enqueued ("pristine")
+--   options    hash    reference -> header: the options of jobs, each stored once (record.lua)
+--   state      hash    id -> state record (record.lua); absent while a job waits as it was enqueued ("pristine")
 --   line       list    number:6 .. id of waiting jobs that are pristine, FIFO and of priority 0: most jobs, most of the
---                      time. In the order of numbers. Entries of jobs that have changed since are stale: claim passes
---                      over them; the counter stale is their number
+--                      time. In the order of numbers. Entries of jobs that have changed since are stale: claim skips
+--                      them; the counter stale is their number
 --   waiting    zset    priority -> order key .. pristine flag .. id (member_of) of all other waiting jobs
 --   scheduled  zset    run_at -> id
 --   blocked    zset    number (negative: LIFO) -> id
 --   active     zset    lease_until -> id: the only place of the deadline, so that a heartbeat writes nothing else
 --   completed, failed, cancelled   zset   kept_until -> id
---   instants   zset    instant of the wall clock -> id, of jobs that are due then: scheduled ones, and those that wait for others
+--   instants   zset    instant of the wall clock -> id, of jobs due then: scheduled ones, and those waiting for others
 --   expiring   zset    expires_at -> id, of jobs with a ttl that are scheduled, waiting or blocked
---   results    hash    id -> result, if it is too long to stand in the state record
+--   results    hash    id -> result, if it is too long for the state record
 --   failures   hash    id -> MessagePack of core.outcome.Failure
 --   progress   hash    id -> JSON
---   annex      hash    id -> the annex (core/job.py), once it differs from that in the static record
---   suspended  zset    timeout -> id, of jobs that are blocked by a signal and have one
+--   annex      hash    id -> the extras (core/job.py), once they differ from those in the static record
+--   suspended  zset    timeout -> id, of jobs that wait for a signal with a timeout
 --   received   hash    id -> data of the signal that ended its last suspension
---   signalled  set     ids with signals that came early;  signals:<id>  list  those signals (steps.lua)
---   held:<consumer>    zset    finished_at -> id, of finished jobs that are held for it;  holders  hash  their names
---   held_completed, held_failed, held_cancelled   zset   when the longest hold has passed -> id, of finished jobs
---   error:<class>   zset   finished_at -> id, of failed jobs;  errors  hash  the classes there may be
+--   signalled  set     ids with early signals;  signals:<id>  list  those signals (steps.lua)
+--   held:<consumer>    zset    finished_at -> id, of finished jobs held for it;  holders  hash  their names
+--   held_completed, held_failed, held_cancelled   zset   end of the longest hold -> id, of finished jobs
+--   error:<class>   zset   finished_at -> id, of failed jobs;  errors  hash  classes that may have jobs
 --   metrics    hash    number of a minute modulo 1440 -> what happened in it (metrics.lua)
 --   dedup      hash    dedup key -> the job that stands for it (dedup.lua);  dedup_times  zset  until -> dedup key
---   schedulers hash    name -> when, and a spec (schedulers.lua);  slots  zset  next slot -> name
---   damaged    hash    id -> the stored values of a record that could not be read (quarantine.lua);  damaged_at  zset  when
+--   schedulers hash    name -> record with times and spec (schedulers.lua);  slots  zset  next slot -> name
+--   damaged    hash    id -> the stored values of a record that cannot be read (quarantine.lua);  damaged_at  zset  when
 --                      it was put aside -> id
 --   logged     set     ids that have log lines;  log:<id>  list  the lines
---   unkept     hash    id -> how many of its log lines are no longer kept, if any
+--   unkept     hash    id -> the number of its log lines that were dropped, if any
 --   rerun      hash    id -> the dispatch that waits for the end of an active job (slot.lua)
---   waiters    hash    id -> listeners to be told of its end; the counter waiters is their number
---   parents    set     ids that have dependencies;  deps:<id>  hash  what they know of them (flows.lua)
---   linked     set     ids that have later dependents;  dependents:<id>  list  whom to tell of their end (flows.lua)
+--   waiters    hash    id -> the listeners to notify of its end; the counter waiters is the number of such ids
+--   parents    set     ids that have dependencies;  deps:<id>  hash  the states of those dependencies (flows.lua)
+--   linked     set     ids that have later dependents;  dependents:<id>  list  the dependents to notify (flows.lua)
 --   outbox     list    messages to other queues, in the order of their sequence (outbox.lua)
---   inbox      hash    queue -> sequence of the last message of its outbox that was applied here
+--   inbox      hash    queue -> sequence of the last message of its outbox that this queue has applied
 --   news:<listener>    list    ends of jobs (waiters.lua), kept for a minute
---   wake       list    tokens, a few at most: something may be claimed. Gone when nothing waits
+--   wake       list    tokens, a few at most: there may be jobs to claim. Deleted when no job waits
 --   limits     hash    group -> its limit;  groups  hash  group -> its counts (groups.lua). The empty group is the queue
 --   group_keys zset    0 -> the groups that have a record, for walks in order
 --   group:<group>      zset    its blocked members;  starts:<group>  list  the starts in its window
---   parked     zset    time -> group with blocked members that may have room then;  fading  the same, for groups that are
---                      over then
+--   parked     zset    time -> group with blocked members that may have room then;  fading  the same, for groups that
+--                      expire then
 --   workers    hash    worker -> seen_at .. info
---   lives      a hash that clients write, so that it tells nothing of the queue (lives.py): worker -> run id of the server,
---                      client id of the worker's line
---   lifeline   nothing ever: what the lines of workers are blocked on
+--   lives      a hash that clients write, so no sign that the queue exists (liveness.py): worker -> run id of the
+--                      server, client id of the worker's lifeline
+--   lifeline   always absent: the lifelines of workers block on it
 --   consumers  hash    name -> offset .. expires_at
 --   spent      zset    last time -> scope;  usage:<scope>  hash  name -> millionths (usage.lua)
 --   budgets    hash    scope NUL name -> budget (usage.lua)
 --   events     stream  <last sequence>-0 -> e: the events of one call (events.lua)
 --
--- The registry of queues, penstock:<namespace>:queues, and that of the queues with workers, penstock:<namespace>:attended,
--- are in another slot: the client writes them.
--- Validate all, then write: Lua does not roll back. Verbs collect their writes in buffers, which flush() sends
--- as one variadic command per key.
+-- The registry of queues, penstock:<namespace>:queues, and that of queues with workers, penstock:<namespace>:attended, are
+-- in other slots: the client writes them.
+-- Validate everything, then write: Lua does not roll back. Verbs collect their writes in buffers, which flush() sends as
+-- one variadic command per key.
 
--- Nothing of these is there while the library is loaded: bind() fetches them when the first function runs.
+-- The server provides none of these while it loads the library: bind() fetches them when the first function runs.
 local spread
 
 local function bind_spread()
@@ -78,28 +78,28 @@ local function bind()
   pack, unpack, encode, decode = struct.pack, struct.unpack, cmsgpack.pack, cmsgpack.unpack
   sub, byte, format = string.sub, string.byte, string.format
   floor, min, max = math.floor, math.min, math.max
-  -- The heap of functions is small and their garbage short-lived: at Lua's default of 200 % more than a third of all
-  -- time goes into walking what is not garbage.
+  -- The functions keep little, and make short-lived garbage: at Lua's default of 200 %, more than a third of the time
+  -- is spent on walking live objects.
   pcall(function() collectgarbage('setpause', 1000) end)
 end
 
 local FORMAT = 1
 -- format paused seq events now shift waiters stale uses: one field, because every call reads and writes all of it.
--- uses: a bit for each feature that costs a look; what is not in use is not looked for. 128 is a dead_letter queue, or usage
--- and budgets.
--- Behind it stands the present minute (metrics.lua).
+-- uses: a bit for each feature that costs a lookup; features that are not in use are not looked up. 128: a dead_letter
+-- queue, or usage and budgets.
+-- The current minute follows (metrics.lua).
 local COUNTERS = '>BBI6I6I6i6I6I6B'
 local MINUTE_AT = 40
--- What has happened to the clock (Clock below), in a field of its own that few queues have: moved gap_from gap_to lag edge
+-- The history of the clock (Clock below), in a field of its own that few queues have: moved gap_from gap_to lag edge
 -- doubt_until recheck_until follow
 local CLOCK = '>i6I6I6I6I6I6I6I6'
 local CHUNK = 4000 -- arguments per command: Lua's stack takes less than 8000
 local MINUTE = 60000
 
-local K -- the keys of the call under way, by part
-local Q = {} -- its facts: now, seq, events, paused, waiters
-local J -- the jobs it has read, by id (record.lua)
-local removed_members, removed_fields, set_fields, added_members -- its writes, by part
+local K -- the keys of this call, by part
+local Q = {} -- the facts of this call: now, seq, events, paused, waiters
+local J -- the jobs that this call has read, by id (record.lua)
+local removed_members, removed_fields, set_fields, added_members -- the writes of this call, by part
 
 local known_keys, known_count = {}, 0
 
@@ -117,12 +117,12 @@ local function keys_of(prefix)
   return keys
 end
 
--- A verb's error: it has written nothing.
+-- Raise a verb's error. The verb must not have written anything.
 local function refuse(code, text)
   error({ err = 'PENSTOCK ' .. code .. ' ' .. text })
 end
 
--- The table itself if it is empty, else a new one: calls that use few of these make no garbage.
+-- Return the table itself if it is empty, else a new one: calls that use few of these make no garbage.
 local function emptied(t)
   if t and next(t) == nil then return t end
   return {}
@@ -134,16 +134,16 @@ local function forget_buffers()
   set_fields, added_members = emptied(set_fields), emptied(added_members)
 end
 
--- Queue time, as docs/verbs.md has it under Time. Every call that writes keeps the pair (clock seen, now): shift is their
--- difference. It is 0 while nothing has ever happened to the clock; most calls look no further.
+-- Queue time; docs/verbs.md describes it under Time. Every call that writes stores its clock reading and now; shift is the
+-- difference. It is 0 as long as the clock has always been regular; then most calls do nothing more.
 local Clock = {
   NEAR = 10, APART = 1000, GAP = 10000, TERM = 30000, DOUBT = 15 * MINUTE, KEPT = 30 * 24 * 60 * MINUTE,
   SET_BACK = MINUTE, RECHECK = 10 * MINUTE,
 }
 
--- moved: by how much tests have moved the clock. gap_from, gap_to: now before and after the last gap; equal once a sweep
--- has renewed the leases. lag, edge, doubt_until: see Clock.lag(). recheck_until: until then slots are computed again. follow:
--- jobs that are due at this instant of the wall clock or later have yet to follow a correction (Clock.follow); 0: none.
+-- moved: how far tests have moved the clock. gap_from, gap_to: now before and after the last gap; equal once a sweep has
+-- renewed the leases. lag, edge, doubt_until: see Clock.lag(). recheck_until: until then, slots are computed again. follow:
+-- jobs due at this instant of the wall clock or later have yet to follow a correction (Clock.follow); 0: none.
 function Clock.record()
   local c = Q.clock
   if not c then
@@ -151,7 +151,7 @@ function Clock.record()
     local stored = call('HGET', K.meta, 'clock')
     if stored then
       c.moved, c.gap_from, c.gap_to, c.lag, c.edge, c.doubt_until, c.recheck_until, c.follow =
-        unpack(CLOCK, stored .. string.rep('\0', 6)) -- follow came later than the others
+        unpack(CLOCK, stored .. string.rep('\0', 6)) -- follow was added later than the others
     end
     Q.clock = c
   end
@@ -164,7 +164,7 @@ function Clock.write()
     pack(CLOCK, c.moved, c.gap_from, c.gap_to, c.lag, c.edge, c.doubt_until, c.recheck_until, c.follow))
 end
 
--- The clock is behind what was seen of it. A jump that is still in doubt was wrong if the clock takes half of it back.
+-- The clock went back. A jump that is still in doubt was wrong if the clock takes half of it back.
 function Clock.set_back(c, by, last)
   if by >= Clock.APART then c.follow, c.changed = 1, true end
   if by >= Clock.SET_BACK then c.recheck_until, c.changed = last + Clock.RECHECK, true end
@@ -173,7 +173,7 @@ function Clock.set_back(c, by, last)
   end
 end
 
--- Nobody called for a while, or the clock jumped: who can tell?
+-- Either no call came for a while, or the clock jumped: the two look the same.
 function Clock.note_gap(c, from, to)
   if from - c.gap_to >= Clock.TERM then c.gap_from, c.gap_to, c.changed = from, to, true end
   if to - from >= Clock.DOUBT then
@@ -182,7 +182,7 @@ function Clock.note_gap(c, from, to)
   end
 end
 
--- Sets now, and shift, where they are not just the clock and 0.
+-- Set now and shift when they are not just the clock and 0.
 function Clock.advance(clock, last)
   local c, seen = Clock.record(), last - Q.shift
   local elapsed = clock - seen
@@ -192,7 +192,7 @@ function Clock.advance(clock, last)
   elseif Q.shift > c.moved and clock + c.moved >= last - Clock.NEAR then
     if Q.shift - c.moved >= Clock.APART then c.follow, c.changed = 1, true end
     Q.shift = c.moved -- the clock has caught up
-  elseif Q.shift ~= c.moved then -- a hundredth of what has passed, and none of it lost to rounding
+  elseif Q.shift ~= c.moved then -- shrink it by a hundredth of the elapsed time, without loss to rounding
     local most = floor(clock / 100) - floor(seen / 100)
     Q.shift = Q.shift - max(-most, min(most, Q.shift - c.moved))
   end
@@ -201,13 +201,13 @@ function Clock.advance(clock, last)
   if elapsed >= Clock.GAP then Clock.note_gap(c, last, Q.now) end
 end
 
--- What run_at and slots compare with: the store's clock, as it is now.
+-- Return the store's clock as it is now: run_at and slots compare with it.
 function Clock.wall()
   if Q.shift == 0 then return Q.now end
   return Q.now - Q.shift + Clock.record().moved
 end
 
--- The queue time at which the wall clock will show an instant: their difference shrinks on the way.
+-- Return the queue time at which the wall clock will show an instant: the difference shrinks until then.
 function Clock.when(instant)
   local ahead = Q.shift ~= 0 and Q.now - Clock.wall() or 0
   if ahead > -Clock.APART and ahead < Clock.APART or instant >= 2 ^ 47 then return instant end
@@ -217,24 +217,24 @@ function Clock.when(instant)
   return instant + (ahead > 0 and max(ahead - shrunk, 0) or min(ahead + shrunk, 0))
 end
 
--- By how much deletion lags behind now, because a long jump is not proven, or has proved wrong; and the now it led to. What
--- was to go in between stays for so long.
+-- Return how far deletion lags behind now, because a long jump is not proven, or has proved wrong; and the now after that
+-- jump. Whatever was due for deletion in between stays that much longer.
 function Clock.lag()
   local c = Clock.record()
   if Q.now >= c.doubt_until then return 0, 0 end
   return c.lag, c.edge
 end
 
--- Whether what was to be kept until then may be deleted.
+-- Return whether something kept until a time may be deleted.
 function Clock.is_past(at)
   if at > Q.now then return false end
   local lag, edge = Clock.lag()
   return lag == 0 or at <= Q.now - lag or at >= edge
 end
 
--- Begins every verb: reads the counters and the clock. now never goes back within a queue, and never stands still.
--- A queue is new if nothing of it exists. Where other keys do, its counters are lost, and tokens would come back: refused,
--- unless the mode is 'any'. Otherwise a verb that writes looks at the types of keys here (parts.lua).
+-- Begin a verb: read the counters and the clock. now never goes back within a queue, and never stands still.
+-- A queue is new if none of its keys exists. If others exist, its counters are lost and tokens would repeat: that is
+-- refused, unless the mode is 'any'. Otherwise a verb that writes checks the types of keys here (parts.lua).
 local function open(keys, mode)
   if not call then bind() end
   Q.is_open, Q.flushed = false, false
@@ -245,11 +245,11 @@ local function open(keys, mode)
   if counters then
     version = byte(counters, 1)
     if version > FORMAT then
-      refuse('VERSION', 'the queue has data of format ' .. version .. '; this Penstock knows ' .. FORMAT)
+      refuse('VERSION', 'the queue has data of format ' .. version .. '; this Penstock reads up to ' .. FORMAT)
     end
     version, paused, seq, events, last, shift, waiters, stale, uses = unpack(COUNTERS, counters)
   elseif mode ~= 'any' and Parts.any_exists() then
-    refuse('TORN', 'the key ' .. K.meta .. ' is gone or damaged, but other keys of the queue exist')
+    refuse('TORN', 'the key ' .. K.meta .. ' is missing or damaged, but other keys of the queue exist')
   end
   Q.minute = counters and sub(counters, MINUTE_AT) or ''
   local time = call('TIME')
@@ -257,7 +257,7 @@ local function open(keys, mode)
   Q.seq, Q.events, Q.shift, Q.paused, Q.waiters, Q.stale = seq, events, shift, paused == 1, waiters, stale
   Q.uses = uses
   Q.wake, Q.due, Q.memo, Q.answer, Q.dedup = false, false, false, false, false
-  Q.outbox, Q.ends, Q.works_off, Q.giving, Q.tied, Q.dead_letter = false, false, false, false, false, false
+  Q.outbox, Q.ends, Q.is_delivering, Q.adding_to, Q.noted_links, Q.dead_letter = false, false, false, false, false, false
   Q.groups, Q.news = emptied(Q.groups), emptied(Q.news)
   Q.listening, Q.listening_changed = emptied(Q.listening), emptied(Q.listening_changed)
   Q.grouped, Q.limits, Q.touched = emptied(Q.grouped), emptied(Q.limits), false
@@ -267,7 +267,7 @@ local function open(keys, mode)
   Q.now, Q.clock = clock, false
   if shift ~= 0 or counters and (clock < last or clock >= last + Clock.GAP) then Clock.advance(clock, last) end
   Q.is_open, Q.is_renewed, Q.is_checking, Q.wake_tokens = true, false, false, false
-  if Guard.writes and mode ~= 'any' then Parts.look(mode) end
+  if Guard.writes and mode ~= 'any' then Parts.check_types(mode) end
 end
 
 local function draw()
@@ -285,7 +285,7 @@ local function list_in(writes, part)
   return list
 end
 
--- One command with all of list as arguments, or a few if it is long. list holds pairs or single values.
+-- Send one command with all of list as arguments, or several if it is long. list holds pairs or single values.
 local function send(command, key, list)
   local count = #list
   if count <= CHUNK then
@@ -303,19 +303,19 @@ local function send_all(command, writes)
   end
 end
 
--- A read with many fields, the answers in one list.
+-- Run a read with many fields; return the answers in one list.
 local function read_many(command, key, list)
   local count = #list
   if count == 0 then return {} end
   if count <= CHUNK then return call(command, key, spread(list)) end
-  local found, n = {}, 0
+  local values, n = {}, 0
   for first = 1, count, CHUNK do
     for _, value in ipairs(call(command, key, spread(list, first, min(first + CHUNK - 1, count)))) do
       n = n + 1
-      found[n] = value
+      values[n] = value
     end
   end
-  return found
+  return values
 end
 
 local function hset(part, id, value)
@@ -340,12 +340,12 @@ local function zrem(part, member)
   list[#list + 1] = member
 end
 
--- A new queue's epoch only has to differ from that of a queue of this name in another life of the store.
+-- A new queue's epoch must only differ from that of an earlier queue of the same name.
 local function new_epoch()
   return sub(redis.sha1hex(Q.time[1] .. '.' .. Q.time[2] .. Q.prefix .. tostring(Q)), 1, 16)
 end
 
--- Numbers as text: Lua would write large ones as 1e+15.
+-- Return a number as text: Lua would write large ones as 1e+15.
 local function digits(number)
   return format('%.0f', number)
 end

@@ -1,4 +1,4 @@
--- promote: scheduled jobs wait from now on.
+-- promote: lets scheduled jobs wait from now on.
 -- arguments: ids
 -- returns:   a letter per id: p promoted, n not scheduled, - not found
 -- events:    promoted
@@ -8,7 +8,7 @@ register('promote', function(keys, ids)
   load(ids)
   local letters = {}
   for i = 1, #ids do
-    local job = found(ids[i])
+    local job = job_for(ids[i])
     if job and job.state == 's' and not is_staged(job) then
       enter_waiting(job)
       emit('promoted', job)

@@ -2,13 +2,13 @@
 -- arguments: name, next, keep_next, limit, end, repeat_ms (-1: not after completion), spec
 -- returns:   c created, u updated, s the same spec: nothing changed
 -- pause_scheduler, resume_scheduler, remove_scheduler
--- arguments: name; resume: and next ('': none given)
--- returns:   1 if there is one of that name
--- move_slot: the next slot is another one, if it still is the one the caller knows.
+-- arguments: name; resume: and next ('': none)
+-- returns:   1 if a scheduler has that name
+-- move_slot: changes the next slot, if it still is the one that the caller knows.
 -- arguments: name, slot, next
 -- returns:   1 if it was
 -- schedulers: {the clock, name, record (schedulers.lua) ...}
--- arguments: '1' for those of the names that follow; nothing for all
+-- arguments: '1' and names, or nothing for all
 -- events:    none
 
 register('put_scheduler', function(keys, args)
@@ -68,14 +68,14 @@ end)
 register('schedulers', function(keys, args)
   open(keys)
   if args[1] ~= '1' then return { Clock.wall(), call('HGETALL', K.schedulers) } end
-  local names, found_ones = {}, {}
+  local names, reply = {}, {}
   for i = 2, #args do names[i - 1] = args[i] end
   local records = read_many('HMGET', K.schedulers, names)
   for i = 1, #names do
     if records[i] then
-      local at = #found_ones
-      found_ones[at + 1], found_ones[at + 2] = names[i], records[i]
+      local at = #reply
+      reply[at + 1], reply[at + 2] = names[i], records[i]
     end
   end
-  return { Clock.wall(), found_ones }
+  return { Clock.wall(), reply }
 end, READS)

@@ -1,9 +1,9 @@
--- quarantine: puts jobs aside whose records cannot be read: they fail with the error Damaged, their bytes kept.
--- arguments: most (how many within a minute; 0: no bound), part ('': what claims and sweeps meet first; 'jobs', 'state':
---   a step of a walk; 'ids'), cursor, why (not empty: the caller cannot read them, whatever they look like here), ids
--- returns:   {cursor ('0': the walk is over), how many were put aside, how many were not because of the bound, ids of jobs
---   whose dependents in other queues are not known}
--- end_dependency: tells dependents in this queue that a job of another, which cannot say so itself, has failed.
+-- quarantine: puts jobs aside whose records cannot be read: they fail with the error Damaged, and their bytes are kept.
+-- arguments: most (how many within a minute; 0: no bound), part ('': what claims and sweeps read first; 'jobs', 'state':
+--   a step of a walk; 'ids'), cursor, why (not empty: the caller cannot read the records, even if they look sound), ids
+-- returns:   {cursor ('0': the walk is over), number put aside, number not put aside because of the bound, ids of jobs
+--   whose dependents in other queues are unknown}
+-- end_dependency: notifies dependents in this queue that a job of another queue, which cannot do it itself, has failed.
 -- arguments: queue, id, failure
 -- events:    failed, and what follows
 
@@ -14,12 +14,11 @@ local NO_OPTIONS = '\144' -- an empty list: the defaults
 local BY_ID = { 'scheduled', 'blocked', 'active', 'completed', 'failed', 'cancelled', 'expiring', 'suspended',
   'held_completed', 'held_failed', 'held_cancelled', 'instants' }
 local OPTION_TYPES = { 'string', 'string', 'number', 'number', 'number', 'number', 'number' }
-local ANNEX_TYPES = {
+local EXTRAS_TYPES = {
   g = 'string', c = 'number', h = 'table', d = 'string', u = 'table', s = 'string', t = 'number', r = 'boolean',
   st = 'string', sw = 'string', su = 'number', sr = 'string', so = 'boolean', sk = 'number', hd = 'table',
   fl = 'string', dn = 'table', dl = 'boolean', dp = 'boolean', pr = 'string', sd = 'number', ur = 'number',
 }
-
 local SLOT_TYPES = { run_at = 'number', rule = 'string', run_id = 'string', write_id = 'string', listeners = 'table' }
 
 local function is_text(text)
@@ -39,40 +38,40 @@ local function must_be_texts(list, count, why)
   for i = 1, count do must(type(list[i]) == 'string' and is_text(list[i]), why) end
 end
 
--- Reads the options anew: what this server remembers of them is not what is stored.
+-- Check the stored options: those that this server has cached may differ.
 local function examine_options(header)
   local stored = header
   if byte(header, 1) == 0 then stored = call('HGET', K.options, header) end
   must(stored, 'the options are missing')
-  local given = decode(stored)
-  must(type(given) == 'table', 'the options are not a list')
+  local options = decode(stored)
+  must(type(options) == 'table', 'the options are not a list')
   for place, kind in ipairs(OPTION_TYPES) do
-    local value = given[place]
+    local value = options[place]
     must(value == nil or type(value) == kind, 'the options have a value of a wrong type')
     must(kind ~= 'string' or is_text(value or ''), 'the options are not UTF-8')
   end
 end
 
-local function examine_annex(packed)
-  local annex = decode(packed)
-  must(type(annex) == 'table', 'the annex is not a map')
-  for name, value in pairs(annex) do
-    must(type(name) == 'string', 'the annex is not a map')
-    must(not ANNEX_TYPES[name] or type(value) == ANNEX_TYPES[name], 'the annex has a value of a wrong type')
-    must(type(value) ~= 'string' or is_text(value), 'the annex is not UTF-8')
+local function examine_extras(packed)
+  local extras = decode(packed)
+  must(type(extras) == 'table', 'the extras are not a map')
+  for name, value in pairs(extras) do
+    must(type(name) == 'string', 'the extras are not a map')
+    must(not EXTRAS_TYPES[name] or type(value) == EXTRAS_TYPES[name], 'the extras have a value of a wrong type')
+    must(type(value) ~= 'string' or is_text(value), 'the extras are not UTF-8')
   end
-  for _, dependent in ipairs(annex.dn or {}) do must_be_texts(dependent, 3, 'a dependent cannot be read') end
-  for consumer, ms in pairs(annex.hd or {}) do
+  for _, dependent in ipairs(extras.dn or {}) do must_be_texts(dependent, 3, 'a dependent cannot be read') end
+  for consumer, ms in pairs(extras.hd or {}) do
     must(type(consumer) == 'string' and type(ms) == 'number', 'a hold cannot be read')
   end
-  return annex
+  return extras
 end
 
 local function examine_body(job)
   must(job.payload_at <= #job.body + 1, 'the record is too short')
   must(is_text(job.run_id) and is_text(job.write_id), 'the record is not UTF-8')
   examine_options(job.header)
-  if job.packed_annex then examine_annex(job.packed_annex) end
+  if job.packed_extras then examine_extras(job.packed_extras) end
 end
 
 local function examine_deps(id)
@@ -121,14 +120,14 @@ local function examine_slot(slot)
   end
 end
 
-local function examine_extras(job)
-  local annex
-  if job.annex_moved then
+local function examine_side_values(job)
+  local extras
+  if job.extras_moved then
     local packed = call('HGET', K.annex, job.id)
-    must(packed, 'the annex is missing')
-    annex = examine_annex(packed)
-  elseif job.packed_annex then
-    annex = examine_annex(job.packed_annex)
+    must(packed, 'the extras are missing')
+    extras = examine_extras(packed)
+  elseif job.packed_extras then
+    extras = examine_extras(job.packed_extras)
   end
   if job.has_failure then
     local failure = call('HGET', K.failures, job.id)
@@ -141,10 +140,10 @@ local function examine_extras(job)
     examine_slot(decode(slot))
   end
   if job.big_result then must(call('HEXISTS', K.results, job.id) == 1, 'the result is missing') end
-  if annex and annex.dp then examine_deps(job.id) end
-  if annex and annex.dl then
-    for _, one in ipairs(call('LRANGE', Q.prefix .. ':dependents:' .. job.id, 0, -1)) do
-      must_be_texts(decode(one), 3, 'a dependent cannot be read')
+  if extras and extras.dp then examine_deps(job.id) end
+  if extras and extras.dl then
+    for _, packed in ipairs(call('LRANGE', Q.prefix .. ':dependents:' .. job.id, 0, -1)) do
+      must_be_texts(decode(packed), 3, 'a dependent cannot be read')
     end
   end
 end
@@ -159,21 +158,21 @@ local function examine(id, state, static)
   read_body(job, sub(static, 13))
   examine_body(job)
   if state then
-    local packed_annex = job.packed_annex
+    local packed_extras = job.packed_extras
     examine_state(job, state, inc)
-    job.packed_annex = packed_annex
+    job.packed_extras = packed_extras
   end
-  examine_extras(job)
+  examine_side_values(job)
 end
 
--- Why the job cannot be read, or nil.
+-- Return why the job cannot be read, or nil.
 local function problem_of(id, state, static)
   local is_read, raised = pcall(examine, id, state, static)
   if is_read then return nil end
   return type(raised) == 'table' and raised.why or 'it cannot be decoded'
 end
 
--- What can be kept
+-- Salvage
 
 local function tried(examination, ...)
   local is_read, value = pcall(examination, ...)
@@ -195,18 +194,18 @@ local function readable_state(id, state)
   return job
 end
 
--- A record without anything but its id.
+-- Return a record with nothing but its id.
 local function bare(id, static)
   local inc, enq = 0, Q.now
   if static and #static >= 12 then inc, enq = unpack('>I6I6', static) end
   if inc == 0 or inc > Q.seq then inc, enq = draw(), Q.now end
   return {
     id = id, inc = inc, enq = enq, header = NO_OPTIONS, lifo = false, priority = 0, ttl = 0, run_id = '', write_id = '',
-    binds = false, payload = '',
+    has_links = false, payload = '',
   }
 end
 
--- Long enough for somebody to look.
+-- Keep the job long enough for a person to look at it.
 local function keep_long(job)
   local stored = byte(job.header, 1) == 0 and call('HGET', K.options, job.header) or job.header
   local options = decode(stored)
@@ -216,30 +215,30 @@ local function keep_long(job)
   job.header = encode(options)
 end
 
--- The job with what can be read of it, and whether its annex can.
+-- Return the job with every field that can be read, and whether its extras can be read.
 local function salvaged(id, state, static)
   local whole = static and tried(readable_static, id, static)
   local job = whole or bare(id, static)
   local was = state and tried(readable_state, id, state)
-  local is_bound = job.binds
+  local is_linked = job.has_links
   pristine(job)
   job.pristine = false
   if was then
     job.runs, job.failures, job.stalls, job.token = was.runs, was.failures, was.stalls, was.token
     job.has_progress, job.has_log = was.has_progress, was.has_log
   end
-  local moved = (was and was.annex_moved or not was) and call('HGET', K.annex, id)
-  local annex = moved and tried(examine_annex, moved)
-  if annex then
-    job.annex, job.annex_moved, job.binds = annex, true, true
+  local moved = (was and was.extras_moved or not was) and call('HGET', K.annex, id)
+  local extras = moved and tried(examine_extras, moved)
+  if extras then
+    job.extras, job.extras_moved, job.has_links = extras, true, true
   elseif whole then
-    job.annex, job.binds = job.packed_annex and decode(job.packed_annex) or {}, is_bound
+    job.extras, job.has_links = job.packed_extras and decode(job.packed_extras) or {}, is_linked
   end
   keep_long(job)
-  return job, (whole or annex) and true or false
+  return job, (whole or extras) and true or false
 end
 
--- Freeing what it holds
+-- Freeing what the job holds
 
 local function leave_waiting(id)
   local cursor, pattern = '0', '*' .. string.gsub(id, '[%*%?%[%]\\]', '\\%0')
@@ -252,7 +251,7 @@ local function leave_waiting(id)
   until cursor == '0'
 end
 
--- Only a job without a state record has an entry that is not stale.
+-- Remove the job's entry from the line. Only a job without a state record has an entry that is not stale.
 local function leave_line(id)
   local last
   for first = 0, call('LLEN', K.line) - 1, CHUNK do
@@ -271,12 +270,12 @@ local function leave_indexes(id, state)
   if not state then leave_line(id) end
 end
 
--- Tells the parents in this queue that depend on a job.
+-- Notify the jobs of this queue that depend on a job.
 local function tell_parents(queue, id, failure)
   local name = queue .. '\0' .. id
   for _, parent in ipairs(call('SMEMBERS', K.parents)) do
     local known = call('HMGET', Q.prefix .. ':deps:' .. parent, name, '\3flow')
-    if known[1] and known[2] then pcall(Flows.done, { parent, known[2], queue, id, 'f', failure }) end
+    if known[1] and known[2] then pcall(Flows.dependency_ended, { parent, known[2], queue, id, 'f', failure }) end
   end
 end
 
@@ -303,10 +302,10 @@ local function free_schedulers(id)
   end
 end
 
--- What the job is tied to is not known: it is found by the id.
+-- Free a job whose links are unknown, by its id.
 local function free_by_id(id, failure)
-  for _, one in ipairs(call('LRANGE', Q.prefix .. ':dependents:' .. id, 0, -1)) do
-    local dependent = tried(decode, one)
+  for _, packed in ipairs(call('LRANGE', Q.prefix .. ':dependents:' .. id, 0, -1)) do
+    local dependent = tried(decode, packed)
     if dependent then pcall(Flows.tell_all, { dependent }, id, 'f', failure) end
   end
   tell_parents(Outbox.here(), id, failure)
@@ -322,16 +321,16 @@ end
 
 local function free(job, failure)
   pcall(Flows.tell, job, 'f')
-  if job.annex.d then pcall(Dedup.ended, job.inc, job.annex.d) end
-  if job.annex.r and job.annex.s then pcall(Schedulers.ended, job, job.annex.s) end
-  if job.annex.dp and not tried(function()
+  if job.extras.d then pcall(Dedup.ended, job.inc, job.extras.d) end
+  if job.extras.r and job.extras.s then pcall(Schedulers.ended, job, job.extras.s) end
+  if job.extras.dp and not tried(function()
     examine_deps(job.id)
     return true
   end) then
     call('SREM', K.parents, job.id)
     call('UNLINK', Q.prefix .. ':deps:' .. job.id)
-    job.annex.dp = nil
-    keep_annex(job)
+    job.extras.dp = nil
+    extras_changed(job)
   end
 end
 
@@ -343,7 +342,7 @@ local function tell_listeners(job, rerun)
   pcall(tell, job, 'f')
 end
 
--- MessagePack of the stored values, as bytes: cmsgpack would write them as text.
+-- Return MessagePack of the stored values, as bytes: cmsgpack would write them as text.
 local function packed_parts(parts)
   local names = {}
   for name in pairs(parts) do names[#names + 1] = name end
@@ -355,7 +354,7 @@ local function packed_parts(parts)
   return table.concat(packed)
 end
 
--- Returns whether it is known what the job was tied to.
+-- Put a job aside. Return whether its links were known.
 local function bury(id, state, static, why)
   local parts = { jobs = static or nil, state = state or nil }
   for _, part in ipairs({ 'annex', 'failures', 'rerun' }) do parts[part] = call('HGET', K[part], id) or nil end
@@ -382,7 +381,7 @@ local function bury(id, state, static, why)
   return is_known
 end
 
--- Which jobs to look at
+-- Choosing the jobs to check
 
 local function heads()
   local ids, seen = {}, {}
@@ -436,7 +435,7 @@ register('quarantine', function(keys, args)
   return { cursor, done, #damaged - done, untold }
 end)
 
--- How many there are, for check.
+-- Return how many there are, for check.
 register('count_damaged', function(keys, args)
   open(keys, 'any')
   local cursor, ids = scanned(args[1], args[2])

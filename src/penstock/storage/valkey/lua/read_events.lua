@@ -1,5 +1,5 @@
 -- read_events: entries of the log after a sequence.
--- arguments: after, limit (events, about: entries are not split)
+-- arguments: after, limit (of events, approximate: entries are not split)
 -- returns:   {last sequence, epoch ('' if the queue is new), trimmed up to, sequence, entry, sequence, entry ...}
 
 local AT_ONCE = 100

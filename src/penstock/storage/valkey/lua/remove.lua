@@ -1,12 +1,12 @@
 -- remove: deletes records of jobs that are not active.
 -- arguments: ids
--- returns:   a letter per id: r removed, a active, - not found; as a list of one if the outbox is not empty
--- remove_unchanged: the same for ended jobs that are still what was read of them.
+-- returns:   a letter per id: r removed, a active, - not found; in a list of one if the outbox is not empty
+-- remove_unchanged: the same for finished jobs that have not changed since the caller read them.
 -- arguments: consumer, then id, incarnation, finished_at of each
 -- returns:   as remove, with c changed, h held by another consumer
--- drain:     the same for jobs that their group blocks, waiting jobs, then scheduled ones if asked, a step at a time.
+-- drain:     the same for jobs that their group blocks, waiting jobs, and optionally scheduled ones, a step at a time.
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first), then with scheduled
--- clean:     the same for ended jobs.
+-- clean:     the same for finished jobs.
 -- arguments: limit, then seq, now, part (always given), score, member, then older_than_ms
 -- returns:   {1 if the outbox is not empty, done, seq, now, part, score, member}: part is '' at the end
 -- events:    removed
@@ -16,7 +16,7 @@ register('remove', function(keys, ids)
   load(ids)
   local letters = {}
   for i = 1, #ids do
-    local job = found(ids[i])
+    local job = job_for(ids[i])
     if not job or job.state == 'a' then
       letters[i] = job and 'a' or '-'
     else
@@ -25,7 +25,7 @@ register('remove', function(keys, ids)
     end
   end
   close()
-  return Outbox.told(table.concat(letters))
+  return Outbox.answer(table.concat(letters))
 end)
 
 local function removal(job, inc, finished, consumer)
@@ -43,10 +43,10 @@ register('remove_unchanged', function(keys, args)
   load(ids)
   for i = 1, #ids do
     local inc, finished = tonumber(args[3 * i]), tonumber(args[3 * i + 1])
-    letters[i] = removal(found(ids[i]), inc, finished, args[1])
+    letters[i] = removal(job_for(ids[i]), inc, finished, args[1])
   end
   close()
-  return Outbox.told(table.concat(letters))
+  return Outbox.answer(table.concat(letters))
 end)
 
 local function delete_those(jobs, is_meant)
@@ -73,7 +73,7 @@ register('drain', function(keys, args)
     end)
     left = left - looked_at
     if place[1] then break end
-    -- Blocked members go first: removing a waiting one would let the next member of its group in.
+    -- Blocked members go first, because removing a waiting one would admit the next member of its group.
     part, score, member = part == 'blocked' and 'waiting' or part == 'waiting' and args[7] == '1' and 'scheduled' or '',
       '', ''
   end
@@ -86,7 +86,7 @@ register('clean', function(keys, args)
   local seq, now = bound_of(args[2], args[3])
   local jobs, place = step(args[4], args[5], args[6], tonumber(args[1]))
   local ended_by = now - tonumber(args[7])
-  local done = delete_those(jobs, function(job) 
+  local done = delete_those(jobs, function(job)
     return job.finished <= ended_by and job.inc <= seq and not Holds.is_held(job)
   end)
   close()

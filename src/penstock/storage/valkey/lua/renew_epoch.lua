@@ -1,19 +1,19 @@
--- renew_epoch: a new epoch if the counters are behind what the caller has seen: the store went back in time. seq goes
---   on from there, so that no token comes back, and only the first caller who notices changes the epoch. Also makes a
---   queue that nobody has written to, so that it has an epoch.
+-- renew_epoch: starts a new epoch if the counters are behind what the caller has seen: the store went back in time. seq
+--   goes on from there, so that no token repeats, and only the first caller who notices changes the epoch. It also creates a
+--   queue that was never written to, so that it has an epoch.
 -- arguments: seq, events (the highest the caller has seen)
 -- returns:   the epoch
--- recognise: the queue is used on this server from now on. If it was another one, or another life of this one, numbers jump
---   ahead, so that none comes back; the epoch changes if writes may have been lost: the caller saw more than there is now,
---   the server took over as a replica of the other one, or it began with a snapshot after the last write that there is.
--- arguments: run id of the server, its replication id, that which it had as a replica, how many ms ago it began with a
+-- recognise: notes that the queue is used on this server from now on. If it was another one, or an earlier run of this one,
+--   numbers jump ahead, so that none repeats. The epoch changes if writes may have been lost: the caller saw more than there
+--   is now, the server took over as a replica of the other one, or it began with a snapshot after the queue's last write.
+-- arguments: run id of the server, its replication id, the one it had as a replica, how many ms ago it began with a
 --   snapshot (-1: it did not), run id and replication id of the server that the caller knew the queue on ('': none),
 --   seq, events (the highest the caller has seen)
 -- returns:   1 if the epoch has changed, else 0
--- meta:      server  run id and replication id;  resumed  seq:6 events:6 that there were when it changed: for callers that
---   come later
+-- meta:      server  run id and replication id;  resumed  seq:6 events:6 at the time of the change: for callers that come
+--   later
 -- shift_clock: moves the queue's clock forward, for tests.
--- arguments: ms, '1' if the queue is not told: then its clock jumps
+-- arguments: ms, '1' to let the clock jump without telling the queue
 -- returns:   the clock
 -- events:    none
 
@@ -26,7 +26,7 @@ register('renew_epoch', function(keys, args)
   return call('HGET', K.meta, 'epoch')
 end)
 
--- Whether a caller that comes from another server saw more than was there when the queue came to this one.
+-- Return whether a caller from another server saw more than existed when the queue came to this one.
 local function saw_more(seq, events)
   local resumed = call('HGET', K.meta, 'resumed')
   if not resumed then return false end
@@ -36,7 +36,7 @@ local function saw_more(seq, events)
   return true
 end
 
--- Whether the server may lack the last writes of the one before it. The last event's time is known to the minute.
+-- Return whether the server may lack the last writes of the one before. The time of the last event is known to the minute.
 local function may_lack(before, earlier, began)
   if sub(before, 41) == earlier then return true end
   local last = Q.minute ~= '' and unpack('>I4', Q.minute) * MINUTE or 0
@@ -46,7 +46,7 @@ end
 register('recognise', function(keys, args)
   open(keys, Parts.HOT)
   local here, known, seq, events = args[1] .. args[2], args[5], tonumber(args[6]), tonumber(args[7])
-  Q.server = here -- of all calls from now on: new queues note it
+  Q.server = here -- in all later calls too: new queues note it
   if Q.is_new then return 0 end
   local before = call('HGET', K.meta, 'server') or known
   if sub(before, 1, 40) == args[1] then

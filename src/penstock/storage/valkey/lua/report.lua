@@ -1,15 +1,15 @@
 -- report: progress, log lines, payload and usage of running jobs.
--- arguments: lane, number, repeated, then per report id, token:6, given (a letter for each: p progress, y payload, u usage), progress, payload,
---   usage as JSON, number of log lines that were skipped, number of lines, lines
+-- arguments: lane, number, repeated, then per report id, token:6, given (a letter for each: p progress, y payload, u usage),
+--   progress, payload, usage as JSON, number of skipped log lines, number of lines, lines
 -- returns:   a letter per report: y, or n if the lease was lost
 -- events:    progressed, used
 -- logs:      the kept log lines of a job, from a line on.
--- arguments: id, number of the line, counted from 0 and from the first line ever written, limit
+-- arguments: id, number of the line, counting from 0 every line ever written, limit
 -- returns:   {number of the first line, number of lines ever written, lines}
 
 local LINES_KEPT = 1000
 
--- The kept lines follow each other without a gap: those before skipped lines go.
+-- Append log lines. The kept lines have no gap: those before skipped lines are dropped.
 local function log(job, lines, skipped)
   local key, gone = Q.prefix .. ':log:' .. job.id, 0
   if skipped > 0 then
@@ -28,7 +28,7 @@ local function log(job, lines, skipped)
   changed(job)
 end
 
--- The keys of several logs are looked at before the first of them is written.
+-- Write logs. With several, check the types of all keys before writing the first.
 local function log_all(logs)
   if logs[2] then
     for i = 1, #logs do call('LLEN', Q.prefix .. ':log:' .. logs[i].job.id) end
@@ -62,10 +62,10 @@ register('report', function(keys, args)
     uses = uses or string.find(args[at + 2], 'u', 1, true) ~= nil
     at = at + 8 + tonumber(args[at + 7])
   end
-  load(ids, uses) -- what was used is added to the annex, which stands in the static record at first
+  load(ids, uses) -- usage is added to the extras, which are in the static record at first
   local letters, logs = {}, {}
   for i = 1, #ids do
-    local start, job = starts[i], found(ids[i])
+    local start, job = starts[i], job_for(ids[i])
     if job and job.state == 'a' and job.token == unpack('>I6', args[start + 1]) then
       report(job, args[start + 2], args[start + 3], args[start + 4], args[start + 5])
       local skipped, count, lines = tonumber(args[start + 6]), tonumber(args[start + 7]), {}

@@ -1,6 +1,6 @@
--- retry: failed and cancelled jobs wait again.
+-- retry: lets failed and cancelled jobs wait again.
 -- arguments: ids
--- returns:   a letter per id: r retried, n not failed, - not found; as a list of one if the outbox is not empty
+-- returns:   a letter per id: r retried, n not failed, - not found; in a list of one if the outbox is not empty
 -- retry_all: the same for failed jobs, a step at a time.
 -- arguments: limit, then seq, now, part, score, member of the last step ('' at first)
 -- returns:   {1 if the outbox is not empty, done, seq, now, part, score, member}: part is '' at the end
@@ -13,14 +13,14 @@ local function retry(job)
   job.cancelling = false
   job.expires = job.ttl > 0 and Q.now + job.ttl or 0
   local is_parent = Flows.is_parent(job)
-  if is_parent then Flows.look_again(job) end
+  if is_parent then Flows.wait_again(job) end
   enter_waiting(job)
   emit('retried', job)
   if is_parent then Flows.conclude(job) end
 end
 
--- Retries the job, and before it those of this queue that it waits for again, as far as they are wanted: retried after
--- it, they would have failed it by then. Returns the ids. The stack is a table: a chain may be long.
+-- Retry the job, and before it those of its dependencies in this queue that is_wanted accepts: retried later, they would
+-- already have failed the job again. Return the ids. The stack is a table, because a chain may be long.
 local function retry_in_order(job, is_wanted)
   local stack, opened, retried, ids = { job }, {}, {}, {}
   while stack[1] do
@@ -33,11 +33,13 @@ local function retry_in_order(job, is_wanted)
       end
     else
       opened[top.id] = true
-      local dependencies = Flows.to_look_at_again(top)
+      local dependencies = Flows.ids_to_wait_for_again(top)
       load(dependencies, true)
       for i = #dependencies, 1, -1 do
-        local one = found(dependencies[i])
-        if one and not opened[one.id] and not retried[one.id] and is_wanted(one) then stack[#stack + 1] = one end
+        local dependency = job_for(dependencies[i])
+        if dependency and not opened[dependency.id] and not retried[dependency.id] and is_wanted(dependency) then
+          stack[#stack + 1] = dependency
+        end
       end
     end
   end
@@ -53,7 +55,7 @@ register('retry', function(keys, ids)
     return to_come[job.id] and (job.state == 'f' or job.state == 'x')
   end
   for i = 1, #ids do
-    local job = found(ids[i])
+    local job = job_for(ids[i])
     if not job then
       letters[i] = '-'
     elseif ahead[job.id] then
@@ -68,7 +70,7 @@ register('retry', function(keys, ids)
     end
   end
   close()
-  return Outbox.told(table.concat(letters))
+  return Outbox.answer(table.concat(letters))
 end)
 
 register('retry_all', function(keys, args)

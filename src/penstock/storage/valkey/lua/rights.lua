@@ -1,7 +1,7 @@
--- rights: which commands the caller may not run on the queue's keys. A verb that found out midway could not undo what it
--- had written by then.
+-- rights: finds the commands that the caller may not run on the queue's keys. A verb that found out midway could not undo
+-- what it had written.
 -- arguments: the names of the commands
--- returns:   those that are missing
+-- returns:   the missing ones
 -- events:    none
 
 register('rights', function(keys, args)

@@ -1,8 +1,8 @@
--- Schedulers: what stands between a slot and its job. Which slots there are, the client computes.
+-- Schedulers: the next slot of each, and the job of the last one. The client computes slots.
 --
 -- schedulers  name -> next:6 awaits:6 fired:6 limit:6 end:6 repeat_ms+1:6 paused:1 length:2 last_id spec
--- slots       next -> name, of those that are not paused and have a next slot, or will have one when the job that they
---             await has ended: AWAITED
+-- slots       next -> name, of those that are not paused and have a next slot; AWAITED -> name, of those that get one when
+--             the job that they wait for has ended
 
 local Schedulers = { AWAITED = 2 ^ 53 - 1 }
 
@@ -20,7 +20,7 @@ function Schedulers.read(name)
   return record and Schedulers.parse(name, record)
 end
 
--- Where it stands among the slots; 0: it does not.
+-- Return the scheduler's score in slots; 0: it is not there.
 function Schedulers.slot_of(s)
   if s.paused then return 0 end
   return s.awaits > 0 and Schedulers.AWAITED or s.next_ms
@@ -38,7 +38,7 @@ function Schedulers.is_due(s)
   return not s.paused and s.next_ms > 0 and s.next_ms <= Clock.wall()
 end
 
--- The job it waited for has ended.
+-- Continue after the job that it waited for has ended.
 function Schedulers.go_on(s)
   s.awaits, s.next_ms = 0, Clock.wall() + s.repeat_ms
   if s.end_ms > 0 and s.next_ms > s.end_ms then s.next_ms = 0 end
@@ -52,7 +52,7 @@ function Schedulers.ended(job, name)
   end
 end
 
--- The slot was fired; queued: its job is a new one.
+-- Note that the slot was fired. queued: its job is a new one.
 function Schedulers.move_on(s, next_ms, job_id, inc, queued)
   s.fired, s.last_id, s.next_ms = s.fired + 1, job_id, next_ms
   if s.repeat_ms >= 0 then
@@ -63,8 +63,8 @@ function Schedulers.move_on(s, next_ms, job_id, inc, queued)
   Schedulers.save(s)
 end
 
--- Up to limit due ones: name, slot, spec, and so on. After the clock was set back, all that await no job: the caller
--- computes their slots again.
+-- Return up to limit due schedulers: name, slot, spec, and so on. After the clock was set back, return all that wait for no
+-- job: the caller computes their slots again.
 function Schedulers.due(limit)
   local due = {}
   if not bit_of(Q.uses, 8) then return due end
@@ -81,7 +81,7 @@ function Schedulers.due(limit)
   return due
 end
 
--- The time to the first slot that is not due, or -1; and 1 if one awaits the end of a job.
+-- Return the time to the first slot that is not due, or -1; and 1 if a scheduler waits for the end of a job.
 function Schedulers.wait()
   if not bit_of(Q.uses, 8) then return -1, 0 end
   local awaited = digits(Schedulers.AWAITED)
@@ -91,7 +91,7 @@ function Schedulers.wait()
   return first[1] and tonumber(first[2]) - wall or -1, awaiting
 end
 
--- All jobs are gone: none of them will tell that it has ended.
+-- Release all schedulers from their jobs: the jobs are gone, and will not report their ends.
 function Schedulers.forget_jobs()
   if not bit_of(Q.uses, 8) then return end
   local stored = call('HGETALL', K.schedulers)

@@ -2,7 +2,7 @@
 -- arguments: part, limit, scan, score, member (place to go on from; '' at first), task, enqueued from and to, finished
 --   from and to (0: no bound)
 -- returns:   {ids, scanned, score, member, now}: score is '' at the end
--- errors:    failed jobs by error class; classes that no job is left of are forgotten.
+-- errors:    the number of failed jobs by error class; forgets classes without jobs.
 -- arguments: none
 -- returns:   {class, count, class, count ...}
 -- events:    none
@@ -39,7 +39,7 @@ register('search', function(keys, args)
         break
       end
       score, member, scanned, left = scores[i], members[i], scanned + 1, left - 1
-      if is_match(found(here[i])) then ids[#ids + 1] = here[i] end
+      if is_match(job_for(here[i])) then ids[#ids + 1] = here[i] end
     end
   end
   return { ids, scanned, is_over_all and '' or score, is_over_all and '' or member, Q.now }

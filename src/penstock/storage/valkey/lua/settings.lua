@@ -1,4 +1,4 @@
--- Settings of a queue: JSON in meta, as the client wrote it. A field that is null, or missing, is no bound.
+-- Settings of a queue: JSON in meta, as the client wrote it. A field that is null or missing sets no bound.
 
 local SETTINGS = { events_count = 1000000, events_hard_cap = 10000000 }
 

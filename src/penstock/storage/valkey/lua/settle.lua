@@ -4,10 +4,9 @@
 --   C result | F final:1 retry_in_ms:6 failure | S delay_ms:6 step | P timeout_ms:6 name_length:1 name step | R | W
 --   | L delay_ms:6 scope:1 (q: the queue) | X
 --   with a ttl of their own: K ttl:6 result | G final:1 retry_in_ms:6 ttl:6 failure
---   step: nothing (it stays where it is), or = and its name; of S, after a ? if the worker does not know the task
+--   step: nothing (keep it), or = and its name; of S, after a ? if the worker does not know the task
 -- returns:   {letters, claim reply or nothing, 1 if the outbox is not empty}: per job the state as a letter, in upper
---   case if the outcome was not
---   applied ('-': no record)
+--   case if the outcome was not applied ('-': no record)
 -- events:    completed, failed, retrying, snoozed, suspended, released, limited, cancelled, expired, enqueued, unblocked; and
 --   those of claim
 
@@ -15,8 +14,8 @@ local HEAD = 6
 local RESULT_TTL, FAILURE_TTL = 5, 6 -- their places in core.job.Options
 local COMPLETE, ACTIVE = 67, 97 -- the letters C and a
 
--- What the tail of a state record says, kept for the call: it is the same for most jobs of a batch. common is what
--- events of its jobs share.
+-- Return the fields of a state record's tail, cached for the call: most jobs of a batch share it. common: what events of
+-- those jobs share.
 local function tail_of(tails, tail)
   local flags, _, worker_length, header_length, run_id_length = unpack('>Bi6BHH', tail)
   local header_at = WORKER_AT - FLAGS_AT + 1 + worker_length
@@ -24,8 +23,8 @@ local function tail_of(tails, tail)
   local known = {
     result_ttl = options.result_ttl,
     is_plain = not (bit_of(flags, 4) or bit_of(flags, 64)) and options.result_ttl > 0,
-    -- It binds, and its annex is that of the static record.
-    is_bound = bit_of(flags, 64) and not bit_of(flags, 4) and flags < 128 and options.result_ttl > 0,
+    -- It has links, and its extras are those of the static record.
+    is_linked = bit_of(flags, 64) and not bit_of(flags, 4) and flags < 128 and options.result_ttl > 0,
     common = {
       task = options.task, ver = options.version, st = 'completed',
       w = sub(tail, WORKER_AT - FLAGS_AT + 1, header_at - 1),
@@ -36,7 +35,7 @@ local function tail_of(tails, tail)
   return known
 end
 
--- Completes many jobs: the lists it collects, apart from the buffers because every job adds to each of them.
+-- Return the lists of complete(): apart from the buffers, because every job adds to each of them.
 local function new_completion()
   return {
     n = 0, tails = {}, states = list_in(set_fields, 'state'), leases = list_in(removed_members, 'active'),
@@ -44,33 +43,34 @@ local function new_completion()
   }
 end
 
--- What complete() is to do about others, if the job binds: false if that is not simple.
-local function ties_of(done, id, tail)
-  if not tail.is_bound then return false end
-  done.annexes = done.annexes or done.read_annexes()
-  local annex = done.annexes[id]
-  return annex and Shortcut.ends_simply(annex) and annex
+-- Return the extras of a job with links, for complete(); false if its end is not simple.
+local function links_of(done, id, tail)
+  if not tail.is_linked then return false end
+  done.extras_by_id = done.extras_by_id or done.read_extras()
+  local extras = done.extras_by_id[id]
+  return extras and Shortcut.ends_simply(extras) and extras
 end
 
--- Return the holds on jobs of this annex that complete in this call (holds.lua), or nil.
-local function held_by(done, annex)
-  if not annex.hd or not Holds.are_used() then return nil end
+-- Return the holds on jobs of these extras that complete in this call (holds.lua), or nil.
+local function held_by(done, extras)
+  if not extras.hd or not Holds.are_used() then return nil end
   done.held = done.held or {}
-  local held = done.held[annex]
+  local held = done.held[extras]
   if not held then
-    held = Holds.of_completed(annex.hd)
-    done.held[annex] = held
+    held = Holds.of_completed(extras.hd)
+    done.held[extras] = held
   end
   return held
 end
 
--- The common case: a job without a slot completes. Only the head of its record changes. False: not one.
+-- Complete a job in the common case, without a rerun slot: only the head of its record changes. Return false if it is not
+-- that simple.
 local function complete(done, id, record, outcome)
   local tail_text = sub(record, FLAGS_AT)
-  local tail, annex = done.tails[tail_text] or tail_of(done.tails, tail_text), nil
+  local tail, extras = done.tails[tail_text] or tail_of(done.tails, tail_text), nil
   if not tail.is_plain then
-    annex = ties_of(done, id, tail)
-    if not annex then return false end
+    extras = links_of(done, id, tail)
+    if not extras then return false end
   end
   local token, inc, enq, claimed, runs = unpack('>I6I6I6I6I4', record, 9)
   local size, n, now, common = #outcome - 7, done.n + 1, Q.now, tail.common
@@ -93,21 +93,21 @@ local function complete(done, id, record, outcome)
     columns.tok[row], columns.ms[row] = token, now - claimed
     put(group, row, 'size', size)
   end
-  local held = annex and held_by(done, annex)
+  local held = extras and held_by(done, extras)
   if held then
     done.kept[at - 1] = now + max(tail.result_ttl, held.ms)
     Holds.add_completed(held, id)
   end
-  if annex and annex.g then
-    put(group, row, 'grp', annex.g)
+  if extras and extras.g then
+    put(group, row, 'grp', extras.g)
     group.has_holes = true
   end
   if Q.listening[id] then tell({ id = id, inc = inc, result = sub(outcome, 8) }, 'c') end
-  if annex then Shortcut.completed(id, inc, annex, sub(outcome, 8)) end
+  if extras then Shortcut.completed(id, inc, extras, sub(outcome, 8)) end
   return true
 end
 
--- delay_ms is the timeout if there is a signal to wait for. awaits: it is to wait for its children.
+-- Put a running job back. delay_ms is the timeout if it waits for a signal. awaits: it waits for its children.
 local function put_back(job, kind, delay_ms, step, signal, awaits)
   if job.cancelling then return finish(job, 'x', 'cancelled', true) end
   local is_handed_back = kind == 'released' or kind == 'limited'
@@ -130,7 +130,7 @@ local function put_back(job, kind, delay_ms, step, signal, awaits)
   return emit(kind, job)
 end
 
--- The job takes this ttl as its option. Seldom, so the header stands in its record from now on.
+-- Give the job a ttl of its own. This is rare, so the header moves into its record.
 local function keep_for(job, place, ttl)
   need_static(job)
   local options = decode(byte(job.header, 1) == 0 and call('HGET', K.options, job.header) or job.header)
@@ -144,7 +144,7 @@ local function fail(job, outcome)
   local final, retry_in_ms = unpack('>BI6', outcome, 8)
   local has_ttl = sub(outcome, 7, 7) == 'G'
   local failure = sub(outcome, has_ttl and 21 or 15)
-  local said = set_failure(job, failure)
+  local fields = set_failure(job, failure)
   job.failures = job.failures + 1
   local group, row
   if final == 1 or job.failures >= options_of(job.header).attempts then
@@ -154,8 +154,8 @@ local function fail(job, outcome)
     group, row = put_back(job, 'retrying', retry_in_ms)
   end
   if not (group.columns.et and group.columns.et[row]) then
-    put(group, row, 'et', said[1])
-    put(group, row, 'em', said[2])
+    put(group, row, 'et', fields[1])
+    put(group, row, 'em', fields[2])
   end
   return group, row
 end
@@ -192,9 +192,9 @@ local function apply(job, outcome)
   return finish(job, 'x', 'cancelled', true)
 end
 
--- One outcome with all the rules. Returns its letter.
+-- Settle one outcome with all the rules. Return its letter.
 local function settle_one(id, outcome)
-  local job = found(id)
+  local job = job_for(id)
   if not job then return '-' end
   if job.token ~= unpack('>I6', outcome) or job.token == 0 then return string.upper(job.state) end
   if job.state ~= 'a' then return job.settled ~= '-' and job.settled or string.upper(job.state) end
@@ -208,37 +208,37 @@ local function settle_one(id, outcome)
   return job.settled
 end
 
--- The letter of an outcome for a job that complete() has ended earlier in this call.
+-- Return the letter of an outcome for a job that complete() has already ended in this call.
 local function settled_before(record, outcome)
   return sub(record, 9, 14) == sub(outcome, 1, 6) and 'c' or 'C'
 end
 
--- The static records of jobs whose annex binds: what they are tied to stands in there.
-local function bound_statics(ids, records)
-  local bound, statics = {}, {}
+-- Return the static records of jobs with links: the extras are in there.
+local function linked_statics(ids, records)
+  local linked, statics = {}, {}
   for i = 1, #ids do
-    if records[i] and bit_of(byte(records[i], FLAGS_AT), 64) then bound[#bound + 1] = ids[i] end
+    if records[i] and bit_of(byte(records[i], FLAGS_AT), 64) then linked[#linked + 1] = ids[i] end
   end
-  local found_statics = read_many('HMGET', K.jobs, bound)
-  for i = 1, #bound do statics[bound[i]] = found_statics[i] or nil end
+  local records_found = read_many('HMGET', K.jobs, linked)
+  for i = 1, #linked do statics[linked[i]] = records_found[i] or nil end
   return statics
 end
 
--- The annexes of those, and what they are tied to is read.
-local function read_annexes(statics)
-  local annexes = {}
-  for id, static in pairs(statics) do annexes[id] = Shortcut.annex_of_static(static) end
-  Shortcut.read_ties(annexes)
-  return annexes
+-- Return the extras of those, after reading what they link to.
+local function read_extras(statics)
+  local extras_by_id = {}
+  for id, static in pairs(statics) do extras_by_id[id] = Shortcut.extras_of_static(static) end
+  Shortcut.read_links(extras_by_id)
+  return extras_by_id
 end
 
 local function settle_all(ids, outcomes)
   local records, statics = read_many('HMGET', K.state, ids), nil
   local letters, done = {}, new_completion()
   local is_done = done.is_done
-  function done.read_annexes()
-    statics = statics or bound_statics(ids, records)
-    return read_annexes(statics)
+  function done.read_extras()
+    statics = statics or linked_statics(ids, records)
+    return read_extras(statics)
   end
   read_waiters(ids)
   for i = 1, #ids do
@@ -249,7 +249,7 @@ local function settle_all(ids, outcomes)
       and sub(record, 9, 14) == sub(outcome, 1, 6) and complete(done, id, record, outcome) then
       letters[i] = 'c'
     else
-      statics = statics or bound_statics(ids, records)
+      statics = statics or linked_statics(ids, records)
       if record and not J[id] then J[id] = job_of(id, record, statics[id]) end
       if not record then load({ id }) end
       letters[i] = settle_one(id, outcome)
@@ -258,8 +258,8 @@ local function settle_all(ids, outcomes)
   return table.concat(letters)
 end
 
--- Looks at what the call will write: at all keys, if an outcome is more than a short result.
-local function look_first(outcomes, takes)
+-- Check the keys that the call will write: all keys, if an outcome is more than a short result.
+local function check_first(outcomes, takes)
   for i = 1, #outcomes do
     if byte(outcomes[i], 7) ~= COMPLETE or #outcomes[i] > INLINE_RESULT then return Parts.check_all() end
   end
@@ -276,9 +276,9 @@ register('settle', function(keys, args)
   for i = 1, n do
     ids[i], outcomes[i] = args[HEAD + 2 * i - 1], args[HEAD + 2 * i]
   end
-  look_first(outcomes, count > 0)
+  check_first(outcomes, count > 0)
   local letters, claimed = settle_all(ids, outcomes), nil
-  -- They are written by take(), or at the end, unless one is to be looked at again at once, for which its time is needed.
+  -- take() or close() writes the groups, unless one is due again immediately, so that its time is needed.
   if next(Q.grouped) and Groups.fill_touched() then Groups.write() end
   if count > 0 then
     write_waiters()

@@ -1,16 +1,16 @@
--- Shortcuts: the way of jobs that have an annex, maybe a run_id and a write_id, but nothing else out of the common. Their
--- records are spliced and their events written as columns, without a table for each; what is not that simple goes the long
--- way, to the same end.
+-- Shortcuts for jobs that have extras, maybe a run_id and a write_id, but nothing else unusual. Their records are spliced
+-- and their events written as columns, without a table for each. Jobs that are not that simple go the long way, with the
+-- same result.
 --
--- A job is fresh if it never ran and has neither priority, ttl nor anything that came of it. If it has a state record, that
--- has FRESH_END from expires_at up to the header, which is a reference; one with a run_id there goes the long way.
+-- A job is fresh if it never ran and has neither priority, ttl nor any outcome. If it has a state record, that has FRESH_END
+-- from expires_at up to the header, which is a reference; a job with a run_id there goes the long way.
 
 do
 
-local ANNEXES_KNOWN, ANNEX_KEPT = 1000, 256
--- The flags of a body with an annex that binds. A run_id (8) and a write_id (16) may stand before it, and nothing else.
-local BOUND = { [192] = true, [200] = true, [208] = true, [216] = true }
--- The same, whether the annex binds or not.
+local EXTRAS_KNOWN, EXTRAS_KEPT = 1000, 256
+-- The flags of a body with extras that have links. A run_id (8) and a write_id (16) may precede them, and nothing else.
+local LINKED = { [192] = true, [200] = true, [208] = true, [216] = true }
+-- The same, whether or not the extras have links.
 Shortcut.MAY_BE_FRESH = {
   [64] = true, [72] = true, [80] = true, [88] = true, [192] = true, [200] = true, [208] = true, [216] = true,
 }
@@ -19,7 +19,7 @@ local NO_RUNS = '\0\0\0\0'
 local BLOCKED, WAITING = 103, 119 -- the letters g and w
 local STATIC_FLAGS_AT = 13
 
-local known_annexes, annexes_count = {}, 0
+local known_extras, extras_count = {}, 0
 
 -- Return the place after the MessagePack string that begins here; nil if there is none.
 local function after_string(text, at)
@@ -42,28 +42,28 @@ local function after_headers(text, at)
   return at
 end
 
--- Return what the packed annex at from..to says, and the place where that begins. Headers differ from job to job and belong
--- to the user. So they are skipped if they come first, as Python writes them (core/job.py), after a count of two bytes.
--- The rest is the same for many jobs and is decoded once; do not change it.
-local function annex_at(text, from, to)
+-- Return the extras packed at from..to, and the place where the decoded part begins. Headers differ from job to job, and
+-- belong to the user. They are skipped if they come first, as Python writes them (core/job.py), after a count of two bytes.
+-- The rest is the same for many jobs, and is decoded once; do not change it.
+local function extras_at(text, from, to)
   local at = from
   -- 104 is the letter of the name h.
   if byte(text, from + 4) == 104 and byte(text, from) == 222 and byte(text, from + 3) == 161 then
     at = after_headers(text, from + 5) or from
   end
   local rest = sub(text, at, to)
-  local annex = known_annexes[rest]
-  if annex then return annex, at end
-  annex = decode(at > from and string.char(222, 0, byte(text, from + 2) - 1) .. rest or rest)
-  if #rest <= ANNEX_KEPT then
-    if annexes_count == ANNEXES_KNOWN then known_annexes, annexes_count = {}, 0 end
-    known_annexes[rest], annexes_count = annex, annexes_count + 1
+  local extras = known_extras[rest]
+  if extras then return extras, at end
+  extras = decode(at > from and string.char(222, 0, byte(text, from + 2) - 1) .. rest or rest)
+  if #rest <= EXTRAS_KEPT then
+    if extras_count == EXTRAS_KNOWN then known_extras, extras_count = {}, 0 end
+    known_extras[rest], extras_count = extras, extras_count + 1
   end
-  return annex, at
+  return extras, at
 end
 
--- Return the place of the annex (its length) in a body that has one of the flags of MAY_BE_FRESH, and the place where its
--- header and run_id end. Those have the same bytes in all jobs of a run.
+-- Return the place of the extras (their length) in a body with one of the flags of MAY_BE_FRESH, and the place where its
+-- header and run_id end: all jobs of a run have the same bytes up to there.
 function Shortcut.places(text, flags_at)
   local flags, at = byte(text, flags_at), flags_at + 7
   local shared_to = at - 1
@@ -75,38 +75,38 @@ function Shortcut.places(text, flags_at)
   return at, shared_to
 end
 
--- The annex in a body, or in a static record, that has the flags at this place; nil if it has others than BOUND.
-local function annex_in(text, flags_at)
+-- Return the extras in a body or static record with the flags at this place; nil if the flags are not in LINKED.
+local function extras_in(text, flags_at)
   local flags = byte(text, flags_at)
   local at = flags_at + 7
   if flags ~= 192 then
-    if not BOUND[flags] then return nil end
+    if not LINKED[flags] then return nil end
     at = Shortcut.places(text, flags_at)
   end
-  return (annex_at(text, at + 4, at + 3 + unpack('>I4', text, at)))
+  return (extras_at(text, at + 4, at + 3 + unpack('>I4', text, at)))
 end
 
--- Return what a packed annex says, maybe without its headers. Do not change it.
-function Shortcut.annex_of_packed(packed)
-  return (annex_at(packed, 1, #packed))
+-- Return packed extras as a table, maybe without headers. Do not change it.
+function Shortcut.extras_of_packed(packed)
+  return (extras_at(packed, 1, #packed))
 end
 
-function Shortcut.annex_of_static(static)
-  return annex_in(static, STATIC_FLAGS_AT)
+function Shortcut.extras_of_static(static)
+  return extras_in(static, STATIC_FLAGS_AT)
 end
 
--- The annex in the body of a new job, if the job can go the short way into its queue.
-function Shortcut.annex_of_body(body)
-  local annex = annex_in(body, 1)
-  return annex and not annex.dp and annex or nil
+-- Return the extras in the body of a new job, if the job can take the shortcut into its queue.
+function Shortcut.extras_of_body(body)
+  local extras = extras_in(body, 1)
+  return extras and not extras.dp and extras or nil
 end
 
--- The annex in any body, or nil.
-function Shortcut.any_annex_of_body(body)
+-- Return the extras in any body, or nil.
+function Shortcut.any_extras_of_body(body)
   local flags = byte(body, 1)
-  if BOUND[flags] then return annex_in(body, 1) end
-  local packed = flags >= 64 and read_body({}, body).packed_annex
-  return packed and Shortcut.annex_of_packed(packed) or nil
+  if LINKED[flags] then return extras_in(body, 1) end
+  local packed = flags >= 64 and read_body({}, body).packed_extras
+  return packed and Shortcut.extras_of_packed(packed) or nil
 end
 
 local function is_fresh(record, letter)
@@ -119,9 +119,9 @@ end
 
 -- Groups
 
--- The cost of one that waits and may start now, its group counting it as active from here on; false: it may not.
-function Shortcut.start(annex)
-  local group, cost = Groups.of(annex.g), annex.c or 1
+-- Start a waiting job of these extras in its group's counts. Return false if it may not start now.
+function Shortcut.start(extras)
+  local group, cost = Groups.of(extras.g), extras.c or 1
   if not Groups.can_start(group, cost) then return false end
   group.w, group.cost, group.a = group.w - 1, group.cost - cost, group.a + 1
   Groups.use(2)
@@ -130,7 +130,7 @@ function Shortcut.start(annex)
   return true
 end
 
--- Reads blocked members of groups: fresh ones into Q.fresh, all others as jobs.
+-- Read blocked members of groups: fresh ones into Q.fresh, all others as jobs.
 function Shortcut.load_blocked(ids)
   local unknown, others = {}, {}
   for i = 1, #ids do
@@ -140,12 +140,12 @@ function Shortcut.load_blocked(ids)
   Q.fresh = Q.fresh or {}
   for i = 1, #unknown do
     local id, record = unknown[i], states[i]
-    local annex = record and statics[i] and is_fresh(record, BLOCKED) and annex_in(statics[i], STATIC_FLAGS_AT)
-    if annex then
+    local extras = record and statics[i] and is_fresh(record, BLOCKED) and extras_in(statics[i], STATIC_FLAGS_AT)
+    if extras then
       local number = sub(record, 37, 42)
       if number == '\0\0\0\0\0\0' then number = sub(record, 15, 20) end
       Q.fresh[id] = {
-        id = id, record = record, cost = annex.c or 1, group_member = '\2' .. number .. '1' .. id, is_fresh = true,
+        id = id, record = record, cost = extras.c or 1, group_member = '\2' .. number .. '1' .. id, is_fresh = true,
       }
     else
       others[#others + 1] = id
@@ -154,7 +154,7 @@ function Shortcut.load_blocked(ids)
   if others[1] then load(others, true) end
 end
 
--- What jobs with this header share in events of a kind. named: the header, then the length and the run_id, if there is one.
+-- Return what jobs share in events of a kind. named: the header, then the length and the run_id, if there is one.
 function Shortcut.common_of(kind, named, state)
   Q.commons = Q.commons or {}
   local commons = list_in(Q.commons, kind .. state)
@@ -167,7 +167,7 @@ function Shortcut.common_of(kind, named, state)
   return common
 end
 
--- A fresh blocked member enters waiting.
+-- Let a fresh blocked member enter waiting.
 function Shortcut.admit(group, job)
   local id, record, number = job.id, job.record, pack('>I6', draw())
   group.b, group.w, group.cost, group.is_changed = group.b - 1, group.w + 1, group.cost + job.cost, true
@@ -191,68 +191,68 @@ end
 
 -- The end
 
--- What settle will ask of the ties of jobs, read at once: groups, records of dedup keys, dependents.
-function Shortcut.read_ties(annexes)
+-- Read what settle needs about the links of jobs: groups, records of dedup keys, dependents.
+function Shortcut.read_links(extras_by_id)
   local groups, keys = {}, {}
-  for id, annex in pairs(annexes) do
-    if annex.g then groups[#groups + 1] = annex.g end
-    if annex.d then keys[#keys + 1] = annex.d end
-    if annex.dn then Flows.expect(id, annex.dn) end
+  for id, extras in pairs(extras_by_id) do
+    if extras.g then groups[#groups + 1] = extras.g end
+    if extras.d then keys[#keys + 1] = extras.d end
+    if extras.dn then Flows.expect(id, extras.dn) end
   end
   Groups.read_for(groups)
   Dedup.read_all(keys)
   Flows.read_expected()
 end
 
--- Whether the end of a job of this annex is simple: no scheduler waits for it, and it does not depend on others.
-function Shortcut.ends_simply(annex)
-  return not (annex.r or annex.dp or annex.dl)
+-- Return whether a job of these extras ends simply: no scheduler waits for it, and it has no dependencies.
+function Shortcut.ends_simply(extras)
+  return not (extras.r or extras.dp or extras.dl)
 end
 
--- An active job, which is as simple, has completed.
-function Shortcut.completed(id, inc, annex, result)
-  if annex.g then
-    local group = Groups.of(annex.g)
+-- End the links of an active job, as simple as that, which has completed.
+function Shortcut.completed(id, inc, extras, result)
+  if extras.g then
+    local group = Groups.of(extras.g)
     group.a = group.a - 1
     Groups.use(2)
     Groups.touch(group)
   end
-  if annex.dn then Flows.tell_all(annex.dn, id, 'c', result) end
-  if annex.d then Dedup.ended(inc, annex.d) end
+  if extras.dn then Flows.tell_all(extras.dn, id, 'c', result) end
+  if extras.d then Dedup.ended(inc, extras.d) end
 end
 
 -- Holds
 
--- Return an annex without the consumer's hold: {packed, longest hold that is left}.
-local function without_hold(release, annex)
-  local consumer, kept = release.consumer, release.annexes[annex]
+-- Return extras without the consumer's hold: {packed, longest hold that is left}.
+local function without_hold(release, extras)
+  local consumer, kept = release.consumer, release.cache[extras]
   if not kept then
     local copy, holds = {}, {}
-    for name, value in pairs(annex) do copy[name] = value end
-    for other, ms in pairs(annex.hd) do
+    for name, value in pairs(extras) do copy[name] = value end
+    for other, ms in pairs(extras.hd) do
       if other ~= consumer then holds[other] = ms end
     end
     copy.hd = next(holds) and holds or nil
     kept = { next(copy) and encode(copy) or '\128', Holds.longest(holds) }
-    release.annexes[annex] = kept
+    release.cache[extras] = kept
   end
   return kept
 end
 
--- Return the packed annex of a job without the consumer's hold, and the longest hold before and after; nothing if the
--- consumer does not hold the job, or if its record takes the long way. release: {consumer, annexes: what without_hold() has
--- answered in this call}. moved: the annex in the annex hash, if the job has one there.
+-- Return the packed extras of a job without the consumer's hold, and the longest hold before and after; nil if the consumer
+-- does not hold the job, or if its record takes the long way. release: {consumer, cache: the values of without_hold() in
+-- this call}. moved: the extras in the annex hash, if the job has them there.
 function Shortcut.release(release, static, moved)
   local text, from, to = moved, 1, moved and #moved
   if not moved then
-    if not BOUND[byte(static, STATIC_FLAGS_AT)] then return nil end
+    if not LINKED[byte(static, STATIC_FLAGS_AT)] then return nil end
     local at = Shortcut.places(static, STATIC_FLAGS_AT)
     text, from, to = static, at + 4, at + 3 + unpack('>I4', static, at)
   end
-  local annex, at = annex_at(text, from, to)
-  local holds = annex.hd
+  local extras, at = extras_at(text, from, to)
+  local holds = extras.hd
   if not holds or not holds[release.consumer] then return nil end
-  local kept = without_hold(release, annex)
+  local kept = without_hold(release, extras)
   local packed = kept[1]
   if at > from then -- the headers were skipped: they come first again
     local entries = byte(packed, 1) - 127

@@ -19,7 +19,7 @@ register('signal', function(keys, args)
   local memo = remembered(args[1], args[2], args[3])
   if memo then return memo end
   load({ args[4] }, true)
-  local letter = signal(found(args[4]), args[5], args[6])
+  local letter = signal(job_for(args[4]), args[5], args[6])
   remember(args[1], args[2], letter)
   close()
   return letter

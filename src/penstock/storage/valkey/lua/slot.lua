@@ -1,25 +1,25 @@
--- Queueing afresh, updating, the rerun slot, and the end of a job, which belong together: an end may queue afresh.
+-- Queueing afresh, updating, the rerun slot, and the end of a job. They belong together: an end may queue a job afresh.
 --
 -- A dispatch is a table: payload (nil: keep), header, priority, lifo, ttl (header nil: keep all four), run_at, wall_at (the
--- instant of the wall clock that run_at stands for; nil: none), rule (of run_at: always, never, if_earlier, if_later), reset, run_id, write_id, listeners. The rerun hash holds it
--- packed.
+-- instant of the wall clock that run_at stands for; nil: none), rule (of run_at: always, never, if_earlier, if_later),
+-- reset, run_id, write_id, listeners. The rerun hash stores it packed.
 
--- The id begins a new life. job.body or the parts it is made of have been set by the caller.
+-- Begin a new life of the id. The caller has set job.body, or the fields it is made of.
 local function queue_afresh(job, run_at, size)
-  drop_extras(job)
-  job.inc, job.enq, job.gone, job.annex, job.group_key, job.grip = draw(), Q.now, false, nil, nil, nil
+  drop_side_values(job)
+  job.inc, job.enq, job.gone, job.extras, job.group_key, job.slot_hold = draw(), Q.now, false, nil, nil, nil
   pristine(job)
   job.is_afresh = true
   Holds.notice(job)
   rewritten(job)
-  changed(job) -- with a state record, so in the zset: the line is for jobs that come in order
+  changed(job) -- with a state record, so in the zset: the line is for jobs in the order of their numbers
   job.run_at = run_at
-  if not (job.binds and Flows.hold_back(job)) then
+  if not (job.has_links and Flows.maybe_block(job)) then
     if run_at > Q.now then
       job.state = 's'
       if run_at >= STAGED_FROM then job.expires = 0 end
-    elseif job.binds then
-      hold_back(job)
+    elseif job.has_links then
+      maybe_block(job)
     end
   end
   local group, row = emit('enqueued', job)
@@ -27,7 +27,7 @@ local function queue_afresh(job, run_at, size)
   put(group, row, 'size', size)
 end
 
--- A pending job takes what the dispatch does not leave out, and is of its run and write from now on.
+-- Update a pending job with the fields of a dispatch. From now on it belongs to that dispatch's run and write.
 local function update(job, dispatch)
   local now = Q.now
   need_static(job)
@@ -37,7 +37,7 @@ local function update(job, dispatch)
   if dispatch.header then
     job.header, job.priority, job.lifo, job.ttl = dispatch.header, dispatch.priority, dispatch.lifo, dispatch.ttl
     job.expires = job.ttl > 0 and now + job.ttl or 0
-    if job.part then Groups.line_up_again(job) end
+    if job.group_role then Groups.reposition(job) end
   end
   if dispatch.reset then job.failures, job.stalls = 0, 0 end
   local rule, new, old = dispatch.rule, dispatch.run_at, job.run_at
@@ -45,7 +45,7 @@ local function update(job, dispatch)
   if is_taken and (job.state ~= 'b' or job.by == 'h') then
     job.run_at, job.wall_at, job.wall_run_at = new, dispatch.wall_at, new
     if job.state == 'b' then
-      -- It does not move; its time counts when its children have ended.
+      -- It stays blocked; its time counts when its children have ended.
     elseif new > now then
       schedule(job, new)
     elseif job.state == 's' then
@@ -55,7 +55,7 @@ local function update(job, dispatch)
   changed(job)
 end
 
--- A second dispatch merges into the first by its own flags. The rule goes with the time, but an always stays.
+-- Merge a second dispatch into the first, by its own flags. The rule goes with the time, but an always stays.
 local function merge(slot, dispatch)
   if dispatch.payload then slot.payload = dispatch.payload end
   if dispatch.header then
@@ -95,7 +95,7 @@ local function add_waiters(job, listeners)
   for i = 1, #listeners do add_waiter(job.id, listeners[i]) end
 end
 
--- There will be no rerun; who waited for it waits for the job itself.
+-- Drop the rerun. Its listeners wait for the job itself.
 local function give_up_slot(job)
   local slot = slot_of(job)
   if slot then
@@ -104,7 +104,7 @@ local function give_up_slot(job)
   end
 end
 
--- A job that was put back takes its slot in, as an update.
+-- Apply the rerun slot as an update to a job that was put back.
 local function absorb_slot(job)
   local slot = slot_of(job)
   if not slot then return end
@@ -113,13 +113,13 @@ local function absorb_slot(job)
   add_waiters(job, slot.listeners)
 end
 
--- A later life of the same id begins with what the user said of it, and with nothing that happened.
-local function shed_annex(job)
-  local annex = annex_of(job)
+-- Reset the extras for a later life of the id: keep what the user set, drop what happened.
+local function reset_extras(job)
+  local extras = extras_of(job)
   Steps.drop(job)
-  job.annex = { g = annex.g, c = annex.c, h = annex.h, hd = annex.hd }
-  job.packed_annex = next(job.annex) and encode(job.annex) or nil
-  job.binds = annex.g ~= nil or annex.c ~= nil or annex.hd ~= nil
+  job.extras = { g = extras.g, c = extras.c, h = extras.h, hd = extras.hd }
+  job.packed_extras = next(job.extras) and encode(job.extras) or nil
+  job.has_links = extras.g ~= nil or extras.c ~= nil or extras.hd ~= nil
 end
 
 local function requeue(job, slot)
@@ -129,11 +129,11 @@ local function requeue(job, slot)
     job.header, job.priority, job.lifo, job.ttl = slot.header, slot.priority, slot.lifo, slot.ttl
   end
   job.run_id, job.write_id = slot.run_id, slot.write_id
-  if job.binds then
+  if job.has_links then
     if job.state == 'f' then Flows.tell(job, 'r') end
-    Flows.untie(job)
+    Flows.drop_links(job)
   end
-  shed_annex(job)
+  reset_extras(job)
   local token, settled = job.token, job.settled
   queue_afresh(job, slot.run_at, #job.payload)
   job.wall_at, job.wall_run_at = slot.wall_at, slot.run_at
@@ -141,14 +141,14 @@ local function requeue(job, slot)
   add_waiters(job, slot.listeners)
 end
 
--- The record goes. Nobody need wait for the retry of a job that did not complete.
+-- Delete the record. No dependent waits any longer for the retry of a job that did not complete.
 local function forget(job)
-  if job.binds and job.state ~= 'c' then Flows.tell(job, 'r') end
+  if job.has_links and job.state ~= 'c' then Flows.tell(job, 'r') end
   gone(job)
 end
 
--- The job ends as state ('c', 'f' or 'x'). The event is emitted here, before that of a requeue. settling: under its
--- token, so that a repeated settle is recognised.
+-- End the job as state ('c', 'f' or 'x'). Emits the event before that of a requeue. settling: under its token, so that a
+-- repeated settle is recognised.
 local function finish(job, state, kind, settling)
   job.state, job.finished, job.worker = state, Q.now, ''
   if settling then job.settled = state end
@@ -157,7 +157,7 @@ local function finish(job, state, kind, settling)
   if state == 'x' then give_up_slot(job) end
   tell(job, state)
   if state == 'f' and Q.uses >= 128 then Outbox.bury(job) end
-  if job.binds then ended(job) end
+  if job.has_links then ended(job) end
   local slot = slot_of(job)
   if slot then
     drop_slot(job)
@@ -180,6 +180,6 @@ local function delete(job)
   if not ENDED[job.state] then tell(job, 'x') end
   emit('removed', job, '')
   if ENDED[job.state] then return forget(job) end
-  if job.binds then ended(job, 'r') end
+  if job.has_links then ended(job, 'r') end
   gone(job)
 end

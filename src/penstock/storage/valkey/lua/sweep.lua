@@ -1,4 +1,4 @@
--- sweep: what time brings, up to limit of each kind.
+-- sweep: runs time-based maintenance, up to limit of each kind.
 -- arguments: limit
 -- returns:   {promoted, unblocked, rescued, expired, pruned, trimmed, more, wait_ms (-1: none), slot_wait_ms (-1: none),
 --   awaiting, the clock (Clock.wall), due schedulers: name, slot, spec, and so on, 1 if the outbox is not empty}
@@ -30,38 +30,38 @@ local function rescue(job)
   emit('stalled', job)
 end
 
--- After a gap the holders of leases have had no chance to extend them. Those that ran out meanwhile go on with what was left
--- of them, and for TERM at least.
+-- Renew leases after a gap, in which their holders could not extend them. A lease that ran out in the gap gets the time it
+-- had left, and at least TERM.
 local function renew_leases()
   local c = Clock.record()
   if c.gap_from == c.gap_to then return end
-  local found, renewed = call('ZRANGEBYSCORE', K.active, '-inf', digits(c.gap_to), 'WITHSCORES'), {}
-  for i = 1, #found, 2 do
-    local left = max(tonumber(found[i + 1]) - c.gap_from, 0)
-    renewed[i], renewed[i + 1] = digits(max(c.gap_to + left, Q.now + Clock.TERM)), found[i]
+  local rows, renewed = call('ZRANGEBYSCORE', K.active, '-inf', digits(c.gap_to), 'WITHSCORES'), {}
+  for i = 1, #rows, 2 do
+    local left = max(tonumber(rows[i + 1]) - c.gap_from, 0)
+    renewed[i], renewed[i + 1] = digits(max(c.gap_to + left, Q.now + Clock.TERM)), rows[i]
   end
   if renewed[1] then send('ZADD', K.active, renewed) end
   c.gap_from, c.changed = c.gap_to, true
 end
 
--- Applies each to the first limit jobs of an index whose score is in a range: up to now, unless it is given.
+-- Apply each to the first limit jobs of an index with a score in a range: up to now, by default.
 local function each_due(part, limit, each, first, last)
   local ids = call('ZRANGEBYSCORE', K[part], first or '-inf', digits(last or Q.now), 'LIMIT', 0, limit)
   load(ids)
   for i = 1, #ids do
-    local job = found(ids[i])
+    local job = job_for(ids[i])
     if job then each(job) end
   end
   flush()
   return #ids
 end
 
--- A job before it may have taken it along: it depended on that one.
+-- Expire a job, unless the expiry of a dependency has already ended it.
 local function expire_pending(job)
   if expiring(job) then expire(job) end
 end
 
--- The first count ids of an index that nobody holds, as far as they are found among its first entries.
+-- Return the first count ids of an index that are not held, as far as they are among its first entries.
 local function first_unheld(part, count)
   local held = 'held_' .. part
   if not bit_of(Q.uses, 64) or call('ZCARD', K[held]) == 0 then return call('ZRANGE', K[part], 0, count - 1) end
@@ -83,13 +83,13 @@ local function prune_surplus(part, keep, limit)
   local ids = first_unheld(part, min(surplus, limit))
   load(ids)
   for i = 1, #ids do
-    if found(ids[i]) then forget(J[ids[i]]) end
+    if job_for(ids[i]) then forget(J[ids[i]]) end
   end
   flush()
   return #ids
 end
 
--- The same for what is to be deleted: not on the strength of one jump of the clock (Clock.lag).
+-- Apply each to jobs that are due for deletion, but not because of a single jump of the clock (Clock.lag).
 local function each_past(part, limit, each)
   local lag, edge = Clock.lag()
   local count = each_due(part, limit, each, nil, Q.now - lag)
@@ -109,8 +109,8 @@ local function prune_all(limit, settings)
     + prune_surplus('failed', settings.keep_failed, limit)
 end
 
--- The end of the first entries, if the log is longer than bytes. Its size is estimated from those entries; a log far
--- too long is cut down over several sweeps.
+-- Return the end of the first entries, if the log is longer than bytes. The size is estimated from those entries; a log that
+-- is far too long is cut over several sweeps.
 local function cut_by_bytes(bytes)
   local first = call('XRANGE', K.events, '-', '+', 'COUNT', 100)
   local size, last_seq, length = 0, 0, call('XLEN', K.events)
@@ -134,8 +134,8 @@ local function cut_by_age(age_ms)
   return cut
 end
 
--- The lowest offset that a consumer who has not expired stands at. Expired ones are forgotten.
-local function held_back()
+-- Return the lowest offset of the consumers that have not expired. Forget expired ones.
+local function lowest_held_offset()
   local held, stored = nil, call('HGETALL', K.consumers)
   for i = 1, #stored, 2 do
     local offset, expires_at = unpack('>I6I6', stored[i + 1])
@@ -148,17 +148,17 @@ local function held_back()
   return held
 end
 
--- The sequence up to which events may go: entries that end at or before it do.
+-- Return the sequence up to which events may go: entries that end at or before it are dropped.
 local function cut_of(settings)
   local cut = settings.events_count and Q.events - settings.events_count or 0
   if settings.events_age_ms then cut = max(cut, cut_by_age(settings.events_age_ms)) end
   if settings.events_bytes then cut = max(cut, cut_by_bytes(settings.events_bytes)) end
-  local held = held_back()
+  local held = lowest_held_offset()
   if held then cut = min(cut, held) end
   return max(cut, Q.events - settings.events_hard_cap)
 end
 
--- Events that went. Entries are whole: the first that reaches beyond the cut stays.
+-- Trim the log. Return how many events went. Entries are whole: the first that reaches beyond the cut stays.
 local function trim(settings)
   local cut = cut_of(settings)
   local first = call('XRANGE', K.events, '-', '+', 'COUNT', 1)[1]
@@ -193,15 +193,15 @@ end
 local function next_thing(slot_wait)
   local wait = slot_wait >= 0 and slot_wait or nil
   local parts = { 'scheduled', 'suspended', 'active', 'expiring', 'parked', 'fading', 'completed', 'failed', 'cancelled' }
-  local is_lagging = Clock.lag() > 0 -- what was to go stays for now: nobody need come for it
+  local is_lagging = Clock.lag() > 0 -- deletions are put off, so no sweep need come for them
   for i = 1, is_lagging and 6 or 9 do
-    local one = until_next(K[parts[i]], nil)
-    if one and (not wait or one < wait) then wait = one end
+    local part_wait = until_next(K[parts[i]], nil)
+    if part_wait and (not wait or part_wait < wait) then wait = part_wait end
   end
   if bit_of(Q.uses, 64) and not is_lagging then
     for _, part in ipairs(HELD) do
-      local one = until_next(K[part], wait)
-      wait = wait and min(wait, one) or one
+      local part_wait = until_next(K[part], wait)
+      wait = wait and min(wait, part_wait) or part_wait
     end
   end
   return wait or -1

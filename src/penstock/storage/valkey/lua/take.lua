@@ -1,12 +1,12 @@
--- Taking jobs: what claim, and settle after it has settled, do.
+-- Taking jobs: the work of claim, and of settle after it has settled.
 --
 -- Returns the reply {why (1: paused, 2: over budget, 3: a limit of the queue), wait_ms (-1: none), now, first token, ids,
--- static records, extras}. Leases have
--- consecutive tokens and are as they were enqueued, on their first run, unless the extras say otherwise: place,
--- token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 flags:1 [length:4 annex [signal]], and so on.
--- flags: 1 cancelling, 2 there is the data of a signal. The annex is there if it differs from that in the static record.
+-- static records, details}. Leases have consecutive tokens, and are on their first run as they were enqueued, unless the
+-- details say otherwise: place,
+-- token:6 claimed_at:6 runs:4 failures:4 stalls:4 expires_at:6 priority:6 flags:1 [length:4 extras [signal]], and so on.
+-- flags: 1 cancelling, 2 the data of a signal follows. The extras are there if they differ from those in the static record.
 
--- A block, because the library has at most 200 names at its top; these are all that others need of it.
+-- A block, because the library has at most 200 names at its top; other files need only these.
 local promote_due, until_next, take, memo_of, reply_of_memo
 
 do
@@ -14,7 +14,7 @@ do
 local PROMOTED_PER_CLAIM = 1000
 local EXPIRED_PER_CLAIM = 10000
 
--- Up to limit due jobs enter waiting. Written when it returns.
+-- Let up to limit due jobs enter waiting, and write them.
 function promote_due(limit)
   if Q.clock and Q.clock.follow > 0 then Clock.follow(limit) end
   local ids = call('ZRANGEBYSCORE', K.scheduled, '-inf', digits(Q.now), 'LIMIT', 0, limit)
@@ -22,7 +22,7 @@ function promote_due(limit)
   load(ids)
   local promoted = 0
   for i = 1, #ids do
-    local job = found(ids[i])
+    local job = job_for(ids[i])
     if job then
       enter_waiting(job)
       emit('promoted', job)
@@ -33,18 +33,18 @@ function promote_due(limit)
   return promoted
 end
 
--- The annex and the data of the signal that was received, as an extra has them.
-local function moved_annex(job)
-  local packed = packed_annex(job)
-  local signal = job.annex.sr and call('HGET', K.received, job.id)
+-- Return the extras and the data of the received signal, as details have them, and the flag.
+local function moved_extras(job)
+  local packed = packed_extras(job)
+  local signal = job.extras.sr and call('HGET', K.received, job.id)
   return pack('>I4', #packed) .. packed .. (signal or ''), signal and 2 or 0
 end
 
-local function extra_of(job)
-  local annex, flags = '', 0
-  if job.annex_moved then annex, flags = moved_annex(job) end
+local function details_of(job)
+  local extras, flags = '', 0
+  if job.extras_moved then extras, flags = moved_extras(job) end
   return pack('>I6I6I4I4I4I6i6B', job.token, job.claimed, job.runs, job.failures, job.stalls, job.expires,
-    job.priority, flags + (job.cancelling and 1 or 0)) .. annex
+    job.priority, flags + (job.cancelling and 1 or 0)) .. extras
 end
 
 function until_next(key, otherwise)
@@ -53,30 +53,30 @@ function until_next(key, otherwise)
   return at and at < STAGED_FROM and max(0, at - Q.now) or otherwise
 end
 
--- The leases made so far: what reply_of() answers, and what lease_*() add to.
+-- Return the collection of new leases, which lease_*() fill and reply_of() turns into the reply.
 local function new_leases(worker, lease_ms)
   return {
     worker = worker, lease_until = digits(Q.now + lease_ms), first_token = Q.seq + 1, n = 0,
-    ids = {}, statics = {}, extras = {}, first_runs = {}, began = pack('>I6I4', Q.now, 1),
+    ids = {}, statics = {}, details = {}, first_runs = {}, began = pack('>I6I4', Q.now, 1),
   }
 end
 
--- The tokens are not consecutive, because something was numbered in between: the reply says so.
+-- Note a token that is not consecutive, because something else drew a number in between.
 local function tell_token(leases, n, token)
-  leases.extras[#leases.extras + 1] = n
-  leases.extras[#leases.extras + 1] = pack('>I6I6I4I4I4I6i6B', token, Q.now, 1, 0, 0, 0, 0, 0)
+  leases.details[#leases.details + 1] = n
+  leases.details[#leases.details + 1] = pack('>I6I6I4I4I4I6i6B', token, Q.now, 1, 0, 0, 0, 0, 0)
 end
 
--- What jobs with this header share on their first run: the end of the state record, and columns of the event. named: the
--- header, then the length and the run_id, if there is one.
+-- Return what jobs share on their first run: the end of the state record, and columns of the event. named: the header, then
+-- the length and the run_id, if there is one.
 local function first_run(leases, named)
   local header, run_id = sub(named, 1, 6), sub(named, 9)
   local options = options_of(header)
   local owner = pack('>i6BHH', 0, #leases.worker, #header, #run_id) .. leases.worker .. header .. run_id
   local untouched = pack('>I6I6I6I6I4I4', 0, 0, 0, 0, 0, 0)
   local shared = {
-    tail = leases.began .. untouched .. '\0' .. owner, bound_tail = leases.began .. untouched .. '@' .. owner,
-    owner = '@' .. owner, -- the flag 64: it binds
+    tail = leases.began .. untouched .. '\0' .. owner, linked_tail = leases.began .. untouched .. '@' .. owner,
+    owner = '@' .. owner, -- flag 64: it has links
     common = { task = options.task, ver = options.version, st = 'active', run = 1, w = leases.worker, rid = run_id },
   }
   leases.first_runs[named] = shared
@@ -85,7 +85,8 @@ end
 
 local BEFORE_TOKEN = 'a-\0\0\0\0\0\0'
 
--- The lease and its event, of a job on its first run: a few strings, no table. birth and rest: what its state record has after the token.
+-- Lease a job on its first run, with its event: a few strings, no table. birth and rest: what its state record has after
+-- the token.
 local function lease_first(leases, id, static, shared, birth, rest, ready_at)
   local inc, enq = unpack('>I6I6', static)
   local token, n, common = Q.seq + 1, leases.n + 1, shared.common
@@ -106,56 +107,56 @@ local function lease_first(leases, id, static, shared, birth, rest, ready_at)
   return group, row
 end
 
--- Leases a job that has an annex and is fresh (shortcut.lua). False: it is not, or not to begin; then nothing was done.
+-- Lease a fresh job with extras (shortcut.lua). Return false, having done nothing, if it is not fresh or must not start.
 local function lease_fresh(leases, id, state, static)
-  local flags, annex = byte(static, 13), nil
+  local flags, extras = byte(static, 13), nil
   if flags ~= 192 and not Shortcut.MAY_BE_FRESH[flags] then return false end
   if state and not Shortcut.is_waiting(state) then return false end
   if flags >= 128 then
-    annex = Shortcut.annex_of_static(static)
-    if annex.fl and bit_of(Q.uses, Usage.BIT) and Usage.is_over('f:' .. annex.fl) then return false end
-    if annex.g and not Shortcut.start(annex) then return false end
+    extras = Shortcut.extras_of_static(static)
+    if extras.fl and bit_of(Q.uses, Usage.BIT) and Usage.is_over('f:' .. extras.fl) then return false end
+    if extras.g and not Shortcut.start(extras) then return false end
   end
   local named_to, _ = 19, nil
   if flags ~= 192 and flags ~= 64 then _, named_to = Shortcut.places(static, 13) end
   local named = sub(static, 14, named_to)
   local shared = leases.first_runs[named] or first_run(leases, named)
-  local ready_at, rest = 0, annex and shared.bound_tail or shared.tail
+  local ready_at, rest = 0, extras and shared.linked_tail or shared.tail
   if state then
     ready_at = unpack('>I6', state, 49)
     rest = leases.began .. sub(state, 37, 68) .. shared.owner
   end
   local group, row =
     lease_first(leases, id, static, shared, sub(static, 1, 12), rest, ready_at > 0 and ready_at or nil)
-  if annex and annex.g then
-    put(group, row, 'grp', annex.g)
+  if extras and extras.g then
+    put(group, row, 'grp', extras.g)
     group.has_holes = true
   end
   return true
 end
 
 local function lease_any(leases, id, job, static)
-  if job.state ~= 'w' then return false end -- a stray entry of the index
+  if job.state ~= 'w' then return false end -- the entry is not its own
   job.is_popped = true
   J[id] = job
   if is_expired(job) then
     expire(job)
     return false
   end
-  local refusal = job.binds and bit_of(Q.uses, Usage.BIT) and Usage.refusal(job)
+  local refusal = job.has_links and bit_of(Q.uses, Usage.BIT) and Usage.refusal(job)
   if refusal then
     Flows.fail(job, refusal)
     return false
   end
-  if job.binds and not Groups.start(job) then return false end
+  if job.has_links and not Groups.start(job) then return false end
   local wait = Q.now - job.ready_at
   job.state, job.token, job.runs, job.claimed = 'a', draw(), job.runs + 1, Q.now
   job.settled, job.worker, job.lease_until = '-', leases.worker, leases.lease_until
   changed(job)
   local n = leases.n + 1
   leases.n, leases.ids[n], leases.statics[n] = n, id, static
-  leases.extras[#leases.extras + 1] = n
-  leases.extras[#leases.extras + 1] = extra_of(job)
+  leases.details[#leases.details + 1] = n
+  leases.details[#leases.details + 1] = details_of(job)
   local group, row = emit('claimed', job)
   put(group, row, 'tok', job.token)
   put(group, row, 'w', job.worker)
@@ -164,19 +165,19 @@ local function lease_any(leases, id, job, static)
   return true
 end
 
--- Reads the groups of the jobs at once.
+-- Read the groups of the jobs.
 local function read_groups(statics)
   if not bit_of(Q.uses, 2) then return end
   local keys = {}
   for i = 1, #statics do
-    local annex = statics[i] and Shortcut.annex_of_static(statics[i])
-    if annex and annex.g then keys[#keys + 1] = annex.g end
+    local extras = statics[i] and Shortcut.extras_of_static(statics[i])
+    if extras and extras.g then keys[#keys + 1] = extras.g end
   end
   Groups.read_for(keys)
 end
 
--- Leases up to count jobs from the head of the line. Returns how many were popped, and how many of them had expired or
--- went back to their groups.
+-- Lease up to count jobs from the head of the line. Return how many were popped, and how many of them had expired or went
+-- back to their groups.
 local function take_head(leases, count)
   local ids, is_line, numbers = pop_waiting(count)
   local statics, states = read_many('HMGET', K.jobs, ids), {}
@@ -188,8 +189,7 @@ local function take_head(leases, count)
     local static, state = statics[i], states[i]
     if has_stale and numbers[i] and is_stale(sub(numbers[i], 1, 6), static, state) then
       Q.stale = Q.stale - 1
-    elseif static and not state and byte(static, 13) == 0 then
-      -- As it was enqueued and without flags, as most jobs are.
+    elseif static and not state and byte(static, 13) == 0 then -- as enqueued and without flags, like most jobs
       local header = sub(static, 14, 19)
       local shared = first_runs[header] or first_run(leases, header)
       lease_first(leases, ids[i], static, shared, sub(static, 1, 12), shared.tail)
@@ -203,7 +203,7 @@ local function take_head(leases, count)
 end
 
 local function reply_of(leases, wait_ms, why)
-  return { why or 0, wait_ms, Q.now, leases.first_token, leases.ids, leases.statics, leases.extras }
+  return { why or 0, wait_ms, Q.now, leases.first_token, leases.ids, leases.statics, leases.details }
 end
 
 local function take_up_to(leases, count)
@@ -222,7 +222,7 @@ local function until_due()
   return min(wait_ms, look_ms)
 end
 
--- The same where the queue has limits of its own: whoever it keeps from more is told when to come again, and wakes nobody.
+-- Take jobs where the queue has limits of its own. A worker that they hold back learns when to return, and wakes no other.
 function Groups.take(leases, count)
   local allowed = Groups.allowance(count)
   take_up_to(leases, allowed)
@@ -264,22 +264,22 @@ function take(worker, count, lease_ms)
   return reply_of(leases, until_due())
 end
 
--- What a repeated claim is answered with: leases of those tokens that are still held, found among the active.
+-- Return the answer to a repeated claim: the leases of those tokens that are still held.
 local function retaken(first_token, count, wait_ms, paused)
   local ids = call('ZRANGE', K.active, 0, -1)
   local leases = new_leases('', 0)
   local held = {}
   if count > 0 then load(ids, true) end
   for i = 1, #ids do
-    local job = found(ids[i])
+    local job = job_for(ids[i])
     if job and job.token >= first_token and job.token < first_token + count then held[#held + 1] = job end
   end
   table.sort(held, function(a, b) return a.token < b.token end)
   for n = 1, #held do
     leases.ids[n], leases.statics[n] = held[n].id, static_of(held[n])
-    leases.extras[2 * n - 1], leases.extras[2 * n] = n, extra_of(held[n])
+    leases.details[2 * n - 1], leases.details[2 * n] = n, details_of(held[n])
   end
-  return { paused, wait_ms, Q.now, first_token, leases.ids, leases.statics, leases.extras }
+  return { paused, wait_ms, Q.now, first_token, leases.ids, leases.statics, leases.details }
 end
 
 function memo_of(reply)

@@ -1,17 +1,17 @@
--- Looks at what a verb is about to write, before its first write (parts.lua).
+-- Type checks of the keys that a verb is about to write, before its first write (parts.lua).
 
--- How far seq jumps when numbers may have been lost: above all that a server could have given out by then.
+-- How far seq jumps when numbers may have been lost: more than a server could have given out by then.
 Parts.JUMP = 2 ^ 20
 
--- The log is ahead of the counters: these went back, or something else wrote to the log. Both go on behind it, in a new
--- epoch. Written by close().
+-- The log is ahead of the counters: the counters went back, or something else wrote to the log. Both continue after it, in a
+-- new epoch. close() writes this.
 function Parts.catch_up(last_id)
   local last = tonumber((string.match(last_id, '^%d+')))
   if last <= Q.events then return end
   Q.events, Q.seq, Q.is_renewed = last, Q.seq + Parts.JUMP, true
 end
 
--- A sorted set with a name of its own, once it is known to be one: before the first write of a call.
+-- Return the name of a sorted set named after something, after checking its type: before the first write of a call.
 function Parts.named(part)
   call('ZCARD', K[part])
   return part
@@ -21,19 +21,19 @@ function Parts.size_of(part)
   return call(Parts.SIZES[Parts.TYPES[part]], K[part])
 end
 
--- Whether a queue without counters has other keys: then it is not a new one, but has lost them.
+-- Return whether other keys exist. Without counters, the queue is then not new, but has lost them.
 function Parts.any_exists()
   local keys = {}
   for part in pairs(Parts.TYPES) do keys[#keys + 1] = K[part] end
   return call('EXISTS', spread(keys)) > 0
 end
 
--- Looks at the keys of a list (parts.lua), and at the end of the log.
+-- Check the keys of a list (parts.lua), and the end of the log.
 function Parts.check(list)
   Q.is_checking = true
   local zsets = {}
   for i = 1, #list.zsets do zsets[i] = K[list.zsets[i]] end
-  -- The prefix never exists: it makes the intersection empty without a look at the members.
+  -- The prefix never exists. It makes the intersection empty without reading members.
   if zsets[1] then call('ZINTERCARD', #zsets + 1, Q.prefix, spread(zsets)) end
   for i = 1, #list - 1 do Parts.size_of(list[i]) end
   Q.wake_tokens = Parts.size_of(list[#list])
@@ -42,7 +42,7 @@ function Parts.check(list)
   Q.is_checking = false
 end
 
--- The highest id that the log has had, even if its entries are gone.
+-- Return the highest id that the log has had, even if its entries are gone.
 function Parts.last_generated()
   local info = redis.pcall('XINFO', 'STREAM', K.events)
   for i = 1, #info, 2 do
@@ -51,7 +51,7 @@ function Parts.last_generated()
   return '0-0' -- the log does not exist
 end
 
--- Looks at all keys.
+-- Check all keys.
 function Parts.check_all()
   Q.is_checking = true
   for part in pairs(Parts.TYPES) do Parts.size_of(part) end
@@ -60,8 +60,8 @@ function Parts.check_all()
   Q.is_checking = false
 end
 
--- The second in which all keys were looked at stands at 1 in K. mode: that of open(). A new queue has no keys yet.
-function Parts.look(mode)
+-- Check all keys if necessary. K[1] is the second in which that was last done. mode: that of open(). A new queue has no keys.
+function Parts.check_types(mode)
   if Q.is_new then
     rawset(K, 1, Q.time[1])
   elseif mode ~= Parts.HOT or rawget(K, 1) ~= Q.time[1] then
@@ -69,7 +69,7 @@ function Parts.look(mode)
   end
 end
 
--- The key that is not of its type, if there is one.
+-- Return a text about a key of the wrong type, if there is one.
 function Parts.damaged_key()
   for part, wanted in pairs(Parts.TYPES) do
     if not pcall(Parts.size_of, part) then return K[part] .. ' is not a ' .. wanted end

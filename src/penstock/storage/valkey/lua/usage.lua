@@ -1,7 +1,7 @@
--- Usage and budgets: what jobs used, in millionths, summed by scope, and how much may be.
+-- Usage and budgets: what jobs used, in millionths, summed by scope, and how much they may use.
 --
--- A scope is '' (the queue), t:<task>, g:<group> or f:<flow>; storage/metrics.py reads it, too. A budget is
--- {micros, per_ms, base, since}: base is what the sum was when its period began, since when that was.
+-- A scope is '' (the queue), t:<task>, g:<group> or f:<flow>; storage/metrics.py reads it too. A budget is {micros, per_ms,
+-- base, since}: base is the sum at the beginning of its period, at the time since.
 
 Usage.BIT, Usage.KEPT, Usage.EXACT = 128, 30 * 24 * 3600000, 2 ^ 53
 
@@ -10,27 +10,27 @@ function Usage.key(scope)
 end
 
 function Usage.scopes(job)
-  local scopes, annex, task = { '' }, annex_of(job), options_of(job.header).task
+  local scopes, extras, task = { '' }, extras_of(job), options_of(job.header).task
   if task ~= '' then scopes[#scopes + 1] = 't:' .. task end
-  if annex.g then scopes[#scopes + 1] = 'g:' .. annex.g end
-  if annex.fl then scopes[#scopes + 1] = 'f:' .. annex.fl end
+  if extras.g then scopes[#scopes + 1] = 'g:' .. extras.g end
+  if extras.fl then scopes[#scopes + 1] = 'f:' .. extras.fl end
   return scopes
 end
 
--- All budgets: {scope, name, micros, per_ms, base, since, sum}, in order.
+-- Return all budgets: {scope, name, micros, per_ms, base, since, sum}, in order.
 function Usage.budgets()
-  local stored, found = call('HGETALL', K.budgets), {}
+  local stored, budgets = call('HGETALL', K.budgets), {}
   for i = 1, #stored, 2 do
     local scope, name = string.match(stored[i], '^(.-)%z(.*)$')
     local budget = decode(stored[i + 1])
     local sum = tonumber(call('HGET', Usage.key(scope), name) or 0)
-    found[#found + 1] = {
+    budgets[#budgets + 1] = {
       field = stored[i], scope = scope, name = name, micros = budget[1], per_ms = budget[2], base = budget[3],
       since = budget[4], sum = sum,
     }
   end
-  table.sort(found, function(a, b) return a.field < b.field end)
-  return found
+  table.sort(budgets, function(a, b) return a.field < b.field end)
+  return budgets
 end
 
 function Usage.is_past(budget)
@@ -41,7 +41,7 @@ function Usage.keep(field, micros, per_ms, base, since)
   call('HSET', K.budgets, field, encode({ micros, per_ms, base, since }))
 end
 
--- The scopes whose budgets are spent, and how long until that may change by itself (-1: never).
+-- Return the scopes whose budgets are spent, and how long until that may change by itself (-1: never).
 function Usage.read_over()
   local over = {}
   for _, budget in ipairs(Usage.budgets()) do
@@ -53,20 +53,20 @@ function Usage.read_over()
   return over
 end
 
--- Whether the budgets of a scope keep a job from beginning now, and for how long. Read once in a call.
+-- Return whether a budget of the scope keeps jobs from starting now, and for how long. Reads the budgets once per call.
 function Usage.is_over(scope)
   Q.over = Q.over or Usage.read_over()
   return Q.over[scope] ~= nil, Q.over[scope]
 end
 
--- A job of a flow that has spent its budget does not begin: the failure it ends with, packed.
+-- Return the packed failure of a job whose flow has spent its budget, so that it cannot start; else nil.
 function Usage.refusal(job)
-  local flow = annex_of(job).fl
+  local flow = extras_of(job).fl
   if not flow or not Usage.is_over('f:' .. flow) then return nil end
   return failure_of('BudgetExceeded', FAILURE_TEXTS.BudgetExceeded)
 end
 
--- Begins the periods anew that have ended. Before something is added to the sums.
+-- Begin new periods for budgets whose period has ended, before anything is added to the sums.
 function Usage.renew()
   for _, budget in ipairs(Usage.budgets()) do
     if Usage.is_past(budget) then
@@ -76,7 +76,7 @@ function Usage.renew()
   end
 end
 
--- Adds to a sum, which write() then has.
+-- Add to a sum, for write().
 function Usage.sum(scope, name, micros)
   if not Q.spent[scope] then call('HLEN', Usage.key(scope)) end -- before the first write
   local sums = list_in(Q.spent, scope)
@@ -88,7 +88,7 @@ function Usage.sum(scope, name, micros)
   sums[name] = sum
 end
 
--- Sends what was added in this call, once for each sum.
+-- Send what was added in this call, once for each sum.
 function Usage.write()
   local times = {}
   for scope, sums in pairs(Q.spent) do
@@ -100,16 +100,16 @@ function Usage.write()
   Q.spent = false
 end
 
--- Adds what a running job used to its own, and to all sums it belongs to. used: name -> millionths.
+-- Add what a running job used to its own sums, and to all others it belongs to. used: name -> millionths.
 function Usage.add(job, used, text)
   if not Q.spent then
     if call('HLEN', K.budgets) > 0 then Usage.renew() end
     Q.spent = {}
   end
-  local annex = annex_of(job)
-  annex.u = annex.u or {}
-  for name, micros in pairs(used) do annex.u[name] = (annex.u[name] or 0) + micros end
-  keep_annex(job)
+  local extras = extras_of(job)
+  extras.u = extras.u or {}
+  for name, micros in pairs(used) do extras.u[name] = (extras.u[name] or 0) + micros end
+  extras_changed(job)
   for _, scope in ipairs(Usage.scopes(job)) do
     for name, micros in pairs(used) do Usage.sum(scope, name, micros) end
   end
@@ -118,7 +118,7 @@ function Usage.add(job, used, text)
   put(group, row, 'data', text)
 end
 
--- Forgets sums that nothing was added to for long; all of them, if now is given.
+-- Forget sums that were not used for long; all of them, if now is given.
 function Usage.forget(now)
   for _, scope in ipairs(call('ZRANGEBYSCORE', K.spent, '-inf', digits(now or Q.now - Clock.lag() - Usage.KEPT))) do
     call('UNLINK', Usage.key(scope))

@@ -1,27 +1,27 @@
--- Waiters: listeners that are told of a job's end, and the news they get.
+-- Waiters: listeners that are notified of a job's end, and the news they receive.
 --
 -- news   state:1 fetch:1 inc:6 id_length:2 result_length+1:4 failure_length+1:4 id result failure
---        (a length field of 0: there is none; fetch is '1' if the result is too long to be sent along)
+--        (a length field of 0: absent; fetch is '1' if the result is too long to send along)
 
 local NEWS_RESULT = 65536
 
--- Reads the waiters of many ids at once; without it waiters_of() would ask for each.
+-- Read the waiters of many ids; without it, waiters_of() would ask for each.
 local function read_waiters(ids)
   if Q.waiters == 0 or not ids[1] then return end
-  local found = read_many('HMGET', K.waiters, ids)
+  local stored = read_many('HMGET', K.waiters, ids)
   for i = 1, #ids do
-    if Q.listening[ids[i]] == nil then Q.listening[ids[i]] = found[i] and decode(found[i]) or false end
+    if Q.listening[ids[i]] == nil then Q.listening[ids[i]] = stored[i] and decode(stored[i]) or false end
   end
 end
 
 local function waiters_of(id)
-  local known = Q.listening[id]
-  if known == nil and Q.waiters > 0 then
-    local found = call('HGET', K.waiters, id)
-    known = found and decode(found) or false
-    Q.listening[id] = known
+  local listeners = Q.listening[id]
+  if listeners == nil and Q.waiters > 0 then
+    local stored = call('HGET', K.waiters, id)
+    listeners = stored and decode(stored) or false
+    Q.listening[id] = listeners
   end
-  return known or nil
+  return listeners or nil
 end
 
 local function add_waiter(id, listener)
@@ -53,7 +53,7 @@ local function news_of(job, state)
     .. job.id .. (result or '') .. (failure or '')
 end
 
--- Tells every waiter of the job that it ended as state, and forgets them.
+-- Notify every waiter that the job ended as state, and forget them.
 local function tell(job, state)
   local listeners = waiters_of(job.id)
   if not listeners then return end
@@ -77,7 +77,7 @@ end
 local function send_news()
   for listener, list in pairs(Q.news) do
     local key = Q.prefix .. ':news:' .. listener
-    if not pcall(send, 'RPUSH', key, list) then -- of another type, and short-lived anyway
+    if not pcall(send, 'RPUSH', key, list) then -- of another type, and short-lived in any case
       call('UNLINK', key)
       send('RPUSH', key, list)
     end

@@ -1,8 +1,8 @@
--- Walking an index in bounded steps: cursors, and what bulk verbs do to each job.
+-- Walking an index in bounded steps: cursors, and the steps of bulk verbs.
 --
--- A place is a score and a member; it stays good when the member is gone.
+-- A place is a score and a member; it stays valid when the member is gone.
 
--- How many members stand before or at the place.
+-- Return how many members are before or at the place.
 local function rank_after(key, score, member)
   local rank = call('ZRANK', key, member)
   if rank and tonumber(call('ZSCORE', key, member)) == tonumber(score) then return rank + 1 end
@@ -15,7 +15,7 @@ local function rank_after(key, score, member)
   return low
 end
 
--- How many members stand before the place.
+-- Return how many members are before the place.
 local function rank_before(key, score, member)
   local rank = rank_after(key, score, member)
   return call('ZSCORE', key, member) and rank - 1 or rank
@@ -25,8 +25,8 @@ local function id_of(part, member)
   return part == 'waiting' and sub(member, 9) or member
 end
 
--- Up to limit members of an index after a place ('' for score: from its beginning), or before it in reverse, and
--- their scores.
+-- Return up to limit members of an index after a place ('' for score: from the start), or before it in reverse, and their
+-- scores.
 local function members_after(part, score, member, limit, reverse)
   local key, start = K[part], 0
   if score ~= '' then
@@ -49,8 +49,8 @@ local function members_after(part, score, member, limit, reverse)
   return members, scores
 end
 
--- Up to limit jobs of an index after a place, and the place to go on from: {score, member}, nothing at the end. The
--- third value is how many entries were looked at.
+-- Return up to limit jobs of an index after a place, the place to go on from ({score, member}, empty at the end), and how
+-- many entries were read.
 local function step(part, score, member, limit, with_static)
   local members, scores = members_after(part, score, member, limit + 1, false)
   local count = min(#members, limit)
@@ -58,13 +58,13 @@ local function step(part, score, member, limit, with_static)
   for i = 1, count do ids[i] = id_of(part, members[i]) end
   load(ids, with_static)
   for i = 1, count do
-    if found(ids[i]) then jobs[#jobs + 1] = J[ids[i]] end
+    if job_for(ids[i]) then jobs[#jobs + 1] = J[ids[i]] end
   end
   return jobs, #members > limit and { scores[count], members[count] } or {}, count
 end
 
--- What a bulk verb touches: only what was there when it began. A job that came back since has a newer token, number or
--- end. The bound is {seq, now} of the first call, which is the one whose arguments are empty.
+-- Return the bound of a bulk verb: it touches only jobs that existed when it began. A job that came back since has a newer
+-- token, number or end. The bound is {seq, now} of the first call, which passes no bound.
 local function bound_of(seq, now)
   if seq == '' then return Q.seq, Q.now end
   return tonumber(seq), tonumber(now)

@@ -1,7 +1,7 @@
 -- watch: registers a listener for the ends of jobs.
 -- arguments: listener, then ids
--- returns:   per id the news (waiters.lua) if it has ended, else ''
--- refuses:   NOTFOUND with the id, if one has no record, or is past its time; nothing is watched then
+-- returns:   per id the news (waiters.lua) if the job has ended, else ''
+-- refuses:   NOTFOUND with the id of a job that has no record, or is past its time; nothing is watched then
 -- events:    none
 
 register('watch', function(keys, args)
@@ -10,11 +10,11 @@ register('watch', function(keys, args)
   for i = 2, #args do ids[i - 1] = args[i] end
   load(ids)
   for i = 1, #ids do
-    local job = found(ids[i])
+    local job = job_for(ids[i])
     if not job or is_over(job) then refuse('NOTFOUND', ids[i]) end
   end
   for i = 1, #ids do
-    local job = found(ids[i])
+    local job = job_for(ids[i])
     if ENDED[job.state] then
       answers[i] = news_of(job, job.state)
     else
