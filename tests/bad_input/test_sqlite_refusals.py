@@ -58,7 +58,7 @@ async def test_a_read_only_file_is_refused_and_left_as_it_is() -> None:
     ("content", "words"),
     [
         (b"a letter to my aunt\n" * 100, ("is not a SQLite database", "Check the URL")),
-        (None, ("a database of something else", "a file of its own")),
+        (None, ("the database of another program", "another file for Penstock")),
     ],
     ids=["no database", "another's database"],
 )

@@ -280,5 +280,5 @@ class Steps(Ties, Grouping):
 
 
 def _shed(record: Record) -> Extras | None:
-    extras = record.extras.shed() if record.extras else EMPTY_EXTRAS
+    extras = record.extras.for_new_incarnation() if record.extras else EMPTY_EXTRAS
     return None if extras == EMPTY_EXTRAS else extras

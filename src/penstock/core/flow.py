@@ -47,10 +47,10 @@ def woven(
     for queue, job in nodes:
         for dependency in job.after:
             dependents[dependency.queue, dependency.id].append(Dependent(queue, job.id, flow))
-    return [Node(queue, _tied(job, flow, dependents.get((queue, job.id)))) for queue, job in nodes]
+    return [Node(queue, _linked(job, flow, dependents.get((queue, job.id)))) for queue, job in nodes]
 
 
-def _tied(job: NewJob, flow: str, dependents: list[Dependent] | None) -> NewJob:
+def _linked(job: NewJob, flow: str, dependents: list[Dependent] | None) -> NewJob:
     extras = msgspec.structs.replace(
         job.extras or EMPTY_EXTRAS, flow=flow, dependents=dependents, has_dependencies=bool(job.after)
     )
@@ -64,7 +64,7 @@ UNKNOWN_DEPENDENCY: Final = (
 )
 
 
-def blame(queue: str, id: str, state: DependencyState, failure: Failure | None) -> Failure:
+def failure_from(queue: str, id: str, state: DependencyState, failure: Failure | None) -> Failure:
     """Return the failure of a job whose dependency ended like this. Along a chain, the first cause stays."""
     if failure is not None and failure.type == "DependencyFailed":
         return failure

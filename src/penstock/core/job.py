@@ -113,7 +113,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
             or self.passes != ""
         )
 
-    def shed(self) -> Extras:
+    def for_new_incarnation(self) -> Extras:
         """Return the extras with which a new incarnation of the id starts: the user's fields only."""
         return Extras(group=self.group, cost=self.cost, headers=self.headers, holds=self.holds)
 
@@ -324,11 +324,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.extras.unknown_run == self.runs
 
 
-# Staged jobs: a write enqueues them, and its completion releases them, its failure discards them.
+# Staged jobs: a write enqueues them, releases them when it completes, and discards them when it fails.
 #
-# A staged job is scheduled for a time later than all others that belongs to its write alone. So it needs no
-# state and no index of its own, and maintenance never reaches it. These times stay below 2**48, the limit
-# of records, and below the year 10000, the limit of ``datetime``.
+# A staged job is scheduled for a time that belongs to its write alone, later than all other times. So it
+# needs neither a state nor an index of its own, and maintenance never reaches it. These times stay below
+# 2**48, the limit of records, and below the year 10000, the limit of ``datetime``.
 
 
 STAGED_FROM_MS: Final = 2**47

@@ -72,7 +72,7 @@ async def test_a_database_of_something_else_is_refused(opened: Opener, path: Pat
         sql.execute("CREATE TABLE theirs (a)")
     sql.close()
 
-    with pytest.raises(StorageVersion, match="something else"):
+    with pytest.raises(StorageVersion, match="the database of another program"):
         await opened()
 
 

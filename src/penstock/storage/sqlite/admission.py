@@ -114,7 +114,7 @@ def next_look(unit: Unit) -> int | None:
     return at
 
 
-def look_again(unit: Unit, *, limit: int) -> int:
+def fill_due(unit: Unit, *, limit: int) -> int:
     """Fill the groups that are due. Return their number, at most ``limit``."""
     if not unit.queue.uses & USES_GROUPS:
         return 0
@@ -139,7 +139,7 @@ def sweep_groups(unit: Unit, *, limit: int) -> int:
         _sweep_queue(unit)
     if not unit.queue.uses & USES_GROUPS:
         return 0
-    seen = look_again(unit, limit=limit)
+    seen = fill_due(unit, limit=limit)
     if unit.queue.regroup:
         fill_from(unit, unit.queue.regroup, limit=limit)
     seen = max(seen, _touch_all(unit, "over", unit.now_ms, limit))

@@ -23,7 +23,7 @@ def _rows(unit: Unit) -> list[KeptBudget]:
     return [KeptBudget(*row) for row in unit.sql.execute(_sql["budgets"], (unit.queue.key,))]
 
 
-def look(unit: Unit, scope: str = "") -> Spent:
+def check_budgets(unit: Unit, scope: str = "") -> Spent:
     """Return whether the budgets of a scope are spent."""
     over, waits = False, list[int]()
     for row in _rows(unit):

@@ -14,7 +14,7 @@ from penstock.core.lifecycle import EventType
 from penstock.core.outcome import FAILURE_TEXTS, Failure
 from penstock.storage.metrics import flow_scope
 from penstock.storage.sqlite import admission, groups, schedules
-from penstock.storage.sqlite.budgets import look
+from penstock.storage.sqlite.budgets import check_budgets
 from penstock.storage.sqlite.records import (
     ACTIVE,
     FAILED,
@@ -48,11 +48,11 @@ def claim(unit: Unit, take: Take) -> Claimed:
     if unit.queue.paused:
         return Claimed([], None, paused=True)
     if unit.queue.has_budgets:
-        spent = look(unit)
+        spent = check_budgets(unit)
         if spent.over:
             return Claimed([], spent.wait_ms, over_budget=True)
     promote_due(unit, limit=_PROMOTED_PER_CLAIM)
-    admission.look_again(unit, limit=_GROUPS_PER_CLAIM)
+    admission.fill_due(unit, limit=_GROUPS_PER_CLAIM)
     allowed, _ = admission.allowance(unit, take.count)
     leases = _take(unit, take, allowed)
     if unit.queue.uses & groups.USES_LIMITS and leases:
@@ -166,7 +166,9 @@ def _lease_members(unit: Unit, take: Take, jobs: list[_Ready]) -> list[Lease]:
     allowed: list[_Ready] = []
     for job in jobs:
         extras = as_extras(job.packed_extras) or EMPTY_EXTRAS
-        is_over = bool(unit.queue.has_budgets and extras.flow and look(unit, flow_scope(extras.flow)).over)
+        is_over = bool(
+            unit.queue.has_budgets and extras.flow and check_budgets(unit, flow_scope(extras.flow)).over
+        )
         if not is_over and (not extras.group or groups.start(unit, extras.group, extras.cost)):
             allowed.append(job)
             continue

@@ -116,7 +116,7 @@ def put_or_tell(unit: Unit, job: NewJob, to_come: frozenset[tuple[str, str]]) ->
 
 
 def put(unit: Unit, job: NewJob, to_come: frozenset[tuple[str, str]] = frozenset()) -> Enqueued:
-    """Enqueue a job. A missing dependency notifies it. Flows do not use dedup keys."""
+    """Enqueue a job whose dependencies may be missing: those count as removed. Flows do not use dedup keys."""
     if job.staged:
         check_staged(job)
     unit.queue.used = 1

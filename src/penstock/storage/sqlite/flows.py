@@ -16,7 +16,7 @@ from penstock.core.flow import (
     UNKNOWN_DEPENDENCY,
     DependencyRecord,
     DependencyState,
-    blame,
+    failure_from,
     not_found,
 )
 from penstock.core.job import Dependency, Dependent, NewJob
@@ -98,7 +98,7 @@ def _link_all(unit: Unit, after: Iterable[Dependency], dependent: Dependent) -> 
     unit.linking_id = ""
 
 
-def look_again(unit: Unit, record: Record) -> None:
+def await_again(unit: Unit, record: Record) -> None:
     """At a retry, wait again for dependencies that ended without success."""
     where = (unit.queue.key, record.id)
     rows = unit.sql.execute(_sql["unfinished"], where).fetchall()
@@ -110,7 +110,7 @@ def look_again(unit: Unit, record: Record) -> None:
     _link_all(unit, after, Dependent(unit.queue.name, record.id, _parent(unit, record.id)[0]))
 
 
-def to_look_at_again(unit: Unit, record: Record) -> list[str]:
+def to_await_again(unit: Unit, record: Record) -> list[str]:
     """Return the ids of this queue that a retry of the job waits for again, in order."""
     rows = unit.sql.execute(_sql["unfinished"], (unit.queue.key, record.id))
     return [id_ for _, queue, id_, _ in rows if queue == unit.queue.name]
@@ -159,7 +159,7 @@ def _cause(unit: Unit, record: Record) -> Failure | None:
         return None
     row = unit.sql.execute(_sql["by_number"], (unit.queue.key, record.id, number)).fetchone()
     queue, id_, _, state, _, failure = row
-    return blame(queue, id_, state, unpack_failure(failure))
+    return failure_from(queue, id_, state, unpack_failure(failure))
 
 
 def _parent(unit: Unit, id_: str) -> tuple[str, int, int, int]:

@@ -145,7 +145,7 @@ def retry_in_order(unit: Unit, record: Record, is_included: Callable[[Record], b
                 retried[top.id] = top
             continue
         opened.add(top.id)
-        awaited = unit.find(flows.to_look_at_again(unit, top)).values()
+        awaited = unit.find(flows.to_await_again(unit, top)).values()
         stack += [
             job
             for job in reversed(awaited)
@@ -164,7 +164,7 @@ def _retry(unit: Unit, record: Record) -> None:
     record.expires_at = unit.now_ms + record.ttl_ms if record.ttl_ms else 0
     is_parent = flows.is_parent(record)
     if is_parent:
-        flows.look_again(unit, record)
+        flows.await_again(unit, record)
     enter_waiting(unit, record)
     unit.note(_RETRIED, record, run=record.runs)
     if is_parent:

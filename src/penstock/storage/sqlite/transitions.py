@@ -339,7 +339,7 @@ def _rerun(unit: Unit, record: Record, slot: Slot) -> None:
         if record.state == FAILED:
             unit.links.removed(unit, record)
         unit.links.forget(unit, [record.id])
-    record.extras = record.extras.shed()
+    record.extras = record.extras.for_new_incarnation()
     _clear(unit, record)
     _queue(unit, record, run_at=_due_of(unit, slot), wall_at=slot.wall_at, lifo=lifo)
     for listener in slot.listeners:

@@ -118,7 +118,7 @@ class Unit:
         self._touched: dict[str, Record] = {}
         self._interned: tuple[Options | None, tuple[int, bytes]] = (None, (0, b""))
         self._ended: dict[int, Finished] = {}
-        self._told: list[tuple[str, Finished]] = []
+        self._news: list[tuple[str, Finished]] = []
         self._listeners: list[tuple[Record, str]] = []
         self._without_log: list[int] = []
         self._without_signals: list[int] = []
@@ -161,7 +161,7 @@ class Unit:
     def tell_of(self, key: int, news: Finished, *, also: Sequence[str] = ()) -> None:
         """Notify the waiters of the job with this key (0: none), and the listeners ``also``."""
         self._ended[key] = news
-        self._told.extend((listener, news) for listener in also)
+        self._news.extend((listener, news) for listener in also)
 
     def awaited(self, keys: list[int]) -> set[int]:
         """Return the keys of those jobs that have waiters."""
@@ -272,7 +272,7 @@ class Unit:
         if any(state == SCHEDULED for _, state in moves):
             self._wake_if_sooner([record.run_at for record in (*new, *changed) if record.state == SCHEDULED])
         self._add_listeners()
-        self._ended, self._told, self._listeners = {}, [], []
+        self._ended, self._news, self._listeners = {}, [], []
         self._without_log, self._without_signals = [], []
         self._known, self._touched = {}, {}
 
@@ -333,12 +333,12 @@ class Unit:
         listed = (_json.encode(list(self._ended)).decode(),)
         waiters = self.sql.execute(_news_sql["waiters_of"], listed).fetchall()
         if waiters:
-            self._told.extend((listener, self._ended[job]) for job, listener in waiters)
+            self._news.extend((listener, self._ended[job]) for job, listener in waiters)
             self.sql.execute(_sql["delete_waiters"], listed)
-        if self._told:
+        if self._news:
             # Wall time: a listener's minute is not the queue's, which tests move.
             at_ms = wall_ms()
-            unique = dict.fromkeys(self._told)  # A listener may wait for both the run and its rerun.
+            unique = dict.fromkeys(self._news)  # A listener may wait for both the run and its rerun.
             rows = [(self.queue.key, listener, at_ms, _pack_news(news)) for listener, news in unique]
             self.sql.executemany(_news_sql["publish"], rows)
             self.wakes.add("n")
