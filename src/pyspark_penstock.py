@@ -1,4 +1,4 @@
-"""Found by Spark by its name: makes the format ``penstock`` known in every session that has Penstock installed."""
+"""Spark plugin. Spark imports ``pyspark_*`` modules at startup, which registers the format ``penstock``."""
 
 from penstock.spark.source import PenstockSource as DefaultSource
 

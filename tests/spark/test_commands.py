@@ -113,7 +113,7 @@ def test_json_lines_go_in_and_come_out_and_are_the_memory(command: Command, tmp_
 
     lines.write_text('{"k": 1, "n": 1}\n')
     command(*process, code=2)
-    assert "has the key 'k' as string, and the table as bigint" in command.said
+    assert "has the key 'k' as string, but the table has it as bigint" in command.said
 
 
 def test_tables_of_the_catalog_go_in_and_come_out_and_a_cost_cap_has_a_code_of_its_own(
@@ -136,11 +136,11 @@ def test_what_cannot_be_is_refused_in_one_line(command: Command, tmp_path: Path)
     (tmp_path / "torn.json").write_text('[\n{"user_id": 1,\n "name": "ada"}\n]\n')
     score = ["--task", f"{TASKS}:score", "--key", "user_id"]
     refusals: list[tuple[int, str, list[str]]] = [
-        (2, "'user_id' is to be bigint, and 1 rows have something else", ["./users.csv", "./out", *score]),
+        (2, "'user_id' must be bigint, but 1 rows have other values", ["./users.csv", "./out", *score]),
         (3, "/nothing.csv", ["./nothing.csv", "./out", *score]),
         (2, "--in-option multiLine=true", ["./torn.json", "./out", *score]),
         (2, "cannot be CSV", ["./users.csv", "./out.csv", *score]),
-        (2, "a copy can be .csv", ["./users.csv", "./out", *score, "--export", "out.xlsx"]),
+        (2, "the extension must be .csv", ["./users.csv", "./out", *score, "--export", "out.xlsx"]),
         (2, "no column 'id'", ["./good.csv", "./out", "--task", f"{TASKS}:score", "--key", "id"]),
         (3, "has no task", ["./users.csv", "./out", "--task", f"{TASKS}:nothing", "--key", "user_id"]),
         (3, "module 'nothing'", ["./users.csv", "./out", "--task", "nothing:at_all", "--key", "user_id"]),
@@ -228,7 +228,7 @@ def test_every_option_of_a_run_reaches_it(
     )
     assert command.json(*process, "--dry-run", "--on-change", "keep")["plan"]["todo"] == 0
     command(*process, "--on-change", "error", code=2)
-    assert "were done before with another payload" in command.said
+    assert "have results for another payload" in command.said
 
     process[3:4] = [f"table:{database}.scores", "--scratch", "./scratch"]
     done = command.json(*process, "--out-format", "parquet", "--workers", "1", "--limit", "2")

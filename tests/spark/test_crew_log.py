@@ -31,7 +31,7 @@ def test_a_failed_row_is_not_printed_because_it_comes_back_as_a_row(tmp_path: Pa
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PENSTOCK_CREW": url},
+        env={**os.environ, "PENSTOCK_LOCAL_WORKER": url},
     )
     try:
         deadline = time.monotonic() + 60

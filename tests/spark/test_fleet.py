@@ -15,7 +15,7 @@ from penstock import App, InvalidOption, StorageError
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.spark import executors
-from penstock.spark.driver_lease import LEASE_MS, Charge
+from penstock.spark.driver_lease import LEASE_MS, LeaseCheck
 from penstock.spark.errors import FleetFailed
 from penstock.spark.executor_task import Assignment, work
 from penstock.spark.executors import FLEETS, _FleetJob
@@ -97,7 +97,7 @@ def test_a_worker_ends_when_nobody_holds_its_fleet_any_more(url: str) -> None:
     assignment = Assignment(
         app="tests.spark.fleet_tasks:app",
         modules=[],
-        charge=Charge(url, FLEETS, lease.id, lease.token),
+        lease_check=LeaseCheck(url, FLEETS, lease.id, lease.token),
         options={"queues": ["rows"], "burst": False},
     )
     executor = threading.Thread(target=lambda: list(work(assignment)(iter(()))))
@@ -120,9 +120,9 @@ def test_a_fleet_that_has_lost_its_job_says_so(spark: SparkSession, url: str, un
     assert first.result("60s") == 49
     fleet.check()
     ask(url, lambda storage: storage.shift_clock(FLEETS, LEASE_MS + 1000))
-    with pytest.raises(FleetFailed, match="taken for dead"):
+    with pytest.raises(FleetFailed, match="lost its lease"):
         fleet.wait("60s")
-    with pytest.raises(FleetFailed, match="taken for dead"):
+    with pytest.raises(FleetFailed, match="lost its lease"):
         fleet.check()
 
 
@@ -141,10 +141,10 @@ def test_a_fleet_is_started_again_when_a_task_has_died_too_often(
 def test_a_fleet_is_not_started_for_ever(
     spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executors, "_MOST_STARTS", 1)
+    monkeypatch.setattr(executors, "_MAX_STARTS", 1)
     (tmp_path / "deaths").mkdir()
     die_often.sync.enqueue(str(tmp_path / "deaths"), 4)
-    with pytest.raises(FleetFailed, match=r"^fleet .* given up .* Job aborted"):
+    with pytest.raises(FleetFailed, match=r"^Spark gave up fleet .* Job aborted"):
         ps.fleet(spark, app, size=1, queues=["mixed"], lease="1s").wait("100s")
 
 
@@ -152,7 +152,7 @@ def test_a_fleet_is_not_started_for_ever(
 def test_a_fleet_that_does_not_stop_is_interrupted_and_has_not_failed(
     spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executors, "_EXTRA_S", 1.0)
+    monkeypatch.setattr(executors, "_STOP_MARGIN_S", 1.0)
     monkeypatch.setattr(executors, "work", lambda assignment: oversleep)
     fleet = ps.fleet(spark, app, size=1, queues=["rows"], until_drained=False, grace="0s")
     wait_until(lambda: bool(spark.sparkContext.statusTracker().getActiveJobsIds()))
@@ -212,7 +212,7 @@ def test_a_run_whose_fleet_has_lost_its_job_ends(spark: SparkSession, url: str, 
 
     loser = threading.Thread(target=lose)
     loser.start()
-    with pytest.raises(FleetFailed, match="taken for dead"):
+    with pytest.raises(FleetFailed, match="lost its lease"):
         ps.process(
             spark.range(4).selectExpr("id AS n"),
             square,

@@ -102,11 +102,11 @@ def test_queues_are_chosen_by_name_or_pattern(spark: SparkSession, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"path": "history#1"}, "a name with # in it"),
+        ({"path": "history#1"}, "does not support names with #"),
         ({"path": "histories[1]"}, "a pattern for several folders"),
-        ({"queues": ["mail"], "pattern": "m.*"}, "both queues and pattern"),
+        ({"queues": ["mail"], "pattern": "m.*"}, "queues or pattern, not both"),
         ({"pattern": "("}, "not a valid regular expression"),
-        ({"max_events": 0}, "at least 1"),
+        ({"max_events": 0}, "max_events must be >= 1, got 0"),
         ({"url": "memory://"}, "in the memory of this process"),
     ],
 )

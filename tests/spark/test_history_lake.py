@@ -23,7 +23,7 @@ from penstock.spark.delta import Conflict, Table, open_folder
 from penstock.spark.history.bronze import bronze_state
 from penstock.spark.history.folder import open_history
 from penstock.spark.history.measures import bucket_of, percentile_rows
-from penstock.spark.history.ranged import cuts_of, owners_of
+from penstock.spark.history.ranged import file_bounds, owners_of
 from tests.spark.busywork import happen
 from tests.spark.objectstore import object_store
 
@@ -102,7 +102,7 @@ def test_a_history_in_an_object_store_equals_one_on_disk(spark: SparkSession, tm
 def test_a_store_that_ignores_conditional_puts_is_refused(tmp_path: Path) -> None:
     with object_store(is_careless=True) as options:
         table = Table(open_folder("s3://bucket/history", options), SCHEMA, ranged="at")
-        with pytest.raises(InvalidOption, match="does not honour conditional puts"):
+        with pytest.raises(InvalidOption, match="does not support conditional puts"):
             table.create()
 
 
@@ -148,8 +148,8 @@ def test_tables_that_were_deleted_are_made_again(spark: SparkSession, tmp_path: 
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 10))
 def test_files_are_full_in_order_and_never_share_an_instant(instants: list[int], per_file: int) -> None:
     ordered = np.array(sorted(instants), np.int64)
-    cuts = list(cuts_of(ordered, per_file))
-    files = [ordered[start:end].tolist() for start, end in cuts]
+    bounds = list(file_bounds(ordered, per_file))
+    files = [ordered[start:end].tolist() for start, end in bounds]
     assert [value for file in files for value in file] == ordered.tolist()
     for one, other in pairwise(files):
         assert one[-1] < other[0]

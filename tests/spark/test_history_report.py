@@ -224,5 +224,5 @@ def test_a_history_without_gold_has_no_page(spark: SparkSession, tmp_path: Path)
 
 
 def test_a_time_that_is_none_is_refused(told: Told) -> None:
-    with pytest.raises(InvalidOption, match="since='soon' is not a time"):
+    with pytest.raises(InvalidOption, match="since must be an ISO 8601 time"):
         history.report(told.folder, told.page.with_name("soon.html"), since="soon")

@@ -62,13 +62,13 @@ def die(*_: Any) -> None:
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
     """Between the copy and the free."""
-    real = archiving._Move.finish
+    real = archiving._Transfer.finish
 
     def finish(self: Any) -> tuple[int, int]:
         act()
         return real(self)
 
-    monkeypatch.setattr(archiving._Move, "finish", finish)
+    monkeypatch.setattr(archiving._Transfer, "finish", finish)
 
 
 def test_finished_jobs_move_into_a_table_but_for_those_that_change_meanwhile(
@@ -117,7 +117,7 @@ def test_an_archive_that_is_killed_loses_nothing_and_copies_nothing_twice(
 
     # The journal is written, and nothing freed.
     with monkeypatch.context() as patch:
-        patch.setattr(archiving._Move, "_compared", die)
+        patch.setattr(archiving._Transfer, "_count_verdicts", die)
         with pytest.raises(Killed):
             ps.archive(spark, url, "mail", output, older_than=0)
     assert ask(url, lambda storage: storage.counts("mail")).completed == 6
@@ -156,7 +156,7 @@ def test_a_torn_row_that_a_killed_archive_has_left_is_copied_anew(
     output = tmp_path / "kept"
 
     with monkeypatch.context() as patch:
-        patch.setattr(archiving._Move, "_compared", die)
+        patch.setattr(archiving._Transfer, "_count_verdicts", die)
         with pytest.raises(Killed):
             ps.archive(spark, url, "mail", output, older_than=0)
     (journal,) = (str(path) for path in (output / "_penstock_archive").glob("*/*"))
@@ -179,8 +179,8 @@ def test_a_torn_row_that_a_killed_archive_has_left_is_copied_anew(
 @pytest.mark.parametrize(
     ("place", "step", "is_other_killed"),
     [
-        (archiving._Move, "begin", False),
-        (archiving._Move, "finish", False),
+        (archiving._Transfer, "begin", False),
+        (archiving._Transfer, "finish", False),
         (ArchiveTable, "append", False),
         (ArchiveTable, "append", True),
         (publishing, "_link", False),
@@ -230,15 +230,15 @@ def test_what_cannot_be_archived_is_refused_and_what_was_not_copied_well_is_not_
     fill(url, "mail", completed=2)
     with pytest.raises(InvalidOption, match="only finished jobs"):
         ps.archive(spark, url, "mail", tmp_path / "kept", states=["waiting"])
-    with pytest.raises(InvalidOption, match="Give scratch"):
+    with pytest.raises(InvalidOption, match="Set scratch"):
         ps.archive(spark, url, "mail", "table:warehouse.kept")
     spark.range(1).write.parquet(str(tmp_path / "other"))
-    with pytest.raises(InvalidInput, match="holds something else"):
+    with pytest.raises(InvalidInput, match="is not a table of archived jobs"):
         ps.archive(spark, url, "mail", tmp_path / "other")
     young = ps.archive(spark, url, "mail", tmp_path / "kept", older_than="1h")
     assert (young.archived, young.kept) == (0, 0)
-    monkeypatch.setattr(archiving._Move, "_compared", lambda *_: {"same": 1, "torn": 1})
-    with pytest.raises(ArchiveTorn, match="Nothing was freed"):
+    monkeypatch.setattr(archiving._Transfer, "_count_verdicts", lambda *_: {"same": 1, "torn": 1})
+    with pytest.raises(ArchiveTorn, match="removed and archived nothing"):
         ps.archive(spark, url, "mail", tmp_path / "kept", older_than=0)
     assert ask(url, lambda storage: storage.counts("mail")).completed == 2
 

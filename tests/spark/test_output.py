@@ -83,10 +83,10 @@ def test_what_cannot_be_processed_is_told_in_plain_words(
         (table, numbers, {}, r"task must be a task of an app.*got numbers.*Decorate"),
         (table, 5, {}, "task must be a task of an app.*got 5"),
         ([("k1", 1)], tasks.double, {}, "must be a Spark, pandas, Polars or Arrow table, got list"),
-        (stream, tasks.double, {"limit": 1}, "limit and since are not for streams"),
-        (table, tasks.double, {"every": "1m"}, "every and checkpoint are for streams"),
+        (stream, tasks.double, {"limit": 1}, "limit and since do not apply to streams"),
+        (table, tasks.double, {"every": "1m"}, "every and checkpoint apply only to streams"),
         (table, tasks.double, {"since": "nobody"}, "since='nobody' is not a column of the table"),
-        (table, tasks.double, {"since": 3}, "since=3 is a version of a Delta table, and the table is none"),
+        (table, tasks.double, {"since": 3}, "since=3 is the version of a Delta table, but the table is not one"),
         (table, tasks.double, {"format": "iceberg"}, "lacks a jar: .*iceberg.*spark.jars.packages"),
         (
             table,

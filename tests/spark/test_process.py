@@ -21,7 +21,7 @@ from penstock.spark.errors import FleetFailed, OutputBusy, OutputLost, TooManyFa
 from penstock.spark.processing import gather, running
 from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
 from penstock.spark.processing.outputlease import OutputLease, output_identity, output_name
-from penstock.spark.processing.workers import Staff
+from penstock.spark.processing.workers import RunWorkers
 from penstock.spark.store import Store
 from penstock.storage.values import Budget, Settlement, Take
 from tests.spark import table_tasks
@@ -95,7 +95,7 @@ def test_changed_rows_are_run_again_kept_or_an_error_as_asked(
     output = tmp_path / "doubles"
     do(numbers(spark, 1, 2), tasks.double, output)
     changed = spark.createDataFrame([("k1", 1), ("k2", 20)], "k string, n long")
-    with pytest.raises(InvalidInput, match="1 keys were done before with another payload"):
+    with pytest.raises(InvalidInput, match="1 keys have results for another payload"):
         do(changed, tasks.double, output, on_change="error")
     assert do(changed, tasks.double, output, on_change="keep").plan.todo == 0
     assert do(changed, tasks.double, output).completed == 1
@@ -280,7 +280,7 @@ def test_a_run_that_fails_keeps_its_rows_until_they_are_no_longer_read(
         raise FleetFailed("all have ended")
 
     monkeypatch.setattr(running, "enqueue_rows", enqueue)
-    monkeypatch.setattr(Staff, "check", fail)
+    monkeypatch.setattr(RunWorkers, "check", fail)
     with pytest.raises(FleetFailed, match="all have ended"):
         do(numbers(spark, 1, 2), tasks.double, tmp_path / "doubles", workers=0)
     assert found == [2]
@@ -506,22 +506,22 @@ def test_bad_input_is_told_before_any_job_is_enqueued(
         (good, tasks.double, {"key": []}, "key is empty"),
         (good, tasks.double, {"payload": ["k", "n"]}, "column 'k' is not a parameter"),
         (good, tasks.double, {"group": "team"}, "no column 'team'"),
-        (good, tasks.double, {"on_change": "maybe"}, "on_change='maybe'"),
-        (good, tasks.double, {"limit": 0}, "limit=0"),
-        (good, tasks.double, {"progress": "loud"}, "progress='loud'"),
+        (good, tasks.double, {"on_change": "maybe"}, "on_change must be rerun, keep or error, got 'maybe'"),
+        (good, tasks.double, {"limit": 0}, "limit must be >= 1, or None for all rows, got 0"),
+        (good, tasks.double, {"progress": "loud"}, "progress must be auto, bar, notebook, lines or none, got 'loud'"),
         (good, tasks.double, {"output": tmp_path / "other"}, "does not hold results of process"),
-        (good, tasks.double, {"output": tmp_path / "out?"}, "is a pattern for several folders"),
-        (good.withColumnRenamed("n", "m"), tasks.double, {}, "needs 'n', and there is no such column"),
-        (good.selectExpr("k", "'x' AS n"), tasks.double, {}, "column 'n' is of type string"),
+        (good, tasks.double, {"output": tmp_path / "out?"}, "would treat it as a pattern for several folders"),
+        (good.withColumnRenamed("n", "m"), tasks.double, {}, "needs 'n', but the table has no such column"),
+        (good.selectExpr("k", "'x' AS n"), tasks.double, {}, "column 'n' has type string"),
         (
             good.withColumnRenamed("k", "penstock_state"),
             tasks.double,
             {},
-            "has the name of a column of the output",
+            "has the same name as a column of the output",
         ),
         (good, "tests.spark.table_tasks:nothing", {}, "cannot be found"),
         (good, "tests.spark.table_tasks:app", {}, "not a task"),
-        (null, tasks.double, {}, "1 rows have no usable key"),
+        (null, tasks.double, {}, "1 rows have an invalid key"),
         (torn, tasks.double, {}, "1 keys have rows with different payloads"),
     ]
     for df, task, options, said in cases:
@@ -539,7 +539,7 @@ def test_results_of_another_type_are_refused_and_a_store_in_memory_too(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     do(numbers(spark, 1), tasks.double, tmp_path / "out")
-    with pytest.raises(InvalidInput, match=r"penstock_value as bigint, and the task's hints now say string"):
+    with pytest.raises(InvalidInput, match=r"penstock_value as bigint, but the task's hints now say string"):
         do(numbers(spark, 1), tasks.spell, tmp_path / "out")
     alone = load_tasks("memory://", tmp_path, monkeypatch)
     with pytest.raises(InvalidInput, match="in the memory of this process"):

@@ -38,7 +38,7 @@ def test_a_result_that_is_not_as_expected_fails_its_row_once_and_is_paid_again_o
     assert (done.completed, done.failed) == (1, 1)
     row = rows_of(spark, output)["k2"]
     assert (row["penstock_state"], row["penstock_error_type"]) == ("failed", "ExpectationFailed")
-    assert row["penstock_error"] == "the result is not as expected by below_four: 4"
+    assert row["penstock_error"] == "the result does not meet the expectation below_four: 4"
     assert (row["penstock_value"], row["penstock_result"]) == (None, "4")
     (held,) = spark.read.parquet(str(quarantine)).collect()
     assert (held["k"], held["note"], held["penstock_error_type"]) == ("k2", "x", "ExpectationFailed")
@@ -55,8 +55,8 @@ def test_expectations_get_the_typed_result_and_say_which_of_them_complains(tasks
         {"positive": lambda score: score.points > 0, "short": lambda score: len(score.label) < 5}, tasks.score
     )
     assert expected._complaint(b'{"points":1.5,"label":"x"}') == ""
-    assert "expected by positive: {" in expected._complaint(b'{"points":-1,"label":"x"}')
-    assert "expected by short: {" in expected._complaint(b'{"points":1,"label":"too long"}')
+    assert "the expectation positive: {" in expected._complaint(b'{"points":-1,"label":"x"}')
+    assert "the expectation short: {" in expected._complaint(b'{"points":1,"label":"too long"}')
     raising = open_expectations("tests.spark.test_quality:below_four", tasks.spell)
     assert "below_four raised TypeError: '<' not supported" in raising._complaint(b'"x"')
 
@@ -88,7 +88,7 @@ def test_a_rate_of_failures_is_judged_from_twenty_rows_on_or_by_all_there_are(
 def test_a_run_stops_at_a_rate_of_failures_and_leaves_the_failed_rows_in_quarantine(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path
 ) -> None:
-    with pytest.raises(TooManyFailures, match=r"1 of 4 rows have failed, more than max_failure_rate=0.1"):
+    with pytest.raises(TooManyFailures, match=r"1 of 4 rows failed, more than max_failure_rate=0.1"):
         do(
             users(spark, 4),
             tasks.score,
@@ -107,7 +107,7 @@ def test_a_quarantine_does_not_replace_what_is_not_one(
     df.write.parquet(str(tmp_path / "mine"))
     cases: list[tuple[type[Exception], dict[str, Any], str]] = [
         (InvalidInput, {"quarantine": tmp_path / "mine"}, "mine is not a quarantine"),
-        (InvalidOption, {"quarantine": tmp_path / "out"}, "same place as output"),
+        (InvalidOption, {"quarantine": tmp_path / "out"}, "quarantine and output must differ"),
         (InvalidOption, {"max_failure_rate": 5}, "from 0 to below 1, got 5"),
     ]
     for error, options, said in cases:

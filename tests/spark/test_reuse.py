@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from penstock.spark.errors import FleetFailed
 from penstock.spark.processing import running
 from penstock.spark.processing.progress import Tally, open_progress
-from penstock.spark.processing.workers import Staff
+from penstock.spark.processing.workers import RunWorkers
 from tests.spark.test_process import calls, do, load_tasks, rows_of
 
 
@@ -50,19 +50,19 @@ def test_a_run_without_a_display_logs_that_nobody_works(
     deadline = time.monotonic() + 60
 
     def check(_: Any) -> None:
-        if "nobody is claiming from queue 'tables'" in caplog.text:
+        if "no worker is claiming from queue 'tables'" in caplog.text:
             raise FleetFailed("it was said")
         assert time.monotonic() < deadline, "nothing was logged"
 
-    monkeypatch.setattr(Staff, "check", check)
+    monkeypatch.setattr(RunWorkers, "check", check)
     with caplog.at_level(logging.WARNING, "penstock.spark"), pytest.raises(FleetFailed, match="it was said"):
         do(spark.range(1).selectExpr("id AS n"), tasks.spend, tmp_path / "spent", workers=0)
 
 
 @pytest.mark.parametrize("style", ["none", "lines"])
 def test_warnings_go_to_the_logger_whatever_is_shown(style: Any, caplog: pytest.LogCaptureFixture) -> None:
-    open_progress(style, "score").warn("nobody is claiming")
-    assert [record.getMessage() for record in caplog.records] == ["nobody is claiming"]
+    open_progress(style, "score").warn("no worker is claiming")
+    assert [record.getMessage() for record in caplog.records] == ["no worker is claiming"]
 
 
 def test_the_summary_of_a_run_says_how_many_rows_were_reused() -> None:

@@ -102,7 +102,7 @@ def schema(ddl: str) -> StructType:
     [
         (
             "x interval year to month",
-            r"column 'x' has type interval year to month, which cannot be part of a job",
+            r"column 'x' has type interval year to month, which a job cannot hold",
         ),
         ("x struct<a: array<interval month>>", r"column 'x.a\[\]' has type interval month"),
         ("x map<string, interval year>", r"column 'x\{\}' has type interval year"),

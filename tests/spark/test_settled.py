@@ -109,7 +109,7 @@ def test_the_first_run_of_an_output_judges_no_row_and_its_index_holds(
     monkeypatch.setattr(enqueue, "_FEW", -1)
     output, rows = tmp_path / "doubles", numbers(spark, ("a", 1), ("b", 2))
     with monkeypatch.context() as patch:
-        for name in ("_check_rows", "_with_verdicts", "_ends_of"):
+        for name in ("_check_rows", "_with_verdicts", "_newest_rows"):
             patch.setattr(plan, name, None)
         assert do(rows, tasks.double, output).completed == 2
     again = do(rows.union(numbers(spark, ("c", 3), ("c", 3))), tasks.double, output)

@@ -81,14 +81,14 @@ async def _expire(storage: Storage) -> None:
 def test_results_that_are_gone_before_they_are_read_are_told(url: str) -> None:
     fill(url, QUEUE, completed=3)
     ask(url, lambda storage: storage.remove(QUEUE, ["c1"]))
-    with pytest.raises(EventsLost, match=r"1 jobs have ended, and are no longer kept, 'c1' among them"):
+    with pytest.raises(EventsLost, match=r"1 finished jobs are no longer kept, for example 'c1'"):
         Ends(url, "results").more()
     assert [id for id, *_ in Ends(url, "results", failOnDataLoss="false").more()] == ["c0", "c2"]
 
 
 def test_a_stream_whose_kind_was_not_said_says_which_there_are(file_url: str) -> None:
     source = PenstockSource({"url": file_url, "queue": QUEUE})
-    with pytest.raises(InvalidOption, match=r"Give the option kind: 'events', 'results' or 'failed'"):
+    with pytest.raises(InvalidOption, match=r"Set the option kind to 'events', 'results' or 'failed'"):
         source.streamReader(source.schema())
     with pytest.raises(InvalidOption, match="has no column 'epoch'"):
         PenstockSource({"url": file_url, "queue": QUEUE, "kind": "failed"}).streamReader(schema_of("events"))

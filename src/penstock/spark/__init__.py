@@ -1,6 +1,6 @@
-"""The data pipeline: a table in, a table out, and the history of the queues as tables. Needs ``penstock[spark]``.
+"""Data pipelines on Spark: tables in and out, and the history of queues as tables. Requires ``penstock[spark]``.
 
-Nothing is imported until it is asked for.
+Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "write_report",
 ]
 
-_HOMES = {
+_MODULES = {
     "Archived": "penstock.spark.archiving",
     "Cancelled": "penstock.spark.operate",
     "Fleet": "penstock.spark.executors",
@@ -57,9 +57,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in _HOMES:
+    if name in _MODULES:
         try:
-            return getattr(import_module(_HOMES[name]), name)
+            return getattr(import_module(_MODULES[name]), name)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] == "penstock":
                 raise

@@ -1,4 +1,4 @@
-"""What the executors do with the rows of an archive's journal: compare them with the store, and free their jobs."""
+"""Executor tasks on the rows of an archive's journal: compare the rows with the store, and remove their jobs."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ COLUMNS: Final = StructType(
 )
 COMPARED: Final = "verdict string, count bigint"
 _ARROW: Final = pa.schema([("verdict", pa.string()), ("count", pa.int64())])
-# A Valkey server does nothing else during a call.
+# A Valkey server is blocked during a call.
 _CHUNK: Final = 200
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose jobs they are. ``consumer`` is the one whose holds are let go of."""
+    """The queue of the jobs. Holds of ``consumer`` do not keep a job from being removed."""
 
     url: str
     queue: str
     consumer: str = ""
 
 
-def comparing(source: Source) -> _Mapper:
-    """Rows to counts by verdict: ``same`` as the job, which has not moved; ``torn``, although it has not moved;
-    ``changed`` since; or ``gone``: there is no such job, or another under its id."""
+def compare_rows(source: Source) -> _Mapper:
+    """Return a mapper from rows to counts by verdict.
+
+    ``same``: the row equals its job. ``torn``: it differs, although the job has not changed state. ``changed``: the
+    job has changed since. ``gone``: the job does not exist, or its id belongs to another job.
+    """
 
     def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         verdicts: Counter[str] = Counter()
@@ -51,40 +54,41 @@ def comparing(source: Source) -> _Mapper:
     return compare
 
 
-def sound(source: Source) -> _Mapper:
-    """Rows to those that are not torn."""
+def drop_torn(source: Source) -> _Mapper:
+    """Return a mapper that drops torn rows."""
 
     def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with Store(source.url) as store:
             for chunk in _chunks(batches):
-                is_sound = [verdict != "torn" for verdict in _verdicts(store, source, chunk)]
-                yield chunk.filter(pa.array(is_sound, pa.bool_()))
+                is_intact = [verdict != "torn" for verdict in _verdicts(store, source, chunk)]
+                yield chunk.filter(pa.array(is_intact, pa.bool_()))
 
     return keep
 
 
-def freeing(source: Source) -> _Mapper:
-    """Rows to those whose jobs are not in the store, or not any more: a job that is still what its row says is freed.
+def remove_jobs(source: Source) -> _Mapper:
+    """Return a mapper that removes each job that has not changed since its row was copied, and keeps the rows whose
+    jobs are no longer in the store.
 
-    May be repeated: what an earlier attempt has freed is not there, and its row is given.
+    Spark may repeat it: jobs that an earlier attempt removed are gone, so their rows are kept.
     """
 
-    def free(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def remove(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with Store(source.url) as store:
             for chunk in _chunks(batches):
-                gone = store.run(_free(store, source, _read(chunk)))
-                yield _told_once(chunk.filter(pa.array(gone, pa.bool_())))
+                gone = store.run(_remove(store, source, _read(chunk)))
+                yield _drop_copied_bytes(chunk.filter(pa.array(gone, pa.bool_())))
 
-    return free
+    return remove
 
 
-async def _free(store: Store, source: Source, jobs: list[Unchanged]) -> list[bool]:
-    """Which of them are gone now."""
+async def _remove(store: Store, source: Source, jobs: list[Unchanged]) -> list[bool]:
+    """Return which of the jobs are gone now."""
     answers = await store.storage.remove_unchanged(source.queue, jobs, consumer=source.consumer)
     gone = [answer in ("removed", "not_found") for answer in answers]
     changed = [n for n, answer in enumerate(answers) if answer == "changed"]
     if changed:
-        # A job that was retried is still that job, and lives. Under another life of its id, ours is over for good.
+        # A retried job is still the same job. If its id belongs to a new incarnation, the copied job is gone for good.
         now = await store.storage.get(source.queue, [jobs[n].id for n in changed])
         for n, job in zip(changed, now, strict=True):
             gone[n] = job is None or job.incarnation != jobs[n].incarnation
@@ -115,13 +119,13 @@ def _read(rows: pa.RecordBatch) -> list[Unchanged]:
     return [Unchanged(id, incarnation, at // 1000) for id, incarnation, at in keys]
 
 
-def _told_once(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Bytes that the text column has to the letter are left out."""
+def _drop_copied_bytes(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Clear the bytes of values that the text column holds unchanged."""
     for text, raw in _VALUES.items():
         pairs = zip(rows.column(text).to_pylist(), rows.column(raw).to_pylist(), strict=True)
-        kept = [None if said is not None and said.encode() == stored else stored for said, stored in pairs]
+        stored = [None if copy is not None and copy.encode() == value else value for copy, value in pairs]
         at = rows.schema.get_field_index(raw)
-        rows = rows.set_column(at, rows.schema.field(at), pa.array(kept, rows.schema.field(at).type))
+        rows = rows.set_column(at, rows.schema.field(at), pa.array(stored, rows.schema.field(at).type))
     return rows
 
 

@@ -1,4 +1,10 @@
-"""Copies of jobs on their way from the store into a table of archived jobs."""
+"""``penstock.spark.archive`` moves finished jobs from the store into a table.
+
+A call first copies the jobs to a journal, a folder beside the table, and compares the copies with the store. Then one
+Spark job removes each unchanged job from the store, and appends its copy to the table. So a job is in the store or in
+the table, never in both, and a job that was retried meanwhile stays in the store. If a call is killed, the next one
+finishes its journal.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +25,9 @@ from penstock.core.lifecycle import State
 from penstock.core.names import check_queue, uuid7
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidInput, InvalidOption
-from penstock.spark.archive_tasks import COLUMNS, COMPARED, Source, comparing, freeing, sound
+from penstock.spark.archive_tasks import COLUMNS, COMPARED, Source, compare_rows, drop_torn, remove_jobs
 from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
-from penstock.spark.driver_lease import Charge
+from penstock.spark.driver_lease import LeaseCheck
 from penstock.spark.errors import ArchiveTorn, OutputLost
 from penstock.spark.options import namespace_of
 from penstock.spark.processing.outputlease import OutputLease, output_identity
@@ -38,16 +44,20 @@ from penstock.spark.publishing import (
 from penstock.spark.store import Store, url_for_executors
 from penstock.spark.uncached_read import fresh_path, fresh_table
 
-# Spark passes over names that begin with an underscore.
+# Spark ignores names that begin with an underscore.
 _FOLDER: Final = "_penstock_archive"
 _SHARED: Final = "shared"
+_TABLE: Final = "table:"
+_KEY: Final = ["queue", "id", "incarnation", "finished_at"]
+_FINISHED: Final = ("completed", "failed", "cancelled")
 
 
 class Journal:
-    """The copies of one call, in a folder of its own at ``path``: a call that was away for so long that another has
-    taken its place writes over nobody's. Made when the output is held; what is there then was left by calls before.
+    """The copies of one call, in a separate folder at ``path``, so that a call that lost its lease cannot overwrite
+    those of another. Create it only while the output is held: the folders that exist then are left over from earlier
+    calls.
 
-    By Spark Connect, where folders are not to be seen from here, all calls share one.
+    With Spark Connect, which cannot list folders, all calls share one.
     """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
@@ -66,10 +76,10 @@ class Journal:
         self._remove(self.folder)
 
     def read_left(self) -> DataFrame | None:
-        """What calls before this one have left; ``None`` if there is nothing. Two of them may have copied one job."""
+        """Return the copies of earlier calls; ``None`` if there are none. Two calls may have copied the same job."""
         tables = (ArchiveTable(self._spark, folder, format="parquet").read() for folder in self._left)
-        found = [table for table in tables if table is not None]
-        return reduce(DataFrame.unionByName, found) if found else None
+        journals = [table for table in tables if table is not None]
+        return reduce(DataFrame.unionByName, journals) if journals else None
 
     def clear_left(self) -> None:
         for folder in self._left:
@@ -83,33 +93,28 @@ class Journal:
 
 
 def journal_path(table: ArchiveTable, url: str, queue: str, scratch: str | None) -> str:
-    """Where the journals of a store's queue are: the same at every call, whatever password the URL has.
+    """Return the folder for the journals of a queue. It is the same at every call, and does not depend on the password
+    in the URL.
 
     Raises:
-        InvalidOption: the output is a table, and ``scratch`` was not given.
+        InvalidOption: the output needs ``scratch``.
     """
     if scratch is None and (not table.is_path or table.is_beyond_spark):
         raise InvalidOption(
-            "the journal of an archive needs a folder that lasts and that Spark can write to, and the output "
-            f"{table.output!r} is not one. Give scratch='s3://...' or the like, the same at every call."
+            "the journal of an archive needs a permanent folder that Spark can write to, and the output "
+            f"{table.output!r} is not one. Set scratch='s3://...' or similar, the same at every call."
         )
     parts = urlsplit(url)
-    named = "\n".join(
+    identity = "\n".join(
         (parts.hostname or "", str(parts.port), parts.path, namespace_of(url), queue, table.output)
     )
-    name = blake2b(named.encode(), digest_size=8).hexdigest()
+    name = blake2b(identity.encode(), digest_size=8).hexdigest()
     root = scratch or f"{table.output.rstrip('/')}/{_FOLDER}"
     return f"{root.rstrip('/')}/{name}"
 
 
-# A table of archived jobs, at a path or in the catalog.
-
-
-_TABLE: Final = "table:"
-
-
 class ArchiveTable:
-    """Rows with ``COLUMNS``, at a path or in a table of the catalog (``table:db.archive``)."""
+    """A table of archived jobs with ``COLUMNS``, at a path or in the catalog (``table:db.archive``)."""
 
     def __init__(self, spark: SparkSession, output: str | PurePath, *, format: str) -> None:
         self._spark = spark
@@ -125,11 +130,11 @@ class ArchiveTable:
 
     @property
     def is_beyond_spark(self) -> bool:
-        """Tell whether it is in an object store that Spark may have no jar for."""
+        """Return whether the table is in an object store for which Spark may lack a jar."""
         return self._delta is not None and not self._delta.is_local
 
     def read(self) -> DataFrame | None:
-        """All rows; ``None`` if there is no table yet."""
+        """Return all rows; ``None`` if the table does not exist yet."""
         if self._delta is not None:
             schema = self._delta.schema()
             return None if schema is None else self._delta.read(schema)
@@ -138,22 +143,24 @@ class ArchiveTable:
         return fresh_path(self._spark, self.output, self._spark.read.format(self._format).load)
 
     def check(self) -> None:
-        """Raises ``InvalidInput`` if there is something else."""
+        """Raise ``InvalidInput`` if the output holds something other than archived jobs."""
         if self.is_path and self._delta is None and is_delta_table(self.output):
-            raise InvalidInput(f"{self.output} is a Delta table. Give format='delta', or another output.")
-        found = self.read()
-        missing = (
-            [] if found is None else [name for name in COLUMNS.fieldNames() if name not in found.columns]
-        )
-        if found is not None and missing:
             raise InvalidInput(
-                f"{self.output} holds something else than archived jobs: it has no column {missing[0]!r}. Its columns "
-                f"are: {', '.join(found.columns)}. Give another output."
+                f"{self.output} is a Delta table. Set format='delta', or choose another output."
+            )
+        table = self.read()
+        missing = (
+            [] if table is None else [name for name in COLUMNS.fieldNames() if name not in table.columns]
+        )
+        if table is not None and missing:
+            raise InvalidInput(
+                f"{self.output} is not a table of archived jobs: it has no column {missing[0]!r}. Its columns are: "
+                f"{', '.join(table.columns)}. Choose another output."
             )
 
     def take_over(self) -> None:
-        """For whoever has just become the holder of the output: what calls before had not put in place is removed, and
-        commits are counted on from those that are there."""
+        """Remove unfinished files of earlier calls, and continue their commit numbers. Call it on acquiring the
+        output."""
         if self._delta is not None:
             self._commits = self._delta.load().number
             return
@@ -163,11 +170,10 @@ class ArchiveTable:
         self._commits = last_commit(list_folder(self._spark, self.output) or ())
 
     def append(self, rows: DataFrame) -> None:
-        """Each file of it appears as a whole, or not at all.
+        """Append rows. Each file appears as a whole, or not at all.
 
         Raises:
-            NameTaken: another holder has made this commit, which is the one after those that were there when the output
-                was taken over. Nothing was put in place.
+            NameTaken: another holder has made this commit. Nothing was appended.
         """
         if self._delta is not None:
             self._delta.append(rows, number=self._commits + 1)
@@ -180,22 +186,10 @@ class ArchiveTable:
             append_table(rows, self.output, format=self._format)
 
 
-# ``penstock.spark.archive``: finished jobs, moved from the store into a table.
-#
-# What is to move is first written to a journal beside the table, a folder of this call, read back and
-# compared with the store; then each job that has not changed since is freed in the store, and its row
-# goes from the journal into the table, in one Spark job. So a job is in the store or in the table, never
-# in both, and one that was retried meanwhile stays. What a call that was killed leaves in its journal,
-# the next one finishes.
-
-
-_KEY: Final = ["queue", "id", "incarnation", "finished_at"]
-_FINISHED: Final = ("completed", "failed", "cancelled")
-
-
 class Archived(msgspec.Struct, frozen=True, kw_only=True):
-    """``archived`` jobs are in the table and no longer in the store; of these ``recovered`` were left by a call that
-    was killed. ``kept`` stay in the store: they were retried meanwhile, or another consumer holds them."""
+    """The outcome of a call. ``archived`` jobs moved from the store to the table; ``recovered`` of them came from
+    killed calls. ``kept`` jobs stay in the store, because they were retried meanwhile or another consumer holds
+    them."""
 
     queue: str
     output: str
@@ -217,18 +211,18 @@ def archive(
     format: str = "parquet",
     scratch: str | None = None,
 ) -> Archived:
-    """Move the jobs of ``queue`` that ended longer ago than ``older_than`` into ``output``, a path or a table of the
-    catalog (``table:db.archive``), which is appended to: all columns of ``kind=jobs``, with payload and result.
+    """Move the jobs of ``queue`` that finished more than ``older_than`` ago into ``output``, a path or a catalog table
+    (``table:db.archive``). The rows have all columns of ``kind=jobs``, with payload and result.
 
-    Jobs that ``consumer`` holds are let go of; those that another one holds are not touched. ``scratch`` is where the
-    journal is kept, for an output that is a table: a place that is there again at the next call. Can be repeated.
+    Jobs that only ``consumer`` holds are released; jobs that another consumer holds stay. ``scratch`` is the folder for
+    the journal if the output is a table; it must be the same at the next call. The call can be repeated.
 
     Raises:
-        InvalidOption, InvalidInput: states that are not finished, a table without ``scratch``, an output that holds
+        InvalidOption, InvalidInput: states are not finished ones, a table has no ``scratch``, or the output holds
             something else.
         OutputBusy: another call is writing to the output.
-        OutputLost: this call was away for so long that another has taken its place.
-        ArchiveTorn: what was written is not what the store has. Nothing was freed.
+        OutputLost: this call was away for so long that another one took over.
+        ArchiveTorn: the copies differ from the store. Nothing was removed.
         StorageError: the store does not answer.
     """
     check_queue(queue)
@@ -242,7 +236,7 @@ def archive(
     with OutputLease(url, output_identity(table.output, is_path=table.is_path), uuid7()) as lease:
         table.take_over()
         source = Source(url=url, queue=queue, consumer=consumer)
-        move = _Move(spark, table, Journal(spark, path), source, lease.charge)
+        move = _Transfer(spark, table, Journal(spark, path), source, lease.lease_check)
         recovered = move.finish_left()
         before = datetime.now(UTC) - timedelta(milliseconds=older_ms)
         move.begin(states, before)
@@ -257,17 +251,22 @@ def archive(
     )
 
 
-class _Move:
-    """From the store to the journal (``begin``), from the journal to the table (``finish``)."""
+class _Transfer:
+    """A transfer from the store to the journal (``begin``), and from there to the table (``finish``)."""
 
     def __init__(
-        self, spark: SparkSession, table: ArchiveTable, journal: Journal, source: Source, charge: Charge
+        self,
+        spark: SparkSession,
+        table: ArchiveTable,
+        journal: Journal,
+        source: Source,
+        lease_check: LeaseCheck,
     ) -> None:
         self._spark = spark
         self._table = table
         self._journal = journal
         self._source = source
-        self._charge = charge
+        self._lease_check = lease_check
 
     def begin(self, states: Sequence[str], before: datetime) -> None:
         options = {
@@ -280,21 +279,23 @@ class _Move:
         self._journal.write(jobs.where(F.col("finished_at") <= F.lit(before)))
 
     def finish_left(self) -> int:
-        """How many jobs were archived that calls which were killed have left in their journals."""
+        """Archive the jobs in the journals of killed calls, and return their number."""
         rows = self._journal.read_left()
         if rows is None:
             return 0
 
         def todo() -> DataFrame:
-            # A torn row is passed over: its job is in the store, and is copied anew.
-            return self._without_archived(rows.dropDuplicates(_KEY)).mapInArrow(sound(self._source), COLUMNS)
+            # Skip torn rows: their jobs are still in the store, and are copied again.
+            return self._without_archived(rows.dropDuplicates(_KEY)).mapInArrow(
+                drop_torn(self._source), COLUMNS
+            )
 
         archived, _ = self._publish(todo(), left=todo)
         self._journal.clear_left()
         return archived
 
     def finish(self) -> tuple[int, int]:
-        """How many of the rows that ``begin`` has copied were archived, and how many are kept in the store."""
+        """Archive the copied jobs. Return how many were archived, and how many stay in the store."""
         self._check_held()
         rows = self._journal.read()
         done = self._publish(rows, left=lambda: self._without_archived(rows))
@@ -302,51 +303,50 @@ class _Move:
         return done
 
     def _publish(self, rows: DataFrame, left: Callable[[], DataFrame]) -> tuple[int, int]:
-        """``left`` gives what is not in the table: made anew when that has grown, not from ``rows``. Where a query has
-        the files of a folder as they were and as they are, Spark may take the one for the other."""
+        """Move the rows into the table. ``left`` returns those that are not in the table yet. It builds a new query
+        each time: if one query reads two versions of a folder, Spark may mix them up."""
         count = self._compare(rows)
         if not count:
             return 0, 0
         self._check_held()
         try:
-            self._table.append(rows.mapInArrow(freeing(self._source), COLUMNS))
+            self._table.append(rows.mapInArrow(remove_jobs(self._source), COLUMNS))
         except Exception:
-            # Another holder has made this commit, or has cleared away what it was made from.
+            # Another holder may have made this commit, or removed its staged files.
             self._check_held()
             raise
         kept = left().count()
-        if kept and self._compared(left()).get("gone", 0):
+        if kept and self._count_verdicts(left()).get("gone", 0):
             raise ArchiveTorn(
-                f"jobs were freed that are not in {self._table.output}. They are in the journal: call archive again, "
-                "which puts them there."
+                f"some jobs that were removed from the store are not in {self._table.output}. They are in the journal: "
+                "call archive again to move them."
             )
         return count - kept, kept
 
     def _check_held(self) -> None:
-        """A call that was away may have lost the output without knowing. Raises ``OutputLost``."""
+        """Raise ``OutputLost`` if another call has taken over the output."""
         with Store(self._source.url) as store:
-            if store.run(self._charge.is_held(store.storage)):
+            if store.run(self._lease_check.is_held(store.storage)):
                 return
         raise OutputLost(
-            f"this call was away for longer than its lease lasts, and another has taken over {self._table.output}. "
-            "What it has freed is in the table or in a journal: call archive again, which puts it there."
+            f"this call was away for longer than its lease, and another has taken over {self._table.output}. The "
+            "jobs that it removed are in the table or in a journal: call archive again to move them."
         )
 
     def _compare(self, rows: DataFrame) -> int:
-        """How many rows there are. Raises ``ArchiveTorn`` if one differs from its job, which is still what it was; the
-        journal is empty then, so that the next call begins anew."""
-        verdicts = self._compared(rows)
+        """Return the number of rows. Raise ``ArchiveTorn`` if one differs from its job although the job has not
+        changed; clear the journal first, so that the next call starts over."""
+        verdicts = self._count_verdicts(rows)
         if torn := verdicts.get("torn", 0):
             self._journal.clear()
             raise ArchiveTorn(
-                f"{torn} jobs in {self._journal.folder} are not as they are in the store. Nothing was freed or "
-                "archived by this call."
+                f"{torn} jobs in {self._journal.folder} differ from the store. This call removed and archived nothing."
             )
         return sum(verdicts.values())
 
-    def _compared(self, rows: DataFrame) -> dict[str, int]:
+    def _count_verdicts(self, rows: DataFrame) -> dict[str, int]:
         counts: dict[str, int] = {}
-        for row in rows.mapInArrow(comparing(self._source), COMPARED).collect():
+        for row in rows.mapInArrow(compare_rows(self._source), COMPARED).collect():
             counts[row["verdict"]] = counts.get(row["verdict"], 0) + row["count"]
         return counts
 
@@ -354,7 +354,7 @@ class _Move:
         archived = self._table.read()
         if archived is None:
             return rows
-        # By the time of its end as well: in a store that was emptied, lives are counted from one again.
+        # Compare the finish time as well: a store that was emptied numbers incarnations from 1 again.
         known = archived.select(*_KEY)
         return rows.join(known, _KEY, "left_anti").select(*COLUMNS.fieldNames())
 
@@ -364,6 +364,6 @@ def _check_states(states: Sequence[str]) -> None:
     wrong = [state for state in ([states] if isinstance(states, str) else states) if state not in finished]
     if wrong or not states or isinstance(states, str):
         raise InvalidOption(
-            f"states={states!r} is not valid: only finished jobs can be archived. Give a list of some of "
-            f"{', '.join(_FINISHED)}."
+            f"states must be a list of {', '.join(_FINISHED)}, because only finished jobs can be archived, "
+            f"got {states!r}."
         )

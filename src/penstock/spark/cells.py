@@ -1,4 +1,7 @@
-"""Columns of plain values as the Arrow batches that Spark asks for, to the letter of its schema."""
+"""Conversion of column values: between Arrow and payloads or results, and from stored jobs to Arrow batches.
+
+``columntypes`` lists the types. Nothing here needs a Spark session.
+"""
 
 from __future__ import annotations
 
@@ -19,37 +22,37 @@ from pyspark.sql.types import DataType, StringType, StructType, TimestampType, V
 from penstock.errors import InvalidOption
 
 Column: TypeAlias = Callable[[Sequence[Any], DataType, pa.DataType], pa.Array]
-"""Makes an Arrow array of the given types from plain values."""
+"""A function from values to an Arrow array of a Spark type and an Arrow type."""
 
-# From pyspark 4.2 the zone is asked for, and left out where none is given; before, it was always UTC.
-_ASKS_FOR_ZONE: Final = "timezone" in inspect.signature(to_arrow_schema).parameters
+# pyspark 4.2 takes the time zone as an argument; earlier releases always use UTC.
+_TAKES_TIME_ZONE: Final = "timezone" in inspect.signature(to_arrow_schema).parameters
 
 _raw = msgspec.json.Decoder(msgspec.Raw).decode
 _unpack = msgspec.msgpack.Decoder().decode
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema that Spark has for this one, with timestamps in UTC."""
-    return to_arrow_schema(schema, timezone="UTC") if _ASKS_FOR_ZONE else to_arrow_schema(schema)
+    """Return the Arrow schema of a Spark schema, with timestamps in UTC."""
+    return to_arrow_schema(schema, timezone="UTC") if _TAKES_TIME_ZONE else to_arrow_schema(schema)
 
 
 class Builder:
-    """Makes batches of one schema. ``known`` are the columns there are, and how each is made.
+    """Builds batches of one schema. ``known`` has the available columns, and how to build each.
 
     Raises:
-        InvalidOption: the schema has a column that is not known.
+        InvalidOption: the schema has an unknown column.
     """
 
     def __init__(self, schema: StructType, known: Mapping[str, Column], *, where: str) -> None:
         for name in schema.fieldNames():
             if name not in known:
-                raise InvalidOption(f"{where} has no column {name!r}. It has: {', '.join(known)}.")
+                raise InvalidOption(f"{where} has no column {name!r}. Its columns are: {', '.join(known)}.")
         self._schema = schema
         self._known = known
         self.names = tuple(schema.fieldNames())
 
     def batch(self, columns: Mapping[str, Sequence[Any]]) -> pa.RecordBatch:
-        """A batch of these columns, all of the same length; those that the schema does not have are left out."""
+        """Return a batch of these columns, which have the same length. Columns that the schema lacks are dropped."""
         arrow = arrow_schema(self._schema)
         arrays = [
             self._known[field.name](columns[field.name], field.dataType, arrow.field(field.name).type)
@@ -59,12 +62,12 @@ class Builder:
 
 
 def plain(values: Sequence[Any], type: DataType, arrow: pa.DataType) -> pa.Array:
-    """Values as they are."""
+    """Return values unchanged."""
     return pa.array(values, type=arrow)
 
 
 def instants(values: Sequence[int], type: DataType, arrow: pa.DataType) -> pa.Array:
-    """Epoch milliseconds, of which 0 means never, as timestamps; as numbers, if those are asked for."""
+    """Return epoch milliseconds (0 means never) as timestamps, or as numbers if the schema says so."""
     numbers = pa.array(values, type=pa.int64())
     known = pa.compute.if_else(pa.compute.equal(numbers, 0), pa.scalar(None, pa.int64()), numbers)
     if not isinstance(type, TimestampType):
@@ -73,7 +76,7 @@ def instants(values: Sequence[int], type: DataType, arrow: pa.DataType) -> pa.Ar
 
 
 def value_column(values: Sequence[bytes | None], type: DataType, arrow: pa.DataType) -> pa.Array:
-    """Payloads or results: as JSON text, as variants, or parsed to the type that the user's schema says."""
+    """Return payloads or results as JSON text, as variants, or parsed to the type in the user's schema."""
     if pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow):
         return pa.array(values, type=arrow)
     texts = [None if value is None else json_text(value) for value in values]
@@ -85,7 +88,7 @@ def value_column(values: Sequence[bytes | None], type: DataType, arrow: pa.DataT
 
 
 def json_text(value: bytes) -> str | None:
-    """A payload as JSON text. MessagePack is turned into it; other bytes are none."""
+    """Return a JSON or MessagePack payload as JSON text; ``None`` for other bytes."""
     try:
         return str(_raw(value), "utf-8") if value else None
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -125,22 +128,16 @@ def _parsed(texts: Sequence[str | None], arrow: pa.DataType) -> pa.Array:
     return table.column("value").combine_chunks()
 
 
-# The values of columns: from Arrow into payloads, and from results back into Arrow. ``columntypes`` lists
-# the types.
-#
-# Nothing here needs a Spark session.
-
-
 _encode = msgspec.json.Encoder().encode
 _FAILURES: Final = (ValueError, OverflowError, TypeError, pa.ArrowException)
 
 _Convert: TypeAlias = Callable[[Any], Any]
-# Its members are known only when it is called.
+# A dynamic call, which type checkers reject.
 _typed_dict: Final[Any] = TypedDict
 
 
 class Unreadable:
-    """Stands for a value that Python cannot represent, such as a date in the year 10000. No payload can hold it."""
+    """A value that Python cannot represent, such as a date in the year 10000. No payload can hold it."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -153,12 +150,12 @@ class Unreadable:
 
 
 def column_values(column: pa.Array) -> list[Any]:
-    """Return the values of a column as Python values: maps as dicts, variants as what they hold, instants in UTC
-    whatever the time zone of the session. A value that Python cannot represent becomes ``Unreadable``."""
+    """Return the values of a column as Python values: maps as dicts, variants as their content, instants in UTC. A
+    value that Python cannot represent becomes ``Unreadable``."""
     kind = column.type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     try:
-        # Several times as fast as to_pylist for the kinds that most columns are of.
+        # Several times faster than to_pylist for the most common types.
         if pa.types.is_string(kind) or (is_number and column.null_count == 0):
             return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
         return _converted(column)
@@ -170,7 +167,7 @@ def _converted(column: pa.Array) -> list[Any]:
     kind = _in_utc(column.type)
     if kind != column.type:
         column = column.cast(kind)
-    # The option makes every nested value dearer.
+    # The option slows down every nested value.
     how = {"maps_as_pydicts": "strict"} if _has_map(kind) else {}
     values = cast("list[Any]", column.to_pylist(**how))
     convert = _variant_converter(kind)
@@ -185,7 +182,7 @@ def _one_value(column: pa.Array, number: int) -> Any:
 
 
 def _in_utc(kind: pa.DataType) -> pa.DataType:
-    """Return the type with UTC for the time zone of every instant in it."""
+    """Return the type with UTC as the time zone of all timestamps."""
     if pa.types.is_timestamp(kind):
         return kind if kind.tz is None else pa.timestamp(kind.unit, "UTC")
     if pa.types.is_struct(kind):
@@ -210,7 +207,7 @@ def _field_in_utc(field: pa.Field) -> pa.Field:
 
 
 def _is_variant(kind: pa.DataType) -> bool:
-    """Spark marks the second of the two members."""
+    """Return whether Spark has marked the type as a variant, on one of its two members."""
     if not pa.types.is_struct(kind) or kind.num_fields != 2:
         return False
     return any((field.metadata or {}).get(b"variant") == b"true" for field in kind)
@@ -224,17 +221,21 @@ def _variant_converter(kind: pa.DataType) -> _Convert | None:
 
 
 def _within(kind: pa.DataType, converter_of: Callable[[pa.DataType], _Convert | None]) -> _Convert | None:
-    """Return a function that converts the members of a value, or ``None`` if none of them needs it."""
+    """Return a function that converts the members of a value, or ``None`` if no member needs it."""
     if pa.types.is_list(kind):
         item = converter_of(kind.value_type)
-        return None if item is None else lambda value: [_apply(item, one) for one in value]
+        return None if item is None else lambda value: [_apply(item, member) for member in value]
     if pa.types.is_map(kind):
         item = converter_of(kind.item_type)
-        return None if item is None else lambda value: {key: _apply(item, one) for key, one in value.items()}
+        return (
+            None
+            if item is None
+            else lambda value: {key: _apply(item, member) for key, member in value.items()}
+        )
     if pa.types.is_struct(kind):
-        found = {field.name: converter_of(field.type) for field in kind}
-        if any(found.values()):
-            return lambda value: {name: _apply(found[name], one) for name, one in value.items()}
+        converters = {field.name: converter_of(field.type) for field in kind}
+        if any(converters.values()):
+            return lambda value: {name: _apply(converters[name], member) for name, member in value.items()}
     return None
 
 
@@ -242,26 +243,27 @@ def _apply(convert: _Convert | None, value: Any) -> Any:
     return value if convert is None or value is None else convert(value)
 
 
-# Numbers that JSON does not have.
+# Numbers that JSON cannot represent.
 
 
 def not_finite(name: str, column: pa.Array, values: Sequence[Any]) -> dict[int, str]:
-    """Return what is wrong with each row whose value in this column holds NaN or infinity, at any depth. msgspec would
-    write them as null. ``values`` are those of the column."""
+    """Return an error message by row for values with NaN or infinity at any depth, which msgspec would write as null.
+    ``values`` are those of the column."""
     if not _may_hold_nan(column):
         return {}
-    found: dict[int, str] = {}
+    errors: dict[int, str] = {}
     for number, value in enumerate(values):
         for path, bad in _bad_numbers(value):
-            found[number] = (
+            errors[number] = (
                 f"column {name + path!r} is {bad}, which JSON cannot represent. Replace it, for example with null."
             )
             break
-    return found
+    return errors
 
 
 def _may_hold_nan(column: pa.Array) -> bool:
-    """Tell whether a closer look is needed. Looks at whole columns, and also at members of values that are null."""
+    """Return whether the column may hold NaN or infinity. Check whole columns, including members of null values, so
+    the answer may be a false positive."""
     kind = column.type
     if pa.types.is_floating(kind):
         return pc.all(pc.is_finite(column)).as_py() is False
@@ -290,7 +292,7 @@ def _bad_numbers(value: Any) -> Iterator[tuple[str, float]]:
             yield from ((f"[{number}]{path}", bad) for path, bad in _bad_numbers(member))
 
 
-# The canonical form, which fingerprints are taken of.
+# The canonical form of rows, which fingerprints are computed from.
 
 
 def canonical_maker(names: Sequence[str], types: Sequence[pa.DataType]) -> Callable[[Sequence[Any]], bytes]:
@@ -320,9 +322,9 @@ def _canonical_converter(kind: pa.DataType) -> _Convert | None:
     if _is_variant(kind):
         return _sortable
     if pa.types.is_struct(kind):
-        found = {field.name: _canonical_converter(field.type) for field in kind}
+        converters = {field.name: _canonical_converter(field.type) for field in kind}
         return lambda value: {
-            name: _apply(found[name], member) for name, member in value.items() if member is not None
+            name: _apply(converters[name], member) for name, member in value.items() if member is not None
         }
     if pa.types.is_map(kind):
         item, is_text = _canonical_converter(kind.item_type), pa.types.is_string(kind.key_type)
@@ -333,7 +335,7 @@ def _canonical_converter(kind: pa.DataType) -> _Convert | None:
 
 
 def _sortable(value: Any) -> Any:
-    """Return what a variant holds with decimals in their canonical form."""
+    """Return the content of a variant with decimals in canonical form."""
     if isinstance(value, Decimal):
         return plain_decimal(value)
     if isinstance(value, dict):
@@ -357,7 +359,7 @@ def plain_decimal(value: Decimal) -> str:
 
 
 def result_array(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
-    """Return results, which are JSON texts, as a column. A result that does not fit its type becomes null."""
+    """Return results, which are JSON texts, as a column. Results that do not fit the type become null."""
     decode = msgspec.json.Decoder(_python_type(kind) | None).decode
     values = [None if text is None else _decoded(decode, text) for text in texts]
     try:
@@ -381,13 +383,13 @@ def _fitting(value: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _python_type(kind: pa.DataType) -> Any:
-    """Return what a result of this Arrow type is decoded to."""
+    """Return the Python type for decoding results of this Arrow type."""
     if pa.types.is_list(kind):
         return list.__class_getitem__(_python_type(kind.value_type) | None)
     if pa.types.is_map(kind):
         return dict.__class_getitem__((_python_type(kind.key_type), _python_type(kind.item_type) | None))
     if pa.types.is_struct(kind):
-        # msgspec finds a name that is not ASCII only once the same object has been encoded.
+        # msgspec finds a non-ASCII name only after the same string object has been encoded.
         named = [(field.name, field.type) for field in kind]
         _encode([name for name, _ in named])
         return _typed_dict("Result", {name: _python_type(type) | None for name, type in named}, total=False)

@@ -1,7 +1,7 @@
-"""The types of columns: which can become part of a job, which task parameters take them, and what results become.
+"""Column types: which of them a job can hold, which task parameters accept them, and the types of result columns.
 
-``KINDS`` is the one list. The check of a table, the check of a task's hints and the type of the result column all
-derive from it; ``cells`` converts the values. docs/spark.md shows the same list to users.
+``KINDS`` is the only list. The checks of tables and of task hints, and the types of result columns derive from it;
+``cells`` converts the values. docs/spark.md shows the list to users.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _Hints = tuple[type[known.Type], ...]
 
 
 class ColumnKind(NamedTuple):
-    """A kind of column. ``hints`` are the types of parameters that take it; none means all of them. ``result`` is the
-    type of the column for results with one of the hints in ``results``."""
+    """A kind of column. ``hints`` are the parameter types that accept it; empty means all. ``result`` is the column
+    type for results with one of the hints in ``results``."""
 
     name: str
     types: tuple[type[DataType], ...]
@@ -42,7 +42,7 @@ _ARRAYS: Final = (
     known.CollectionType,
 )
 OBJECTS: Final = (known.DictType, known.StructType, known.DataclassType, known.TypedDictType)
-_SAID_BY_TEXT: Final = (
+_FROM_TEXT: Final = (
     known.StrType,
     known.EnumType,
     known.LiteralType,
@@ -54,8 +54,7 @@ _SAID_BY_TEXT: Final = (
     known.DecimalType,
     *_BYTES,
 )
-# Durations and times of day come back as text: neither Delta Lake nor older releases of Spark can store
-# them.
+# Durations and times of day become text, because neither Delta Lake nor older Spark releases can store them.
 _TEXT_RESULTS: Final = (known.StrType, known.UUIDType, known.TimeType, known.TimeDeltaType)
 
 KINDS: Final = (
@@ -98,7 +97,7 @@ KINDS: Final = (
     ColumnKind(
         "string, char, varchar",
         (T.StringType, T.VarcharType, T.CharType),
-        _SAID_BY_TEXT,
+        _FROM_TEXT,
         is_key=True,
         is_map_key=True,
         result=T.StringType(),
@@ -122,7 +121,7 @@ KINDS: Final = (
         result=T.TimestampType(),
         results=(known.DateTimeType,),
     ),
-    # pyspark has it from 4.1.
+    # Requires pyspark 4.1.
     ColumnKind(
         "time",
         (T.TimeType,) if hasattr(T, "TimeType") else (),
@@ -160,7 +159,7 @@ def kind_of(type: DataType) -> ColumnKind | None:
 
 
 def spark_type(hint: known.Type) -> DataType | None:
-    """Return the type of the column for results of a plain hint, or ``None`` if there is none."""
+    """Return the column type for results with a scalar hint, or ``None``."""
     return _BY_HINT.get(hint.__class__)
 
 
@@ -168,10 +167,10 @@ def check_columns(
     schema: StructType, columns: Sequence[str], *, key: Sequence[str] = (), ignore_case: bool = False
 ) -> None:
     """Check that a job can hold the values of these columns, and that ``key`` columns can identify a row.
-    ``ignore_case``: Spark does not tell ``a`` from ``A``.
+    Set ``ignore_case`` if Spark does not distinguish ``a`` and ``A``.
 
     Raises:
-        InvalidInput: a column, or a part of one, has a type that does not qualify, or a name that is not unique.
+        InvalidInput: a column, or a part of one, has an unsupported type or a duplicate name.
     """
     for name in dict.fromkeys((*key, *columns)):
         _check_name(schema, name, ignore_case=ignore_case)
@@ -193,7 +192,7 @@ def _check_name(schema: StructType, name: str, *, ignore_case: bool) -> None:
 
 
 _NO_VALUE: Final = (
-    "which cannot be part of a job because JSON has no form for it. Cast it to another type, such as string, or leave "
+    "which a job cannot hold, because JSON cannot represent it. Cast it to another type, such as string, or leave "
     "the column out."
 )
 _NO_MAP_KEY: Final = (
@@ -203,7 +202,7 @@ _SAME_NAMES: Final = "with two members of the same name. Rename one of them."
 
 
 def _unsupported(path: str, type: DataType) -> Iterator[tuple[str, DataType, str]]:
-    """Yield each part of a type that a job cannot hold: where it is, its type, and what to do."""
+    """Yield the path, type and remedy of each part of a type that a job cannot hold."""
     if kind_of(type) is None:
         yield path, type, _NO_VALUE
     elif isinstance(type, ArrayType):

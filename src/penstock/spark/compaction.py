@@ -1,12 +1,12 @@
-"""Put the small files of an output together, so that a driver that is killed loses no row and doubles none.
+"""Crash-safe merging of small files in an output. A killed driver neither loses nor duplicates rows.
 
-A folder of Parquet files has no commit that replaces several files at once. One symbolic link can be replaced at once,
-however, so every file that changes becomes a link that leads through it: ``output/NAME`` leads to ``FOLD/now/NAME``,
-and ``now`` leads to ``before`` or ``after``. Both hold every name. In ``before`` the small files have their rows, and
-the new file is empty; in ``after`` it is the other way round. Each step shows readers the same rows, and the one that
-turns ``now`` around changes all files together. Then the links become files again, and empty files go.
+A folder of Parquet files has no atomic commit for several files, but a symbolic link can be replaced atomically. So
+every affected file becomes a link: ``output/NAME`` points to ``FOLD/now/NAME``, and ``now`` points to ``before`` or
+``after``. Both hold every name. In ``before`` the small files have their rows and the new file is empty; in ``after``
+it is the other way round. Readers see the same rows at each step, and switching ``now`` changes all files together.
+Then the links become files again, and the empty files are removed.
 
-Every step moves a file out of ``FOLD/links``. A run that removes that folder stops any other run that is still at it.
+Every step moves a file out of ``FOLD/links``. Removing that folder stops any other run that is still working on it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from penstock.spark.delta import make_durable
 
-# Spark passes over names that begin with an underscore.
+# Spark ignores names that begin with an underscore.
 FOLDS: Final = "_penstock_folds"
-# An output keeps this many small files at most once a run has ended.
+# The maximum number of small files in an output after a run.
 _MANY: Final = 16
 _SMALL: Final = 8 << 20
 _FULL: Final = 64 << 20
@@ -33,31 +33,31 @@ _ATTEMPTS: Final = 10
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """The names of the files that are ``gone`` from an output, and of those that were ``made`` of them."""
+    """The names of files that were removed (``gone``), and of those that replace them (``made``)."""
 
     gone: list[str]
     made: list[str]
 
 
 def piles(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Return which files to put together: none, unless there are many small ones. ``sizes`` are in bytes."""
+    """Return groups of files to merge: none, unless many are small. ``sizes`` are in bytes."""
     small = sorted(name for name, size in sizes.items() if size < _SMALL)
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     filled = _FULL
     for name in small if len(small) > _MANY else ():
         if filled + sizes[name] > _FULL:
-            found.append([])
+            groups.append([])
             filled = 0
-        found[-1].append(name)
+        groups[-1].append(name)
         filled += sizes[name]
-    return [pile for pile in found if len(pile) > 1]
+    return [pile for pile in groups if len(pile) > 1]
 
 
 def fold(output: Path, names: Sequence[str], *, made: Path, name: str, check: Callable[[], None]) -> None:
-    """Replace the files ``names`` of an output by ``made``, which has the same rows, under a new ``name``.
+    """Replace the files ``names`` of an output with ``made``, which has the same rows, under a new ``name``.
 
-    ``check`` raises if the output is no longer ours. A file system without links raises ``OSError``. In both cases
-    nothing has changed.
+    ``check`` raises if this process no longer holds the output. A file system without links raises ``OSError``. In both
+    cases nothing has changed.
     """
     own = output / FOLDS / uuid4().hex
     try:
@@ -75,7 +75,7 @@ def fold(output: Path, names: Sequence[str], *, made: Path, name: str, check: Ca
 
 
 def finish_folds(output: Path) -> None:
-    """Finish what runs that were killed have begun, or undo it."""
+    """Finish or undo the merges of killed runs."""
     folder = output / FOLDS
     if folder.is_dir():
         for own in sorted(folder.iterdir()):
@@ -103,7 +103,7 @@ def _prepare(output: Path, own: Path, names: Sequence[str], *, made: Path, name:
 
 
 def _finish(output: Path, own: Path) -> None:
-    """Make files of the links that lead into a fold, and remove it. Another run may be doing the same."""
+    """Turn links into a fold back into files, and remove the fold. Another run may be doing the same."""
     _remove(own / "links")
     if (own / "now").is_symlink():
         try:
@@ -134,11 +134,11 @@ def _remove_empty(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError:
-        pass  # another run has a fold in it, or has removed it
+        pass  # another run has a fold in it, or has already removed it
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder to which somebody else may be adding files."""
+    """Remove a folder to which another process may be adding files."""
     for _ in range(_ATTEMPTS):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

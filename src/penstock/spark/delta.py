@@ -1,4 +1,8 @@
-"""What is to be there after the machine has lost its power."""
+"""Delta Lake tables through delta-rs, on a disk or in an object store, without a jar.
+
+Spark's executors write Parquet files. The driver commits them in one numbered step: it loads the table once, and the
+commit succeeds only if nobody else has committed since. A writer that loses starts over from the new version.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from penstock.errors import InvalidOption
 
 
 def make_durable(path: Path) -> None:
-    """The content of a file; of a folder, the names in it."""
+    """Flush a file, or the names in a folder, so that they survive a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -33,29 +37,28 @@ def make_durable(path: Path) -> None:
         os.close(handle)
 
 
-# Delta Lake tables through delta-rs: on a disk or in an object store, without a jar.
-#
-# Spark's executors write Parquet files. The driver then commits them in one numbered step: it loads the
-# table once, and the commit succeeds only if nobody else has committed since. A writer that loses starts
-# again from the new version.
-
-
 _APP: Final = "penstock"
 _STATE: Final = "penstock"
 _UNSAFE: Final = "allow_unsafe_rename"
 _CLOUDS: Final = ("aws", "azure", "google")
-_OF_CLIENT: Final = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout")
+_CLIENT_OPTIONS: Final = (
+    "allow_http",
+    "allow_invalid_certificates",
+    "connect_timeout",
+    "proxy_url",
+    "timeout",
+)
 _ODD: Final = frozenset("%#?\\")
 
 
 class Conflict(Exception):
-    """Somebody else has committed since the table was read. Nothing was committed; start again."""
+    """Another writer has committed since the table was loaded. Nothing was committed; start over."""
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a table. Its rows fall between ``low`` and ``high``, in epoch milliseconds of the table's time column.
+    """A file of a table. ``low`` and ``high`` bound the table's time column, in epoch milliseconds.
 
-    ``number`` is that of the commit that wrote its rows, or of the last one if several files were put together.
+    ``number`` is the commit that wrote the rows; for merged files, the last one.
     """
 
     path: str
@@ -71,7 +74,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """A place for tables: an absolute path of this machine, or the URL of an object store."""
+    """A location of tables: an absolute local path, or the URL of an object store."""
 
     root: str
     options: dict[str, str] = {}
@@ -84,16 +87,16 @@ class Folder(msgspec.Struct, frozen=True):
         return Folder(f"{self.root}/{name}", self.options)
 
     def names(self) -> list[str]:
-        """Return the names of what is in the folder."""
+        """Return the names in the folder."""
         if self.is_local:
             return os.listdir(self.root) if os.path.isdir(self.root) else []
         from pyarrow.fs import FileSelector
 
-        found = self._remote.get_file_info(FileSelector("", allow_not_found=True))
-        return [info.base_name for info in found]
+        infos = self._remote.get_file_info(FileSelector("", allow_not_found=True))
+        return [info.base_name for info in infos]
 
     def write(self, table: pa.Table, path: str) -> int:
-        """Write a Parquet file that survives a power cut, and return how many bytes it has."""
+        """Write a Parquet file that survives a power failure, and return its size in bytes."""
         if not self.is_local:
             with self._remote.open_output_stream(path) as stream:
                 _write(table, stream)
@@ -110,7 +113,7 @@ class Folder(msgspec.Struct, frozen=True):
         """Read a file, or some of its columns and rows."""
         where = f"{self.root}/{path}" if self.is_local else path
         filesystem = LocalFileSystem() if self.is_local else self._remote
-        # Not through a dataset: that would take parts of the path for columns.
+        # Not through a dataset, which would treat parts of the path as columns.
         with filesystem.open_input_file(where) as file:
             names = None if columns is None else list(columns)
             return pq.read_table(file, columns=names, filters=filters, partitioning=None)
@@ -135,14 +138,14 @@ def open_folder(path: str | Path, options: Mapping[str, str] | None) -> Folder:
     for name in [*settings, *os.environ]:
         if name.lower().endswith(_UNSAFE):
             raise InvalidOption(
-                f"{name} is set. It lets two writers overwrite each other's commits. Unset it, and use a store that "
-                "honours conditional puts."
+                f"{name} is set, which lets writers overwrite each other's commits. Unset it, and use a store that "
+                "supports conditional puts."
             )
     if text.startswith("file:"):
         text = "/" + text.removeprefix("file:").lstrip("/")
     if odd := sorted(set(text) & _ODD):
         raise InvalidOption(
-            f"{text}: delta-rs cannot keep a table under a name with {' '.join(odd)} in it. Rename the folder."
+            f"{text}: delta-rs does not support names with {' '.join(odd)}. Rename the folder."
         )
     if "://" not in text:
         return Folder(str(Path(text).absolute()))
@@ -150,7 +153,7 @@ def open_folder(path: str | Path, options: Mapping[str, str] | None) -> Folder:
 
 
 class Snapshot:
-    """A table as it was when it was loaded: its files, the number of our commits, and the state of the last one."""
+    """A loaded version of a table: its files, the number of our commits, and the state of the last one."""
 
     def __init__(self, table: DeltaTable | None, ranged: str) -> None:
         self.table = table
@@ -176,7 +179,7 @@ class Snapshot:
 
     @cached_property
     def state(self) -> str | None:
-        """The state of our last commit; None for a new table, or if the log no longer goes back that far."""
+        """The state of our last commit; None for a new table, or if the log no longer contains it."""
         if self.table is None or not self.number:
             return None
         for limit in (1, 20, None):
@@ -187,8 +190,8 @@ class Snapshot:
 
 
 class Table:
-    """One Delta table. ``ranged`` is the column of times by which its files are told apart, ``stats`` the columns of
-    which each file notes the smallest and largest value, for whoever reads the table."""
+    """One Delta table. ``ranged`` is the time column that files are selected by. Each file records the bounds of the
+    columns ``stats`` for readers of the table."""
 
     def __init__(self, folder: Folder, schema: pa.Schema, *, ranged: str, stats: Sequence[str] = ()) -> None:
         self.folder = folder
@@ -197,7 +200,7 @@ class Table:
         self._stats = tuple(dict.fromkeys((ranged, *stats)))
 
     def create(self) -> None:
-        """Make the table, unless it is there.
+        """Create the table unless it exists.
 
         Raises:
             InvalidOption: the store lets two writers commit the same version.
@@ -213,15 +216,15 @@ class Table:
         except DeltaError:
             if self.load().table is None:
                 raise
-            # Somebody else made it at the same time.
+            # Another writer created it at the same time.
         self._make_durable()
 
     def load(self) -> Snapshot:
         try:
-            found: DeltaTable | None = DeltaTable(self.folder.root, storage_options=dict(self.folder.options))
+            table: DeltaTable | None = DeltaTable(self.folder.root, storage_options=dict(self.folder.options))
         except TableNotFoundError:
-            found = None
-        return Snapshot(found, self._ranged)
+            table = None
+        return Snapshot(table, self._ranged)
 
     def write(self, rows: pa.Table, number: int) -> DataFile:
         """Write a file for the commit with that number. It counts once it is committed."""
@@ -275,12 +278,12 @@ class Table:
         self._make_durable()
 
     def vacuum(self, base: Snapshot) -> None:
-        """Remove files that no version of the last week needs, those of killed writers among them."""
+        """Remove files that no version of the last week needs, including those of killed writers."""
         if base.table is not None:
             base.table.vacuum(dry_run=False, full=True)
 
     def _make_durable(self) -> None:
-        """delta-rs leaves it to the system when a commit reaches the disk."""
+        """Flush the commit to disk, which delta-rs does not do."""
         if self.folder.is_local:
             log = Path(self.folder.root, "_delta_log")
             make_durable(max(log.glob("*.json")))
@@ -295,23 +298,23 @@ def _create(folder: Folder, schema: pa.Schema) -> None:
 
 
 def _probe(folder: Folder) -> None:
-    """Put one object twice, on the condition that it is not there. The store must refuse the second."""
+    """Put one object twice on the condition that it does not exist. The store must refuse the second put."""
     from obstore import delete, put
     from obstore.exceptions import AlreadyExistsError
     from obstore.store import from_url
 
     named = {name.lower(): value for name, value in folder.options.items()}
-    # Unlike delta-rs, obstore does not look for these in the environment.
-    outside = {name.lower(): value for name, value in os.environ.items()}
+    # Unlike delta-rs, obstore does not read these from the environment.
+    environment = {name.lower(): value for name, value in os.environ.items()}
     client = {
-        name: (outside | named)[f"{cloud}_{name}"]
-        for name in _OF_CLIENT
+        name: (environment | named)[f"{cloud}_{name}"]
+        for name in _CLIENT_OPTIONS
         for cloud in _CLOUDS
-        if f"{cloud}_{name}" in outside | named
+        if f"{cloud}_{name}" in environment | named
     }
-    of_client = {f"{cloud}_{name}" for name in _OF_CLIENT for cloud in _CLOUDS}
+    client_names = {f"{cloud}_{name}" for name in _CLIENT_OPTIONS for cloud in _CLOUDS}
     config = {
-        name: value for name, value in named.items() if name.startswith(_CLOUDS) and name not in of_client
+        name: value for name, value in named.items() if name.startswith(_CLOUDS) and name not in client_names
     }
     store = from_url(folder.root, config=config, client_options=client)  # type: ignore[call-overload]
     name = f"_probe-{uuid4().hex}"
@@ -323,7 +326,7 @@ def _probe(folder: Folder) -> None:
     finally:
         delete(store, name)
     raise InvalidOption(
-        f"{folder.root}: this store does not honour conditional puts, so two writers would overwrite each other's "
+        f"{folder.root}: this store does not support conditional puts, so writers could overwrite each other's "
         "commits. Use a store that does."
     )
 
@@ -335,8 +338,8 @@ def _millis(instant: Any) -> int:
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
-    found = pc.min_max(column).as_py()
-    return found["min"], found["max"]
+    bounds = pc.min_max(column).as_py()
+    return bounds["min"], bounds["max"]
 
 
 def _statistics(rows: pa.Table, names: Sequence[str]) -> str:
@@ -351,7 +354,7 @@ def _statistics(rows: pa.Table, names: Sequence[str]) -> str:
 
 
 def _statistic(value: Any) -> Any:
-    """Times of ours are whole milliseconds, which is what Delta's statistics hold."""
+    """Return a bound in the form of Delta's statistics. Our times are whole milliseconds."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03}Z"
     return value

@@ -1,7 +1,7 @@
 """An output that is a Delta table: executors write its files, the driver commits them through delta-rs.
 
-Commits are numbered. A commit is made on the version that the driver has just looked at, and only if the number before
-it is the newest one: of two drivers that both take a number for theirs, one is refused.
+Commits are numbered. A commit succeeds only if its predecessor is the newest commit of the version that the driver has
+loaded. If two drivers use the same number, one of them fails.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from penstock.spark.publishing import NameTaken
 from penstock.spark.schemas import quoted
 
 _LOG: Final = "_delta_log"
-# Address and credentials of an object store in the environment. Executors on this machine need them as
-# well.
+# Environment variables with the address and credentials of an object store. Local executors need them as well.
 _SETTINGS: Final = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -42,17 +41,17 @@ _SETTINGS: Final = (
     "GOOGLE_SERVICE_ACCOUNT",
     "GOOGLE_APPLICATION_CREDENTIALS",
 )
-# Delta allows none of these in the name of a column.
+# Characters that Delta does not allow in column names.
 _ODD: Final = frozenset(" ,;{}()\n\t=")
 
 
-# Features of a table whose files do not hold its rows as they are.
+# Table features with which the files do not hold the rows directly.
 _REWRITTEN: Final = frozenset({"deletionVectors", "columnMapping"})
 
 
 class DeltaOutput:
-    """The Delta table at ``path``: a folder of this machine, or a URL of an object store, whose credentials the
-    environment has. ``ranged`` is a column of times, ``stats`` are columns whose bounds each file notes."""
+    """The Delta table at ``path``, a local folder or the URL of an object store with credentials in the environment.
+    ``ranged`` is a time column; each file records the bounds of the columns ``stats``."""
 
     def __init__(self, spark: SparkSession, path: str, *, ranged: str, stats: Sequence[str]) -> None:
         self._spark = spark
@@ -65,7 +64,7 @@ class DeltaOutput:
         return self._folder.is_local
 
     def load(self) -> Snapshot:
-        """Return the table as it is now."""
+        """Return the current version of the table."""
         return self._table(pa.schema([])).load()
 
     def schema(self) -> StructType | None:
@@ -80,49 +79,49 @@ class DeltaOutput:
         others = [name for name in self._folder.names() if not name.startswith(("_", "."))]
         if others:
             raise InvalidInput(
-                f"{self._folder.root} is not a Delta table, and not empty: it has {others[0]!r}. Give another output, "
-                "or the format that it was written in."
+                f"{self._folder.root} is not a Delta table, and not empty: it has {others[0]!r}. Choose another "
+                "output, or the format that it was written in."
             )
         return None
 
     def read(self, schema: StructType, files: Sequence[str] | None = None) -> DataFrame:
-        """Return columns of the table. With ``files``, only of these."""
+        """Return columns of the table. With ``files``, read only these."""
         paths = self.files() if files is None else list(files)
         if not paths:
             return self._spark.createDataFrame([], schema)
         if self.is_local:
             return self._spark.read.schema(schema).parquet(*(f"{self._folder.root}/{path}" for path in paths))
-        # Spark needs a jar for most object stores, delta-rs does not.
+        # For most object stores, Spark needs a jar; delta-rs does not.
         listed = self._spark.createDataFrame(pa.table({"path": paths}))
         reader = partial(_read, folder=self._folder, schema=arrow_schema(schema))
         return listed.repartition(min(len(paths), 64)).mapInArrow(reader, schema)
 
     def files(self) -> list[str]:
-        """Return the files of the table, whose names are never used again."""
+        """Return the files of the table. Their names are never reused."""
         return sorted(file.path for file in self.load().files)
 
     def create(self, schema: StructType) -> None:
-        """Make the table, unless it is there.
+        """Create the table unless it exists.
 
         Raises:
-            InvalidInput: a column that Delta cannot have.
+            InvalidInput: Delta does not support the name of a column.
         """
         odd = [name for name in schema.fieldNames() if _ODD & set(name)]
         if odd:
             raise InvalidInput(
-                f"a Delta table cannot have the column {odd[0]!r}: its name has a space or one of ,;{{}}()=. Rename "
-                "it, or write the output as Parquet."
+                f"a Delta table cannot have the column {odd[0]!r}: its name contains a space or one of ,;{{}}()=. "
+                "Rename it, or write the output as Parquet."
             )
         try:
             self._table(_nullable(schema)).create()
         except DeltaError as error:
-            raise InvalidInput(f"{self._folder.root} cannot be made a Delta table: {error}") from error
+            raise InvalidInput(f"cannot create a Delta table at {self._folder.root}: {error}") from error
 
     def append(self, rows: DataFrame, *, number: int) -> None:
-        """Commit ``rows`` under a number, all of them or none.
+        """Commit ``rows`` atomically under a number.
 
         Raises:
-            NameTaken: another driver has committed since. Nothing was committed: look at the table before you go on.
+            NameTaken: another driver has committed since. Nothing was committed; reload the table.
         """
         base = self.load()
         if base.table is None:
@@ -141,18 +140,18 @@ class DeltaOutput:
             raise NameTaken(str(error)) from None
 
     def compact(self) -> Moved | None:
-        """Put small files together, in a commit of its own; ``None`` if there is nothing to do. Remove files that no
-        version of the last week needs.
+        """Merge small files in a separate commit, and remove files that no version of the last week needs. Return
+        ``None`` if there is nothing to do.
 
         Raises:
             NameTaken: another driver has committed since. Nothing was committed.
         """
         base = self.load()
-        if base.table is None or _is_beyond_us(base):
+        if base.table is None or _is_unsupported(base):
             return None
         table = self._table(_arrow_of(base))
-        found = piles({file.path: file.bytes for file in base.files})
-        if not found:
+        groups = piles({file.path: file.bytes for file in base.files})
+        if not groups:
             return None
         files = {file.path: file for file in base.files}
         made = [
@@ -160,14 +159,14 @@ class DeltaOutput:
                 pa.concat_tables(table.read(files[path]).select(table.schema.names) for path in pile),
                 base.number + 1,
             )
-            for pile in found
+            for pile in groups
         ]
-        gone = [files[path] for pile in found for path in pile]
+        gone = [files[path] for pile in groups for path in pile]
         try:
             table.commit(base, add=made, remove=gone, state=str(base.number + 1), is_new=False)
         except Conflict as error:
             raise NameTaken(str(error)) from None
-        # Only files that the log names: the folder may have others.
+        # Remove only files in the log: the folder may have others.
         base.table.vacuum(dry_run=False)
         return Moved([file.path for file in gone], [file.path for file in made])
 
@@ -176,22 +175,22 @@ class DeltaOutput:
 
 
 def _settings(spark: SparkSession) -> dict[str, str]:
-    """Return settings of this process for executors that run beside it. Java keeps the environment that it was started
-    with, which may lack them. On a cluster the executors have settings of their own."""
+    """Return settings of this process for local executors: the environment of a running JVM may lack them. On a
+    cluster, executors have their own settings."""
     if not str(spark.conf.get("spark.master", "")).startswith("local"):
         return {}
     return {name.lower(): os.environ[name] for name in _SETTINGS if name in os.environ}
 
 
 def is_delta_table(path: str) -> bool:
-    """Tell whether a folder of this machine is a Delta table."""
+    """Return whether a local folder is a Delta table."""
     if "://" in path:
         return False
     return _LOG in Folder(path.removeprefix("file:")).names()
 
 
-def _is_beyond_us(base: Snapshot) -> bool:
-    """Tell whether another program has changed how the rows of the table are to be read from its files."""
+def _is_unsupported(base: Snapshot) -> bool:
+    """Return whether the table uses features that this code does not support."""
     assert base.table is not None
     features = set(base.table.protocol().reader_features or ())
     return bool(base.table.metadata().partition_columns) or bool(features & _REWRITTEN)
@@ -207,7 +206,7 @@ def _nullable(schema: StructType) -> pa.Schema:
 
 
 def _write(batches: Iterator[pa.RecordBatch], *, table: Table, number: int) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a task as one file. If Spark repeats the task, it writes another; only the last one counts."""
+    """Write the rows of a task as one file. If Spark repeats the task, only the last file counts."""
     names = table.schema.names
     rows = [batch.rename_columns(names) for batch in batches if batch.num_rows]
     if rows:

@@ -1,4 +1,4 @@
-"""A job that a driver holds as its sign of life: under a lease, kept by a heartbeat, free again soon after a kill."""
+"""A job that a driver holds to show that it is alive. A heartbeat extends its lease until the driver dies."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LEASE_MS: Final = 20_000
 _BEAT_S: Final = 4.0
 
 
-class Charge(msgspec.Struct, frozen=True):
-    """What others need to know to see whether the holder still holds its job."""
+class LeaseCheck(msgspec.Struct, frozen=True):
+    """A lease that other processes can check."""
 
     url: str
     queue: str
@@ -37,14 +37,14 @@ class Charge(msgspec.Struct, frozen=True):
     token: int
 
     async def is_held(self, storage: Storage) -> bool:
-        """By the one who gave us this, that is: the token is that of its lease."""
+        """Return whether the driver that created this check still holds the lease."""
         await storage.sweep(self.queue)
         (job,) = await storage.get(self.queue, [self.id])
         return job is not None and job.state is State.ACTIVE and job.token == self.token
 
 
-class HeldJob(ABC):
-    """Held within a ``with`` block. ``is_lost`` and ``is_cancelled`` are for whoever is about to write or go on."""
+class DriverLease(ABC):
+    """A job held within a ``with`` block. Check ``is_lost`` before a write, and ``is_cancelled`` before going on."""
 
     def __init__(self, url: str, queue: str, *, holder: str) -> None:
         self._url = url
@@ -59,7 +59,7 @@ class HeldJob(ABC):
 
     @abstractmethod
     async def take(self, store: Store) -> Lease:
-        """The lease; the job is put in if need be."""
+        """Return the lease. Enqueue the job first if necessary."""
 
     def __enter__(self) -> Self:
         with Store(self._url) as store:
@@ -85,10 +85,10 @@ class HeldJob(ABC):
             store.run(store.storage.settle(self._queue, [settlement]))
 
     @property
-    def charge(self) -> Charge:
-        """Only while it is held."""
+    def lease_check(self) -> LeaseCheck:
+        """Return the check for this lease. Call it only while the lease is held."""
         assert self._lease is not None
-        return Charge(self._url, self._queue, self._lease.id, self._lease.token)
+        return LeaseCheck(self._url, self._queue, self._lease.id, self._lease.token)
 
     @property
     def began_at_ms(self) -> int:
@@ -97,21 +97,21 @@ class HeldJob(ABC):
         return self._lease.claimed_at_ms
 
     def report(self, progress: object) -> None:
-        """What the job shows as its progress, and in the end as its result; sent with the next heartbeat."""
+        """Set the progress of the job, which is also its result in the end. The next heartbeat sends it."""
         self._progress = msgspec.json.encode(progress)
 
     def _beat(self) -> None:
-        """Until told to stop, or no longer the holder."""
+        """Extend the lease until it is released or lost."""
         while not self._stop.wait(_BEAT_S):
             try:
                 with Store(self._url) as store:
-                    # At once: if the store was away, there is not much left of the lease.
+                    # Without a wait: if the store was away, little of the lease is left.
                     store.run(self._extend(store))
                     while not self.is_lost and not self._stop.wait(_BEAT_S):
                         store.run(self._extend(store))
                 return
             except StorageError as error:
-                logger.warning("the heartbeat of the run failed and will be repeated: %s", error)
+                logger.warning("the heartbeat of the run failed; retrying: %s", error)
 
     async def _extend(self, store: Store) -> None:
         assert self._lease is not None
@@ -123,14 +123,12 @@ class HeldJob(ABC):
             await store.storage.report(self._queue, [Report(*held, progress=self._progress)])
 
 
-# Ctrl-C while something runs that wants to come to a good end.
-
-
 @contextmanager
 def noted_interrupts() -> Iterator[threading.Event]:
-    """Within the block the first SIGINT sets the event, and every further one raises ``KeyboardInterrupt``.
+    """Let the first SIGINT set the event, so that work can stop cleanly, and every further one raise
+    ``KeyboardInterrupt``.
 
-    In the main thread, that is: elsewhere nobody sees signals. One that the process ignores stays ignored.
+    Only the main thread receives signals; elsewhere the event is never set. An ignored SIGINT stays ignored.
     """
     noted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -147,7 +145,7 @@ def noted_interrupts() -> Iterator[threading.Event]:
         if not is_first:
             raise KeyboardInterrupt
         is_first = False
-        # Not here: the thread that was interrupted may hold the lock of the event.
+        # In another thread, because the interrupted one may hold the lock of the event.
         threading.Thread(target=noted.set, name="penstock-interrupt", daemon=True).start()
 
     signal.signal(signal.SIGINT, note)

@@ -1,4 +1,4 @@
-"""What goes wrong with tables. All are ``PenstockError``s."""
+"""Errors of ``penstock.spark``. All of them are ``PenstockError``s."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from penstock.errors import InvalidInput, PenstockError
 
 
 class BadKey(InvalidInput):
-    """A key that cannot name a job: it is null, or of a type without a canonical form."""
+    """A key that cannot identify a job: it is null, or its type has no canonical form."""
 
 
 class BadRow(InvalidInput):
-    """A row that cannot be a job."""
+    """A row that cannot become a job."""
 
 
 class ArchiveTorn(PenstockError):
-    """An archive does not hold what the store had."""
+    """The archive differs from what the store had."""
 
 
 class OutputBusy(PenstockError):
@@ -22,13 +22,13 @@ class OutputBusy(PenstockError):
 
 
 class OutputLost(PenstockError):
-    """The run no longer has the right to write to its output: it was away for too long, and another took over."""
+    """The run lost its lease on the output: it was away for too long, and another run took over."""
 
 
 class TooManyFailures(PenstockError):
-    """More rows have failed than ``max_failures`` or ``max_failure_rate`` allows. What was done is in the output."""
+    """More rows failed than ``max_failures`` or ``max_failure_rate`` allows. Finished rows are in the output."""
 
 
 class FleetFailed(PenstockError):
-    """Spark has given up a fleet, its workers could not begin, or they have taken its driver for dead. Jobs that were
-    under way are taken over by others."""
+    """Spark gave up the fleet, its workers could not start, or they took its driver for dead. Other workers take over
+    the jobs that were running."""

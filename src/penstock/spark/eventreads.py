@@ -1,4 +1,7 @@
-"""Which queues a read is about."""
+"""Reads of event logs, shared by the batch reader, the stream and the history: queues, offsets and ranges.
+
+Offsets have the form ``{queue: {epoch, seq}}``, with the sequence number of the last event read.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ from penstock.storage.values import Gap
 
 
 async def chosen_queues(storage: Storage, options: ReadOptions) -> list[str]:
-    """By ``queue``, ``subscribe`` or ``subscribePattern``, the latter among the queues that there are now.
+    """Return the queues of a read, chosen by ``queue``, ``subscribe`` or ``subscribePattern``.
 
     Raises:
-        InvalidOption: a pattern that is none.
+        InvalidOption: the pattern is not a valid regular expression.
     """
     if options.queue:
         return [check_queue(options.queue)]
@@ -43,16 +46,12 @@ async def chosen_queues(storage: Storage, options: ReadOptions) -> list[str]:
     return [name for name in await storage.queues() if pattern.fullmatch(name)]
 
 
-# Where reads of event logs begin and end: ``{queue: {epoch, seq}}``, with the sequence of the last event
-# read.
-
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class Offset(msgspec.Struct, frozen=True):
-    """A place in a queue's log. Sequences of another epoch mean nothing."""
+    """A position in a queue's log. Sequence numbers are valid only within their epoch."""
 
     epoch: str
     seq: int
@@ -61,55 +60,55 @@ class Offset(msgspec.Struct, frozen=True):
 Offsets = dict[str, Offset]
 
 
-def loaded(said: Mapping[str, Any]) -> Offsets:
-    """What Spark keeps as JSON."""
-    return msgspec.convert(said, Offsets)
+def from_spark(stored: Mapping[str, Any]) -> Offsets:
+    """Return the offsets that Spark has stored as JSON."""
+    return msgspec.convert(stored, Offsets)
 
 
-def dumped(offsets: Offsets) -> dict[str, Any]:
-    """Back to what Spark keeps."""
+def to_spark(offsets: Offsets) -> dict[str, Any]:
+    """Return offsets in the form that Spark stores."""
     return {queue: {"epoch": place.epoch, "seq": place.seq} for queue, place in sorted(offsets.items())}
 
 
-def instant_ms(said: str | datetime, *, what: str) -> int:
-    """Epoch milliseconds from a number of them or an ISO 8601 time, which without a zone is UTC."""
-    if isinstance(said, str) and said.isdecimal():
-        return int(said)
+def instant_ms(value: str | datetime, *, what: str) -> int:
+    """Return epoch milliseconds from a number or an ISO 8601 time (UTC if it has no zone)."""
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
     try:
-        moment = datetime.fromisoformat(said) if isinstance(said, str) else said
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
     except ValueError:
         raise InvalidOption(
-            f"{what}={said!r} is not a time. Give ISO 8601 (2026-01-31T12:00:00Z) or epoch milliseconds."
+            f"{what} must be an ISO 8601 time (2026-01-31T12:00:00Z) or epoch milliseconds, got {value!r}."
         ) from None
     since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
-    # Up, not down: the first millisecond that is not before the instant.
+    # Round up to the first millisecond that is not before the instant.
     return -(-since // _MILLISECOND)
 
 
 async def resolve(
-    storage: Storage, queue: str, said: str, *, what: Literal["startingOffsets", "endingOffsets"]
+    storage: Storage, queue: str, value: str, *, what: Literal["startingOffsets", "endingOffsets"]
 ) -> Offset:
-    """``earliest``, ``latest``, or what the JSON has for this queue; for one it does not name, the default."""
+    """Return the offset for ``earliest``, ``latest``, or this queue in the JSON (default if it is not there)."""
     page = await storage.read_entries(queue, after=0, limit=1)
     first_kept = page.gap.last if page.gap else 0
-    if said == "earliest":
+    if value == "earliest":
         return Offset(page.epoch, first_kept)
-    if said == "latest":
+    if value == "latest":
         return Offset(page.epoch, page.last)
-    given = _named(said, what).get(queue)
-    if given is None:
+    offset = _named(value, what).get(queue)
+    if offset is None:
         return Offset(page.epoch, first_kept if what == "startingOffsets" else page.last)
-    if isinstance(given, int):
-        return Offset(page.epoch, page.last if given == -1 else given)
-    return given
+    if isinstance(offset, int):
+        return Offset(page.epoch, page.last if offset == -1 else offset)
+    return offset
 
 
-def _named(said: str, what: str) -> Mapping[str, Offset | int]:
+def _named(value: str, what: str) -> Mapping[str, Offset | int]:
     try:
-        named = msgspec.json.decode(said, type=dict[str, Offset | int])
+        named = msgspec.json.decode(value, type=dict[str, Offset | int])
     except msgspec.MsgspecError as error:
         raise InvalidOption(
-            f'{what}={said!r} is wrong: {error}. Give earliest, latest, or JSON such as {{"mail": 17}}.'
+            f'{what}={value!r} is invalid: {error}. Use earliest, latest, or JSON such as {{"mail": 17}}.'
         ) from None
     for queue in named:
         check_queue(queue)
@@ -117,7 +116,7 @@ def _named(said: str, what: str) -> Mapping[str, Offset | int]:
 
 
 async def position_at(storage: Storage, queue: str, at_ms: int) -> int:
-    """The sequence of the last event before an instant. Times never go back within a queue, so it can be bisected."""
+    """Return the sequence number of the last event before an instant. A binary search, because times never decrease."""
     page = await storage.read_entries(queue, after=0, limit=1)
     low, high = (page.gap.last if page.gap else 0), page.last
     while low < high:
@@ -130,12 +129,12 @@ async def position_at(storage: Storage, queue: str, at_ms: int) -> int:
     return low
 
 
-# Ranges of event logs as Arrow batches: what the batch reader, the stream and the history share.
+# Ranges of event logs as Arrow batches.
 
 
 _PER_PARTITION: Final = 250_000
 _PAGE: Final = 20_000
-# The fields of events that are times, under the names that their columns have.
+# Time columns, and the fields of events that they hold.
 _TIMES: Final = {"at": "at_ms", "enqueued_at": "enqueued_at_ms"}
 _COLUMNS: Final[Mapping[str, Column]] = {
     name: instants if name in _TIMES else plain for name in EVENTS.fieldNames()
@@ -151,12 +150,12 @@ class EventRange(InputPartition):
 
 
 def event_builder(schema: StructType) -> Builder:
-    """Raises ``InvalidOption`` for a column that events do not have."""
+    """Return a builder of event batches. Raise ``InvalidOption`` for a column that events do not have."""
     return Builder(schema, _COLUMNS, where="kind='events'")
 
 
 def split(queue: str, epoch: str, after: int, until: int, parts: int = 0) -> list[EventRange]:
-    """A range in ``parts`` of about the same length; by default as many as are worth a task each."""
+    """Split a range into ``parts`` of about the same length; the default depends on the number of events."""
     length = until - after
     if length <= 0:
         return []
@@ -166,7 +165,7 @@ def split(queue: str, epoch: str, after: int, until: int, parts: int = 0) -> lis
 
 
 async def plan_ranges(storage: Storage, options: ReadOptions) -> list[EventRange]:
-    """What a batch read is to read. Raises ``EventsLost`` if it is to begin where nothing is kept any more."""
+    """Return the ranges of a batch read. Raise ``EventsLost`` if its start is no longer kept."""
     ranges: list[EventRange] = []
     for queue in await chosen_queues(storage, options):
         start, end = await _bounds(storage, queue, options)
@@ -187,25 +186,25 @@ async def _bounds(storage: Storage, queue: str, options: ReadOptions) -> tuple[O
 
 
 def read_range(part: EventRange, options: ReadOptions, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """The events of a range, in order.
+    """Yield the events of a range in order.
 
     Raises:
         EventsLost: some are no longer kept, or the store has gone back in time, unless ``failOnDataLoss`` is off.
     """
     builder = event_builder(schema)
-    wanted = [_TIMES.get(name, name) for name in builder.names if name != "epoch"]
-    # The sequence is what the length of a batch is known by.
-    names = tuple(dict.fromkeys((*wanted, "seq")))
+    fields = [_TIMES.get(name, name) for name in builder.names if name != "epoch"]
+    # Always read the sequence number, which gives the length of a batch.
+    names = tuple(dict.fromkeys((*fields, "seq")))
     with Store(options.url) as store:
-        for epoch, found in event_pages(part, options, store, names):
-            yield builder.batch(_renamed(found, epoch))
+        for epoch, page in event_pages(part, options, store, names):
+            yield builder.batch(_to_columns(page, epoch))
 
 
 def event_pages(
     part: EventRange, options: ReadOptions, store: Store, names: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    """The events of a range page by page: their epoch, and their columns of these ``names``, with ``seq`` among them.
-    Raises as ``read_range``."""
+    """Yield the pages of a range: the epoch, and the columns ``names``, which include ``seq``. Raise as ``read_range``
+    does."""
     after = part.after
     while after < part.until:
         limit = min(_PAGE, part.until - after)
@@ -214,30 +213,30 @@ def event_pages(
             check_kept(part, page.epoch, page.gap)
         elif page.epoch != part.epoch:
             return
-        found = columns(page.entries, queue=part.queue, after=after, until=part.until, names=names)
-        if found["seq"]:
-            yield page.epoch, found
+        values = columns(page.entries, queue=part.queue, after=after, until=part.until, names=names)
+        if values["seq"]:
+            yield page.epoch, values
         if page.next <= after:
             return
         after = page.next
 
 
-def _renamed(found: Mapping[str, Sequence[Any]], epoch: str) -> dict[str, Sequence[Any]]:
-    named = dict(found)
+def _to_columns(page: Mapping[str, Sequence[Any]], epoch: str) -> dict[str, Sequence[Any]]:
+    named = dict(page)
     for column, field in _TIMES.items():
         if field in named:
             named[column] = named.pop(field)
-    named["epoch"] = [epoch] * len(found["seq"])
+    named["epoch"] = [epoch] * len(page["seq"])
     return named
 
 
 def check_kept(part: EventRange, epoch: str, gap: Gap | None) -> None:
-    """Raises ``EventsLost`` if the store is not the one the range was planned on, or some of the range is gone."""
+    """Raise ``EventsLost`` if the store's epoch has changed since the range was planned, or events are gone."""
     if epoch != part.epoch:
         raise EventsLost(
-            f"queue {part.queue!r}: events {part.after + 1} to {part.until} were of epoch {part.epoch}, and the "
-            f"store's is {epoch} now: it was restored, or lost what it had. Begin anew, or set failOnDataLoss to "
-            "false.",
+            f"queue {part.queue!r}: events {part.after + 1} to {part.until} belong to epoch {part.epoch}, but the "
+            f"store is now at epoch {epoch}: it was restored, or lost its data. Start over, or set failOnDataLoss "
+            "to false.",
             first=0,
             last=0,
         )

@@ -1,4 +1,4 @@
-"""What a fleet's tasks do on the executors: a worker of the app, in the Python process that Spark has there."""
+"""The Spark task of a fleet: one worker of the app, in the Python process of an executor."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pyspark import TaskContext
 from penstock.client.app import App
 from penstock.client.imports import find
 from penstock.errors import InvalidOption, PenstockError, StorageError
-from penstock.spark.driver_lease import Charge
+from penstock.spark.driver_lease import LeaseCheck
 from penstock.storage import open_storage
 from penstock.worker.health import WorkerStats
 from penstock.worker.worker import Worker
 
 _Loop: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_LOOK_EVERY_S: Final = 1.0
-_COUNTED: Final = ("claimed", "completed", "failed", "retrying", "cancelled", "released", "stalled")
+_CHECK_EVERY_S: Final = 1.0
+_COUNTERS: Final = ("claimed", "completed", "failed", "retrying", "cancelled", "released", "stalled")
 REPORT: Final = ", ".join(
     [
         "worker string",
         "host string",
-        *(f"{name} bigint" for name in _COUNTED),
+        *(f"{name} bigint" for name in _COUNTERS),
         "abandoned boolean",
         "error string",
     ]
@@ -38,7 +38,7 @@ _ARROW: Final = pa.schema(
     [
         ("worker", pa.string()),
         ("host", pa.string()),
-        *((name, pa.int64()) for name in _COUNTED),
+        *((name, pa.int64()) for name in _COUNTERS),
         ("abandoned", pa.bool_()),
         ("error", pa.string()),
     ]
@@ -46,17 +46,17 @@ _ARROW: Final = pa.schema(
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What each task of a fleet is told: which app (``module:name``) and which ``modules`` with its tasks to import,
-    with which options for its worker, and whose job to look at to know when it is over. The store is the driver's."""
+    """The input of each Spark task: the app (``module:name``), the ``modules`` with its tasks, the options of the
+    worker, and the driver's lease. The worker stops when that lease ends. The store is the driver's."""
 
     app: str
     modules: list[str]
-    charge: Charge
+    lease_check: LeaseCheck
     options: dict[str, Any]
 
 
 def work(assignment: Assignment) -> _Loop:
-    """The loop of a task: until the queues are drained, if that was asked for, or the fleet is ended."""
+    """Return a mapper that runs a worker until the fleet ends or, if the options say so, the queues are drained."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
@@ -67,8 +67,8 @@ def work(assignment: Assignment) -> _Loop:
 
 
 def _row(assignment: Assignment) -> pa.RecordBatch:
-    """What became of the worker, and whether it ended because nobody held the fleet's job. A mistake that every attempt
-    would repeat is told, not raised: Spark would try four times, and say it worse."""
+    """Run the worker and return its report. A configuration error is part of the report and is not raised, because
+    Spark would repeat the task four times, and bury the message."""
     worker, stats, abandoned, error = "", WorkerStats(), False, None
     try:
         worker, stats, abandoned = _serve(assignment)
@@ -76,11 +76,11 @@ def _row(assignment: Assignment) -> pa.RecordBatch:
         raise
     except PenstockError as raised:
         error = str(raised)
-    counted = {name: [getattr(stats, name)] for name in _COUNTED}
+    counts = {name: [getattr(stats, name)] for name in _COUNTERS}
     row = {
         "worker": [worker],
         "host": [platform.node()],
-        **counted,
+        **counts,
         "abandoned": [abandoned],
         "error": [error],
     }
@@ -90,15 +90,15 @@ def _row(assignment: Assignment) -> pa.RecordBatch:
 def _serve(assignment: Assignment) -> tuple[str, WorkerStats, bool]:
     app = find(assignment.app, App)
     _import_tasks(assignment.modules)
-    charge = assignment.charge
-    if not asyncio.run(_is_held(charge)):
+    lease_check = assignment.lease_check
+    if not asyncio.run(_is_held(lease_check)):
         return "", WorkerStats(), True
-    # What the app's module says of its store, it says of the machine it is imported on: the driver's is meant.
+    # The app's module may configure another store on this machine.
     url, namespace = app.url, app.namespace
-    app.move_to(charge.url)
+    app.move_to(lease_check.url)
     try:
         worker = app.worker(name=_name(), **assignment.options)
-        watch = _Watch(worker, charge)
+        watch = _Watch(worker, lease_check)
         worker.on_start(watch.begin)
         worker.run_sync()
         return worker.id, worker.stats, watch.abandoned
@@ -112,7 +112,7 @@ def _import_tasks(modules: list[str]) -> None:
             import_module(module)
         except ImportError as error:
             raise InvalidOption(
-                f"module {module!r}, which has tasks of the app, cannot be imported on {platform.node()}: {error}. "
+                f"module {module!r}, which defines tasks of the app, cannot be imported on {platform.node()}: {error}. "
                 "Install it where Spark runs, or ship it (--py-files, spark.addArtifacts)."
             ) from error
 
@@ -124,37 +124,37 @@ def _name() -> str:
     return f"spark-{part}-{host}"
 
 
-async def _is_held(charge: Charge) -> bool:
-    storage = open_storage(charge.url)
+async def _is_held(lease_check: LeaseCheck) -> bool:
+    storage = open_storage(lease_check.url)
     await storage.open()
     try:
-        return await charge.is_held(storage)
+        return await lease_check.is_held(storage)
     finally:
         await storage.close()
 
 
 class _Watch:
-    """Stops the worker when nobody holds the fleet's job any more: it was ended, or its driver is dead. The worker was
-    ``abandoned`` then, unless it was at its end anyway."""
+    """Stops the worker when the fleet's lease ends, because the fleet was stopped or its driver is dead. The worker is
+    then ``abandoned``, unless it was already stopping."""
 
-    def __init__(self, worker: Worker, charge: Charge) -> None:
+    def __init__(self, worker: Worker, lease_check: LeaseCheck) -> None:
         self._worker = worker
-        self._charge = charge
+        self._lease_check = lease_check
         self._task: asyncio.Task[None] | None = None
         self.abandoned = False
 
     def begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._look())
+        self._task = asyncio.get_running_loop().create_task(self._watch())
 
-    async def _look(self) -> None:
+    async def _watch(self) -> None:
         storage = await self._worker.app.connect()
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
             try:
-                if not await self._charge.is_held(storage):
+                if not await self._lease_check.is_held(storage):
                     self.abandoned = self._worker.state != "stopping"
                     self._worker.stop()
                     return
             except StorageError:
-                # The worker waits for the store, and so do we.
+                # The worker waits for the store as well.
                 continue

@@ -1,8 +1,8 @@
-"""Spark's executors as workers: ``penstock.spark.fleet``.
+"""``penstock.spark.fleet``: Spark's executors as workers.
 
-A fleet is one Spark job whose tasks each run a worker. It is itself a job of the queue ``penstock.fleets``, held by the
-driver: its workers end when it does, also if the driver is killed. Jobs, leases, limits and retries are the store's, as
-with any worker; what a killed executor had under way is taken over when its leases end.
+A fleet is one Spark job whose tasks each run a worker. The driver also holds a job of the queue ``penstock.fleets``.
+The workers stop when that lease ends, even if the driver was killed. The store handles jobs, leases, limits and
+retries, as it does for any worker. When an executor is killed, others take over its jobs after their leases expire.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.core.outcome import Release
 from penstock.core.text import get_logger
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption
-from penstock.spark.driver_lease import LEASE_MS, HeldJob
+from penstock.spark.driver_lease import LEASE_MS, DriverLease
 from penstock.spark.errors import FleetFailed
 from penstock.spark.executor_task import REPORT, Assignment, work
 from penstock.spark.store import Store, shared_url
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 
 try:
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-except ImportError:  # a client of Spark Connect alone has no JVM to talk to
+except ImportError:  # a pure Spark Connect client has no JVM
     Py4JJavaError = PySparkException
 
 logger = get_logger("penstock.spark")
 
 FLEETS: Final = "penstock.fleets"
 _OPTIONS: Final = Options(task="penstock.fleet", attempts=1, max_stalls=0)
-_MOST_STARTS: Final = 4
-_EXTRA_S: Final = 30.0
+_MAX_STARTS: Final = 4
+_STOP_MARGIN_S: Final = 30.0
 
 
 class FleetOptions(TypedDict, total=False):
-    """Options of a worker that make sense on an executor; see ``Worker``."""
+    """Options of the workers; see ``Worker``."""
 
     concurrency: int
     threads: int | None
@@ -66,7 +66,7 @@ class FleetOptions(TypedDict, total=False):
 
 
 class FleetWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker did, by its own count."""
+    """The counters of one worker."""
 
     worker: str
     host: str
@@ -80,8 +80,8 @@ class FleetWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the workers say that came to their end in peace; ``starts`` is how often Spark's job had to be started. What
-    was done by executors that were killed is not in it: the event log has all of it."""
+    """The counters of workers that stopped normally. ``starts`` is how often the Spark job had to be started. The work
+    of killed executors is not included; the event log has all of it."""
 
     fleet_id: str
     workers: tuple[FleetWorker, ...]
@@ -107,35 +107,38 @@ def fleet(
     time_budget: Duration | None = None,
     **options: Unpack[FleetOptions],
 ) -> Fleet:
-    """Let executors work on an app's ``queues`` (those of all its tasks unless given), with a worker in each of
-    ``size`` tasks: as many as Spark runs at a time, unless given. Returns at once; ``wait()`` for its end.
+    """Start workers on Spark's executors, and return immediately. Call ``wait()`` to wait until the fleet finishes.
 
-    ``app`` must be at the top of a module that executors can import, and may be given as ``"module:name"``; they work
-    for the store that it has here. The fleet ends when its queues are drained, unless ``until_drained`` is false; when
-    ``time_budget`` is over; by ``stop()``; and soon after this process does.
+    They run jobs of the app's ``queues`` (default: those of all its tasks). ``size`` is the number of workers (default:
+    the number of task slots). ``app`` must be at the top level of a module that executors can import; it may be a
+    string, ``"module:name"``. Executors use the store that the app has in this process.
+
+    The fleet finishes when its queues are drained (unless ``until_drained`` is false), after ``time_budget``, on
+    ``stop()``, and soon after this process exits.
 
     Raises:
-        InvalidOption: an app that executors cannot import, or a store they cannot reach.
+        InvalidOption: executors cannot import the app or reach its store.
         StorageError: the store does not answer.
     """
     refuse_unknown(options, FleetOptions.__annotations__, where="a fleet")
-    found = find(app, App) if isinstance(app, str) else app
-    found.load()
-    made = Fleet(
+    app = find(app, App) if isinstance(app, str) else app
+    app.load()
+    fleet = Fleet(
         spark,
-        found,
+        app,
         size=_checked(size) or slots(spark),
         time_budget_ms=None if time_budget is None else milliseconds(time_budget, what="time_budget"),
         options={"queues": queues, "burst": until_drained, **options},
     )
-    # What is wrong with the options is better said here than on every executor.
-    found.worker(**made.options)
-    made.start()
-    return made
+    # Check the options here rather than on every executor.
+    app.worker(**fleet.options)
+    fleet.start()
+    return fleet
 
 
 class Fleet:
-    """A fleet, made by ``penstock.spark.fleet``. In a ``with`` block it is stopped, and waited for, at its end."""
+    """A running fleet, as ``penstock.spark.fleet`` returns it. A ``with`` block stops it at the end, and waits for
+    it."""
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class Fleet:
         self._spark = spark
         self._target = ":".join(locate(app, in_script=False))
         self._modules = task_modules(app)
-        self._held = _FleetJob(shared_url(app), self.id, self._target)
+        self._lease = _FleetJob(shared_url(app), self.id, self._target)
         self._time_budget_ms = time_budget_ms
         self._grace_s = milliseconds(options.get("grace", "30s"), what="grace") / 1000
         self._stopped = threading.Event()
@@ -163,9 +166,9 @@ class Fleet:
         self._error: Exception | None = None
 
     def start(self) -> None:
-        """Raises ``StorageError`` if the store does not answer."""
+        """Start the Spark job. Raise ``StorageError`` if the store does not answer."""
         self._began_at = time.monotonic()
-        self._held.__enter__()
+        self._lease.__enter__()
         self._thread.start()
         if self._time_budget_ms is not None:
             timer = threading.Timer(self._time_budget_ms / 1000, self.stop)
@@ -189,21 +192,21 @@ class Fleet:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """The workers claim no more, let running jobs finish for their ``grace``, hand back the others, and end."""
+        """Stop claiming jobs. Running jobs have the ``grace`` period to finish; then they are released."""
         if not self._stopped.is_set():
             self._stopped.set()
-            self._held.__exit__(None, None, None)
+            self._lease.__exit__(None, None, None)
 
     def wait(self, timeout: Duration | None = None) -> FleetReport:
-        """Wait for the end.
+        """Wait until the fleet finishes, and return its report.
 
         Raises:
-            FleetFailed: Spark has given it up, its workers could not begin, or they took its driver for dead.
-            TimeoutError: it has not ended in ``timeout``, and goes on.
+            FleetFailed: Spark gave up the fleet, its workers could not start, or they took its driver for dead.
+            TimeoutError: the fleet is still running after ``timeout``.
         """
         self._join(None if timeout is None else milliseconds(timeout, what="timeout") / 1000)
         if self.is_running:
-            raise TimeoutError(f"fleet {self.id} has not ended in {timeout}, and goes on")
+            raise TimeoutError(f"fleet {self.id} is still running after {timeout}")
         self.check()
         return FleetReport(
             fleet_id=self.id,
@@ -213,18 +216,19 @@ class Fleet:
         )
 
     def check(self) -> None:
-        """Raises ``FleetFailed`` if it has come to a bad end."""
+        """Raise ``FleetFailed`` if the fleet has failed."""
         if not self.is_running and self._error is not None:
             raise FleetFailed(str(self._error)) from self._error
 
     def _join(self, timeout_s: float | None) -> None:
-        """Wait for the thread. One that was told to stop and does not is interrupted: its leases end by themselves."""
+        """Wait for the thread. If the fleet was stopped and does not finish, cancel its Spark job; its leases
+        expire."""
         if timeout_s is not None:
             self._thread.join(timeout_s)
             return
         while not self._stopped.wait(0.1) and self.is_running:
             pass
-        self._thread.join(self._grace_s + _EXTRA_S)
+        self._thread.join(self._grace_s + _STOP_MARGIN_S)
         if self.is_running:
             self._interrupt()
             self._thread.join()
@@ -233,15 +237,15 @@ class Fleet:
     def _tag(self) -> str:
         return f"penstock-fleet-{self.id}"
 
-    def _mark(self) -> None:
-        """What this thread has Spark do is the fleet's."""
+    def _tag_thread(self) -> None:
+        """Tag the Spark jobs of this thread as the fleet's."""
         if (context := _context(self._spark)) is not None:
             context.addJobTag(self._tag)
         else:
             self._spark.addTag(self._tag)
 
     def _interrupt(self) -> None:
-        # Without Spark Connect, a session knows its tags by thread, and interrupts nothing by those of another.
+        # Without Spark Connect, a session keeps tags by thread, and cannot interrupt by the tag of another one.
         if (context := _context(self._spark)) is not None:
             context.cancelJobsWithTag(self._tag)
         else:
@@ -249,16 +253,15 @@ class Fleet:
 
     def _run(self) -> None:
         try:
-            self._mark()
+            self._tag_thread()
             self._rows = self._collect()
-            if mistakes := [row["error"] for row in self._rows if row["error"]]:
-                self._error = InvalidOption(mistakes[0])
+            if errors := [row["error"] for row in self._rows if row["error"]]:
+                self._error = InvalidOption(errors[0])
             elif any(row["abandoned"] for row in self._rows) and not self._stopped.is_set():
                 self._error = FleetFailed(
-                    f"fleet {self.id} was taken for dead, and its workers have ended: its job in the queue {FLEETS!r} "
-                    "was held no more. This process extends it every few seconds, and must not be away, nor without "
-                    f"the store, for {LEASE_MS // 1000} seconds; or somebody has ended the job. Start the fleet again: "
-                    "what is done is done, and the rest is still in its queues."
+                    f"fleet {self.id} lost its lease in the queue {FLEETS!r}, so its workers have stopped. Either this "
+                    f"process or its connection to the store was suspended for {LEASE_MS // 1000} seconds, or another "
+                    "process finished the job. Start the fleet again: the remaining jobs are still in its queues."
                 )
         except Exception as error:
             self._error = error
@@ -267,50 +270,50 @@ class Fleet:
             self.stop()
 
     def _collect(self) -> list[Row]:
-        """Run Spark's job: once, unless it breaks down. Executors may be killed by what handlers do, and each task has
-        only so many attempts."""
+        """Run the Spark job, again if it fails: handlers may kill executors, and Spark limits the attempts of a
+        task."""
         while True:
             self._starts += 1
             try:
                 return self._tasks().collect()
             except (PySparkException, Py4JJavaError) as error:
-                # Of what the JVM throws, pyspark makes its own what it has a name for: not that a job was aborted.
+                # pyspark has no exception of its own for an aborted job.
                 if self._stopped.is_set():
                     return []
-                if self._starts == _MOST_STARTS:
+                if self._starts == _MAX_STARTS:
                     raise FleetFailed(
-                        f"fleet {self.id} was given up by Spark, as often as it was started ({self._starts}): "
-                        f"{_said(error)}"
+                        f"Spark gave up fleet {self.id} after {self._starts} starts: {_message(error)}"
                     ) from error
                 logger.warning(
-                    "fleet %s: Spark has given it up, and it is started again: %s", self.id, _short(error)
+                    "fleet %s: Spark gave it up; starting it again: %s", self.id, _first_line(error)
                 )
 
     def _tasks(self) -> DataFrame:
         assignment = Assignment(
-            app=self._target, modules=self._modules, charge=self._held.charge, options=self.options
+            app=self._target, modules=self._modules, lease_check=self._lease.lease_check, options=self.options
         )
         return self._spark.range(0, self.size, 1, self.size).mapInArrow(work(assignment), REPORT)
 
 
-class _FleetJob(HeldJob):
-    """The fleet as a job. Its lease ends soon after its driver, and with that the job: nobody else takes it."""
+class _FleetJob(DriverLease):
+    """The fleet as a job. When its driver dies, the lease expires and the job fails, so that no process takes it
+    over."""
 
     def __init__(self, url: str, id: str, target: str) -> None:
         super().__init__(url, FLEETS, holder="fleet")
-        said = {"app": target, "host": platform.node(), "pid": os.getpid()}
-        self._job = NewJob(id, msgspec.json.encode(said), _OPTIONS)
+        payload = {"app": target, "host": platform.node(), "pid": os.getpid()}
+        self._job = NewJob(id, msgspec.json.encode(payload), _OPTIONS)
 
     async def take(self, store: Store) -> Lease:
         storage = store.storage
         await storage.enqueue(FLEETS, [self._job])
         while True:
             claimed = await storage.claim(FLEETS, Take(self._worker, 100, LEASE_MS))
-            # Others may begin at the same time: whoever gets their jobs hands them back.
+            # A claim may return jobs of fleets that start at the same time. Release those.
             others = [lease for lease in claimed.leases if lease.id != self._job.id]
             if others:
-                handed = [Settlement(lease.id, lease.token, Release()) for lease in others]
-                await storage.settle(FLEETS, handed)
+                released = [Settlement(lease.id, lease.token, Release()) for lease in others]
+                await storage.settle(FLEETS, released)
             for lease in claimed.leases:
                 if lease.id == self._job.id:
                     return lease
@@ -318,7 +321,7 @@ class _FleetJob(HeldJob):
 
 
 def _context(spark: SparkSession) -> SparkContext | None:
-    """``None`` by Spark Connect."""
+    """Return the Spark context; ``None`` with Spark Connect."""
     try:
         return spark.sparkContext
     except PySparkException:
@@ -326,28 +329,28 @@ def _context(spark: SparkSession) -> SparkContext | None:
 
 
 def slots(spark: SparkSession) -> int:
-    """How many tasks the session runs at a time, as far as Spark knows by now."""
-    # Spark splits a range into as many parts; a session by Spark Connect has no other way to ask.
+    """Return the number of task slots, as far as Spark knows yet."""
+    # Spark splits a range into one partition per slot. Spark Connect offers no other way to ask.
     parts = spark.range(0, 10_000).select(F.spark_partition_id().alias("part")).distinct()
     return parts.count()
 
 
 def _checked(size: int | None) -> int | None:
     if size is not None and (type(size) is not int or not 1 <= size <= 100_000):
-        raise InvalidOption(f"size={size!r} is not valid. Give a whole number from 1 to 100000.")
+        raise InvalidOption(f"size must be an integer from 1 to 100000, got {size!r}.")
     return size
 
 
 def _worker(row: Row) -> FleetWorker:
-    said = row.asDict()
-    del said["abandoned"], said["error"]
-    return FleetWorker(**said)
+    fields = row.asDict()
+    del fields["abandoned"], fields["error"]
+    return FleetWorker(**fields)
 
 
-def _short(error: Exception) -> str:
-    return _said(error).partition("\n")[0][:300]
+def _first_line(error: Exception) -> str:
+    return _message(error).partition("\n")[0][:300]
 
 
-def _said(error: Exception) -> str:
-    """Without the line in which py4j names the call that it made."""
+def _message(error: Exception) -> str:
+    """Return the message without py4j's line about the call."""
     return re.sub(r"^An error occurred while calling \S+\n: ", "", str(error).strip())

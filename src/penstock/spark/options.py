@@ -1,6 +1,6 @@
-"""The options of ``spark.read``, ``df.write`` and their streams: read, checked, with defaults filled in.
+"""Options of ``spark.read``, ``df.write`` and their streams: parsing, validation and defaults.
 
-Spark hands over texts under names in lower case; what users write is ``numPartitions``.
+Spark passes option values as text, under lower-case names. Users write camel case, such as ``numPartitions``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from penstock.spark.store import shared_url, url_for_executors
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What to read. Of ``queue``, ``subscribe`` (several, with commas) and ``subscribe_pattern`` one is given.
+    """Options of a read. Exactly one of ``queue``, ``subscribe`` (comma-separated) and ``subscribe_pattern`` is set.
 
-    Offsets are ``earliest``, ``latest``, or JSON: ``{"mail": {"epoch": "...", "seq": 17}}``, of which a bare number is
-    the short form. Timestamps are epoch milliseconds or ISO 8601. ``num_partitions`` 0 leaves the number to us.
+    Offsets are ``earliest``, ``latest``, or JSON: ``{"mail": {"epoch": "...", "seq": 17}}``, or just the number in
+    place of the inner object. Timestamps are epoch milliseconds or ISO 8601. ``num_partitions=0`` means automatic.
     """
 
     url: str = ""
@@ -46,8 +46,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How rows become jobs. Lists of columns have commas. ``write_id`` names the save: rows of a save that is repeated
-    under the same name are duplicates, whatever has become of their jobs."""
+    """Options of a write. Lists of columns are comma-separated. ``write_id`` identifies the save: repeating a save
+    under the same id makes its rows duplicates, in whatever state their jobs are."""
 
     url: str = ""
     queue: str = ""
@@ -67,74 +67,73 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 _Options = TypeVar("_Options", ReadOptions, WriteOptions)
 
-# What Spark itself puts beside the user's options.
-_OF_SPARK = frozenset({"path", "checkpointlocation"})
+# Spark adds these to the user's options.
+_SPARK_OPTIONS = frozenset({"path", "checkpointlocation"})
 
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Raises ``InvalidOption`` for a name or a value that is not allowed."""
-    options = _parse(given, ReadOptions, where="spark.read.format('penstock')")
+def read_options(values: Mapping[str, str]) -> ReadOptions:
+    """Parse the options of a read. Raise ``InvalidOption`` for an unknown name or an invalid value."""
+    options = _parse(values, ReadOptions, where="spark.read.format('penstock')")
     chosen = [name for name in ("queue", "subscribe", "subscribe_pattern") if getattr(options, name)]
     if len(chosen) != 1:
         raise InvalidOption(
-            "which queue to read is not clear: give one of the options queue, subscribe ('mail,reports') "
-            f"and subscribePattern ('mail-.*'); {len(chosen)} were given."
+            "set exactly one of the options queue, subscribe ('mail,reports') and subscribePattern ('mail-.*'), "
+            f"got {len(chosen)}."
         )
     if options.queue:
         check_queue(options.queue)
     if options.num_partitions < 0:
         raise InvalidOption(
-            f"numPartitions={options.num_partitions} is negative. Give at least 1, or leave it out."
+            f"numPartitions must be >= 1, got {options.num_partitions}. Leave it out for an automatic number."
         )
     if options.max_events_per_trigger < 1:
-        raise InvalidOption(f"maxEventsPerTrigger={options.max_events_per_trigger}: give at least 1.")
+        raise InvalidOption(f"maxEventsPerTrigger must be >= 1, got {options.max_events_per_trigger}.")
     return options
 
 
-def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Raises ``InvalidOption`` or ``InvalidName`` for a name or a value that is not allowed."""
-    options = _parse(given, WriteOptions, where="df.write.format('penstock')")
+def write_options(values: Mapping[str, str]) -> WriteOptions:
+    """Parse the options of a write. Raise ``InvalidOption`` or ``InvalidName`` for an unknown name or an invalid
+    value."""
+    options = _parse(values, WriteOptions, where="df.write.format('penstock')")
     if not options.key_columns:
         raise InvalidOption(
-            "keyColumns is missing: the columns whose values name a row, such as 'user_id' or 'day,user_id'."
+            "keyColumns is missing. Name the columns that identify a row, such as 'user_id' or 'day,user_id'."
         )
     if not options.task and not options.queue:
-        raise InvalidOption(
-            "neither task nor queue was given: say which task the jobs are for, or their queue."
-        )
+        raise InvalidOption("task and queue are both missing. Name the task of the jobs, or their queue.")
     if options.task and ":" not in options.task:
         check_task(options.task)
     if options.queue:
         check_queue(options.queue)
     if not 1 <= options.batch_size <= 10_000:
-        raise InvalidOption(f"batchSize={options.batch_size} is out of range. Give 1 to 10000.")
+        raise InvalidOption(f"batchSize must be from 1 to 10000, got {options.batch_size}.")
     return options
 
 
 def namespace_of(url: str) -> str:
-    """The namespace that a URL names: part of what rows' ids are made of."""
+    """Return the namespace in a URL. It is part of what row ids are computed from."""
     return parse_qs(urlsplit(url).query).get("namespace", [""])[0]
 
 
-def _parse(given: Mapping[str, str], kind: type[_Options], *, where: str) -> _Options:
-    known: list[str] = [field.encode_name for field in msgspec.structs.fields(kind)]
-    fields = {name.lower(): name for name in known}
-    said = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
-    for name in said:
-        if name.lower() not in fields:
-            refuse_unknown([name], known, where=where)
-    named: dict[str, Any] = {fields[name.lower()]: value for name, value in said.items()}
+def _parse(values: Mapping[str, str], kind: type[_Options], *, where: str) -> _Options:
+    names: list[str] = [field.encode_name for field in msgspec.structs.fields(kind)]
+    by_lower = {name.lower(): name for name in names}
+    user_values = {name: value for name, value in values.items() if name.lower() not in _SPARK_OPTIONS}
+    for name in user_values:
+        if name.lower() not in by_lower:
+            refuse_unknown([name], names, where=where)
+    named: dict[str, Any] = {by_lower[name.lower()]: value for name, value in user_values.items()}
     if "url" not in named:
         named["url"] = shared_url(App())
     try:
         options = msgspec.convert(named, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidOption(_plainly(str(error), named)) from None
+        raise InvalidOption(_explain(str(error), named)) from None
     return msgspec.structs.replace(options, url=url_for_executors(options.url))
 
 
-def _plainly(said: str, given: Mapping[str, Any]) -> str:
-    found = re.fullmatch(r"(.*) - at `\$\.(\w+)`", said)
-    if found is None:
-        return f"an option is wrong: {said}."
-    return f"{found[2]}={given.get(found[2])!r} is wrong: {found[1][:1].lower()}{found[1][1:]}."
+def _explain(message: str, values: Mapping[str, Any]) -> str:
+    match = re.fullmatch(r"(.*) - at `\$\.(\w+)`", message)
+    if match is None:
+        return f"an option is invalid: {message}."
+    return f"{match[2]}={values.get(match[2])!r} is invalid: {match[1][:1].lower()}{match[1][1:]}."

@@ -1,9 +1,9 @@
-"""Appending to a table of files, so that a driver that is killed leaves nothing half done, and nothing that goes on.
+"""Atomic appends to a folder of files.
 
-Spark's own append has every writer of a folder work in its ``_temporary``: what a killed driver has finished there is
-taken up by the next one's commit, and a JVM that outlives its driver still commits, and takes away what others have
-there. So files are written to a folder of their own, and this process puts them in place: each with one link, under a
-name that only one can have.
+Spark's own append is not safe when drivers are killed, because all writers of a folder share its ``_temporary``: a
+commit also publishes the files of a killed driver, and a JVM that outlives its driver still commits, and removes the
+files of others. So each append writes its files to a separate folder. Then this process publishes them, each with one
+link under a unique name.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from penstock.spark.delta import make_durable
 
 logger = get_logger("penstock.spark")
 
-# Spark passes over names that begin with an underscore.
+# Spark ignores names that begin with an underscore.
 STAGING: Final = "_penstock"
 _STAGED: Final = "staged-"
-# Formats that are nothing but files in a folder. The others have commits of their own.
+# Formats that are just files in a folder. The others have their own commits.
 _FILES: Final = frozenset({"parquet", "orc", "json", "csv", "avro", "text", "xml"})
 _ATTEMPT: Final = "mapreduce.job.application.attempt.id"
 _END_OF_STEM: Final = ".c000"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://(?=/))?")
 _PATTERN: Final = frozenset("*?[]{}\\")
 _COMMITTED: Final = re.compile(r"penstock-(\d{10})-")
-# Spark's default is INT96, which is deprecated and which other readers take for nanoseconds.
+# Spark's default is INT96, which is deprecated, and which other readers interpret as nanoseconds.
 _MICROS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 _NO_OPTIONS: Final[Mapping[str, str]] = {}
 
 
 class NameTaken(Exception):
-    """There is a file of that name already. Nothing was put in place."""
+    """A file of that name exists already. Nothing was published."""
 
 
 def append_files(
@@ -55,14 +55,13 @@ def append_files(
     options: Mapping[str, str] = _NO_OPTIONS,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Add ``rows`` to the files at a path; they are named ``name``. One file appears as a whole, or not at all.
-    ``options`` are those of Spark's writer. ``check`` is called before the files are put in place, and raises if they
-    must not be.
+    """Append ``rows`` to the files at a path, in files named ``name``. Each file appears atomically. ``options`` are
+    those of Spark's writer. ``check`` runs before the files are published, and raises to prevent it.
 
-    By Spark Connect, if the server's files are not to be seen from here, it is Spark's own append.
+    With Spark Connect, if this process cannot access the server's files, this is Spark's own append.
 
     Raises:
-        NameTaken: somebody else has put files of this name there.
+        NameTaken: another writer has published files of this name.
     """
     spark = rows.sparkSession
     writer = rows.write.format(format).options(**options)
@@ -87,26 +86,26 @@ def append_files(
                 last.mode("append").save(output)
     finally:
         remove_folder(spark, staged)
-    # As Spark's own append does, for whoever has cached a table of the folder.
+    # Spark's own append does the same, for users who have cached a table of the folder.
     spark.catalog.refreshByPath(output)
 
 
 def commit_name(number: int) -> str:
-    """What the files of a commit are named: two writers that both take it for theirs want the same name."""
+    """Return the file name of a commit. Two writers of the same commit use the same name, so one of them fails."""
     return f"penstock-{number:010}"
 
 
 def last_commit(names: Iterable[str]) -> int:
-    """The highest number among the commits that these files are of; 0 if there is none."""
-    return max((int(found[1]) for name in names if (found := _COMMITTED.match(name))), default=0)
+    """Return the highest commit number among these file names; 0 if there is none."""
+    return max((int(match[1]) for name in names if (match := _COMMITTED.match(name))), default=0)
 
 
 def compact_files(spark: SparkSession, output: str, *, check: Callable[[], None]) -> Moved | None:
-    """Put the small Parquet files of a folder together; ``None`` if there is nothing to do, or if the folder is not to
-    be seen from here. ``check`` raises if another writer has taken over.
+    """Merge the small Parquet files of a folder. Return ``None`` if there is nothing to do, or if this process cannot
+    access the folder. ``check`` raises if another writer has taken over.
 
-    A writer that was away may want a name that goes away here, to put its own files there. It has checked that the
-    folder is its own after it staged them. So all staged files are removed first: its next step fails.
+    A writer that has lost its lease may still publish staged files, under a name that the merge frees. Therefore the
+    merge first removes all staged files, so that the writer's next step fails.
     """
     here = local_path(output)
     if here is None or not here.is_dir():
@@ -131,7 +130,7 @@ def compact_files(spark: SparkSession, output: str, *, check: Callable[[], None]
 
 
 def finish_compaction(output: str) -> None:
-    """Finish what a run that was killed has begun of ``compact_files``, or undo it. For the holder only."""
+    """Finish or undo the compaction of a killed run. Only the holder of the output may call it."""
     here = local_path(output)
     if here is not None:
         finish_folds(here)
@@ -140,7 +139,7 @@ def finish_compaction(output: str) -> None:
 def _fold_pile(
     spark: SparkSession, output: str, pile: Sequence[str], *, check: Callable[[], None]
 ) -> str | None:
-    """Return the name of the file that was made; ``None`` if the file system has no links."""
+    """Return the name of the merged file; ``None`` if the file system has no links."""
     here, root = Path(str(local_path(output))), output.rstrip("/")
     staged = f"{STAGING}/folded-{uuid4().hex}"
     rows = spark.read.option("mergeSchema", "true").parquet(*(f"{root}/{name}" for name in pile))
@@ -151,7 +150,7 @@ def _fold_pile(
         (made,) = (here / staged).glob("*.parquet")
         fold(here, pile, made=made, name=name, check=check)
     except OSError as error:
-        logger.warning("the files of %s cannot be put together: %s", output, error)
+        logger.warning("the files of %s cannot be merged: %s", output, error)
         return None
     finally:
         shutil.rmtree(here / staged, ignore_errors=True)
@@ -159,23 +158,23 @@ def _fold_pile(
 
 
 def append_table(rows: DataFrame, table: str, *, format: str) -> None:
-    """Add ``rows`` to a table of the catalog, apart from what writers that were killed have left in its folder."""
+    """Append ``rows`` to a catalog table, without files that killed writers have left in its folder."""
     with _settings(rows.sparkSession, {**_MICROS, _ATTEMPT: _attempt()}):
         rows.write.mode("append").format(format).saveAsTable(table)
 
 
 def refuse_pattern(path: str) -> None:
-    """Raises ``InvalidOption`` for one that Spark would read as a pattern, and with it other folders."""
-    if found := sorted(_PATTERN & set(path)):
+    """Raise ``InvalidOption`` for a path that Spark would treat as a pattern, which may match other folders."""
+    if special := sorted(_PATTERN & set(path)):
         raise InvalidOption(
-            f"{path} has a {found[0]!r} in it, and is a pattern for several folders to Spark. Give the folder another "
-            "name."
+            f"{path} contains {special[0]!r}, so Spark would treat it as a pattern for several folders. Rename the "
+            "folder."
         )
 
 
 def list_folder(spark: SparkSession, path: str) -> list[str] | None:
-    """The names in it that Spark does not pass over; none if it is not there. ``None`` by Spark Connect, if it is not
-    to be seen from here."""
+    """Return the names in a folder that Spark does not ignore; an empty list if the folder does not exist. Return
+    ``None`` with Spark Connect, if this process cannot access it."""
     here = local_path(path)
     if here is not None and here.is_dir():
         names = [entry.name for entry in here.iterdir()]
@@ -189,11 +188,11 @@ def list_folder(spark: SparkSession, path: str) -> list[str] | None:
         )
     else:
         return None
-    return sorted(filter(_is_shown, names))
+    return sorted(filter(_is_visible, names))
 
 
 def remove_folder(spark: SparkSession, path: str) -> None:
-    """With all that is in it; nothing if it is not there. Not by Spark Connect, if it is not to be seen from here."""
+    """Remove a folder with its content, if it exists. Do nothing with Spark Connect if it is out of reach."""
     here = local_path(path)
     if here is not None and here.is_dir():
         shutil.rmtree(here, ignore_errors=True)
@@ -203,7 +202,7 @@ def remove_folder(spark: SparkSession, path: str) -> None:
 
 
 def read_text(spark: SparkSession, path: str) -> str | None:
-    """Return the text of a small file; ``None`` if it is not there, or cannot be seen from here by Spark Connect."""
+    """Return the text of a small file; ``None`` if it does not exist, or is out of reach with Spark Connect."""
     here = local_path(path)
     if here is not None:
         try:
@@ -225,8 +224,8 @@ def read_text(spark: SparkSession, path: str) -> str | None:
 
 
 def write_text(spark: SparkSession, path: str, text: str) -> None:
-    """Write a small file, in the place of the one that is there. A reader finds the one or the other. Not by Spark
-    Connect, if it cannot be seen from here."""
+    """Write a small file, and replace an existing one atomically. Do nothing with Spark Connect if it is out of
+    reach."""
     here = local_path(path)
     if here is not None:
         here.parent.mkdir(parents=True, exist_ok=True)
@@ -242,8 +241,8 @@ def write_text(spark: SparkSession, path: str, text: str) -> None:
 
 
 def local_path(path: str) -> Path | None:
-    """Where it would be in the file system of this machine, if it can be there. As Spark reads it: nothing but a scheme
-    has a meaning, and ``#`` and ``%`` are characters of a name like any other."""
+    """Return the path in the local file system; ``None`` for other file systems. As in Spark, only the scheme is
+    special; ``#`` and ``%`` are ordinary characters."""
     scheme = _SCHEME.match(path)
     if scheme is None:
         return Path(path)
@@ -251,7 +250,7 @@ def local_path(path: str) -> Path | None:
 
 
 def _link(staged: Path, output: Path, name: str) -> None:
-    paths = [path for path in sorted(staged.iterdir()) if _is_shown(path.name)]
+    paths = [path for path in sorted(staged.iterdir()) if _is_visible(path.name)]
     if not paths:
         raise FileNotFoundError(f"another writer has removed the files in {staged}")
     for number, path in enumerate(paths):
@@ -262,7 +261,7 @@ def _link(staged: Path, output: Path, name: str) -> None:
         except FileExistsError:
             raise NameTaken(target.name) from None
         except OSError:
-            # A file system without links.
+            # The file system has no links.
             if target.exists():
                 raise NameTaken(target.name) from None
             path.rename(target)
@@ -273,16 +272,16 @@ def _rename(spark: SparkSession, jvm: Any, staged: str, output: str, name: str) 
     hadoop = jvm.org.apache.hadoop.fs
     source = hadoop.Path(staged)
     files = source.getFileSystem(spark._jsc.hadoopConfiguration())
-    found = sorted(str(status.getPath().getName()) for status in files.listStatus(source))
-    paths = [path for path in found if _is_shown(path)]
+    names = sorted(str(status.getPath().getName()) for status in files.listStatus(source))
+    paths = [path for path in names if _is_visible(path)]
     for number, path in enumerate(paths):
         target = hadoop.Path(output, _file_name(name, number, path))
         if files.exists(target) or not files.rename(hadoop.Path(staged, path), target):
             raise NameTaken(str(target.getName()))
 
 
-def _is_shown(name: str) -> bool:
-    """Whether Spark reads a file of this name, or passes over it."""
+def _is_visible(name: str) -> bool:
+    """Return whether Spark reads a file of this name."""
     return not name.startswith(("_", "."))
 
 
@@ -291,7 +290,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _file_name(name: str, number: int, written: str) -> str:
-    """The end of the name says how to read it."""
+    """Return the published name of a file, with the suffix that tells how to read it."""
     stem, _, rest = written.partition(_END_OF_STEM)
     suffix = rest if rest else stem[stem.find(".") :]
     return f"{name}-{number:05}{suffix}"
@@ -303,7 +302,7 @@ def with_micros(spark: SparkSession) -> AbstractContextManager[None]:
 
 
 def _attempt() -> str:
-    """Names the folder in ``_temporary`` whose content a commit takes over: by default the same for all writers."""
+    """Return a random folder name in ``_temporary``. By default all writers share one, and its content is committed."""
     return str(random.randrange(1, 2**31))
 
 

@@ -1,7 +1,8 @@
-"""Filters of a query that a read applies by itself, so that it reads less.
+"""``spark.read.format("penstock")``: jobs and events of queues as tables.
 
-Spark hands them over where its session allows (``spark.sql.python.filterPushdown.enabled``, from pyspark 4.1).
-Elsewhere it refuses any reader with a ``pushFilters`` of its own; as ours only saves work, it passes for the base's.
+The readers apply some filters of a query themselves, to read less. Spark passes filters if its session allows it
+(``spark.sql.python.filterPushdown.enabled``, from pyspark 4.1). Otherwise it rejects any reader that overrides
+``pushFilters``. Ours only saves work, so it then poses as the base class's method.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-class Pushing:
-    """What a reader has as ``pushFilters``: takes filters, and gives back those that Spark is to apply."""
+class PushFilters:
+    """The ``pushFilters`` of a reader. It takes filters, and returns those that Spark must apply."""
 
     def __init__(self, push: Callable[[Filters], Iterable[Any]]) -> None:
         self._push = push
@@ -40,8 +41,8 @@ class Pushing:
         return self._push(filters)
 
 
-class Pushed(msgspec.Struct, frozen=True, kw_only=True):
-    """What columns may be; ``None`` for one that may be anything."""
+class AllowedValues(msgspec.Struct, frozen=True, kw_only=True):
+    """The allowed values of columns; ``None`` allows every value."""
 
     queue: frozenset[str] | None = None
     id: frozenset[str] | None = None
@@ -49,14 +50,14 @@ class Pushed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Events from ``since_ms`` on, and before ``until_ms``; ``None`` for no bound."""
+    """A time range from ``since_ms`` until before ``until_ms``; ``None`` means unbounded."""
 
     since_ms: int | None = None
     until_ms: int | None = None
 
 
-def narrowed(filters: Filters, columns: Iterable[str]) -> tuple[Pushed, list[Any]]:
-    """What the equalities (``=``, ``IN``) on these text columns leave, and the filters that are something else."""
+def narrowed(filters: Filters, columns: Iterable[str]) -> tuple[AllowedValues, list[Any]]:
+    """Return the values that equalities (``=``, ``IN``) on these text columns allow, and all other filters."""
     values: dict[str, frozenset[str]] = {}
     others: list[Any] = []
     for filter in filters:
@@ -65,12 +66,12 @@ def narrowed(filters: Filters, columns: Iterable[str]) -> tuple[Pushed, list[Any
             others.append(filter)
         else:
             values[column] = allowed & values.get(column, allowed)
-    return Pushed(**values), others
+    return AllowedValues(**values), others
 
 
 def within(filters: Filters, column: str) -> Times:
-    """The milliseconds in which all instants are that the comparisons of ``column`` with times let pass; Spark is to
-    apply them all the same, for it knows the microseconds."""
+    """Return the range, in milliseconds, that comparisons of ``column`` with times allow. Spark must still apply the
+    filters, because they may be finer than a millisecond."""
     from pyspark.sql.datasource import GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual
 
     since: list[int] = []
@@ -87,14 +88,14 @@ def within(filters: Filters, column: str) -> Times:
 
 
 def _equality(filter: Any) -> tuple[str, frozenset[str] | None]:
-    """The column that is to be one of some texts, and these; ``None`` for any other filter."""
+    """Return the column of an equality with texts, and the texts; ``None`` for any other filter."""
     from pyspark.sql.datasource import EqualTo, In
 
     match filter:
         case EqualTo(attribute=(column,), value=str() as value):
             return column, frozenset({value})
         case In(attribute=(column,), value=[*values]):
-            # Nothing equals null, so it adds nothing.
+            # Nothing equals null.
             texts = [value for value in values if value is not None]
             return column, frozenset(texts) if all(isinstance(value, str) for value in texts) else None
         case _:
@@ -105,7 +106,7 @@ def _is_instant(value: Any) -> bool:
     return isinstance(value, datetime) and value.tzinfo is not None
 
 
-# ``spark.read.format("penstock")``: jobs and events of queues as a table.
+# The readers.
 
 
 _PER_PARTITION: Final = 50_000
@@ -115,12 +116,12 @@ _STATES: Final = {"results": frozenset({State.COMPLETED}), "failed": frozenset({
 
 
 def reader_of(options: ReadOptions, schema: StructType) -> DataSourceReader:
-    """The reader of the kind that was asked for. Raises ``InvalidOption`` for a schema it cannot fill."""
+    """Return the reader for the requested kind. Raise ``InvalidOption`` if the schema does not fit it."""
     return EventReader(options, schema) if options.kind == "events" else JobReader(options, schema)
 
 
 class JobsPart(InputPartition):
-    """The jobs of a queue whose ids fall into one of so many parts."""
+    """The jobs of a queue whose ids fall into one of ``parts`` parts."""
 
     def __init__(self, queue: str, part: int, parts: int) -> None:
         super().__init__((queue, part, parts))
@@ -128,7 +129,7 @@ class JobsPart(InputPartition):
 
 
 class JobsNamed(InputPartition):
-    """The jobs of a queue that have these ids, if there are any."""
+    """The jobs of a queue with these ids."""
 
     def __init__(self, queue: str, ids: Sequence[str]) -> None:
         super().__init__((queue, *ids))
@@ -136,24 +137,24 @@ class JobsNamed(InputPartition):
 
 
 class JobReader(DataSourceReader):
-    """Jobs by identity, never by state: one that moves on during the read is in the table once."""
+    """Reads jobs by id, not by state, so that a job that changes state during the read appears once."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._states = _states(options)
-        self._pushed = Pushed()
+        self._allowed = AllowedValues()
         JobBuilder(schema, options.kind)
 
     @property
-    def pushFilters(self) -> Pushing:
-        return Pushing(self._push)
+    def pushFilters(self) -> PushFilters:
+        return PushFilters(self._push)
 
     def _push(self, filters: Sequence[Any]) -> list[Any]:
-        self._pushed, others = narrowed(filters, ("queue", "id", "state"))
-        if self._pushed.state is not None:
-            there = State if self._states is None else self._states
-            self._states = frozenset(state for state in there if state in self._pushed.state)
+        self._allowed, others = narrowed(filters, ("queue", "id", "state"))
+        if self._allowed.state is not None:
+            candidates = State if self._states is None else self._states
+            self._states = frozenset(state for state in candidates if state in self._allowed.state)
         return others
 
     def partitions(self) -> list[InputPartition]:
@@ -162,10 +163,10 @@ class JobReader(DataSourceReader):
         parts: list[InputPartition] = []
         with Store(self._options.url) as store:
             for queue in store.run(chosen_queues(store.storage, self._options)):
-                if self._pushed.queue is not None and queue not in self._pushed.queue:
+                if self._allowed.queue is not None and queue not in self._allowed.queue:
                     continue
-                if self._pushed.id is not None:
-                    parts.append(JobsNamed(queue, sorted(self._pushed.id)))
+                if self._allowed.id is not None:
+                    parts.append(JobsNamed(queue, sorted(self._allowed.id)))
                     continue
                 counts = store.run(store.storage.counts(queue))
                 total = counts.open + counts.completed + counts.failed + counts.cancelled
@@ -178,16 +179,16 @@ class JobReader(DataSourceReader):
         with Store(self._options.url) as store:
             match partition:
                 case JobsPart():
-                    pages = self._scanned(store, partition, light=builder.is_light)
+                    pages = self._scan(store, partition, light=builder.is_light)
                 case JobsNamed():
-                    pages = self._named(store, partition)
+                    pages = self._get(store, partition)
                 case _:
                     return
             for jobs in pages:
                 if jobs:
                     yield builder.batch(jobs)
 
-    def _scanned(self, store: Store, partition: JobsPart, *, light: bool) -> Iterator[list[Job]]:
+    def _scan(self, store: Store, partition: JobsPart, *, light: bool) -> Iterator[list[Job]]:
         seen: set[str] = set()
         cursor = ""
         while True:
@@ -202,21 +203,21 @@ class JobReader(DataSourceReader):
                     light=light,
                 )
             )
-            # A store may show a job again while it makes room for others.
+            # A store may return a job twice while it resizes its tables.
             fresh = [job for job in page.jobs if job.id not in seen]
             seen.update(job.id for job in fresh)
             yield fresh
             if not (cursor := page.cursor):
                 return
 
-    def _named(self, store: Store, partition: JobsNamed) -> Iterator[list[Job]]:
+    def _get(self, store: Store, partition: JobsNamed) -> Iterator[list[Job]]:
         for start in range(0, len(partition.ids), _PAGE):
-            found = store.run(store.storage.get(partition.queue, partition.ids[start : start + _PAGE]))
-            yield [job for job in found if job and (self._states is None or job.state in self._states)]
+            jobs = store.run(store.storage.get(partition.queue, partition.ids[start : start + _PAGE]))
+            yield [job for job in jobs if job and (self._states is None or job.state in self._states)]
 
 
 class EventReader(DataSourceReader):
-    """A range of the log of each queue, split by sequence."""
+    """Reads a range of each queue's log, split by sequence number."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -225,12 +226,12 @@ class EventReader(DataSourceReader):
         event_builder(schema)
 
     @property
-    def pushFilters(self) -> Pushing:
-        return Pushing(self._push)
+    def pushFilters(self) -> PushFilters:
+        return PushFilters(self._push)
 
     def _push(self, filters: Sequence[Any]) -> list[Any]:
-        pushed, others = narrowed(filters, ("queue",))
-        self._queues = pushed.queue
+        allowed, others = narrowed(filters, ("queue",))
+        self._queues = allowed.queue
         self._options = _between(self._options, within(others, "at"))
         return others
 
@@ -248,7 +249,7 @@ class EventReader(DataSourceReader):
 
 
 def _between(options: ReadOptions, times: Times) -> ReadOptions:
-    """The same read within these times, unless the user has said himself where it begins or ends."""
+    """Return the options limited to these times. Bounds that the user set take precedence."""
     fields: dict[str, str] = {}
     if (
         times.since_ms is not None
@@ -270,7 +271,7 @@ def _states(options: ReadOptions) -> frozenset[State] | None:
         states = frozenset(State(name) for name in names)
     except ValueError:
         known = ", ".join(State)
-        raise InvalidOption(f"state={options.state!r} is not known. There are: {known}.") from None
+        raise InvalidOption(f"state={options.state!r} is unknown. The states are: {known}.") from None
     if allowed is not None and not states <= allowed:
         raise InvalidOption(
             f"kind={options.kind!r} has only {', '.join(allowed)} jobs. Leave state out, or use kind=jobs."

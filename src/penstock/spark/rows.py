@@ -1,4 +1,4 @@
-"""The id of a row's job: a hash of namespace, task and the values of its key columns."""
+"""Jobs from rows of a table. A job's id is a hash of namespace, task and the values of the row's key columns."""
 
 from __future__ import annotations
 
@@ -23,39 +23,41 @@ _DIGEST: Final = 16
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CANONICAL: Final = frozenset({str, int, bool, bytes})
-_encode = msgspec.msgpack.Encoder().encode
+_MAX_PAYLOAD: Final = 1 << 20
+_encode_key = msgspec.msgpack.Encoder().encode
+_encode_payload = msgspec.json.Encoder().encode
 
 
 def row_id_maker(namespace: str, task: str) -> Callable[[tuple[Any, ...]], str]:
-    """A function from the values of a key to the id of its job, 32 hexadecimal digits.
+    """Return a function from the values of a key to the id of its job, 32 hexadecimal digits.
 
-    Equal values of equal kind have equal ids, whatever they are stored as: an int and a long, a float and a double, a
+    Equal values of the same kind have equal ids, whatever their storage type: int or long, float or double, a
     timestamp in any time zone, decimals of any scale. Values of different kinds differ: ``1``, ``"1"``, ``1.0``.
 
     Raises (the function): ``BadKey``.
     """
-    start = blake2b(_encode((namespace, task)), digest_size=_DIGEST)
+    start = blake2b(_encode_key((namespace, task)), digest_size=_DIGEST)
 
     def id_of(key: tuple[Any, ...]) -> str:
         digest = start.copy()
         is_canonical = _CANONICAL.issuperset(map(type, key))
-        digest.update(_encode(key if is_canonical else [_canonical(value) for value in key]))
+        digest.update(_encode_key(key if is_canonical else [_canonical(value) for value in key]))
         return digest.hexdigest()
 
     return id_of
 
 
 def _canonical(value: Any) -> Any:
-    """A value that MessagePack encodes in one way only. Kinds it does not know are marked by a list with their name."""
+    """Return an equivalent with exactly one MessagePack encoding. Other kinds become a list with their name."""
     kind = type(value)
     if kind in _CANONICAL:
         return value
     if kind is float:
         return _canonical_float(value)
     if value is None:
-        raise BadKey("the key is null. Drop such rows, or choose key columns that are always there.")
+        raise BadKey("the key is null. Drop the row, or choose key columns without nulls.")
     if isinstance(value, datetime):
-        # Without a time zone it is a wall clock's time, which is no instant.
+        # Without a time zone, a datetime is local time, not an instant.
         if value.tzinfo is None:
             return ["local", (value.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND]
         return ["instant", (value - _EPOCH) // _MICROSECOND]
@@ -74,22 +76,15 @@ def _canonical(value: Any) -> Any:
 
 def _canonical_float(value: float) -> float:
     if not math.isfinite(value):
-        raise BadKey(f"the key is {value}, which identifies nothing. Drop such rows, or choose another key.")
-    return value or 0.0  # there is one zero
-
-
-# From rows of a table to jobs: Arrow batches in, ``NewJob``s out.
-
-
-_MAX_PAYLOAD: Final = 1 << 20
-_row_encode = msgspec.json.Encoder().encode
+        raise BadKey(f"the key is {value}, which identifies nothing. Drop the row, or choose another key.")
+    return value or 0.0  # -0.0 becomes 0.0
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Which columns are what. ``placement`` says from which column an option of a job is taken: ``{"group": "user"}``.
+    """The roles of a table's columns. ``placement`` maps an option of a job to its column: ``{"group": "user"}``.
 
-    ``whole``: the payload has the columns as an object under that name. ``fields`` are those that all the jobs share,
-    as ``penstock.client.options.placement`` makes them.
+    If ``whole`` is set, the payload holds the columns as one object under that name. ``fields`` are shared by all
+    jobs, as made by ``penstock.client.options.placement``.
     """
 
     namespace: str
@@ -103,15 +98,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     max_payload: int = _MAX_PAYLOAD
 
     def check(self, columns: Sequence[str]) -> None:
-        """Raises ``InvalidOption`` for a column that the table does not have."""
+        """Raise ``InvalidOption`` for a column that the table does not have."""
         for name in (*self.key, *self.payload, *self.placement.values()):
             if name not in columns:
-                raise InvalidOption(f"the table has no column {name!r}. It has: {', '.join(columns)}.")
+                raise InvalidOption(
+                    f"the table has no column {name!r}. Its columns are: {', '.join(columns)}."
+                )
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A row that cannot be a job: its key, as far as it can be shown, and why. Without an ``id``
-    it is the key that is no good."""
+    """A row that cannot become a job: its key as text, and why. ``id`` is empty if the key itself is invalid."""
 
     key: str
     why: str
@@ -126,8 +122,8 @@ def payload_columns(batch: pa.RecordBatch, layout: Layout) -> dict[str, list[Any
 def new_jobs(
     batch: pa.RecordBatch, layout: Layout, columns: dict[str, list[Any]] | None = None
 ) -> Iterator[NewJob | Refused]:
-    """Yield a job for every row, in order, or what is wrong with the row. ``columns`` are the payload columns, if the
-    caller has them."""
+    """Yield a job, or why there is none, for every row in order. ``columns`` are the payload columns, if the caller
+    has them."""
     make_id = row_id_maker(layout.namespace, layout.task)
     if columns is None:
         columns = payload_columns(batch, layout)
@@ -139,19 +135,19 @@ def new_jobs(
         strict=True,
     )
     names = layout.payload
-    for number, (key, values, given) in enumerate(rows):
+    for number, (key, values, options) in enumerate(rows):
         id = ""
         try:
             id = make_id(key)
             if number in not_json:
                 raise BadRow(not_json[number])
             row = dict(zip(names, values, strict=True))
-            payload = _row_encode({layout.whole: row} if layout.whole else row)
+            payload = _encode_payload({layout.whole: row} if layout.whole else row)
             if len(payload) > layout.max_payload:
                 raise PayloadTooLarge(
                     f"its payload has {len(payload)} bytes; at most {layout.max_payload} are allowed."
                 )
-            fields = placed(layout.fields, given) if given else layout.fields
+            fields = placed(layout.fields, options) if options else layout.fields
             yield NewJob(id=id, payload=payload, options=layout.options, **fields)
         except (InvalidInput, TypeError, ValueError, OverflowError) as error:
             why = _why(error, (*layout.key, *names), (*key, *values))
@@ -159,7 +155,7 @@ def new_jobs(
 
 
 def placements(batch: pa.RecordBatch, layout: Layout) -> Iterator[dict[str, Any]]:
-    """The options that each row gives its job. Null leaves one at its default."""
+    """Yield the options that each row sets for its job. Null keeps the default."""
     if not layout.placement:
         return iter([{}] * batch.num_rows)
     names = tuple(layout.placement)
@@ -182,7 +178,7 @@ def _rows(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ..
 
 
 def _option_values(option: str, column: pa.Array) -> list[Any]:
-    """Decimals as numbers, intervals as seconds, and what groups are named by as text: as options are given."""
+    """Return the column as option values: decimals as numbers, intervals as seconds, group names as text."""
     kind = column.type
     is_whole = pa.types.is_decimal(kind) and kind.scale == 0
     if pa.types.is_decimal(kind) and not is_whole:
@@ -193,17 +189,17 @@ def _option_values(option: str, column: pa.Array) -> list[Any]:
     if option == "group" and (is_whole or pa.types.is_integer(kind)):
         return [None if value is None else str(value) for value in values]
     if is_whole:
-        # It may be too large for any integer of Arrow's: then it is this row that is refused, and no other.
+        # The number may exceed Arrow's integers. Then only this row is refused.
         return [None if value is None else int(value) for value in values]
     return values
 
 
 def _not_json(batch: pa.RecordBatch, columns: Mapping[str, list[Any]]) -> Mapping[int, str]:
     """Return what is wrong with the rows that hold a number which JSON cannot represent."""
-    found: dict[int, str] = {}
+    errors: dict[int, str] = {}
     for name, values in columns.items():
-        found |= not_finite(name, batch.column(name), values)
-    return found
+        errors |= not_finite(name, batch.column(name), values)
+    return errors
 
 
 def _why(error: Exception, names: Sequence[str], values: Sequence[Any]) -> str:

@@ -1,4 +1,4 @@
-"""The tables that Spark sees: a schema for each kind."""
+"""The schemas of the tables that Spark reads, by kind, and batches of jobs in them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _failed(value: DataType) -> dict[str, DataType]:
 
 
 def schema_of(kind: Kind, payload_format: PayloadFormat = "json") -> StructType:
-    """The columns of a kind. With ``typed`` it is what there is before the user says what payloads hold: text."""
+    """Return the columns of a kind, with payloads and results as JSON text or as variants."""
     value: DataType = VariantType() if payload_format == "variant" else _TEXT
     match kind:
         case "events":
@@ -145,11 +145,11 @@ EVENTS: Final = schema_of("events")
 
 
 def quoted(name: str) -> str:
-    """A name as Spark's SQL takes it, whatever characters it has."""
+    """Return a name quoted for Spark SQL."""
     return f"`{name.replace('`', '``')}`"
 
 
-# Jobs as columns.
+# Batches of jobs.
 
 
 _Getter = Callable[[Job], Any]
@@ -207,7 +207,7 @@ _VALUES: Final = frozenset({"payload", "payload_bytes", "result", "result_bytes"
 
 
 class JobBuilder:
-    """Makes batches of jobs. Raises ``InvalidOption`` for a schema with a column that the kind does not have.
+    """Builds batches of jobs. Raises ``InvalidOption`` if the schema has a column that the kind lacks.
 
     ``is_light``: neither payloads nor results are asked for.
     """
@@ -222,7 +222,7 @@ class JobBuilder:
 
 
 def _known(kind: Kind) -> dict[str, Column]:
-    """The columns of the kind, and those that are there for who asks: payloads, and bytes as they are stored."""
+    """Return the columns of the kind, and the optional ones: payloads, and bytes as they are stored."""
     names = [*schema_of(kind).fieldNames(), "payload", "payload_bytes", "result_bytes"]
     return {name: _column_of(name) for name in names}
 

@@ -1,4 +1,8 @@
-"""From the options of a write to where its jobs go."""
+"""``df.write.format("penstock")`` and ``writeStream``: every row becomes a job.
+
+A write is not atomic: the jobs that executors have enqueued stay, even if the rest fails. It can be repeated, by Spark
+or by the user: jobs carry the ``write_id`` of their save, and a known id with the same one is a duplicate.
+"""
 
 from __future__ import annotations
 
@@ -29,82 +33,84 @@ from penstock.storage.contract import Storage
 from penstock.storage.values import Settlement, Take
 
 
-def target_of(given: WriteOptions, schema: StructType, *, overwrite: bool) -> Target:
-    """Raises ``InvalidOption`` for what does not fit the table, or cannot be done; ``StorageError`` for a store that
-    does not answer: better here, once, than in every task. Nothing is written."""
+def target_of(options: WriteOptions, schema: StructType, *, overwrite: bool) -> Target:
+    """Return the target of a write. Check here, once, what would otherwise fail in every task.
+
+    Raises:
+        InvalidOption: the options do not fit the table, or are not supported.
+        StorageError: the store does not answer.
+    """
     if overwrite:
         raise InvalidOption(
-            "mode('overwrite') would empty a queue. Use mode('append'), and queue.obliterate() for that."
+            "mode('overwrite') is not supported. Use mode('append'); queue.obliterate() empties a queue."
         )
-    task = find(given.task, Task) if ":" in given.task else None
-    write_id = given.write_id or uuid7()
-    layout = _layout(given, schema, task, write_id)
+    task = find(options.task, Task) if ":" in options.task else None
+    write_id = options.write_id or uuid7()
+    layout = _layout(options, schema, task, write_id)
     layout.check(schema.fieldNames())
     check_columns(schema, (*layout.payload, *layout.placement.values()), key=layout.key)
-    with Store(given.url):
+    with Store(options.url):
         pass
     return Target(
-        url=given.url,
-        queue=given.queue or (task.queue if task else "default"),
+        url=options.url,
+        queue=options.queue or (task.queue if task else "default"),
         layout=layout,
-        batch_size=given.batch_size,
+        batch_size=options.batch_size,
         write_id=write_id,
-        staged=given.release == "onCommit",
-        skip_bad_rows=given.bad_rows == "skip",
+        staged=options.release == "onCommit",
+        skip_bad_rows=options.bad_rows == "skip",
     )
 
 
-def _layout(given: WriteOptions, schema: StructType, task: Task[..., Any] | None, write_id: str) -> Layout:
+def _layout(options: WriteOptions, schema: StructType, task: Task[..., Any] | None, write_id: str) -> Layout:
     placement = {
         option: column
         for option, column in {
-            "priority": given.priority_column,
-            "delay": given.delay_column,
-            "group": given.group_column,
-            "cost": given.cost_column,
+            "priority": options.priority_column,
+            "delay": options.delay_column,
+            "group": options.group_column,
+            "cost": options.cost_column,
         }.items()
         if column
     }
-    key = _names(given.key_columns)
-    payload = _names(given.payload_columns) or tuple(
+    key = _names(options.key_columns)
+    payload = _names(options.payload_columns) or tuple(
         name for name in schema.fieldNames() if name not in placement.values() or name in key
     )
-    fields: dict[str, Any] = {"write_id": write_id, "run_id": given.run_id}
-    if given.release == "onCommit":
+    fields: dict[str, Any] = {"write_id": write_id, "run_id": options.run_id}
+    if options.release == "onCommit":
         fields["staged"] = True
     return Layout(
-        namespace=namespace_of(given.url),
-        task=task.name if task else given.task,
+        namespace=namespace_of(options.url),
+        task=task.name if task else options.task,
         key=key,
         payload=payload,
         placement=placement,
-        options=_treatment(given, task),
+        options=_options(options, task),
         fields=fields,
     )
 
 
-def _treatment(given: WriteOptions, task: Task[..., Any] | None) -> Options:
-    return task.defaults if task else msgspec.structs.replace(DEFAULT_OPTIONS, task=given.task)
+def _options(options: WriteOptions, task: Task[..., Any] | None) -> Options:
+    return task.defaults if task else msgspec.structs.replace(DEFAULT_OPTIONS, task=options.task)
 
 
 def _names(columns: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in columns.split(",") if name.strip())
 
 
-# The report of a write, kept in the store as a finished job of the queue ``penstock.writes``.
-#
-# So it is read like any job: by id, by ``spark.read``, from the command line.
+# The report of a write is a finished job of the queue ``penstock.writes``, so it can be read like any job.
 
 
 WRITES: Final = "penstock.writes"
-_KEPT: Final = Options(task="penstock.write", result_ttl_ms=7 * DAY_MS, max_stalls=1000)
+_REPORT_OPTIONS: Final = Options(task="penstock.write", result_ttl_ms=7 * DAY_MS, max_stalls=1000)
 _LEASE_MS: Final = 30_000
+_MAX_EXAMPLES: Final = 10
 
 
 class WriteReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a table's rows. ``accepted``: jobs put in. ``duplicate``: rows whose job was there already, or is
-    that of an equal key; a task that Spark repeats finds its own. ``refused``: rows that cannot be jobs, with some
-    ``examples``."""
+    """The outcome of a write. ``accepted`` rows became jobs. ``duplicate`` rows share their key with an existing job or
+    another row, or Spark repeated their task. ``refused`` rows cannot become jobs; ``examples`` has some of them."""
 
     write_id: str
     queue: str
@@ -116,45 +122,38 @@ class WriteReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_report(url: str, write_id: str) -> WriteReport:
-    """The report of a save by its ``writeId``, for a week.
+    """Return the report of a save by its ``writeId``. Reports are kept for a week.
 
     Raises:
-        JobNotFound: there is none: the save has not ended, or it was too long ago.
+        JobNotFound: the save has not finished, or was too long ago.
     """
     with Store(url) as store:
         (job,) = store.run(store.storage.get(WRITES, [write_id]))
     if job is None:
         raise JobNotFound(
-            f"there is no report of a write {write_id!r}: it has not ended, or ended more than a week ago.",
+            f"no report of write {write_id!r}: it has not finished, or finished more than a week ago.",
             job_id=write_id,
         )
     return msgspec.json.decode(job.payload, type=WriteReport)
 
 
 async def keep_report(storage: Storage, report: WriteReport) -> None:
-    """Keep it for a week; a later one of the same write takes its place."""
+    """Store the report for a week. It replaces an earlier one of the same write."""
     payload = msgspec.json.encode(report)
     await storage.remove(WRITES, [report.write_id])
-    await storage.enqueue(WRITES, [NewJob(report.write_id, payload, _KEPT)])
-    # Whoever finishes a report, its result is its payload: there is no telling which one a claim brings.
+    await storage.enqueue(WRITES, [NewJob(report.write_id, payload, _REPORT_OPTIONS)])
+    # A claim may return reports of other writes. Complete those too: the result is the payload.
     claimed = await storage.claim(WRITES, Take(f"write-{uuid7()}", 100, _LEASE_MS))
     done = [Settlement(lease.id, lease.token, Complete(lease.payload)) for lease in claimed.leases]
     if done:
         await storage.settle(WRITES, done)
 
 
-# ``df.write.format("penstock")`` and ``writeStream``: every row a job.
-#
-# A write is not atomic: what executors have put in is there, whatever becomes of the rest. It can be
-# repeated, by Spark or by the user: jobs carry the ``write_id`` of their save, and a known id with the
-# same one is a duplicate.
-
-
-_SHOWN: Final = 10
+# A write on the executors, and its commit on the driver.
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the jobs go, and how."""
+    """The destination and settings of a write."""
 
     url: str
     queue: str
@@ -165,7 +164,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     skip_bad_rows: bool
 
     def named(self, write_id: str) -> Target:
-        """The same for another save."""
+        """Return the same target for another save."""
         fields = {**self.layout.fields, "write_id": write_id}
         layout = msgspec.structs.replace(self.layout, fields=fields)
         return msgspec.structs.replace(self, write_id=write_id, layout=layout)
@@ -173,7 +172,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task of a write has done."""
+    """The counts of one Spark task of a write."""
 
     write_id: str = ""
     accepted: int = 0
@@ -183,7 +182,7 @@ class Written(WriterCommitMessage):
 
     def note(self, bad: Refused) -> None:
         self.refused += 1
-        if len(self.examples) < _SHOWN:
+        if len(self.examples) < _MAX_EXAMPLES:
             self.examples = (*self.examples, bad)
 
     def count(self, answers: Sequence[Enqueued]) -> None:
@@ -193,14 +192,14 @@ class Written(WriterCommitMessage):
 
 
 class PenstockWriter(DataSourceArrowWriter):
-    """Of one save: made on the driver, run on the executors, committed on the driver."""
+    """The writer of one save. Spark runs it on the executors, and commits it on the driver."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Put in the jobs of one partition. Raises ``BadRow`` at the first row that cannot be one, unless such rows
-        are to be skipped; the jobs of earlier batches are in by then."""
+        """Enqueue the jobs of one partition. Raise ``BadRow`` at the first row that cannot become a job, unless bad
+        rows are skipped; the jobs of earlier batches stay enqueued."""
         return write_partition(iterator, self._target)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -211,8 +210,8 @@ class PenstockWriter(DataSourceArrowWriter):
 
 
 def write_partition(batches: Iterator[pa.RecordBatch], target: Target) -> Written:
-    """What ``PenstockWriter.write`` does. Rows are made into jobs while the store takes in those before them."""
-    _settle_memory()
+    """Enqueue the jobs of one partition. While the store accepts a chunk, build the jobs of the next one."""
+    _freeze_imports()
     written = Written(target.write_id)
     with Store(target.url) as store:
         wait_for_last: Callable[[], list[Enqueued]] = list
@@ -229,8 +228,8 @@ def write_partition(batches: Iterator[pa.RecordBatch], target: Target) -> Writte
     return written
 
 
-def _settle_memory() -> None:
-    """What this process has imported stays: to look through it again and again for garbage costs more than the rows."""
+def _freeze_imports() -> None:
+    """Exempt imported modules from garbage collection, which would cost more time than the rows."""
     if not gc.get_freeze_count():
         gc.collect()
         gc.freeze()
@@ -251,12 +250,12 @@ def _accepted(rows: list[NewJob | Refused], target: Target, written: Written) ->
         elif target.skip_bad_rows:
             written.note(row)
         else:
-            raise BadRow(f"the row with {row.key} cannot be a job: {row.why}")
+            raise BadRow(f"the row with {row.key} cannot become a job: {row.why}")
     return jobs
 
 
 def finish(target: Target, messages: list[WriterCommitMessage | None]) -> None:
-    """The write is whole: release its jobs if they were held back, and keep the report."""
+    """Commit the write: release staged jobs and store the report."""
     total = _summed(messages)
     with Store(target.url) as store:
         if target.staged:
@@ -274,7 +273,7 @@ def finish(target: Target, messages: list[WriterCommitMessage | None]) -> None:
 
 
 def give_up(target: Target) -> None:
-    """The write has failed. What was held back goes; what was not is there, and a repetition finds it."""
+    """Abort the write: discard staged jobs. Other jobs stay, as duplicates for a repeated write."""
     if target.staged:
         with Store(target.url) as store:
             store.run(_unstage(store, target, keep=False))
@@ -295,24 +294,23 @@ def _summed(messages: list[WriterCommitMessage | None]) -> Written:
             total.accepted += message.accepted
             total.duplicate += message.duplicate
             total.refused += message.refused
-            total.examples = (*total.examples, *message.examples)[:_SHOWN]
+            total.examples = (*total.examples, *message.examples)[:_MAX_EXAMPLES]
     return total
 
 
-# ``writeStream.format("penstock")``: every row of every micro-batch a job, once, however often a batch is
-# repeated.
-
-
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Made anew for every batch, and again to commit it: the save is named by query and batch, which Spark repeats."""
+    """The writer of a stream. Query and batch number identify a save, so a repeated batch enqueues nothing twice.
+
+    Spark creates one for every batch, and another one to commit it.
+    """
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """As ``PenstockWriter.write``, under the name of the batch that is under way."""
+        """Enqueue the jobs of one partition of the current batch."""
         context = TaskContext.get()
-        assert context is not None, "executors have one"
+        assert context is not None
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         return write_partition(iterator, self._target.named(f"{query}-{batch}"))
@@ -328,7 +326,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             give_up(target)
 
     def _named(self, messages: list[WriterCommitMessage | None]) -> Target | None:
-        """The target under the name that the tasks wrote under; ``None`` if there was nothing to write."""
+        """Return the target with the write id of the tasks; ``None`` if nothing was written."""
         for message in messages:
             if isinstance(message, Written):
                 return self._target.named(message.write_id)

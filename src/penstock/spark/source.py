@@ -1,4 +1,4 @@
-"""The format ``penstock`` of Spark: where a read, a write or a stream begins. Registered by ``pyspark_penstock``."""
+"""The Spark format ``penstock``, which ``pyspark_penstock`` registers: entry points of reads, writes and streams."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from penstock.spark.schemas import schema_of
 
 
 class PenstockSource(DataSource):
-    """Made anew for each read or write, on the driver; what it makes is sent to the executors.
+    """The data source. Spark creates one on the driver for each read or write.
 
-    What a reader or a writer needs is imported when it is asked for: Spark imports this module at every start.
+    It sends the readers and writers to the executors. They are imported on demand, because Spark imports this module
+    at every start.
     """
 
     @classmethod
@@ -55,9 +56,9 @@ class PenstockSource(DataSource):
 
 
 def _require_streaming(what: str, *, instead: str) -> None:
-    """Older releases have neither limits for a stream of Python's nor streams of Arrow batches into it."""
+    """Require pyspark 4.2. Older releases cannot limit a Python stream or write Arrow batches to one."""
     if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
         raise InvalidOption(
-            f"{what} with the format penstock needs pyspark 4.2 or newer, and this is {pyspark.__version__}."
+            f"{what} with the format penstock needs pyspark 4.2 or newer, got {pyspark.__version__}."
             f" Upgrade pyspark, or use {instead}."
         )

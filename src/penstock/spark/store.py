@@ -1,4 +1,4 @@
-"""A store for code without an event loop: Spark calls data sources, readers and writers from plain threads."""
+"""Blocking access to a store. Spark calls data sources, readers and writers from plain threads."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class Store:
-    """A storage with a loop of its own, for one thread. Use in a ``with`` block, which connects and closes it.
+    """A storage with its own event loop, for one thread. A ``with`` block connects and closes it.
 
-    In a thread that runs a loop already, as the main thread of a notebook does, the loop gets a thread of its own.
+    If the thread already runs a loop, as the main thread of a notebook does, the new loop runs in another thread.
     """
 
     def __init__(self, url: str) -> None:
@@ -46,31 +46,31 @@ class Store:
             self._close()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """The answer to one call of the storage, or to several that are gathered."""
-        return self._apart(lambda: self._finish(call))
+        """Return the answer to a storage call, or to several calls that are gathered."""
+        return self._in_loop_thread(lambda: self._finish(call))
 
     def begin(self, call: Coroutine[Any, Any, T]) -> Callable[[], T]:
-        """Have a call on its way, and go on: the store works on it meanwhile. Gives what waits for its answer, which is
-        to be called before the store is closed."""
-        task = self._apart(lambda: self._send(call))
-        return lambda: self._apart(lambda: self._finish(task))
+        """Start a call and return immediately, while the store works on it. Return a function that waits for the
+        answer; call it before the store closes."""
+        task = self._in_loop_thread(lambda: self._send(call))
+        return lambda: self._in_loop_thread(lambda: self._finish(task))
 
     def _finish(self, call: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
-        # Not by the runner itself, which for the sake of Ctrl-C makes a text of every answer, however large.
+        # The runner's own method, for the sake of Ctrl-C, builds the repr of every answer, however large.
         return self._runner.get_loop().run_until_complete(call)
 
     def _send(self, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         loop = self._runner.get_loop()
         task = loop.create_task(call)
-        loop.run_until_complete(_few_turns())
+        loop.run_until_complete(_turn_loop())
         return task
 
-    def _apart(self, call: Callable[[], T]) -> T:
-        """Return the answer of the call, made in the thread of the loop if that is another one."""
+    def _in_loop_thread(self, call: Callable[[], T]) -> T:
+        """Run the call in the loop's thread and return its answer."""
         return call() if self._thread is None else self._thread.submit(call).result()
 
     def _close(self) -> None:
-        self._apart(self._runner.close)
+        self._in_loop_thread(self._runner.close)
         if self._thread is not None:
             self._thread.shutdown()
 
@@ -83,14 +83,14 @@ def _is_in_loop() -> bool:
     return True
 
 
-async def _few_turns() -> None:
-    """Of the loop: one in which a call is made up, one in which it is sent, one to spare."""
+async def _turn_loop() -> None:
+    """Run the loop three times: once to build a call, once to send it, once to spare."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 def shared_url(app: App) -> str:
-    """The URL of the app's store, as executors are to open it. Raises as ``url_for_executors``."""
+    """Return the URL of the app's store for executors. Raise as ``url_for_executors`` does."""
     url = url_for_executors(app.url)
     if app.namespace is None:
         return url
@@ -100,15 +100,15 @@ def shared_url(app: App) -> str:
 
 
 def url_for_executors(url: str) -> str:
-    """The same store for processes in other folders: the path of a SQLite file is made absolute.
+    """Return the URL of the same store for processes in other folders: with an absolute path of a SQLite file.
 
     Raises:
-        InvalidOption: a store in the memory of this process, which no other can open.
+        InvalidOption: the store is in the memory of this process, where no other process can open it.
     """
     parts = urlsplit(url)
     if parts.scheme == "memory":
         raise InvalidOption(
-            f"{url} is in the memory of this process, and Spark runs in others. Use sqlite:///path."
+            f"{url} is in the memory of this process, but Spark runs in others. Use sqlite:///path."
         )
     if parts.scheme != "sqlite" or parts.netloc or not parts.path.strip("/"):
         return url

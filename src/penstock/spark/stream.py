@@ -1,7 +1,11 @@
-"""Streams of results and of failures: the event log says which jobs have ended, the store what they left.
+"""``spark.readStream.format("penstock")``: streams of events, results and failures. Requires pyspark 4.2.
 
-A row stands for one end of a job: a job that failed, was retried and has failed again has two, and whoever reads late
-gets the last of them only. What the store no longer keeps cannot be had, and is told like events that are gone.
+Offsets are epochs and sequence numbers of event logs; Spark stores them. A named consumer (``consumerName``) holds back
+trimming of the log, up to the offset that Spark has committed, which it reports when it plans the next batch.
+
+For results and failures, the event log says which jobs finished, and the store has the jobs. A row is one outcome of a
+job: a job that fails, is retried and fails again has two, of which a late reader gets only the last. A job that the
+store no longer keeps counts as lost, like a trimmed event.
 """
 
 from __future__ import annotations
@@ -29,15 +33,15 @@ from penstock.spark.eventreads import (
     Offset,
     Offsets,
     chosen_queues,
-    dumped,
     event_builder,
     event_pages,
+    from_spark,
     instant_ms,
-    loaded,
     position_at,
     read_range,
     resolve,
     split,
+    to_spark,
 )
 from penstock.spark.options import ReadOptions
 from penstock.spark.schemas import EVENTS, JobBuilder
@@ -53,7 +57,7 @@ _STATES: Final = {"results": State.COMPLETED, "failed": State.FAILED}
 
 
 class _End(NamedTuple):
-    """That a life of a job ended, and when."""
+    """The finish time of one incarnation of a job."""
 
     id: str
     incarnation: int
@@ -61,10 +65,10 @@ class _End(NamedTuple):
 
 
 def read_ends(part: EventRange, options: ReadOptions, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """The jobs that have ended in a range of the log, by completing or by failing, as ``options.kind`` says.
+    """Yield the jobs that completed or failed, depending on ``options.kind``, in a range of the log.
 
     Raises:
-        EventsLost: as ``read_range``, and if a job that ended is no longer kept, unless ``failOnDataLoss`` is off.
+        EventsLost: as for ``read_range``; also if a finished job is no longer kept, unless ``failOnDataLoss`` is off.
     """
     builder = JobBuilder(schema, options.kind)
     with Store(options.url) as store:
@@ -73,21 +77,21 @@ def read_ends(part: EventRange, options: ReadOptions, schema: StructType) -> Ite
             if options.fail_on_data_loss:
                 _check_kept(part.queue, ends, jobs)
             pairs = zip(ends, jobs, strict=True)
-            if fresh := [job for end, job in pairs if job and _is_left_by(end, job, options)]:
+            if fresh := [job for end, job in pairs if job and _is_unchanged(end, job, options)]:
                 yield builder.batch(fresh)
 
 
 def _chunks(part: EventRange, options: ReadOptions, store: Store) -> Iterator[list[_End]]:
-    wanted = _ENDS[options.kind]
+    types = _ENDS[options.kind]
     for _, page in event_pages(part, options, store, ("seq", "type", *_End._fields)):
         columns = (page[name] for name in _End._fields)
-        ends = [_End(*rest) for type, *rest in zip(page["type"], *columns, strict=True) if type in wanted]
+        ends = [_End(*rest) for type, *rest in zip(page["type"], *columns, strict=True) if type in types]
         for start in range(0, len(ends), _CHUNK):
             yield ends[start : start + _CHUNK]
 
 
-def _is_left_by(end: _End, job: Job, options: ReadOptions) -> bool:
-    """Whether the job is still as this end of it left it: if not, a later event tells of it, or will."""
+def _is_unchanged(end: _End, job: Job, options: ReadOptions) -> bool:
+    """Return whether the job is unchanged since this end. If not, a later event covers it."""
     now = (job.incarnation, job.finished_at_ms, job.state)
     return now == (end.incarnation, end.at_ms, _STATES[options.kind])
 
@@ -97,26 +101,22 @@ def _check_kept(queue: str, ends: Sequence[_End], jobs: Sequence[Job | None]) ->
     gone = [end.id for end, job in pairs if job is None or job.incarnation != end.incarnation]
     if gone:
         raise EventsLost(
-            f"queue {queue!r}: {len(gone)} jobs have ended, and are no longer kept, {gone[0]!r} among them. Read "
-            "sooner, keep them longer (result_ttl and failure_ttl of their task), or set failOnDataLoss to false to "
-            "go on without them.",
+            f"queue {queue!r}: {len(gone)} finished jobs are no longer kept, for example {gone[0]!r}. Read sooner, "
+            "keep them longer (result_ttl and failure_ttl of their task), or set failOnDataLoss to false to skip "
+            "them.",
             first=0,
             last=0,
         )
 
 
-# ``spark.readStream.format("penstock")``: the event logs of queues, by epoch and sequence, or the results
-# and failures that they tell of. From pyspark 4.2.
-#
-# The offsets are Spark's to keep. A named consumer (``consumerName``) holds the log back for it: up to
-# what Spark has said that it is done with, which it says when it plans the batch after.
+# The stream.
 
 
 _Read: TypeAlias = Callable[[EventRange, ReadOptions, StructType], Iterator[pa.RecordBatch]]
 
 
 class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """On the driver it lives as long as the query; executors get copies, for ``read``."""
+    """The stream reader. It lives on the driver as long as the query; executors use copies of it for ``read``."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         if options.consumer_name:
@@ -128,29 +128,29 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._read = _reader(options, schema)
 
     def initialOffset(self) -> dict[str, Any]:
-        return dumped(self._ask(self._start))
+        return to_spark(self._run(self._start))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_events_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._ask(self._ends)
+        self._target = self._run(self._ends)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        ends = self._target if self._target is not None else self._ask(self._ends)
-        begins = loaded(start)
+        ends = self._target if self._target is not None else self._run(self._ends)
+        begins = from_spark(start)
         if isinstance(limit, ReadAllAvailable):
-            return dumped({**begins, **ends})
+            return to_spark({**begins, **ends})
         assert isinstance(limit, ReadMaxRows), limit
-        return dumped(_up_to(limit.max_rows, begins, ends))
+        return to_spark(_up_to(limit.max_rows, begins, ends))
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        return dumped(self._ask(self._ends))
+        return to_spark(self._run(self._ends))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begins = loaded(start)
+        begins = from_spark(start)
         parts: list[InputPartition] = []
-        for queue, until in loaded(end).items():
+        for queue, until in from_spark(end).items():
             after = begins.get(queue, Offset(until.epoch, 0))
             if after.epoch != until.epoch:
                 after = self._after_loss(queue, after, until)
@@ -162,13 +162,13 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from self._read(partition, self._options, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The log up to there is no longer needed by this query."""
+        """Release the log up to this offset, which the query no longer needs."""
         if self._options.consumer_name:
-            self._ask(lambda storage: self._hold(storage, loaded(end)))
+            self._run(lambda storage: self._hold(storage, from_spark(end)))
 
-    def _ask(self, question: Any) -> Any:
+    def _run(self, call: Any) -> Any:
         with Store(self._options.url) as store:
-            return store.run(question(store.storage))
+            return store.run(call(store.storage))
 
     async def _start(self, storage: Storage) -> Offsets:
         offsets: Offsets = {}
@@ -193,12 +193,12 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _after_loss(self, queue: str, after: Offset, until: Offset) -> Offset:
-        """The store is another one than before, or has gone back: its events begin anew."""
+        """Return the start of the new log after a loss: the store was replaced or restored."""
         if self._options.fail_on_data_loss:
             raise EventsLost(
-                f"queue {queue!r}: the query had read up to event {after.seq} of epoch {after.epoch}, and the store's "
-                f"epoch is {until.epoch} now: it was restored, or lost what it had. Begin with a new checkpoint, or "
-                "set failOnDataLoss to false to read the new log from its beginning.",
+                f"queue {queue!r}: the query had read up to event {after.seq} of epoch {after.epoch}, but the store is "
+                f"now at epoch {until.epoch}: it was restored, or lost its data. Start with a new checkpoint, or set "
+                "failOnDataLoss to false to read the new log from its beginning.",
                 first=0,
                 last=0,
             )
@@ -206,22 +206,21 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _reader(options: ReadOptions, schema: StructType) -> _Read:
-    """What reads a range of the log. Raises ``InvalidOption`` for a schema that it cannot fill."""
+    """Return the function that reads a range of the log. Raise ``InvalidOption`` if the schema does not fit it."""
     if options.kind in ("results", "failed"):
         JobBuilder(schema, options.kind)
         return read_ends
-    # A stream is not asked for its columns before Spark asks the batch read, whose kind is jobs unless it is said.
+    # Spark asks the batch reader for the columns first, and its default kind is jobs.
     if options.kind == "jobs" and not set(schema.fieldNames()) <= set(EVENTS.fieldNames()):
         raise InvalidOption(
-            "a stream is of events, of results or of failed jobs, and its columns are those of jobs. Give the option "
-            "kind: 'events', 'results' or 'failed'."
+            "a stream cannot read kind='jobs'. Set the option kind to 'events', 'results' or 'failed'."
         )
     event_builder(schema)
     return read_range
 
 
 def _up_to(limit: int, begins: Mapping[str, Offset], ends: Mapping[str, Offset]) -> Offsets:
-    """Ends that are at most ``limit`` events away in all: each queue has its share of what there is."""
+    """Return offsets at most ``limit`` events ahead in total, shared among the queues by their lag."""
     lags = {queue: _lag(begins.get(queue), end) for queue, end in ends.items()}
     total = sum(lags.values())
     if total <= limit:

@@ -1,7 +1,7 @@
-"""Reading an output as it is, whatever the session remembers of it.
+"""Reads of an output that bypass the session's cache.
 
-Spark knows a folder by its name: where a user has cached a table of it, that stands for every other read of it, too,
-and for what others have written since. The same goes for a table of the catalog and its list of files.
+Spark identifies a folder by its name. If a user has cached a table of it, every other read returns the cached rows, and
+not what others have written since. The same applies to catalog tables and their lists of files.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ _NO_JAR: Final = (
 
 
 def fresh_path(spark: SparkSession, path: str, load: Callable[[str], DataFrame]) -> DataFrame | None:
-    """What ``load`` reads at a path; ``None`` if there is nothing."""
+    """Return what ``load`` reads at a path; ``None`` if there is nothing."""
 
     def read() -> DataFrame:
         spark.catalog.refreshByPath(path)
         return load(path)
 
-    return _found(read, path)
+    return _read_or_none(read, path)
 
 
 def fresh_table(spark: SparkSession, name: str) -> DataFrame | None:
-    """A table of the catalog; ``None`` if there is none."""
+    """Return a table of the catalog; ``None`` if it does not exist."""
 
     def read() -> DataFrame:
         spark.catalog.refreshTable(name)
         return spark.table(name)
 
-    return _found(read, name)
+    return _read_or_none(read, name)
 
 
-def _found(read: Callable[[], DataFrame], name: str) -> DataFrame | None:
+def _read_or_none(read: Callable[[], DataFrame], name: str) -> DataFrame | None:
     try:
-        found = read()
-        # By Spark Connect nothing is looked at until it is asked for.
-        _ = found.schema
+        table = read()
+        # Spark Connect is lazy: ask for the schema to raise errors here.
+        _ = table.schema
     except Exception as error:
         if isinstance(error, AnalysisException) and str(error.getCondition()).startswith(_NOT_THERE):
             return None
         _refuse_without_jar(error, name)
         raise
-    return found
+    return table
 
 
 def _refuse_without_jar(error: Exception, name: str) -> None:
     """Raise ``InvalidOption`` if the session lacks a jar that the format or the file system of an output needs."""
-    said = [line.strip() for line in str(error).splitlines() if any(mark in line for mark in _NO_JAR)]
-    if said:
+    lines = [line.strip() for line in str(error).splitlines() if any(mark in line for mark in _NO_JAR)]
+    if lines:
         raise InvalidOption(
-            f"Spark cannot use {name}, because its session lacks a jar: {said[0]} Start the session with the jar "
-            "(spark.jars.packages), or choose another format or another place."
+            f"Spark cannot use {name}, because its session lacks a jar: {lines[0]} Start the session with the jar "
+            "(spark.jars.packages), or choose another format or location."
         ) from error

@@ -1,6 +1,7 @@
-"""The history of queues as tables that grow exactly once: bronze (events), silver (jobs), gold (what happened when).
+"""The history of queues as tables, exactly once: bronze (events), silver (jobs) and gold (measures over time).
 
-``sync`` brings them up to date, ``follow`` keeps them so, ``tables`` reads them, ``report`` makes a page of them.
+``sync`` updates the tables, ``follow`` keeps them up to date, ``tables`` reads them, and ``report`` writes an HTML
+page.
 """
 
 from penstock.spark.history.paging import report

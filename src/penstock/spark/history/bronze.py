@@ -1,4 +1,7 @@
-"""Where the log of a store that went back in time parts from what bronze has of it."""
+"""Bronze: the events in their original form. Each commit records its end, where the next sync continues.
+
+Executors read ranges of the event logs, and write them straight from Arrow into Parquet files.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,16 @@ from penstock.spark.schemas import EVENTS
 from penstock.spark.store import Store
 from penstock.storage.contract import Storage
 
-_TELLING = ("type", "id", "incarnation", "token", "run", "worker")
+_IDENTIFYING = ("type", "id", "incarnation", "token", "run", "worker")
 
 
 async def common_until(
     storage: Storage, queue: str, place: Place, *, bronze: Table, snapshot: Snapshot
 ) -> int:
-    """The number of the last event that the store's log and bronze have in common.
+    """Return the number of the last event that the store's log and bronze have in common.
 
-    Both are copies of one log up to some event and differ from there, so that it can be bisected. What is trimmed
-    in the store cannot be compared and counts as common.
+    This is a binary search, because both are copies of one log up to some event, and differ from there. Events that the
+    store has trimmed cannot be compared, and count as common.
     """
     page = await storage.read_entries(queue, after=0, limit=1)
     low, high = (page.gap.last if page.gap else 0), min(place.seq, page.last)
@@ -56,21 +59,20 @@ async def _event(storage: Storage, queue: str, seq: int) -> Event | None:
 
 
 def _is_known(event: Event | None, bronze: Table, snapshot: Snapshot) -> bool:
-    """Return whether bronze has that very event, of any epoch."""
+    """Return whether bronze has this event, in any epoch."""
     if event is None:
         return False
-    wanted = [("queue", "=", event.queue), ("seq", "=", event.seq)]
-    told = tuple(str(event.type) if name == "type" else getattr(event, name) for name in _TELLING)
+    filters = [("queue", "=", event.queue), ("seq", "=", event.seq)]
+    identity = tuple(str(event.type) if name == "type" else getattr(event, name) for name in _IDENTIFYING)
     return any(
-        (round(row.pop("at").timestamp() * 1000), *row.values()) == (event.at_ms, *told)
+        (round(row.pop("at").timestamp() * 1000), *row.values()) == (event.at_ms, *identity)
         for file in snapshot.files
         if file.low <= event.at_ms <= file.high
-        for row in bronze.folder.read(file.path, ["at", *_TELLING], filters=wanted).to_pylist()
+        for row in bronze.folder.read(file.path, ["at", *_IDENTIFYING], filters=filters).to_pylist()
     )
 
 
-# Ranges of event logs written to Parquet files, on executors: what was read goes straight from Arrow into
-# the file.
+# Ranges of event logs, written to files by executors.
 
 
 _LEAST: Final = 25_000
@@ -78,20 +80,20 @@ _MOST: Final = 250_000
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
-    """A file of bronze, and the events that it holds."""
+    """A file of bronze, and the ranges of its events."""
 
     file: DataFile
     ranges: tuple[Range, ...]
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one task writes into one file."""
+    """The ranges that one task writes into one file."""
 
     ranges: tuple[Range, ...]
 
 
 def shares_of(ranges: Sequence[Range], parallelism: int) -> list[Share]:
-    """Ranges cut and put together, so that every task has about as many events, and no file is needlessly small."""
+    """Return shares of about equal size for the tasks. No file is smaller than necessary."""
     total = sum(_length(part) for part in ranges)
     target = min(max(-(-total // parallelism), _LEAST), _MOST)
     shares: list[Share] = []
@@ -118,9 +120,9 @@ def _pieces(part: Range, target: int) -> Iterator[Range]:
 def write_shares(
     spark: SparkSession, shares: Sequence[Share], *, url: str, bronze: Table, number: int
 ) -> list[WrittenFile]:
-    """Write a file for each share, as one job of Spark. Files hold what could be read, which may be less.
+    """Write a file for each share in one Spark job. A file may have fewer events than its share, if some are gone.
 
-    A task that Spark repeats writes another file; only those that are returned count.
+    A repeated task writes another file. Only the returned files count.
     """
     count = len(shares)
     if count == 0:
@@ -145,13 +147,13 @@ def _read(share: Share, url: str) -> pa.Table:
     options = ReadOptions(url=url, kind="events", fail_on_data_loss=False)
     batches: list[pa.RecordBatch] = []
     for part in share.ranges:
-        wanted = EventRange(part.queue, part.epoch, part.first - 1, part.last)
-        batches.extend(read_range(wanted, options, EVENTS))
+        events = EventRange(part.queue, part.epoch, part.first - 1, part.last)
+        batches.extend(read_range(events, options, EVENTS))
     return pa.Table.from_batches(batches) if batches else pa.table({})
 
 
 def _ranges(table: pa.Table) -> Iterator[Range]:
-    """The unbroken ranges that the table holds, in its order."""
+    """Yield the contiguous ranges of the table, in order."""
     seqs = table["seq"].combine_chunks()
     steps = pc.pairwise_diff(seqs)
     broken = pc.not_equal(steps, 1).fill_null(True)
@@ -169,14 +171,14 @@ def _ranges(table: pa.Table) -> Iterator[Range]:
         )
 
 
-# Bronze: the events as they came. Each commit says how far it goes, and the next sync goes on from there.
+# Commits to bronze.
 
 
 _HOLD_MS = 7 * 86_400_000
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True):
-    """One commit: how many events it added, and which were found to be missing."""
+    """One commit: the number of added events, and the losses it found."""
 
     events: int
     losses: tuple[Loss, ...]
@@ -190,24 +192,24 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 async def queue_names(storage: Storage, queues: Sequence[str] | None, pattern: str | None) -> list[str]:
-    """The queues to read: those named, those that match, or all there are.
+    """Return the queues to read: the named ones, the matching ones, or all.
 
     Raises:
-        InvalidOption: both were given, or a pattern that is none.
+        InvalidOption: both are set, or the pattern is not a valid regular expression.
     """
     if queues is not None and pattern is not None:
-        raise InvalidOption("both queues and pattern were given: leave one of them out.")
+        raise InvalidOption("set queues or pattern, not both.")
     if queues is not None:
         return [check_queue(name) for name in queues]
     try:
-        wanted = re.compile(pattern or ".*")
+        regex = re.compile(pattern or ".*")
     except re.error as error:
         raise InvalidOption(f"pattern={pattern!r} is not a valid regular expression: {error}.") from None
-    return [name for name in await storage.queues() if wanted.fullmatch(name)]
+    return [name for name in await storage.queues() if regex.fullmatch(name)]
 
 
 async def hold(storage: Storage, consumer: str, bronze: BronzeState, queues: Iterable[str]) -> None:
-    """Have the store keep what bronze does not have yet, and let go of what it has."""
+    """Make the store keep the events that bronze lacks, and release those that it has."""
     for queue in queues:
         place = bronze.places.get(queue)
         await storage.hold_events(queue, consumer, offset=place.seq if place else 0, ttl_ms=_HOLD_MS)
@@ -219,7 +221,7 @@ def append(
     """Commit the next ``limit`` events of these queues, or fewer; return None if there are none.
 
     Raises:
-        Conflict: another sync was first. Nothing was committed.
+        Conflict: another sync committed first. Nothing was committed.
     """
     snapshot = history.bronze.load()
     base, consumer = bronze_state(history, snapshot), history.consumer
@@ -233,10 +235,10 @@ def append(
         unread = _unread(plan.ranges, written)
         store.run(_check_lost(store.storage, unread))
         state = _next(base, plan, unread)
-        files = [found.file for found in written]
+        files = [item.file for item in written]
         history.bronze.commit(snapshot, add=files, state=msgspec.json.encode(state).decode())
         for change in plan.changes:
-            # The position of a consumer never moves back by itself, and the log of the new epoch may be shorter.
+            # Reset the consumer, because its position never moves back, and the new log may be shorter.
             store.run(store.storage.release_events(change.queue, consumer))
         store.run(hold(store.storage, consumer, state, queues))
     return Appended(
@@ -247,27 +249,27 @@ def append(
 
 
 def bronze_state(history: History, snapshot: Snapshot) -> BronzeState:
-    """Return how far bronze goes. If its log was cleaned up too far to say so, its rows do."""
+    """Return the state of bronze. If its log no longer has the state, compute it from the rows."""
     state = state_of(snapshot, BronzeState)
     if state is not None or not snapshot.files:
         return state or BronzeState()
     seen = pa.concat_tables(
         history.bronze.read(file, ["queue", "epoch", "seq", "at"]) for file in snapshot.files
     )
-    found = seen.group_by(["queue", "epoch"]).aggregate([("seq", "max"), ("at", "min")]).sort_by("at_min")
+    ends = seen.group_by(["queue", "epoch"]).aggregate([("seq", "max"), ("at", "min")]).sort_by("at_min")
     epochs: dict[str, tuple[str, ...]] = {}
     places: dict[str, Place] = {}
-    for row in found.to_pylist():
+    for row in ends.to_pylist():
         epochs[row["queue"]] = (*epochs.get(row["queue"], ()), row["epoch"])
         places[row["queue"]] = Place(row["epoch"], row["seq_max"])
     return BronzeState(places=places, epochs=epochs)
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks the session runs at a time."""
+    """Return the number of tasks that the session runs at a time."""
     try:
         return int(spark.sparkContext.defaultParallelism)
-    except Exception:  # over Spark Connect there is no context
+    except Exception:  # Spark Connect has no context
         return int(spark.conf.get("spark.sql.shuffle.partitions", "8") or 8)
 
 
@@ -315,7 +317,7 @@ def _loss(queue: str, epoch: str, first: int, last: int) -> Loss:
 
 
 def _unread(planned: Iterable[Range], written: Iterable[WrittenFile]) -> list[Range]:
-    """What was planned and is in no file: it was trimmed in between, or the store is another one by now."""
+    """Return the planned ranges that are in no file, because they were trimmed, or the store was replaced."""
     read = sorted(
         (part for file in written for part in file.ranges), key=lambda part: (part.queue, part.first)
     )
@@ -334,15 +336,15 @@ def _unread(planned: Iterable[Range], written: Iterable[WrittenFile]) -> list[Ra
 
 
 async def _check_lost(storage: Storage, unread: Iterable[Range]) -> None:
-    """Raises ``Conflict`` if the store has changed under the read, ``StorageUnavailable`` if nothing is lost at all."""
+    """Raise ``Conflict`` if the store was replaced, and ``StorageUnavailable`` if it still has the events."""
     for part in unread:
         page = await storage.read_entries(part.queue, after=part.first - 1, limit=1)
         if page.epoch != part.epoch:
-            raise Conflict(f"queue {part.queue!r} has another epoch than when the read began")
+            raise Conflict(f"the epoch of queue {part.queue!r} has changed since the read began")
         if page.gap is None or page.gap.last < part.last:
             raise StorageUnavailable(
                 f"queue {part.queue!r}: events {part.first} to {part.last} are in the store, but Spark's executors did "
-                "not find them there. Give a URL that means the same store on every machine."
+                "not find them. Use a URL that refers to the same store on every machine."
             )
 
 

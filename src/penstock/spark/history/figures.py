@@ -33,8 +33,8 @@ Rows = list[dict[str, Any]]
 def second_rows(history: History, minutes: Rows, *, since_ms: int, until_ms: int) -> Rows:
     """Return the rows of gold's metrics for each second of a span, by store, queue and worker.
 
-    ``minutes`` are gold's rows by minute, which know the backlog at the end of each. Return no rows if the span
-    holds too many events to be read here.
+    ``minutes`` are gold's rows by minute, with the backlog at the end of each. Return no rows if the span has too many
+    events to read here.
     """
     files = [
         file
@@ -68,8 +68,8 @@ def _merged(parts: Rows) -> Rows:
 def _events(history: History, files: Sequence[DataFile], since_ms: int, until_ms: int) -> pd.DataFrame:
     if not files:
         return pd.DataFrame(columns=list(_COLUMNS))
-    wanted = pc.field("id") != ""
-    table = pa.concat_tables(history.bronze.folder.read(file.path, _COLUMNS, wanted) for file in files)
+    filters = pc.field("id") != ""
+    table = pa.concat_tables(history.bronze.folder.read(file.path, _COLUMNS, filters) for file in files)
     at = pc.cast(pc.cast(table["at"], pa.timestamp("us", "UTC")), pa.int64())
     events = table.set_column(table.schema.get_field_index("at"), "at", pc.divide(at, 1000)).to_pandas()
     events = events[(events["at"] >= since_ms) & (events["at"] < until_ms)]
@@ -88,21 +88,21 @@ def _events(history: History, files: Sequence[DataFile], since_ms: int, until_ms
 
 
 def _usd_micros(data: str) -> float | None:
-    found = pd.io.json.ujson_loads(data or "{}").get("usd")
-    return None if found is None else float(found)
+    micros = pd.io.json.ujson_loads(data or "{}").get("usd")
+    return None if micros is None else float(micros)
 
 
 def _measured(events: pd.DataFrame, *, dimension: str, names: list[str]) -> Iterator[dict[str, Any]]:
     """Yield a row for each second and name, with counts, costs and exact percentiles."""
     by = [*names, "second"]
     grouped = events.groupby(by, sort=True)
-    found = grouped[list(_SUMS)].sum(min_count=1)
+    measures = grouped[list(_SUMS)].sum(min_count=1)
     for what, column in (("wait", "wait_ms"), ("run", "ran_ms")):
         ends = grouped[column].quantile(list(_ENDS.values())).unstack()
         for end, share in _ENDS.items():
-            found[f"{what}_{end}"] = ends[share]
-    found = found.reset_index()
-    for row in found.replace({np.nan: None}).to_dict("records"):
+            measures[f"{what}_{end}"] = ends[share]
+    measures = measures.reset_index()
+    for row in measures.replace({np.nan: None}).to_dict("records"):
         yield _row(dimension, row.pop("queue", ""), row.pop("worker", ""), row.pop("second"), row)
 
 
@@ -118,7 +118,7 @@ def _row(dimension: str, queue: str, name: str, at_ms: int, values: Mapping[Any,
 
 
 def _plain(value: Any) -> float | int | None:
-    """Return a number of numpy's as one of Python's, whole if it is."""
+    """Return a numpy number as a Python number, as an int if it is whole."""
     if value is None:
         return None
     number = float(value)
@@ -126,7 +126,7 @@ def _plain(value: Any) -> float | int | None:
 
 
 def _busy_rows(events: pd.DataFrame, since_ms: int) -> Iterator[dict[str, Any]]:
-    """Yield how long each worker was busy in each second: every run is cut at the seconds that it touches."""
+    """Yield the busy time of each worker by second: every run is split at the seconds that it overlaps."""
     runs = events[(events["ran_ms"] > 0) & (events["worker"] != "")]
     began = np.maximum(runs["at"] - runs["ran_ms"], since_ms).to_numpy(dtype="int64")
     ended = runs["at"].to_numpy(dtype="int64")
@@ -150,19 +150,19 @@ def _busy_rows(events: pd.DataFrame, since_ms: int) -> Iterator[dict[str, Any]]:
 
 
 def _backlog_rows(events: pd.DataFrame, minutes: Rows) -> Iterator[dict[str, Any]]:
-    """Yield the open jobs of each queue at the end of every second in which that changed.
+    """Yield the backlog of each queue at the end of every second in which it changed.
 
-    Gold knows the backlog at the end of each minute, jobs without an event included. So every minute starts from
-    what gold has for the one before.
+    Gold has the backlog at the end of each minute, including jobs without an event. So every minute starts from the
+    previous one in gold.
     """
     steps = events["type"].isin(["enqueued", "retried"]).astype("int64") - events["type"].isin(OUT)
     changes = events.assign(step=steps)[steps != 0].sort_values(["queue", "at", "seq"])
     changes["minute"] = changes["at"] // GRAINS["minute"] * GRAINS["minute"]
     changes["open"] = changes.groupby(["queue", "minute"])["step"].cumsum()
     changes["high"] = np.maximum(changes["open"], changes["open"] - changes["step"])
-    found = changes.groupby(["queue", "minute", "second"]).agg({"open": "last", "high": "max"})
+    seconds = changes.groupby(["queue", "minute", "second"]).agg({"open": "last", "high": "max"})
     known = _minute_ends(minutes)
-    for (queue, minute, second), (last, high) in zip(found.index, found.to_numpy(), strict=True):
+    for (queue, minute, second), (last, high) in zip(seconds.index, seconds.to_numpy(), strict=True):
         ends = known.get(queue, {})
         carried = ends.get(max((at for at in ends if at < minute), default=0), 0)
         backlogs = {"backlog": carried + last, "backlog_max": carried + high}
@@ -177,10 +177,10 @@ def _minute_ends(minutes: Rows) -> dict[str, dict[int, int]]:
     return known
 
 
-# What the page of a history shows, read from gold without Spark: gold is small.
+# Figures of the page. They are read from gold without Spark, because gold is small.
 
 
-# A chart cannot show more points apart from each other.
+# A chart cannot distinguish more points.
 _MOST_POINTS: Final = 720
 _MOST_NAMES: Final = 12
 _MOST_WORKERS: Final = 24
@@ -190,9 +190,9 @@ _SERIES: Final = (*_COUNTS, *_FIGURE_TIMINGS, "busy_ms", "backlog", "backlog_max
 
 
 def figures(history: History, *, since_ms: int, until_ms: int) -> dict[str, Any]:
-    """Return everything between two instants, in periods of a length that fits, as plain values for JSON.
+    """Return all figures between two instants as JSON-compatible values. The length of the periods depends on the span.
 
-    A span of a few minutes is shown by the second. Tasks, groups and causes then come from the minutes it touches.
+    A span of a few minutes is shown by the second. Tasks, groups and causes then cover the overlapping minutes.
     """
     metrics = _read(history.gold)
     causes = _read(history.causes)
@@ -209,19 +209,19 @@ def figures(history: History, *, since_ms: int, until_ms: int) -> dict[str, Any]
 
 
 def _seconds(
-    history: History, minutes: list[dict[str, Any]], within: tuple[int, int], asked: tuple[int, int]
+    history: History, minutes: list[dict[str, Any]], within: tuple[int, int], requested: tuple[int, int]
 ) -> list[dict[str, Any]]:
-    """Return the rows by second, if the span is short enough to show them."""
-    first_ms, end_ms = max(within[0], asked[0]), min(within[1] + GRAINS["minute"], asked[1])
+    """Return the rows by second if the span is short enough."""
+    first_ms, end_ms = max(within[0], requested[0]), min(within[1] + GRAINS["minute"], requested[1])
     if end_ms - first_ms > _MOST_POINTS * SECOND_MS:
         return []
     return second_rows(history, minutes, since_ms=first_ms, until_ms=end_ms)
 
 
 def _charts(grain: str, length: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the charts show. There is an empty period at either end, so that lines start and end at zero."""
-    found = [row["at"] for row in rows]
-    first, last = (min(found) // length * length, max(found)) if found else (0, 0)
+    """Return the data of the charts, with an empty period at each end, so that lines start and end at zero."""
+    instants = [row["at"] for row in rows]
+    first, last = (min(instants) // length * length, max(instants)) if instants else (0, 0)
     start = first - length
     return {
         "grain": grain,
@@ -269,7 +269,7 @@ def _coarser(grain: str) -> str:
 
 
 def _of(rows: Iterable[dict[str, Any]], grain: str, within: tuple[int, int]) -> list[dict[str, Any]]:
-    """The rows of the periods that touch a span."""
+    """Return the rows of the periods that overlap a span."""
     first, last = within
     return [
         row
@@ -281,15 +281,15 @@ def _of(rows: Iterable[dict[str, Any]], grain: str, within: tuple[int, int]) -> 
 def _grouped(
     rows: Iterable[dict[str, Any]], dimensions: tuple[str, ...], name: str
 ) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["dimension"] in dimensions:
-            found.setdefault(row[name], []).append(row)
-    return dict(sorted(found.items()))
+            groups.setdefault(row[name], []).append(row)
+    return dict(sorted(groups.items()))
 
 
 def _series(rows: Iterable[Mapping[str, Any]], start: int, length: int) -> dict[str, Any]:
-    """Points with their values, without those in which nothing happened."""
+    """Return the points with their values. Empty points are omitted."""
     ordered = sorted(rows, key=lambda row: int(row["at"]))
     points = [(row["at"] - start) // length for row in ordered]
     return {"at": points, **{name: [_short(row[name]) for row in ordered] for name in _SERIES}}
@@ -300,8 +300,8 @@ def _short(value: Any) -> Any:
 
 
 def _named(fine: list[dict[str, Any]], coarse: list[dict[str, Any]], dimension: str) -> list[dict[str, Any]]:
-    """The names that took the longest, with their counts; times are of the worst of their coarser periods."""
-    found: list[dict[str, Any]] = []
+    """Return the slowest names with their counts. Times are those of the worst coarser period."""
+    names: list[dict[str, Any]] = []
     worst = {
         (row["queue"], row["name"]): row
         for row in sorted(coarse, key=_slowness)
@@ -315,8 +315,8 @@ def _named(fine: list[dict[str, Any]], coarse: list[dict[str, Any]], dimension: 
         counts = {count: sum(row[count] or 0 for row in rows) for count in _COUNTS}
         times = {timing: _short(worst.get((queue, name), {}).get(timing)) for timing in _FIGURE_TIMINGS}
         busy = sum(row["run_ms"] or 0 for row in rows)
-        found.append({"queue": queue, "name": name, **counts, **times, "run_ms": busy})
-    return sorted(found, key=_slowness, reverse=True)[:_MOST_NAMES]
+        names.append({"queue": queue, "name": name, **counts, **times, "run_ms": busy})
+    return sorted(names, key=_slowness, reverse=True)[:_MOST_NAMES]
 
 
 def _slowness(row: Mapping[str, Any]) -> float:
@@ -324,8 +324,8 @@ def _slowness(row: Mapping[str, Any]) -> float:
 
 
 def _workers(rows: list[dict[str, Any]], start: int, length: int) -> list[dict[str, Any]]:
-    """The busiest, each with how busy it was in every period."""
-    found: list[dict[str, Any]] = []
+    """Return the busiest workers, with their busy share by period."""
+    workers: list[dict[str, Any]] = []
     for name, of_worker in _grouped(rows, ("worker",), "name").items():
         counts = {count: sum(row[count] or 0 for row in of_worker) for count in _COUNTS}
         busy: dict[int, float] = {}
@@ -333,7 +333,7 @@ def _workers(rows: list[dict[str, Any]], start: int, length: int) -> list[dict[s
             point = (row["at"] - start) // length
             busy[point] = busy.get(point, 0) + (row["busy_ms"] or 0)
         shares = {point: round(value / length, 4) for point, value in sorted(busy.items())}
-        found.append(
+        workers.append(
             {
                 "name": name,
                 **counts,
@@ -343,13 +343,13 @@ def _workers(rows: list[dict[str, Any]], start: int, length: int) -> list[dict[s
                 "queues": sorted({row["queue"] for row in of_worker}),
             }
         )
-    return sorted(found, key=lambda worker: worker["busy_ms"], reverse=True)[:_MOST_WORKERS]
+    return sorted(workers, key=lambda worker: worker["busy_ms"], reverse=True)[:_MOST_WORKERS]
 
 
 def _causes(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    causes: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        cause = found.setdefault(
+        cause = causes.setdefault(
             (row["queue"], row["error_type"]),
             {
                 "queue": row["queue"],
@@ -364,5 +364,5 @@ def _causes(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         cause["retried"] += row["retried"]
         cause["tasks"].add(row["task"])
         cause["example"] = (row["example"] or cause["example"])[:300]
-    ordered = sorted(found.values(), key=lambda cause: cause["failed"] + cause["retried"], reverse=True)
+    ordered = sorted(causes.values(), key=lambda cause: cause["failed"] + cause["retried"], reverse=True)
     return [{**cause, "tasks": sorted(cause["tasks"])} for cause in ordered]

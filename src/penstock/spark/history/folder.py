@@ -19,7 +19,7 @@ _BEFORE_DELTA: Final = "_history.json"
 
 
 class History:
-    """The tables of a history. ``consumer`` is the name under which it holds back the trimming of logs."""
+    """The tables of a history. ``consumer`` is the name of the consumer that holds back the trimming of logs."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ def open_history(path: str | Path, options: Mapping[str, str] | None = None, *, 
     """Return the history at a path, or at a URL of an object store.
 
     Raises:
-        InvalidOption: the folder holds no history or something else, or the store is not safe to write to.
+        InvalidOption: the folder is not a history, or the object store is not safe for several writers.
     """
     folder = open_folder(path, options)
     refuse_pattern(folder.root)
@@ -59,14 +59,14 @@ def open_history(path: str | Path, options: Mapping[str, str] | None = None, *, 
         )
     if (names and "bronze" not in names) or (not names and not create):
         raise InvalidOption(
-            f"{folder.root} is not a history: it has no table bronze. Give a folder that history.sync has written, or, "
-            "to begin one, an empty folder."
+            f"{folder.root} is not a history: it has no table bronze. Use a folder that history.sync has written, or "
+            "an empty folder to start one."
         )
     if create:
         for table in (history.bronze, history.silver, history.gold, history.causes):
             table.create()
     elif history.bronze.load().table is None:
         raise InvalidOption(
-            f"{folder.root}/bronze is not a Delta table. Give a folder that history.sync has written."
+            f"{folder.root}/bronze is not a Delta table. Use a folder that history.sync has written."
         )
     return history

@@ -1,4 +1,10 @@
-"""The events of bronze, each with its place in the order of its queue."""
+"""Jobs from events: each new event becomes a partial row of silver, and rows of the same job are merged.
+
+Rows of silver have the same form. So the result of merging new rows into them equals that of folding all events at
+once. This uses Arrow. Spark would sort the rows, because its hash aggregation does not support text values.
+
+A place is the position of an event in the order of its queue, across epochs.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +21,20 @@ from penstock.spark.cells import arrow_schema
 from penstock.spark.delta import DataFile, Table
 from penstock.spark.history.state import BronzeState, Place
 
-# Sequences of an epoch come before all those of the next one.
+# All places of an epoch come before those of the next one.
 _PER_EPOCH: Final = 1 << 48
 _PILE: Final = 250_000
 
 
 class Placing(msgspec.Struct, frozen=True):
-    """Tells the places of events. Those up to ``done`` are left out, and those after ``upto``."""
+    """Assigns places to the events after ``done`` and up to ``upto``, and drops all others."""
 
     epochs: dict[str, tuple[str, ...]]
     done: dict[str, int]
     upto: dict[str, int]
 
     def placed(self, events: pa.Table) -> pa.Table:
-        """Return the events that count, with their ``place``."""
+        """Return the covered events with their ``place``."""
         place = events["seq"]
         for queue, epochs in self.epochs.items():
             for number, epoch in enumerate(epochs[1:], 1):
@@ -37,7 +43,7 @@ class Placing(msgspec.Struct, frozen=True):
         return events.append_column("place", place).filter(self.covers(events["queue"], place))
 
     def covers(self, queues: Any, places: Any) -> Any:
-        """Return whether each place, of the queue beside it, counts."""
+        """Return whether each place is covered, given its queue."""
         after, upto = (
             pc.fill_null(
                 pc.take(pa.array(bounds.values(), pa.int64()), pc.index_in(queues, _names(bounds))), 0
@@ -52,12 +58,12 @@ def _names(bounds: Mapping[str, int]) -> pa.Array:
 
 
 def place_number(bronze: BronzeState, queue: str, epoch: str, seq: int) -> int:
-    """Return a place among all events of a queue, whatever their epochs."""
+    """Return the place of an event in its queue, across epochs."""
     return bronze.epochs[queue].index(epoch) * _PER_EPOCH + seq
 
 
 def placing_between(bronze: BronzeState, done: Mapping[str, Place], upto: Mapping[str, Place]) -> Placing:
-    """Place the events after some places, up to others."""
+    """Return a placing for the events between two states."""
     numbers = [
         {queue: place_number(bronze, queue, place.epoch, place.seq) for queue, place in places.items()}
         for places in (done, upto)
@@ -73,7 +79,7 @@ def pending_files(files: Sequence[DataFile], number: int) -> list[DataFile]:
 def new_events(
     bronze: Table, files: Sequence[DataFile], placing: Placing, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return the events of these files that count, with their ``place``; all columns of them, or some."""
+    """Return the covered events of these files with their ``place``, and all columns or some."""
     empty = bronze.schema.empty_table()
     tables = [bronze.read(file, columns) for file in files]
     return placing.placed(
@@ -82,7 +88,7 @@ def new_events(
 
 
 def piles_of(files: Sequence[DataFile]) -> list[list[DataFile]]:
-    """Return as many files in a pile as are worth a task, and fit into its memory."""
+    """Group files for tasks, so that each group is worth a task and fits into its memory."""
     piles: list[list[DataFile]] = []
     room = 0
     for file in files:
@@ -94,11 +100,7 @@ def piles_of(files: Sequence[DataFile]) -> list[list[DataFile]]:
     return piles
 
 
-# How events become jobs: a row per event in the shape of a job, and rows of the same job made one.
-#
-# The rows that silver has already are of the same shape, so that what is new is folded into them and the
-# outcome is the same as that of folding everything at once. In Arrow: Spark would sort for it, since it
-# cannot hash what keeps texts.
+# Rows of silver.
 
 
 KEYS: Final = ("queue", "id", "incarnation")
@@ -151,7 +153,7 @@ ARROW: Final = arrow_schema(SILVER)
 
 _ENDS: Final = ("completed", "failed", "cancelled", "expired")
 _FAILURES: Final = ("retrying", "failed", "expired")
-# The newest value that is known. A text that is empty is not known.
+# Columns that take the newest known value. An empty text is unknown.
 _TEXTS: Final = ("task", "version", "group", "run_id", "state", "worker", "error_type", "error")
 _NEWEST: Final = ("priority", "cost", "last_wait_ms", "last_run_ms", "payload_size", "result_size")
 _SUMS: Final = ("runs", "failures", "stalls", "retries", "wait_ms", "run_ms", "usd_micros")
@@ -167,13 +169,13 @@ _HOW: Final = {
 }
 
 
-def strips(events: pa.Table) -> pa.Table:
-    """Events of jobs, each (with its ``place``) as a row of silver that knows of nothing else."""
+def partial_rows(events: pa.Table) -> pa.Table:
+    """Return each event of a job as a partial row of silver, with its ``place``."""
     events = events.filter(pc.not_equal(events["id"], ""))
     at, kind = events["at"], events["type"].combine_chunks().dictionary_encode()
 
     def of(*types: str) -> pa.Array:
-        """Whether an event is of one of the types."""
+        """Return which events are of one of the types."""
         return pc.take(pc.is_in(kind.dictionary, pa.array(types, pa.string())), kind.indices)
 
     enqueued, claimed = of("enqueued"), of("claimed")
@@ -211,7 +213,7 @@ def _where(condition: Any, values: Any) -> Any:
 
 
 def _usd(events: pa.Table, is_used: pa.Array) -> pa.Array:
-    """What events of usage say in their data."""
+    """Return the US dollars, in millionths, of usage events."""
     texts = _where(is_used, events["data"]).to_pylist() if pc.any(is_used).as_py() else [None] * len(events)
     return pa.array(
         [int(msgspec.json.decode(text).get("usd", 0)) if text else 0 for text in texts], pa.int64()
@@ -219,7 +221,7 @@ def _usd(events: pa.Table, is_used: pa.Array) -> pa.Array:
 
 
 def merged(rows: pa.Table) -> pa.Table:
-    """One row per job, from rows of silver and of events in any order. May be repeated with more of them."""
+    """Return one row per job, from rows of silver and of events in any order. The result can be merged again."""
     rows = rows.sort_by("place")
     failed = pc.not_equal(rows["error_type"], "")
     known = {name: _where(pc.not_equal(rows[name], ""), rows[name]) for name in _TEXTS}
@@ -233,8 +235,8 @@ def merged(rows: pa.Table) -> pa.Table:
 
 
 def jobs_of(rows: pa.Table) -> pa.Table:
-    """The rows of silver: ``merged``, and what follows from the rest. A job that was removed while it was open ended
-    there; one that is open has no end."""
+    """Return the final rows of silver: ``merged`` with derived columns. A job that was removed while open finished
+    then; an open job has no finish time."""
     jobs = merged(rows)
     is_open = pc.is_in(jobs["state"], pa.array(OPEN_STATES))
     was_open = pc.and_(pc.is_valid(jobs["removed_at"]), is_open)

@@ -1,6 +1,6 @@
-"""Gold: what happened per minute, hour and day, in all and by queue, task, group and worker.
+"""Gold: measures per minute, hour and day, for the whole store and by queue, task, group and worker.
 
-By the time of the event, in UTC. New events are added to the periods that they fall into.
+Periods are in UTC, by the time of the event. New events are added to their periods.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.spark.history.measures import (
 from penstock.spark.history.ranged import Fold, Instants, fold_forward, millis, owners_of
 from penstock.spark.history.state import FoldState, state_of
 
-_TOLD: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at", "run_ms")
+_COLUMNS: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at", "run_ms")
 _JOB: Final = (
     "queue", "state", "first_place", "place", "first_type", "first_seen_at", "finished_at", "removed_at",
 )  # fmt: skip
@@ -80,10 +80,10 @@ class _Causes(Fold):
 
 
 def summarise(spark: SparkSession, history: History) -> None:
-    """Commit versions of gold and of causes with all in them that silver has, unless nothing is new.
+    """Bring gold and causes up to date with silver, in one commit each.
 
     Raises:
-        Conflict: another sync was first. The table that it was first with has no commit of ours.
+        Conflict: another sync committed to one of them first.
     """
     silver = state_of(history.silver.load(), FoldState) or FoldState()
     for table in (history.gold, history.causes):
@@ -96,22 +96,22 @@ def summarise(spark: SparkSession, history: History) -> None:
 def _add(
     spark: SparkSession, history: History, table: Table, base: Snapshot, *, known: FoldState, upto: FoldState
 ) -> None:
-    events = history.bronze.load()
-    pending = pending_files(events.files, known.bronze)
-    placing = placing_between(bronze_state(history, events), known.places, upto.places)
-    told = new_events(history.bronze, pending, placing, _TOLD)
+    bronze = history.bronze.load()
+    pending = pending_files(bronze.files, known.bronze)
+    placing = placing_between(bronze_state(history, bronze), known.places, upto.places)
+    events = new_events(history.bronze, pending, placing, _COLUMNS)
     reached = replace(upto, open={})
     fold: Fold = _Causes(history.bronze, placing)
-    instants = periods_of(millis(told["at"]), np.asarray(told["run_ms"].to_numpy(), np.int64))
+    instants = periods_of(millis(events["at"]), np.asarray(events["run_ms"].to_numpy(), np.int64))
     if table is history.gold:
-        steps = _steps(history, told, placing, has_losses=bool(upto.losses or upto.changes))
+        steps = _steps(history, events, placing, has_losses=bool(upto.losses or upto.changes))
         backlog, open = _backlog(steps, known.open)
         fold, reached = _Measures(history.bronze, placing, backlog), replace(upto, open=open)
         instants = np.unique(np.concatenate([instants, millis(backlog["at"])]))
     files, replaced = fold_forward(
         spark,
         table,
-        # A table that cannot say how far it goes is made again.
+        # A table whose state is unknown is rebuilt.
         base.files if known.bronze else [],
         fold=fold,
         pending=pending,
@@ -126,31 +126,31 @@ def _add(
     )
 
 
-def _steps(history: History, told: pa.Table, placing: Placing, *, has_losses: bool) -> pa.Table:
-    """Return by how much each new event changes the backlog of its queue: ``queue``, ``at`` and ``step``.
+def _steps(history: History, events: pa.Table, placing: Placing, *, has_losses: bool) -> pa.Table:
+    """Return the change of the backlog by each new event: ``queue``, ``at`` and ``step``.
 
-    Silver tells what events do not: which jobs were removed while they were open, and of which the first event is lost.
+    Silver adds what events do not say: which jobs were removed while open, and which lost their first event.
     """
-    kind = told["type"]
+    kind = events["type"]
     step = pc.subtract(
         pc.cast(pc.is_in(kind, pa.array(["enqueued", "retried"])), pa.int64()),
         pc.cast(pc.is_in(kind, pa.array(OUT)), pa.int64()),
     )
-    found = [_step_table(told, "at", step)]
-    jobs = _jobs_in_question(history, told, has_losses=has_losses)
+    tables = [_step_table(events, "at", step)]
+    jobs = _jobs_without_events(history, events, has_losses=has_losses)
     if jobs is not None:
         is_new = placing.covers(jobs["queue"], jobs["place"])
         wiped = pc.and_(
-            pc.is_in(jobs["queue"], _of_type(told, "obliterated")["queue"].combine_chunks()),
-            pc.is_in(jobs["removed_at"], _of_type(told, "obliterated")["at"].combine_chunks()),
+            pc.is_in(jobs["queue"], _of_type(events, "obliterated")["queue"].combine_chunks()),
+            pc.is_in(jobs["removed_at"], _of_type(events, "obliterated")["at"].combine_chunks()),
         )
         gone = jobs.filter(pc.and_(pc.equal(jobs["state"], REMOVED), pc.or_(is_new, wiped)))
-        found.append(_step_table(gone, "finished_at", pa.repeat(-1, gone.num_rows)))
+        tables.append(_step_table(gone, "finished_at", pa.repeat(-1, gone.num_rows)))
         is_first = placing.covers(jobs["queue"], jobs["first_place"])
         begun = pc.is_in(jobs["first_type"], pa.array(["enqueued", "retried"]))
         late = jobs.filter(pc.and_(is_first, pc.invert(begun)))
-        found.append(_step_table(late, "first_seen_at", pa.repeat(1, late.num_rows)))
-    steps = pa.concat_tables(found)
+        tables.append(_step_table(late, "first_seen_at", pa.repeat(1, late.num_rows)))
+    steps = pa.concat_tables(tables)
     return steps.filter(pc.not_equal(steps["step"], 0)).sort_by([("queue", "ascending"), ("at", "ascending")])
 
 
@@ -162,26 +162,26 @@ def _step_table(rows: pa.Table, at: str, step: Any) -> pa.Table:
     )
 
 
-def _of_type(told: pa.Table, kind: str) -> pa.Table:
-    return told.filter(pc.equal(told["type"], kind))
+def _of_type(events: pa.Table, kind: str) -> pa.Table:
+    return events.filter(pc.equal(events["type"], kind))
 
 
-def _jobs_in_question(history: History, told: pa.Table, *, has_losses: bool) -> pa.Table | None:
-    """Return the jobs of silver that may have changed the backlog without an event that says so."""
-    removed = _of_type(told, "removed")
+def _jobs_without_events(history: History, events: pa.Table, *, has_losses: bool) -> pa.Table | None:
+    """Return the jobs of silver that may have changed the backlog without an event."""
+    removed = _of_type(events, "removed")
     files = history.silver.load().files
-    if not _of_type(told, "obliterated").num_rows:
-        touching = told if has_losses else removed
+    if not _of_type(events, "obliterated").num_rows:
+        touching = events if has_losses else removed
         births = millis(touching["enqueued_at"].drop_null())
         lows = np.array([file.low for file in files], np.int64)
         files = [files[index] for index in np.unique(owners_of(lows, births)).tolist()] if files else []
-    if not files or not (has_losses or removed.num_rows or _of_type(told, "obliterated").num_rows):
+    if not files or not (has_losses or removed.num_rows or _of_type(events, "obliterated").num_rows):
         return None
     return pa.concat_tables(history.silver.read(file, _JOB) for file in files)
 
 
 def _backlog(steps: pa.Table, before: dict[str, int]) -> tuple[pa.Table, dict[str, int]]:
-    """Return the open jobs of each queue in every period in which that changed, as parts of gold, and at the end."""
+    """Return the backlog of each queue in every period in which it changed, as parts of gold, and at the end."""
     queues = steps["queue"].to_numpy(zero_copy_only=False)
     step, at = steps["step"].to_numpy(), steps["at"].to_numpy()
     open = dict(before)

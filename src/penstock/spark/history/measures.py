@@ -1,6 +1,7 @@
-"""Histograms of durations that can be added up: percentiles of an hour follow from those of its minutes.
+"""The measures of gold, as rows that can be added up: of a minute or a day, of one task or the whole store.
 
-A duration is counted in a bucket whose bounds differ by 2 %, so a percentile is at most 1 % off.
+Histograms of durations can be added up as well, so the percentiles of an hour follow from its minutes. The bounds of a
+bucket differ by 2 %, so a percentile is off by at most 1 %.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ _LOG: Final = float(np.log(_GROWTH))
 
 
 def bucket_of(ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return the bucket of each duration; that of 0 is -1."""
-    found = np.ceil(np.log(np.maximum(ms, 1)) / _LOG)
-    return np.where(ms < 1, -1, found).astype(np.int32)
+    """Return the bucket of each duration; 0 has the bucket -1."""
+    buckets = np.ceil(np.log(np.maximum(ms, 1)) / _LOG)
+    return np.where(ms < 1, -1, buckets).astype(np.int32)
 
 
 def _middle(buckets: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
-    """Return a duration that is at most 1 % from all of a bucket."""
+    """Return the duration in the middle of each bucket, at most 1 % from its bounds."""
     return np.where(buckets < 0, 0.0, 2 * np.power(_GROWTH, buckets.astype(float)) / (_GROWTH + 1))
 
 
@@ -40,12 +41,11 @@ def percentile_rows(
     before = np.concatenate([[0], reached])[groups[:-1]]
     totals = np.concatenate([[0], reached])[groups[1:]] - before
     ranks = before + np.maximum(np.ceil(share * totals), 1)
-    found: npt.NDArray[np.float64] = _middle(buckets)[np.searchsorted(reached, ranks, side="left")]
-    return found
+    percentiles: npt.NDArray[np.float64] = _middle(buckets)[np.searchsorted(reached, ranks, side="left")]
+    return percentiles
 
 
-# The measures of gold, as rows that can be added up: of a minute and of a day, of one task and of the
-# whole store.
+# Parts and rows of gold.
 
 
 GRAINS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
@@ -89,7 +89,7 @@ CAUSES: Final = pa.schema(
     }
 )
 
-# Rows with the same key become one: these columns are added up, the others follow their rule in _HOW.
+# Rows with the same key are merged: these columns are summed, the others follow their rule in _HOW.
 _SUMS: Final = {
     **dict.fromkeys(COUNTED, _LONG),
     **dict.fromkeys(("run_ms", "busy_ms", "usd_micros"), _LONG),
@@ -100,8 +100,8 @@ _HOW: Final = {
     **dict.fromkeys(("wait_max", "run_max", "backlog_max"), "max"),
     "backlog": "last",
 }
-# A row of PARTS is a share of the measures, or (``what``) how many durations fall into one bucket. Rows
-# with the larger ``turn`` are newer.
+# A row of PARTS is a share of the measures, or, with ``what``, the number of durations in one bucket. Rows with a
+# larger ``turn`` are newer.
 PARTS: Final = pa.schema(
     {
         **_KEYS,
@@ -118,7 +118,7 @@ _NAMES: Final = ("queue", "task", "group", "worker")
 
 
 def measures_of(events: pa.Table) -> pa.Table:
-    """Return what these events add to gold, as parts."""
+    """Return the parts that these events add to gold."""
     events = events.filter(pc.not_equal(events["id"], ""))
     by_minute = [_counts(events), _busy(events), *_durations(events)]
     return _parts(_spread(rows) for rows in by_minute if rows.num_rows)
@@ -127,11 +127,11 @@ def measures_of(events: pa.Table) -> pa.Table:
 def _parts(tables: Iterable[pa.Table]) -> pa.Table:
     parts = [shaped(table, PARTS, {"what": "", "turn": 1}) for table in tables]
     rows = pa.concat_tables(parts) if parts else PARTS.empty_table()
-    return _added_up(rows)
+    return _sum_parts(rows)
 
 
 def shaped(table: pa.Table, schema: pa.Schema, defaults: Mapping[str, Any]) -> pa.Table:
-    """Return the table with exactly these columns; those that it lacks have their default, or are null."""
+    """Return the table with exactly these columns; missing ones have their default or are null."""
     columns = [
         pc.cast(table[field.name], field.type)
         if field.name in table.column_names
@@ -141,7 +141,7 @@ def shaped(table: pa.Table, schema: pa.Schema, defaults: Mapping[str, Any]) -> p
     return pa.table(columns, schema=schema)
 
 
-def _added_up(rows: pa.Table) -> pa.Table:
+def _sum_parts(rows: pa.Table) -> pa.Table:
     """Return one row for each key, bucket and turn."""
     keys = [*_KEYS, "what", "bucket", "turn"]
     grouped = rows.group_by(keys, use_threads=False).aggregate([*_HOW.items(), ("times", "sum")])
@@ -186,7 +186,7 @@ def _usd_micros(events: pa.Table) -> pa.Array:
 
 
 def _durations(events: pa.Table) -> Iterator[pa.Table]:
-    """Yield how many waits, and how many runs, fall into each bucket."""
+    """Yield the numbers of waits and of runs in each bucket."""
     for what, column, types in (("wait", "wait_ms", ("claimed",)), ("run", "run_ms", _RUN_ENDS)):
         own = events.filter(pc.is_in(events["type"], pa.array(types)))
         buckets = bucket_of(np.asarray(own[column].to_numpy(), np.int64))
@@ -199,7 +199,7 @@ def _durations(events: pa.Table) -> Iterator[pa.Table]:
 
 
 def _busy(events: pa.Table) -> pa.Table:
-    """Return every run cut into the minutes that it took part of, with how long in each."""
+    """Return the busy time of every run, split by minute."""
     runs = events.filter(pc.and_(pc.greater(events["run_ms"], 0), pc.not_equal(events["worker"], "")))
     ended = millis(runs["at"])
     began = ended - np.asarray(runs["run_ms"].to_numpy(), np.int64)
@@ -212,7 +212,7 @@ def _busy(events: pa.Table) -> pa.Table:
 
 
 def spanned_minutes(began: Instants, ended: Instants) -> tuple[Instants, Instants]:
-    """Return each minute that a span touches, with the index of the span."""
+    """Return each minute that overlaps a span, with the index of the span."""
     first = began // _MINUTE
     counts = ended // _MINUTE - first + 1
     index = np.repeat(np.arange(len(began)), counts)
@@ -221,10 +221,10 @@ def spanned_minutes(began: Instants, ended: Instants) -> tuple[Instants, Instant
 
 
 def _spread(rows: pa.Table) -> pa.Table:
-    """Return each row once for every name that it goes by and every period that it is in."""
+    """Return each row once for each of its names and periods."""
     values = [name for name in rows.column_names if name not in (*_NAMES, "minute")]
     empty = pa.repeat("", rows.num_rows)
-    found = []
+    tables = []
     for dimension in ("store", *_NAMES):
         name = empty if dimension == "store" else rows[dimension]
         queue = empty if dimension == "store" else rows["queue"]
@@ -233,12 +233,12 @@ def _spread(rows: pa.Table) -> pa.Table:
         if dimension != "store":
             named = named.filter(pc.not_equal(named["name"], ""))
         named = named.append_column("dimension", pa.repeat(dimension, named.num_rows))
-        found += [in_periods(named, grain) for grain in GRAINS]
-    return pa.concat_tables(found)
+        tables += [in_periods(named, grain) for grain in GRAINS]
+    return pa.concat_tables(tables)
 
 
 def in_periods(rows: pa.Table, grain: str) -> pa.Table:
-    """Return the rows with their period of that grain instead of their minute."""
+    """Replace the minute of the rows with their period of this grain."""
     minutes = np.asarray(rows["minute"].to_numpy(), np.int64)
     at = instant_column(minutes // GRAINS[grain] * GRAINS[grain])
     rows = rows.drop_columns(["minute"]).append_column("at", at)
@@ -251,14 +251,14 @@ def instant_column(at_ms: Instants) -> pa.Array:
 
 
 def periods_of(at_ms: Instants, run_ms: Instants) -> Instants:
-    """Return the beginnings of all periods that events, and the runs that they end, fall into."""
+    """Return the starts of all periods that overlap the events and the runs that they finish."""
     _, minutes = spanned_minutes(at_ms - run_ms, at_ms)
     minutes = np.unique(minutes)
     return np.unique(np.concatenate([minutes // length * length for length in GRAINS.values()]))
 
 
 def parts_of(gold: pa.Table) -> pa.Table:
-    """Return rows of gold as the parts that they are made of."""
+    """Split rows of gold into parts."""
     micros = pc.cast(pc.round(pc.multiply(gold["usd"], 1e6)), _LONG)
     tables = [shaped(gold.append_column("usd_micros", micros), PARTS, {"what": "", "turn": 0})]
     for what in _TIMED:
@@ -273,7 +273,7 @@ def parts_of(gold: pa.Table) -> pa.Table:
 
 
 def merged_measures(parts: pa.Table) -> pa.Table:
-    """Return the rows of gold that parts make, in order."""
+    """Merge parts into rows of gold, in order."""
     parts = parts.sort_by("turn")
     sums = parts.filter(pc.equal(parts["what"], ""))
     grouped = sums.group_by([*_KEYS], use_threads=False).aggregate([*_HOW.items()])
@@ -291,11 +291,11 @@ def merged_measures(parts: pa.Table) -> pa.Table:
 
 
 def _timings(parts: pa.Table, rows: pa.Table, what: str) -> dict[str, Any]:
-    """Return the histogram of each row, and the percentiles that follow from it."""
+    """Return the histogram of each row and its percentiles."""
     own = parts.filter(pc.equal(parts["what"], what)).select([*_KEYS, "bucket", "times"])
     numbered = rows.select([*_KEYS]).append_column("row", pa.array(np.arange(rows.num_rows)))
-    found = own.join(numbered, [*_KEYS], join_type="inner")
-    counted = found.group_by(["row", "bucket"]).aggregate([("times", "sum")])
+    entries_by_row = own.join(numbered, [*_KEYS], join_type="inner")
+    counted = entries_by_row.group_by(["row", "bucket"]).aggregate([("times", "sum")])
     counted = counted.sort_by([("row", "ascending"), ("bucket", "ascending")])
     buckets, times = counted["bucket"].combine_chunks(), counted["times_sum"].combine_chunks()
     starts = np.searchsorted(counted["row"].to_numpy(), np.arange(rows.num_rows + 1))
@@ -308,7 +308,7 @@ def _timings(parts: pa.Table, rows: pa.Table, what: str) -> dict[str, Any]:
     for end, share in _ENDS.items():
         values = np.full(rows.num_rows, np.nan)
         values[~is_empty] = percentile_rows(filled, buckets.to_numpy(), times.to_numpy(), share)
-        # A bucket reaches a little beyond its longest duration.
+        # A bucket extends a little beyond its longest duration.
         columns[f"{what}_{end}"] = pa.array(np.round(np.minimum(values, most), 3), mask=is_empty)
     return columns
 

@@ -1,4 +1,4 @@
-"""The page of a history: one file with everything in it, which asks nobody for anything."""
+"""The HTML page of a history: one self-contained file without external requests."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def report(
     title: str = "Queues",
     storage_options: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the page of a history, as of its last sync, and say where it is. Needs no Spark, and nothing of the store.
+    """Write the page of a history as of its last sync, and return its path. This needs neither Spark nor the store.
 
-    ``since`` and ``until`` are instants, or texts in ISO 8601, which without a zone are UTC; without them all of it is
-    shown. An earlier page at ``out`` is replaced, at once.
+    ``since`` and ``until`` limit the time range. They are datetimes or ISO 8601 texts (UTC if they have no zone). An
+    existing page at ``out`` is replaced atomically.
 
     Raises:
-        InvalidOption: the folder holds no history, or none that was synced up to gold; a time that is none.
+        InvalidOption: the folder is not a history, has no gold yet, or a time is invalid.
     """
     history = open_history(path, storage_options, create=False)
     gold = history.gold.load()
@@ -51,15 +51,15 @@ def report(
     )
     assert gold.table is not None
     synced = gold.table.history(1)[0]["timestamp"]
-    data |= {"synced": synced, "title": title, **_troubles(bronze_state(history, history.bronze.load()))}
+    data |= {"synced": synced, "title": title, **_losses(bronze_state(history, history.bronze.load()))}
     target = Path(out)
     draft = target.with_name(f".{target.name}.draft")
-    draft.write_text(_filled(data, title), encoding="utf-8")
+    draft.write_text(_render(data, title), encoding="utf-8")
     draft.replace(target)
     return target
 
 
-def _troubles(bronze: BronzeState) -> dict[str, Any]:
+def _losses(bronze: BronzeState) -> dict[str, Any]:
     return {
         "losses": [[loss.queue, loss.first, loss.last] for loss in bronze.losses],
         "changes": [[change.queue, change.common + 1, change.read] for change in bronze.changes],
@@ -67,13 +67,13 @@ def _troubles(bronze: BronzeState) -> dict[str, Any]:
 
 
 def _script() -> str:
-    """Return both modules as one: a page of a single file has nothing to import from."""
+    """Return both modules as one script, because a single file cannot import modules."""
     charts, page = ((_PARTS / name).read_text(encoding="utf-8") for name in ("charts.js", "page.js"))
     return charts.replace("\nexport ", "\n") + page[page.index("\n") :]
 
 
-def _filled(data: dict[str, Any], title: str) -> str:
-    # Data must not be able to end the element that it is in.
+def _render(data: dict[str, Any], title: str) -> str:
+    # The data must not close its script element.
     packed = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     parts = {
         "title": html.escape(title),

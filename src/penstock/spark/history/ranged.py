@@ -1,5 +1,5 @@
-"""Tables that are folded forward. Each file owns a span of time, and only files that something new falls into are
-written again, so that a sync costs what is new and not what is there."""
+"""Incremental updates of tables. Each file covers a span of time, and a sync rewrites only the files whose span has new
+events. So the cost of a sync depends on the new events, not on the size of the table."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _BATCH: Final = 20_000
 
 
 class Fold(ABC):
-    """How rows of one table come from events of bronze. Executors run it.
+    """The derivation of one table from the events of bronze. Executors run it.
 
-    ``rows`` is the schema of what is folded, which has the column that the table is ``ranged`` by. ``extra`` are rows
-    that do not come from events.
+    ``rows`` is the schema of the rows to fold. It has the column ``ranged``, which the table's files are split by.
+    ``extra`` are rows that do not come from events.
     """
 
     rows: pa.Schema
@@ -42,11 +42,11 @@ class Fold(ABC):
 
     @abstractmethod
     def from_known(self, table: pa.Table) -> pa.Table:
-        """Return rows of the table as rows to be folded."""
+        """Return rows of the table in the form of rows to fold."""
 
     @abstractmethod
     def folded(self, rows: pa.Table) -> pa.Table:
-        """Return the rows of the table, from all rows of a span of time, in the order that files have."""
+        """Return the rows of the table for a span of time, in the order of its files."""
 
 
 def fold_forward(
@@ -60,9 +60,9 @@ def fold_forward(
     number: int,
     is_everything: bool = False,
 ) -> tuple[list[DataFile], list[DataFile]]:
-    """Write what the ``known`` files and the new events of the ``pending`` ones make, for the commit with that number.
-    Return the new files, and the known ones that they replace. ``instants`` are all times that the new events fall on;
-    ``is_everything`` replaces every file."""
+    """Fold the new events of the ``pending`` files into the ``known`` files of a table, for commit ``number``. Return
+    the new files, and the known ones that they replace. ``instants`` are the times of the new events; ``is_everything``
+    replaces every file."""
     lows = np.array([file.low for file in known], np.int64)
     owners = range(len(lows)) if is_everything else np.unique(owners_of(lows, instants)).tolist()
     touched = [known[index] for index in owners] if len(lows) else []
@@ -77,23 +77,23 @@ def fold_forward(
     spanned = from_arrow_schema(fold.rows.append(pa.field("span", pa.int32())))
     rows = spark.range(0, len(sources), 1, len(sources)).mapInArrow(read, spanned)
     tasks = min(len(edges) + 1, 10_000)
-    found = rows.repartition(tasks, "span").mapInArrow(write, "file binary").collect()
-    return [msgspec.msgpack.decode(row.file, type=DataFile) for row in found], touched
+    written = rows.repartition(tasks, "span").mapInArrow(write, "file binary").collect()
+    return [msgspec.msgpack.decode(row.file, type=DataFile) for row in written], touched
 
 
 def millis(column: Any) -> Instants:
-    """Return instants as epoch milliseconds; 0 for those that are not known."""
+    """Return instants as epoch milliseconds; 0 for null."""
     micros = pc.fill_null(pc.cast(pc.cast(column, pa.timestamp("us", "UTC")), pa.int64()), 0)
     return np.asarray(micros.to_numpy(), np.int64) // 1000
 
 
 def owners_of(lows: Instants, instants: Instants) -> Instants:
-    """A file owns what falls between its first instant and that of the next file; the first one all before, too."""
+    """Return the file for each instant. A file covers the time up to the next one; the first also all before."""
     return np.maximum(np.searchsorted(lows, instants, side="right") - 1, 0)
 
 
 def _edges(lows: Instants, owners: Sequence[int], instants: Instants) -> Instants:
-    """Return where tasks end: at the bounds of files, and wherever a task would have too much to do."""
+    """Return the bounds of tasks: the bounds of files, and further ones where a task would be too large."""
     bounds = [lows[index] for owner in owners for index in (owner, owner + 1) if 0 < index < len(lows)]
     splits = np.sort(instants)[_PER_TASK::_PER_TASK]
     return np.unique(np.concatenate([np.array(bounds, np.int64), splits]))
@@ -125,21 +125,21 @@ def _rows(table: Table, fold: Fold, source: str, files: Sequence[DataFile]) -> p
 def _write(
     batches: Iterator[pa.RecordBatch], *, table: Table, fold: Fold, number: int
 ) -> Iterator[pa.RecordBatch]:
-    found = list(batches)
-    if not found:
+    read = list(batches)
+    if not read:
         return
-    rows = pa.Table.from_batches(found)
+    rows = pa.Table.from_batches(read)
     # The session may have another time zone, or longer texts.
     for span in pc.unique(rows["span"]).to_pylist():
         own = rows.filter(pc.equal(rows["span"], span)).drop_columns(["span"]).cast(fold.rows)
         folded = fold.folded(own)
-        for start, end in cuts_of(millis(folded[fold.ranged])):
+        for start, end in file_bounds(millis(folded[fold.ranged])):
             file = table.write(folded.slice(start, end - start), number)
             yield pa.RecordBatch.from_pydict({"file": [msgspec.msgpack.encode(file)]})
 
 
-def cuts_of(instants: Instants, per_file: int = _PER_FILE) -> Iterator[tuple[int, int]]:
-    """Yield where files start and end: full ones first, and never two with the same instant."""
+def file_bounds(instants: Instants, per_file: int = _PER_FILE) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of files: full ones first. Two files never share an instant."""
     start = 0
     while start < len(instants):
         end = min(start + per_file, len(instants))

@@ -1,4 +1,7 @@
-"""What befalls jobs without an event of their own: lost events, a store that went back, an obliterated queue."""
+"""Silver: one row per incarnation of a job, folded forward from the new events of bronze.
+
+Loss marks cover changes to jobs without events of their own: lost events, a restored store, an obliterated queue.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,19 @@ from penstock.spark.history.folding import (
     jobs_of,
     merged,
     new_events,
+    partial_rows,
     pending_files,
     place_number,
     placing_between,
-    strips,
 )
 from penstock.spark.history.ranged import Fold, fold_forward, millis
 from penstock.spark.history.state import BronzeState, FoldState, state_of
 
 
-class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """Places ``first`` to ``last`` of a queue. A job that is open when they come is incomplete, or, if they have a time
-    (``removed_at_us``), removed then. With ``undone`` it is the events there that make a job incomplete."""
+class LossMark(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of places in a queue, ``first`` to ``last``, that affects jobs. Jobs that are open at the range become
+    incomplete or, with ``removed_at_us``, removed at that time. With ``undone``, jobs with events in it become
+    incomplete."""
 
     queue: str
     first: int
@@ -41,10 +45,10 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     undone: bool = False
 
 
-def cuts_between(bronze: BronzeState, silver: FoldState) -> list[Cut]:
-    """Losses and changes of epoch that silver has not seen."""
+def marks_between(bronze: BronzeState, silver: FoldState) -> list[LossMark]:
+    """Return marks for the losses and epoch changes that silver has not seen."""
     lost = [
-        Cut(
+        LossMark(
             queue=loss.queue,
             first=place_number(bronze, loss.queue, loss.epoch, loss.first),
             last=place_number(bronze, loss.queue, loss.epoch, loss.last),
@@ -52,7 +56,7 @@ def cuts_between(bronze: BronzeState, silver: FoldState) -> list[Cut]:
         for loss in bronze.losses[silver.losses :]
     ]
     undone = [
-        Cut(
+        LossMark(
             queue=change.queue,
             first=place_number(bronze, change.queue, change.before, change.common + 1),
             last=place_number(bronze, change.queue, change.before, change.read),
@@ -63,38 +67,38 @@ def cuts_between(bronze: BronzeState, silver: FoldState) -> list[Cut]:
     return [*lost, *undone]
 
 
-def obliterations(events: pa.Table) -> list[Cut]:
-    """Return the cuts of events that say so."""
-    found = events.filter(pc.equal(events["type"], "obliterated"))
-    at_us = pc.cast(pc.cast(found["at"], pa.timestamp("us", "UTC")), pa.int64())
+def obliterations(events: pa.Table) -> list[LossMark]:
+    """Return the marks of the obliterations among the events."""
+    obliterated = events.filter(pc.equal(events["type"], "obliterated"))
+    at_us = pc.cast(pc.cast(obliterated["at"], pa.timestamp("us", "UTC")), pa.int64())
     return [
-        Cut(queue=queue, first=place, last=place, removed_at_us=at)
+        LossMark(queue=queue, first=place, last=place, removed_at_us=at)
         for queue, place, at in zip(
-            found["queue"].to_pylist(), found["place"].to_pylist(), at_us.to_pylist(), strict=True
+            obliterated["queue"].to_pylist(), obliterated["place"].to_pylist(), at_us.to_pylist(), strict=True
         )
     ]
 
 
-def apply_cuts(rows: pa.Table, cuts: list[Cut]) -> pa.Table:
-    """Mark the rows (of silver, or of single events) of the jobs that the cuts touch, all of whose rows are there."""
+def apply_marks(rows: pa.Table, marks: list[LossMark]) -> pa.Table:
+    """Apply the marks to rows of silver or of single events. ``rows`` must have all rows of an affected job."""
     rows = rows.sort_by([(name, "ascending") for name in (*KEYS, "place")])
     following = _following(rows)
     is_open = pc.is_in(rows["state"], pa.array(OPEN_STATES))
-    for cut in cuts:
-        hit = pc.equal(rows["queue"], cut.queue)
-        if cut.undone:
-            hit = pc.and_(hit, pc.greater_equal(rows["place"], cut.first))
-            hit = pc.and_(hit, pc.less_equal(rows["place"], cut.last))
+    for mark in marks:
+        hit = pc.equal(rows["queue"], mark.queue)
+        if mark.undone:
+            hit = pc.and_(hit, pc.greater_equal(rows["place"], mark.first))
+            hit = pc.and_(hit, pc.less_equal(rows["place"], mark.last))
         else:
-            ahead = pc.fill_null(pc.greater(following, cut.last), True)
-            hit = pc.and_(pc.and_(hit, is_open), pc.and_(pc.less(rows["place"], cut.first), ahead))
-        for name, column in _consequence(rows, cut, hit).items():
+            ahead = pc.fill_null(pc.greater(following, mark.last), True)
+            hit = pc.and_(pc.and_(hit, is_open), pc.and_(pc.less(rows["place"], mark.first), ahead))
+        for name, column in _consequence(rows, mark, hit).items():
             rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
     return rows
 
 
 def _following(rows: pa.Table) -> pa.Array:
-    """The place of the next row of the same job, if there is one, from rows in order."""
+    """Return the place of the next row of the same job, or null. The rows are sorted."""
     if not rows.num_rows:
         return pa.array([], pa.int64())
     place = rows["place"].combine_chunks()
@@ -106,48 +110,48 @@ def _following(rows: pa.Table) -> pa.Array:
     return pa.concat_arrays([pc.if_else(same, place[1:], none), pa.array([None], pa.int64())])
 
 
-def _consequence(rows: pa.Table, cut: Cut, hit: Any) -> dict[str, Any]:
-    if cut.removed_at_us is None:
+def _consequence(rows: pa.Table, mark: LossMark, hit: Any) -> dict[str, Any]:
+    if mark.removed_at_us is None:
         return {"incomplete": pc.or_(rows["incomplete"], hit)}
     names = ("removed_at", "last_seen_at")
     return {
-        name: pc.if_else(hit, pa.scalar(cut.removed_at_us, rows[name].type), rows[name]) for name in names
+        name: pc.if_else(hit, pa.scalar(mark.removed_at_us, rows[name].type), rows[name]) for name in names
     }
 
 
-# Silver: one row per job and life, folded forward from what bronze has and silver has not.
+# The fold.
 
 
-_TOLD: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at")
+_COLUMNS: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at")
 
 
 class _Jobs(Fold):
     rows = ARROW
     ranged = "enqueued_at"
 
-    def __init__(self, bronze: Table, placing: Placing, cuts: Sequence[Cut]) -> None:
+    def __init__(self, bronze: Table, placing: Placing, marks: Sequence[LossMark]) -> None:
         self._bronze = bronze
         self._placing = placing
-        self._cuts = list(cuts)
+        self._marks = list(marks)
 
     def from_events(self, files: Sequence[DataFile]) -> pa.Table:
-        rows = strips(new_events(self._bronze, files, self._placing))
-        # A cut falls between two events of a job.
-        return rows if self._cuts else merged(rows)
+        rows = partial_rows(new_events(self._bronze, files, self._placing))
+        # A mark may fall between two events of a job.
+        return rows if self._marks else merged(rows)
 
     def from_known(self, table: pa.Table) -> pa.Table:
         return table
 
     def folded(self, rows: pa.Table) -> pa.Table:
-        jobs = jobs_of(apply_cuts(rows, self._cuts) if self._cuts else rows)
+        jobs = jobs_of(apply_marks(rows, self._marks) if self._marks else rows)
         return jobs.sort_by([(name, "ascending") for name in ("enqueued_at", "queue", "id", "incarnation")])
 
 
 def fold(spark: SparkSession, history: History) -> None:
-    """Commit a version of silver with all of bronze in it, unless nothing is new.
+    """Bring silver up to date with bronze, in one commit.
 
     Raises:
-        Conflict: another sync was first. Nothing was committed.
+        Conflict: another sync committed first. Nothing was committed.
     """
     events, base = history.bronze.load(), history.silver.load()
     bronze, known = bronze_state(history, events), state_of(base, FoldState) or FoldState()
@@ -158,19 +162,19 @@ def fold(spark: SparkSession, history: History) -> None:
         return
     pending = pending_files(events.files, known.bronze)
     placing = placing_between(bronze, known.places, bronze.places)
-    told = new_events(history.bronze, pending, placing, _TOLD)
-    cuts = [*cuts_between(bronze, known), *obliterations(told)]
+    new = new_events(history.bronze, pending, placing, _COLUMNS)
+    marks = [*marks_between(bronze, known), *obliterations(new)]
     files, replaced = fold_forward(
         spark,
         history.silver,
-        # A table that cannot say how far it goes is made again.
+        # A table whose state is unknown is rebuilt.
         base.files if known.bronze else [],
-        fold=_Jobs(history.bronze, placing, cuts),
+        fold=_Jobs(history.bronze, placing, marks),
         pending=pending,
-        instants=millis(told["enqueued_at"].drop_null()),
+        instants=millis(new["enqueued_at"].drop_null()),
         number=base.number + 1,
-        # A cut may touch any job there is.
-        is_everything=bool(cuts),
+        # A mark may affect any job.
+        is_everything=bool(marks),
     )
     history.silver.commit(
         base,

@@ -1,4 +1,4 @@
-"""The state that each commit of a history records: how far it has read, and which events it found missing."""
+"""The state that each commit of a history records: its position in the logs, and the losses found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ S = TypeVar("S", "BronzeState", "FoldState")
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True, rename={"first": "from", "last": "to"}):
-    """Events ``first`` to ``last`` of a queue, both included."""
+    """Events ``first`` to ``last`` of a queue, inclusive."""
 
     queue: str
     epoch: str
@@ -31,8 +31,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, rename={"first": "from", "
 
 
 class EpochChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The store went back in time. Both epochs agree up to ``common``. The events of ``before`` from there up to
-    ``read`` happened, but the store no longer knows them."""
+    """The store was restored to an earlier state. Both epochs agree up to ``common``. The later events of ``before``,
+    up to ``read``, happened, but the store no longer has them."""
 
     queue: str
     before: str
@@ -43,14 +43,14 @@ class EpochChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The last event of a queue that a table holds."""
+    """The last event of a queue in a table."""
 
     epoch: str
     seq: int
 
 
 class BronzeState(msgspec.Struct, frozen=True, kw_only=True):
-    """The last event of each queue in bronze. ``epochs`` has those of each queue in their order."""
+    """The last event of each queue in bronze. ``epochs`` has the epochs of each queue in order."""
 
     places: dict[str, Place] = {}
     epochs: dict[str, tuple[str, ...]] = {}
@@ -59,8 +59,8 @@ class BronzeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoldState(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of bronze is in a table that follows from it: its commits up to ``bronze``, its events up to ``places``,
-    so many of its ``losses`` and ``changes``. Gold also keeps how many jobs of each queue are ``open``."""
+    """The part of bronze that a derived table includes: commits up to ``bronze``, events up to ``places``, and the
+    numbers of ``losses`` and ``changes``. Gold also has the number of ``open`` jobs by queue."""
 
     bronze: int = 0
     places: dict[str, Place] = {}
@@ -70,5 +70,5 @@ class FoldState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def state_of(snapshot: Snapshot, kind: type[S]) -> S | None:
-    """Return what the last commit said; None for a new table, or one whose log no longer goes back to it."""
+    """Return the state of the last commit; None for a new table, or if the log no longer has it."""
     return None if snapshot.state is None else msgspec.json.decode(snapshot.state, type=kind)

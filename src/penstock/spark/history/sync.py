@@ -1,4 +1,7 @@
-"""The tables of a history as DataFrames."""
+"""Updates of a history: ``sync`` once, ``follow`` repeatedly. ``tables`` returns the tables as DataFrames.
+
+A sync also merges small files of bronze, and removes files that are no longer needed.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,10 @@ class Tables(NamedTuple):
 def tables(
     spark: SparkSession, path: str | Path, *, storage_options: Mapping[str, str] | None = None
 ) -> Tables:
-    """Return the newest version of each table. They stay readable for a week after a sync has replaced them.
+    """Return the newest version of each table. It stays readable for a week after a sync has replaced it.
 
     Raises:
-        InvalidOption: the folder holds no history.
+        InvalidOption: the folder is not a history.
     """
     history = open_history(path, storage_options, create=False)
     return Tables(
@@ -55,7 +58,7 @@ def _frame(spark: SparkSession, table: Table) -> DataFrame:
         return spark.createDataFrame([], schema)
     if table.folder.is_local:
         return spark.read.schema(schema).parquet(*(f"{table.folder.root}/{file.path}" for file in files))
-    # Spark reads an object store only with a jar; delta-rs needs none.
+    # For an object store, Spark needs a jar; delta-rs does not.
     read = partial(_read, table=table, files=files)
     return spark.range(0, len(files), 1, len(files)).mapInArrow(read, schema)
 
@@ -68,7 +71,7 @@ def _read(
             yield from table.read(files[index]).to_batches(20_000)
 
 
-# Many small files of bronze made few, and files that nobody needs removed.
+# Compaction and cleaning.
 
 
 _MANY: Final = 32
@@ -79,10 +82,10 @@ _ORDER: Final = [(name, "ascending") for name in ("queue", "epoch", "seq")]
 
 
 def compact(spark: SparkSession, history: History) -> None:
-    """Put small files of bronze together once there are many. Once a day, remove files that are no longer needed.
+    """Merge small files of bronze once there are many. Once a day, remove files that are no longer needed.
 
     Raises:
-        Conflict: a sync was first. Nothing was committed.
+        Conflict: another sync committed first. Nothing was committed.
     """
     base = history.bronze.load()
     piles = [pile for pile in _piles(history, base) if len(pile) > 1]
@@ -103,7 +106,7 @@ def _clean(table: Table) -> None:
 
 
 def _is_due(base: Snapshot) -> bool:
-    """Return whether the table has commits that are older than a day, and none of a cleaning since."""
+    """Return whether the table has commits older than a day, and no cleaning since."""
     assert base.table is not None
     horizon = (time.time() - _EVERY_S) * 1000
     recent = [commit for commit in base.table.history(100) if commit["timestamp"] > horizon]
@@ -113,7 +116,7 @@ def _is_due(base: Snapshot) -> bool:
 
 
 def _piles(history: History, base: Snapshot) -> Iterator[list[DataFile]]:
-    """Yield small files to be put together. Those that a table has yet to read stay apart from those it has."""
+    """Yield groups of small files to merge. Files that a table has read are not merged with files that it has not."""
     read = [
         (state_of(table.load(), FoldState) or FoldState()).bronze
         for table in (history.silver, history.gold, history.causes)
@@ -126,7 +129,7 @@ def _piles(history: History, base: Snapshot) -> Iterator[list[DataFile]]:
         pile: list[DataFile] = []
         for file in files:
             pile.append(file)
-            if sum(one.rows for one in pile) >= _FULL:
+            if sum(member.rows for member in pile) >= _FULL:
                 yield pile
                 pile = []
         if pile:
@@ -144,7 +147,7 @@ def _rewrite(
             yield pa.RecordBatch.from_pydict({"file": [msgspec.msgpack.encode(file)]})
 
 
-# Bring a history up to date: once, or for as long as it is wanted.
+# Sync.
 
 
 T = TypeVar("T")
@@ -154,8 +157,8 @@ _ATTEMPTS: Final = 20
 
 
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a sync. ``events`` were added to bronze. ``bronze``, ``silver`` and ``gold`` say how many commits
-    each table has. ``losses`` and ``changes`` are those that this sync has found."""
+    """The outcome of a sync. ``events`` were added to bronze. ``bronze``, ``silver`` and ``gold`` are the numbers of
+    commits of each table. This sync found the ``losses`` and ``changes``."""
 
     events: int
     bronze: int
@@ -177,22 +180,22 @@ def sync(
     upto: Layer = "gold",
     storage_options: Mapping[str, str] | None = None,
 ) -> SyncReport:
-    """Add the events that are new since the last sync, of all queues or of some, and bring silver and gold up to them.
+    """Add the new events of all queues, or of some, and update silver and gold.
 
-    May be killed anywhere and started again: what is committed stays, what is not is done again, nothing is in the
-    tables twice. Two at once are safe; one of them does its work anew. Goes up to what was the end when it began, or to
-    ``max_events``. ``upto="bronze"`` or ``"silver"`` leaves the tables after that as they are; a later sync has more to
-    do for them. Without ``spark`` it is the session of this process (``penstock.spark.session``).
+    A sync can be killed at any time. The next one continues from the last commit, and adds nothing twice. Concurrent
+    syncs are safe; one of them repeats its work. A sync reads up to the end of the logs at its start, or up to
+    ``max_events``. ``upto="bronze"`` or ``"silver"`` leaves the later tables to another sync. ``spark`` defaults to the
+    session of this process (``penstock.spark.session``).
 
-    ``path`` is a folder, or the URL of an object store (``s3://``, ``gs://``, ``az://``). ``storage_options`` are those
-    of delta-rs, which also reads the usual environment variables.
+    ``path`` is a folder, or the URL of an object store (``s3://``, ``gs://``, ``az://``). ``storage_options`` are
+    passed to delta-rs, which also reads the usual environment variables.
 
     Raises:
-        InvalidOption: a folder that holds something else, an unsafe store, both queues and pattern.
-        StorageError: the store cannot be read. What was committed before stays.
+        InvalidOption: the folder is not a history, the object store is unsafe, or queues and pattern are both set.
+        StorageError: the store cannot be read. Earlier commits stay.
     """
     if max_events is not None and max_events < 1:
-        raise InvalidOption(f"max_events={max_events}: give at least 1, or leave it out.")
+        raise InvalidOption(f"max_events must be >= 1, got {max_events}. Leave it out for no limit.")
     began = time.monotonic()
     url = url_for_executors(url)
     with Store(url) as store:
@@ -201,10 +204,10 @@ def sync(
     spark = spark or session()
     added = _append_all(spark, history, url=url, queues=names, limit=max_events)
     if upto != "bronze":
-        _insist(lambda: fold(spark, history))
+        _retry(lambda: fold(spark, history))
     if upto == "gold":
-        _insist(lambda: summarise(spark, history))
-    _insist(lambda: compact(spark, history))
+        _retry(lambda: summarise(spark, history))
+    _retry(lambda: compact(spark, history))
     return SyncReport(
         events=sum(commit.events for commit in added),
         bronze=history.bronze.load().number,
@@ -230,13 +233,13 @@ def follow(
     stop: Event | None = None,
     on_sync: Callable[[SyncReport], object] | None = None,
 ) -> None:
-    """Sync now and then every so often, until ``stop`` is set, which may be done from any thread.
+    """Sync repeatedly until ``stop`` is set, which is safe from any thread.
 
-    Pauses for ``every``, and for as long as the sync before took, so that it takes half of the machine at most. A
-    store that cannot be read is tried again at the next turn.
+    The pause is ``every``, but at least as long as the previous sync took, so that syncs use at most half of the time.
+    If the store cannot be read, the next turn tries again.
 
     Raises:
-        InvalidOption: as in ``sync``, at the first one.
+        InvalidOption: as for ``sync``, in the first turn.
     """
     pause = milliseconds(every, what="every") / 1000
     stop = stop or Event()
@@ -268,12 +271,12 @@ def follow(
 def _append_all(
     spark: SparkSession, history: History, *, url: str, queues: Sequence[str], limit: int | None
 ) -> list[Appended]:
-    """Append in commits of some million events at most, up to where the logs ended when it began."""
+    """Append all new events, in commits of up to ``_PER_COMMIT`` events."""
     commits: list[Appended] = []
     total, more = 0, True
     while more and (limit is None or total < limit):
         share = _PER_COMMIT if limit is None else min(_PER_COMMIT, limit - total)
-        added = _insist(
+        added = _retry(
             lambda share=share: append(spark, history, url=url, queues=queues, limit=share)  # type: ignore[misc]
         )
         commits += [added] if added else []
@@ -282,8 +285,8 @@ def _append_all(
     return commits
 
 
-def _insist(commit: Callable[[], T]) -> T:
-    """Do it anew if somebody else was first. Raises ``Conflict`` if that never ends."""
+def _retry(commit: Callable[[], T]) -> T:
+    """Retry a commit when another sync was first. Raise ``Conflict`` after too many attempts."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return commit()

@@ -1,1 +1,1 @@
-"""A table in, a table out: what ``penstock.spark.process`` is made of."""
+"""The parts of ``penstock.spark.process``, which runs a task on every row of a table."""

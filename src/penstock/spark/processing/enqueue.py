@@ -1,4 +1,8 @@
-"""Ends of a run's jobs, from the store to rows of the ledger. They are held for it until they are written down."""
+"""Rows of the input to jobs, and finished jobs to rows of the ledger.
+
+Executors enqueue and cancel the jobs. ``Intake`` reads the input once: it counts the rows that the index knows to be
+settled, and takes a snapshot of the others.
+"""
 
 from __future__ import annotations
 
@@ -61,19 +65,19 @@ ARROW: Final = pa.schema(
 
 
 def has_begun(job: Job) -> bool:
-    """Whether a finished job is worth a row: not if the budget of its run was spent before it began."""
+    """Return whether a finished job ever started. It did not if the budget of its run was already spent."""
     return job.failure is None or job.failure.type != _BUDGET_EXCEEDED
 
 
 def rows_of(jobs: Sequence[Job], *, commit: int, cost_name: str) -> pa.Table:
-    """Rows for ``Ledger.append``."""
+    """Return rows for ``Ledger.append``."""
     return pa.Table.from_pylist([_row(job, commit, cost_name) for job in jobs], schema=ARROW)
 
 
 def _row(job: Job, commit: int, cost_name: str) -> dict[str, Any]:
     extras = job.extras or EMPTY_EXTRAS
     used = {name: micros / MILLION for name, micros in (extras.usage or {}).items()}
-    # A job that has completed keeps the failure of an earlier run.
+    # A completed job keeps the failure of an earlier attempt.
     failure = None if job.state is State.COMPLETED else job.failure
     return {
         "state": str(job.state),
@@ -99,31 +103,29 @@ def _row(job: Job, commit: int, cost_name: str) -> dict[str, Any]:
 
 
 def _fingerprint(job: Job) -> str:
-    """The job has it from the row it was made of. An earlier version, or somebody else, may have put the job in."""
+    """Return the fingerprint of the job's row. Compute it for jobs of an earlier version or of another producer."""
     return fingerprint_in(job.write_id) or former_fingerprint(job.payload, job.options.version)
 
 
-# Putting the rows of a run in, from the executors: and taking back those that are not to be done.
+# Enqueueing and cancelling from the executors.
 
 
 _HOLD_MS: Final = 30 * 86_400_000
-# A Valkey server does nothing else during a call: 200 new rows take it 2 ms, rows that it knows up to 7
-# ms.
+# A Valkey server is blocked during a call: 200 new rows take 2 ms, known rows up to 7 ms.
 _CHUNK: Final = 200
 _COUNT: Final = StructType([StructField("count", LongType())])
 _ARROW: Final = pa.schema([("count", pa.int64())])
-# A row that has changed takes the place of the one that waits, and runs again after the one that runs.
+# A changed row replaces a waiting job, or runs again after an active one.
 _CONFLICT: Final = Conflict(mode="redispatch", reset_counts=True)
 
-_MAY_BE_STOPPED: Final = frozenset({State.CANCELLED, State.FAILED})
+_STOPPED_STATES: Final = frozenset({State.CANCELLED, State.FAILED})
 
 _Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the jobs of a run. ``consumer`` holds their ends; ``flow`` is what budgets are set on. Jobs that
-    ended before ``began_at_ms``, on the store's clock, are reused only with ``reuse``, and never if their row is to be
-    run again because it failed."""
+    """Settings for the jobs of a run. ``consumer`` holds finished jobs; budgets apply to ``flow``. Results from before
+    ``began_at_ms``, on the store's clock, are reused only with ``reuse``, and never for a retry of a failed row."""
 
     url: str
     queue: str
@@ -136,20 +138,20 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def enqueue_rows(rows: DataFrame, batch: Batch) -> int:
-    """Put in the jobs of a snapshot's rows, of which there is a verdict; how many were not there yet.
+    """Enqueue the rows of a snapshot with verdicts, and return the number of new jobs.
 
-    The fingerprint is the ``write_id``: a row that is known with the same one is a duplicate, whatever has become of
-    its job. So this can be repeated, by Spark and by a run that was killed.
+    The fingerprint is the ``write_id``: a known row with the same one is a duplicate, in whatever state its job is. So
+    Spark can repeat a task, and a run can continue one that was killed.
     """
     return _sum(
         rows.select("job_id", "fingerprint", "payload", "placement", "key_json", "verdict").mapInArrow(
-            _putter(batch), _COUNT
+            _enqueuer(batch), _COUNT
         )
     )
 
 
 def cancel_rows(rows: DataFrame, batch: Batch) -> int:
-    """Cancel the jobs of these rows that have not begun; how many there were."""
+    """Cancel the jobs of these rows that have not started, and return their number."""
     return _sum(rows.select("job_id").mapInArrow(_canceller(batch), _COUNT))
 
 
@@ -157,40 +159,40 @@ def _sum(counts: DataFrame) -> int:
     return sum(row["count"] for row in counts.collect())
 
 
-def _putter(batch: Batch) -> _Mapper:
-    def put(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _enqueuer(batch: Batch) -> _Mapper:
+    def enqueue(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         accepted = 0
         with Store(batch.url) as store:
             for chunk in _chunks(batches):
-                accepted += store.run(_put_rows(store, batch, chunk.to_pylist()))
+                accepted += store.run(_enqueue_chunk(store, batch, chunk.to_pylist()))
         yield pa.RecordBatch.from_pydict({"count": [accepted]}, schema=_ARROW)
 
-    return put
+    return enqueue
 
 
-async def _put_rows(store: Store, batch: Batch, rows: list[dict[str, Any]]) -> int:
-    afresh = [_job(batch, row) for row in rows if not batch.reuse or row["verdict"] == "failed"]
+async def _enqueue_chunk(store: Store, batch: Batch, rows: list[dict[str, Any]]) -> int:
+    again = [_job(batch, row) for row in rows if not batch.reuse or row["verdict"] == "failed"]
     others = [_job(batch, row) for row in rows if batch.reuse and row["verdict"] != "failed"]
-    count = await _put_afresh(store, batch, afresh) if afresh else 0
-    return count + (await _put(store, batch, others) if others else 0)
+    count = await _enqueue_again(store, batch, again) if again else 0
+    return count + (await _enqueue(store, batch, others) if others else 0)
 
 
-async def _put(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
+async def _enqueue(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
     answers = await store.storage.enqueue(batch.queue, jobs)
     known = [answer for answer in answers if answer.status == "duplicate"]
-    stopped = [answer.id for answer in known if answer.state in _MAY_BE_STOPPED]
+    stopped = [answer.id for answer in known if answer.state in _STOPPED_STATES]
     if stopped:
         await _retry_stopped(store, batch, stopped)
-    # What is there already, with the same content or another, is not held for us by having been put in.
-    there = [answer.id for answer in answers if answer.status != "queued"]
-    if there:
-        await store.storage.hold(batch.queue, batch.consumer, there, ttl_ms=_HOLD_MS)
+    # The enqueue call holds only new jobs for us.
+    existing = [answer.id for answer in answers if answer.status != "queued"]
+    if existing:
+        await store.storage.hold(batch.queue, batch.consumer, existing, ttl_ms=_HOLD_MS)
     return len(answers) - len(known)
 
 
-async def _put_afresh(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
-    """Enqueue jobs without reusing results from before the run. Leave alone what an earlier run on this output left
-    open and what this one has enqueued already: it would be paid for twice."""
+async def _enqueue_again(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
+    """Enqueue jobs without reusing results from before the run. Skip jobs that an earlier run on this output left open,
+    or that this one has already enqueued: running them again would cost twice."""
     known = await store.storage.get(batch.queue, [job.id for job in jobs])
     left: list[str] = []
     others: list[NewJob] = []
@@ -204,11 +206,11 @@ async def _put_afresh(store: Store, batch: Batch, jobs: list[NewJob]) -> int:
     if left:
         await _retry_stopped(store, batch, left)
         await store.storage.hold(batch.queue, batch.consumer, left, ttl_ms=_HOLD_MS)
-    return await _put(store, batch, others) if others else 0
+    return await _enqueue(store, batch, others) if others else 0
 
 
 async def _retry_stopped(store: Store, batch: Batch, ids: list[str]) -> None:
-    """Jobs that an earlier run had put in and stopped before they began."""
+    """Retry jobs that an earlier run enqueued, and stopped before they started."""
     jobs = await store.storage.get(batch.queue, ids)
     stopped = [
         job.id for job in jobs if job is not None and (job.state is State.CANCELLED or not has_begun(job))
@@ -245,7 +247,7 @@ def _canceller(batch: Batch) -> _Mapper:
 
 
 async def _cancel_pending(store: Store, batch: Batch, ids: list[str]) -> int:
-    """What runs is paid for already: it is let finish."""
+    """Cancel jobs that are not active. Active ones are already paid for."""
     jobs = await store.storage.get(batch.queue, ids)
     pending = [
         job.id for job in jobs if job is not None and job.state in OPEN and job.state is not State.ACTIVE
@@ -260,24 +262,23 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch.slice(start, _CHUNK)
 
 
-# The input of a run, read once: rows that the index knows are counted, the others are taken as a
-# snapshot.
+# The intake of rows.
 
 
-# The most rows, and bytes of them, that this process plans by itself: Spark would take longer to begin.
+# Up to this many rows and bytes, this process plans without Spark, which would take longer to start.
 _FEW: Final = 1000
 _FEW_BYTES: Final = 8 << 20
-# A larger index is not sent to every executor: Spark decides how to join it.
+# For a larger index, Spark chooses the join.
 _MOST_BROADCAST: Final = 2_000_000
 _OTHER: Final = 0
 
-# By kind and bucket.
+# Bitmaps by kind and bucket.
 _Bitmaps: TypeAlias = dict[int, dict[int, int]]
 
 
-class Taken:
-    """The rows of an input. ``done`` and ``failed`` keys are settled, with ``duplicate`` more rows of the same keys;
-    ``rows`` are all others as a snapshot, and ``few`` is the same if there are only few of them."""
+class IntakeRows:
+    """The rows of an input. ``done`` and ``failed`` count settled keys, ``duplicate`` further rows of these keys.
+    ``rows`` is a snapshot of all other rows; ``few`` is the same table if it is small."""
 
     def __init__(
         self,
@@ -297,15 +298,17 @@ class Taken:
         self.duplicate = settled_rows - self.done - self.failed
 
     def has_settled(self, entries: DataFrame) -> bool:
-        """Tell whether one of the entries of the index was found in the input."""
-        asked = _bitmaps(entries.withColumn("kind", F.lit(_OTHER)))[0].get(_OTHER, {})
+        """Return whether the input has one of these entries of the index."""
+        entry_bits = _bitmaps(entries.withColumn("kind", F.lit(_OTHER)))[0].get(_OTHER, {})
         return any(
-            bits & known.get(bucket, 0) for known in self._known.values() for bucket, bits in asked.items()
+            bits & known.get(bucket, 0)
+            for known in self._known.values()
+            for bucket, bits in entry_bits.items()
         )
 
 
 class Intake:
-    """Takes the rows of ``df`` for one run, which keeps its files in ``folder``."""
+    """Reads the rows of ``df`` for one run, with temporary files in ``folder``."""
 
     def __init__(self, df: DataFrame, layout: Layout, ledger: Ledger, folder: str) -> None:
         self._df = df
@@ -316,7 +319,7 @@ class Intake:
 
     @cached_property
     def index(self) -> Settled | None:
-        """The index of the output; ``None`` if the output or the table cannot have one."""
+        """The index of the output; ``None`` if the output or the input does not support one."""
         if self._hashes is None or not self._ledger.has_index:
             return None
         index = Settled(self._df.sparkSession, self._ledger.output, self._ledger.files)
@@ -324,14 +327,14 @@ class Intake:
 
     @cached_property
     def entries(self) -> DataFrame | None:
-        """The entries of the index that hold."""
+        """The valid entries of the index."""
         if self.index is None or not self.index.contents.keys:
             return None
         newer = self._ledger.ends(self.index.newer) if self.index.newer else None
         return self.index.read(newer)
 
-    def take(self, *, retry_failed: bool) -> Taken:
-        """Return the rows; those that failed are not settled if they are to be run again."""
+    def take(self, *, retry_failed: bool) -> IntakeRows:
+        """Return the rows. With ``retry_failed``, failed rows do not count as settled."""
         entries, index = self.entries, self.index
         if entries is None or index is None or self._hashes is None:
             return self.take_all()
@@ -339,24 +342,24 @@ class Intake:
         known = settled.select("first", F.col("second").alias("was"), "settled", "position")
         if index.contents.keys <= _MOST_BROADCAST:
             known = F.broadcast(known)
-        marked = written(self._marked(self._hashes, known), f"{self._folder}/marked")
+        marked = materialize(self._marked(self._hashes, known), f"{self._folder}/marked")
         bitmaps, counts = _bitmaps(marked)
         rest = marked.where(F.col("kind") == _OTHER).select("row.*", "first", "second")
         fresh = self._snapshot(rest, (F.col("first"), F.col("second")))
         count = counts.pop(_OTHER, 0)
         bitmaps.pop(_OTHER, None)
         few = fresh.toArrow() if count <= _FEW else None
-        rows = written(fresh, f"{self._folder}/input") if few is None else self._frame(few)
-        return Taken(rows, _small(few), count=count, known=bitmaps, settled_rows=sum(counts.values()))
+        rows = materialize(fresh, f"{self._folder}/input") if few is None else self._frame(few)
+        return IntakeRows(rows, _small(few), count=count, known=bitmaps, settled_rows=sum(counts.values()))
 
-    def take_all(self) -> Taken:
-        """Return all rows, without a look at the index."""
+    def take_all(self) -> IntakeRows:
+        """Return all rows, without using the index."""
         seen = Observation()
         fresh = self._snapshot(self._df, self._hashes).observe(seen, F.count(F.lit(1)).alias("count"))
-        rows = written(fresh, f"{self._folder}/input")
+        rows = materialize(fresh, f"{self._folder}/input")
         count = int(seen.get["count"])
         few = rows.toArrow() if count <= _FEW else None
-        return Taken(rows if few is None else self._frame(few), _small(few), count=count)
+        return IntakeRows(rows if few is None else self._frame(few), _small(few), count=count)
 
     def _snapshot(self, df: DataFrame, hashes: Sequence[Column] | None) -> DataFrame:
         former = self._ledger.has_former_fingerprints()
@@ -366,8 +369,8 @@ class Intake:
         return self._df.sparkSession.createDataFrame(few, SNAPSHOT)
 
     def _marked(self, hashes: Sequence[Column], known: DataFrame) -> DataFrame:
-        """The rows with ``kind``: how they are settled, by the entry at ``position``. Only those that are not have
-        their columns."""
+        """Return the rows with ``kind``: how the index entry at ``position`` settles them. Columns of settled rows are
+        null."""
         first, second = hashes
         columns = [F.col(quoted(name)) for name in needed_columns(self._layout)]
         hashed = self._df.select(
@@ -382,8 +385,8 @@ class Intake:
         )
 
 
-def written(rows: DataFrame, path: str) -> DataFrame:
-    """The same rows, from a file: whatever they come from, they stay what they are."""
+def materialize(rows: DataFrame, path: str) -> DataFrame:
+    """Write the rows to a file and return them from there, so that they cannot change."""
     rows.write.mode("overwrite").parquet(path)
     return rows.sparkSession.read.schema(rows.schema).parquet(path)
 
@@ -393,10 +396,10 @@ def _small(few: pa.Table | None) -> pa.Table | None:
 
 
 def _bitmaps(rows: DataFrame) -> tuple[_Bitmaps, dict[int, int]]:
-    """Return which positions there are of each ``kind``, as bitmaps by bucket, and how many rows. Counting them apart
-    would have Spark sort all rows; bitmaps are small."""
+    """Return the positions of each ``kind`` as bitmaps by bucket, and the number of rows. A distinct count would make
+    Spark sort all rows; bitmaps are small."""
     place = F.coalesce(F.col("position"), F.lit(0))
-    found = (
+    buckets = (
         rows.groupBy("kind", F.bitmap_bucket_number(place).alias("bucket"))
         .agg(
             F.bitmap_construct_agg(F.bitmap_bit_position(place)).alias("bits"),
@@ -406,7 +409,7 @@ def _bitmaps(rows: DataFrame) -> tuple[_Bitmaps, dict[int, int]]:
     )
     bitmaps: _Bitmaps = defaultdict(dict)
     counts: dict[int, int] = defaultdict(int)
-    for row in found:
+    for row in buckets:
         bitmaps[row["kind"]][row["bucket"]] = int.from_bytes(row["bits"])
         counts[row["kind"]] += row["rows"]
     return dict(bitmaps), dict(counts)

@@ -1,8 +1,8 @@
-"""A stream as the input of ``process``: each micro-batch is a run into the same ledger.
+"""``penstock.spark.process``: the public function, and its loop over the micro-batches of a stream.
 
-Spark calls for each batch in a thread of its own. That thread hands the batch over to the one that called ``process``
-and waits, so that Ctrl-C and errors are where they are without a stream. A batch that was not done is not committed:
-Spark brings it again, and the ledger knows which of its rows are done.
+Each micro-batch is a run into the same ledger. Spark delivers it in another thread, which hands it to the thread that
+called ``process`` and waits. So Ctrl-C and errors behave as they do without a stream. An unfinished batch comes
+again, and the ledger knows which of its rows are done.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from penstock.spark.processing.progress import ProgressStyle
 from penstock.spark.processing.request import Request
 from penstock.spark.processing.result import Expectations, Processed, open_expectations
 from penstock.spark.processing.running import Limits
-from penstock.spark.processing.workers import Staff, refuse_in_crew
+from penstock.spark.processing.workers import RunWorkers, refuse_in_local_worker
 from penstock.spark.schemas import quoted
 
 _CHECKPOINT: Final = "_checkpoint"
 _POLL_S: Final = 0.2
+_ON_CHANGE: Final = ("rerun", "keep", "error")
 _SUMS: Final = ("completed", "failed", "rejected", "reused", "cost", "seconds")
 
 
@@ -49,20 +50,20 @@ class _Batch:
         self._ended.set()
 
     def wait(self) -> None:
-        """Wait for the run. Raise an error if Spark is not to commit the batch."""
+        """Wait for the run. Raise an error if it did not finish, so that Spark does not commit the batch."""
         self._ended.wait()
         if not self.is_done:
-            raise RuntimeError("the batch was not done; the next run gets it again")
+            raise RuntimeError("the batch did not finish; the next run processes it again")
 
 
 def run_stream(
     request: Request, stream: DataFrame, *, checkpoint: str | PurePath | None, every: Duration | None
 ) -> Processed:
-    """Run the request on each batch: those that are there now, or with ``every`` until the query is stopped.
+    """Run the request on each available batch, or with ``every`` on each new batch until the query is stopped.
 
     Raises:
-        InvalidOption: an option that a stream cannot have.
-        InvalidInput: the stream has failed.
+        InvalidOption: an option that does not apply to streams.
+        InvalidInput: the stream failed.
     """
     _check(request, stream)
     place = str(checkpoint) if checkpoint is not None else _default_checkpoint(request)
@@ -81,36 +82,38 @@ def run_stream(
     )
     query = writer.start()
     try:
-        with request.staff(stream.sparkSession) as staff:
-            done = _follow(request, query, batches, staff)
+        with request.open_workers(stream.sparkSession) as workers:
+            done = _follow(request, query, batches, workers)
     finally:
         query.stop()
     if (error := query.exception()) is not None and not (done and done.stopped):
-        raise InvalidInput(f"the stream has failed: {error}") from error
-    return _told(request, stream, done)
+        raise InvalidInput(f"the stream failed: {error}") from error
+    return _stream_result(request, stream, done)
 
 
 def _check(request: Request, stream: DataFrame) -> None:
     if not hasattr(stream.sparkSession, "_jvm"):
         raise InvalidOption(
-            "a stream of Spark Connect runs its batches on the server, away from this process. Call process there, or "
-            "use since=."
+            "Spark Connect runs the batches of a stream on the server, not in this process. Call process there, or use "
+            "since=."
         )
     if request.dry_run or request.limit is not None or request.since is not None:
-        raise InvalidOption("dry_run, limit and since are not for streams. Give a table, or leave them out.")
+        raise InvalidOption("dry_run, limit and since do not apply to streams. Remove them, or pass a table.")
 
 
 def _default_checkpoint(request: Request) -> str:
     output = str(request.output)
     if output.startswith("table:"):
         raise InvalidOption(
-            f"the output {output!r} is a table, so the stream has no place for its checkpoint. Give checkpoint='...'."
+            f"the output {output!r} is a table, which has no folder for a checkpoint. Set checkpoint='...'."
         )
     return f"{output.rstrip('/')}/{_CHECKPOINT}"
 
 
-def _follow(request: Request, query: Any, batches: SimpleQueue[_Batch], staff: Staff) -> Processed | None:
-    """Run batches as they come, until the query ends or a run is stopped; return the sum of the runs."""
+def _follow(
+    request: Request, query: Any, batches: SimpleQueue[_Batch], workers: RunWorkers
+) -> Processed | None:
+    """Run batches as they arrive, until the query ends or a run is stopped. Return the sum of the runs."""
     total: Processed | None = None
     while total is None or not total.stopped:
         try:
@@ -121,7 +124,7 @@ def _follow(request: Request, query: Any, batches: SimpleQueue[_Batch], staff: S
             continue
         is_done = False
         try:
-            done = request.carry_out(batch.rows, staff)
+            done = request.carry_out(batch.rows, workers)
             is_done = not done.stopped
         finally:
             batch.end(is_done=is_done)
@@ -139,10 +142,10 @@ def _sum(total: Processed, done: Processed) -> Processed:
     return msgspec.structs.replace(done, plan=msgspec.structs.replace(done.plan, **counts), **sums)
 
 
-def _told(request: Request, stream: DataFrame, done: Processed | None) -> Processed:
-    """Return the result of all batches. Its tables are about the whole output: a stream cannot be read again."""
+def _stream_result(request: Request, stream: DataFrame, done: Processed | None) -> Processed:
+    """Return the result of all batches. Its tables cover the whole output, because a stream cannot be read again."""
     if done is None:
-        # No batch has come; an empty one says what there is.
+        # No batch arrived. Run an empty one for the tables.
         empty = stream.sparkSession.createDataFrame([], stream.schema)
         return request.carry_out(empty)
     keys = done.results.select(*map(quoted, request.key))
@@ -152,15 +155,9 @@ def _told(request: Request, stream: DataFrame, done: Processed | None) -> Proces
 
 def _refuse_again(_: DataFrame) -> Processed:
     raise InvalidInput(
-        "a stream cannot be read again, so its failed rows cannot be retried from here. Call process on a table that "
-        "has them, with retry_failed=True."
+        "a stream cannot be read again, so its failed rows cannot be retried from here. Call process with "
+        "retry_failed=True on a table that has those rows."
     )
-
-
-# ``process``: what a user calls. See ``request`` for how it is carried out.
-
-
-_ON_CHANGE: Final = ("rerun", "keep", "error")
 
 
 def process(
@@ -197,59 +194,59 @@ def process(
     format: str = "parquet",
     scratch: str | None = None,
 ) -> Processed:
-    """Run ``task`` on every row of ``table``; the results are rows of ``output``.
+    """Run ``task`` on every row of ``table`` and write the results to ``output``.
 
-    ``table`` is a table of Spark, pandas, Polars or Arrow. One that is not Spark's goes through Arrow to ``spark``, or
-    else to the session that is active, or to a new local one (``penstock.spark.session()``).
+    ``table`` is a Spark, pandas, Polars or Arrow table. A table that is not Spark's is converted through Arrow, for
+    ``spark``, the active session, or a new local one (``penstock.spark.session()``).
 
-    A row is named by its ``key`` columns. Its columns that are parameters of the task (or ``payload``) are the
-    arguments; ``priority``, ``delay``, ``group`` and ``cost`` are columns with those options of its job. Rows that
-    are in the output with the same arguments and task version are not run again; ``on_change`` says what happens to
-    those that have changed, ``retry_failed`` to those that failed. A row that the output does not have, but for which
-    the store still keeps a result of the same arguments and version, takes that result; with ``reuse_results=False`` it
-    is run. ``output`` is a path, or a table of the catalog
-    (``table:db.scores``): an append-only ledger, of which ``latest`` gives what holds. Its ``format`` is ``parquet``,
-    ``json`` (lines), or another that the session has and that keeps types: not ``csv``.
+    The ``key`` columns identify a row. The arguments are the columns that are parameters of the task, or the
+    ``payload`` columns. ``priority``, ``delay``, ``group`` and ``cost`` name columns that hold those options of a job.
+    Rows that the output has with the same arguments and task version are not run again. ``on_change`` decides about
+    changed rows, ``retry_failed`` about failed ones. If the output lacks a row, but the store still has a result for
+    the same arguments and version, the run reuses that result, unless ``reuse_results=False``.
 
-    A ``table`` that is a stream (``spark.readStream``) is processed batch by batch: all that is there now, or with
-    ``every="1m"`` what comes, until it is stopped. Spark's offsets are kept in ``checkpoint``, inside the output unless
-    given. ``since`` is a column whose values grow: a run looks only at rows from the highest value on that earlier runs
-    have seen. For a ``deltalake.DeltaTable`` it may be ``"version"``: only files that the table gained since then; or
-    the number of a version to start from.
+    ``output`` is a path or a catalog table (``table:db.scores``). It is an append-only ledger; ``latest`` returns the
+    current row of each key. ``format`` is ``parquet``, ``json`` (lines), or any other format of the session that keeps
+    types, so not ``csv``.
 
-    Ctrl-C stops it: jobs that have not begun are taken back, those under way are let finish and written down, and then
-    ``KeyboardInterrupt`` is raised. The second Ctrl-C leaves them to the next run.
+    A streaming ``table`` (``spark.readStream``) is processed in batches: the available ones, or with ``every="1m"``
+    new ones until the query is stopped. Spark keeps its offsets in ``checkpoint`` (default: inside the output).
+    ``since`` names a column with growing values: a run reads only rows from the highest value of earlier runs on. For a
+    ``deltalake.DeltaTable`` it may be ``"version"``, to read only files added since the last run, or the number of the
+    version to start from.
 
-    ``max_cost`` bounds what the jobs of this run may use of ``cost_name`` (``context.use(usd=...)``), up to what is
-    under way when it is reached. ``max_failures`` is the number of rows that may fail, ``max_failure_rate`` their share
-    (0.05), which is judged from 20 rows on. ``limit`` does only so many rows. ``dry_run`` only says what there is to
-    do, and estimates its cost.
+    Ctrl-C cancels the jobs that have not started, waits for the running ones, writes their results and raises
+    ``KeyboardInterrupt``. A second Ctrl-C leaves them to the next run.
 
-    ``expect`` is a function of a result, or several by name. A row whose result it does not accept has failed with
-    ``ExpectationFailed``; ``retry_failed`` runs it again. ``quarantine`` is a table of its own for the rows that
-    failed or were rejected, with all their columns; each run writes it anew.
+    ``max_cost`` limits how much of ``cost_name`` the jobs may use (``context.use(usd=...)``). Jobs that are running
+    when it is reached may exceed it. ``max_failures`` is the number of rows that may fail, ``max_failure_rate`` their
+    share (0.05), which counts from 20 rows on. ``limit`` is the maximum number of rows to run. ``dry_run`` only returns
+    the plan, with an estimate of its cost.
 
-    Jobs are done by whatever workers there are on the task's queue, by
-    ``workers`` processes started for it here, and with ``fleet="spark"`` by ``fleet_size`` of Spark's task slots: all
-    but one, which the run needs for itself, unless given.
+    ``expect`` is a predicate on results, or several by name. A row whose result it rejects fails with
+    ``ExpectationFailed``; ``retry_failed`` runs it again. ``quarantine`` is a separate table for failed and rejected
+    rows, with all their columns. Each run replaces it.
 
-    What the run writes for itself is in the output, if that is a path, and else in a folder of its own in ``scratch``,
-    which executors must be able to read and write; on one machine that is a temporary one, unless given.
+    Any worker on the task's queue runs the jobs. ``workers`` starts that many local worker processes.
+    ``fleet="spark"`` uses ``fleet_size`` task slots of Spark (default: all but the one that the run needs).
+
+    The run keeps temporary files in the output if that is a path, else in a folder inside ``scratch`` that executors
+    can read and write (default on one machine: a temporary folder).
 
     Raises:
-        InvalidInput: keys that are missing, null or not unique, a table that does not fit the task, an output that
-            holds something else. Nothing was enqueued.
+        InvalidInput: keys are missing, null or not unique, the table does not fit the task, or the output holds
+            something else. Nothing was enqueued.
         OutputBusy: another run is writing to the output.
-        TooManyFailures: see ``max_failures`` and ``max_failure_rate``; what was done is in the output.
+        TooManyFailures: see ``max_failures`` and ``max_failure_rate``. Finished rows are in the output.
         StorageError: the store does not answer.
     """
-    refuse_in_crew()
+    refuse_in_local_worker()
     chosen = _checked_task(task)
     placement = {"priority": priority, "delay": delay, "group": group, "cost": cost}
     if on_change not in _ON_CHANGE:
-        raise InvalidOption(f"on_change={on_change!r} is not known. Give rerun, keep or error.")
+        raise InvalidOption(f"on_change must be rerun, keep or error, got {on_change!r}.")
     if limit is not None and limit < 1:
-        raise InvalidOption(f"limit={limit}: give at least 1, or None for all rows.")
+        raise InvalidOption(f"limit must be >= 1, or None for all rows, got {limit}.")
     if max_failure_rate is not None and not 0 <= max_failure_rate < 1:
         raise InvalidOption(f"max_failure_rate must be a share from 0 to below 1, got {max_failure_rate}.")
     request = Request(
@@ -275,7 +272,7 @@ def process(
         progress=progress,
         format=format,
         scratch=scratch,
-        staffing={
+        workers={
             "workers": workers,
             "fleet": fleet,
             "fleet_size": fleet_size,
@@ -287,13 +284,15 @@ def process(
     df = as_dataframe(table, spark)
     if isinstance(since, int):
         raise InvalidOption(
-            f"since={since} is a version of a Delta table, and the table is none. Give a deltalake.DeltaTable, or the "
-            "name of a column."
+            f"since={since} is the version of a Delta table, but the table is not one. Pass a deltalake.DeltaTable, or "
+            "the name of a column."
         )
     if df.isStreaming:
         return run_stream(request, df, checkpoint=checkpoint, every=every)
     if every is not None or checkpoint is not None:
-        raise InvalidOption("every and checkpoint are for streams, and the table is not one. Leave them out.")
+        raise InvalidOption(
+            "every and checkpoint apply only to streams, and the table is not one. Remove them."
+        )
     return request.carry_out(df)
 
 
@@ -302,7 +301,7 @@ def _checked_task(task: object) -> Task[..., Any]:
     if not isinstance(chosen, Task):
         name = getattr(task, "__qualname__", repr(task))
         raise InvalidInput(
-            f"task must be a task of an app, or its name as 'module:task', got {name}, which is not one. Decorate the "
-            "function with @app.task(queue=...)."
+            f"task must be a task of an app, or its name as 'module:task', got {name}. Decorate the function with "
+            "@app.task(queue=...)."
         )
     return chosen

@@ -1,4 +1,4 @@
-"""Taking the ends of a run's jobs from the store into the ledger, while they come."""
+"""Collection of a run's finished jobs from the store into the ledger."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from penstock.spark.publishing import NameTaken
 from penstock.spark.store import Store
 from penstock.storage.values import JobPage
 
-# A Valkey server does nothing else during a call: letting go of 200 jobs takes it some 2 ms, reading 500
-# some 3 ms.
+# A Valkey server is blocked during a call: releasing 200 jobs takes about 2 ms,
+# reading 500 about 3 ms.
 _PAGE: Final = 500
 _RELEASED: Final = 200
 _MOST: Final = 50_000
@@ -29,10 +29,10 @@ _ATTEMPTS: Final = 5
 MOST_NOTED: Final = 50_000
 
 
-class Gathering:
-    """Reads what is held for the batch's consumer, writes it down, then lets the store have it back: in that order, so
-    that nothing is lost. What was written and not let go of, because the run was killed in between, is known by its
-    job's id and the time of its end. ``judge`` may return a failed job for one whose result is not as expected."""
+class Collector:
+    """Reads finished jobs that the store holds for the batch's consumer, appends them to the ledger, then releases
+    them: in that order, so that none is lost. If the run is killed in between, the next one recognises jobs in the
+    ledger by their id and finish time. ``judge`` may turn a completed job into a failed one."""
 
     def __init__(
         self,
@@ -53,34 +53,34 @@ class Gathering:
         self.tally = Tally(0)
         ledger.check_held = self.check_held
         self._commit = ledger.last_commit()
-        # The newest of the ends that were taken: when it was, and all jobs that ended then.
+        # The newest finish time so far, and the jobs that finished then.
         self._newest_ms = 0
         self._newest: set[str] = set()
-        # The fingerprint and state of each end that this run has written, by job, unless there are too many.
+        # Fingerprint and state by job of all rows this run has written; None if there are too many.
         self.ended: dict[str, tuple[str, str]] | None = {}
-        # Jobs that were cancelled because the run stops have no outcome worth a row.
+        # Jobs cancelled because the run stops get no row.
         self.is_stopping = False
 
-    def look(self, expected: int) -> tuple[bool, bool]:
-        """Whether as many ends as are ``expected`` are waiting to be taken, and whether any is. It is asked often, and
-        jobs are read to answer it: many only when a page of them is all there is to wait for."""
+    def poll(self, expected: int) -> tuple[bool, bool]:
+        """Return whether all ``expected`` jobs are ready to collect, and whether any is. Reads more than one
+        job only if a page covers all of ``expected``, because it is called often."""
         limit = expected if expected <= _PAGE else 1
         waiting = len(self._page("", limit).jobs)
         return waiting >= expected, waiting > 0
 
     @property
     def last_commit(self) -> int:
-        """The number of the newest commit that is known of."""
+        """The number of the newest known commit."""
         return self._commit
 
-    def take_left(self) -> None:
-        """Write down what a run that was killed has paid for, and had no time to write. Workers may be at its jobs
-        still: what ends from now on is for later."""
-        while self.take(is_first=True) >= _MOST:
+    def collect_left(self) -> None:
+        """Collect the finished jobs of a run that was killed. Workers may still be running others of its jobs; those
+        are collected later."""
+        while self.collect(is_first=True) >= _MOST:
             pass
 
-    def take(self, *, is_first: bool = False) -> int:
-        """Write down all that is held now; how many there were. ``is_first``: some may have been written before."""
+    def collect(self, *, is_first: bool = False) -> int:
+        """Append all held jobs to the ledger and return their number. ``is_first``: some may already be there."""
         jobs: list[Job] = []
         cursor = ""
         while len(jobs) < _MOST:
@@ -93,13 +93,13 @@ class Gathering:
             for start in range(0, len(jobs), _RELEASED):
                 ids = [job.id for job in jobs[start : start + _RELEASED]]
                 self._store.run(self._store.storage.release(self._batch.queue, self._batch.consumer, ids))
-            # Ends that another run has written count here, too; but not those that this one has counted before.
-            self._count([job for job in jobs if _end(job) not in known or not self._may_be_known(job)])
+            # Count rows that another run wrote, but not those that this run has already counted.
+            self._count([job for job in jobs if _end_key(job) not in known or not self._may_be_known(job)])
             self._note_newest(jobs)
         return len(jobs)
 
     def reject(self, rows: DataFrame) -> None:
-        """Write down the rows of a snapshot that cannot be jobs, unless the ledger says so of them already."""
+        """Append the rows that cannot become jobs, unless the ledger already lists them as rejected."""
         self._commit_by(
             lambda commit, _: self._ledger.append_rejected(
                 rows.where("refused IS NOT NULL"),
@@ -115,19 +115,19 @@ class Gathering:
         return self._store.run(held)
 
     def _write(self, jobs: list[Job], *, is_first: bool) -> set[tuple[str, int]]:
-        """Those ends that were in the ledger before."""
-        kept = [
+        """Append the jobs, and return those that were already in the ledger."""
+        recorded = [
             job for job in jobs if has_begun(job) and not (self.is_stopping and job.state is State.CANCELLED)
         ]
         known: set[tuple[str, int]] = set()
 
         def write(commit: int, is_retried: bool) -> bool:
             nonlocal known
-            doubtful = [job.id for job in kept if is_first or is_retried or self._may_be_known(job)]
-            known = self._ledger.ends_of(doubtful) if doubtful else set()
-            fresh = [job for job in kept if _end(job) not in known]
+            suspects = [job.id for job in recorded if is_first or is_retried or self._may_be_known(job)]
+            known = self._ledger.ends_of(suspects) if suspects else set()
+            fresh = [job for job in recorded if _end_key(job) not in known]
             if known:
-                # Somebody else has written ends that this run waits for.
+                # Another run has written rows that this one waits for.
                 self.ended = None
             if fresh:
                 rows = rows_of(fresh, commit=commit, cost_name=self._cost_name)
@@ -136,7 +136,7 @@ class Gathering:
             return bool(fresh)
 
         self._check_lease()
-        if kept:
+        if recorded:
             self._commit_by(write)
         return known
 
@@ -145,14 +145,13 @@ class Gathering:
             self.ended = None
             return
         columns = (rows.column(name).to_pylist() for name in ("job_id", "fingerprint", "state"))
-        # In the order of their ends: the newest of a job is what holds.
+        # In order of finish time: the newest row of a job wins.
         for id, fingerprint, state in zip(*columns, strict=True):
             self.ended[id] = (fingerprint, state)
 
     def _may_be_known(self, job: Job) -> bool:
-        """Ends come in the order of their time. One that is older than what was taken has been held since, maybe for
-        the second time: whoever puts rows in holds those that are there, and Spark may repeat what an executor has
-        done."""
+        """Return whether the ledger may already have this job. Jobs arrive by finish time, so an older one was held
+        later, maybe again: enqueueing holds jobs that already exist, and Spark may repeat a task."""
         return job.finished_at_ms < self._newest_ms or job.id in self._newest
 
     def _note_newest(self, jobs: list[Job]) -> None:
@@ -162,8 +161,8 @@ class Gathering:
         self._newest.update(job.id for job in jobs if job.finished_at_ms == self._newest_ms)
 
     def _commit_by(self, write: Callable[[int, bool], bool]) -> None:
-        """Make the next commit, if there is anything to write. Its number can be had once, so that a run that was
-        away and does not know it yet cannot write beside another: one of them finds it taken, and looks again."""
+        """Make the next commit, if there is anything to write. Commit numbers are unique, so a run that has lost its
+        lease unnoticed cannot write beside another: one of them finds the number taken and starts over."""
         for attempt in range(_ATTEMPTS):
             self._check_lease()
             try:
@@ -179,18 +178,18 @@ class Gathering:
             raise self._lost()
 
     def check_held(self) -> None:
-        """Ask the store whether the output is still ours.
+        """Check with the store that this run still holds the output.
 
         Raises:
             OutputLost: another run has taken over.
         """
-        if not self._store.run(self._lease.charge.is_held(self._store.storage)):
+        if not self._store.run(self._lease.lease_check.is_held(self._store.storage)):
             raise self._lost()
 
     def _lost(self) -> OutputLost:
         return OutputLost(
-            f"another run has taken over {self._ledger.output}: this one was away for longer than its lease. What "
-            "it had not written is held in the store, and the other run takes it."
+            f"another run has taken over {self._ledger.output}: this one was away for longer than its lease. The "
+            "store keeps the results that it has not written, and the other run collects them."
         )
 
     def _count(self, jobs: list[Job]) -> None:
@@ -211,5 +210,5 @@ class Gathering:
                 tally.cost += used.get(self._cost_name, 0) / MILLION
 
 
-def _end(job: Job) -> tuple[str, int]:
+def _end_key(job: Job) -> tuple[str, int]:
     return job.id, job.finished_at_ms

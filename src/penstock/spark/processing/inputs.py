@@ -1,4 +1,9 @@
-"""A Delta table as the input of ``process``, read by the executors: all of it, or the files that it gained."""
+"""The input of ``process``: tables of Spark, pandas, Polars, Arrow and Delta, and ``since=``, which reads only new
+rows.
+
+``since=`` keeps a mark in the output: the highest value of a column, or the version of a Delta table. It only saves
+work. The ledger knows which rows are done, so a mark that is lost or too low costs nothing but time.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +37,17 @@ logger = get_logger("penstock.spark")
 
 _Mapper: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-# Of readers. They say nothing about what the data files hold.
+# Reader features that do not affect the content of data files.
 _HARMLESS: Final = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "typeWidening"})
 
 
 def delta_dataframe(table: DeltaTable, spark: SparkSession, *, since: int | None = None) -> DataFrame:
-    """Return the rows of the table's version; with ``since``, those in files that it has and version ``since`` had not.
+    """Return the rows of the table's version; with ``since``, only those in files that version ``since`` did not have.
 
-    A file that was compacted or rewritten since then counts as gained, with all its rows.
+    A file that was compacted or rewritten since then counts as new, with all its rows. The executors read the files.
 
     Raises:
-        InvalidInput: the table needs a reader that knows deletion vectors or column mapping.
+        InvalidInput: the table uses deletion vectors or column mapping.
     """
     _refuse_features(table)
     added = pa.table(table.get_add_actions(flatten=False))
@@ -79,21 +84,21 @@ def _refuse_features(table: DeltaTable) -> None:
     if features:
         raise InvalidInput(
             f"{table.table_uri} uses {', '.join(sorted(features))}, which cannot be read without Delta's jar. Read it "
-            "by a session that has the jar, and give the DataFrame."
+            "in a session that has the jar, and pass the DataFrame."
         )
 
 
 def _paths_at(table: DeltaTable, version: int) -> set[str]:
     if version > table.version():
         raise InvalidInput(
-            f"since={version} is later than the version of {table.table_uri}, {table.version()}. Load the table anew, "
-            "or give an earlier version."
+            f"since={version} is later than version {table.version()} of {table.table_uri}. Reload the table, or "
+            "use an earlier version."
         )
     try:
         former = DeltaTable(table.table_uri, version=version, storage_options=table._storage_options)
     except DeltaError as error:
         logger.warning(
-            "version %s of %s cannot be read any more, so the run reads the whole table: %s",
+            "version %s of %s can no longer be read, so the run reads the whole table: %s",
             version,
             table.table_uri,
             error,
@@ -107,7 +112,7 @@ def _reader(folder: Folder, names: tuple[str, ...], schema: pa.Schema) -> _Mappe
         for batch in batches:
             for number, path in enumerate(batch.column("path").to_pylist()):
                 values = {name: batch.column(f"p{n}")[number] for n, name in enumerate(names)}
-                # The log has it as a URL.
+                # The log has the path as a URL.
                 table = folder.read(unquote(path))
                 columns = [_column(table, field, values) for field in schema]
                 yield from pa.table(columns, schema=schema).to_batches(max_chunksize=10_000)
@@ -120,16 +125,12 @@ def _column(table: pa.Table, field: pa.Field, values: dict[str, Any]) -> pa.Chun
         value = values[field.name].as_py()
         return pa.chunked_array([pa.array([value] * table.num_rows).cast(field.type)], field.type)
     if field.name not in table.column_names:
-        # The file is older than the column.
+        # The file predates the column.
         return pa.chunked_array([pa.nulls(table.num_rows, field.type)], field.type)
     return table.column(field.name).cast(field.type)
 
 
-# ``since=``: only the rows that a table gained since the last run that did all it found.
-#
-# What was seen is kept in the output: the highest value of a column, or the version of a Delta table. It
-# only saves work. Which rows are done is known by the ledger, so a mark that is lost or too low costs
-# time and nothing else.
+# ``since=``: only rows that are new since the last complete run.
 
 
 _FILE: Final = "_since.json"
@@ -146,22 +147,22 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows to look at, and the mark to set once all of them are done."""
+    """The rows to process, and the mark to set once all of them are done."""
 
     rows: DataFrame
     mark: Mark | None
 
 
 def follow(df: DataFrame, by: str, ledger: Ledger, *, is_whole: bool) -> Followed:
-    """Return the rows whose value in the column ``by`` is not below the mark; all of them with ``is_whole``.
+    """Return the rows whose value in the column ``by`` is at or above the mark; all rows with ``is_whole``.
 
     Raises:
-        InvalidInput: no such column, or one whose values have no order that can be noted down.
+        InvalidInput: the column does not exist, or its type has no order.
     """
     if by not in df.columns:
         raise InvalidInput(
-            f"since={by!r} is not a column of the table. It has: {', '.join(df.columns)}. Give a column whose values "
-            "grow, such as the time of the last change."
+            f"since={by!r} is not a column of the table. Its columns are: {', '.join(df.columns)}. Choose a "
+            "column whose values grow, such as the time of the last change."
         )
     kind = df.schema[by].dataType
     if not isinstance(kind, (NumericType, StringType, DateType, TimestampType, TimestampNTZType)):
@@ -171,9 +172,9 @@ def follow(df: DataFrame, by: str, ledger: Ledger, *, is_whole: bool) -> Followe
     mark = read_mark(df.sparkSession, ledger)
     column = F.col(quoted(by))
     if mark is not None and (mark.by, mark.kind) == (by, kind.simpleString()) and not is_whole:
-        # Rows without a value may be new each time.
+        # Rows without a value may always be new.
         df = df.where(column.isNull() | (column >= _literal(mark.value, kind)))
-    # Rows that come after this moment are for the next run.
+    # Rows that arrive after this point are for the next run.
     row = df.agg(F.max(column).alias("high")).select(_text(F.col("high"), kind)).first()
     high = None if row is None else row[0]
     if high is None:
@@ -185,7 +186,7 @@ def follow(df: DataFrame, by: str, ledger: Ledger, *, is_whole: bool) -> Followe
 def follow_version(
     table: DeltaTable, spark: SparkSession, since: int | str, ledger: Ledger, *, is_whole: bool
 ) -> Followed:
-    """Return the rows in the files that a Delta table gained: since a version, or since the one that was noted down."""
+    """Return the rows in the new files of a Delta table: since a version, or since the one in the mark."""
     name = str(table.metadata().id)
     mark = read_mark(spark, ledger)
     former: int | None = since if isinstance(since, int) else None
@@ -196,7 +197,7 @@ def follow_version(
 
 
 def _text(column: Column, kind: DataType) -> Column:
-    """Make a text of a value, in any time zone the same."""
+    """Return a value as text, independent of the time zone."""
     return (F.unix_micros(column) if isinstance(kind, TimestampType) else column).cast("string")
 
 
@@ -215,7 +216,7 @@ def read_mark(spark: SparkSession, ledger: Ledger) -> Mark | None:
 
 
 def write_mark(spark: SparkSession, ledger: Ledger, mark: Mark) -> None:
-    """Note down in the output how far the input was followed."""
+    """Write the mark into the output."""
     text = msgspec.json.encode(mark).decode()
     if not ledger.is_path:
         escaped = text.replace("\\", "\\\\").replace("'", "\\'")
@@ -236,10 +237,10 @@ def _stored(spark: SparkSession, ledger: Ledger) -> str:
 
     try:
         if not ledger.is_path:
-            found = (
+            properties = (
                 spark.sql(f"SHOW TBLPROPERTIES {ledger.output}").where(F.col("key") == _PROPERTY).collect()
             )
-            return str(found[0]["value"]) if found else ""
+            return str(properties[0]["value"]) if properties else ""
         path = f"{ledger.output.rstrip('/')}/{_FILE}"
         here = local_path(path)
         if here is not None and here.parent.is_dir():
@@ -250,18 +251,17 @@ def _stored(spark: SparkSession, ledger: Ledger) -> str:
         return ""
 
 
-# Tables that ``process`` takes: those of Spark, and those of pandas, Polars and Arrow, which are
-# converted.
+# Conversion of tables that are not Spark's.
 
 
 class SupportsArrow(Protocol):
-    """A table that can be read as a stream of Arrow batches: of pandas, Polars, pyarrow, DuckDB and others."""
+    """A table that can export Arrow batches: of pandas, Polars, pyarrow, DuckDB and others."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 class _Lazy(Protocol):
-    """A query that makes such a table: a Polars ``LazyFrame``."""
+    """A query that returns a table, such as a Polars ``LazyFrame``."""
 
     def collect(self) -> Any: ...
 
@@ -270,22 +270,22 @@ TableLike: TypeAlias = DataFrame | SupportsArrow | _Lazy | DeltaTable
 
 
 def as_dataframe(table: TableLike, spark: SparkSession | None = None) -> DataFrame:
-    """Return the table as one of Spark: of ``spark``, or else of the session that is active, or of a new local one.
+    """Return the table as a Spark DataFrame: of ``spark``, the active session, or a new local one.
 
-    Types that Spark lacks become the nearest that holds every value: categories and views become text, unsigned
-    integers wider ones. As everywhere in pandas, its NaN means null. A named index of pandas becomes columns; one
-    without a name is left out.
+    Types that Spark lacks become the nearest type that holds every value: categories and views become text, unsigned
+    integers become wider ones. NaN in pandas means null. A named pandas index becomes columns; an unnamed one is
+    dropped.
 
     Raises:
-        InvalidInput: not a table, or a column that Spark cannot hold.
+        InvalidInput: the value is not a table, or Spark has no type for a column.
         InvalidOption: the table belongs to another session.
     """
     if isinstance(table, DataFrame):
-        # By Spark Connect, sessions compare by identity as well.
+        # Spark Connect sessions compare by identity as well.
         if spark is not None and table.sparkSession is not spark:
             raise InvalidOption(
-                "the table belongs to another Spark session than the one given as spark. Leave spark out: the run uses "
-                "the session of its table."
+                "the table belongs to another Spark session than the one passed as spark. Leave spark out to use the "
+                "session of the table."
             )
         return table
     if isinstance(table, DeltaTable):
@@ -293,7 +293,7 @@ def as_dataframe(table: TableLike, spark: SparkSession | None = None) -> DataFra
     arrow = _arrow_table(table)
     columns = [_plain_column(field, arrow.column(number)) for number, field in enumerate(arrow.schema)]
     plain = pa.table(columns, names=arrow.column_names)
-    # Without a schema, Spark would take a timestamp without a zone for one of the session's zone.
+    # Without a schema, Spark would give timestamps without a zone the session's zone.
     schema = from_arrow_schema(plain.schema, prefer_timestamp_ntz=True)
     return (spark or session()).createDataFrame(plain, schema)
 
@@ -316,7 +316,7 @@ def _arrow_table(table: Any) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidInput(f"{_kind(table)} cannot be converted to Arrow: {error}") from error
     except Exception as error:
-        # Polars panics, and its class of exception is not one to import.
+        # Polars may panic, with an exception class that cannot be imported.
         raise InvalidInput(f"{_kind(table)} cannot be converted to Arrow: {error}") from error
 
 
@@ -334,10 +334,10 @@ def _from_pandas(table: Any) -> pa.Table:
             table = table.reset_index(level=levels) if unnamed else table.reset_index()
         return pa.Table.from_pandas(table, preserve_index=False).replace_schema_metadata(None)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        said = ", ".join(str(part) for part in error.args)
+        message = ", ".join(str(part) for part in error.args)
         raise InvalidInput(
-            f"the pandas table cannot be converted to Arrow: {said}. Give each column values of one type, and each "
-            "column a name of its own."
+            f"the pandas table cannot be converted to Arrow: {message}. Each column needs values of one type and a "
+            "unique name."
         ) from error
 
 
@@ -352,11 +352,11 @@ def _plain_column(field: pa.Field, column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column.cast(type)
     except PySparkException as error:
         raise InvalidInput(
-            f"column {field.name!r} has the Arrow type {field.type}, and Spark has no type for it. Cast the column, or "
-            "leave it out."
+            f"column {field.name!r} has the Arrow type {field.type}, for which Spark has no type. Cast or drop the "
+            "column."
         ) from error
     except pa.ArrowException as error:
         raise InvalidInput(
-            f"column {field.name!r} has the Arrow type {field.type}, and Spark would hold it as {type}: {error}. Times "
-            "are kept to microseconds, decimals to 38 digits. Round the values, or cast the column."
+            f"column {field.name!r} has the Arrow type {field.type}, which does not fit Spark's {type}: {error}. Times "
+            "have microseconds, decimals up to 38 digits. Round the values, or cast the column."
         ) from error

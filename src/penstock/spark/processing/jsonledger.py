@@ -1,4 +1,4 @@
-"""A ledger in JSON lines. They say nothing of types: these are given when they are read."""
+"""A ledger in JSON lines. JSON has no types, so the reader supplies them."""
 
 from __future__ import annotations
 
@@ -24,57 +24,56 @@ from pyspark.sql.types import (
 from penstock.errors import InvalidInput
 from penstock.spark.uncached_read import fresh_path
 
-# A column that is null everywhere must be there all the same.
-WRITTEN_WITH: Final = {"ignoreNullFields": "false"}
+# Keep columns that are null everywhere.
+JSON_OPTIONS: Final = {"ignoreNullFields": "false"}
 _TORN: Final = "_corrupt_record"
 _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 _BROKEN: Final = (FloatType, DoubleType, DecimalType)
 
 
 def read_json(spark: SparkSession, path: str, schema: StructType) -> DataFrame:
-    """The rows at ``path``, typed. Raises ``AnalysisException`` if there is nothing."""
+    """Return the rows at ``path`` with these types. Raise ``AnalysisException`` if there is nothing."""
     return spark.read.schema(schema).json(path)
 
 
 def check_json(spark: SparkSession, path: str, schema: StructType, *, key: StructType, optional: str) -> None:
-    """Check that the rows there, if any, are of this schema, as far as JSON can tell. The column ``optional`` may be
-    missing.
+    """Check that existing rows match the schema, as far as JSON can tell. The column ``optional`` may be missing.
 
     Raises:
-        InvalidInput: they have other columns, keys of another type, or values that do not fit.
+        InvalidInput: the rows have other columns, keys of another type, or values that do not fit.
     """
     inferred = fresh_path(spark, path, spark.read.json)
-    # A dry run, or one that came to no commit, leaves a folder without rows.
+    # A dry run, or a run without a commit, leaves a folder without rows.
     if inferred is None:
         return
-    found = inferred.schema
-    # Of an object that is empty everywhere Spark says nothing.
+    columns = inferred.schema
+    # Spark does not infer a column whose objects are all empty.
     plain = [*key.fieldNames(), *(field.name for field in schema if isinstance(field.dataType, AtomicType))]
-    missing = [name for name in plain if name not in found.fieldNames() and name != optional]
+    missing = [name for name in plain if name not in columns.fieldNames() and name != optional]
     if missing:
         raise InvalidInput(
-            f"{path} holds something else than results of process by this key: it has no column {missing[0]!r}. Its "
-            f"columns are: {', '.join(found.fieldNames())}. Give another output."
+            f"{path} does not hold results of process with this key: it has no column {missing[0]!r}. Its columns "
+            f"are: {', '.join(columns.fieldNames())}. Choose another output."
         )
     for field in key:
-        was = found[field.name].dataType
+        was = columns[field.name].dataType
         if _kind(was) != _kind(field.dataType):
             raise InvalidInput(
-                f"{path} has the key {field.name!r} as {was.simpleString()}, and the table as "
-                f"{field.dataType.simpleString()}. Cast the column, or give another output."
+                f"{path} has the key {field.name!r} as {was.simpleString()}, but the table has it as "
+                f"{field.dataType.simpleString()}. Cast the column, or choose another output."
             )
     typed = read_json(spark, path, StructType([*schema.fields]).add(_TORN, StringType()))
-    # Spark refuses to look at this column alone.
+    # Spark cannot select this column alone.
     torn = typed.select(_TORN, schema.fieldNames()[-1]).where(F.col(_TORN).isNotNull()).first()
     if torn is not None:
         raise InvalidInput(
-            f"{path} has rows that do not fit the task's hints, such as {torn[0]:.200} Give another output, or the "
-            "task its former hint."
+            f"{path} has rows that do not fit the task's hints, such as {torn[0]:.200} Choose another output, or "
+            "restore the former hint."
         )
 
 
 def _kind(type: DataType) -> str:
-    """What a value of this type is in JSON."""
+    """Return the JSON type of values of this type."""
     if isinstance(type, _WHOLE):
         return "whole number"
     if isinstance(type, _BROKEN):

@@ -1,8 +1,8 @@
-"""The output of ``process``: an append-only ledger of what became of each row. It is the memory; the store is not.
+"""The output of ``process``: an append-only ledger of the outcome of each row.
 
-A row of it is one end of one job. The newest row of a key is what holds (``latest``). The columns of the key have the
-user's names; all others begin with ``penstock_``, so that the two never meet. An output that an earlier version began
-goes on with its own names, which have no prefix.
+Every row of the ledger is one outcome of one job. The newest row of a key is the current one (``latest``). The key
+columns have the user's names; all others begin with ``penstock_``, to avoid conflicts. An output that an earlier
+version created keeps its names without a prefix.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.cells import arrow_schema, result_array
 from penstock.spark.compaction import Moved
 from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
-from penstock.spark.processing.jsonledger import WRITTEN_WITH, check_json, read_json
+from penstock.spark.processing.jsonledger import JSON_OPTIONS, check_json, read_json
 from penstock.spark.processing.outputlease import output_identity
 from penstock.spark.publishing import (
     append_files,
@@ -80,8 +80,8 @@ _UNTYPED: Final = ("csv", "text", "xml")
 
 
 class Ledger:
-    """The ledger at a path, or in a table of the catalog (``table:db.scores``). ``key`` are the columns that name a
-    row, with their types; ``value`` is the type that results have as a column, if the task's hints say so."""
+    """The ledger at a path or in a catalog table (``table:db.scores``). ``key`` has the types of the key columns,
+    ``value`` the column type of results, if the task's hints determine it."""
 
     def __init__(
         self,
@@ -101,13 +101,12 @@ class Ledger:
         self._key = key
         self._value = value
         self._format = format
-        # Of the columns that are ours. Empty in an output that an earlier version began.
+        # The prefix of our columns. Empty in an output that an earlier version created.
         self._prefix = PREFIX
         if format.lower() in _UNTYPED:
             raise InvalidOption(
-                f"format={format!r} cannot hold the output: it has no types and no nested columns, and the next run "
-                "must read what this one has written. Use parquet, delta or json, and write a copy of what holds "
-                f"(latest) as {format}."
+                f"format={format!r} cannot hold the output: it keeps neither types nor nested columns, which the next "
+                f"run needs. Use parquet, delta or json, and write a copy of the latest rows as {format}."
             )
         self._is_json = self.is_path and format.lower() == "json"
         self._delta: DeltaOutput | None = None
@@ -116,12 +115,12 @@ class Ledger:
                 spark, self.output, ranged=self._name("finished_at"), stats=[self._name("commit")]
             )
         self._is_inferred = False
-        # Raises if the output is no longer ours. Called before files are put in place.
+        # Called before files are published. Raises if this run no longer holds the output.
         self.check_held: Callable[[], None] = lambda: None
         taken = sorted(set(map(self._name, (*COLUMNS.fieldNames(), VALUE))) & set(key.fieldNames()))
         if taken:
             raise InvalidInput(
-                f"the key column {taken[0]!r} has the name of a column of the output. Rename it "
+                f"the key column {taken[0]!r} has the same name as a column of the output. Rename it "
                 f"(df.withColumnRenamed({taken[0]!r}, ...))."
             )
 
@@ -136,10 +135,10 @@ class Ledger:
 
     def read(self) -> DataFrame | None:
         """Return all rows, with our columns under ``PREFIX``; ``None`` before the first run."""
-        found = self._read()
-        if found is None or self._prefix:
-            return found
-        return found.withColumnsRenamed({name: f"{PREFIX}{name}" for name in (*COLUMNS.fieldNames(), VALUE)})
+        rows = self._read()
+        if rows is None or self._prefix:
+            return rows
+        return rows.withColumnsRenamed({name: f"{PREFIX}{name}" for name in (*COLUMNS.fieldNames(), VALUE)})
 
     def empty(self) -> DataFrame:
         """Return no rows, in the columns of ``read``."""
@@ -149,14 +148,14 @@ class Ledger:
         if self._delta is not None:
             schema = self._delta.schema()
             return None if schema is None else self._delta.read(schema)
-        found = (
+        rows = (
             fresh_path(self._spark, self.output, self._load)
             if self.is_path
             else fresh_table(self._spark, self.output)
         )
-        if found is not None:
-            self._note_names(found.columns)
-        return found
+        if rows is not None:
+            self._note_names(rows.columns)
+        return rows
 
     def _note_names(self, columns: Sequence[str]) -> None:
         has_former = set(COLUMNS.fieldNames()) <= set(columns) - set(self._key.fieldNames())
@@ -172,44 +171,44 @@ class Ledger:
 
     @property
     def has_index(self) -> bool:
-        """Tell whether an index can stand beside it: the names of its files are never used again."""
+        """Return whether the output can have an index, because its file names are never reused."""
         if self._delta is not None:
             return self._delta.is_local
         return self.is_path and self._format.lower() == "parquet"
 
     @property
     def is_beyond_spark(self) -> bool:
-        """Tell whether it is in an object store that Spark may have no jar for."""
+        """Return whether the output is in an object store for which Spark may lack a jar."""
         return self._delta is not None and not self._delta.is_local
 
     def files(self) -> list[str] | None:
-        """Return the names of its files; ``None`` if they cannot be seen from here."""
+        """Return the names of its files; ``None`` if this process cannot list them."""
         if self._delta is not None:
             return self._delta.files()
         return list_folder(self._spark, self.output)
 
     def ends(self, files: Sequence[str] | None = None) -> DataFrame | None:
-        """Return what tells ends apart: ``ENDS``, without prefix. With ``files``, only of these. Columns that nobody
-        asks for are not read, nor does Spark look for them in every file."""
+        """Return the columns ``ENDS`` of all rows, without prefix. With ``files``, read only these. Spark neither reads
+        the other columns nor looks for them in every file."""
         if not self.has_index and self._delta is None:
-            found = self.read()
-            return None if found is None else found.select(*map(ours, ENDS))
+            rows = self.read()
+            return None if rows is None else rows.select(*map(ours, ENDS))
         fields = [StructField(self._name(name), COLUMNS[name].dataType) for name in ENDS]
         if self._delta is not None:
             if self._delta.schema() is None:
                 return None
-            found = self._delta.read(StructType(fields), files)
-            return found.withColumnsRenamed({self._name(name): name for name in ENDS})
+            rows = self._delta.read(StructType(fields), files)
+            return rows.withColumnsRenamed({self._name(name): name for name in ENDS})
         paths = [self.output] if files is None else [f"{self.output.rstrip('/')}/{name}" for name in files]
 
         def load(path: str) -> DataFrame:
             return self._spark.read.schema(StructType(fields)).parquet(*paths)
 
-        found = fresh_path(self._spark, self.output, load)
-        return None if found is None else found.withColumnsRenamed({self._name(name): name for name in ENDS})
+        rows = fresh_path(self._spark, self.output, load)
+        return None if rows is None else rows.withColumnsRenamed({self._name(name): name for name in ENDS})
 
     def ends_by(self, ids: Sequence[str], files: Sequence[str] | None = None) -> dict[str, Row]:
-        """Return the newest end of each of a few jobs."""
+        """Return the newest row of each of a few jobs."""
         known = self.ends(files)
         rows = [] if known is None or not ids else known.where(F.col("job_id").isin(list(ids))).collect()
         newest: dict[str, Row] = {}
@@ -220,47 +219,49 @@ class Ledger:
         return newest
 
     def check(self) -> None:
-        """Check that what is there can be continued.
+        """Check that a run can continue the existing output.
 
         Raises:
-            InvalidInput: the output holds something else, rows by another key, or results of another type.
+            InvalidInput: the output holds something else, rows with another key, or results of another type.
         """
         if self.is_path and self._delta is None and is_delta_table(self.output):
-            raise InvalidInput(f"{self.output} is a Delta table. Give format='delta', or another output.")
-        found = self._read()
-        if found is None:
+            raise InvalidInput(
+                f"{self.output} is a Delta table. Set format='delta', or choose another output."
+            )
+        rows = self._read()
+        if rows is None:
             return
         value = self._name(VALUE)
         if self._is_json:
             check_json(self._spark, self.output, self._schema, key=self._key, optional=value)
             return
-        missing = [name for name in map(self._name, COLUMNS.fieldNames()) if name not in found.columns]
+        missing = [name for name in map(self._name, COLUMNS.fieldNames()) if name not in rows.columns]
         if missing:
             raise InvalidInput(
                 f"{self.output} does not hold results of process: it has no column {missing[0]!r}. Its columns are: "
-                f"{', '.join(found.columns)}. Give another output."
+                f"{', '.join(rows.columns)}. Choose another output."
             )
-        _check_key(self.output, self._key, found)
-        if self._value is not None and value in found.columns:
-            was = found.schema[value].dataType
-            self._value = _as_before(was, self._value)
+        _check_key(self.output, self._key, rows)
+        if self._value is not None and value in rows.columns:
+            was = rows.schema[value].dataType
+            self._value = _former_type(was, self._value)
             _check_value(self.output, was, self._value, value)
         if self._delta is not None:
-            _check_same(self.output, found, self._schema)
+            _check_delta_columns(self.output, rows, self._schema)
 
     def has_former_fingerprints(self) -> bool:
-        """Tell, after ``check``, whether rows of it may have fingerprints that an earlier version made."""
+        """Return whether rows may have fingerprints of an earlier version. Call ``check`` first."""
         return not self._prefix
 
     def append(self, rows: pa.Table, *, commit: int) -> None:
-        """Write rows as one file: it is there as a whole, or not. ``rows`` have ``COLUMNS`` and the key as JSON.
-        ``commit`` is their number, one more than ``last_commit``.
+        """Append rows as one file, atomically. ``rows`` have ``COLUMNS`` and the key as JSON. ``commit`` is the number
+        of the commit, one more than ``last_commit``.
 
         Raises:
-            NameTaken: somebody else has made this commit. Nothing was written.
+            NameTaken: another run has made this commit. Nothing was written.
         """
         if self._value is not None:
-            # A row that failed for its result keeps the text of it, to look at.
+            # A row that failed its expectation keeps the result only as text.
             is_done = pc.equal(rows.column("state"), "completed")
             texts = pc.if_else(is_done, rows.column("result"), None).to_pylist()
             kind = arrow_schema(StructType([StructField(VALUE, self._value)])).field(VALUE).type
@@ -268,13 +269,13 @@ class Ledger:
         self._append(self._spark.createDataFrame(rows), commit)
 
     def ends_of(self, ids: Sequence[str]) -> set[tuple[str, int]]:
-        """The ends of these jobs that are in the ledger: their ids, and when they ended (ms)."""
+        """Return the id and finish time (ms) of each ledger row of these jobs."""
         known = self.ends()
         if known is None:
             return set()
-        asked = self._spark.createDataFrame(pa.table({"job_id": ids}))
+        jobs = self._spark.createDataFrame(pa.table({"job_id": ids}))
         ends = known.select("job_id", F.unix_millis("finished_at").alias("ms"))
-        return {(row["job_id"], row["ms"]) for row in ends.join(asked, "job_id", "left_semi").collect()}
+        return {(row["job_id"], row["ms"]) for row in ends.join(jobs, "job_id", "left_semi").collect()}
 
     def _append(self, made: DataFrame, commit: int) -> None:
         key = F.from_json(F.col(_KEY), self._key).alias("key")
@@ -290,24 +291,24 @@ class Ledger:
                 self.output,
                 format=self._format,
                 name=commit_name(commit),
-                options=WRITTEN_WITH if self._is_json else {},
+                options=JSON_OPTIONS if self._is_json else {},
                 check=self.check_held,
             )
         else:
             append_table(table, self.output, format=self._format)
 
     def append_rejected(self, rows: DataFrame, *, task: str, version: str, run_id: str, commit: int) -> bool:
-        """Write down rows of a snapshot that cannot be jobs, but for those of which the newest row says the same.
-        Says whether there were any. Raises as ``append``."""
+        """Append the rejected rows of a snapshot, except those whose newest row has the same error. Return whether
+        there were any. Raise as ``append`` does."""
         known = self.read()
         if known is not None:
             rejected = latest(known).where(F.col(f"{PREFIX}state") == "rejected")
-            told = rejected.select(ours("job_id"), F.col(f"{PREFIX}error").alias("refused"))
-            rows = rows.join(told, ["job_id", "refused"], "left_anti")
+            known_errors = rejected.select(ours("job_id"), F.col(f"{PREFIX}error").alias("refused"))
+            rows = rows.join(known_errors, ["job_id", "refused"], "left_anti")
         if rows.isEmpty():
             return False
         now = F.current_timestamp()
-        said = {
+        values = {
             "state": F.lit("rejected"),
             "error_type": F.lit("BadRow"),
             "error": F.col("refused"),
@@ -320,12 +321,12 @@ class Ledger:
             "fingerprint": F.lit(""),
             "commit": F.lit(commit),
         }
-        columns = [said.get(name, F.lit(None)).cast(type).alias(name) for name, type in self._columns()]
+        columns = [values.get(name, F.lit(None)).cast(type).alias(name) for name, type in self._columns()]
         self._append(rows.select(_KEY, *columns), commit)
         return True
 
     def last_commit(self) -> int:
-        """The number of the newest commit; 0 if there is none."""
+        """Return the number of the newest commit; 0 if there is none."""
         if self._delta is not None:
             return self._delta.load().number
         names = list_folder(self._spark, self.output) if self.is_path else None
@@ -333,21 +334,21 @@ class Ledger:
             last_commit([name]) or name.startswith(commit_name(0)) for name in names
         ):
             return last_commit(names)
-        found = self.ends()
-        row = None if found is None else found.agg(F.max("commit")).first()
+        ends = self.ends()
+        row = None if ends is None else ends.agg(F.max("commit")).first()
         return 0 if row is None or row[0] is None else int(row[0])
 
     def recover(self) -> None:
-        """Finish what a killed run has begun of ``compact``, or undo it. For the holder of the output only."""
+        """Finish or undo the compaction of a killed run. Only the holder of the output may call it."""
         if self._delta is None and self.has_index:
             finish_compaction(self.output)
 
     def compact(self) -> Moved | None:
-        """Put small files together if there are many. For the holder of the output only. ``None`` if there was nothing
-        to do.
+        """Merge small files if there are many. Return the changes, or ``None``. Only the holder of the output may call
+        it.
 
         Raises:
-            NameTaken: somebody else writes to the output. Nothing has changed.
+            NameTaken: another run is writing to the output. Nothing has changed.
         """
         if self._delta is not None:
             return self._delta.compact()
@@ -356,7 +357,7 @@ class Ledger:
         return compact_files(self._spark, self.output, check=self.check_held)
 
     def begin(self) -> None:
-        """Write an output without rows, so that a reader finds its columns. JSON lines have none."""
+        """Create an output without rows, so that a reader finds its columns. JSON lines cannot store columns."""
         if self._delta is not None:
             self._delta.create(self._schema)
         elif not self._is_json:
@@ -365,7 +366,7 @@ class Ledger:
             self._append(self._spark.range(1).select(*keys, *nulls).limit(0), 0)
 
     def _columns(self) -> list[tuple[str, DataType]]:
-        """Our columns, without prefix."""
+        """Return our columns and their types, without prefix."""
         value = [] if self._value is None else [(VALUE, self._value)]
         return [*((field.name, field.dataType) for field in COLUMNS), *value]
 
@@ -378,57 +379,57 @@ def latest(rows: DataFrame) -> DataFrame:
 
 
 def ours(name: str) -> Column:
-    """Return a column of ours without its prefix."""
+    """Return one of our columns without its prefix."""
     return F.col(f"{PREFIX}{name}").alias(name)
 
 
-def _check_key(output: str, key: StructType, found: DataFrame) -> None:
+def _check_key(output: str, key: StructType, rows: DataFrame) -> None:
     for field in key:
-        if field.name not in found.columns:
+        if field.name not in rows.columns:
             raise InvalidInput(
-                f"{output} holds results by another key: it has no column {field.name!r}. Use the key it was made "
-                "with, or give another output."
+                f"{output} has results for another key: it has no column {field.name!r}. Use the key that it was "
+                "created with, or choose another output."
             )
-        was = found.schema[field.name].dataType
+        was = rows.schema[field.name].dataType
         if was != field.dataType:
             raise InvalidInput(
-                f"{output} has the key {field.name!r} as {was.simpleString()}, and the table as "
-                f"{field.dataType.simpleString()}. Cast the column, or give another output."
+                f"{output} has the key {field.name!r} as {was.simpleString()}, but the table has it as "
+                f"{field.dataType.simpleString()}. Cast the column, or choose another output."
             )
 
 
-def _check_same(output: str, found: DataFrame, schema: StructType) -> None:
-    """Compare a Delta table, which keeps its columns, with what is to be written."""
+def _check_delta_columns(output: str, rows: DataFrame, schema: StructType) -> None:
+    """Compare the columns of a Delta table, which are fixed, with those of the new rows."""
     for field in schema:
-        was = found.schema[field.name].dataType if field.name in found.columns else None
+        was = rows.schema[field.name].dataType if field.name in rows.columns else None
         if was is None or was.simpleString() != field.dataType.simpleString():
             before = "does not have it" if was is None else f"has it as {was.simpleString()}"
             raise InvalidInput(
-                f"the task's results now need the column {field.name!r} as {field.dataType.simpleString()}, and the "
-                f"Delta table {output} {before}. Give another output, or the task its former hint."
+                f"the task's results now need the column {field.name!r} as {field.dataType.simpleString()}, but the "
+                f"Delta table {output} {before}. Choose another output, or restore the former hint."
             )
 
 
-def _as_before(was: DataType, now: DataType) -> DataType:
-    """Return the type of results with bytes as text where the output has text: earlier versions wrote them so."""
+def _former_type(was: DataType, now: DataType) -> DataType:
+    """Return the result type with text for bytes wherever the output has text, as earlier versions wrote it."""
     match was, now:
         case StringType(), BinaryType():
             return was
         case ArrayType(), ArrayType():
-            return ArrayType(_as_before(was.elementType, now.elementType))
+            return ArrayType(_former_type(was.elementType, now.elementType))
         case MapType(), MapType():
-            return MapType(now.keyType, _as_before(was.valueType, now.valueType))
+            return MapType(now.keyType, _former_type(was.valueType, now.valueType))
         case StructType(), StructType():
             former = {field.name: field.dataType for field in was}
             return StructType(
-                [StructField(f.name, _as_before(former.get(f.name, f.dataType), f.dataType)) for f in now]
+                [StructField(f.name, _former_type(former.get(f.name, f.dataType), f.dataType)) for f in now]
             )
         case _:
             return now
 
 
 def _check_value(output: str, was: DataType, now: DataType, path: str) -> None:
-    """New members are welcome; what is there keeps its type."""
+    """Allow new members, but no changes of type."""
     if isinstance(was, StructType) and isinstance(now, StructType):
         for field in was:
             if field.name in now.fieldNames():
@@ -436,6 +437,6 @@ def _check_value(output: str, was: DataType, now: DataType, path: str) -> None:
         return
     if was != now:
         raise InvalidInput(
-            f"{output} has {path} as {was.simpleString()}, and the task's hints now say {now.simpleString()}. Only new "
-            "members can be added: give another output, or the task its former hint."
+            f"{output} has {path} as {was.simpleString()}, but the task's hints now say {now.simpleString()}. Only "
+            "members can be added: choose another output, or restore the former hint."
         )

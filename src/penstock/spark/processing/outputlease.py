@@ -1,7 +1,7 @@
 """One writer per output: a run of ``process`` is itself a job, and its lease is the right to write.
 
-So the lease is fenced, kept alive by a heartbeat, and free again soon after its holder was killed; and a run can be
-looked at, followed and cancelled like any job. Every output has a queue of its own, ``penstock.output.<hash>``.
+So the lease is fenced, a heartbeat extends it, and it expires soon after its holder is killed. A run can be inspected,
+followed and cancelled like any job. Every output has its own queue, ``penstock.output.<hash>``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from penstock.core.job import Job, Lease, NewJob, Options
 from penstock.core.lifecycle import State
 from penstock.core.text import get_logger
-from penstock.spark.driver_lease import LEASE_MS, HeldJob
+from penstock.spark.driver_lease import LEASE_MS, DriverLease
 from penstock.spark.errors import OutputBusy
 from penstock.spark.publishing import local_path
 from penstock.spark.store import Store
@@ -31,7 +31,7 @@ _OPTIONS: Final = Options(task="penstock.process", attempts=1, max_stalls=1_000_
 
 
 class Runner(msgspec.Struct, frozen=True):
-    """Who runs, for whoever finds the output taken."""
+    """The run that holds the output, for the error message of the next one."""
 
     run_id: str
     output: str
@@ -40,8 +40,8 @@ class Runner(msgspec.Struct, frozen=True):
 
 
 def output_identity(output: str, *, is_path: bool) -> str:
-    """The same for every spelling of an output, and another for every other: a folder's name alone says little in a
-    store that several folders share."""
+    """Return an identity that all spellings of an output share. It is absolute, because several folders may share a
+    store."""
     if not is_path:
         return f"table:{output}"
     here = local_path(output)
@@ -49,14 +49,14 @@ def output_identity(output: str, *, is_path: bool) -> str:
 
 
 def output_name(output: str) -> str:
-    """A short name for the identity of an output, for queues and consumers."""
+    """Return a short name for the identity of an output, for queues and consumers."""
     return blake2b(output.encode(), digest_size=8).hexdigest()
 
 
-class OutputLease(HeldJob):
-    """The right to write to an output, which is named by its identity.
+class OutputLease(DriverLease):
+    """The right to write to an output, given its identity.
 
-    Raises (on entering): ``OutputBusy``, if another run holds it and lives.
+    Raises (on entering): ``OutputBusy``, if a live run holds it.
     """
 
     def __init__(self, url: str, output: str, run_id: str) -> None:
@@ -64,7 +64,7 @@ class OutputLease(HeldJob):
         self._runner = Runner(run_id, output, platform.node(), os.getpid())
 
     async def take(self, store: Store) -> Lease:
-        """The lease. If it is held, wait for as long as its holder has to renew it: one that was killed does not."""
+        """Return the lease. If it is taken, wait until its holder either renews it or turns out to be dead."""
         storage = store.storage
         deadline = time.monotonic() + 2 * LEASE_MS / 1000
         seen_until = 0
@@ -84,7 +84,7 @@ class OutputLease(HeldJob):
                     raise _busy(job)
                 if not seen_until:
                     logger.warning(
-                        "the output is held by a run that may be dead; waiting for its lease to end"
+                        "the output is held by a run that may be dead; waiting for its lease to expire"
                     )
                 seen_until = job.lease_until_ms
             await asyncio.sleep(0.5)
@@ -94,5 +94,5 @@ def _busy(job: Job) -> OutputBusy:
     runner = msgspec.json.decode(job.payload, type=Runner)
     return OutputBusy(
         f"{runner.output} is being written by another run: {runner.run_id}, process {runner.pid} on {runner.host}. "
-        "Wait for its end, cancel it, or give another output."
+        "Wait until it finishes, cancel it, or choose another output."
     )

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from penstock.errors import InvalidInput
-from penstock.spark.processing.enqueue import Intake, Taken, written
+from penstock.spark.processing.enqueue import Intake, IntakeRows, materialize
 from penstock.spark.processing.ledger import PREFIX, Ledger, latest
 from penstock.spark.processing.settled import COMPLETED, FAILED, entries_from, job_hash
 from penstock.spark.processing.snapshot import SNAPSHOT
@@ -22,17 +22,19 @@ from penstock.spark.processing.snapshot import SNAPSHOT
 OnChange = Literal["rerun", "keep", "error"]
 Verdict = Literal["new", "changed", "done", "failed"]
 _EXAMPLES: Final = 3
-# The most keys that this process compares with each other: a shuffle of few rows takes longer.
+# Up to this many keys, this process compares them without Spark, whose shuffle would take longer.
 _MOST_COMPARED: Final = 200_000
 _SETTLED: Final = {"completed": COMPLETED, "failed": FAILED}
 _JUDGED: Final = StructType([*SNAPSHOT.fields, StructField("verdict", StringType())])
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """How many keys are ``new``, ``changed`` (known with another payload or task version), ``done`` or ``failed``;
-    how many rows are a ``duplicate`` of another, or ``rejected`` because they cannot be jobs. ``todo`` are the keys
-    that a run would enqueue. A dry run estimates their cost from the average of all rows that the output has results or
-    failures of; ``None`` if it has none."""
+    """The counts of a plan.
+
+    Keys are ``new``, ``changed`` (known with another payload or task version), ``done`` or ``failed``. Rows are a
+    ``duplicate`` of another one, or ``rejected`` because they cannot become jobs. ``todo`` counts the keys to enqueue.
+    A dry run estimates their cost from the average of the finished rows in the output, if there are any.
+    """
 
     new: int = 0
     changed: int = 0
@@ -45,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Todo(msgspec.Struct, frozen=True):
-    """Rows of a snapshot, with ``verdict``. ``ids`` are the fingerprints by job, if there are only few rows."""
+    """Rows of a snapshot with ``verdict``. ``ids`` are the fingerprints by job, if there are few rows."""
 
     rows: DataFrame
     ids: Mapping[str, str] | None = None
@@ -56,21 +58,21 @@ class Todo(msgspec.Struct, frozen=True):
 
 
 class Judged(Protocol):
-    """Rows of a snapshot, each key once, with what the ledger says of them: how many there are of each verdict."""
+    """The keys of a snapshot, compared with the ledger. ``counts`` has the number of keys by verdict."""
 
     duplicate: int
     rejected: int
     counts: Mapping[str, int]
 
-    def chosen(self, wanted: Sequence[str], limit: int | None) -> Todo:
-        """Return the rows with these verdicts: the first of them, if there is a limit."""
+    def chosen(self, verdicts: Sequence[str], limit: int | None) -> Todo:
+        """Return the rows with these verdicts, up to ``limit``."""
 
     def known_jobs(self) -> DataFrame:
-        """Return the jobs that the ledger has, as the index names them."""
+        """Return the jobs in the ledger by their hash in the index."""
 
     def settled(self, ended: Mapping[str, tuple[str, str]]) -> tuple[DataFrame, int]:
-        """Return the entries of the index for rows that are settled by now, and how many these are. ``ended`` are the
-        fingerprints and states by job of what the run has written, if that is not too much to keep."""
+        """Return the index entries for rows that are now settled, and their number. ``ended`` has the fingerprint and
+        state by job of rows that the run has written; it is empty if there are too many."""
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,8 +86,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger
 
     def remember(self, ended: Mapping[str, tuple[str, str]] | None) -> None:
-        """Have the index know the rows that are settled by now. ``ended``: as ``Judged.settled``. A run that is killed
-        before leaves them to the next one, which finds them in the ledger."""
+        """Add the rows that are now settled to the index. ``ended``: see ``Judged.settled``. After a kill, the next run
+        adds them from the ledger."""
         index = self.intake.index
         if index is None:
             return
@@ -109,11 +111,12 @@ def planned(
     folder: str,
     cost_name: str | None = None,
 ) -> Planned:
-    """Return the plan and the rows to enqueue. With ``cost_name`` it estimates what they will use of that. The files of
-    the run are in ``folder``.
+    """Return the plan and the rows to enqueue. With ``cost_name``, estimate how much of it they will use. Temporary
+    files are in ``folder``.
 
     Raises:
-        InvalidInput: null keys, or equal keys with different payloads; and changed rows, if they are to be an error.
+        InvalidInput: keys are null, or equal keys have different payloads; or rows have changed and ``on_change`` is
+            "error".
     """
     taken = intake.take(retry_failed=retry_failed)
     judged = _judge(taken, ledger, folder)
@@ -124,11 +127,11 @@ def planned(
     changed = counts.get("changed", 0)
     if changed and on_change == "error":
         raise InvalidInput(
-            f"{changed} keys were done before with another payload or task version. Choose on_change='rerun' to do "
-            "them again, 'keep' to keep what is there. Nothing was enqueued."
+            f"{changed} keys have results for another payload or task version. Set on_change='rerun' to run them "
+            "again, or 'keep' to keep the results. Nothing was enqueued."
         )
-    wanted = ["new", *(["changed"] if on_change == "rerun" else []), *(["failed"] if retry_failed else [])]
-    todo = sum(counts.get(verdict, 0) for verdict in wanted)
+    verdicts = ["new", *(["changed"] if on_change == "rerun" else []), *(["failed"] if retry_failed else [])]
+    todo = sum(counts.get(verdict, 0) for verdict in verdicts)
     if limit is not None:
         todo = min(todo, limit)
     plan = Plan(
@@ -143,7 +146,7 @@ def planned(
     )
     return Planned(
         plan=plan,
-        todo=judged.chosen(wanted, limit),
+        todo=judged.chosen(verdicts, limit),
         rows=taken.rows,
         judged=judged,
         intake=intake,
@@ -151,29 +154,29 @@ def planned(
     )
 
 
-def _is_torn(intake: Intake, taken: Taken, judged: Judged) -> bool:
-    """Tell whether a key has rows that are settled and others that are not: they may have different payloads."""
+def _is_torn(intake: Intake, taken: IntakeRows, judged: Judged) -> bool:
+    """Return whether a key has settled rows and others, which may have different payloads."""
     settled = taken.done + taken.failed
     if not settled or intake.entries is None or len(judged.counts.keys() - {"new"}) == 0:
         return False
     return taken.has_settled(intake.entries.join(F.broadcast(judged.known_jobs()), "job", "left_semi"))
 
 
-def _judge(taken: Taken, ledger: Ledger, folder: str) -> Judged:
+def _judge(taken: IntakeRows, ledger: Ledger, folder: str) -> Judged:
     if taken.few is not None:
         return _Few(taken.rows, taken.few, ledger)
     return _Many(taken, ledger, folder)
 
 
 class _Few:
-    """So few rows that Spark is not needed for them."""
+    """A small snapshot, judged without Spark."""
 
     def __init__(self, frame: DataFrame, rows: pa.Table, ledger: Ledger) -> None:
         self._frame = frame
         self._schema = rows.schema.append(pa.field("verdict", pa.string()))
-        found = rows.to_pylist()
-        usable = [row for row in found if row["refused"] is None]
-        bad = [row["refused"] for row in found if row["bad_key"]]
+        records = rows.to_pylist()
+        usable = [row for row in records if row["refused"] is None]
+        bad = [row["refused"] for row in records if row["bad_key"]]
         if bad:
             raise _bad_keys(len(bad), bad[0])
         self._rows = {row["job_id"]: row for row in usable}
@@ -185,15 +188,15 @@ class _Few:
             raise _torn_keys(
                 len(torn), count, [self._rows[id]["key_json"] for id in sorted(torn)[:_EXAMPLES]]
             )
-        self.rejected = len(found) - len(usable)
+        self.rejected = len(records) - len(usable)
         self.duplicate = len(usable) - len(self._rows)
         known = ledger.ends_by(list(self._rows))
         self._verdicts = {id: _verdict(row, known.get(id)) for id, row in self._rows.items()}
         self.counts: Mapping[str, int] = Counter(self._verdicts.values())
         self._ids: Mapping[str, str] = {}
 
-    def chosen(self, wanted: Sequence[str], limit: int | None) -> Todo:
-        ids = sorted(id for id, verdict in self._verdicts.items() if verdict in wanted)[:limit]
+    def chosen(self, verdicts: Sequence[str], limit: int | None) -> Todo:
+        ids = sorted(id for id, verdict in self._verdicts.items() if verdict in verdicts)[:limit]
         self._ids = {id: self._rows[id]["fingerprint"] for id in ids}
         rows = [{**self._rows[id], "verdict": self._verdicts[id]} for id in ids]
         table = pa.Table.from_pylist(rows, schema=self._schema)
@@ -209,21 +212,21 @@ class _Few:
         for id, row in self._rows.items():
             state = {"done": "completed", "failed": "failed"}.get(self._verdicts[id], "")
             if id in self._ids:
-                made, state = ended.get(id, ("", ""))
-                state = state if made == row["fingerprint"] else ""
+                fingerprint, state = ended.get(id, ("", ""))
+                state = state if fingerprint == row["fingerprint"] else ""
             if state in _SETTLED and row["first"] is not None:
                 entries.append((row["first"], row["second"], id, _SETTLED[state]))
         return entries_from(self._frame.sparkSession, entries), len(entries)
 
 
 class _Many:
-    """Rows that stay with Spark. They are written down once they are judged."""
+    """A large snapshot, judged by Spark. Once judged, they are written to a file."""
 
-    def __init__(self, taken: Taken, ledger: Ledger, folder: str) -> None:
+    def __init__(self, taken: IntakeRows, ledger: Ledger, folder: str) -> None:
         self._ledger = ledger
         self._folder = folder
         self.duplicate = self.rejected = 0
-        # The fingerprints by job, if nothing is known of the rows and they have nothing wrong with them.
+        # The fingerprints by job, if all rows are new and valid.
         self._fresh: pa.Table | None = None
         if taken.count <= _MOST_COMPARED and ledger.has_index and ledger.files() == []:
             self._fresh = _plain_rows(taken.rows)
@@ -232,15 +235,15 @@ class _Many:
             self.counts: Mapping[str, int] = {"new": taken.count}
             return
         self.duplicate, self.rejected = _check_rows(taken.rows)
-        self._rows = written(_with_verdicts(taken.rows, ledger), f"{folder}/judged")
+        self._rows = materialize(_with_verdicts(taken.rows, ledger), f"{folder}/judged")
         counted = self._rows.groupBy("verdict").count().collect()
         self.counts = {row["verdict"]: row["count"] for row in counted}
 
-    def chosen(self, wanted: Sequence[str], limit: int | None) -> Todo:
-        rows = self._rows.where(F.col("verdict").isin(list(wanted)))
-        if limit is None or limit >= sum(self.counts.get(verdict, 0) for verdict in wanted):
+    def chosen(self, verdicts: Sequence[str], limit: int | None) -> Todo:
+        rows = self._rows.where(F.col("verdict").isin(list(verdicts)))
+        if limit is None or limit >= sum(self.counts.get(verdict, 0) for verdict in verdicts):
             return Todo(rows)
-        return Todo(written(rows.orderBy("job_id").limit(limit), f"{self._folder}/todo"))
+        return Todo(materialize(rows.orderBy("job_id").limit(limit), f"{self._folder}/todo"))
 
     def known_jobs(self) -> DataFrame:
         return self._rows.where("verdict != 'new'").select(job_hash(F.col("job_id")).alias("job"))
@@ -251,7 +254,7 @@ class _Many:
             state = F.lit(COMPLETED).cast("tinyint").alias("settled")
             entries = rows.select("first", "second", job_hash(F.col("job_id")).alias("job"), state)
             return entries, self.counts["new"]
-        known = _ends_of(self._ledger)
+        known = _newest_rows(self._ledger)
         if known is None:
             return entries_from(rows.sparkSession, []), 0
         is_same = F.col("was").isin(F.col("fingerprint"), F.col("former"))
@@ -259,7 +262,7 @@ class _Many:
             F.col("was_state") == "failed", FAILED
         )
         joined = rows.join(known, "job_id").where(is_same).withColumn("settled", state.cast("tinyint"))
-        entries = written(
+        entries = materialize(
             joined.where("settled IS NOT NULL").select(
                 "first", "second", job_hash(F.col("job_id")).alias("job"), "settled"
             ),
@@ -268,38 +271,38 @@ class _Many:
         return entries, entries.count()
 
     def _have_completed(self, ended: Mapping[str, tuple[str, str]]) -> bool:
-        """Tell whether each of the rows, all of which were new, has completed in this run."""
+        """Return whether all rows were new and have completed in this run."""
         if self._fresh is None:
             return False
         rows = zip(*(column.to_pylist() for column in self._fresh.columns), strict=True)
-        return all(ended.get(id) == (made, "completed") for id, made in rows)
+        return all(ended.get(id) == (fingerprint, "completed") for id, fingerprint in rows)
 
 
 def _plain_rows(rows: DataFrame) -> pa.Table | None:
-    """Return the jobs and fingerprints of rows; ``None`` if one cannot be a job, or two have the same key."""
+    """Return the jobs and fingerprints of rows; ``None`` if a row was refused or a key repeats."""
     is_refused = F.col("refused").isNotNull().alias("is_refused")
-    found = rows.select("job_id", "fingerprint", is_refused).toArrow()
-    ids = found.column("job_id")
-    if pc.any(found.column("is_refused")).as_py() or pc.count_distinct(ids).as_py() != len(ids):
+    table = rows.select("job_id", "fingerprint", is_refused).toArrow()
+    ids = table.column("job_id")
+    if pc.any(table.column("is_refused")).as_py() or pc.count_distinct(ids).as_py() != len(ids):
         return None
-    return found.select(["job_id", "fingerprint"])
+    return table.select(["job_id", "fingerprint"])
 
 
 def _check_rows(rows: DataFrame) -> tuple[int, int]:
     """Return the numbers of duplicate and of rejected rows in a snapshot.
 
     Raises:
-        InvalidInput: null keys, or equal keys with different payloads.
+        InvalidInput: keys are null, or equal keys have different payloads.
     """
-    found = rows.agg(
+    totals = rows.agg(
         F.count(F.when(F.col("bad_key"), 1)).alias("bad"),
         F.count(F.when(F.col("refused").isNotNull(), 1)).alias("refused"),
         F.count(F.when(F.col("refused").isNull(), 1)).alias("usable"),
         F.first(F.when(F.col("bad_key"), F.col("refused")), ignorenulls=True).alias("example"),
     ).first()
-    assert found is not None
-    if found["bad"]:
-        raise _bad_keys(found["bad"], found["example"])
+    assert totals is not None
+    if totals["bad"]:
+        raise _bad_keys(totals["bad"], totals["example"])
     keys = rows.where("refused IS NULL").groupBy("job_id")
     kinds = keys.agg(
         (F.min("fingerprint") != F.max("fingerprint")).alias("is_torn"),
@@ -313,19 +316,19 @@ def _check_rows(rows: DataFrame) -> tuple[int, int]:
     ).first()
     assert total is not None
     if total["torn"]:
-        shown = [row["key"] for row in kinds.where("is_torn").limit(_EXAMPLES).collect()]
-        raise _torn_keys(total["torn"], total["torn_rows"], shown)
-    return found["usable"] - total["keys"], found["refused"]
+        examples = [row["key"] for row in kinds.where("is_torn").limit(_EXAMPLES).collect()]
+        raise _torn_keys(total["torn"], total["torn_rows"], examples)
+    return totals["usable"] - total["keys"], totals["refused"]
 
 
 def _bad_keys(count: int, example: str) -> InvalidInput:
-    return InvalidInput(f"{count} rows have no usable key, such as {example} Nothing was enqueued.")
+    return InvalidInput(f"{count} rows have an invalid key, for example: {example} Nothing was enqueued.")
 
 
-def _torn_keys(count: int, rows: int, shown: Sequence[str]) -> InvalidInput:
+def _torn_keys(count: int, rows: int, examples: Sequence[str]) -> InvalidInput:
     return InvalidInput(
-        f"{count} keys have rows with different payloads ({rows} rows), such as {', '.join(shown)}. Choose a key that "
-        "names a row, or drop what differs. Nothing was enqueued."
+        f"{count} keys have rows with different payloads ({rows} rows), such as {', '.join(examples)}. Choose a key "
+        "that identifies a row, or drop the duplicates. Nothing was enqueued."
     )
 
 
@@ -339,9 +342,9 @@ def _verdict(row: Mapping[str, Any], was: Any) -> Verdict:
 
 
 def _with_verdicts(rows: DataFrame, ledger: Ledger) -> DataFrame:
-    """Return one row per key of a snapshot, with ``verdict``: the same as ``_verdict``."""
+    """Return one row per key of a snapshot, with ``verdict`` as ``_verdict`` computes it."""
     unique = rows.where("refused IS NULL").dropDuplicates(["job_id"])
-    was = _ends_of(ledger)
+    was = _newest_rows(ledger)
     if was is None:
         return unique.withColumn("verdict", F.lit("new"))
     is_same = F.col("was").eqNullSafe(F.col("fingerprint")) | F.col("was").eqNullSafe(F.col("former"))
@@ -354,8 +357,8 @@ def _with_verdicts(rows: DataFrame, ledger: Ledger) -> DataFrame:
     return unique.join(was, "job_id", "left").withColumn("verdict", verdict).drop("was", "was_state")
 
 
-def _ends_of(ledger: Ledger) -> DataFrame | None:
-    """Return the newest end of each job: ``was``, its fingerprint, and ``was_state``."""
+def _newest_rows(ledger: Ledger) -> DataFrame | None:
+    """Return the newest row of each job: its fingerprint as ``was``, its state as ``was_state``."""
     known = ledger.ends()
     if known is None:
         return None
@@ -367,7 +370,7 @@ def _estimate(ledger: Ledger, todo: int, cost_name: str) -> float | None:
     known = ledger.read()
     if known is None:
         return None
-    # Failed rows cost, too.
+    # Failed rows have a cost as well.
     ended = known.where(F.col(f"{PREFIX}state").isin("completed", "failed"))
     used = F.coalesce(F.col(f"{PREFIX}usage").getItem(cost_name), F.lit(0.0))
     row: Any = ended.agg(F.avg(used)).first()

@@ -1,4 +1,4 @@
-"""How far a run is: as a bar on a terminal, as a display that changes in a notebook, as lines elsewhere."""
+"""The progress display of a run: a bar on a terminal, a live cell in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _REDRAW_S: Final = 0.5
 
 
 class Tally(msgspec.Struct):
-    """Counts of a run so far. ``reused`` are rows whose result the store had before the run; ``rate`` is rows per
-    second since it began."""
+    """The counts of a run so far. ``reused`` rows got a result that the store had before the run. ``rate`` is rows per
+    second."""
 
     total: int
     completed: int = 0
@@ -40,13 +40,13 @@ class Tally(msgspec.Struct):
 
     @property
     def eta_s(self) -> float | None:
-        """How long the rest takes at this rate."""
+        """The remaining seconds at this rate; ``None`` before the first row."""
         return (self.total - self.ended) / self.rate if self.ended else None
 
     def __str__(self) -> str:
         left = "" if self.eta_s is None else f", {_clock(self.eta_s)} left"
         cost = f", cost {self.cost:g}" if self.cost else ""
-        # Of a run that was stopped: its jobs are over, its rows are not done.
+        # Jobs of a stopped run. Their rows are not done.
         dropped = f", {self.cancelled:,} cancelled" if self.cancelled else ""
         reused = f", {self.reused:,} reused" if self.reused else ""
         done = (
@@ -56,7 +56,7 @@ class Tally(msgspec.Struct):
 
 
 class Progress(Protocol):
-    """Shows a tally as it grows."""
+    """A display of the tally."""
 
     def show(self, tally: Tally) -> None: ...
 
@@ -72,10 +72,10 @@ class Progress(Protocol):
 
 
 def open_progress(style: ProgressStyle, title: str) -> Progress:
-    """The display asked for; ``auto`` takes what suits where we are. Raises ``InvalidOption``."""
+    """Return the display of this style; ``auto`` chooses one. Raise ``InvalidOption`` for an unknown style."""
     match style:
         case "auto":
-            return open_progress(_fitting(), title)
+            return open_progress(_auto_style(), title)
         case "bar":
             return _Bar(title)
         case "notebook":
@@ -83,15 +83,15 @@ def open_progress(style: ProgressStyle, title: str) -> Progress:
         case "lines":
             return _Lines(title)
         case "none":
-            return _Silence()
+            return _Silent()
         case _:
-            raise InvalidOption(f"progress={style!r} is not known. Give auto, bar, notebook, lines or none.")
+            raise InvalidOption(f"progress must be auto, bar, notebook, lines or none, got {style!r}.")
 
 
-def _fitting() -> ProgressStyle:
+def _auto_style() -> ProgressStyle:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    # Hosted notebooks have subclasses of it.
+    # Hosted notebooks use subclasses.
     if any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__):
         return "notebook"
     if not sys.stderr.isatty():
@@ -109,7 +109,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class _Silence:
+class _Silent:
     def show(self, tally: Tally) -> None: ...
 
     def say(self, text: str) -> None: ...
@@ -120,9 +120,9 @@ class _Silence:
     def close(self, tally: Tally) -> None: ...
 
 
-class _Shown:
-    """A display that people see. Warnings go to the log as well if there is one: without handlers, Python would print
-    them on stderr, between the lines of the display."""
+class _Visible:
+    """A visible display. It also logs warnings, unless the log has no handlers: Python would then print them on stderr,
+    between the lines of the display."""
 
     def say(self, text: str) -> None:
         raise NotImplementedError
@@ -133,8 +133,8 @@ class _Shown:
         self.say(text)
 
 
-class _Lines(_Shown):
-    """A line to stderr now and then."""
+class _Lines(_Visible):
+    """A line on stderr every few seconds."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -152,7 +152,7 @@ class _Lines(_Shown):
         self.say(str(tally))
 
 
-class _Bar(_Shown):
+class _Bar(_Visible):
     def __init__(self, title: str) -> None:
         from rich.console import Console
         from rich.markup import escape
@@ -187,12 +187,12 @@ class _Bar(_Shown):
         self._bar.stop()
 
 
-class _Notebook(_Shown):
+class _Notebook(_Visible):
     def __init__(self, title: str) -> None:
         from IPython.display import display
 
         self._title = title
-        self._said: list[str] = []
+        self._messages: list[str] = []
         self._shown_at = 0.0
         handle = display({"text/plain": title}, raw=True, display_id=True)  # type: ignore[no-untyped-call, unused-ignore]
         self._handle: Any = handle
@@ -202,7 +202,7 @@ class _Notebook(_Shown):
             self._draw(tally)
 
     def say(self, text: str) -> None:
-        self._said.append(text)
+        self._messages.append(text)
 
     def close(self, tally: Tally) -> None:
         self._draw(tally)
@@ -211,7 +211,7 @@ class _Notebook(_Shown):
         from html import escape
 
         self._shown_at = time.monotonic()
-        notes = "".join(f"<br><small>{escape(text)}</small>" for text in self._said)
+        notes = "".join(f"<br><small>{escape(text)}</small>" for text in self._messages)
         html = (
             f"<b>{escape(self._title)}</b> <progress max='{max(tally.total, 1)}' value='{tally.ended}'></progress> "
             f"{escape(str(tally))}{notes}"

@@ -1,4 +1,4 @@
-"""A place for what a run writes down for itself: where the executors can read it, and no reader of the output does."""
+"""A call of ``process``: its options and the steps that carry it out on a table. ``running`` has the run itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.spark.columntypes import check_columns
 from penstock.spark.errors import OutputLost, TooManyFailures
 from penstock.spark.options import namespace_of
 from penstock.spark.processing.enqueue import Batch, Intake
-from penstock.spark.processing.gather import Gathering
+from penstock.spark.processing.gather import Collector
 from penstock.spark.processing.inputs import Followed, delta_dataframe, follow, follow_version, write_mark
 from penstock.spark.processing.ledger import PREFIX, Ledger
 from penstock.spark.processing.outputlease import OutputLease, output_identity, output_name
@@ -32,26 +32,34 @@ from penstock.spark.processing.progress import ProgressStyle, Tally, open_progre
 from penstock.spark.processing.result import Expected, Processed, RunTables
 from penstock.spark.processing.running import Limits, Run
 from penstock.spark.processing.types import fit, value_type
-from penstock.spark.processing.workers import Staff
+from penstock.spark.processing.workers import RunWorkers
 from penstock.spark.publishing import STAGING, NameTaken, refuse_pattern, remove_folder, with_micros
 from penstock.spark.rows import Layout
 from penstock.spark.store import Store, shared_url
 from penstock.spark.uncached_read import fresh_path, fresh_table
 
+logger = get_logger("penstock.spark")
+
+_TABLE: Final = "table:"
+_DELTA: Final = "delta"
+
 
 class Scratch:
-    """A folder within a ``with`` block. It stands in one that only runs on this output use: inside the output, if that
-    is at a path; in ``given``; or in a temporary one if Spark runs on this machine.
+    """The temporary folder of a run, which executors can read and readers of the output ignore. It lasts for a ``with``
+    block.
+
+    Its parent is used only by runs on this output. It is in ``scratch`` if set, else inside an output that is a path,
+    else, if Spark runs on this machine, a temporary folder.
 
     Raises:
-        InvalidOption: Spark lacks a jar for the place, or needs one to be given.
+        InvalidOption: Spark cannot use the folder, or ``scratch`` is required.
     """
 
-    def __init__(self, spark: SparkSession, ledger: Ledger, run_id: str, given: str | None) -> None:
+    def __init__(self, spark: SparkSession, ledger: Ledger, run_id: str, scratch: str | None) -> None:
         self._spark = spark
-        self._root = _default(spark, ledger) if given is None else _own_folder(given, ledger)
-        if given is not None:
-            # Spark says here, and not in the middle of the run, that it cannot use the place.
+        self._root = _default(spark, ledger) if scratch is None else _own_folder(scratch, ledger)
+        if scratch is not None:
+            # If Spark cannot use the folder, fail here and not in the middle of the run.
             fresh_path(spark, self._root, spark.read.parquet)
         self.path = f"{self._root}/{run_id}"
 
@@ -64,13 +72,13 @@ class Scratch:
         remove_folder(self._spark, self.path)
 
     def clear(self) -> None:
-        """Remove what runs that were killed have left here. For the holder of the output only."""
+        """Remove the files of killed runs. Only the holder of the output may call it."""
         remove_folder(self._spark, self._root)
 
 
-def _own_folder(given: str, ledger: Ledger) -> str:
-    """What is given may have anything in it, and serve many outputs."""
-    return f"{given.rstrip('/')}/penstock-{output_name(ledger.identity)}"
+def _own_folder(scratch: str, ledger: Ledger) -> str:
+    """Return the folder of this output in ``scratch``, which may serve many outputs."""
+    return f"{scratch.rstrip('/')}/penstock-{output_name(ledger.identity)}"
 
 
 def _default(spark: SparkSession, ledger: Ledger) -> str:
@@ -79,40 +87,35 @@ def _default(spark: SparkSession, ledger: Ledger) -> str:
     master = spark.conf.get("spark.master", "")
     if master is None or not master.startswith("local"):
         raise InvalidOption(
-            f"the run needs a place that all executors can read and write, and the output {ledger.output!r} is "
-            "not one. Give scratch='s3://...' or the like."
+            f"the run needs a folder that all executors can read and write, and the output {ledger.output!r} is "
+            "not one. Set scratch='s3://...' or similar."
         )
     return tempfile.mkdtemp(prefix="penstock-")
 
 
-# A table of its own for the rows that failed or were rejected, so that somebody can look at them and mend
-# them.
-
-
-_TABLE: Final = "table:"
-_DELTA: Final = "delta"
+# Quarantine: a table of the failed and rejected rows, to inspect and repair.
 
 
 def check_quarantine(spark: SparkSession, quarantine: str | PurePath, ledger: Ledger, format: str) -> None:
-    """Check that the quarantine may be written anew.
+    """Check that the run may replace the quarantine.
 
     Raises:
         InvalidInput: it is the output, or holds something else.
     """
-    name, is_path = _place(quarantine)
+    name, is_path = _parse_output(quarantine)
     if output_identity(name, is_path=is_path) == ledger.identity:
-        raise InvalidOption(f"quarantine is the same place as output: {name}. Give it one of its own.")
-    found = _read(spark, name, is_path=is_path, format=format)
-    if found is not None and f"{PREFIX}state" not in found:
+        raise InvalidOption(f"quarantine and output must differ, got {name} for both.")
+    columns = _read_columns(spark, name, is_path=is_path, format=format)
+    if columns is not None and f"{PREFIX}state" not in columns:
         raise InvalidInput(
-            f"{name} is not a quarantine: it has no column '{PREFIX}state'. The run would replace what it holds. Its "
-            f"columns are: {', '.join(found)}. Give another place."
+            f"{name} is not a quarantine: it has no column '{PREFIX}state'. The run would replace its content. Its "
+            f"columns are: {', '.join(columns)}. Choose another quarantine."
         )
 
 
 def write_quarantine(rows: DataFrame, quarantine: str | PurePath, format: str) -> None:
-    """Replace the rows of the quarantine by these."""
-    name, is_path = _place(quarantine)
+    """Replace the rows of the quarantine."""
+    name, is_path = _parse_output(quarantine)
     # No format can hold a column without a type.
     void = [field.name for field in rows.schema if isinstance(field.dataType, NullType)]
     rows = rows.drop(*void)
@@ -129,17 +132,17 @@ def write_quarantine(rows: DataFrame, quarantine: str | PurePath, format: str) -
             writer.saveAsTable(name)
 
 
-def _read(spark: SparkSession, name: str, *, is_path: bool, format: str) -> list[str] | None:
+def _read_columns(spark: SparkSession, name: str, *, is_path: bool, format: str) -> list[str] | None:
     if is_path and format.lower() == _DELTA:
         from deltalake import DeltaTable
 
         return DeltaTable(name).schema().to_arrow().names if DeltaTable.is_deltatable(name) else None
-    found = fresh_path(spark, name, spark.read.format(format).load) if is_path else fresh_table(spark, name)
+    table = fresh_path(spark, name, spark.read.format(format).load) if is_path else fresh_table(spark, name)
     # JSON lines without rows have no columns.
-    return None if found is None or not found.columns else found.columns
+    return None if table is None or not table.columns else table.columns
 
 
-def _place(quarantine: str | PurePath) -> tuple[str, bool]:
+def _parse_output(quarantine: str | PurePath) -> tuple[str, bool]:
     name = str(quarantine)
     if name.startswith(_TABLE):
         return name.removeprefix(_TABLE), False
@@ -147,17 +150,13 @@ def _place(quarantine: str | PurePath) -> tuple[str, bool]:
     return name, True
 
 
-# A call of ``process``: its options, and the steps that carry it out on a table. ``running`` has the run
-# itself.
-
-
-logger = get_logger("penstock.spark")
+# The request.
 
 
 def ledger_of(
     df: DataFrame, task: Task[..., Any], *, key: Sequence[str], output: str | PurePath, format: str
 ) -> Ledger:
-    """Return the ledger that a run of ``task`` on ``df`` writes to. ``df`` has the ``key`` columns."""
+    """Return the ledger for a run of ``task`` on ``df``, which has the ``key`` columns."""
     return Ledger(
         df.sparkSession,
         output,
@@ -168,7 +167,7 @@ def ledger_of(
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a call of ``process``. ``placement`` says from which column an option of a job is taken."""
+    """The options of a call of ``process``. ``placement`` maps options of a job to columns."""
 
     task: Any
     key: tuple[str, ...]
@@ -184,49 +183,49 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     progress: ProgressStyle
     format: str
     scratch: str | None
-    staffing: dict[str, Any]
+    workers: dict[str, Any]
     expected: Expected | None = None
     quarantine: str | PurePath | None = None
     since: str | int | None = None
 
-    def carry_out(self, df: DataFrame, staff: Staff | None = None) -> Processed:
-        """Run the task on the rows of a table, or only make the plan for a dry run. ``staff`` works if it is given."""
+    def carry_out(self, df: DataFrame, workers: RunWorkers | None = None) -> Processed:
+        """Run the task on the rows of a table, or only plan it for a dry run. Start workers unless they are passed."""
         if not isinstance(self.since, str):
-            return self._carry_out(df, staff)
+            return self._carry_out(df, workers)
         followed = follow(df, self.since, self._checked_ledger(df), is_whole=self.retry_failed)
-        return self._followed(followed, staff)
+        return self._followed(followed, workers)
 
     def carry_out_on_delta(self, table: DeltaTable, spark: SparkSession) -> Processed:
-        """Do the same on the rows that a Delta table gained since a version."""
+        """Run the task on the rows that a Delta table gained since a version."""
         assert self.since is not None
         ledger = self._checked_ledger(delta_dataframe(table, spark))
         return self._followed(
             follow_version(table, spark, self.since, ledger, is_whole=self.retry_failed), None
         )
 
-    def _followed(self, followed: Followed, staff: Staff | None) -> Processed:
-        done = self._carry_out(followed.rows, staff)
-        # A row whose job somebody has cancelled is to be found again.
+    def _followed(self, followed: Followed, workers: RunWorkers | None) -> Processed:
+        done = self._carry_out(followed.rows, workers)
+        # If jobs were cancelled, the next run must find their rows again.
         is_whole = done.completed + done.failed + done.reused >= done.plan.todo
         is_complete = is_whole and not (self.dry_run or done.stopped or self.limit is not None)
         if followed.mark is not None and is_complete and not isinstance(self.since, int):
             write_mark(followed.rows.sparkSession, self._checked_ledger(followed.rows), followed.mark)
         return done
 
-    def _carry_out(self, df: DataFrame, staff: Staff | None) -> Processed:
+    def _carry_out(self, df: DataFrame, workers: RunWorkers | None) -> Processed:
         layout = self._layout(df)
         ledger = self._ledger(df)
         ledger.check()
         if self.quarantine is not None:
             check_quarantine(df.sparkSession, self.quarantine, ledger, self.format)
-        staff = staff or self.staff(df.sparkSession)
+        workers = workers or self.open_workers(df.sparkSession)
         call = _Call(request=self, url=shared_url(self.task.app), run_id=uuid7(), layout=layout, df=df)
-        with Scratch(df.sparkSession, ledger, call.run_id, self.scratch) as place:
-            return call.only_plan(ledger, place) if self.dry_run else call.run(ledger, place, staff)
+        with Scratch(df.sparkSession, ledger, call.run_id, self.scratch) as scratch:
+            return call.only_plan(ledger, scratch) if self.dry_run else call.run(ledger, scratch, workers)
 
-    def staff(self, spark: SparkSession) -> Staff:
-        """Return the workers that the run is to start."""
-        return Staff(spark, self.task, **self.staffing)
+    def open_workers(self, spark: SparkSession) -> RunWorkers:
+        """Return the workers that the run starts."""
+        return RunWorkers(spark, self.task, **self.workers)
 
     def tables(self, df: DataFrame) -> RunTables:
         again = msgspec.structs.replace(
@@ -251,11 +250,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def _layout(self, df: DataFrame) -> Layout:
         schema, placed = df.schema, self.placement
         if not self.key:
-            raise InvalidInput("key is empty. Name the columns whose values name a row.")
+            raise InvalidInput("key is empty. Name the columns that identify a row.")
         for name in (*self.key, *(self.payload or ()), *placed.values()):
             if name not in schema.fieldNames():
                 raise InvalidInput(
-                    f"the table has no column {name!r}. It has: {', '.join(schema.fieldNames())}."
+                    f"the table has no column {name!r}. Its columns are: {', '.join(schema.fieldNames())}."
                 )
         fitting = fit(self.task, schema, self.payload)
         ignore_case = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") != "true"
@@ -281,25 +280,25 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout
     df: DataFrame
 
-    def only_plan(self, ledger: Ledger, place: Scratch) -> Processed:
+    def only_plan(self, ledger: Ledger, scratch: Scratch) -> Processed:
         with Store(self.url):
-            plan = self._planned(ledger, place).plan
+            plan = self._planned(ledger, scratch).plan
         return self._processed(ledger, plan)
 
-    def run(self, ledger: Ledger, place: Scratch, staff: Staff) -> Processed:
+    def run(self, ledger: Ledger, scratch: Scratch, workers: RunWorkers) -> Processed:
         began_at = time.monotonic()
         request = self.request
         with Store(self.url) as store, OutputLease(self.url, ledger.identity, self.run_id) as lease:
-            place.clear()
+            scratch.clear()
             ledger.recover()
             batch = self._batch(ledger, lease)
-            gathering = self._gathering(store, ledger, lease, batch)
-            gathering.take_left()
-            work = self._planned(ledger, place)
+            collector = self._collector(store, ledger, lease, batch)
+            collector.collect_left()
+            work = self._planned(ledger, scratch)
             plan = work.plan
             if plan.rejected:
-                gathering.reject(work.rows)
-            gathering.tally = tally = Tally(plan.todo)
+                collector.reject(work.rows)
+            collector.tally = tally = Tally(plan.todo)
             progress = open_progress(request.progress, request.task.name)
             run = Run(
                 store,
@@ -308,38 +307,40 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
                 batch,
                 limits=request.limits,
                 progress=progress,
-                gathering=gathering,
-                check_workers=staff.check,
+                collector=collector,
+                check_workers=workers.check,
             )
             try:
                 if plan.todo:
-                    with staff:
+                    with workers:
                         run.run(work.todo, plan.todo)
             except TooManyFailures:
                 self._quarantine()
                 raise
             finally:
                 progress.close(tally)
-            if not gathering.last_commit and ledger.read() is None:
+            if not collector.last_commit and ledger.read() is None:
                 ledger.begin()
-            work.remember(gathering.ended)
+            work.remember(collector.ended)
             self._quarantine()
             _compact(ledger, work)
         seconds = time.monotonic() - began_at
         return self._processed(ledger, plan, tally=tally, seconds=seconds, stopped=run.stopped)
 
-    def _gathering(self, store: Store, ledger: Ledger, lease: OutputLease, batch: Batch) -> Gathering:
+    def _collector(self, store: Store, ledger: Ledger, lease: OutputLease, batch: Batch) -> Collector:
         expected, cost_name = self.request.expected, self.request.limits.cost_name
         if expected is None:
-            return Gathering(store, ledger, lease, batch, cost_name=cost_name)
-        return Gathering(store, ledger, lease, batch, cost_name=cost_name, judge=expected.judged)
+            return Collector(store, ledger, lease, batch, cost_name=cost_name)
+        return Collector(store, ledger, lease, batch, cost_name=cost_name, judge=expected.judged)
 
     def _quarantine(self) -> None:
         if self.request.quarantine is not None:
-            rows = self.request.tables(self.df).without_result()
+            rows = self.request.tables(self.df).failed_or_rejected()
             write_quarantine(rows, self.request.quarantine, self.request.format)
 
-    def _processed(self, ledger: Ledger, plan: Plan, *, tally: Tally | None = None, **told: Any) -> Processed:
+    def _processed(
+        self, ledger: Ledger, plan: Plan, *, tally: Tally | None = None, **fields: Any
+    ) -> Processed:
         counts: Mapping[str, Any] = {}
         if tally is not None:
             counts = {name: getattr(tally, name) for name in ("completed", "failed", "reused", "cost")}
@@ -352,18 +353,18 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
             cost_name=self.request.limits.cost_name,
             tables=self.request.tables(self.df),
             **counts,
-            **told,
+            **fields,
         )
 
-    def _planned(self, ledger: Ledger, place: Scratch) -> Planned:
+    def _planned(self, ledger: Ledger, scratch: Scratch) -> Planned:
         return planned(
-            Intake(self.df, self.layout, ledger, place.path),
+            Intake(self.df, self.layout, ledger, scratch.path),
             ledger,
             on_change=self.request.on_change,
             retry_failed=self.request.retry_failed,
             limit=self.request.limit,
             cost_name=self.request.limits.cost_name if self.request.dry_run else None,
-            folder=place.path,
+            folder=scratch.path,
         )
 
     def _batch(self, ledger: Ledger, lease: OutputLease) -> Batch:
@@ -381,13 +382,13 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _compact(ledger: Ledger, work: Planned) -> None:
-    """Put the small files of the output together. The run is done: if that fails, the next one tries again."""
+    """Merge small files of the output. If that fails, the next run tries again."""
     try:
         moved = ledger.compact()
     except (NameTaken, OutputLost):
         return
     except (DeltaError, OSError) as error:
-        logger.warning("the small files of %s were not put together: %s", ledger.output, error)
+        logger.warning("the small files of %s were not merged: %s", ledger.output, error)
         return
     if moved is not None and (index := work.intake.index) is not None:
         index.note_moved(moved)

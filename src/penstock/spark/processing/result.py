@@ -1,4 +1,4 @@
-"""Expectations: what a result must be like for its row to count as completed."""
+"""The result of ``process``: counts, cost and tables. Also the expectations that results must meet."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from penstock.spark.schemas import quoted
 
 Expectation: TypeAlias = Callable[[Any], object]
 Expectations: TypeAlias = Expectation | str | Mapping[str, Expectation | str]
-"""A predicate on results, or its name as ``module:function``; or several of them, by name."""
+"""A predicate on results, its name as ``module:function``, or a mapping of several."""
 
 FAILURE_TYPE: Final = "ExpectationFailed"
 _SHOWN: Final = 300
 
 
 def open_expectations(expect: Expectations, task: Task[..., Any]) -> Expected:
-    """Return the expectations on results of a task.
+    """Return the expectations on the results of a task.
 
     Raises:
-        InvalidOption: something that cannot be called, or a function that cannot be found.
+        InvalidOption: an expectation is not callable, or not found.
     """
-    given = expect if isinstance(expect, Mapping) else {"": expect}
-    found = {}
-    for name, predicate in given.items():
+    by_name = expect if isinstance(expect, Mapping) else {"": expect}
+    predicates = {}
+    for name, predicate in by_name.items():
         chosen = find_function(predicate) if isinstance(predicate, str) else predicate
         if not callable(chosen):
             raise InvalidOption(
-                f"expect must be a function of the result, its name as 'module:function', or a dict of them by name, "
+                f"expect must be a function of the result, its name as 'module:function', or a dict of these, "
                 f"got {shown(repr(expect))}."
             )
-        found[name or getattr(chosen, "__name__", repr(chosen))] = chosen
-    return Expected(found, task)
+        predicates[name or getattr(chosen, "__name__", repr(chosen))] = chosen
+    return Expected(predicates, task)
 
 
 class Expected:
@@ -57,7 +57,7 @@ class Expected:
         self._decode = task.source.decode_result
 
     def judged(self, job: Job) -> Job:
-        """Return the job; as a failed one if it has completed with a result that is not as expected."""
+        """Return the job, marked as failed if its result does not meet the expectations."""
         if job.state is not State.COMPLETED:
             return job
         why = self._complaint(job.result or b"null")
@@ -69,20 +69,16 @@ class Expected:
         text = f"{json_text(result)!s:.{_SHOWN}}"
         for name, predicate in self._predicates.items():
             try:
-                # Each gets its own: one that changes the value does not change what the next one sees.
+                # Each predicate gets a fresh value, in case one modifies it.
                 if not predicate(self._decode(result)):
-                    return f"the result is not as expected by {name}: {text}"
+                    return f"the result does not meet the expectation {name}: {text}"
             except Exception as error:
                 return f"the expectation {name} raised {type(error).__name__}: {error}. The result: {text}"
         return ""
 
 
-# The result of ``process``: counts of rows, their cost, and the tables to look at.
-
-
-# The columns that ``joined`` adds to the input, besides the value: those of the output that people ask
-# about.
-_RESULT_SHOWN: Final = (
+# Columns of the output that ``joined`` adds to the input, besides the value.
+_JOINED_COLUMNS: Final = (
     "state",
     "result",
     "error_type",
@@ -96,7 +92,7 @@ _RESULT_SHOWN: Final = (
 
 
 class RunTables(msgspec.Struct, frozen=True, kw_only=True):
-    """The input and the output of a run. ``again`` runs the task on rows of the input that have failed."""
+    """The input and output of a run. ``again`` runs the task on failed rows of the input."""
 
     rows: DataFrame
     key: tuple[str, ...]
@@ -105,32 +101,35 @@ class RunTables(msgspec.Struct, frozen=True, kw_only=True):
     again: Callable[[DataFrame], Processed]
 
     def results(self) -> DataFrame:
-        """Return the newest row of each key of the output."""
+        """Return the newest row of each key in the output."""
         ledger = self.ledger()
-        found = ledger.read()
-        return ledger.empty() if found is None else latest(found)
+        rows = ledger.read()
+        return ledger.empty() if rows is None else latest(rows)
 
     def joined(self) -> DataFrame:
+        """Return the input with the result columns."""
         results = self.results()
         value = [f"{PREFIX}{VALUE}"] if f"{PREFIX}{VALUE}" in results.columns else []
-        columns = [*self.key, *value, *(f"{PREFIX}{name}" for name in _RESULT_SHOWN)]
-        # Columns of an earlier run, if its joined table is the input of this one.
-        return self.without_ours().join(results.select(*map(quoted, columns)), list(self.key), "left")
+        columns = [*self.key, *value, *(f"{PREFIX}{name}" for name in _JOINED_COLUMNS)]
+        # The input may be the joined table of an earlier run, with its result columns.
+        return self.without_result_columns().join(
+            results.select(*map(quoted, columns)), list(self.key), "left"
+        )
 
-    def without_result(self) -> DataFrame:
+    def failed_or_rejected(self) -> DataFrame:
         """Return the rows of ``joined`` that failed or were rejected."""
         return self.joined().where(F.col(f"{PREFIX}state").isin("failed", "rejected"))
 
-    def without_ours(self) -> DataFrame:
+    def without_result_columns(self) -> DataFrame:
         """Return the input without columns that an earlier run has added to it."""
         ours = {f"{PREFIX}{name}" for name in (*COLUMNS.fieldNames(), VALUE)} - set(self.key)
         return self.rows.select(*(quoted(name) for name in self.rows.columns if name not in ours))
 
     def costs(self, by: tuple[str, ...], run_id: str | None) -> DataFrame:
-        """Return what was spent by day and by columns of the input, in one run or in all."""
+        """Return the cost by day and by columns of the input, of one run or of all."""
         ledger = self.ledger()
-        found = ledger.read()
-        paid = ledger.empty() if found is None else found
+        rows = ledger.read()
+        paid = ledger.empty() if rows is None else rows
         if run_id is not None:
             paid = paid.where(F.col(f"{PREFIX}run_id") == run_id)
         missing = [name for name in by if name not in self.key]
@@ -152,14 +151,13 @@ class RunTables(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Processed(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run: counts of what this run did, and tables of what holds now.
+    """The result of a run: its counts, and tables of the current state.
 
-    ``reused`` rows have a result that the store had before the run: nothing was run or paid for them. ``rejected`` rows
-    cannot be jobs. ``cost`` is what this run has used of ``cost_name``. ``stopped`` says why the run ended before its
-    rows did: ``max_cost``, ``cancelled`` or nothing.
+    ``reused`` rows got a result that the store had before the run, at no cost. ``rejected`` rows cannot become jobs.
+    ``cost`` is how much of ``cost_name`` this run used. ``stopped`` is why the run stopped early: ``max_cost``,
+    ``cancelled`` or "".
 
-    The tables are Spark DataFrames. They are made when they are asked for, from the input, which is read again, and
-    from the output as it is then.
+    The tables are Spark DataFrames. Each access reads the input again, and the output as it is then.
     """
 
     run_id: str
@@ -178,12 +176,12 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def results(self) -> DataFrame:
-        """The newest row of each key of the output, of all its runs."""
+        """The newest row of each key in the output, of all runs."""
         return self.tables.results()
 
     @property
     def joined(self) -> DataFrame:
-        """The input, each row with its result columns, which are null for rows without a result."""
+        """The input with the result columns, which are null for rows without a result."""
         return self.tables.joined()
 
     @property
@@ -193,33 +191,33 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed_rows(self) -> DataFrame:
-        """The rows of ``joined`` that failed, in this run or before."""
+        """The rows of ``joined`` that failed, in this run or an earlier one."""
         return self._rows("failed")
 
     @property
     def rejected_rows(self) -> DataFrame:
-        """The rows of ``joined`` that cannot be jobs."""
+        """The rows of ``joined`` that cannot become jobs."""
         return self._rows("rejected")
 
     def _rows(self, state: str) -> DataFrame:
         return self.tables.joined().where(F.col(f"{PREFIX}state") == state)
 
     def retry_failed(self) -> Processed:
-        """Run the rows again that failed, and nothing else. The options are those of this run."""
-        failed = self.failed_rows.select(*map(quoted, self.tables.without_ours().columns))
+        """Run only the failed rows again, with the options of this run."""
+        failed = self.failed_rows.select(*map(quoted, self.tables.without_result_columns().columns))
         return self.tables.again(failed)
 
     def cost_by(self, *columns: str, all_runs: bool = False) -> DataFrame:
-        """Return the cost by day and by ``columns`` of the input: the group column, unless given.
+        """Return the cost of this run by day and by ``columns`` of the input (default: the group column).
 
-        The cost is that of this run; with ``all_runs``, that of all runs on the output. Every run of a row counts, also
-        one whose result was replaced since.
+        With ``all_runs``, return the cost of all runs on the output. Every run of a row counts, even if its result was
+        replaced later.
         """
         by = columns or ((self.tables.group,) if self.tables.group else ())
         return self.tables.costs(by, None if all_runs else self.run_id)
 
     def summary(self) -> dict[str, Any]:
-        """Return the counts, for JSON."""
+        """Return the counts as JSON-compatible values."""
         names = [name for name in self.__struct_fields__ if name != "tables"]
         return {name: msgspec.to_builtins(getattr(self, name)) for name in names}
 
@@ -230,7 +228,7 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
             f"output: {self.output}",
         ]
         if self.stopped:
-            lines.append(f"stopped by {self.stopped}; call process again to go on")
+            lines.append(f"stopped by {self.stopped}; call process again to continue")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -254,7 +252,7 @@ class Processed(msgspec.Struct, frozen=True, kw_only=True):
             "output": self.output,
         }
         if self.stopped:
-            counts["stopped by"] = f"{self.stopped}; call process again to go on"
+            counts["stopped by"] = f"{self.stopped}; call process again to continue"
         rows = "".join(
             f"<tr><td>{escape(name)}</td><td>{escape(str(count))}</td></tr>" for name, count in counts.items()
         )
@@ -270,6 +268,6 @@ def _plan_text(plan: Plan) -> str:
         "duplicate": plan.duplicate,
         "rejected": plan.rejected,
     }
-    found = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    parts = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     cost = "" if plan.estimated_cost is None else f", for about {plan.estimated_cost:g}"
-    return f"{found or 'no rows'}; {plan.todo:,} to do{cost}"
+    return f"{parts or 'no rows'}; {plan.todo:,} to do{cost}"

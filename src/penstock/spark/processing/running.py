@@ -1,7 +1,7 @@
-"""``process``: every row of a table a job, every result a row of the output.
+"""The run of ``process``: every row of a table becomes a job, every result a row of the output.
 
-Killed anywhere and started again, it pays only for what is missing: the ledger knows what was done, the store what is
-under way, and what has ended is held there until the ledger has it.
+A run can be killed anywhere. The next one pays only for what is missing: the ledger has the finished rows, the store
+has the open jobs, and it holds finished ones until they are in the ledger.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.core.limits import MILLION
 from penstock.spark.driver_lease import noted_interrupts
 from penstock.spark.errors import TooManyFailures
 from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
-from penstock.spark.processing.gather import MOST_NOTED, Gathering
+from penstock.spark.processing.gather import MOST_NOTED, Collector
 from penstock.spark.processing.ledger import Ledger, latest
 from penstock.spark.processing.outputlease import OutputLease
 from penstock.spark.processing.plan import Todo
@@ -27,8 +27,8 @@ from penstock.spark.processing.progress import Progress, Tally
 from penstock.spark.store import Store
 from penstock.storage.values import Budget
 
-# How long ends may wait for the commit that writes them down: longer the longer a run goes on, so that
-# its files are few. They are held in the store meanwhile.
+# Bounds on the delay before finished jobs are committed. It grows with the duration of the run, so that files stay few.
+# Meanwhile the store holds the jobs.
 _COMMIT_S: Final = (2.0, 10.0)
 _COMMITS: Final = 60
 _POLL_S: Final = 0.1
@@ -36,12 +36,12 @@ _IDLE_S: Final = 30.0
 _LONGEST_IDLE_S: Final = 600.0
 _NOBODY_S: Final = 5.0
 _ALIVE_MS: Final = 15_000
-_PUTTING_S: Final = 30.0
+_ENQUEUE_S: Final = 30.0
 _SAMPLE: Final = 20
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a run ends before its rows do. ``None``: never."""
+    """Limits that stop a run early. ``None`` means no limit."""
 
     max_cost: float | None = None
     max_failures: int | None = None
@@ -49,19 +49,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     cost_name: str = "usd"
 
     def stop_for(self, tally: Tally) -> str:
-        """Return the limit that failures have passed, or nothing. A rate is judged by ``_SAMPLE`` rows or more, or by
-        all rows if there are fewer."""
+        """Return the name of the exceeded limit, or "". The rate counts from ``_SAMPLE`` rows on, or from all rows if
+        there are fewer."""
         if self.max_failures is not None and tally.failed > self.max_failures:
             return "max_failures"
         ended = tally.ended - tally.cancelled
-        least = max(ended, min(tally.total, _SAMPLE))
-        if self.max_failure_rate is not None and tally.failed > self.max_failure_rate * least:
+        sample = max(ended, min(tally.total, _SAMPLE))
+        if self.max_failure_rate is not None and tally.failed > self.max_failure_rate * sample:
             return "max_failure_rate"
         return ""
 
 
 class Run:
-    """One run over rows that are written down (``todo``), by the holder of the output's lease."""
+    """One run over the rows of a snapshot (``todo``), by the holder of the output's lease."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Run:
         *,
         limits: Limits,
         progress: Progress,
-        gathering: Gathering,
+        collector: Collector,
         check_workers: Callable[[], None],
     ) -> None:
         self._store = store
@@ -81,34 +81,34 @@ class Run:
         self._batch = batch
         self._limits = limits
         self._progress = progress
-        self._tally = gathering.tally
-        self._gathering = gathering
-        # What is older in the ledger is of other runs: rows that it calls done are none that this one is to do.
-        self._began_after = gathering.last_commit
-        gathering.ended = {}
-        # The fingerprints by job of all rows, once they are enqueued, unless there are too many.
+        self._tally = collector.tally
+        self._collector = collector
+        # Older commits are of other runs. They do not finish rows of this one.
+        self._began_after = collector.last_commit
+        collector.ended = {}
+        # Fingerprints of all rows by job, once they are enqueued; None if there are too many.
         self._ids: Mapping[str, str] | None = None
         self._check_workers = check_workers
-        self._began_at = self._said_at = time.monotonic()
+        self._began_at = self._warned_at = time.monotonic()
         self._interrupted = threading.Event()
         self.stopped = ""
 
     def run(self, todo: Todo, count: int) -> None:
-        """Put the rows in and take their ends, until all of them are in the ledger or the run is to stop.
+        """Enqueue the rows and collect their results until all are in the ledger or the run stops.
 
-        Ctrl-C stops it: what has not begun is taken back, what is under way is let finish and written down. The second
-        Ctrl-C leaves that to the next run.
+        Ctrl-C stops the run: it cancels jobs that have not started, and collects the running ones as they finish. A
+        second Ctrl-C leaves those to the next run.
 
         Raises:
-            TooManyFailures: more than ``max_failures`` or ``max_failure_rate``.
-            KeyboardInterrupt: it was stopped by Ctrl-C.
+            TooManyFailures: ``max_failures`` or ``max_failure_rate`` was exceeded.
+            KeyboardInterrupt: Ctrl-C stopped the run.
         """
         self._set_budget()
         try:
             with noted_interrupts() as self._interrupted:
                 self._all_rounds(todo, count)
         finally:
-            # A run that was away leaves alone what is another's by now.
+            # If another run has taken over, its budgets must stay.
             if self._limits.max_cost is not None and self._holds_output():
                 self._remove_budgets()
         if self._interrupted.is_set():
@@ -116,9 +116,9 @@ class Run:
         if self.stopped in ("max_failures", "max_failure_rate"):
             ended = self._tally.ended - self._tally.cancelled
             raise TooManyFailures(
-                f"{self._tally.failed} of {ended} rows have failed, more than {self.stopped}="
-                f"{getattr(self._limits, self.stopped)}. What was done is in {self._ledger.output}; look at its rows "
-                "with penstock_state = 'failed'."
+                f"{self._tally.failed} of {ended} rows failed, more than {self.stopped}="
+                f"{getattr(self._limits, self.stopped)}. The results so far are in {self._ledger.output}; the failed "
+                "rows have penstock_state = 'failed'."
             )
 
     def _all_rounds(self, todo: Todo, count: int) -> None:
@@ -127,53 +127,52 @@ class Run:
             self._round(todo, missing, count)
             if self.stopped:
                 return
-            # Always from all rows, so that no plan has the ledger as it was and as it is: Spark would take the one for
-            # the other.
+            # Always from all rows: if one plan read two versions of the ledger, Spark might mix them up.
             missing = self._missing(todo)
             count = missing.rows.count() if missing.ids is None else len(missing.ids)
 
     def _round(self, todo: Todo, missing: Todo, count: int) -> None:
-        """Put rows in and wait for as many ends, or until that is in vain: some jobs may be gone from the store."""
+        """Enqueue rows and wait for their results, or until waiting is futile: jobs may be gone from the store."""
         is_noted = missing is todo and todo.ids is None and count <= MOST_NOTED
-        putting = _Putting(missing.rows, self._batch, is_noted=is_noted)
+        enqueueing = _Enqueueing(missing.rows, self._batch, is_noted=is_noted)
         try:
-            self._gather(todo, putting, count)
-            self._ids = putting.ids or self._ids
+            self._collect(todo, enqueueing, count)
+            self._ids = enqueueing.ids or self._ids
         except Exception:
-            # It reads what is removed at the end of the run: its complaints of that would hide what has gone wrong.
-            putting.wait(_PUTTING_S)
+            # The thread reads files that the end of the run removes. Its errors would hide this one.
+            enqueueing.wait(_ENQUEUE_S)
             raise
 
-    def _gather(self, todo: Todo, putting: _Putting, count: int) -> None:
+    def _collect(self, todo: Todo, enqueueing: _Enqueueing, count: int) -> None:
         expected = self._tally.ended + count
         last_at = seen_at = time.monotonic()
         while self._tally.ended < expected:
-            are_all, are_some = self._gathering.look(expected - self._tally.ended)
+            all_ready, any_ready = self._collector.poll(expected - self._tally.ended)
             now = time.monotonic()
-            if not are_some:
+            if not any_ready:
                 seen_at = now
-            is_due = are_all or now - seen_at > self._commit_s(now)
-            if is_due or (are_some and putting.is_done and self._is_drained()):
-                self._gathering.take()
+            is_due = all_ready or now - seen_at > self._commit_s(now)
+            if is_due or (any_ready and enqueueing.is_done and self._is_drained()):
+                self._collector.collect()
                 last_at = seen_at = time.monotonic()
             self._progress.show(self._tally)
             self._lease.report(
                 {"total": self._tally.total, "ended": self._tally.ended, "failed": self._tally.failed}
             )
-            putting.check()
+            enqueueing.check()
             self._check_workers()
-            self._stop_if_due(todo, putting)
+            self._stop_if_due(todo, enqueueing)
             self._warn_if_idle(now - last_at)
-            if putting.is_done and self._is_in_vain(now - last_at):
+            if enqueueing.is_done and self._is_futile(now - last_at):
                 return
             time.sleep(_POLL_S)
-        putting.join()
+        enqueueing.join()
 
     def _commit_s(self, now: float) -> float:
         least, most = _COMMIT_S
         return min(max((now - self._began_at) / _COMMITS, least), most)
 
-    def _stop_if_due(self, todo: Todo, putting: _Putting) -> None:
+    def _stop_if_due(self, todo: Todo, enqueueing: _Enqueueing) -> None:
         if self.stopped:
             return
         if self._interrupted.is_set():
@@ -185,35 +184,36 @@ class Run:
         elif self._is_over_budget():
             self.stopped = "max_cost"
         if self.stopped:
-            self._gathering.is_stopping = True
-            again = " (again Ctrl-C leaves it at once)" if self.stopped == "interrupted" else ""
-            self._progress.warn(f"stopping: {self.stopped}; what is under way is let finish{again}")
-            # What is yet to be put in could not be taken back.
-            putting.join()
+            self._collector.is_stopping = True
+            again = " (press Ctrl-C again to leave immediately)" if self.stopped == "interrupted" else ""
+            self._progress.warn(f"stopping: {self.stopped}; waiting for running jobs to finish{again}")
+            # Rows that are enqueued later could not be cancelled.
+            enqueueing.join()
             cancel_rows(self._missing(todo).rows, self._batch)
 
     def _is_drained(self) -> bool:
-        """Tell whether the queue has no open jobs, so that no end is to come."""
+        """Return whether the queue has no open jobs left."""
         return not self._store.run(self._store.storage.counts(self._batch.queue)).open
 
-    def _is_in_vain(self, idle_s: float) -> bool:
-        """Whether no end has come for so long that none may come. One that stops does not wait for long handlers; else
-        it is so if nothing is open, or after a long time in a queue that others use as well: putting all rows in again
-        to find out is dear."""
+    def _is_futile(self, idle_s: float) -> bool:
+        """Return whether no further results are likely. A stopping run does not wait for long handlers. Otherwise the
+        queue must be drained, or idle for a long time, because a wrong guess enqueues all rows again."""
         if idle_s < _IDLE_S:
             return False
         if self.stopped or idle_s > _LONGEST_IDLE_S:
             return True
-        return self._is_drained() and not self._gathering.look(1)[1]
+        return self._is_drained() and not self._collector.poll(1)[1]
 
     def _missing(self, todo: Todo) -> Todo:
-        """The rows whose end was not written down since the run began. One of an earlier run does not count: it may
-        have been cancelled, or have failed and is to be retried."""
-        ended = self._gathering.ended
+        """Return the rows without a ledger row of this run. Rows of earlier runs do not count: those may be cancelled,
+        or failed and due for a retry."""
+        ended = self._collector.ended
         ids = self._ids if todo.ids is None else todo.ids
         if ids is not None and ended is not None:
-            left = {id: made for id, made in ids.items() if ended.get(id, ("",))[0] != made}
-            # Spark finds many rows by a join rather than by their names.
+            left = {
+                id: fingerprint for id, fingerprint in ids.items() if ended.get(id, ("",))[0] != fingerprint
+            }
+            # For many rows, Spark uses a join instead of a list of ids.
             if todo.ids is not None or not left:
                 return todo.only(left)
         known = self._ledger.ends()
@@ -225,24 +225,24 @@ class Run:
 
     def _warn_if_idle(self, idle_s: float) -> None:
         now = time.monotonic()
-        if idle_s < _NOBODY_S or now - self._said_at < _NOBODY_S:
+        if idle_s < _NOBODY_S or now - self._warned_at < _NOBODY_S:
             return
-        self._said_at = now + _IDLE_S
+        self._warned_at = now + _IDLE_S
         queue = self._batch.queue
         workers = self._store.run(self._store.storage.workers(queue))
         counts = self._store.run(self._store.storage.counts(queue))
         if counts.paused:
-            self._progress.warn(f"queue {queue!r} is paused: queue.resume() lets its workers go on")
+            self._progress.warn(f"queue {queue!r} is paused. Call queue.resume() to continue.")
         elif not any(worker.age_ms < _ALIVE_MS for worker in workers):
             self._progress.warn(
-                f"nobody is claiming from queue {queue!r}: {counts.waiting:,} jobs wait. Start a worker on it, or give "
-                "workers=4."
+                f"no worker is claiming from queue {queue!r}: {counts.waiting:,} jobs are waiting. "
+                "Start a worker, or set workers=4."
             )
 
-    # The budget is set on a flow that all jobs of the output belong to, so that the store itself stops further jobs.
+    # The budget is on a flow that all jobs of the output belong to, so the store itself stops further jobs.
 
     def _holds_output(self) -> bool:
-        return self._store.run(self._lease.charge.is_held(self._store.storage))
+        return self._store.run(self._lease.lease_check.is_held(self._store.storage))
 
     def _set_budget(self) -> None:
         self._remove_budgets()
@@ -263,7 +263,7 @@ class Run:
         return any(budget.spent >= budget.micros for budget in self._budgets())
 
     def _remove_budgets(self) -> None:
-        """Also those that a run which was killed has left: they would stop the jobs of this one."""
+        """Remove all budgets, including those of killed runs, which would stop the jobs of this one."""
         for budget in self._budgets():
             removed = self._store.storage.remove_budget(self._batch.queue, budget.name, flow=self._batch.flow)
             self._store.run(removed)
@@ -273,8 +273,8 @@ class Run:
         return [budget for budget in budgets if budget.flow == self._batch.flow]
 
 
-class _Putting:
-    """Puts rows in beside everything else. With ``is_noted``, ``ids`` are their fingerprints by job in the end."""
+class _Enqueueing:
+    """A thread that enqueues rows. With ``is_noted``, it sets ``ids`` to their fingerprints by job at the end."""
 
     def __init__(self, rows: DataFrame, batch: Batch, *, is_noted: bool) -> None:
         self._rows = rows
@@ -290,17 +290,17 @@ class _Putting:
         return not self._thread.is_alive()
 
     def check(self) -> None:
-        """Raises what putting in has raised."""
+        """Raise the error of the thread, if any."""
         if self._error is not None:
             raise self._error
 
     def join(self) -> None:
-        """Wait for its end. Raises as ``check``."""
+        """Wait for the thread. Raise its error, if any."""
         self._thread.join()
         self.check()
 
     def wait(self, seconds: float) -> None:
-        """For its end, whatever that is, but no longer than this."""
+        """Wait for the thread, whatever its outcome, but at most this long."""
         self._thread.join(seconds)
 
     def _run(self) -> None:

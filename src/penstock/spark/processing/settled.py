@@ -1,6 +1,11 @@
-"""Hashes of rows that Spark computes itself. Rows with equal hashes have the same key and the same fingerprint.
+"""An index of settled rows, beside an output at a path. It holds only hashes.
 
-The converse does not hold: a map in another order, or an integer that has become a long, gives another hash.
+A run skips rows that are in the index, without Python and without the ledger. The index is a cache: rows that are not
+in it are looked up in the ledger. It belongs to the files it was made from. A read leaves out jobs that also occur in
+newer files; if one of the index's files is gone, the index is invalid.
+
+Spark computes the hashes. Rows with equal hashes have the same key and fingerprint. The converse does not hold: a map
+in another order, or a long in place of an integer, has another hash.
 """
 
 from __future__ import annotations
@@ -40,12 +45,12 @@ _DIGITS: Final = 16
 
 
 def row_hashes(schema: T.StructType, layout: Layout) -> tuple[Column, Column] | None:
-    """Return two hashes of 64 bits for each row of a table; ``None`` if it has a column that Spark cannot hash."""
+    """Return two 64-bit hashes for each row of a table; ``None`` if Spark cannot hash one of its columns."""
     names = (*layout.key, *sorted(layout.payload))
     types = [schema[name].dataType.json() for name in names]
-    version = layout.options.version
-    said = (FINGERPRINTS, layout.namespace, layout.task, layout.whole, version, len(layout.key), names, types)
-    identity = msgspec.json.encode(said).decode()
+    task = (layout.namespace, layout.task, layout.whole, layout.options.version)
+    columns = (len(layout.key), names, types)
+    identity = msgspec.json.encode((FINGERPRINTS, *task, *columns)).decode()
     try:
         parts = [part for name in names for part in _parts(F.col(quoted(name)), schema[name].dataType)]
     except TypeError:
@@ -60,15 +65,15 @@ def job_hash(job_id: Column) -> Column:
 
 
 def _parts(value: Column, type: T.DataType) -> list[Column]:
-    """Return columns that Spark can hash and that differ whenever two values do. Spark passes over nulls, takes
-    -0.0 for 0.0 and does not see where an array ends, so these are columns of their own.
+    """Return columns that Spark can hash, and that differ whenever two values do. Spark's hash ignores nulls, the sign
+    of zero and the end of an array, so these become separate columns.
 
     Raises:
         TypeError: Spark cannot hash the type.
     """
     match type:
         case T.StringType():
-            # Not as text: some collations take different texts for equal.
+            # As binary, because some collations treat different texts as equal.
             return [value.isNull(), value.cast("binary")]
         case T.FloatType() | T.DoubleType():
             return [value.isNull(), value, F.when(value == 0, value.cast("string"))]
@@ -90,18 +95,14 @@ def _parts(value: Column, type: T.DataType) -> list[Column]:
             raise TypeError(type.simpleString())
 
 
-# An index of settled rows beside an output at a path: hashes, and nothing else.
-#
-# A run passes over rows that are in it, without Python and without the ledger. It is a cache: a row that
-# is not in it is looked up in the ledger. It holds for the files that it was made from. Jobs in newer
-# files are left out when it is read; if one of its files is gone, so is the index.
+# The index.
 
 
-# Spark passes over names that begin with an underscore.
+# Spark ignores names that begin with an underscore.
 _FOLDER: Final = "_penstock_index"
 _CONTENTS: Final = "contents.json"
 _SCHEME: Final = 1
-# More parts than this are written anew as one, and so are the parts of a small index.
+# Beyond this number, the parts are merged. The parts of a small index always are.
 _MOST_PARTS: Final = 16
 _SMALL: Final = 20_000
 COMPLETED: Final = 1
@@ -114,7 +115,7 @@ SETTLED: Final = StructType(
         StructField("second", _LONG),
         StructField("job", _LONG),
         StructField("settled", ByteType()),
-        # Dense, from 0: what bitmaps are made of.
+        # Dense, from 0, for bitmaps.
         StructField("position", _LONG),
     ]
 )
@@ -124,7 +125,7 @@ _ARROW: Final = pa.schema(
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of the index: ``parts`` with ``keys`` rows at most, made from ``files`` of the ledger."""
+    """The contents of the index: ``parts`` with up to ``keys`` rows, made from ``files`` of the ledger."""
 
     scheme: int = _SCHEME
     files: list[str] = []
@@ -133,8 +134,8 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settled:
-    """The index of one output, as it is now. ``files`` says which files the ledger has; ``newer`` are those that the
-    index does not know."""
+    """The current index of one output. ``files`` returns the files of the ledger; ``newer`` are those that the index
+    does not cover."""
 
     def __init__(self, spark: SparkSession, output: str, files: Callable[[], list[str] | None]) -> None:
         self._spark = spark
@@ -145,13 +146,13 @@ class Settled:
         names = files()
         self.is_possible = names is not None
         if names:
-            found = _read(spark, f"{self._folder}/{_CONTENTS}")
-            if found is not None and set(found.files) <= set(names):
-                self.contents = found
+            contents = _read(spark, f"{self._folder}/{_CONTENTS}")
+            if contents is not None and set(contents.files) <= set(names):
+                self.contents = contents
             self.newer = sorted(set(names) - set(self.contents.files))
 
     def files_now(self) -> list[str]:
-        """Return the files that the ledger has by now and that the index does not know."""
+        """Return the current files of the ledger that the index does not cover."""
         return sorted(set(self._files() or ()) - set(self.contents.files))
 
     def read(self, changed: DataFrame | None = None) -> DataFrame | None:
@@ -166,18 +167,17 @@ class Settled:
         return entries.join(jobs, "job", "left_anti").select(*SETTLED.fieldNames())
 
     def add(self, entries: DataFrame, count: int, *, changed: DataFrame | None) -> None:
-        """Write an index that also has ``entries``, and knows the files that the ledger has now. ``changed`` are jobs
-        whose former entries no longer hold.
+        """Add ``entries``, and cover the current files of the ledger. Former entries of the jobs in ``changed`` are
+        dropped.
 
-        A part of it is never changed, and the list of parts is written last: a run that is killed meanwhile leaves the
-        index as it was.
+        Parts never change, and the list of parts is written last, so a kill leaves the index as it was.
         """
         before = self.contents
         part = uuid4().hex
         is_rewritten = changed is not None or len(before.parts) >= _MOST_PARTS or before.keys < _SMALL
-        kept = self.read(changed) if is_rewritten else None
-        rows = entries if kept is None else kept.drop("position").unionByName(entries)
-        if count or kept is not None:
+        former = self.read(changed) if is_rewritten else None
+        rows = entries if former is None else former.drop("position").unionByName(entries)
+        if count or former is not None:
             start = 0 if is_rewritten else before.keys
             # One partition, so that the positions are dense.
             numbered = rows.coalesce(1).withColumn("position", F.monotonically_increasing_id() + start)
@@ -187,8 +187,7 @@ class Settled:
         self._commit(part, keys=before.keys + count, is_rewritten=is_rewritten)
 
     def note_moved(self, moved: Moved) -> None:
-        """Have the index know files that were made of files that it knew. If a run is killed before, the next one makes
-        the index anew."""
+        """Update the file names after a compaction. If the run is killed before, the next one rebuilds the index."""
         before = self.contents
         if not set(moved.gone) <= set(before.files):
             return
@@ -206,7 +205,7 @@ class Settled:
         self.contents = Contents(files=self._files() or [], parts=parts, keys=keys if parts else 0)
         self.newer = []
         self._write()
-        # Another call that only looks may still read the parts that there were.
+        # A concurrent dry run may still read the former parts.
         needed = {*before.parts, *parts, _CONTENTS}
         for name in set(list_folder(self._spark, self._folder) or ()) - needed:
             remove_folder(self._spark, f"{self._folder}/{name}")
@@ -224,7 +223,7 @@ def entries_from(spark: SparkSession, rows: Sequence[tuple[int, int, str, int]])
 
 
 def _signed(job_id: str) -> int:
-    """Return the same as ``job_hash``."""
+    """Return the hash of a job id, as ``job_hash`` computes it."""
     number = int(job_id[:16], 16)
     return number - (1 << 64) if number >= 1 << 63 else number
 
@@ -234,7 +233,7 @@ def _read(spark: SparkSession, path: str) -> Contents | None:
     if text is None:
         return None
     try:
-        found = msgspec.json.decode(text, type=Contents)
+        contents = msgspec.json.decode(text, type=Contents)
     except msgspec.MsgspecError:
         return None
-    return found if found.scheme == _SCHEME else None
+    return contents if contents.scheme == _SCHEME else None

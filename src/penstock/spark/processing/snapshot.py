@@ -1,4 +1,4 @@
-"""The input of a run, read once: every row with its job's id, its payload and its fingerprint."""
+"""A snapshot of a run's input: every row with the id of its job, its payload and its fingerprint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.spark.cells import canonical_maker, column_values
 from penstock.spark.rows import Layout, Refused, new_jobs, payload_columns, placements, rows_of
 from penstock.spark.schemas import quoted
 
-# The prefix of fingerprints; it changes when they are made in another way. Earlier versions had none.
+# The version of the fingerprint algorithm. The first version had no prefix.
 FINGERPRINTS: Final = "v2-"
 _LENGTH: Final = len(FINGERPRINTS) + 32
 
@@ -31,9 +31,9 @@ SNAPSHOT: Final = StructType(
         StructField("key_json", _TEXT),
         StructField("refused", _TEXT),
         StructField("bad_key", BooleanType()),
-        # The fingerprint as earlier versions made it; null unless asked for.
+        # The fingerprint as earlier versions computed it, if requested.
         StructField("former", _TEXT),
-        # The hashes that Spark has made of the row (rowhash); null if it cannot.
+        # The hashes that Spark computed (``row_hashes``); null if it cannot.
         StructField("first", LongType()),
         StructField("second", LongType()),
     ]
@@ -52,17 +52,17 @@ _ARROW: Final = pa.schema(
         ("second", pa.int64()),
     ]
 )
-# A key that cannot be encoded is reported, and shown as text.
+# A key that cannot be encoded is shown as text in the error.
 _encode = msgspec.json.Encoder(enc_hook=repr).encode
 
 
 def fingerprint(canonical: bytes, version: str) -> str:
-    """Return what a result is a result of: the canonical form of its row, and the version of the task."""
+    """Return the fingerprint of a row: a hash of its canonical form and the version of the task."""
     return f"{FINGERPRINTS}{former_fingerprint(canonical, version)}"
 
 
 def former_fingerprint(payload: bytes, version: str) -> str:
-    """Return the fingerprint as earlier versions made it: of the payload, with the columns in the table's order."""
+    """Return the fingerprint as earlier versions computed it: of the payload, in the column order of the table."""
     return blake2b(
         payload, digest_size=16, person=blake2b(version.encode(), digest_size=16).digest()
     ).hexdigest()
@@ -74,7 +74,7 @@ def fingerprint_in(write_id: str) -> str | None:
 
 
 def needed_columns(layout: Layout) -> tuple[str, ...]:
-    """Return the names of the columns that a snapshot is made of."""
+    """Return the names of the columns that a snapshot needs."""
     return tuple(dict.fromkeys((*layout.key, *layout.payload, *layout.placement.values())))
 
 
@@ -86,17 +86,17 @@ def snapshot(
     hashes: Sequence[Column] | None = None,
 ) -> DataFrame:
     """Return the rows of ``df`` as ``SNAPSHOT``; ``with_former``, also with the fingerprints of earlier versions. Write
-    it to a file before use: ``df`` may differ when it is read again."""
+    it to a file before use, because ``df`` may differ when it is read again."""
     needed = needed_columns(layout)
-    # Spark hands no column to Python whose name has a dot or a backtick.
+    # Spark cannot pass columns to Python whose name has a dot or a backtick.
     columns = [F.col(quoted(name)).alias(f"c{number}") for number, name in enumerate(needed)]
     first, second = hashes or (F.lit(None).cast("long"),) * 2
     return df.select(*columns, first.alias("first"), second.alias("second")).mapInArrow(
-        _taker(layout, needed, with_former=with_former), SNAPSHOT
+        _mapper(layout, needed, with_former=with_former), SNAPSHOT
     )
 
 
-def _taker(
+def _mapper(
     layout: Layout, names: tuple[str, ...], *, with_former: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -115,7 +115,7 @@ def _taker(
                 placements(batch, layout),
                 strict=True,
             )
-            columns = list(zip(*(row(*given) for given in rows), strict=True))
+            columns = list(zip(*(row(*fields) for fields in rows), strict=True))
             made = list(_ARROW)[:-2]
             arrays = [pa.array(cells, type=field.type) for cells, field in zip(columns, made, strict=False)]
             if arrays:
@@ -125,7 +125,7 @@ def _taker(
 
 
 def _texts(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[str]:
-    """The columns of each row as a JSON object."""
+    """Yield the columns of each row as a JSON object."""
     values = zip(*(column_values(batch.column(name)) for name in columns), strict=True)
     return (_encode(dict(zip(columns, row, strict=True))).decode() for row in values)
 
@@ -136,11 +136,11 @@ def _row_maker(
     version = layout.options.version
 
     def row(
-        job: NewJob | Refused, values: tuple[Any, ...], key: str, given: dict[str, Any]
+        job: NewJob | Refused, values: tuple[Any, ...], key: str, options: dict[str, Any]
     ) -> tuple[Any, ...]:
         if isinstance(job, Refused):
             return job.id or None, "", None, None, key, f"{job.key}: {job.why}", not job.id, None
-        placement = _encode(given).decode() if given else None
+        placement = _encode(options).decode() if options else None
         made = fingerprint(canonical(values), version)
         former = former_fingerprint(job.payload, version) if with_former else None
         return job.id, made, job.payload, placement, key, None, False, former

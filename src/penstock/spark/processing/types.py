@@ -1,4 +1,4 @@
-"""Types of Arrow that Spark lacks, and those that it has for their values."""
+"""Types of a task's parameters and results, of table columns, and of Arrow data that Spark must convert."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_PRECISION: Final = 38
 
 
 def plain_type(type: pa.DataType) -> pa.DataType:
-    """Return the type that Spark has for values of this one, at every depth; the type itself if it needs no other."""
+    """Return the nearest type that Spark supports, at every depth; the type itself if Spark supports it."""
     if isinstance(type, pa.BaseExtensionType):
         return plain_type(type.storage_type)
     if kinds.is_dictionary(type) or kinds.is_run_end_encoded(type):
@@ -66,7 +66,7 @@ _NUMBERS: Final = {
 
 def _plain_number(type: pa.DataType) -> pa.DataType | None:
     if kinds.is_decimal(type):
-        # Spark has no negative scale; the digits before the point need their room then.
+        # Spark has no negative scale, so widen the precision instead.
         scale = max(type.scale, 0)
         return pa.decimal128(min(type.precision + max(-type.scale, 0), _MAX_PRECISION), scale)
     return _NUMBERS.get(type)
@@ -88,23 +88,22 @@ def _plain_scalar(type: pa.DataType) -> pa.DataType:
     return type
 
 
-# A task's type hints and the types of a table: whether the one fits the other, and what a result's column
-# is.
+# Type hints of a task, compared with the types of a table.
 
 
 class Fit(NamedTuple):
-    """The columns that make a payload; with ``whole``, as an object under that name."""
+    """The columns of a payload; with ``whole``, as one object under that name."""
 
     columns: tuple[str, ...]
     whole: str = ""
 
 
 def fit(task: Task[..., Any], schema: StructType, columns: Sequence[str] | None = None) -> Fit:
-    """How rows become arguments of the task: ``columns``, or else those that are parameters of it; or, if it has one
-    parameter that takes an object and no column is called that, the row as a whole.
+    """Return the columns that become arguments of the task: ``columns``, or those that are parameters. A task with a
+    single parameter that takes an object, and that no column is named after, receives the whole row.
 
     Raises:
-        InvalidInput: a parameter without a column, a column without a parameter, or types that cannot meet.
+        InvalidInput: a parameter has no column, a column has no parameter, or their types do not match.
     """
     parameters = task.signature.fields
     whole = _takes_row(parameters, schema)
@@ -118,7 +117,7 @@ def fit(task: Task[..., Any], schema: StructType, columns: Sequence[str] | None 
     for name, parameter in parameters.items():
         if parameter.required and name not in chosen:
             raise InvalidInput(
-                f"task {task.name!r} needs {name!r}, and there is no such column. The columns are: "
+                f"task {task.name!r} needs {name!r}, but the table has no such column. Its columns are: "
                 f"{', '.join(schema.fieldNames())}. Rename one (df.withColumnRenamed), or give the parameter a default."
             )
     for name in chosen:
@@ -132,13 +131,13 @@ def fit(task: Task[..., Any], schema: StructType, columns: Sequence[str] | None 
 
 
 def value_type(hint: Any) -> DataType | None:
-    """The type of the column for results of a task with this return hint; ``None`` if it does not say."""
+    """Return the column type for results with this return hint; ``None`` if the hint does not determine it."""
     info = _info(hint)
     return None if info is None else _spark_type(info)
 
 
 def _takes_row(parameters: Mapping[str, FieldInfo], schema: StructType) -> str:
-    """The name of the one parameter that the whole row goes to, or nothing."""
+    """Return the name of the parameter that takes the whole row, or ""."""
     if len(parameters) != 1:
         return ""
     (name, parameter), *_ = parameters.items()
@@ -160,7 +159,7 @@ def _check_type(task: Task[..., Any], parameter: FieldInfo, type: DataType) -> N
     if info is not None and not _fits(type, info):
         name, hint = parameter.encode_name, parameter.type
         raise InvalidInput(
-            f"column {name!r} is of type {type.simpleString()}, and task {task.name!r} takes {name}: "
+            f"column {name!r} has type {type.simpleString()}, but task {task.name!r} takes {name}: "
             f"{getattr(hint, '__name__', hint)}. Cast the column (df.withColumn), or change the hint."
         )
 
@@ -229,13 +228,12 @@ def _optional(info: known.UnionType) -> DataType | None:
     return _spark_type(members[0]) if len(members) == 1 else None
 
 
-# Types for columns that have none, or others than are wanted: those that the task's hints say, or that
-# were given.
+# Casts of columns to the types in the hints or in options.
 
 
 def hinted_types(task: Task[..., Any], columns: list[str]) -> dict[str, DataType]:
-    """The types that the task's hints say of these columns: of its parameters, or, if it takes the row as a whole, of
-    the members of that. Only plain ones, that a text can be made into."""
+    """Return the types of these columns according to the task's hints: of its parameters or, if it takes whole rows, of
+    their members. Only scalar types that text can be cast to are included."""
     parameters = {name: value_type(field.type) for name, field in task.signature.fields.items()}
     if len(parameters) == 1 and not parameters.keys() & set(columns):
         (row,) = parameters.values()
@@ -249,28 +247,28 @@ def hinted_types(task: Task[..., Any], columns: list[str]) -> dict[str, DataType
 
 
 def cast(df: DataFrame, types: Mapping[str, DataType]) -> DataFrame:
-    """The table with these columns as these types. Reads it once, to see that every value can be.
+    """Return the table with columns cast to these types. Read it once first, to check every value.
 
     Raises:
-        InvalidInput: a column that is not there, or a value that cannot be of its type.
+        InvalidInput: a column does not exist, or a value does not fit its type.
     """
     for name in types:
         if name not in df.columns:
-            raise InvalidInput(f"the table has no column {name!r}. It has: {', '.join(df.columns)}.")
+            raise InvalidInput(f"the table has no column {name!r}. Its columns are: {', '.join(df.columns)}.")
     todo = {name: type for name, type in types.items() if df.schema[name].dataType != type}
     if not todo:
         return df
     made = {name: F.col(f"`{name}`").try_cast(type) for name, type in todo.items()}
     bad = {name: F.col(f"`{name}`").isNotNull() & value.isNull() for name, value in made.items()}
-    found = df.agg(
+    checks = df.agg(
         *(F.count(F.when(wrong, 1)).alias(f"count {name}") for name, wrong in bad.items()),
         *(F.min(F.when(wrong, F.col(f"`{name}`"))).alias(f"least {name}") for name, wrong in bad.items()),
     ).first()
-    assert found is not None
+    assert checks is not None
     for name, type in todo.items():
-        if count := found[f"count {name}"]:
+        if count := checks[f"count {name}"]:
             raise InvalidInput(
-                f"column {name!r} is to be {type.simpleString()}, and {count} rows have something else there, such as "
-                f"{found[f'least {name}']!r}. Mend them, or give the column another type. Nothing was enqueued."
+                f"column {name!r} must be {type.simpleString()}, but {count} rows have other values, such as "
+                f"{checks[f'least {name}']!r}. Fix them, or choose another type for the column. Nothing was enqueued."
             )
     return df.withColumns(made)

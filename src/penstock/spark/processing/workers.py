@@ -1,4 +1,10 @@
-"""The workers that a run starts, besides those on its queue anyway: processes here, Spark's executors, or both."""
+"""The workers that a run starts: local processes, Spark's executors, or both.
+
+Local workers start and stop with the run. Each process runs ``python -m penstock.spark.processing.workers APP QUEUE
+CONCURRENCY``. ``APP`` is ``module:name``, or ``path.py:name`` for an app in the script itself. The process stops when
+its standard input closes, so that a killed run leaves none behind. Running jobs then have their grace period, unless
+the input was ``!``. A task of a notebook or a prompt, which no other process can load, runs in a thread instead.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +33,12 @@ from penstock.spark.executors import Fleet, fleet, slots
 from penstock.spark.store import shared_url
 
 
-class Staff:
-    """Hired within a ``with`` block, for as long as the run takes; of several blocks inside each other, the outermost.
+class RunWorkers:
+    """The workers of a run, which work within a ``with`` block. Nested blocks share them.
 
     Raises:
-        InvalidOption: a ``fleet`` nobody knows, an app that others cannot import, or a fleet that would leave no slot
-            to Spark for the run itself: each would wait for the other.
+        InvalidOption: ``fleet`` is unknown, other processes cannot import the app, or the fleet would leave Spark no
+            task slot for the run itself, a deadlock.
     """
 
     def __init__(
@@ -47,27 +53,27 @@ class Staff:
     ) -> None:
         if fleet not in (None, "spark"):
             raise InvalidOption(
-                f"fleet={fleet!r} is not known. Give fleet='spark', or workers=4 for processes here."
+                f"fleet must be 'spark' or None, got {fleet!r}. For local processes, set workers=4."
             )
         if fleet is None and fleet_size is not None:
-            raise InvalidOption("fleet_size is the size of Spark's fleet. Give fleet='spark', too.")
+            raise InvalidOption("fleet_size needs fleet='spark'.")
         self._spark = spark
         self._task = task
-        self._crew = open_crew(task, workers, concurrency=concurrency)
-        self._size = 0 if fleet is None else _room(spark, fleet_size)
+        self._local = open_local_workers(task, workers, concurrency=concurrency)
+        self._size = 0 if fleet is None else _fleet_size(spark, fleet_size)
         self._concurrency = concurrency
         self._fleet: Fleet | None = None
-        self._hired = ExitStack()
+        self._started = ExitStack()
         self._users = 0
 
     def __enter__(self) -> Self:
         self._users += 1
         if self._users > 1:
             return self
-        with ExitStack() as hired:
-            hired.enter_context(self._crew)
+        with ExitStack() as started:
+            started.enter_context(self._local)
             if self._size:
-                # Until the run ends: the queue may be drained while rows are yet to be put in.
+                # Until the run ends, because the queue may be empty before all rows are enqueued.
                 self._fleet = fleet(
                     self._spark,
                     self._task.app,
@@ -76,8 +82,8 @@ class Staff:
                     until_drained=False,
                     concurrency=self._concurrency,
                 )
-                hired.enter_context(self._fleet)
-            self._hired = hired.pop_all()
+                started.enter_context(self._fleet)
+            self._started = started.pop_all()
         return self
 
     def __exit__(
@@ -85,63 +91,58 @@ class Staff:
     ) -> None:
         self._users -= 1
         if not self._users:
-            self._hired.__exit__(kind, error, trace)
+            self._started.__exit__(kind, error, trace)
 
     def check(self) -> None:
-        """Raises ``FleetFailed`` if those that were hired have ended by themselves."""
-        self._crew.check()
+        """Raise ``FleetFailed`` if the workers have stopped by themselves."""
+        self._local.check()
         if self._fleet is not None:
             self._fleet.check()
 
 
-def _room(spark: SparkSession, asked: int | None) -> int:
-    if asked is not None and spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        return asked
-    there = slots(spark)
-    size = max(there - 1, 1) if asked is None else asked
-    if size >= there:
+def _fleet_size(spark: SparkSession, requested: int | None) -> int:
+    if requested is not None and spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return requested
+    slot_count = slots(spark)
+    size = max(slot_count - 1, 1) if requested is None else requested
+    if size >= slot_count:
+        remedy = f"Set fleet_size={slot_count - 1}" if slot_count > 1 else "Give the session more cores"
         raise InvalidOption(
-            f"a fleet of {size} takes all {there} task slots of this Spark session, and the run needs one for itself. "
-            f"Give {f'fleet_size={there - 1}' if there > 1 else 'the session more cores'}, or use workers=."
+            f"a fleet of {size} takes all {slot_count} task slots of this Spark session, and the run needs one for "
+            f"itself. {remedy}, or use workers=."
         )
     return size
 
 
-# Workers for a run: processes of this machine, started with it and ended with it; for a task of a
-# notebook or a prompt, which no other process can load, a thread.
-#
-# ``python -m penstock.spark.processing.workers APP QUEUE CONCURRENCY`` is what each of them runs; ``APP`` is
-# ``module:name``, or ``path.py:name`` for an app that stands in the script itself. It ends when its
-# standard input does, so that none is left behind by a run that was killed; running jobs have their grace
-# then, unless the last that it read was a ``!``.
+# Local workers.
 
 
-_PATIENCE_S: Final = 60.0
+_STOP_TIMEOUT_S: Final = 60.0
 _GRACE: Final = "30s"
-# Says that a process is one of a crew, and which store it works for, whatever its module would say.
-_MARK: Final = "PENSTOCK_CREW"
-_AT_ONCE: Final = b"!"
-# What a script is called in the processes of its crew, as ``__mp_main__`` is in those of multiprocessing.
+# Set in local worker processes to the URL of their store, which overrides the app's.
+_URL_VARIABLE: Final = "PENSTOCK_LOCAL_WORKER"
+_NO_GRACE: Final = b"!"
+# The module name of a script in worker processes, like ``__mp_main__`` of multiprocessing.
 _SCRIPT: Final = "__penstock_main__"
 
 
 _worker_log: Final = get_logger("penstock.worker")
 
 
-def _is_no_run(record: logging.LogRecord) -> bool:
+def _is_not_about_run(record: logging.LogRecord) -> bool:
     return not is_about_run(record)
 
 
-def refuse_in_crew() -> None:
-    """Raises ``InvalidOption`` in a process of a crew: its script would start a run of its own, and that another."""
-    if os.environ.get(_MARK):
+def refuse_in_local_worker() -> None:
+    """Raise ``InvalidOption`` in a local worker, whose script would otherwise start runs recursively."""
+    if os.environ.get(_URL_VARIABLE):
         raise InvalidOption(
-            "process() was called by a worker that was loading the script. Put the call under "
-            "`if __name__ == '__main__':`, so that it is made once."
+            "a worker called process() while it loaded the script. Put the call under "
+            "`if __name__ == '__main__':`."
         )
 
 
-class Crew(Protocol):
+class LocalWorkers(Protocol):
     """Workers on one queue, within a ``with`` block."""
 
     def __enter__(self) -> Self: ...
@@ -151,24 +152,24 @@ class Crew(Protocol):
     ) -> None: ...
 
     def check(self) -> None:
-        """Raise ``FleetFailed`` if all workers have ended by themselves."""
+        """Raise ``FleetFailed`` if all workers have stopped by themselves."""
         ...
 
 
-def open_crew(task: Task[..., Any], count: int, *, concurrency: int) -> Crew:
-    """Return ``count`` workers for the queue of a task, with ``concurrency`` jobs at a time each.
+def open_local_workers(task: Task[..., Any], count: int, *, concurrency: int) -> LocalWorkers:
+    """Return ``count`` workers for the task's queue. Each runs up to ``concurrency`` jobs at a time.
 
     Raises:
         InvalidOption: ``count`` is negative, or other processes cannot load the app.
     """
     if count < 0:
-        raise InvalidOption(f"workers={count} is negative. Give 0 to start none.")
+        raise InvalidOption(f"workers must be >= 0, got {count}.")
     if count and is_typed_in(task.func):
-        return _ThreadCrew(task.app, task.queue, concurrency=count * concurrency)
-    return _ProcessCrew(task.app, task.queue, count, concurrency=concurrency)
+        return _ThreadWorker(task.app, task.queue, concurrency=count * concurrency)
+    return _ProcessWorkers(task.app, task.queue, count, concurrency=concurrency)
 
 
-class _ThreadCrew:
+class _ThreadWorker:
     """A worker in a thread of this process."""
 
     def __init__(self, app: App, queue: str, *, concurrency: int) -> None:
@@ -179,9 +180,9 @@ class _ThreadCrew:
         self._thread = threading.Thread(target=self._main, name="penstock-worker", daemon=True)
 
     def __enter__(self) -> Self:
-        # Failures come back as rows. Of many, the tracebacks would bury the progress of the run.
+        # Failures become rows. Their tracebacks would bury the progress of the run.
         if not _worker_log.hasHandlers():
-            _worker_log.addFilter(_is_no_run)
+            _worker_log.addFilter(_is_not_about_run)
         self._thread.start()
         self._is_ready.wait()
         return self
@@ -189,20 +190,20 @@ class _ThreadCrew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_hasty = kind is not None and issubclass(kind, KeyboardInterrupt)
+        is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         if self._thread.is_alive() and self._loop is not None:
             try:
-                self._loop.call_soon_threadsafe(self._worker.stop, 0 if is_hasty else None)
+                self._loop.call_soon_threadsafe(self._worker.stop, 0 if is_interrupted else None)
             except RuntimeError:
-                pass  # it has ended by itself
-        self._thread.join(_PATIENCE_S)
-        _worker_log.removeFilter(_is_no_run)
+                pass  # it has already stopped
+        self._thread.join(_STOP_TIMEOUT_S)
+        _worker_log.removeFilter(_is_not_about_run)
 
     def check(self) -> None:
-        """Raise ``FleetFailed`` if the worker has ended by itself."""
+        """Raise ``FleetFailed`` if the worker has stopped by itself."""
         if not self._thread.is_alive():
             raise FleetFailed(
-                f"the worker that was started for the run has ended: {self._error!r}. What was done is in the output."
+                f"the worker of the run has stopped: {self._error!r}. Finished rows are in the output."
             ) from self._error
 
     def _main(self) -> None:
@@ -219,10 +220,11 @@ class _ThreadCrew:
         await self._worker.run()
 
 
-class _ProcessCrew:
+class _ProcessWorkers:
     """``count`` worker processes.
 
-    Raises (when made): ``InvalidOption``, if other processes cannot load the app.
+    Raises:
+        InvalidOption: other processes cannot load the app.
     """
 
     def __init__(self, app: App, queue: str, count: int, *, concurrency: int) -> None:
@@ -232,11 +234,11 @@ class _ProcessCrew:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
-        # What this process can import, they can.
+        # Workers can import what this process can.
         path = os.pathsep.join(filter(None, sys.path))
-        environment = {**os.environ, "PYTHONPATH": path, _MARK: self._url}
+        environment = {**os.environ, "PYTHONPATH": path, _URL_VARIABLE: self._url}
         command = [sys.executable, "-m", __name__, *self._arguments]
-        # In groups of their own: Ctrl-C is for the run, which lets them finish what they have begun.
+        # In separate process groups: Ctrl-C reaches only the run, which lets them finish.
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, process_group=0)
             for _ in range(self._count)
@@ -246,34 +248,34 @@ class _ProcessCrew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_hasty = kind is not None and issubclass(kind, KeyboardInterrupt)
+        is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         for process in self._processes:
-            _tell_to_end(process, at_once=is_hasty)
+            _stop(process, without_grace=is_interrupted)
         for process in self._processes:
             try:
-                process.wait(_PATIENCE_S)
+                process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
     def check(self) -> None:
-        """Raises ``FleetFailed`` if all of them have ended by themselves, which they are not to do."""
+        """Raise ``FleetFailed`` if all processes have stopped by themselves."""
         codes = [process.poll() for process in self._processes]
         if codes and None not in codes:
             raise FleetFailed(
-                f"the workers that were started for the run have ended, with code {codes[0]}. What they have printed "
-                "says why; what was done is in the output."
+                f"the workers of the run have stopped with exit code {codes[0]}. See their output for the reason. "
+                "Finished rows are in the output of the run."
             )
 
 
-def _tell_to_end(process: subprocess.Popen[bytes], *, at_once: bool) -> None:
+def _stop(process: subprocess.Popen[bytes], *, without_grace: bool) -> None:
     assert process.stdin is not None
     try:
-        if at_once:
-            process.stdin.write(_AT_ONCE)
+        if without_grace:
+            process.stdin.write(_NO_GRACE)
         process.stdin.close()
     except BrokenPipeError:
-        pass  # it has ended by itself
+        pass  # it has already stopped
 
 
 def _target(app: App) -> str:
@@ -283,25 +285,25 @@ def _target(app: App) -> str:
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is None:
         raise InvalidOption(
-            "workers need an app that other processes can load, and this one was typed in. Define the task in the same "
-            "notebook, or put the app and its tasks into a module."
+            "workers need an app that other processes can load, but this one was typed in. Define the task in the "
+            "same notebook, or put the app and its tasks into a module."
         )
     return f"{Path(script).resolve()}:{name}"
 
 
 def main() -> None:
-    """Work on a queue until standard input ends."""
+    """Run a worker until standard input closes."""
     target, queue, concurrency = sys.argv[1:]
     where, _, name = target.rpartition(":")
-    module = _script(where) if where.endswith(".py") else import_module(where)
+    module = _load_script(where) if where.endswith(".py") else import_module(where)
     app: App = getattr(module, name)
-    app.move_to(os.environ[_MARK])
-    # Failures come back as rows. Of many, the tracebacks would bury the progress of the run.
+    app.move_to(os.environ[_URL_VARIABLE])
+    # Failures become rows. Their tracebacks would bury the progress of the run.
     log_to_stderr(StderrLog(runs=False), level=logging.WARNING)
     asyncio.run(_serve(app, queue, int(concurrency)))
 
 
-def _script(path: str) -> ModuleType:
+def _load_script(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(_SCRIPT, path)
     assert spec is not None
     assert spec.loader is not None
@@ -315,8 +317,8 @@ async def _serve(app: App, queue: str, concurrency: int) -> None:
     loop = asyncio.get_running_loop()
 
     def wait_for_end() -> None:
-        said = sys.stdin.buffer.read()
-        loop.call_soon_threadsafe(worker.stop, 0 if said == _AT_ONCE else None)
+        message = sys.stdin.buffer.read()
+        loop.call_soon_threadsafe(worker.stop, 0 if message == _NO_GRACE else None)
 
     threading.Thread(target=wait_for_end, daemon=True).start()
     await worker.run()
