@@ -87,7 +87,7 @@ def test_an_unknown_option_is_named_with_the_known_ones_and_the_nearest():
         ("valkey://h/x", "database"),
         ("valkey://h/1/2", "database"),
         ("valkey://h/1?db=1", "database"),
-        ("valkey+sentinel://h", "service is missing"),
+        ("valkey+sentinel://h", "no service name"),
         ("valkey://h?ssl_ca_certs=x", "valkeys://"),
         ("valkey://h?sentinel_password=x", r"valkey\+sentinel"),
         ("valkey://h?namespace=", "empty"),

@@ -55,7 +55,7 @@ class ClientRouter:
             raise storage_error(error, "the server") from None
 
     async def call(self, key: Key, *command: Arg, again: Again | None = None) -> Any:
-        return await self._insist(key, command, again=again)
+        return await self._retry(key, command, again=again)
 
     async def call_blocking(
         self,
@@ -67,11 +67,11 @@ class ClientRouter:
     ) -> Any:
         limit = math.inf if timeout is None else timeout + BLOCK_GRACE_SECONDS
         if not then:
-            return await self._insist(key, command, block_for=limit)
+            return await self._retry(key, command, block_for=limit)
         # We cannot keep two commands on one of the client's connections, so this costs a round trip. If the
         # connection is lost (redis-py closes all those of a cluster now and then), ``then`` has not been sent.
         with contextlib.suppress(ConnectionLost):
-            await self._insist(key, command, block_for=limit)
+            await self._retry(key, command, block_for=limit)
         return await self.call(key, *then, again=again)
 
     async def lifeline(self, key: Key, *, lost: Callable[[], None]) -> str:
@@ -86,11 +86,11 @@ class ClientRouter:
         self, key: Key, *command: Arg, replicas: int, again: Again | None = None
     ) -> Any:
         wait = ("WAIT", replicas, max(1, int(self._retry_for * 1000)))
-        reply, confirmed = await self._insist(key, command, again=again, wait=wait)
+        reply, confirmed = await self._retry(key, command, again=again, wait=wait)
         return replicated(reply, confirmed, replicas=replicas)
 
     async def call_every_node(self, *command: Arg) -> list[Any]:
-        return [await self._insist(target, command) for target in await self._targets()]
+        return [await self._retry(target, command) for target in await self._targets()]
 
     async def close(self) -> None:
         """Do nothing: the caller closes the client."""
@@ -161,7 +161,7 @@ class ClientRouter:
     def _note_reconnect(self, connection: Any) -> None:
         self._has_reconnected = True
 
-    async def _insist(
+    async def _retry(
         self,
         key: Any,
         command: Sequence[Arg],

@@ -121,7 +121,7 @@ class Endpoint:
         if kind == "unix":
             if hosts or secure or not path:
                 raise InvalidOption(
-                    "a unix socket is written valkey+unix:///path/to.sock, without host or TLS"
+                    "write the URL of a unix socket as valkey+unix:///path/to.sock, without host or TLS"
                 )
             addresses, names = (Address(path=unquote("/" + path)),), [""]
         else:
@@ -129,7 +129,7 @@ class Endpoint:
         options = _options(query, secure=secure, sentinel=kind == "sentinel")
         service = names.pop(0) if kind == "sentinel" else ""
         if kind == "sentinel" and not service:
-            raise InvalidOption("the service is missing: valkey+sentinel://host1,host2/service/db")
+            raise InvalidOption("the URL has no service name. Write valkey+sentinel://host1,host2/service/db")
         topology: Topology = "sentinel" if service else "cluster" if kind == "cluster" else "standalone"
         return cls(
             topology=topology,
@@ -160,7 +160,7 @@ def _addresses(hosts: str, kind: str) -> tuple[Address, ...]:
     addresses = tuple(_address(part, default) for part in hosts.split(","))
     if kind == "standalone" and len(addresses) > 1:
         raise InvalidOption(
-            "one server has one host; for several use valkey+cluster:// or valkey+sentinel://"
+            "this URL takes one host; for several, use valkey+cluster:// or valkey+sentinel://"
         )
     return addresses
 
@@ -168,7 +168,7 @@ def _addresses(hosts: str, kind: str) -> tuple[Address, ...]:
 def _address(text: str, default_port: int) -> Address:
     match = _HOST.match(text)
     if match is None or int(match["port"] or default_port) not in range(1, 65536):
-        raise InvalidOption(f"a host in the store's URL is not host or host:port. {_ENCODE}")
+        raise InvalidOption(f"each host in the store's URL must be host or host:port. {_ENCODE}")
     return Address(match["v6"] or match["name"] or "localhost", int(match["port"] or default_port))
 
 
@@ -178,7 +178,7 @@ def _options(query: str, *, secure: bool, sentinel: bool) -> dict[str, str]:
         if name not in OPTIONS:
             raise InvalidOption(_unknown(name))
         if name in options:
-            raise InvalidOption(f"the option {shown(name)} is given twice in the store's URL")
+            raise InvalidOption(f"the option {shown(name)} occurs twice in the store's URL")
         if name.startswith("ssl_") and not secure:
             raise InvalidOption(f"the option {shown(name)} needs TLS: use valkeys:// or rediss://")
         if name.startswith("sentinel_") and not sentinel:
@@ -192,7 +192,7 @@ def _options(query: str, *, secure: bool, sentinel: bool) -> dict[str, str]:
 def _unknown(name: str) -> str:
     known = f"Known: {', '.join(OPTIONS)}"
     if not re.fullmatch(r"[A-Za-z_]{1,40}", name):
-        return f"the store's URL has an option that cannot be one. {_ENCODE} {known}"
+        return f"the store's URL has an option with an invalid name. {_ENCODE} {known}"
     near = difflib.get_close_matches(name.lower(), OPTIONS, n=1)
     hint = f"did you mean {shown(near[0])}? " if near else ""
     return f"unknown option {shown(name)} in the store's URL; {hint}{known}"
@@ -201,7 +201,9 @@ def _unknown(name: str) -> str:
 def _db(path: list[str], option: str | None) -> int:
     values = [*path, option] if option is not None else path
     if len(values) > 1 or not all(re.fullmatch(r"[0-9]{1,6}", text or "") for text in values):
-        raise InvalidOption(f"the database is one number, as the URL's path or as the option 'db'. {_ENCODE}")
+        raise InvalidOption(
+            f"the database must be one number, as the URL's path or as the option 'db'. {_ENCODE}"
+        )
     return int(values[0] or 0) if values else 0
 
 
@@ -211,22 +213,24 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise InvalidOption("the option 'connect_timeout' is a number of seconds above 0, like 5 or 0.5")
+        raise InvalidOption(
+            "the option 'connect_timeout' must be a number of seconds above 0, such as 5 or 0.5"
+        )
     return seconds
 
 
 def _replicas(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,3}", text):
-        raise InvalidOption("the option 'replicas' is the number of replicas to wait for, like 1")
+        raise InvalidOption("the option 'replicas' must be the number of replicas to wait for, such as 1")
     return int(text)
 
 
 def _tls(options: dict[str, str]) -> Tls:
     check = options.get("ssl_check_hostname", "true").lower()
     if check not in ("true", "false", "1", "0", "yes", "no"):
-        raise InvalidOption("the option 'ssl_check_hostname' is true or false")
+        raise InvalidOption("the option 'ssl_check_hostname' must be true or false")
     if "ssl_keyfile" in options and "ssl_certfile" not in options:
-        raise InvalidOption("the option 'ssl_keyfile' needs 'ssl_certfile' beside it")
+        raise InvalidOption("the option 'ssl_keyfile' also needs 'ssl_certfile'")
     return Tls(
         ca_certs=options.get("ssl_ca_certs"),
         certfile=options.get("ssl_certfile"),

@@ -45,7 +45,7 @@ class NodeRouter:
                 return await connection.call(*command)
             except StorageError as error:
                 failure = error
-        return await self._insist(
+        return await self._retry(
             lambda: self._node_of(key), command, again=again, failure=failure, connection=connection
         )
 
@@ -78,7 +78,7 @@ class NodeRouter:
                     raise
                 if isinstance(error, RefusedAfterWait):
                     # Waiting once more would leave the event that woke us unhandled.
-                    return await self._insist(lambda: self._node_of(key), then, again=again, failure=error)
+                    return await self._retry(lambda: self._node_of(key), then, again=again, failure=error)
                 deadline = deadline or loop.time() + self._retry_for
                 target = await self._recover(error, node, connection=None, attempt=attempt, deadline=deadline)
             attempt += 1
@@ -119,7 +119,7 @@ class NodeRouter:
                 target = await self._recover(error, node, connection=None, attempt=attempt, deadline=deadline)
             attempt += 1
 
-    async def _insist(
+    async def _retry(
         self,
         choose: Callable[[], Node],
         command: Sequence[Arg],
@@ -133,8 +133,8 @@ class NodeRouter:
         The time that a first attempt spent on a silent connection counts.
         """
         waited_s = failure.waited_s if isinstance(failure, ConnectionLost) else 0.0
-        insist_for = max(self._retry_for - waited_s, min(self._retry_for, self._endpoint.connect_timeout))
-        deadline = asyncio.get_running_loop().time() + insist_for
+        retry_s = max(self._retry_for - waited_s, min(self._retry_for, self._endpoint.connect_timeout))
+        deadline = asyncio.get_running_loop().time() + retry_s
         node, target = choose(), None
         attempt, repeat = 0, False
         while True:

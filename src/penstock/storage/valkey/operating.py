@@ -163,11 +163,11 @@ class Operating:
             if (ms := getattr(change, name)) is not None
         }
         parts = (change.payload, change.priority, change.delay_ms, new_ttls or None)
-        given = "".join(letter for letter, part in zip("pydr", parts, strict=True) if part is not None)
+        letters = "".join(letter for letter, part in zip("pydr", parts, strict=True) if part is not None)
         header: bytes = b""
         new: tuple[bytes, bytes] = (b"", b"")
         while True:
-            args: list[Arg] = [id, given, change.payload or b"", change.priority or 0, change.delay_ms or 0]
+            args: list[Arg] = [id, letters, change.payload or b"", change.priority or 0, change.delay_ms or 0]
             reply: bytes = await self._calls.call(queue, "change", *args, header, *new)
             if not reply.startswith(b"h"):
                 return _CHANGED[reply]
@@ -255,17 +255,17 @@ class Operating:
 
     async def check(self, queue: str, *, repair: bool = False) -> Checked:
         """Check the queue in steps of some hundred entries. Each step is atomic; jobs may move in between."""
-        calls, mending = self._calls, self._calls.repair
+        calls, repairs = self._calls, self._calls.repair
         if await calls.call_as_it_is(queue, "restore_meta", int(repair)) and not repair:
             return Checked(0, {"damaged_counters": 1}, repair)
-        problems = Counter(await mending.mend_values(queue, repair=repair))
+        problems = Counter(await repairs.mend_values(queue, repair=repair))
         if "wrong_type" in problems and not repair:
             return Checked(0, dict(problems), repair)
-        damaged = await (mending.mend_all(queue) if repair else mending.count(queue))
+        damaged = await (repairs.mend_all(queue) if repair else repairs.count(queue))
         problems.update({"damaged_jobs": damaged} if damaged else {})
         if repair or not damaged:
-            problems |= Counter(await mending.mend_values(queue, repair=repair, counters=True))
-        problems.update(await mending.check_log(queue, repair=repair))
+            problems |= Counter(await repairs.mend_values(queue, repair=repair, counters=True))
+        problems.update(await repairs.check_log(queue, repair=repair))
         named = (*await self._parts(queue, "holders", "held:"), *await self._parts(queue, "errors", "error:"))
         records = 0
         for part in (*_CHECKED, *named):

@@ -52,7 +52,7 @@ class OutboxSender:
         if queue in self._under_way:
             self._again.add(queue)
             return
-        task = asyncio.get_running_loop().create_task(self._insist(queue))
+        task = asyncio.get_running_loop().create_task(self._deliver_all(queue))
         self._under_way[queue] = task
         task.add_done_callback(lambda _: self._under_way.pop(queue, None))
 
@@ -61,7 +61,7 @@ class OutboxSender:
         self.send_soon(queue)
         await asyncio.wait([self._under_way[queue]], timeout=_PATIENCE_S)
 
-    async def _insist(self, queue: str) -> None:
+    async def _deliver_all(self, queue: str) -> None:
         self._again.add(queue)
         while queue in self._again:
             self._again.discard(queue)

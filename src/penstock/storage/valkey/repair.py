@@ -112,14 +112,14 @@ class Repair:
     async def _step(
         self, queue: str, most: int, part: str, cursor: bytes, *, why: str = "", ids: Sequence[Arg] = ()
     ) -> tuple[int, int, bytes]:
-        cursor, done, left, untold = await self._run(queue, "quarantine", most, part, cursor, why, *ids)
+        cursor, done, left, unnotified = await self._run(queue, "quarantine", most, part, cursor, why, *ids)
         if done:
             logger.warning(
                 "queue %s: %d records cannot be read; their jobs were put aside as failed (Damaged)",
                 queue,
                 done,
             )
-        for id in untold:
+        for id in unnotified:
             await self._tell_other_queues(queue, id)
         return done, left, cursor
 

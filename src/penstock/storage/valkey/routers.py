@@ -175,7 +175,7 @@ class ClusterRouter(NodeRouter):
             await self._refresh()
         used = set(self._slots)
         addresses = [address for address, node in self._nodes.items() if node in used]
-        calls = [self._insist(partial(self._node_at, address), command) for address in addresses]
+        calls = [self._retry(partial(self._node_at, address), command) for address in addresses]
         replies = await asyncio.gather(*calls, return_exceptions=True)
         for reply in replies:
             if isinstance(reply, BaseException):

@@ -250,12 +250,12 @@ class Running:
     async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
         args: list[Arg] = []
         for item in reports:
-            given = {"p": item.progress is not None, "y": item.payload is not None, "u": bool(item.usage)}
+            has = {"p": item.progress is not None, "y": item.payload is not None, "u": bool(item.usage)}
             usage = _encode_json(dict(sorted(item.usage.items()))) if item.usage else b""
             args += (
                 item.id,
                 item.token.to_bytes(6, "big"),
-                "".join(letter for letter in given if given[letter]),
+                "".join(letter for letter in has if has[letter]),
             )
             args += (
                 item.progress or b"",
