@@ -366,7 +366,7 @@ async def test_children_are_added_to_a_job_from_outside(shop: Shop) -> None:
     await shop.work()
     assert await parent.result(timeout="5s") == [3, 2]
     assert await added.result(timeout="5s") == 3
-    with pytest.raises(JobError, match="has ended"):
+    with pytest.raises(JobError, match="has finished"):
         await parent.add_children([shop.add.job(2)])
     with pytest.raises(JobNotFound):
         await shop.app.job("sums/nobody").add_children([shop.add.job(2)])

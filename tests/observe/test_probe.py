@@ -133,7 +133,7 @@ async def test_a_port_that_is_taken_keeps_the_worker_from_starting(memory_app: A
 
 @pytest.mark.parametrize("given", ["", "host", "host:", "127.0.0.1:70000", "1:2:x"])
 def test_an_address_without_a_port_is_refused(given: str) -> None:
-    with pytest.raises(InvalidOption, match="names no port"):
+    with pytest.raises(InvalidOption, match="probe must name a port"):
         read_address(given)
 
 

@@ -254,7 +254,7 @@ async def test_a_task_that_puts_itself_in_for_ever_is_noticed(app: App, h: Harne
         await again.enqueue()
 
     await again.enqueue()
-    with pytest.raises(PenstockError, match="20 runs and no end: does 'again'"):
+    with pytest.raises(PenstockError, match="stopped after 20 runs: does 'again'"):
         await h.drain(max_runs=20)
 
 

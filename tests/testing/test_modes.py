@@ -106,7 +106,7 @@ async def test_a_fake_runs_nothing_and_records_everything(app: App) -> None:
         assert (await send.options(id=job.id).enqueue("ada")).status == "duplicate"
         await h.assert_enqueued(send, "ada", delay="1h", count=1)
         for impossible in (h.drain(), h.run_all(), job.result(), send.call("bob")):
-            with pytest.raises(PenstockError, match="nothing runs in it"):
+            with pytest.raises(PenstockError, match="it runs no jobs"):
                 await asyncio.wait_for(impossible, 10)
         assert [recorded.id for recorded in await h.enqueued(send)] == [job.id]
 
@@ -217,25 +217,25 @@ async def test_a_harness_may_stand_on_a_real_server(app: App, valkey_url: str) -
 
 async def test_a_harness_that_is_not_in_place_says_so(app: App) -> None:
     h = harness(app)
-    with pytest.raises(PenstockError, match="not in place"):
+    with pytest.raises(PenstockError, match="harness is not active"):
         await h.drain()
-    with pytest.raises(InvalidOption, match="mode='eager'"):
+    with pytest.raises(InvalidOption, match="mode must be .* got 'eager'"):
         harness(app, mode="eager")  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match="'limit' of a worker means nothing in a harness"):
+    with pytest.raises(InvalidOption, match="a harness does not take the worker option 'limit'"):
         harness(app, limit="10/s")
     with pytest.raises(InvalidOption, match="no option"):
         harness(app, colour="red")  # type: ignore[call-arg]
 
 
 def test_what_is_no_app_cannot_be_put_under_test() -> None:
-    with pytest.raises(InvalidOption, match="'tasks' is not an app"):
+    with pytest.raises(InvalidOption, match="harness needs the App .* got 'tasks'"):
         harness("tasks")  # type: ignore[arg-type]
 
 
 async def test_an_app_is_in_one_harness_at_a_time(app: App) -> None:
     async with harness(app) as first:
         second = harness(app)
-        with pytest.raises(InvalidOption, match="in a harness already"):
+        with pytest.raises(InvalidOption, match="already in a harness"):
             second.begin()
         second.close()
         assert first.begin() is first

@@ -152,7 +152,7 @@ async def test_a_worker_may_have_hooks_of_its_own_which_come_last(memory_app: Ap
 
     async with working(memory_app, after_execution=[shout]):
         assert await hello.options(wait="10s").call() == "HELLO!"
-    with pytest.raises(InvalidOption, match="after_execution has 'hook'"):
+    with pytest.raises(InvalidOption, match="after_execution must contain functions, got 'hook'"):
         memory_app.worker(after_execution=["hook"])  # type: ignore[list-item]
 
 

@@ -103,7 +103,7 @@ async def test_a_command_has_its_folder_its_variables_and_no_input(memory_app: A
         nowhere = await ended(await put(memory_app, "true", cwd=f"{tmp_path}/missing"))
 
     assert await job.logs() == [str(tmp_path), "b c", job.id]
-    assert "is not there" in nowhere.failure.message
+    assert "does not exist on this machine" in nowhere.failure.message
 
 
 async def test_a_command_may_be_ended_by_a_closed_pipe_as_in_any_shell(memory_app: App) -> None:

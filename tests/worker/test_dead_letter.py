@@ -45,7 +45,7 @@ async def test_a_failed_job_reaches_the_handler_of_its_dead_letter(
 
 async def test_a_dead_letter_queue_is_checked_at_the_door() -> None:
     async with App("memory://") as app:
-        with pytest.raises(InvalidOption, match="is the queue itself"):
+        with pytest.raises(InvalidOption, match="must be another queue"):
             await app.queue("mail").configure(dead_letter="mail")
         with pytest.raises(InvalidName):
             await app.queue("mail").configure(dead_letter="no good")

@@ -1,6 +1,6 @@
-"""The one event loop thread of a process that synchronous code runs its calls on.
+"""The event loop thread on which synchronous code runs its calls, one per process.
 
-Made on first use, ended at exit. A child of a fork makes its own.
+It starts on first use and ends at exit. A forked child starts its own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _LoopThread:
         try:
             return future.result()
         finally:
-            # Left early only by an interrupt (KeyboardInterrupt): then nobody wants the answer any more.
+            # After a KeyboardInterrupt no caller waits for the answer.
             future.cancel()
 
     def end(self) -> None:
@@ -60,7 +60,7 @@ class _LoopThread:
 
 
 async def _cancel_tasks() -> None:
-    """Cancel what is left at the end. The sessions of apps end with it."""
+    """Cancel the remaining tasks at the end, which closes the sessions of apps."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
@@ -69,16 +69,15 @@ async def _cancel_tasks() -> None:
 
 _thread: _LoopThread | None = None
 _lock = threading.Lock()
-# A child never lets go of what it inherited: to destroy a loop that seems to be running is not its
-# business.
+# A forked child keeps its inherited thread object: destroying a loop that seems to run would fail.
 _inherited: list[_LoopThread | None] = []
 
 
 def run(coroutine: Coroutine[Any, Any, T], *, may_block_loop: bool = False) -> T:
-    """The result of ``coroutine``, run on the loop thread; callable from any number of other threads at once.
+    """Run ``coroutine`` on the loop thread and return its result. Any number of other threads may call this.
 
-    An interrupt of the calling thread cancels it. Raises ``PenstockError`` if the calling thread runs an event loop:
-    the call would block that loop, and would never return if it waited for something that the loop does. Pass
+    An interrupt of the calling thread cancels the coroutine. Raise ``PenstockError`` if the calling thread runs an
+    event loop: the call would block that loop, and would never return if it waited for that loop. Pass
     ``may_block_loop`` where neither matters.
     """
     global _thread

@@ -1,4 +1,4 @@
-"""Watching workers and queues from outside: probes, Prometheus, OpenTelemetry. All of it is optional."""
+"""Observe workers and queues from outside: probes, Prometheus, OpenTelemetry. All of it is optional."""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Where a worker's probe listens, and who may ask it."""
+"""The probe of a worker: ``/healthz``, ``/readyz`` and ``/metrics`` over HTTP.
+
+| path | 200 | 503 |
+|---|---|---|
+| ``/healthz`` | the process lives and sends heartbeats | the worker's loop, or its heartbeat, has stopped |
+| ``/readyz`` | the worker consumes jobs | it does not; the answer says why |
+| ``/metrics`` | Prometheus text; needs the extra ``penstock[metrics]`` | the extra is not installed |
+
+The probe answers from its own thread, so a handler that blocks the worker's loop does not silence it.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +30,15 @@ if TYPE_CHECKING:
     from penstock.worker.worker import Worker
 
 
+logger = get_logger("penstock.observe")
+
 TOKEN_VARIABLE: Final = "PENSTOCK_PROBE_TOKEN"
+# A heartbeat is due every few seconds. If it is this late, the leases are not renewed.
+_SILENT_HEARTBEAT_S: Final = 60.0
 
 
 class ProbeAddress(NamedTuple):
-    """``port`` 0 is any free one. ``token`` is what askers must present; empty if none is needed."""
+    """The address of a probe. ``port`` 0 means any free port. Clients must send ``token``, unless it is empty."""
 
     host: str
     port: int
@@ -35,33 +48,33 @@ class ProbeAddress(NamedTuple):
         return f"ProbeAddress({shown(self.host)}, {self.port})"
 
     def moved(self, by: int) -> ProbeAddress:
-        """The address of the worker process with that number: ports that follow each other."""
+        """Return the address of the worker process with that number, on consecutive ports."""
         return self._replace(port=self.port + by if self.port else 0)
 
 
-def read_address(given: Any, *, token: Any = None) -> ProbeAddress:
-    """Read ``"9100"``, ``"127.0.0.1:9100"`` or ``"[::1]:9100"``; without a host it is the loopback's.
+def read_address(address: Any, *, token: Any = None) -> ProbeAddress:
+    """Read ``"9100"``, ``"127.0.0.1:9100"`` or ``"[::1]:9100"``. The default host is the loopback.
 
-    The token may come from the environment's ``PENSTOCK_PROBE_TOKEN``.
+    The token may come from the environment variable ``PENSTOCK_PROBE_TOKEN``.
 
     Raises:
-        InvalidOption: no port, or an address beyond the loopback without a token.
+        InvalidOption: the port is missing, or the address is beyond the loopback and has no token.
     """
-    host, _, port = given.rpartition(":") if isinstance(given, str) else ("", "", "")
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isascii() or not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
         raise InvalidOption(
-            f"probe={shown(given)} names no port. Give one, such as '9100' or '127.0.0.1:9100'."
+            f"probe must name a port, such as '9100' or '127.0.0.1:9100', got {shown(address)}."
         )
     token = token if token is not None else os.environ.get(TOKEN_VARIABLE, "")
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
         raise InvalidOption(
-            "probe_token must be a text of printable ASCII characters, which HTTP headers take."
+            "probe_token must be text of printable ASCII characters, because HTTP headers take no others."
         )
     if not token and not _is_loopback(host):
         raise InvalidOption(
-            f"probe={shown(given)} would be open to others without a token. Give probe_token=..., or set "
-            f"{TOKEN_VARIABLE}; or listen on 127.0.0.1 only."
+            f"probe={shown(address)} would be open to other machines without a token. Give probe_token=..., set "
+            f"{TOKEN_VARIABLE}, or listen on 127.0.0.1 only."
         )
     return ProbeAddress(host, int(port), token)
 
@@ -73,22 +86,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-# The probe of a worker: ``/healthz``, ``/readyz`` and ``/metrics`` over HTTP.
-#
-# | path | 200 | 503 | |---|---|---| | ``/healthz`` | the process lives and heartbeats go out | the
-# worker's loop, or its heartbeat, has stopped | | ``/readyz`` | jobs are being consumed | they are not;
-# the answer says why | | ``/metrics`` | Prometheus text; needs the extra ``penstock[metrics]`` | that is
-# not installed |
-#
-# It answers from a thread of its own, so a handler that hogs the worker's loop does not silence it.
-
-
-logger = get_logger("penstock.observe")
-
-# A heartbeat is due every few seconds; one this late means that nobody renews the leases.
-_SILENT_HEARTBEAT_S: Final = 60.0
-
-
 class _Answer(NamedTuple):
     status: HTTPStatus
     body: bytes
@@ -96,7 +93,7 @@ class _Answer(NamedTuple):
 
 
 class Probe:
-    """Listens from ``start`` to ``close``. ``url`` says where."""
+    """Listens on ``url`` from ``start`` to ``close``."""
 
     def __init__(self, worker: Worker, address: ProbeAddress) -> None:
         self._worker = worker
@@ -106,13 +103,13 @@ class Probe:
 
     @property
     def url(self) -> str:
-        """The address it has got, without a path."""
+        """Return the URL of the probe, without a path."""
         assert self._server is not None, "not started"
         host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
         return f"http://{host}:{self._server.server_port}"
 
     def start(self) -> None:
-        """Listen. Raises ``InvalidOption`` if the address is taken or is not this machine's."""
+        """Listen. Raise ``InvalidOption`` if the address is taken or does not belong to this machine."""
         self._exposition = _exposition_of(self._worker)
         try:
             self._server = make_server(
@@ -121,7 +118,7 @@ class Probe:
         except OSError as error:
             raise InvalidOption(
                 f"the probe cannot listen on {self._address.host}:{self._address.port}: {error.strerror}. "
-                "Give another port, or 0 for any that is free."
+                "Give another port, or 0 for any free port."
             ) from error
         thread = threading.Thread(target=self._server.serve_forever, name="penstock-probe", daemon=True)
         thread.start()
@@ -141,9 +138,9 @@ class Probe:
 
     def _answer_to(self, environ: dict[str, Any]) -> _Answer:
         if not self._is_allowed(environ.get("HTTP_AUTHORIZATION", "")):
-            return _Answer(HTTPStatus.UNAUTHORIZED, b'{"error": "give the token: Authorization: Bearer ..."}')
+            return _Answer(HTTPStatus.UNAUTHORIZED, b'{"error": "send the token: Authorization: Bearer ..."}')
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b'{"error": "only GET"}')
+            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b'{"error": "use GET"}')
         match environ["PATH_INFO"]:
             case "/healthz":
                 return self._healthz()
@@ -152,11 +149,11 @@ class Probe:
             case "/metrics":
                 return self._metrics()
             case _:
-                return _Answer(HTTPStatus.NOT_FOUND, b'{"error": "there are /healthz, /readyz and /metrics"}')
+                return _Answer(HTTPStatus.NOT_FOUND, b'{"error": "use /healthz, /readyz or /metrics"}')
 
     def _is_allowed(self, authorization: str) -> bool:
-        wanted = f"Bearer {self._address.token}".encode()
-        return not self._address.token or hmac.compare_digest(authorization.encode(), wanted)
+        expected = f"Bearer {self._address.token}".encode()
+        return not self._address.token or hmac.compare_digest(authorization.encode(), expected)
 
     def _healthz(self) -> _Answer:
         health = self._worker.health()
@@ -180,7 +177,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Quiet(WSGIRequestHandler):
-    """A line per probe is noise."""
+    """Logs requests at debug level, because a line per probe is noise."""
 
     timeout = 10
 

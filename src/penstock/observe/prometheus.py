@@ -1,6 +1,6 @@
-"""What a worker tells Prometheus: what it did, how long runs took, and how its queues stand.
+"""The Prometheus metrics of a worker: its counts, run times, and the state of its queues.
 
-Counters and gauges are read when they are asked for; only the histogram of run times takes note of each run.
+Counters and gauges are read on each scrape; only the histogram of run times observes each run.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _STORE_TIMEOUT_S: Final = 2.0
 
 
 def exposition(worker: Worker) -> Callable[[], tuple[bytes, str]]:
-    """A function that gives the text Prometheus reads, and its content type.
+    """Return a function that returns the text for Prometheus and its content type.
 
-    To be called on the worker's loop; the function may be called from any thread.
+    Call this on the worker's loop. Any thread may call the returned function.
     """
     registry = CollectorRegistry()
     registry.register(_WorkerCollector(worker, asyncio.get_running_loop()))
@@ -58,18 +58,18 @@ def _observe_runs(worker: Worker, registry: CollectorRegistry) -> None:
 
 
 class _WorkerCollector(Collector):
-    """Reads the worker's counts and, over its loop, those of its queues."""
+    """Reads the worker's counts and, through its loop, those of its queues."""
 
     def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         self._worker = worker
         self._loop = loop
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what registering would otherwise ask is the store itself."""
+        """Return nothing, because otherwise registering would query the store."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """All but the histogram."""
+        """Yield all metrics except the histogram."""
         yield from self._of_worker()
         counts = self._counts()
         yield GaugeMetricFamily(
@@ -86,13 +86,15 @@ class _WorkerCollector(Collector):
                 runs.add_metric((outcome,), count)
         yield runs
         yield CounterMetricFamily("penstock_worker_claimed", "Jobs claimed.", value=stats.claimed)
-        yield CounterMetricFamily("penstock_worker_errors", "Errors of the worker's own.", value=stats.errors)
+        yield CounterMetricFamily(
+            "penstock_worker_errors", "Errors of the worker itself.", value=stats.errors
+        )
         for name, help_text, value in (
-            ("active", "Jobs that take up a slot.", len(health.active)),
-            ("stuck", "Of these, settled without their handler, which still runs.", health.stuck),
-            ("concurrency", "Jobs it runs at a time, at most.", health.concurrency),
-            ("consuming", "Whether it takes jobs.", health.consuming),
-            ("heartbeat_age_seconds", "Time since its last heartbeat.", health.last_heartbeat_age_s),
+            ("active", "Jobs that occupy a slot.", len(health.active)),
+            ("stuck", "Active jobs that are settled although their handler still runs.", health.stuck),
+            ("concurrency", "Maximum number of jobs that run at a time.", health.concurrency),
+            ("consuming", "Whether the worker takes jobs.", health.consuming),
+            ("heartbeat_age_seconds", "Time since the last heartbeat.", health.last_heartbeat_age_s),
         ):
             yield GaugeMetricFamily(f"penstock_worker_{name}", help_text, value=float(value))
 
@@ -114,9 +116,11 @@ class _WorkerCollector(Collector):
 def _of_queues(counts: dict[str, Counts]) -> Iterable[Metric]:
     jobs = GaugeMetricFamily("penstock_queue_jobs", "Jobs by state.", labels=("queue", "state"))
     oldest = GaugeMetricFamily(
-        "penstock_queue_oldest_waiting_seconds", "How long the next in line has waited.", labels=("queue",)
+        "penstock_queue_oldest_waiting_seconds",
+        "How long the next job in line has waited.",
+        labels=("queue",),
     )
-    paused = GaugeMetricFamily("penstock_queue_paused", "Whether claims get nothing.", labels=("queue",))
+    paused = GaugeMetricFamily("penstock_queue_paused", "Whether the queue is paused.", labels=("queue",))
     for queue, count in counts.items():
         for state in State:
             jobs.add_metric((queue, state.value), getattr(count, state.value))

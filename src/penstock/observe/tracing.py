@@ -1,14 +1,14 @@
-"""OpenTelemetry: a trace from whoever enqueued a job through every run of it, and metrics of both.
+"""OpenTelemetry: traces from the enqueue of a job through each of its runs, and metrics of both.
 
 ::
 
     from penstock.observe.tracing import instrument
 
-    instrument(app)     # once, in producers and in workers alike; needs penstock[otel]
+    instrument(app)     # once per process, in producers and workers; needs penstock[otel]
 
 An enqueue is a span of kind *producer*; its context travels in the job's headers (W3C ``traceparent``). A run is a
-span of kind *consumer*, a child of that; every later run is linked to the enqueue too, and to the run before it
-where that was in the same process. An app that is not instrumented pays nothing.
+child span of kind *consumer*. Each later run is linked to the enqueue, and to the run before it if that was in the same
+process. An app that is not instrumented has no overhead.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ _DESTINATION: Final = "messaging.destination.name"
 _OPERATION: Final = "messaging.operation.type"
 _MESSAGE_ID: Final = "messaging.message.id"
 _BATCH: Final = "messaging.batch.message_count"
-# Runs whose span a later run of the same job may be linked to.
+# The number of runs whose spans are remembered, for links from later runs of the same job.
 _REMEMBERED: Final = 10_000
 
 
 def instrument(
     app: App, *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
 ) -> None:
-    """Trace and measure the enqueues and the runs of ``app``, with the global providers unless given."""
+    """Trace and measure the enqueues and runs of ``app``, by default with the global providers."""
     tracer = trace.get_tracer("penstock", tracer_provider=tracer_provider)
     meter = metrics.get_meter("penstock", meter_provider=meter_provider)
     enqueued = meter.create_counter("penstock.enqueued", unit="{job}", description="Jobs by answer.")
     run_time = meter.create_histogram("penstock.run.duration", unit="s", description="How long runs took.")
     wait_time = meter.create_histogram(
-        "penstock.wait.duration", unit="s", description="From the enqueue to the beginning of the first run."
+        "penstock.wait.duration", unit="s", description="From the enqueue to the start of the first run."
     )
     earlier = _EarlierRuns()
 
@@ -98,7 +98,7 @@ def instrument(
             try:
                 return await call_next()
             except BaseException as error:
-                outcome = _tell(span, error)
+                outcome = _record(span, error)
                 raise
             finally:
                 run_time.record(time.perf_counter() - started, {**labels, "penstock.outcome": outcome})
@@ -131,13 +131,13 @@ def _with_headers(job: NewJob, carrier: dict[str, str]) -> NewJob:
 
 
 def _of_call(call: EnqueueCall) -> dict[str, Any]:
-    said: dict[str, Any] = {_SYSTEM: "penstock", _DESTINATION: call.queue, _OPERATION: "send"}
+    attributes: dict[str, Any] = {_SYSTEM: "penstock", _DESTINATION: call.queue, _OPERATION: "send"}
     if len(call.jobs) == 1:
-        said[_MESSAGE_ID] = call.jobs[0].id
-        said["penstock.task"] = call.jobs[0].options.task
+        attributes[_MESSAGE_ID] = call.jobs[0].id
+        attributes["penstock.task"] = call.jobs[0].options.task
     else:
-        said[_BATCH] = len(call.jobs)
-    return said
+        attributes[_BATCH] = len(call.jobs)
+    return attributes
 
 
 def _of_run(context: JobContext) -> dict[str, Any]:
@@ -152,8 +152,8 @@ def _of_run(context: JobContext) -> dict[str, Any]:
     }
 
 
-def _tell(span: Span, error: BaseException) -> str:
-    """To go on later is no error of the run; all else is."""
+def _record(span: Span, error: BaseException) -> str:
+    """Record the outcome on the span and return it. A run that is postponed is not an error."""
     match error:
         case Snooze():
             outcome = "snoozed"

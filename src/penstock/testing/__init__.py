@@ -1,7 +1,7 @@
-"""Testing an app: its tasks run inline, or when told to, on a store in memory whose clock is moved by hand.
+"""Test an app: its tasks run inline or on demand, on a store in memory with a manual clock.
 
-Begin with ``harness(app)``. The runs are real ones: they go through the worker's own executor, so retries, backoff,
-snoozing, timeouts, middleware, context and cancellation are what they are in production.
+Start with ``harness(app)``. Runs go through the worker's own executor, so retries, backoff, snoozing, timeouts,
+middleware, context and cancellation work as in production.
 """
 
 from __future__ import annotations

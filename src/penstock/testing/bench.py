@@ -1,4 +1,4 @@
-"""What an app talks to while it is under test: a store in memory, watched at the one seam every call goes through."""
+"""The bench of a harness: runs jobs with the worker's executor, on a store that is wrapped for the test."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-# Verbs that make no job ready. One that is not named here costs a look for nothing, and misses none.
+# Verbs that make no job ready. A verb that is missing here only costs a needless check.
 _QUIET: Final = frozenset(
     {
         *("claim", "settle", "extend", "sweep", "report", "leases_of", "depart", "wait", "listen", "watch"),
@@ -74,10 +74,14 @@ _QUIET: Final = frozenset(
 )
 
 
-class StandIn:
-    """Passes every verb on to ``storage``, after telling its queue the time.
+# How often a running handler's lease is extended, as a worker's heartbeat does.
+_BEAT_S: Final = 0.02
 
-    ``readied`` is awaited after verbs that may have made a job ready, ``refuse`` is why no result can be waited for.
+
+class StandIn:
+    """Passes every verb on to ``storage``, after setting the time of its queue.
+
+    ``readied`` is awaited after verbs that may have made a job ready. ``refuse`` is the error for waiting for a result.
     """
 
     def __init__(
@@ -104,7 +108,7 @@ class StandIn:
             if self._refuse and _waits_for_results(name, args):
                 raise PenstockError(self._refuse)
             if args and name != "shift_clock":
-                await self._clock.tell(self._storage, args[0])
+                await self._clock.apply(self._storage, args[0])
             answer = await verb(*args, **kwargs)
             if self._readied is not None and name not in _QUIET:
                 await self._readied()
@@ -114,13 +118,13 @@ class StandIn:
 
 
 PassTime: TypeAlias = Callable[[str, str, int | None], Awaitable[None]]
-"""Takes a queue, the id of a job of it, and how many milliseconds its caller waits at most."""
+"""Takes a queue, a job id, and the milliseconds that the caller waits at most."""
 
 
 class StandInSession(Session):
-    """Sends each enqueue by itself: a task that runs inside the call may enqueue to the same queue.
+    """Sends each enqueue separately, because a task that runs inside the call may enqueue to the same queue.
 
-    ``pass_time`` is awaited before somebody waits for the end of a job.
+    ``pass_time`` is awaited before a caller waits for the end of a job.
     """
 
     __slots__ = ("_pass_time",)
@@ -143,7 +147,7 @@ class StandInSession(Session):
 
 
 class _TimePassingWaiter(Waiter):
-    """Lets the time pass that the awaited job needs."""
+    """Moves the clock as far as the awaited job needs."""
 
     __slots__ = ("_pass_time",)
 
@@ -161,7 +165,7 @@ class _TimePassingWaiter(Waiter):
 
 
 class _OneByOne(Coalescer[Item, Answer]):
-    """Calls that do not wait for each other."""
+    """Sends calls without waiting for others."""
 
     __slots__ = ()
 
@@ -170,7 +174,7 @@ class _OneByOne(Coalescer[Item, Answer]):
 
 
 def stand_in(storage: Storage, clock: ManualClock, **options: Any) -> Storage:
-    """A ``StandIn``, which has all verbs of a storage without naming them."""
+    """Return a ``StandIn`` typed as a storage, because it forwards all verbs."""
     return cast("Storage", StandIn(storage, clock, **options))
 
 
@@ -178,15 +182,8 @@ def _waits_for_results(verb: str, args: tuple[Any, ...]) -> bool:
     return verb == "watch" or (verb == "enqueue" and any(job.notify for job in args[1]))
 
 
-# The bench: where a harness runs jobs, by the executor that workers use, and settles them.
-
-
-# How often a running handler's lease is looked at: what a worker's heartbeat does.
-_BEAT_S: Final = 0.02
-
-
 class Bench:
-    """Belongs to one event loop. ``worker`` lends its options, handlers, middleware and listeners; it never runs."""
+    """Runs and settles jobs on one event loop, with the options, handlers, middleware and listeners of ``worker``."""
 
     def __init__(
         self,
@@ -217,25 +214,25 @@ class Bench:
         )
 
     def at_once(self, queue: str) -> int:
-        """How many jobs of a queue to claim at a time: one, unless a handler takes several."""
-        bound = self._worker.handlers.by_queue.get(queue)
+        """Return how many jobs of a queue to claim at a time: one, unless a handler takes several."""
+        queue_handler = self._worker.handlers.by_queue.get(queue)
         batchings = [task.batching for task in self._worker.app.tasks.values()]
-        batchings += [] if bound is None else [bound.batching]
+        batchings += [] if queue_handler is None else [queue_handler.batching]
         sizes = [batching.size for batching in batchings if batching is not None]
         return min(max(sizes, default=1), self._worker.options.concurrency)
 
     def parted(self, queue: str, leases: Sequence[Lease]) -> list[list[Lease]]:
-        """The leases in the order they are to run: each by itself, but those of one batch together."""
+        """Return the leases in run order: each separately, those of one batch together."""
         parts: dict[str | int, list[Lease]] = {}
         for lease in leases:
             task = self._worker.app.tasks.get(lease.options.task)
-            bound = self._worker.handlers.by_queue.get(queue)
-            batching = task.batching if task else bound.batching if bound else None
+            queue_handler = self._worker.handlers.by_queue.get(queue)
+            batching = task.batching if task else queue_handler.batching if queue_handler else None
             parts.setdefault(lease.token if batching is None else lease.options.task, []).append(lease)
         return list(parts.values())
 
     async def run(self, queue: str, leases: Sequence[Lease]) -> list[Ran]:
-        """Run leases to their outcomes, all at once, settle them in order, and say what became of them."""
+        """Run leases concurrently, settle them in order, and return the runs."""
         now, served = time.monotonic(), self._served(queue)
         runs = [self._executor.prepare(served, lease, now) for lease in leases]
         self._worker.recorder.started(runs)
@@ -251,7 +248,7 @@ class Bench:
         return [await self._settle(run) for run in runs]
 
     async def hold_leases(self, storage: Storage, ms: int) -> None:
-        """Extend the leases of the runs under way, so that none ends while ``ms`` pass."""
+        """Extend the leases of the current runs, so that none expires while ``ms`` pass."""
         options = self._worker.options
         for run in list(self._over):
             held = [Held(run.lease.id, run.lease.token)]
@@ -259,22 +256,22 @@ class Bench:
             await storage.extend(run.served.name, held, worker=options.id, lease_ms=lease_ms)
 
     def close(self) -> None:
-        """Let go of threads and processes."""
+        """Close the threads and processes."""
         self._executor.close()
 
     def _start(self, run: Run) -> None:
-        # The run's own task copies them; nobody else is to have a predictable chance.
-        luck, time_of_day = chance.set(self._random), wall_clock.set(self._clock.now)
+        # The run's task copies these; no other code must see a predictable random source.
+        random_token, clock_token = chance.set(self._random), wall_clock.set(self._clock.now)
         try:
             self._executor.start(run)
         finally:
-            chance.reset(luck)
-            wall_clock.reset(time_of_day)
+            chance.reset(random_token)
+            wall_clock.reset(clock_token)
 
     async def _until_over(self, runs: Sequence[Run]) -> None:
         await asyncio.sleep(0)
         while going := [run for run in runs if not self._over[run].done()]:
-            self._handlers.hurry()  # no more jobs will come: a batch begins with those that have joined it
+            self._handlers.hurry()  # no more jobs will come: batches start with the jobs they have
             await asyncio.wait([self._over[run] for run in going], timeout=_BEAT_S)
             await self._beat([run for run in going if not self._over[run].done()])
 
@@ -303,7 +300,7 @@ class Bench:
         return self._ran(run, cast(RunOutcome, name), answer.state, error)
 
     def _ran(self, run: Run, outcome: RunOutcome, state: Any, error: BaseException | None) -> Ran:
-        lease, told = run.lease, run.outcome
+        lease, own = run.lease, run.outcome
         return Ran(
             queue=run.served.name,
             id=lease.id,
@@ -312,9 +309,9 @@ class Bench:
             outcome=outcome,
             state=state,
             at=self._clock.now(),
-            result=self._result(run, told) if isinstance(told, Complete) else None,
+            result=self._result(run, own) if isinstance(own, Complete) else None,
             error=error,
-            failure=told.failure if isinstance(told, Fail) else None,
+            failure=own.failure if isinstance(own, Fail) else None,
         )
 
     def _result(self, run: Run, outcome: Complete) -> Any:
@@ -329,7 +326,7 @@ class Bench:
             over.set_result(None)
 
     def _end_lost(self) -> None:
-        """A run that is not ours to settle any more ends without a word of its own."""
+        """End the runs whose lease is lost: they have no outcome."""
         for run in self._over.keys() - self._executor.running:
             self._end(run)
 

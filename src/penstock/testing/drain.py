@@ -1,4 +1,4 @@
-"""The clock of a harness: the store's own, moved forward by hand."""
+"""The manual clock of a harness, and draining: run what is due, one job after the other, in a fixed order."""
 
 from __future__ import annotations
 
@@ -25,59 +25,55 @@ if TYPE_CHECKING:
     from penstock.worker.worker import Worker
 
 
-class ManualClock:
-    """Moves all queues of a harness. Real time goes on as well: a test takes its milliseconds.
+# After this many jumps without an effect, time alone changes nothing.
+_MOST_FRUITLESS: Final = 1_000
+# A moment may have come since the last sweep.
+_JUST_NOW_MS: Final = 1_000
+# Parts of a sweep's answer that do not mean that a job may be ready.
+_HOUSEKEEPING: Final = frozenset({"pruned", "trimmed", "more", "wait_ms", "slot_wait_ms", "awaiting"})
 
-    A queue is told when it is next touched, so queues that come later stand where the others do. Any thread may
-    move it.
+
+class ManualClock:
+    """Moves the time of all queues of a harness forward. Real time passes as well.
+
+    A queue's clock moves when the queue is next used, so that queues created later have the same time. Any thread may
+    move the clock.
     """
 
     def __init__(self) -> None:
         self.moved_ms = 0
-        self._told: dict[str, int] = {}
+        self._applied: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<ManualClock {self.now().isoformat()}, moved by {timedelta(milliseconds=self.moved_ms)}>"
 
     def now(self) -> datetime:
-        """What time it is in the queues."""
+        """Return the time of the queues."""
         return datetime.now(UTC) + timedelta(milliseconds=self.moved_ms)
 
     def advance(self, duration: Duration) -> None:
-        """Let ``duration`` pass. Nothing is run by this: see ``Harness.drain``."""
+        """Let ``duration`` pass. This runs no jobs: see ``Harness.drain``."""
         self.advance_ms(milliseconds(duration, what="duration"))
 
     def advance_ms(self, ms: int) -> None:
         with self._lock:
             self.moved_ms += ms
 
-    async def tell(self, storage: Storage, queue: str) -> None:
-        """Bring ``queue`` up to date."""
+    async def apply(self, storage: Storage, queue: str) -> None:
+        """Move the time of ``queue`` to this clock."""
         with self._lock:
-            behind_ms = self.moved_ms - self._told.get(queue, 0)
-            self._told[queue] = self.moved_ms
+            behind_ms = self.moved_ms - self._applied.get(queue, 0)
+            self._applied[queue] = self.moved_ms
         if behind_ms:
             await storage.shift_clock(queue, behind_ms)
 
 
-# Draining: what is due is run, one job after the other, always in the same order; time may be moved to
-# the next.
-
-
-# So many jumps without an effect, and time alone will not do.
-_MOST_FRUITLESS: Final = 1_000
-# A moment may have come since the last sweep looked.
-_JUST_NOW_MS: Final = 1_000
-# Parts of a sweep's answer that do not say that a job may have become ready.
-_HOUSEKEEPING: Final = frozenset({"pruned", "trimmed", "more", "wait_ms", "slot_wait_ms", "awaiting"})
-
-
 class Drain:
-    """One call of ``drain`` or ``run_all``. ``queues``: only these; empty means all there are, and that come.
+    """One call of ``drain`` or ``run_all``, on ``queues``, or on all queues if empty, including new ones.
 
-    The order: the queues by name, each until nothing in it can be claimed, and again from the first as long as
-    anything happens. Within a queue the store decides, as ever.
+    Queues run by name, each until nothing in it can be claimed, and again from the first while anything happens. Within
+    a queue the store decides the order.
     """
 
     def __init__(
@@ -105,7 +101,7 @@ class Drain:
         self._ran = ran
         self._claim_waits: dict[str, int | None] = {}
         self._sweep_waits: dict[str, int | None] = {}
-        # How much has happened so far, and how much had when a queue was last found empty.
+        # The number of changes so far, and by queue the number when it was last empty.
         self._happened = 0
         self._emptied: dict[str, int] = {}
         self._happened_at_jump = 0
@@ -113,9 +109,9 @@ class Drain:
         self.runs: list[Ran] = []
 
     async def due(self) -> None:
-        """Run everything that is due now, and what comes of it, until nothing can be claimed."""
+        """Run everything that is due now, and the jobs this leads to, until nothing can be claimed."""
         while True:
-            # Another queue's run or sweep may have put something into this one since it was emptied.
+            # A run or sweep of another queue may have enqueued jobs here since.
             unsure = [queue for queue in await self._queues() if self._emptied.get(queue) != self._happened]
             if not unsure:
                 return
@@ -123,7 +119,7 @@ class Drain:
                 await self._empty(queue)
 
     async def through(self, ms: int) -> None:
-        """The same while ``ms`` pass: the clock goes from one thing that time brings to the next."""
+        """Run everything that falls due while ``ms`` pass, moving the clock from one moment to the next."""
         end_ms = self._clock.moved_ms + ms
         while True:
             await self.due()
@@ -135,7 +131,7 @@ class Drain:
             self._jump(min(wait_ms, left_ms), most_ms=left_ms)
 
     async def to_the_end(self) -> None:
-        """The same until no job is open, or only such as time alone will not bring."""
+        """Run everything until no job is open, or time alone does not help the open jobs."""
         while True:
             await self.due()
             wait_ms = await self._next_job_ms()
@@ -144,9 +140,9 @@ class Drain:
             self._jump(wait_ms)
 
     async def until_begun(self, queue: str, id: str, *, most_ms: int, benches: Sequence[Bench]) -> None:
-        """Let up to ``most_ms`` pass until the job, or those it waits for, are no longer waiting for their time.
+        """Let up to ``most_ms`` pass until neither the job nor those it waits for are scheduled for later.
 
-        Runs under way on ``benches`` keep their leases: they may be waiting for this.
+        Current runs on ``benches`` keep their leases: they may be waiting for this.
         """
         end_ms = self._clock.moved_ms + most_ms
         while await self._awaits_time(queue, id):
@@ -164,7 +160,7 @@ class Drain:
         return job is not None and (job.state is State.SCHEDULED or job.blocked_by == "children")
 
     def _jump(self, ms: int, *, most_ms: int = MAX_MS) -> None:
-        # Twice as far each time that nothing came of it: a store may say "now" and mean "in a moment".
+        # Double the step after each jump without effect: a store may report a moment slightly too early.
         self._fruitless = self._fruitless + 1 if self._happened == self._happened_at_jump else 0
         step_ms = max(ms, 1 << min(self._fruitless, 30)) if ms <= 1 else ms
         self._clock.advance_ms(min(step_ms, most_ms))
@@ -201,7 +197,7 @@ class Drain:
                 self._note(ran)
         finally:
             left = [Settlement(lease.id, lease.token, Release()) for part in parts for lease in part]
-            if left:  # one before them failed, and was raised
+            if left:  # a failure before them was raised
                 await self._storage.settle(queue, left)
 
     async def _sweep(self, queue: str) -> bool:
@@ -223,8 +219,8 @@ class Drain:
     def _check(self, run: Ran) -> None:
         if len(self.runs) >= self._most:
             raise PenstockError(
-                f"{len(self.runs)} runs and no end: does {run.task or 'a job'!r} of queue {run.queue!r} put itself in "
-                "again? Raise max_runs if that many are meant."
+                f"stopped after {len(self.runs)} runs: does {run.task or 'a job'!r} of queue {run.queue!r} enqueue "
+                "itself again? Raise max_runs if you expect that many runs."
             )
         if self._raise_failures and run.failure is not None and not isinstance(run.error, Retry):
             error = run.error or PenstockError(f"{run.failure.type}: {run.failure.message}")
@@ -232,7 +228,7 @@ class Drain:
             raise error
 
     async def _next_job_ms(self) -> int | None:
-        """Until the next moment that can change anything for an open job; retention does not count."""
+        """Return the milliseconds until time can change an open job; retention does not count."""
         waits: list[int] = []
         for queue in await self._queues():
             wait_ms = self._claim_waits.get(queue)
@@ -246,6 +242,6 @@ class Drain:
 
 
 def _moments(job: Job) -> tuple[int, ...]:
-    """When time would move an open job that is not scheduled: its ttl, a timeout it waits for, its lease."""
+    """Return when time moves an open job that is not scheduled: at its ttl, suspend timeout and lease end."""
     until_ms = job.extras.awaits_until_ms if job.extras and job.state is State.BLOCKED else 0
     return (job.expires_at_ms, until_ms, job.lease_until_ms)

@@ -1,4 +1,4 @@
-"""What was enqueued under a harness: to look at, and to assert. ``Harness`` has all of this."""
+"""The harness: puts an app under test, runs its jobs on demand, and asserts what was enqueued."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 class Assertions:
-    """See the module. Every accepted job counts, whoever made it and whatever became of it; duplicates do not."""
+    """Assertions about enqueued jobs. Every accepted job counts, whatever its outcome; duplicates do not count."""
 
     _recorder: Recorder
 
     async def _storage(self) -> Storage:
-        """The store under the harness."""
+        """Return the store under the harness."""
         raise NotImplementedError
 
     async def enqueued(
@@ -53,10 +53,10 @@ class Assertions:
         payload: Any = None,
         **kwargs: Any,
     ) -> list[Recorded]:
-        """The jobs that were enqueued so far, in order; those of a task, with these arguments, on a queue …
+        """Return the jobs enqueued so far, in order; only those of a task, with these arguments, on a queue …
 
-        What is not given does not matter, single arguments included. Values are compared by ``==``, so
-        ``unittest.mock.ANY`` will do. An argument named like an option here is given by position.
+        Omitted options and arguments match anything. Values are compared with ``==``, so ``unittest.mock.ANY`` works.
+        Pass an argument that has the name of an option here by position.
         """
         found = matcher(
             task, args, kwargs, queue=queue, id=id, delay=delay, priority=priority, payload=payload
@@ -69,7 +69,7 @@ class Assertions:
     async def assert_enqueued(
         self, task: Task[..., Any] | str | None = None, *args: Any, count: int | None = None, **wanted: Any
     ) -> list[Recorded]:
-        """Fail the test unless such a job was enqueued, or exactly ``count`` of them; takes what ``enqueued`` takes."""
+        """Fail the test unless a matching job was enqueued, or exactly ``count``. Takes the options of ``enqueued``."""
         __tracebackhide__ = True
         found = await self.enqueued(task, *args, **wanted)
         if not found if count is None else len(found) != count:
@@ -83,7 +83,7 @@ class Assertions:
     async def refute_enqueued(
         self, task: Task[..., Any] | str | None = None, *args: Any, **wanted: Any
     ) -> None:
-        """Fail the test if such a job was enqueued; takes what ``enqueued`` takes."""
+        """Fail the test if a matching job was enqueued. Takes the options of ``enqueued``."""
         __tracebackhide__ = True
         await self.assert_enqueued(task, *args, count=0, **wanted)
 
@@ -94,31 +94,27 @@ def _described(task: Task[..., Any] | str | None, args: tuple[Any, ...], wanted:
     return f"{name}({', '.join(given)})" if given else name
 
 
-# The harness: an app under test.
-
-
 Mode: TypeAlias = Literal["manual", "inline", "fake"]
 
-# What a worker's runs are made of; the rest is about how it comes by its jobs.
+# The worker options that affect runs; the others are about claiming jobs.
 _WORKER_OPTIONS: Final = frozenset(
     {"after_execution", "child_processes", "concurrency", "lease", "middleware", "name", "threads"}
 )
-# One database for all harnesses of a process, a namespace for each: a named one in memory is never given
-# back.
+# One database for all harnesses of a process, with a namespace for each: named databases in memory are never freed.
 SHARED_MEMORY: Final = "memory://penstock-testing"
 
 
-# The apps that are in a harness now.
+# The apps that are currently in a harness.
 _under_test: Final[WeakSet[App]] = WeakSet()
 
 
 class Harness(Assertions):
-    """``with harness(app) as h`` or ``async with``: meanwhile the app's store is a fresh one in memory.
+    """An app under test: in the block of ``with harness(app) as h`` or ``async with``, it has a fresh store in memory.
 
-    ``manual``: jobs run when ``drain()`` or ``run_all()`` says so. ``inline``: they run inside the call that made them
-    ready; ``enqueue`` returns when its job, and what it led to, has run. Waiting for a result moves the clock to the
-    retries and delays of that job. ``fake``: nothing runs, everything is
-    recorded. Its methods are for any event loop, ``sync`` is for code without one.
+    ``manual``: jobs run when you call ``drain()`` or ``run_all()``. ``inline``: jobs run inside the call that makes
+    them ready; ``enqueue`` returns when its job, and the jobs it led to, have run. Waiting for a result moves the clock
+    to the retries and delays of that job. ``fake``: nothing runs, everything is recorded. Call its methods on any event
+    loop, or use ``sync`` in synchronous code.
     """
 
     def __init__(
@@ -133,10 +129,10 @@ class Harness(Assertions):
         **worker: Unpack[WorkerOptions],
     ) -> None:
         if not isinstance(app, App):
-            raise InvalidOption(f"{app!r:.80} is not an app. Give the App whose tasks are under test.")
+            raise InvalidOption(f"harness needs the App whose tasks you test, got {app!r:.80}.")
         if mode not in get_args(Mode):
             raise InvalidOption(
-                f"mode={mode!r} is not known. Give 'manual', 'inline' (jobs run at once) or 'fake'."
+                f"mode must be 'manual', 'inline' (jobs run immediately) or 'fake', got {mode!r}."
             )
         _refuse_idle(worker)
         self.app = app
@@ -163,25 +159,25 @@ class Harness(Assertions):
         self._started = False
         self._scheduled = False
 
-    # From beginning to end
+    # Begin and close
 
     def begin(self) -> Self:
-        """Put the store in memory in place of the app's own, which is not touched.
+        """Replace the app's store by one in memory. The app's own store stays untouched.
 
-        Raises ``InvalidOption`` if another harness has done that, and is not closed yet.
+        Raise ``InvalidOption`` if another harness has the app and is not closed yet.
         """
         if self._before is None:
             if self.app in _under_test:
                 raise InvalidOption(
-                    f"{self.app!r} is in a harness already: two would not see each other's jobs. "
-                    "Use that one, or close it first."
+                    f"{self.app!r} is already in a harness, and two would not see each other's jobs. "
+                    "Use that harness, or close it first."
                 )
             self._before = self.app.exchange_sessions(self._sessions)
             _under_test.add(self.app)
         return self
 
     async def aclose(self) -> None:
-        """Give the app its store back, and forget this one."""
+        """Restore the app's own store and delete this one."""
         if self._restore():
             try:
                 if self._home is not None:
@@ -190,11 +186,11 @@ class Harness(Assertions):
                 await self._sessions.close()
 
     def close(self) -> None:
-        """The same for synchronous code."""
+        """Close the harness from synchronous code."""
         if self._restore():
             home = self._home
             if home is not None and _is_at_rest(home):
-                # The loop of a test that is over: what its hooks opened is closed where it was opened.
+                # The test's loop is idle: close what its hooks opened on the same loop.
                 home.run_until_complete(self._finish())
             elif home is not None:
                 run(self._finish(), may_block_loop=True)
@@ -218,7 +214,7 @@ class Harness(Assertions):
 
     @property
     def sync(self) -> SyncHarness:
-        """The same for synchronous code."""
+        """Return the same methods for synchronous code."""
         from penstock.testing.sync import SyncHarness
 
         return SyncHarness(self)
@@ -232,10 +228,10 @@ class Harness(Assertions):
         raise_failures: bool | None = None,
         max_runs: int = 10_000,
     ) -> Drained:
-        """Run everything that is due, and what comes of it, until nothing can be claimed; these queues, or all.
+        """Run everything that is due, and the jobs this leads to, on these queues or on all.
 
-        With ``until``, let that much time pass meanwhile, from one thing that falls due to the next. What is scheduled
-        for later stays. ``raise_failures`` raises what a handler raised, when its job has been settled.
+        With ``until``, let that much time pass and run everything that falls due. Jobs scheduled for later stay.
+        ``raise_failures`` raises a handler's exception once its job is settled.
         """
         drain = await self._drain(queues, raise_failures, max_runs)
         return await self._carry_out(
@@ -245,15 +241,17 @@ class Harness(Assertions):
     async def run_all(
         self, *queues: str, raise_failures: bool | None = None, max_runs: int = 10_000
     ) -> Drained:
-        """Run everything, moving the clock to whatever falls due next, until no job is open, or only such as wait for
-        more than time (a pause, a signal)."""
+        """Run everything, moving the clock to the next due job, until no job is open.
+
+        Jobs that wait for more than time, such as a signal or the end of a pause, stay open.
+        """
         drain = await self._drain(queues, raise_failures, max_runs)
         return await self._carry_out(drain, drain.to_the_end)
 
     async def perform(self, task: Task[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Enqueue one call, run everything, and give its result: the shortest test of a task, retries included.
+        """Enqueue one call, run everything, and return its result: the shortest test of a task, retries included.
 
-        Takes what ``task.enqueue`` takes. Raises what ``result()`` raises.
+        Takes the arguments of ``task.enqueue``. Raises the errors of ``result()``.
         """
         handle = await task.enqueue(*args, **kwargs)
         await self.run_all()
@@ -264,7 +262,7 @@ class Harness(Assertions):
             return ran.result
         info = await handle.get_or_none()
         if info is not None and info.state in OPEN:
-            raise PenstockError(f"{info!r} has not ended: it waits for more than time.")
+            raise PenstockError(f"{info!r} waits for more than time: advancing the clock does not finish it.")
         return await handle.result()
 
     def stub(
@@ -275,7 +273,7 @@ class Harness(Assertions):
         raises: BaseException | None = None,
         does: Callable[..., Any] | None = None,
     ) -> Stub:
-        """Have a task's runs return, raise or do something else instead of their work; the rest stays real."""
+        """Make a task's runs return, raise or do something else instead of their work; the rest stays real."""
         name = task if isinstance(task, str) else task.name
         self.app.task_named(name)
         stub = Stub(returns=returns, raises=raises, does=does, end=lambda: self._unstub(name, stub))
@@ -285,13 +283,13 @@ class Harness(Assertions):
     # Look
 
     async def left(self) -> dict[str, Counts]:
-        """The counts of queues that have open jobs."""
+        """Return the counts of the queues with open jobs."""
         storage = await self._storage()
         counts = {queue: await storage.counts(queue) for queue in await storage.queues()}
         return {queue: count for queue, count in counts.items() if count.open}
 
     async def reset(self) -> None:
-        """Forget all jobs, runs and records; time stays where it is."""
+        """Delete all jobs, runs and records; the clock stays."""
         storage = await self._storage()
         for queue in await storage.queues():
             await self._recorder.look(storage, queue)
@@ -303,7 +301,7 @@ class Harness(Assertions):
 
     async def _drain(self, queues: tuple[str, ...], raise_failures: bool | None, max_runs: int) -> Drain:
         if self.mode == "fake":
-            raise PenstockError("this harness is a fake: nothing runs in it. Make it with mode='manual'.")
+            raise PenstockError("this harness is a fake: it runs no jobs. Create it with mode='manual'.")
         bench, storage = await self._bench()
         if not self._scheduled:
             self._scheduled = True
@@ -323,9 +321,9 @@ class Harness(Assertions):
             ran=self.runs.append,
         )
 
-    async def _carry_out(self, drain: Drain, way: Callable[[], Any]) -> Drained:
+    async def _carry_out(self, drain: Drain, run_jobs: Callable[[], Any]) -> Drained:
         began_ms = self.clock.moved_ms
-        await way()
+        await run_jobs()
         advanced = timedelta(milliseconds=self.clock.moved_ms - began_ms)
         return Drained(drain.runs, await self.left(), advanced)
 
@@ -334,18 +332,16 @@ class Harness(Assertions):
         await drain.due()
 
     async def _pass_time(self, queue: str, id: str, most_ms: int | None) -> None:
-        """Move the clock to the next run of a job that somebody waits for, and of those that it waits for."""
+        """Move the clock to the next run of a job that a caller waits for, and of the jobs that it waits for."""
         drain = await self._drain((), None, 10_000)
         benches = [bench for bench, _ in list(self._benches.values())]
         await drain.until_begun(queue, id, most_ms=MAX_MS if most_ms is None else most_ms, benches=benches)
 
     async def _bench(self) -> tuple[Bench, Storage]:
-        """The running loop's bench, and the store as the harness itself talks to it."""
+        """Return the running loop's bench, and the store for the harness itself."""
         loop = asyncio.get_running_loop()
         if self._before is None:
-            raise PenstockError(
-                "this harness is not in place. Use it in a with block: with harness(app) as h."
-            )
+            raise PenstockError("this harness is not active. Use it in a with block: with harness(app) as h.")
         if loop not in self._benches:
             inner = (await self._sessions.get()).storage._storage  # type: ignore[attr-defined]  # a StandIn
             storage = stand_in(inner, self.clock)
@@ -362,8 +358,8 @@ class Harness(Assertions):
         await storage.open()
         inline = self._run_inline if self.mode == "inline" else None
         refuse = (
-            "this harness is a fake: nothing runs in it, so no result will come. Use mode='inline', with a stub if "
-            "the task's own work is not wanted."
+            "this harness is a fake: it runs no jobs, so no result will come. Use mode='inline', with a stub to "
+            "replace the task's own work."
         )
         return stand_in(storage, self.clock, readied=inline, refuse=refuse if self.mode == "fake" else "")
 
@@ -399,11 +395,11 @@ def harness(
     url: str = SHARED_MEMORY,
     **worker: Unpack[WorkerOptions],
 ) -> Harness:
-    """An app under test: ``with harness(app) as h`` or ``async with``; see ``Harness`` for the modes.
+    """Put an app under test: ``with harness(app) as h`` or ``async with``. ``Harness`` explains the modes.
 
-    ``raise_failures`` raises what handlers raise, ``hooks=False`` leaves the app's ``on_start`` and ``on_stop`` out,
-    ``seed`` is that of the jitter. ``url`` is another store than one in memory, to be used in a namespace of its own.
-    Further options are those of a worker's runs: ``middleware``, ``after_execution``, ``threads`` and so on.
+    ``raise_failures`` raises what handlers raise, ``hooks=False`` skips the app's ``on_start`` and ``on_stop`` hooks,
+    ``seed`` seeds the jitter. ``url`` names another store, which is used in a separate namespace. Further options are
+    those for a worker's runs: ``middleware``, ``after_execution``, ``threads`` and so on.
     """
     return Harness(app, mode=mode, raise_failures=raise_failures, hooks=hooks, seed=seed, url=url, **worker)
 
@@ -412,7 +408,7 @@ def _refuse_idle(given: Mapping[str, Any]) -> None:
     idle = given.keys() & (WorkerOptions.__annotations__.keys() - _WORKER_OPTIONS)
     if idle:
         raise InvalidOption(
-            f"{min(idle)!r} of a worker means nothing in a harness, which runs one job at a time when it is told to. "
+            f"a harness does not take the worker option {min(idle)!r}, because it claims no jobs by itself. "
             f"It takes {', '.join(sorted(_WORKER_OPTIONS))}."
         )
 

@@ -1,7 +1,7 @@
-"""Everything that was ever enqueued under a harness, read from the event logs, and how to look for some of it.
+"""The record of a harness: all jobs enqueued, read from the event logs, how to match them, and the runs.
 
-The log has every accepted job, whoever made it: code under test, a task, a flow, a scheduler. A duplicate is not in
-it. The record of a job is taken before the job runs, so nothing that becomes of it hides how it came.
+The log has every accepted job, from code under test, a task, a flow or a scheduler; it has no duplicates. Jobs are
+recorded before they run, in the state in which they were enqueued.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class Recorded(JobInfo):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Raises ``SerializationError`` if the payload is none of the task's; empty without a task."""
+        """Return the arguments by name; empty without a task. Raise ``SerializationError`` if they do not fit."""
         return {} if self._task is None else arguments_of(self._task, self.raw.payload)
 
     @property
     def delay(self) -> timedelta:
-        """How long after its enqueue it was to wait."""
+        """Return how long the job was delayed when it was enqueued."""
         return timedelta(milliseconds=max(self.raw.run_at_ms - self.raw.enqueued_at_ms, 0))
 
 
 class Recorder:
-    """Reads on in the logs whenever it is told to look."""
+    """Reads new jobs from the event logs."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -61,7 +61,7 @@ class Recorder:
         self.jobs: list[Recorded] = []
 
     async def look(self, storage: Storage, queue: str) -> None:
-        """Note what was enqueued since the last look."""
+        """Record the jobs enqueued since the last look."""
         while True:
             page = await storage.read_events(queue, after=self._read.get(queue, 0), limit=1000)
             self._read[queue] = page.next
@@ -77,7 +77,7 @@ class Recorder:
 
 
 def arguments_of(task: Task[..., Any], payload: bytes) -> dict[str, Any]:
-    """The arguments that a run with this payload gets, by name, in their annotated types, defaults included."""
+    """Return the arguments for a run with this payload, by name, in their annotated types, with defaults."""
     args, kwargs = task.signature.unpack(payload, task.serde)
     if task.batching is not None:  # the function takes lists, a job is one item
         return dict(zip(task.signature.parameters, args, strict=True))
@@ -97,10 +97,10 @@ def matcher(
     priority: int | None,
     payload: Any,
 ) -> Match:
-    """Whether a recorded job is one of those that are looked for; what is not given does not matter.
+    """Return a function that tells whether a recorded job matches. Omitted values match anything.
 
     Raises:
-        InvalidInput: arguments that the task could never have got, or arguments without a task.
+        InvalidInput: the task cannot take these arguments, or there are arguments without a task.
     """
     name = task if isinstance(task, str) or task is None else task.name
     expected = _expected(task, args, kwargs)
@@ -125,7 +125,7 @@ def _expected(
 ) -> dict[str, Any]:
     if isinstance(task, str) or task is None:
         if args or kwargs:
-            raise InvalidInput("arguments are a task's: give the task itself, not its name, or payload=...")
+            raise InvalidInput("to match arguments, give the task itself, not its name, or use payload=...")
         return {}
     signature = inspect.signature(task.func)
     parameters = [p for p in signature.parameters.values() if p.name in task.signature.parameters]
@@ -142,7 +142,7 @@ def _equal(expected: Any, name: str, job: Recorded) -> bool:
     assert job._task is not None
     serde = job._task.serde
     try:
-        # Without an annotation the function gets what the serde makes of it: a list for a tuple.
+        # Without an annotation the serde decides the type: a tuple arrives as a list.
         return bool(serde.decode(serde.encode(expected), Any) == serde.decode(serde.encode(actual), Any))
     except SerializationError:
         return False
@@ -152,9 +152,6 @@ def _shown(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
-# What a harness tells: which runs there were, and what is left.
-
-
 RunOutcome: TypeAlias = Literal[
     "completed", "failed", "retrying", "snoozed", "released", "cancelled", "stalled"
 ]
@@ -162,9 +159,9 @@ RunOutcome: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One run of one job. ``outcome`` is what the store made of it, ``state`` the job's state after that.
+    """One run of one job, with its ``outcome`` in the store and the job's ``state`` after it.
 
-    ``error`` is what the handler raised, the exception itself; ``failure`` is what was stored of it.
+    ``error`` is the exception that the handler raised; ``failure`` is its stored form.
     """
 
     queue: str
@@ -181,8 +178,8 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What a drain did: ``runs`` in their order, ``left`` the counts of queues that have open jobs, ``advanced`` how
-    far it moved the clock."""
+    """The result of a drain: ``runs`` in order, ``left`` with the counts of queues with open jobs, and ``advanced``,
+    the distance that the clock moved."""
 
     runs: list[Ran] = field(default_factory=list)
     left: Mapping[str, Counts] = field(default_factory=dict)
@@ -200,12 +197,12 @@ class Drained:
 
     @property
     def failed(self) -> list[Ran]:
-        """Runs after which their job had failed for good."""
+        """Return the runs whose job failed for good."""
         return self._with("failed")
 
     @property
     def retrying(self) -> list[Ran]:
-        """Runs that failed, with attempts left."""
+        """Return the runs that failed with attempts left."""
         return self._with("retrying")
 
     def _with(self, outcome: RunOutcome) -> list[Ran]:

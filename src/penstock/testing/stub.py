@@ -1,4 +1,4 @@
-"""Stubs: what a task does in a test instead of its work."""
+"""Stubs: replacements for the work of a task in a test."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Self
 
 
 class Stub:
-    """Made by ``Harness.stub``; ``calls`` are the arguments by name of the runs it stood in for.
+    """Replaces the work of a task; made by ``Harness.stub``. ``calls`` has the arguments by name of each run.
 
-    In force until ``remove()``, or until a ``with`` block around it is left.
+    It lasts until ``remove()`` or the end of its ``with`` block.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Stub:
         self._end = end
 
     async def answer(self, arguments: dict[str, Any]) -> Any:
-        """What the task returns, or raises, this time."""
+        """Return or raise the stubbed outcome of a run."""
         self.calls.append(arguments)
         if self._raises is not None:
             raise self._raises.with_traceback(None)
@@ -39,7 +39,7 @@ class Stub:
         return await answer if inspect.isawaitable(answer) else answer
 
     def remove(self) -> None:
-        """The task does its own work again."""
+        """Let the task do its own work again."""
         self._end()
 
     def __enter__(self) -> Self:

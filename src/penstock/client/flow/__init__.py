@@ -1,7 +1,7 @@
 """Flows: jobs that wait for other jobs.
 
-``Flow`` (a parent and its children), ``chain``, ``group``, ``chord`` and ``Dag`` say who waits for whom, and may
-stand inside each other. ``app.enqueue_flow`` puts all of it in.
+``Flow`` (a parent and its children), ``chain``, ``group``, ``chord`` and ``Dag`` define which job waits for which, and
+can be nested. ``app.enqueue_flow`` enqueues all of it.
 """
 
 from __future__ import annotations

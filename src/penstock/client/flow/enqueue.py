@@ -1,4 +1,4 @@
-"""Putting flows in: one call per queue of their roots, however many there are."""
+"""Enqueue flows, with one call per queue of their roots, and add children to jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.client.flow.graph import Graph, Key, Weave, is_several
+from penstock.client.flow.graph import Graph, Key, LinkedFlow, has_several_results
 from penstock.client.flow.handle import FlowHandle
 from penstock.client.flow.parts import Chain, Chord, Dag, Flow, Group, Part, check_part, check_policy
 from penstock.client.handle import JobHandle
@@ -27,119 +27,119 @@ if TYPE_CHECKING:
     from penstock.storage.values import AttachAnswer
 
 
-class _Drawn(NamedTuple):
+class _Prepared(NamedTuple):
     graph: Graph
     ends: list[Key]
-    weaves: list[Weave]
+    flows: list[LinkedFlow]
     is_group: bool
 
 
 async def enqueue_flows(app: App, parts: Iterable[Part]) -> list[FlowHandle[Any]]:
-    """What ``App.enqueue_flows`` does: all of them are checked before the first is written."""
-    drawn = [_draw(check_part(part)) for part in listed("flows", parts, of="flows")]
-    weaves = [weave for one in drawn for weave in one.weaves]
+    """Enqueue flows for ``App.enqueue_flows``. Check all of them before writing the first."""
+    prepared = [_prepare(check_part(part)) for part in listed("flows", parts, of="flows")]
+    flows = [flow for part in prepared for flow in part.flows]
     session = await app.session()
-    if session.enqueue_chain.layers and weaves:
-        answers = await _put_through(session, weaves)
+    if session.enqueue_chain.layers and flows:
+        answers = await _enqueue_through(session, flows)
     else:
-        answers = await _put_all(session.storage, weaves)
-    return [_handle(app, one, answers) for one in drawn]
+        answers = await _enqueue_all(session.storage, flows)
+    return [_handle(app, part, answers) for part in prepared]
 
 
-async def _put_through(session: Session, weaves: Sequence[Weave]) -> dict[Key, Enqueued]:
-    """The answers to the roots. The layers are told for each job what was said to its root."""
+async def _enqueue_through(session: Session, flows: Sequence[LinkedFlow]) -> dict[Key, Enqueued]:
+    """Enqueue through the middleware and return the answers for the roots. Each job gets the answer of its root."""
     roots: dict[Key, Enqueued] = {}
 
     async def send(nodes: Sequence[Node]) -> list[Enqueued]:
-        changed = _woven_again(weaves, nodes)
-        roots.update(await _put_all(session.storage, changed))
-        return [answer for weave in changed for answer in _said(weave, roots[_key(weave.nodes[0])])]
+        changed = _with_nodes(flows, nodes)
+        roots.update(await _enqueue_all(session.storage, changed))
+        return [answer for flow in changed for answer in _answers_of(flow, roots[_key(flow.nodes[0])])]
 
-    await session.enqueue_chain.enqueue_nodes([node for weave in weaves for node in weave.nodes], send)
+    await session.enqueue_chain.enqueue_nodes([node for flow in flows for node in flow.nodes], send)
     return roots
 
 
-def _woven_again(weaves: Sequence[Weave], nodes: Iterable[Node]) -> list[Weave]:
-    """The weaves with these nodes in the place of theirs."""
+def _with_nodes(flows: Sequence[LinkedFlow], nodes: Iterable[Node]) -> list[LinkedFlow]:
+    """Return the flows with their nodes replaced by ``nodes``."""
     rest = iter(nodes)
-    return [Weave(weave.flow, list(islice(rest, len(weave.nodes)))) for weave in weaves]
+    return [LinkedFlow(flow.id, list(islice(rest, len(flow.nodes)))) for flow in flows]
 
 
 def _key(node: Node) -> Key:
     return node.queue, node.job.id
 
 
-def _said(weave: Weave, root: Enqueued) -> list[Enqueued]:
-    return [root, *(Enqueued(node.job.id, root.status, None, 0) for node in weave.nodes[1:])]
+def _answers_of(flow: LinkedFlow, root: Enqueued) -> list[Enqueued]:
+    return [root, *(Enqueued(node.job.id, root.status, None, 0) for node in flow.nodes[1:])]
 
 
-async def _put_all(storage: Storage, weaves: Sequence[Weave]) -> dict[Key, Enqueued]:
-    """The answers to the roots."""
-    by_queue: dict[str, list[Weave]] = {}
-    for weave in weaves:
-        by_queue.setdefault(weave.nodes[0].queue, []).append(weave)
+async def _enqueue_all(storage: Storage, flows: Sequence[LinkedFlow]) -> dict[Key, Enqueued]:
+    """Enqueue the flows and return the answers for the roots."""
+    by_queue: dict[str, list[LinkedFlow]] = {}
+    for flow in flows:
+        by_queue.setdefault(flow.nodes[0].queue, []).append(flow)
     answers: dict[Key, Enqueued] = {}
-    for queue, its_weaves in by_queue.items():
-        for some in _chunks(its_weaves):
-            for weave, answer in zip(some, await _put(storage, queue, some), strict=True):
-                answers[_key(weave.nodes[0])] = answer
+    for queue, flows_of_queue in by_queue.items():
+        for chunk in _chunks(flows_of_queue):
+            for flow, answer in zip(chunk, await _enqueue(storage, queue, chunk), strict=True):
+                answers[_key(flow.nodes[0])] = answer
     return answers
 
 
-def _draw(part: Part) -> _Drawn:
+def _prepare(part: Part) -> _Prepared:
     graph = Graph()
     ends = graph.add(part)
     graph.keep_outcomes(ends)
-    return _Drawn(graph, ends, graph.weaves(), is_several(part))
+    return _Prepared(graph, ends, graph.linked_flows(), has_several_results(part))
 
 
-async def _put(storage: Storage, queue: str, weaves: Sequence[Weave]) -> list[Enqueued]:
-    if all(len(weave.nodes) == 1 for weave in weaves):
-        return await storage.enqueue(queue, [weave.nodes[0].job for weave in weaves])
-    return await storage.enqueue_flows(queue, [weave.nodes for weave in weaves])
+async def _enqueue(storage: Storage, queue: str, flows: Sequence[LinkedFlow]) -> list[Enqueued]:
+    if all(len(flow.nodes) == 1 for flow in flows):
+        return await storage.enqueue(queue, [flow.nodes[0].job for flow in flows])
+    return await storage.enqueue_flows(queue, [flow.nodes for flow in flows])
 
 
-def _chunks(weaves: Sequence[Weave]) -> Iterator[list[Weave]]:
-    """Bounded calls; a flow is never split."""
-    some: list[Weave] = []
+def _chunks(flows: Sequence[LinkedFlow]) -> Iterator[list[LinkedFlow]]:
+    """Split flows into bounded calls. A flow is never split."""
+    chunk: list[LinkedFlow] = []
     count = size = 0
-    for weave in weaves:
-        length = len(weave.nodes)
-        weight = sum(len(node.job.payload) for node in weave.nodes)
-        if some and (count + length > MAX_COUNT or size + weight > MAX_BYTES):
-            yield some
-            some, count, size = [], 0, 0
-        some.append(weave)
+    for flow in flows:
+        length = len(flow.nodes)
+        weight = sum(len(node.job.payload) for node in flow.nodes)
+        if chunk and (count + length > MAX_COUNT or size + weight > MAX_BYTES):
+            yield chunk
+            chunk, count, size = [], 0, 0
+        chunk.append(flow)
         count, size = count + length, size + weight
-    if some:
-        yield some
+    if chunk:
+        yield chunk
 
 
-def _handle(app: App, drawn: _Drawn, answers: dict[Key, Enqueued]) -> FlowHandle[Any]:
-    graph = drawn.graph
+def _handle(app: App, prepared: _Prepared, answers: dict[Key, Enqueued]) -> FlowHandle[Any]:
+    graph = prepared.graph
     jobs = {
         key: JobHandle[Any](draft.source, key[1], answers.get(key)) for key, draft in graph.drafts.items()
     }
     names = {draft.name: jobs[key] for key, draft in graph.drafts.items() if draft.name}
-    ends = [jobs[key] for key in drawn.ends if key in jobs]
-    return FlowHandle(app, ends, jobs=list(jobs.values()), names=names, is_group=drawn.is_group)
+    ends = [jobs[key] for key in prepared.ends if key in jobs]
+    return FlowHandle(app, ends, jobs=list(jobs.values()), names=names, is_group=prepared.is_group)
 
 
 async def add_children(
     source: JobCodec, id: str, parts: Iterable[Part], *, on_failure: Policy
 ) -> list[JobHandle[Any]]:
-    """Have an open job wait for further ones.
+    """Add children to an open job: it waits for them.
 
     Raises:
-        JobNotFound: the job is not known.
-        JobError: it has ended.
-        InvalidInput: a cycle, or nothing to add.
+        JobNotFound: the job does not exist.
+        JobError: the job has finished.
+        InvalidInput: there is a cycle, or there are no children.
     """
     graph = Graph()
     children = map(check_part, listed("children", parts, of="jobs and flows"))
     ends = list(dict.fromkeys(key for part in children for key in graph.add(part)))
     if not ends:
-        raise InvalidInput("there are no children to add. Give at least one task.job(...).")
+        raise InvalidInput("add_children needs at least one job: task.job(...).")
     if (source.queue, id) in ends:
         raise InvalidInput(f"job {source.queue}/{id} cannot be its own child.")
     policy = check_policy(on_failure)
@@ -162,18 +162,17 @@ async def add_children(
 
 def _refuse_unattached(queue: str, id: str, answer: AttachAnswer) -> None:
     if answer == "not_found":
-        raise JobNotFound.in_queue(
-            queue, id, "Nothing was written: only a job that is kept can have children."
-        )
+        raise JobNotFound.in_queue(queue, id, "Nothing was written: only an existing job can have children.")
     if answer == "ended":
         raise JobError(
-            f"job {shown(id)} of queue {shown(queue)} has ended, so it cannot wait for children. Nothing was written.",
+            f"job {shown(id)} of queue {shown(queue)} has finished, so it cannot wait for children. Nothing was "
+            "written.",
             job_id=id,
         )
 
 
 def app_of(part: Any) -> App:
-    """The app of the first job in ``part``."""
+    """Return the app of the first job in ``part``."""
     match part:
         case JobSpec() | JobHandle():
             return part.source.app

@@ -1,4 +1,4 @@
-"""A flow that is in: its result, its tree, and operating on all of it."""
+"""The handle of an enqueued flow: its result, its tree, and operations on all of its jobs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class FlowNode:
-    """A job of a flow as it is now. ``children`` are those it waits for, in the order they were given.
+    """The current state of a job of a flow. ``children`` are the jobs it waits for, in the order added.
 
-    ``info`` is ``None`` if the job is not known: not delivered yet, or no longer kept. ``policy`` is what its failure
-    does to the job above it. A job that several wait for is the same node under each.
+    ``info`` is ``None`` if the job is unknown: not delivered yet, or removed. ``policy`` is the effect of its failure
+    on the job above it. A job that several others wait for is the same node under each.
     """
 
     __slots__ = ("children", "id", "info", "policy", "queue")
@@ -61,7 +61,7 @@ class FlowNode:
         return self.info.state if self.info else None
 
     def walk(self) -> Iterator[FlowNode]:
-        """This node and all below it, each once, from the top down."""
+        """Yield this node and all below it, each once, from the top down."""
         seen = {(self.queue, self.id)}
         level = [self]
         while level:
@@ -74,17 +74,17 @@ class FlowNode:
             level = below
 
     def describe(self, indent: str = "") -> str:
-        """The tree as text, a line for each job."""
+        """Return the tree as text, one line per job."""
         lines = [f"{indent}{self.ref} {self.state or 'unknown'}"]
         lines += [child.describe(indent + "  ") for child in self.children]
         return "\n".join(lines)
 
 
 class FlowHandle(Hinting, Generic[R_co]):
-    """Given by ``app.enqueue_flow``, or ``app.flow(ref)`` for a root that is known.
+    """The handle that ``app.enqueue_flow`` returns, and ``app.flow(ref)`` for an existing root.
 
-    ``root`` is the job that everything leads to, ``ends`` are all such, ``jobs`` all that were put in (in the order
-    they were drawn), and ``names`` those of a ``Dag`` by name.
+    ``root`` is the last job, or the first of several last jobs, which are ``ends``. ``jobs`` are all enqueued jobs, and
+    ``names`` those of a ``Dag`` by name.
     """
 
     __slots__ = ("_app", "_is_group", "ends", "jobs", "names")
@@ -119,30 +119,30 @@ class FlowHandle(Hinting, Generic[R_co]):
 
     @property
     def status(self) -> EnqueueStatus | None:
-        """What the root's enqueue answered: unless it is ``queued``, nothing of the flow was put in."""
+        """Return the answer to the root's enqueue. Unless it is ``queued``, no job of the flow was enqueued."""
         return self.root.status
 
     async def usage(self) -> dict[str, float]:
-        """What the jobs of the flow said they used, in all queues this handle knows of."""
+        """Return the usage that the jobs of the flow reported, in all queues this handle knows."""
         sums: Counter[str] = Counter()
         flow, storage = await self._flow_id(), await self._app.connect()
         for queue in sorted({job.queue for job in self.jobs}):
-            for one in await storage.usage(queue):
-                if (one.kind, one.key) == ("flow", flow):
-                    sums[one.name] += one.micros
+            for usage in await storage.usage(queue):
+                if (usage.kind, usage.key) == ("flow", flow):
+                    sums[usage.name] += usage.micros
         return in_units(sums)
 
     async def set_budget(self, name: str, amount: float) -> None:
-        """Once ``amount`` of ``name`` is used, no further job of the flow begins: it fails as ``BudgetExceeded``.
+        """Fail further jobs of the flow with ``BudgetExceeded`` once it has used ``amount`` of ``name``.
 
-        Jobs that are active go on, so the overshoot is at most what they use. Raises ``InvalidOption`` for a flow
-        over several queues: no store could stop them all at once.
+        Active jobs continue, so the overshoot is at most what they use. Raise ``InvalidOption`` for a flow over several
+        queues, because each queue has its own budgets.
         """
         queues = sorted({job.queue for job in self.jobs})
         if len(queues) > 1:
             raise InvalidOption(
-                f"the flow has jobs in the queues {', '.join(queues)}, and a budget is kept by one queue. "
-                "Put its jobs into one queue, or set budgets on the queues."
+                f"the flow has jobs in the queues {', '.join(queues)}, but a budget covers one queue. "
+                "Use one queue for all its jobs, or set budgets on the queues."
             )
         budget = budget_of(name, amount, per=None, flow=await self._flow_id())
         await (await self._app.connect()).set_budget(queues[0], budget)
@@ -151,9 +151,9 @@ class FlowHandle(Hinting, Generic[R_co]):
         return (await self.root.get()).flow
 
     async def result(self, timeout: Duration | None = None) -> R_co:
-        """What the root returned; of a flow with several ends (a group), the list of what they returned.
+        """Return the result of the root; for a flow with several ends (a group), the list of their results.
 
-        Raises as ``JobHandle.result``.
+        Raise the same errors as ``JobHandle.result``.
         """
         if not self._is_group:
             return cast(R_co, await self.root.result(timeout))
@@ -161,12 +161,12 @@ class FlowHandle(Hinting, Generic[R_co]):
         return cast(R_co, results)
 
     async def tree(self) -> FlowNode:
-        """The flow as it is now, from the root down."""
+        """Return the current state of the flow, from the root down."""
         [root] = await self._trees([self.root])
         return root
 
     async def cancel(self) -> dict[tuple[str, str], CancelAnswer]:
-        """Cancel all jobs of the flow, the root first; the answers by queue and id. May be repeated."""
+        """Cancel all jobs of the flow, the root first; return the answers by queue and id. Safe to repeat."""
         storage = await self._app.connect()
         answers: dict[tuple[str, str], CancelAnswer] = {}
         for queue, ids in _by_queue(await self._nodes()):
@@ -174,7 +174,7 @@ class FlowHandle(Hinting, Generic[R_co]):
         return answers
 
     async def retry(self) -> dict[tuple[str, str], RetryAnswer]:
-        """Retry all jobs of the flow that failed or were cancelled, the leaves first. May be repeated."""
+        """Retry all failed or cancelled jobs of the flow, the leaves first. Safe to repeat."""
         storage = await self._app.connect()
         answers: dict[tuple[str, str], RetryAnswer] = {}
         for queue, ids in _by_queue(reversed(await self._nodes())):
@@ -187,40 +187,40 @@ class FlowHandle(Hinting, Generic[R_co]):
 
     async def _trees(self, roots: Sequence[JobHandle[Any]]) -> list[FlowNode]:
         storage = await self._app.connect()
-        found: dict[tuple[str, str], FlowNode] = {}
+        seen: dict[tuple[str, str], FlowNode] = {}
         tops = [FlowNode(root.queue, root.id, None) for root in roots]
         level = tops
         while level:
-            found.update({(node.queue, node.id): node for node in level})
-            await self._look_at(storage, level)
-            level = [child for node in level for child in await self._below(storage, node, found)]
+            seen.update({(node.queue, node.id): node for node in level})
+            await self._read_infos(storage, level)
+            level = [child for node in level for child in await self._add_children(storage, node, seen)]
         return tops
 
-    async def _look_at(self, storage: Storage, nodes: Sequence[FlowNode]) -> None:
+    async def _read_infos(self, storage: Storage, nodes: Sequence[FlowNode]) -> None:
         for queue, ids in _by_queue(nodes):
             jobs = {job.id: job for job in await storage.get(queue, ids) if job is not None}
             for node in nodes:
                 if node.queue == queue and node.id in jobs:
                     node.info = JobInfo(self._app.job(node.ref).source, jobs[node.id])
 
-    async def _below(
-        self, storage: Storage, node: FlowNode, found: dict[tuple[str, str], FlowNode]
+    async def _add_children(
+        self, storage: Storage, node: FlowNode, seen: dict[tuple[str, str], FlowNode]
     ) -> list[FlowNode]:
-        """The children of a node that were not met before."""
+        """Add the children of a node; return those not seen before."""
         new: list[FlowNode] = []
         if node.info is None or not node.info.has_children:
             return new
         for record in await read_dependencies(storage, node.queue, node.id):
             key = (record.queue, record.id)
-            if key not in found:
-                found[key] = FlowNode(*key, record.policy)
-                new.append(found[key])
-            node.children.append(found[key])
+            if key not in seen:
+                seen[key] = FlowNode(*key, record.policy)
+                new.append(seen[key])
+            node.children.append(seen[key])
         return new
 
 
 async def read_dependencies(storage: Storage, queue: str, id: str) -> list[DependencyRecord]:
-    """All of them, page by page."""
+    """Return all dependencies of a job, read page by page."""
     records: list[DependencyRecord] = []
     while page := await storage.dependencies(queue, id, start=len(records), limit=_PAGE):
         records += page
@@ -230,7 +230,7 @@ async def read_dependencies(storage: Storage, queue: str, id: str) -> list[Depen
 
 
 def _by_queue(nodes: Iterator[FlowNode] | Sequence[FlowNode]) -> Iterator[tuple[str, list[str]]]:
-    """Neighbours of one queue together, in the order they come."""
+    """Group adjacent nodes of the same queue, keeping their order."""
     queue, ids = "", list[str]()
     for node in nodes:
         if node.queue != queue or len(ids) == _PAGE:
@@ -240,9 +240,6 @@ def _by_queue(nodes: Iterator[FlowNode] | Sequence[FlowNode]) -> Iterator[tuple[
         ids.append(node.id)
     if ids:
         yield queue, ids
-
-
-# The sync face of flows.
 
 
 class SyncWhole(Hinting, Face[Whole[R_co]], Generic[R_co]):

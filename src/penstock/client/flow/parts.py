@@ -1,7 +1,7 @@
-"""What flows are made of. A part is a job, a handle of one that is there, or a flow of its own.
+"""The parts of flows: a part is a job, the handle of an existing job, or another flow.
 
-Parts say only who waits for whom; ``graph`` makes nodes of them. The same ``job()`` may stand in several places:
-it is one job, and all of them wait for it.
+Parts only define which job waits for which; ``graph`` turns them into nodes. The same ``job()`` may appear in several
+places: it is one job, and all of them wait for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POLICIES: Final = ("fail", "ignore", "wait")
 
 
 class Whole(Hinting, Generic[R_co]):
-    """A flow that can be enqueued by itself, and has a result."""
+    """A flow that can be enqueued by itself and has a result."""
 
     __slots__ = ()
     hints_for = "flow"
@@ -38,13 +38,15 @@ class Whole(Hinting, Generic[R_co]):
     if not TYPE_CHECKING:
 
         def __or__(self, other: object) -> NoReturn:
-            raise TypeError("flows are not joined with |. Use chain(first, next).")
+            raise TypeError("flows cannot be joined with |. Use chain(first, next).")
 
         def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-            raise TypeError("a flow is not called. Use flow.enqueue(); chord takes its body as an argument.")
+            raise TypeError(
+                "a flow cannot be called. Use flow.enqueue(); chord takes its body as an argument."
+            )
 
     async def enqueue(self) -> FlowHandle[R_co]:
-        """Put it in, by the app its jobs are of. See ``App.enqueue_flow``."""
+        """Enqueue the flow in the app of its jobs. See ``App.enqueue_flow``."""
         from penstock.client.flow.enqueue import app_of
 
         whole: Any = self
@@ -52,18 +54,18 @@ class Whole(Hinting, Generic[R_co]):
 
     @property
     def sync(self) -> SyncWhole[R_co]:
-        """The same for synchronous code."""
+        """Return the same for synchronous code."""
         from penstock.client.flow.handle import SyncWhole
 
         return SyncWhole(self)
 
 
 class Flow(Whole[R_co]):
-    """A parent that runs when its children have ended; children may be flows themselves, in any queue.
+    """A parent that runs when its children have finished; children may be flows, in any queue.
 
-    ``on_failure`` says what a child that fails, is cancelled or removed does to the parent: ``"fail"`` fails it
-    with the reason, ``"ignore"`` lets it run (``context.children()`` shows the failure), ``"wait"`` has it wait until
-    the child was retried and completed.
+    ``on_failure`` decides what happens to the parent if a child fails, is cancelled or removed: ``"fail"`` fails the
+    parent with the reason, ``"ignore"`` runs it (``context.children()`` shows the failure), ``"wait"`` makes it wait
+    until the child is retried and completes.
     """
 
     __slots__ = ("children", "on_failure", "parent")
@@ -77,7 +79,7 @@ class Flow(Whole[R_co]):
 
 
 class Chain(Whole[R_co]):
-    """One after the other; see ``chain``."""
+    """Jobs that run one after the other; see ``chain``."""
 
     __slots__ = ("on_failure", "parts")
 
@@ -87,7 +89,7 @@ class Chain(Whole[R_co]):
 
 
 class Group(Whole[list[R]], Generic[R]):
-    """Side by side; see ``group``."""
+    """Jobs that run side by side; see ``group``."""
 
     __slots__ = ("parts",)
 
@@ -96,15 +98,13 @@ class Group(Whole[list[R]], Generic[R]):
 
 
 class Chord(Whole[R_co]):
-    """A group, and what gets its results; see ``chord``."""
+    """A group and a body that receives its results; see ``chord``."""
 
     __slots__ = ("body", "header", "on_failure")
 
     def __init__(self, header: Group[Any], body: Body, *, on_failure: Policy) -> None:
         if not isinstance(body, JobSpec | Whole):
-            raise InvalidInput(
-                f"the body of a chord is {shown(body)}, which is nothing to be put in. Give task.job(...), or a flow."
-            )
+            raise InvalidInput(f"the body of a chord must be task.job(...) or a flow, got {shown(body)}.")
         self.header = header
         self.body = body
         self.on_failure = check_policy(on_failure)
@@ -117,8 +117,8 @@ def chain(*parts: Part, on_failure: Policy = "fail") -> Chain[Any]: ...
 def chain(*parts: Any, on_failure: Policy = "fail") -> Chain[Any]:  # type: ignore[misc]  # mypy and *tuple
     """Return jobs that run one after the other: ``chain(fetch.job(url), resize.partial(width=200), store.partial())``.
 
-    The result of each job is the first argument of the next if that is a ``partial(...)``; a ``job(...)`` has all its
-    arguments and only waits. After a group the result is the list of the group's results.
+    The result of each job becomes the first argument of the next if that is a ``partial(...)``; a ``job(...)`` has all
+    its arguments and only waits. The result of a group is the list of its results.
     """
     return Chain(parts, on_failure=on_failure)
 
@@ -130,7 +130,7 @@ def group(*parts: Ending[R]) -> Group[R]: ...
 def group(*parts: Any) -> Group[Any]:
     """Return jobs that run side by side: ``group([add.job(1, 2), add.job(3, 4)])``, or without the list.
 
-    By itself it is as good as ``enqueue_many``, over several queues.
+    Alone, it works like ``enqueue_many`` over several queues.
     """
     is_listed = len(parts) == 1 and not isinstance(parts[0], JobSpec | JobHandle | Whole)
     return Group(parts[0] if is_listed else parts)
@@ -142,15 +142,15 @@ def chord(
     """Return a job that runs after all jobs of a group: ``chord([add.job(1, 2), add.job(3, 4)], sum_up.partial())``.
 
     The first argument of a ``partial(...)`` is the list of their results, in order. The body may be a chain, a group or
-    another flow: the jobs that begin it get the list.
-    Under ``on_failure="ignore"`` the place of one that failed holds ``None``.
+    another flow: its first jobs receive the list.
+    With ``on_failure="ignore"`` the list has ``None`` in place of a failed job's result.
     """
     parts: Group[Any] = header if isinstance(header, Group) else Group(header)
     return Chord(parts, cast("Body", body), on_failure=on_failure)
 
 
 class Dag(Whole[Any]):
-    """Any graph: jobs by name, each with the names of those it comes after, in any order.
+    """Any acyclic graph: jobs by name, each with the names of the jobs it comes after, in any order.
 
     ::
 
@@ -161,7 +161,7 @@ class Dag(Whole[Any]):
         dag.add("join", join.partial(), after=["left", "right"])
 
     The first argument of a ``partial(...)`` is the list of the results of the jobs in ``after``.
-    A cycle is an ``InvalidInput`` that names it, when the graph is enqueued; nothing is written then.
+    Enqueueing a graph with a cycle raises ``InvalidInput``, which names the cycle; nothing is written.
     """
 
     __slots__ = ("names", "on_failure")
@@ -180,11 +180,9 @@ class Dag(Whole[Any]):
         after: Sequence[str | JobSpec[Any] | JobHandle[Any]] = (),
         on_failure: Policy | None = None,
     ) -> Dag:
-        """Add a job. Raises ``InvalidInput`` for a name that is taken."""
+        """Add a job. Raise ``InvalidInput`` if the name is taken."""
         if name in self.names:
-            raise InvalidInput(
-                f"the graph has a job named {shown(name)} already. Give this one another name."
-            )
+            raise InvalidInput(f"the graph already has a job named {shown(name)}. Use another name.")
         policy = self.on_failure if on_failure is None else check_policy(on_failure)
         spec = _checked_job(job, f"{shown(name)} of a Dag")
         self.names[name] = (spec, tuple(after), policy)
@@ -192,15 +190,15 @@ class Dag(Whole[Any]):
 
     @property
     def ends(self) -> list[str]:
-        """The names of those that nobody comes after, in the order they were added."""
+        """Return the names of the jobs that no other job comes after, in the order added."""
         followed = {
-            one if isinstance(one, str) else id(one) for _, after, *_ in self.names.values() for one in after
+            job if isinstance(job, str) else id(job) for _, after, *_ in self.names.values() for job in after
         }
         return [name for name, (job, *_) in self.names.items() if not followed & {name, id(job)}]
 
     @classmethod
     def of(cls, jobs: Mapping[str, JobSpec[Any]], after: Mapping[str, Sequence[str]], **options: Any) -> Dag:
-        """The same from two dicts: jobs by name, and who comes after whom."""
+        """Return a graph from two dicts: jobs by name, and the names that each comes after."""
         dag = cls(**options)
         for name, job in jobs.items():
             dag.add(name, job, after=after.get(name, ()))
@@ -214,27 +212,27 @@ Ending: TypeAlias = JobHandle[R] | JobSpec[R] | Whole[R]
 
 
 def check_policy(value: str) -> Policy:
-    """``value`` if it can be what a failure does to a dependent. Raises ``InvalidOption``."""
+    """Return ``value`` if it is a policy for failures. Raise ``InvalidOption`` otherwise."""
     match value:
         case "fail" | "ignore" | "wait":
             return value
         case _:
             raise InvalidOption(
-                f"on_failure={shown(value)} is not valid. Give {', '.join(map(repr, _POLICIES))}."
+                f"on_failure must be one of {', '.join(map(repr, _POLICIES))}, got {shown(value)}."
             )
 
 
 def _checked_job(part: JobSpec[Any], what: str) -> JobSpec[Any]:
     if not isinstance(part, JobSpec):
-        raise InvalidInput(f"{what} is {shown(part)}, which is not a job to enqueue. Give task.job(...).")
+        raise InvalidInput(f"{what} must be task.job(...), got {shown(part)}.")
     return part
 
 
 def _checked(parts: Iterable[Part]) -> tuple[Part, ...]:
-    found = tuple(map(check_part, listed("parts", parts, of="jobs and flows")))
-    if not found:
+    checked = tuple(map(check_part, listed("parts", parts, of="jobs and flows")))
+    if not checked:
         raise InvalidInput("a flow needs at least one job: task.job(...).")
-    return found
+    return checked
 
 
 def check_part(part: Part) -> Part:

@@ -1,8 +1,8 @@
-"""The sync face: the same methods for synchronous code, one implementation.
+"""The sync face: the same methods and implementation for synchronous code.
 
-``app.sync``, ``task.sync``, ``queue.sync`` and what they give have the methods of their asynchronous originals
-and run them on one loop thread per process (``loopthread``), from any number of threads at once. Calls that
-are made at the same time travel together, as they do in asynchronous code.
+``app.sync``, ``task.sync``, ``queue.sync`` and the objects they return have the methods of their asynchronous originals
+and run them on one loop thread per process (``loopthread``). Any number of threads may call them. Simultaneous calls
+share round trips, as they do in asynchronous code.
 """
 
 from __future__ import annotations

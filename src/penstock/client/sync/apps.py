@@ -1,4 +1,4 @@
-"""The sync face of a queue."""
+"""The sync faces of an app and its queues."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from penstock.client.subscription import SubscriptionOptions
     from penstock.core.event import Event
     from penstock.core.limits import GroupState
+
+
+R = TypeVar("R")
 
 
 class SyncQueue(Hinting, Face[Queue]):
@@ -70,7 +73,7 @@ class SyncQueue(Hinting, Face[Queue]):
     def claim(
         self, *, lease: Duration = "30s", wait: Duration | None = None, worker: str | None = None
     ) -> SyncClaim:
-        """See ``Queue.claim``; a ``with`` block. The lease is extended from the loop thread."""
+        """See ``Queue.claim``. Use a ``with`` block; the loop thread extends the lease."""
         if wait is None:
             return SyncClaim(self._target.claim(lease=lease, worker=worker))
         return SyncClaim(self._target.claim(lease=lease, wait=wait, worker=worker))
@@ -164,12 +167,6 @@ class SyncQueue(Hinting, Face[Queue]):
     hold_events = as_sync(QueueAdmin.hold_events)
     release_events = as_sync(QueueAdmin.release_events)
     consumers = as_sync(QueueAdmin.consumers)
-
-
-# The sync face of an app.
-
-
-R = TypeVar("R")
 
 
 class SyncApp(Hinting, Face[App]):

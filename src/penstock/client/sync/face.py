@@ -1,16 +1,12 @@
-"""What all sync faces have in common."""
+"""The base class and helpers of all sync faces."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from penstock.client.loopthread import run
-
-if TYPE_CHECKING:
-    pass
-
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -36,7 +32,7 @@ class Face(Generic[T_co]):
 def as_sync(
     method: Callable[Concatenate[A, Q], Coroutine[Any, Any, B]],
 ) -> Callable[Concatenate[Face[A], Q], B]:
-    """``method`` for the face of its object: the same arguments, the same answer, without ``await``."""
+    """Return ``method`` for the face of its object: same arguments, same result, without ``await``."""
 
     def call(face: Face[A], /, *args: Q.args, **kwargs: Q.kwargs) -> B:
         return run(method(face._target, *args, **kwargs))
@@ -45,13 +41,13 @@ def as_sync(
 
 
 def iterate(items: AsyncGenerator[A, None]) -> Generator[A, None, None]:
-    """What ``items`` gives, each fetched on the loop thread when it is asked for."""
+    """Yield from ``items``, fetching each item on the loop thread when it is needed."""
 
-    async def following() -> A | object:
+    async def fetch_next() -> A | object:
         return await anext(items, _END)
 
     try:
-        while (item := run(following())) is not _END:
+        while (item := run(fetch_next())) is not _END:
             yield item  # type: ignore[misc]  # _END is gone
     finally:
         run(_close(items))

@@ -1,4 +1,4 @@
-"""The sync faces of tasks, and of the jobs they make."""
+"""The sync faces of tasks, job handles and claimed jobs."""
 
 from __future__ import annotations
 
@@ -145,13 +145,11 @@ class SyncTask(Hinting, Face[Task[P, R]], Generic[P, R]):
         return self._target.partial(*args, **kwargs)
 
 
-# The sync faces of jobs that are claimed in a loop of one's own.
-
-
-class SyncClaimedJob(Face[ClaimedJob]):
+class SyncClaimedJob(Hinting, Face[ClaimedJob]):
     """See ``ClaimedJob``."""
 
     __slots__ = ()
+    hints_for = "job context"
 
     @property
     def id(self) -> str:

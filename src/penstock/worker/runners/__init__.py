@@ -1,4 +1,4 @@
-"""Where handlers run: on the loop (inline), in threads, in processes of their own, in sandboxes."""
+"""The runners of handlers: on the loop, in threads, in processes, in sandboxes, and as shell commands."""
 
 from __future__ import annotations
 

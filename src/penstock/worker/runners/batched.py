@@ -1,4 +1,4 @@
-"""Functions that take batches: each run decodes its own payload, then joins the others for one call."""
+"""The runner of functions that take batches: each run decodes its payload, then joins a batch for one call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def table_of(kind: str) -> Callable[[Sequence[dict[str, Any]]], Any]:
-    """What makes a ``Table`` or a ``RecordBatch`` of rows. A row that lacks a column of another has null there."""
+    """Return a function that makes a ``Table`` or ``RecordBatch`` of rows. Missing columns of a row become null."""
     import pyarrow as pa
 
     of = pa.Table.from_arrays if kind == "Table" else pa.RecordBatch.from_arrays
@@ -31,7 +31,7 @@ def table_of(kind: str) -> Callable[[Sequence[dict[str, Any]]], Any]:
 
 
 def by_row(answer: Any) -> Any:
-    """Rows of a table as dicts, items of an array as values; anything else as it is. Awaits what is to be awaited."""
+    """Return the rows of a table as dicts or the items of an array; anything else unchanged, awaitables awaited."""
     if inspect.isawaitable(answer):
         return _awaited(answer)
     return answer.to_pylist() if hasattr(answer, "to_pylist") else answer
@@ -42,7 +42,7 @@ async def _awaited(answer: Any) -> Any:
 
 
 def bind(task: Task[..., Any], batcher: Batcher) -> Call:
-    """A call that decodes the payload, so that one which cannot be fails alone, and joins a batch."""
+    """Return a call that decodes the payload, so that only a bad job fails, and joins a batch."""
     unpack, serde = task.signature.unpack, task.serde
 
     def call(run: Run) -> Any:
@@ -56,7 +56,7 @@ def bind(task: Task[..., Any], batcher: Batcher) -> Call:
 
 
 def calling(task: Task[..., Any]) -> Callable[[Batch], Any]:
-    """What calls the task's function with the items of a batch, and with their contexts if it takes them."""
+    """Return a function that calls the task's function with the items of a batch, and contexts if it takes them."""
     func = task.func
     assert task.batching is not None
     contexts = task.batching.contexts
@@ -74,8 +74,6 @@ def calling(task: Task[..., Any]) -> Callable[[Batch], Any]:
 
 
 def _calling_with_table(task: Task[..., Any], kind: str) -> Callable[[Batch], Any]:
-    pass
-
     assert task.batching is not None
     func, make = task.func, table_of(kind)
     arguments = _arguments(func, task.batching.contexts)
@@ -90,7 +88,7 @@ def _calling_with_table(task: Task[..., Any], kind: str) -> Callable[[Batch], An
 def _arguments(
     func: Callable[..., Any], contexts: str
 ) -> Callable[[Batch, Any], tuple[list[Any], dict[str, Any]]]:
-    """The arguments for the items of a batch, in the places that the function has for them."""
+    """Return a function that arranges the items of a batch as arguments for ``func``."""
     kinds = {p.name: p.kind for p in inspect.signature(func).parameters.values()}
     by_name = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
     by_order = [name for name in kinds if name not in by_name]

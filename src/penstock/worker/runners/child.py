@@ -1,6 +1,6 @@
-"""In the process that runs jobs: take a request, find its task, call the function, answer.
+"""The child process that runs jobs: receive a request, find its task, call the function, answer.
 
-A process of the process runner does so again and again (``serve``); one in a sandbox does it once, confined.
+A child of the process runner repeats this (``serve``); a sandbox does it once, confined.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _NOT_CONFINED: Final = nullcontext()
 
 
 def serve(pipe: Connection) -> None:
-    """Run requests until the pipe closes. Ctrl-C reaches the whole process group, and is the worker's to handle."""
+    """Run requests until the pipe closes. Ctrl-C reaches the whole process group; only the worker handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The worker's own way of ending (a handler installed before a fork) must not be ours.
+    # Drop a handler of the worker that was installed before a fork.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Nobody is left to hear what the job returns.
+    # Without the worker, no process can receive the result.
     end_with_parent(lambda: os._exit(1))
     link = WorkerLink(pipe)
     while True:
@@ -53,7 +53,7 @@ def serve(pipe: Connection) -> None:
 
 
 def end_with_parent(end: Callable[[], None]) -> None:
-    """Call ``end``, in a thread, when the worker's process is gone, however it went."""
+    """Call ``end``, in a thread, when the worker's process has ended in any way."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_follow, args=(parent.join, end), daemon=True).start()
@@ -65,21 +65,22 @@ def _follow(gone: Callable[[], None], end: Callable[[], None]) -> None:
 
 
 class WorkerLink:
-    """The context's words go to the process that holds the lease. May be used from any thread.
+    """Sends the reports of a context to the process that holds the lease. Any thread may use it.
 
-    ``cancelled`` is for sandboxes, whose function is asked before it is killed; elsewhere it is killed at once.
+    ``cancelled`` is for sandboxes, which are asked to stop before they are killed; other children are killed
+    immediately.
     """
 
     def __init__(self, pipe: Connection) -> None:
         self.cancelled = False
         self._pipe = pipe
-        # A long message is more than one write: two threads must not mix theirs.
+        # A long message takes several writes, which threads must not mix.
         self._lock = threading.Lock()
         self._task: Task[..., Any] | None = None
 
     @property
     def app(self) -> App:
-        assert self._task is not None, "a context is asked by the task that runs"
+        assert self._task is not None, "a context belongs to a running task"
         return self._task.app
 
     def send(self, message: Message) -> None:
@@ -88,25 +89,25 @@ class WorkerLink:
             self._pipe.send_bytes(data)
 
     def serve_task(self, task: Task[..., Any]) -> None:
-        """From now on payloads are packed as ``task`` has them."""
+        """Set the running task, which packs payloads."""
         self._task = task
 
     def discard(self) -> None:
         self.send(Discarded())
 
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        assert self._task is not None, "a context is made for a task"
+        assert self._task is not None, "a context belongs to a running task"
         return self._task.signature.encode(args, kwargs, serde=self._task.serde)
 
-    def report(self, words: JobUpdate) -> Receipt:
-        self.send(words)
+    def report(self, update: JobUpdate) -> Receipt:
+        self.send(update)
         return Receipt()
 
 
 def perform(
     request: Request, link: WorkerLink, confinement: AbstractContextManager[None] = _NOT_CONFINED
 ) -> Done | Raised:
-    """Run the function the request names, to its end, in ``confinement``; whatever it raises is the answer."""
+    """Run the function of the request in ``confinement``; return its result or its exception."""
     undecodable = False
     try:
         with confinement:
@@ -126,7 +127,7 @@ def perform(
 
 
 def _called(task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what the function returns. Only its name would arrive of an error that is not to be retried."""
+    """Call the function. Wrap an error that must not be retried: only its name would reach the worker."""
     try:
         answer = task.func(*args, **kwargs)
         return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
@@ -137,23 +138,23 @@ def _called(task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _take_along(app: App, moved_to: tuple[str, str | None] | None) -> None:
-    """What the function does with its app, it is to do in the store that the worker is at."""
+    """Move the app to the store that the worker uses."""
     if moved_to is not None and moved_to != app.moved_to:
         app.move_to(moved_to[0], namespace=moved_to[1])
 
 
 def _find(module: str, name: str, task_name: str) -> Task[..., Any]:
-    """The task: what stands under the function's name, or one that an app of that module knows by its own."""
+    """Return the task at the function's name, or the task of that name of an app in the module."""
     home = importlib.import_module(module)
-    found: Any = home
+    value: Any = home
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, Task) and found.name == task_name:
-        return found
+        value = getattr(value, part, None)
+    if isinstance(value, Task) and value.name == task_name:
+        return value
     for value in vars(home).values():
         if isinstance(value, App) and task_name in value.tasks:
             return value.tasks[task_name]
     raise UnknownTask(
-        f"process {os.getpid()} finds no task {task_name!r} in module {module!r}. "
-        f"Define it with @app.task where it can be imported as {module}.{name}."
+        f"process {os.getpid()} cannot find task {task_name!r} in module {module!r}. "
+        f"Define it with @app.task so that it can be imported as {module}.{name}."
     )

@@ -1,4 +1,9 @@
-"""What a command prints, on its way into the job's log: live, and never faster than the store takes it."""
+"""The command runner: shell commands, each in its own process group, with live output in the job's log.
+
+A small supervisor (``supervise``) stands between command and worker. It holds one end of a pipe, the worker the other.
+So a command ends when its run is aborted and when the worker dies in any way: no command keeps running that another
+worker is about to repeat.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +31,25 @@ if TYPE_CHECKING:
     from penstock.worker.reporter import Receipt
 
 
-# The store keeps so many lines of a job: of more, between two reports, only the last would be left
-# anyway.
+# The number of lines that the store keeps per job, so more need not be kept between two reports.
 _MOST_LINES: Final = 1000
 _LONGEST_LINE: Final = 2_000
 _CHUNK: Final = 64 * 1024
-# How long lines are gathered; a command that prints a lot costs so many reports, no more.
+# How long lines are gathered, which bounds the number of reports.
 _REPORT_EVERY_S: Final = 0.1
+
+_SUPERVISOR: Final = str(Path(supervise.__file__).resolve())
+# Between SIGTERM and SIGKILL; shorter than the executor's patience with an aborted run.
+_GRACE_S: Final = 3.0
+# How long the output may outlast the command; like the grace, part of that patience.
+_LAST_OUTPUT_S: Final = 1.0
+_BUFFER: Final = 64 * 1024
+_SHELL: Final = "/bin/sh"
 
 
 class LogTail:
-    """Reads a stream to its end and logs its lines. A command is never held up by it: lines that the store cannot take
-    in time are left out, the oldest first, and counted."""
+    """Reads a stream to its end and logs its lines. It never delays the command: lines that the store cannot take in
+    time are left out, the oldest first, and counted."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
@@ -49,12 +61,11 @@ class LogTail:
 
     @property
     def last(self) -> str:
-        """The last line that says something: most often why a command failed."""
+        """Return the last line that is not blank: usually the reason why a command failed."""
         return _text(self._last).strip()
 
     async def follow(self, stream: asyncio.StreamReader) -> None:
-        """Returns when the stream has ended and the store has what is kept of it. When it is cancelled, what was read
-        until then has been reported."""
+        """Log the stream until it ends and the store has its lines. If cancelled, report the lines read so far."""
         sending = asyncio.create_task(self._send())
         try:
             while chunk := await stream.read(_CHUNK):
@@ -69,7 +80,7 @@ class LogTail:
 
     def _take(self, chunk: bytes) -> None:
         data = self._rest + chunk
-        # A command may print faster than lines can be made of it: of those that would be left out, none is made.
+        # A command may print faster than lines can be split, so do not split those that are left out.
         *lines, self._rest = data.rsplit(b"\n", _MOST_LINES + 1)
         if len(lines) > _MOST_LINES:
             self._left_out += lines.pop(0).count(b"\n") + 1
@@ -106,44 +117,28 @@ async def _answered(receipts: Sequence[Receipt]) -> None:
         for receipt in receipts:
             await receipt
     except Exception:
-        # A lost lease or store reaches the run in another way. A line that cannot be stored must not fail it.
+        # The run learns of a lost lease or store in another way. A line that cannot be stored must not fail it.
         pass
 
 
 def _text(line: bytes) -> str:
-    # Cut first: a line may be long, and a character has four bytes at most.
+    # Cut before decoding, because a line may be very long. A character has at most four bytes.
     text = line[: 4 * _LONGEST_LINE + 4].removesuffix(b"\r").decode("utf-8", "replace")
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]} …"
 
 
-# Shell commands: each in a process group of its own, with a small supervisor between it and the worker.
-#
-# The supervisor (``supervise``) holds one end of a pipe, the worker the other. So a command ends when its
-# run is aborted, and when the worker dies, however it dies: nothing is left running that another worker
-# is about to run again.
-
-
-_SUPERVISOR: Final = str(Path(supervise.__file__).resolve())
-# Between SIGTERM and SIGKILL; shorter than the patience the executor has with an aborted run.
-_GRACE_S: Final = 3.0
-# How long the output may outlast the command: as the grace, part of that patience.
-_LAST_OUTPUT_S: Final = 1.0
-_BUFFER: Final = 64 * 1024
-_SHELL: Final = "/bin/sh"
-
-
 class CommandRunner:
-    """Runs command jobs by ``shell``. The executor cancels a run to abort it."""
+    """Runs command jobs with ``shell``. The executor cancels a run to abort it."""
 
     def __init__(self, shell: str = _SHELL) -> None:
         if not hasattr(os, "posix_spawn") or not hasattr(os, "killpg"):
-            raise InvalidOption(f"commands cannot be run on {sys.platform}: it has no process groups.")
+            raise InvalidOption(f"commands cannot run on {sys.platform}: it has no process groups.")
         self._shell = shell
 
     async def call(self, run: Run) -> dict[str, Any]:
-        """The exit code and the seconds it took, of a command that ended with 0.
+        """Run the command; return its exit code, 0, and its run time in seconds.
 
-        Raises ``CommandFailed`` for any other code, which stands in the job's progress as well.
+        Raise ``CommandFailed`` for any other exit code, which is also stored as the job's progress.
         """
         try:
             line = decode_command(run.lease.payload)
@@ -161,7 +156,7 @@ class CommandRunner:
         status, theirs = os.pipe()
         starting = asyncio.create_task(self._start(line, context, theirs))
         try:
-            # asyncio cannot cut a start short: it would kill the supervisor alone and wait for the command.
+            # asyncio cannot cancel a start: it would kill only the supervisor and wait for the command.
             aborted = await _until_done(starting)
             process, supervisor = starting.result()
         except BaseException:
@@ -189,7 +184,7 @@ class CommandRunner:
         self, line: CommandLine, context: JobContext, status: int
     ) -> tuple[Process, _Supervisor]:
         if line.cwd and not os.path.isdir(line.cwd):  # noqa: ASYNC240
-            raise CommandFailed(f"the folder {line.cwd} is not there on this machine", exit_code=127)
+            raise CommandFailed(f"the folder {line.cwd} does not exist on this machine", exit_code=127)
         loop = asyncio.get_running_loop()
         transport, supervisor = await loop.subprocess_exec(
             lambda: _Supervisor(loop),
@@ -199,16 +194,16 @@ class CommandRunner:
             stderr=STDOUT,
             pass_fds=[status],
             cwd=line.cwd or None,
-            env=os.environ | line.env | _told(context),
-            # No terminal's Ctrl-C comes here: the worker decides what becomes of its jobs.
+            env=os.environ | line.env | _job_variables(context),
+            # Keeps Ctrl-C of the terminal away: the worker decides about its jobs.
             start_new_session=True,
         )
         return Process(transport, supervisor, loop), supervisor
 
 
 class _Supervisor(SubprocessStreamProtocol):
-    """Knows of a supervisor's end when it comes. ``Process.wait`` may wait for the end of the output as well, which a
-    process that has left the command's group holds open for as long as it likes."""
+    """Notices the end of a supervisor. ``Process.wait`` may also wait for the end of the output, which a process that
+    has left the command's group can hold open."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=_BUFFER, loop=loop)
@@ -217,7 +212,7 @@ class _Supervisor(SubprocessStreamProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # By name: the transports of other loops, such as uvloop's, are of no class that asyncio knows.
+        # A cast, because transports of other loops, such as uvloop's, are not instances of asyncio's classes.
         self._pipe = cast(asyncio.SubprocessTransport, transport).get_pipe_transport(1)
 
     def process_exited(self) -> None:
@@ -225,9 +220,9 @@ class _Supervisor(SubprocessStreamProtocol):
         self._ended.set_result(None)
 
     async def until_over(self, output: asyncio.Task[None]) -> None:
-        """Returns when the output has ended; at the latest when it was read a little longer than the command ran.
+        """Wait until the output has ended, at most a little longer than the command runs.
 
-        ``output`` is never cancelled by it: what a command says while it is being stopped is kept, too.
+        This never cancels ``output``, so that lines printed during a stop are kept.
         """
         await asyncio.wait({output, self._ended}, return_when=asyncio.FIRST_COMPLETED)
         if not output.done():
@@ -236,13 +231,13 @@ class _Supervisor(SubprocessStreamProtocol):
         await asyncio.shield(output)
 
     def close_output(self) -> None:
-        """Whoever reads it meets its end; whoever writes to it, a closed pipe."""
+        """Close the output pipe for reader and writers."""
         if self._pipe is not None:
             self._pipe.close()
 
 
-def _told(context: JobContext) -> dict[str, str]:
-    """What a command may want to know of its job."""
+def _job_variables(context: JobContext) -> dict[str, str]:
+    """Return the environment variables that describe the job."""
     return {
         "PENSTOCK_JOB_ID": context.id,
         "PENSTOCK_JOB_QUEUE": context.queue,
@@ -251,7 +246,7 @@ def _told(context: JobContext) -> dict[str, str]:
 
 
 async def _until_done(task: asyncio.Task[Any]) -> asyncio.CancelledError | None:
-    """Wait for ``task``, even if this run is cancelled meanwhile. Return the error that the cancel has raised."""
+    """Wait for ``task``, even if this run is cancelled meanwhile; return the error of that cancel."""
     cancelled = None
     while not task.done():
         try:
@@ -262,7 +257,7 @@ async def _until_done(task: asyncio.Task[Any]) -> asyncio.CancelledError | None:
 
 
 async def _stop(process: Process, supervisor: _Supervisor, output: asyncio.Task[None]) -> None:
-    """Ask it to end; cut the lifeline when we are told to hurry."""
+    """Ask the supervisor to stop the command; cut the lifeline if this is cancelled."""
     assert process.stdin is not None
     try:
         if not process.stdin.is_closing():
@@ -278,7 +273,7 @@ async def _stop(process: Process, supervisor: _Supervisor, output: asyncio.Task[
 
 
 def _end_group(process: Process, status: int) -> None:
-    """If the supervisor was killed, do what it would have done."""
+    """Kill the command's group if the supervisor was killed."""
     if process.stdin is not None:
         process.stdin.close()
     if process.returncode is not None and process.returncode < 0:
@@ -286,16 +281,16 @@ def _end_group(process: Process, status: int) -> None:
         try:
             os.killpg(int(os.read(status, 32)), signal.SIGKILL)
         except (ValueError, OSError):
-            # It had not told yet, or all is gone.
+            # The supervisor had not written the group id, or the group is gone.
             _end_session(process.pid)
 
 
 def _end_session(leader: int) -> None:
-    """Kill what is left of the session that a supervisor had begun: its number is its own for as long as any is left.
-    Only where the system tells of sessions, which is Linux."""
+    """Kill the rest of a supervisor's session, whose id cannot be reused while a process is left. Works on Linux, where
+    ``/proc`` has the session of each process."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The name of a program may have anything in it, and is in brackets.
+            # The program name is in brackets and may contain anything.
             _, _, _, session, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
             if int(session) == leader:
                 os.kill(int(stat.parent.name), signal.SIGKILL)

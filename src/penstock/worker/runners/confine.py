@@ -1,7 +1,7 @@
-"""In a sandbox: one run, in a process group and under limits of its own, with its output sent to the worker.
+"""The child process of a sandbox: one run, with its own process group and limits; its output goes to the worker.
 
-This keeps mistakes in: crashes, leaks, endless loops. It is no wall against code that means harm, which may do
-whatever the worker's user may.
+A sandbox contains mistakes: crashes, leaks, endless loops. It does not protect against malicious code, which has all
+rights of the worker's user.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _LIMITS_MEMORY: Final = sys.platform == "linux"
 
 
 def serve_once(pipe: Connection, output: Connection, modules: Iterable[str]) -> None:
-    """Get ready, import ``modules``, run one request, answer, and exit. Whatever it starts is killed with it."""
+    """Import ``modules``, run one request, answer and exit. Processes that the run starts are killed with it."""
     os.setsid()
-    # No terminal's Ctrl-C comes here; programs that the function starts must not inherit a deaf ear for it.
+    # Ctrl-C of a terminal does not arrive here; programs that the function starts must not inherit an ignored SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _end_group_with_parent()
-    # By multiprocessing a daemon may have no children; a function may, and they end with its group.
+    # multiprocessing forbids children of daemons. Here they are allowed, and end with the process group.
     multiprocessing.current_process().daemon = False
     _redirect(output)
     link = WorkerLink(pipe)
@@ -49,12 +49,12 @@ def serve_once(pipe: Connection, output: Connection, modules: Iterable[str]) -> 
         answer = _answer(decode_request(pipe.recv_bytes()), link)
         _flush()
         link.send(answer)
-        # What was registered for the exit is done, if it does not take long. The interpreter is not taken apart
-        # piece by piece, which takes longer than many a run, and threads that are left are not waited for.
+        # Call exit functions, but skip the interpreter's shutdown, which can take longer than the run, and do not
+        # wait for threads.
         atexit._run_exitfuncs()
         _flush()
     except (EOFError, OSError):
-        # Nobody listens any more.
+        # The worker is gone.
         pass
     os._exit(0)
 
@@ -63,13 +63,13 @@ def _answer(request: Request, link: WorkerLink) -> Done | Raised:
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         link.cancelled = True
-        raise SystemExit("told to stop by SIGTERM")
+        raise SystemExit("stopped by SIGTERM")
 
     signal.signal(signal.SIGTERM, stop)
-    # Where it was when it was stopped is often all there is to know of a run that hung.
+    # The stack at the stop is often the only clue about a run that hung.
     faulthandler.register(signal.SIGTERM, all_threads=False, chain=True)
     answer = perform(request, link, _confined(request.limits))
-    # A function that was told to stop and returns has stopped; it has not completed.
+    # A function that returns after SIGTERM has stopped, not completed.
     return raised(SystemExit("stopped by SIGTERM")) if link.cancelled else answer
 
 
@@ -77,14 +77,14 @@ def _answer(request: Request, link: WorkerLink) -> Done | Raised:
 def _confined(limits: SandboxLimits) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     if limits.memory_bytes and _LIMITS_MEMORY:
-        # Not RLIMIT_AS, which counts what is reserved and never used: threads and libraries reserve a lot.
+        # Not RLIMIT_AS, which counts reserved memory: threads and libraries reserve a lot that they never use.
         resource.setrlimit(resource.RLIMIT_DATA, (_within(limits.memory_bytes, before[1]), before[1]))
     if limits.cpu_ms:
         _limit_cpu(limits.cpu_ms / 1000)
     try:
         yield
     except MemoryError as error:
-        # The frames of the traceback still hold what filled the memory; to tell of it takes some more.
+        # The traceback still holds what filled the memory, and reporting the error needs some more.
         resource.setrlimit(resource.RLIMIT_DATA, before)
         if not limits.memory_bytes:
             raise
@@ -98,28 +98,28 @@ def _confined(limits: SandboxLimits) -> Iterator[None]:
 
 
 def _within(limit: int, hard: int) -> int:
-    """``limit``, or the least that somebody else allows."""
+    """Return ``limit``, capped by the hard limit."""
     return limit if hard == resource.RLIM_INFINITY else min(limit, hard)
 
 
 def _limit_cpu(seconds: float) -> None:
-    """SIGPROF ends the process when it has used so much from now on, start-up not counted."""
+    """Let SIGPROF end the process after ``seconds`` of processor time from now on."""
     faulthandler.register(signal.SIGPROF, all_threads=False, chain=True)
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    # In whole seconds, and for what it starts, too, which inherits no timer.
+    # In whole seconds, and also for processes it starts, which do not inherit the timer.
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     soft = _within(math.ceil(time.process_time() + seconds) + 1, hard)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
 def _end_group_with_parent() -> None:
-    """When the worker is gone, even by SIGKILL, nothing of the run stays behind."""
+    """Kill everything the run started when the worker ends, even by SIGKILL."""
     group = os.getpgrp()
     end_with_parent(lambda: os.killpg(group, signal.SIGKILL))
     parent = multiprocessing.parent_process()
     if sys.platform == "linux" and parent is not None:
-        # The thread cannot act while a function holds the interpreter's lock. So the kernel does: the worker's
-        # end of this pipe closes with the worker, which signals the group.
+        # The thread cannot act while a function holds the interpreter's lock. The kernel can: the worker's end of
+        # this pipe closes with the worker, which signals the group.
         sentinel = parent.sentinel
         fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(sentinel, fcntl.F_SETOWN, -group)
@@ -127,9 +127,9 @@ def _end_group_with_parent() -> None:
 
 
 def _redirect(output: Connection) -> None:
-    """One pipe for both, so that lines keep their order; line by line, so that a crash loses none."""
+    """Redirect both streams to one pipe, which keeps the order of lines; line by line, so that a crash loses none."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-        # Before, and not after: where the worker's own is a file, Python asks for the position in it.
+        # Before dup2: if the worker's stream is a file, Python asks for its position.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
         os.dup2(output.fileno(), number)
@@ -143,12 +143,12 @@ def _flush() -> None:
         try:
             stream.flush()
         except (AttributeError, OSError, ValueError):
-            # None, or closed by the function: what is lost was the function's to lose.
+            # The function has removed or closed the stream.
             pass
 
 
 def _import(modules: Iterable[str]) -> None:
-    """So that a run need not. What cannot be imported fails the run that needs it, with the reason."""
+    """Import modules ahead of the run. A module that cannot be imported fails the run that needs it."""
     for module in modules:
         try:
             importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""What the worker and the process that runs a job say to each other: bytes with a tag, never a pickled object."""
+"""The messages between the worker and the processes that run jobs: tagged bytes, never pickled objects."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _OWN: Final = frozenset(
         errors.MemoryLimitExceeded,
     }
 )
-"""The errors that arrive as what they are; see ``Raised.to_exception``."""
+"""The errors that keep their class; see ``Raised.to_exception``."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Run the task found as ``module``, ``name`` on this lease. ``moved_to`` is where its app has moved, if it has.
-    ``included`` are the modules with the other tasks of that app. Only a sandbox looks at the ``limits``."""
+    """Run the task at ``module``, ``name`` on this lease. ``moved_to`` is the store that its app has moved to.
+    ``included`` are the modules with the other tasks of that app. Only a sandbox uses ``limits``."""
 
     module: str
     name: str
@@ -44,18 +44,18 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The process has started, and can take a request."""
+    """The process has started and can take a request."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The function returned; ``result`` is encoded as it will be stored."""
+    """The function returned; ``result`` is encoded for the store."""
 
     result: bytes
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
-    """The function raised. ``own`` names one of Penstock's own errors, with its ``delay_s`` or ``at``, its
-    ``signal`` (whose timeout is ``delay_s``), ``step`` and ``scope``."""
+    """The function raised. ``own`` names one of Penstock's own errors, with its ``delay_s`` or ``at``, its ``signal``
+    (whose timeout is ``delay_s``), ``step`` and ``scope``."""
 
     error_type: str
     message: str
@@ -69,13 +69,13 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
     scope: Literal["group", "queue"] = "group"
 
     def to_exception(self) -> Exception:
-        """Penstock's own error that was raised, or an exception of a class with the same name and words."""
+        """Return the error of Penstock that was raised, or an exception with the same class name and message."""
         match self.own:
             case "Unrecoverable":
                 return _with_trace(errors.Unrecoverable(self._reason()), self.traceback)
             case "Retry":
-                verdict = errors.Retry(self._reason(), delay=self.delay_s, at=self.at)
-                return _with_trace(verdict, self.traceback)
+                retry = errors.Retry(self._reason(), delay=self.delay_s, at=self.at)
+                return _with_trace(retry, self.traceback)
             case "WaitForChildren":
                 return errors.WaitForChildren()
             case "Snooze":
@@ -90,12 +90,12 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
                 return _with_trace(_remote_class(self.error_type)(self.message), self.traceback)
 
     def _reason(self) -> str | Exception:
-        """Return what the verdict says, or the error that it wraps."""
+        """Return the message of the directive, or the error that it wraps."""
         return self.message if self.error_type == self.own else _remote_class(self.error_type)(self.message)
 
 
 class Discarded(msgspec.Struct, frozen=True, tag=True):
-    """From now on a failure is final."""
+    """A failure of this run is final."""
 
 
 Message = Ready | Done | Raised | JobUpdate | Discarded
@@ -106,8 +106,8 @@ decode_message = msgspec.msgpack.Decoder(Message).decode
 
 
 def raised(error: BaseException, *, undecodable: bool = False) -> Raised:
-    """``error`` in a form that travels."""
-    # A class of the user's own counts as the one that it is derived from.
+    """Return ``error`` as a message."""
+    # A subclass counts as the error of Penstock that it is derived from.
     own = next((kind.__name__ for kind in type(error).__mro__ if kind in _OWN), "")
     delays = (getattr(error, name, None) for name in ("delay", "timeout", "retry_in"))
     delay = next((delay for delay in delays if delay is not None), None) if own else None

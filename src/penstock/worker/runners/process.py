@@ -1,4 +1,8 @@
-"""In the worker: the processes it starts to run jobs, and what it makes of their messages."""
+"""The process runner: functions run in child processes, one job at a time each, so that each can be killed alone.
+
+A thread waits on the pipe of each busy child, so a slow or dying child never touches the loop. Only the payload's bytes
+and the name of the function travel, never a pickled closure.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +41,12 @@ if TYPE_CHECKING:
 
 # Not fork: a worker has threads, and a forked child would hold copies of their locks and connections.
 SPAWN: Final = multiprocessing.get_context("spawn")
-# How often it is asked after whose silence may be its death.
+# How often to check whether a silent child is dead.
 LOOK_EVERY_S: Final = 0.25
-# How long a process that is done may take to leave.
+# How long a finished process may take to exit.
 _LEAVING_S: Final = 1.0
 _REAPING_S: Final = 5.0
-# How a connection of multiprocessing announces a message: -1 in the first stands for the second.
+# The frame header of a multiprocessing connection: -1 in the first field announces the second.
 _SIZE: Final = struct.Struct("!i")
 _LARGE_SIZE: Final = struct.Struct("!Q")
 _LARGE: Final = 1 << 31
@@ -52,7 +56,7 @@ _CHUNK: Final = 1 << 20
 class ChildProcess:
     """A fresh interpreter that runs ``serve(its end of the pipe, *args)``, and our end of the pipe.
 
-    Used by one thread at a time; ``kill`` may come from any.
+    One thread uses it at a time; any thread may call ``kill``.
     """
 
     def __init__(self, serve: Callable[..., None], *args: Any) -> None:
@@ -62,7 +66,7 @@ class ChildProcess:
         self.process.start()
         theirs.close()
         if sys.platform != "win32":
-            # So that no write waits for a reader that will not come.
+            # A write must not wait for a reader that is dead.
             os.set_blocking(self.pipe.fileno(), False)
         self._lock = threading.Lock()
         self._gone = False
@@ -74,16 +78,14 @@ class ChildProcess:
 
     @property
     def may_speak(self) -> bool:
-        """Whether a message may still come. False does not wait for the pipe to close: a process that it forked may
-        hold that open.
-        """
-        # In this order: it may answer and exit between a look at the pipe and one at the process.
+        """Return whether a message may still come, even if a forked process holds the pipe open."""
+        # In this order: the child may answer and exit between a check of the pipe and one of the process.
         return self.alive or self.pipe.poll()
 
     def send(self, request: Request) -> None:
-        """Say all of it; ``EOFError`` or ``OSError`` when it is gone, be it in the middle."""
+        """Send all of ``request``. Raise ``EOFError`` or ``OSError`` if the child ends, even halfway."""
         data = encode(request)
-        if sys.platform == "win32":  # it is the only one to hold its end
+        if sys.platform == "win32":  # no other process holds the child's end
             self.pipe.send_bytes(data)
         elif len(data) < _LARGE:
             self._write(_SIZE.pack(len(data)) + data)
@@ -100,22 +102,22 @@ class ChildProcess:
                 self._await_room()
 
     def _await_room(self) -> None:
-        """A process that it forked may hold its end of the pipe open, and never read from it."""
+        """Wait until the pipe takes data. A forked process may hold the child's end open without reading."""
         room = select.poll()
         room.register(self.pipe.fileno(), select.POLLOUT)
         if not room.poll(LOOK_EVERY_S * 1000):
             self._look_after()
-            if not self.alive:  # whatever it may still have to say
+            if not self.alive:  # even if messages of the child are left
                 raise EOFError
 
     def receive(self) -> Message:
-        """Its next message; ``EOFError`` when it is gone and has said no more, be it in the middle of a message."""
+        """Return the next message. Raise ``EOFError`` if the child ends without one, even halfway."""
         message: Message = decode_message(self._frame())
         return message
 
     def _frame(self) -> bytes | bytearray:
-        """What ``pipe.recv_bytes`` gives, which has no end if who began the message died, and the pipe is held open."""
-        if sys.platform == "win32":  # pipes of messages: there is no half of one
+        """Return the bytes of a message. ``pipe.recv_bytes`` would hang on half a message of a dead child."""
+        if sys.platform == "win32":  # message pipes: a message arrives whole or not at all
             self._await_pipe()
             return self.pipe.recv_bytes()
         [size] = _SIZE.unpack(self._read(_SIZE.size))
@@ -138,22 +140,22 @@ class ChildProcess:
             self._look_after()
 
     def _look_after(self) -> None:
-        """It has been silent for a while: ``EOFError`` if it always will be."""
+        """Raise ``EOFError`` if the silent child can send no more messages."""
         if not self.may_speak:
             raise EOFError
 
     def kill(self) -> None:
-        """End it now; too late is no error."""
+        """Kill the child; do nothing if it has ended."""
         with self._lock:
             if not self._gone:
                 self._kill()
 
     def close(self) -> int | None:
-        """End it: an idle child leaves when its pipe closes, any other is killed. Its exit code."""
+        """End the child and return its exit code. An idle child exits when its pipe closes, any other is killed."""
         self.pipe.close()
         self._wait(_LEAVING_S)
         with self._lock:
-            # Once it is reaped its number may be another process's.
+            # Once the child is reaped, its pid may belong to another process.
             self._kill()
             self._gone = True
         self.process.join()
@@ -163,10 +165,10 @@ class ChildProcess:
         return code
 
     def _exit_code(self) -> int | None:
-        """How it ended, ``None`` if nobody knows.
+        """Return the exit code, ``None`` if it is unknown.
 
-        Whoever starts a process reaps those that have ended, in any thread, and takes note of their codes a moment
-        later: until then this one is gone, and its code unknown.
+        Starting a process, in any thread, reaps ended children and stores their codes a moment later. Until then this
+        child has ended, but its code is unknown.
         """
         deadline = time.monotonic() + _REAPING_S
         while (code := self.process.exitcode) is None and time.monotonic() < deadline:
@@ -184,7 +186,7 @@ C = TypeVar("C", bound=ChildProcess)
 
 
 class IdleChildren(Generic[C]):
-    """Processes that have nothing to do, kept for the next run. May be used from any thread."""
+    """Idle processes, kept for the next run. Any thread may use this."""
 
     def __init__(self) -> None:
         self._idle: list[C] = []
@@ -192,7 +194,7 @@ class IdleChildren(Generic[C]):
         self._closed = False
 
     def take(self) -> C | None:
-        """One that is alive, now the caller's."""
+        """Return a living child, which then belongs to the caller, or ``None``."""
         with self._lock:
             while self._idle:
                 child = self._idle.pop()
@@ -202,7 +204,7 @@ class IdleChildren(Generic[C]):
         return None
 
     def put(self, child: C) -> None:
-        """Keep ``child``; end it if nobody will come for it any more."""
+        """Keep ``child``, or end it after ``close``."""
         with self._lock:
             if not self._closed:
                 self._idle.append(child)
@@ -210,7 +212,7 @@ class IdleChildren(Generic[C]):
         child.close()
 
     def close(self) -> None:
-        """End them all, and those put here later."""
+        """End all children, and those added later."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -219,10 +221,10 @@ class IdleChildren(Generic[C]):
 
 
 def address_of(task: Task[..., Any]) -> tuple[str, str]:
-    """The module and the name by which another process finds the task's function.
+    """Return the module and name by which another process finds the task's function.
 
     Raises:
-        InvalidOption: it is defined where no other process can import it.
+        InvalidOption: another process cannot import it.
     """
     module, name = task.func.__module__, task.func.__qualname__
     if "<locals>" in name:
@@ -234,12 +236,12 @@ def address_of(task: Task[..., Any]) -> tuple[str, str]:
 
 
 def hear(message: Message, run: Run) -> Done | Raised | None:
-    """Pass on what a handler says of its run; the message itself, if it is the last."""
+    """Pass on a message from a handler; return it if it is the last one."""
     match message:
         case Done() | Raised():
             return message
         case JobUpdate():
-            # By way of the context: that a run has one tells the executor to wait for its last words.
+            # Through the context: if a run has one, the executor waits for its last reports.
             context_of(run).pass_on(message)
         case Discarded():
             run.discarded = True
@@ -251,7 +253,7 @@ def hear(message: Message, run: Run) -> Done | Raised | None:
 
 
 def answered(last: Done | Raised) -> EncodedResult:
-    """The result; raises what the handler raised."""
+    """Return the result, or raise the handler's exception."""
     match last:
         case Done(result=result):
             return EncodedResult(result)
@@ -263,26 +265,19 @@ def answered(last: Done | Raised) -> EncodedResult:
             assert_never(never)
 
 
-# CPU-bound functions run in processes of their own, one job at a time each, so that one can be killed
-# alone.
-#
-# A thread stands by for each busy process and blocks on its pipe; the loop is never touched by a slow or
-# dying child. What travels are the payload's bytes and the name of the function, never a pickled closure.
-
-
 class ProcessDied(Exception):
-    """The process that ran the job ended before the job did: killed, out of memory, or exited."""
+    """The process that ran the job ended before the job finished: killed, out of memory, or exited."""
 
 
 class ProcessRunner:
-    """At most ``size`` processes (one per processor unless given), started when needed and replaced when they die."""
+    """Runs functions in at most ``size`` processes (default: one per CPU), which start when needed."""
 
     def __init__(self, size: int | None = None) -> None:
         self._threads = ThreadRunner(size or os.cpu_count() or 1)
         self._idle: IdleChildren[ChildProcess] = IdleChildren()
 
     def bind(self, task: Task[..., Any]) -> Call:
-        """A call that has the task's function run by a process, found there by its module and name."""
+        """Return a call that runs the task's function in a process, which finds it by module and name."""
         module, name = address_of(task)
 
         def request(run: Run) -> Request:
@@ -292,7 +287,7 @@ class ProcessRunner:
         return lambda run: self._threads.run(lambda run: self._call(run, request(run)), run)
 
     def close(self) -> None:
-        """End the idle processes now, the others when they are done."""
+        """End idle processes now, the others when they finish."""
         self._idle.close()
         self._threads.close()
 
@@ -311,7 +306,7 @@ class ProcessRunner:
         if run.abort is None:
             self._idle.put(child)
         else:
-            # Whoever aborted the run may be about to kill its process, which must not be another run's by then.
+            # The abort may be about to kill the process, so no other run may use it.
             child.close()
         return answered(last)
 

@@ -1,4 +1,9 @@
-"""What a run prints, as log lines: the beginning as it comes, the end at the end, what is too much left out."""
+"""The sandbox runner: functions that may crash, hang or leak run in a process made for one run.
+
+The next process is always ready: it has started, imported the tasks' modules, and waits. So a run does not pay for the
+start of an interpreter unless runs are shorter than that. A job is settled when its process, and all processes that
+this has started, are gone.
+"""
 
 from __future__ import annotations
 
@@ -31,42 +36,50 @@ if TYPE_CHECKING:
     from penstock.client.task import Task
 
 
-# Both parts and what the function itself logs are to fit into the 1000 lines that are kept per job.
+logger = get_logger("penstock.worker")
+
+# Both parts, and what the function itself logs, must fit into the 1000 lines that are kept per job.
 _MOST_BYTES: Final = 64 * 1024
 _MOST_LINES: Final = 400
 _LONGEST_LINE: Final = 2_000
 
+_GRACE_S: Final = 2.0
+_STARTING_S: Final = 60.0
+_CHUNK: Final = 64 * 1024
+# How many chunks to read from a pipe whose writers are dead. A process that has left the group may still write.
+_LAST_CHUNKS: Final = 16
+
 
 class Output:
-    """Takes the bytes of one run and gives lines, at most 400 (64 KiB) of its beginning and of its end each."""
+    """Turns the output of one run into lines: at most 400 (64 KiB) of its beginning and of its end each."""
 
     def __init__(self) -> None:
         self._lines = 0
         self._bytes = 0
-        # What has no end of line yet; once the beginning has had its room, all that is kept of the rest.
+        # An incomplete line; once the beginning is full, everything that is kept of the rest.
         self._kept = bytearray()
         self._full = False
         self._dropped_lines = 0
         self._dropped_bytes = 0
 
     def feed(self, chunk: bytes) -> list[str]:
-        """Take the next bytes; the lines among them that belong to the beginning."""
+        """Take the next bytes; return the lines in them that belong to the beginning."""
         self._kept += chunk
-        shown: list[str] = []
+        lines: list[str] = []
         while not self._full and (end := self._kept.find(b"\n")) >= 0:
             self._lines += 1
             self._bytes += end + 1
             self._full = self._lines > _MOST_LINES or self._bytes > _MOST_BYTES
             if not self._full:
-                shown.append(_text(self._kept[:end]))
+                lines.append(_text(self._kept[:end]))
                 del self._kept[: end + 1]
         if len(self._kept) > 2 * _MOST_BYTES:
             self._full = True
             self._drop(len(self._kept) - _MOST_BYTES)
-        return shown
+        return lines
 
     def rest(self) -> list[str]:
-        """The lines of the end, after one that says how much was left out before them. Call it once, at last."""
+        """Return the last lines, after a line that says how much is left out. Call this once, at the end."""
         self._drop(max(len(self._kept) - _MOST_BYTES, 0))
         lines = bytes(self._kept).split(b"\n")
         if not lines[-1]:
@@ -74,14 +87,14 @@ class Output:
         surplus = max(len(lines) - _MOST_LINES, 0)
         self._dropped_lines += surplus
         self._dropped_bytes += sum(len(line) + 1 for line in lines[:surplus])
-        shown = [_text(line) for line in lines[surplus:]]
+        texts = [_text(line) for line in lines[surplus:]]
         if self._dropped_bytes:
             size = describe_size(self._dropped_bytes)
-            shown.insert(0, f"… {self._dropped_lines} lines ({size}) left out …")
-        return shown
+            texts.insert(0, f"… {self._dropped_lines} lines ({size}) left out …")
+        return texts
 
     def _drop(self, count: int) -> None:
-        """Forget the oldest ``count`` bytes. Bytes, not lines: a run may print faster than lines can be made."""
+        """Drop the oldest ``count`` bytes. Bytes, not lines: a run may print faster than lines can be split."""
         self._dropped_bytes += count
         self._dropped_lines += self._kept.count(b"\n", 0, count)
         del self._kept[:count]
@@ -92,24 +105,8 @@ def _text(line: bytes | bytearray) -> str:
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]} …"
 
 
-# Functions that may crash, hang or leak run in a process made for one run, which ends with it.
-#
-# The next process is always ready: started, with the tasks' modules imported, waiting. So a run does not
-# pay for the start of an interpreter as long as runs are not shorter than that. A job is settled when its
-# process, and what that has started, is gone.
-
-
-logger = get_logger("penstock.worker")
-
-_GRACE_S: Final = 2.0
-_STARTING_S: Final = 60.0
-_CHUNK: Final = 64 * 1024
-# What is in a pipe when its writers are dead; more comes from a process that has left the group.
-_LAST_CHUNKS: Final = 16
-
-
 class SandboxRunner:
-    """At most ``size`` runs at a time (one per processor unless given), each in a process of its own."""
+    """Runs at most ``size`` functions at a time (default: one per CPU), each in its own process."""
 
     def __init__(self, size: int | None = None) -> None:
         self._threads = ThreadRunner(size or os.cpu_count() or 1)
@@ -117,9 +114,11 @@ class SandboxRunner:
         self._modules: dict[str, None] = {}
 
     def bind(self, task: Task[..., Any]) -> Call:
-        """A call that has the task's function run in a sandbox, found there by its module and name."""
+        """Return a call that runs the task's function in a sandbox, which finds it by module and name."""
         if not hasattr(os, "killpg"):
-            raise InvalidOption(f"task {task.name!r} cannot run in a sandbox: {sys.platform} has none.")
+            raise InvalidOption(
+                f"task {task.name!r} cannot run in a sandbox: {sys.platform} has no process groups."
+            )
         if task.limits.memory_bytes and sys.platform != "linux":
             logger.warning("task %s: memory is not limited on %s, only on Linux", task.name, sys.platform)
         module, name = address_of(task)
@@ -134,7 +133,7 @@ class SandboxRunner:
         return lambda run: self._threads.run(lambda run: self._call(run, request(run)), run)
 
     def close(self) -> None:
-        """End the spare process now; the others end when they have been told to."""
+        """End the spare process now; the others end when their runs are stopped."""
         self._spare.close()
         self._threads.close()
 
@@ -144,13 +143,13 @@ class SandboxRunner:
             try:
                 return self._run_in(spare, run, request)
             except SandboxCrashed:
-                # One that died while it waited says nothing of this run.
+                # A process that died while it waited was not killed by this run.
                 if spare.began or run.abort is not None:
                     raise
         return self._run_in(self._new(), run, request)
 
     def _run_in(self, sandbox: _Sandbox, run: Run, request: Request) -> EncodedResult:
-        # Its time begins when its process is ready.
+        # The timeout starts when the process is ready.
         run.started_at = 0.0
         run.kill = sandbox.stop
         try:
@@ -167,15 +166,15 @@ class SandboxRunner:
         try:
             self._spare.put(self._new())
         except OSError as error:
-            # The run that has begun shall not suffer for the next one.
-            logger.warning("no process can be started for the next run in a sandbox: %s", error)
+            # This must not fail the current run.
+            logger.warning("cannot start a process for the next run in a sandbox: %s", error)
 
     def _new(self) -> _Sandbox:
         return _Sandbox(tuple(self._modules))
 
 
 class _Sandbox(ChildProcess):
-    """A process for one run, and our end of what it prints. ``stop`` and ``kill`` may come from any thread."""
+    """A process for one run, and our end of its output. Any thread may call ``stop`` and ``kill``."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         from penstock.worker.runners.confine import serve_once
@@ -194,13 +193,13 @@ class _Sandbox(ChildProcess):
 
     @property
     def alive(self) -> bool:
-        # Asked of the pidfd, it is not reaped here, and its number stays its own for the signals to come.
+        # Checking the pidfd does not reap the process, so its pid stays valid for later signals.
         return super().alive if self._pidfd is None else not wait([self._pidfd], 0)
 
     def converse(self, run: Run, request: Request, *, began: Callable[[], None]) -> Done | Raised | None:
-        """Have ``request`` run, when the process is ready; call ``began`` when it has it.
+        """Run ``request`` when the process is ready; call ``began`` when it has the request.
 
-        Gives its last message, ``None`` if it died without one.
+        Return its last message, ``None`` if it died without one.
         """
         try:
             while True:
@@ -218,7 +217,7 @@ class _Sandbox(ChildProcess):
             return None
 
     def stop(self) -> None:
-        """Ask the run to end; whatever of it is left after the grace is killed. Returns at once."""
+        """Ask the run to stop, without waiting. Whatever is left of it after the grace is killed."""
         self._stops_by = time.monotonic() + _GRACE_S
         with self._lock:
             if not self._gone:
@@ -231,7 +230,7 @@ class _Sandbox(ChildProcess):
         return code
 
     def log_rest(self, run: Run) -> None:
-        """Log what was printed last, when all is over."""
+        """Log the last output after the end of the run."""
         for _ in range(_LAST_CHUNKS):
             self._log_some(run)
         for line in self._printed.rest():
@@ -249,7 +248,7 @@ class _Sandbox(ChildProcess):
     def _hear(self, run: Run, request: Request, began: Callable[[], None]) -> Done | Raised | None:
         message = self.receive()
         if isinstance(message, Ready):
-            # First: one that died when it was ready has begun nothing.
+            # Send first: a process that died when it was ready has begun nothing.
             self.send(request)
             self.began = True
             self._starts_by = float("inf")
@@ -258,7 +257,7 @@ class _Sandbox(ChildProcess):
         return hear(message, run)
 
     def _look_after(self) -> None:
-        # It may have stopped in the middle of a message, which is for no one else to notice.
+        # The child may hang in the middle of a message, which is noticed only here.
         self._kill_if_late()
         super()._look_after()
 
@@ -276,7 +275,7 @@ class _Sandbox(ChildProcess):
             context_of(run).log(line)
 
     def _wait(self, seconds: float) -> None:
-        # One that was never needed may be in the middle of its imports; there is nothing to wait for.
+        # A process without a run may still be importing modules; do not wait for it.
         if self.began:
             wait([self.process.sentinel if self._pidfd is None else self._pidfd], seconds)
 
@@ -287,7 +286,7 @@ class _Sandbox(ChildProcess):
         try:
             os.killpg(self._pid, number)
         except (ProcessLookupError, PermissionError):
-            # It has not come to make a group of its own, or is gone with all of it.
+            # The process has not made its group yet, or the whole group is gone.
             if number == signal.SIGKILL:
                 self.process.kill()
             else:
@@ -295,7 +294,7 @@ class _Sandbox(ChildProcess):
 
 
 def _pidfd(pid: int) -> int | None:
-    """What is readable when the process has died; ``None`` where there is no such thing."""
+    """Return a descriptor that is readable when the process has died; ``None`` if the platform has none."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -310,11 +309,13 @@ def _crash(code: int | None, request: Request, *, began: bool) -> SandboxError:
         )
     if not began:
         return SandboxCrashed(
-            f"the process for the run ended, {_ending(code)}, or was not ready in {_STARTING_S:.0f} s. "
-            f"Look at what importing {request.module} does."
+            f"the process for the run ended ({_ending(code)}) or was not ready within {_STARTING_S:.0f} s. "
+            f"Check what importing {request.module} does."
         )
-    hint = " Perhaps the machine is out of memory." if code == -signal.SIGKILL else ""
-    return SandboxCrashed(f"the process of the run ended before its function did: {_ending(code)}.{hint}")
+    hint = " The machine may be out of memory." if code == -signal.SIGKILL else ""
+    return SandboxCrashed(
+        f"the process of the run ended before its function returned: {_ending(code)}.{hint}"
+    )
 
 
 def _ending(code: int | None) -> str:

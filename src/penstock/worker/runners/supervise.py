@@ -1,14 +1,14 @@
-"""Between a worker and a command: runs the command in a process group of its own, and sees to its end.
+"""The supervisor between a worker and a command: runs the command in a process group and makes sure that it ends.
 
     python -I -S supervise.py SHELL COMMAND GRACE_S STATUS_FD
 
-Standard input is the worker's lifeline. A byte on it: stop the command, with SIGTERM first and SIGKILL after the grace.
-Its end: the worker is dead, the command is killed at once. Either way, and also when the command ends by itself,
-whatever is left of its group is killed before this process ends, with the command's exit code (128 + the number of the
-signal that ended it). The number of the group is told on STATUS_FD, for a worker that has to do our work.
+Standard input is the worker's lifeline. A byte on it means: stop the command, with SIGTERM first and SIGKILL after the
+grace. End of file means: the worker is dead, so kill the command. In either case, and also when the command ends by
+itself, the rest of its group is killed before this process exits with the command's exit code (128 + the number of the
+signal that ended it). The id of the group is written to STATUS_FD, for a worker that must take over.
 
-It is a script, and imports nothing of Penstock, nor what takes long: it is started for every command. ``signal``
-would double the time, so its numbers stand here.
+This script starts for every command, so it imports nothing of Penstock and no slow module. ``signal`` would double the
+start time, so its numbers are copied here.
 """
 
 import os
@@ -18,12 +18,12 @@ import time
 
 SIGINT, SIGKILL, SIGPIPE, SIGTERM, SIGXFSZ = 2, 9, 13, 15, 25
 NEVER = float("inf")
-# Where nothing tells us of the end, we look; where something does, this is as good as for ever.
+# Without a pidfd the child is polled at the first interval; with one, the second is only an upper bound.
 POLL_S, LONG_S = 0.05, 86_400
 
 
 def supervise(shell: str, command: str, grace_s: float, status: int) -> int:
-    """Run ``command`` to its end, whoever brings it about; its exit code."""
+    """Run ``command`` until it ends or is stopped; return its exit code."""
     try:
         child = os.posix_spawn(
             shell,
@@ -31,7 +31,7 @@ def supervise(shell: str, command: str, grace_s: float, status: int) -> int:
             os.environ,
             file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
             setpgroup=0,
-            # What Python ignores, and what one of several worker processes does, programs do not expect to be ignored.
+            # Programs do not expect the signals to be ignored that Python and worker processes ignore.
             setsigdef=[SIGINT, SIGPIPE, SIGXFSZ],
         )
     except OSError as error:
@@ -47,16 +47,16 @@ def supervise(shell: str, command: str, grace_s: float, status: int) -> int:
 
 
 def _let_go_of_output() -> None:
-    """So that its end comes when the last process of the command is gone."""
+    """Close our end of the output, so that it ends with the last process of the command."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
 
 
 def _watch(child: int, grace_s: float) -> "int | None":
-    """Returns when the command has ended, by itself or because it was told to; its status, if it was asked for.
+    """Wait until the command has ended, by itself or stopped; return its status if it was reaped.
 
-    Where there is a pidfd it need not be: as long as it is not reaped, the number of its group is its own.
+    With a pidfd it is not reaped here: until then the id of its group cannot be reused.
     """
     ended = os.pidfd_open(child) if hasattr(os, "pidfd_open") else None
     sources = [0] if ended is None else [ended, 0]

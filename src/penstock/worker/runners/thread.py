@@ -1,4 +1,7 @@
-"""Coroutine functions run on the worker's loop, each in an asyncio task of its own."""
+"""The async runner and the thread runner: coroutine functions run on the worker's loop, others in threads.
+
+A thread cannot be stopped: its handler can check ``context.cancelled``.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def bind(task: Task[..., Any]) -> Call:
-    """A call that decodes the payload and awaits the task's function. The executor cancels it to abort it."""
+    """Return a call that decodes the payload and awaits the task's function. The executor cancels it to abort."""
     func, unpack, serde = task.func, task.signature.unpack, task.serde
     takes_context = task.signature.context_parameter is not None
 
-    # Not a coroutine function: it gives the handler's own coroutine, and saves one around it.
+    # Not a coroutine function: it returns the handler's own coroutine, which saves one around it.
     def call(run: Run) -> Awaitable[Any]:
         try:
             args, kwargs = unpack(
@@ -37,9 +40,6 @@ def bind(task: Task[..., Any]) -> Call:
         return awaitable
 
     return call
-
-
-# Synchronous functions run in threads. A thread cannot be stopped: it is told, and may look.
 
 
 _numbers = itertools.count(1)
@@ -55,10 +55,10 @@ S = TypeVar("S", bound=_Started)
 
 
 class ThreadRunner:
-    """At most ``size`` threads, started as they are needed.
+    """Runs functions in at most ``size`` threads, which start when needed.
 
-    They are daemons, unlike those of ``concurrent.futures``: a handler that hangs must not keep a worker from
-    ending that has already handed its job back.
+    Unlike those of ``concurrent.futures`` they are daemons: a handler that hangs must not keep the worker process alive
+    after its job was handed back.
     """
 
     def __init__(self, size: int) -> None:
@@ -68,7 +68,7 @@ class ThreadRunner:
         self._busy = 0
 
     def bind(self, task: Task[..., Any]) -> Call:
-        """A call that decodes the payload and calls the task's function, both in a thread."""
+        """Return a call that decodes the payload and calls the task's function, both in a thread."""
         func, unpack, serde = task.func, task.signature.unpack, task.serde
         takes_context = task.signature.context_parameter is not None
 
@@ -84,7 +84,7 @@ class ThreadRunner:
         return lambda run: self.run(call, run)
 
     async def run(self, call: Callable[[S], Any], run: S) -> Any:
-        """``call(run)`` in a thread, under a copy of this context. Cancelling leaves the thread running."""
+        """Call ``call(run)`` in a thread, in a copy of this context. Cancelling leaves the thread running."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         context = contextvars.copy_context()
@@ -95,9 +95,9 @@ class ThreadRunner:
             try:
                 answer = context.run(call, run)
             except BaseException as error:
-                _tell(loop, _settle_exception, future, error)
+                _call_soon(loop, _settle_exception, future, error)
             else:
-                _tell(loop, _settle_result, future, answer)
+                _call_soon(loop, _settle_result, future, answer)
 
         self._submit(work)
         try:
@@ -106,7 +106,7 @@ class ThreadRunner:
             self._busy -= 1
 
     def close(self) -> None:
-        """Let idle threads end. Busy ones end when their handler does."""
+        """End idle threads; busy threads end with their handler."""
         for _ in self._threads:
             self._work.put(None)
 
@@ -123,11 +123,11 @@ class ThreadRunner:
             work()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
     try:
         loop.call_soon_threadsafe(*call)
     except RuntimeError:
-        # The loop is closed: the worker has ended, and handed the job back, without us.
+        # The loop is closed: the worker has handed the job back and stopped.
         pass
 
 
@@ -138,6 +138,8 @@ def _settle_result(future: asyncio.Future[Any], answer: Any) -> None:
 
 def _settle_exception(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
-        # A future cannot carry StopIteration, and the others would end the loop: a handler that leaks one has failed.
-        odd = isinstance(error, StopIteration | KeyboardInterrupt | GeneratorExit)
-        future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}") if odd else error)
+        # A future cannot carry StopIteration, and the others would end the loop.
+        is_special = isinstance(error, StopIteration | KeyboardInterrupt | GeneratorExit)
+        future.set_exception(
+            RuntimeError(f"the handler raised {type(error).__name__}") if is_special else error
+        )
