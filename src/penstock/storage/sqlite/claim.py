@@ -76,8 +76,7 @@ def _take(unit: Unit, take: Take, count: int) -> list[Lease]:
 
 
 def _answer(unit: Unit, take: Take, leases: list[Lease]) -> Claimed:
-    """Return the answer, with when to claim again. A claim that a limit of the queue cut short wakes no one in
-    vain."""
+    """Return the answer, with when to claim again. Wake no other worker if a limit of the queue stops claims."""
     waiting = unit.queue.waiting > 0
     room, wait_ms = admission.allowance(unit, 1)
     if waiting and room:

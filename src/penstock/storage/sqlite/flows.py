@@ -216,8 +216,7 @@ def refused(unit: Unit, job: NewJob, failure: Failure) -> None:
 
 
 def removed(unit: Unit, record: Record) -> None:
-    """Notify the dependents of a failed or cancelled job whose record is deleted, so that none waits for its
-    retry."""
+    """Notify the dependents of a failed or cancelled job that is deleted, so that none waits for its retry."""
     for dependent in _dependents(unit, record):
         _send(unit, dependent, End(unit.queue.name, record.id, "removed", None, None))
     _deliver_ends(unit)

@@ -1,5 +1,4 @@
--- What may be damaged is read without relying on what belongs to it: LEFT JOIN, so that a job without options or payload is
--- seen as well.
+-- LEFT JOIN, so that the statements also find damaged jobs without options or payload.
 
 -- name: heads
 SELECT p.job IS NULL, {record}
