@@ -108,7 +108,7 @@ async def test_without_the_option_no_replica_is_waited_for(primary: ValkeyServer
 def test_the_number_of_replicas_is_read_from_the_url() -> None:
     assert Endpoint.parse("valkey://localhost?replicas=2").replicas == 2
     assert Endpoint.parse("valkey+cluster://localhost").replicas == 0
-    with pytest.raises(InvalidOption, match="'replicas' is the number"):
+    with pytest.raises(InvalidOption, match="'replicas' must be the number"):
         Endpoint.parse("valkey://localhost?replicas=all")
 
 
