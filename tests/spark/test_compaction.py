@@ -65,7 +65,7 @@ def test_only_many_small_files_are_put_together() -> None:
     assert [len(pile) for pile in large] == [9, 9, 2]
 
 
-@pytest.mark.parametrize(("format", "most", "increments"), [("parquet", 16, 23), ("delta", 4, 7)])
+@pytest.mark.parametrize(("format", "most", "increments"), [("parquet", 6, 9), ("delta", 4, 7)])
 def test_many_small_increments_leave_few_files_and_the_index_holds(
     spark: SparkSession,
     tasks: ModuleType,
@@ -87,7 +87,7 @@ def test_many_small_increments_leave_few_files_and_the_index_holds(
     found = zip(rows["k"].to_pylist(), rows["penstock_value"].to_pylist(), strict=True)
     assert sorted(found) == doubles(increments)
     names = [path.name for path in shown(output)] if format == "parquet" else _delta_files(output)
-    index = settled.Settled(spark, str(output), lambda: names)
+    index = settled.SettledIndex(spark, str(output), lambda: names)
     assert (index.contents.keys, index.newer) == (increments, [])
     assert do(numbers(spark, increments), tasks.double, output, format=format).plan.done == increments
     assert len((tmp_path / "calls").read_text().split()) == increments

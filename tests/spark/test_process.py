@@ -18,7 +18,7 @@ from penstock.core.outcome import Fail, Failure
 from penstock.errors import InvalidInput, StorageError
 from penstock.spark import driver_lease
 from penstock.spark.errors import FleetFailed, OutputBusy, OutputLost, TooManyFailures
-from penstock.spark.processing import gather, running
+from penstock.spark.processing import collector, running
 from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
 from penstock.spark.processing.outputlease import OutputLease, output_identity, output_name
 from penstock.spark.processing.workers import RunWorkers
@@ -508,9 +508,19 @@ def test_bad_input_is_told_before_any_job_is_enqueued(
         (good, tasks.double, {"group": "team"}, "no column 'team'"),
         (good, tasks.double, {"on_change": "maybe"}, "on_change must be rerun, keep or error, got 'maybe'"),
         (good, tasks.double, {"limit": 0}, "limit must be >= 1, or None for all rows, got 0"),
-        (good, tasks.double, {"progress": "loud"}, "progress must be auto, bar, notebook, lines or none, got 'loud'"),
+        (
+            good,
+            tasks.double,
+            {"progress": "loud"},
+            "progress must be auto, bar, notebook, lines or none, got 'loud'",
+        ),
         (good, tasks.double, {"output": tmp_path / "other"}, "does not hold results of process"),
-        (good, tasks.double, {"output": tmp_path / "out?"}, "would treat it as a pattern for several folders"),
+        (
+            good,
+            tasks.double,
+            {"output": tmp_path / "out?"},
+            "would treat it as a pattern for several folders",
+        ),
         (good.withColumnRenamed("n", "m"), tasks.double, {}, "needs 'n', but the table has no such column"),
         (good.selectExpr("k", "'x' AS n"), tasks.double, {}, "column 'n' has type string"),
         (
@@ -553,7 +563,7 @@ def test_the_last_rows_are_written_as_soon_as_the_queue_is_drained(
     spark: SparkSession, tasks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More than a page, which is all that the run looks at for each poll.
-    rows = gather._PAGE + 100
+    rows = collector._PAGE + 100
     monkeypatch.setattr(running, "_COMMIT_S", (120.0, 120.0))
     table = spark.range(rows).selectExpr("concat('k', id) AS k", "id AS n")
     done = do(table, tasks.double, tmp_path / "doubles")

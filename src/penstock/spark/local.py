@@ -129,7 +129,7 @@ _LOCAL: Final = {
     # A speculative second attempt of a task would claim and write for nothing.
     "spark.speculation": "false",
 }
-_MOST_FAILURES: Final = 4
+_MAX_FAILURES: Final = 4
 
 
 def session(
@@ -192,7 +192,7 @@ def _settings(
     count = cores or os.cpu_count() or 2
     settings: dict[str, Any] = {
         **_LOCAL,
-        "spark.master": f"local[{count},{_MOST_FAILURES}]",
+        "spark.master": f"local[{count},{_MAX_FAILURES}]",
         "spark.driver.memory": memory,
         # Workers can import what this process can.
         "spark.executorEnv.PYTHONPATH": _python_path(),

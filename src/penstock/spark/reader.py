@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from penstock.core.job import Job
 from penstock.core.lifecycle import State
 from penstock.errors import InvalidOption
-from penstock.spark.eventreads import EventRange, chosen_queues, event_builder, plan_ranges, read_range
+from penstock.spark.event_ranges import EventRange, chosen_queues, event_builder, plan_ranges, read_range
 from penstock.spark.options import ReadOptions
 from penstock.spark.schemas import JobBuilder
 from penstock.spark.store import Store
@@ -110,7 +110,7 @@ def _is_instant(value: Any) -> bool:
 
 
 _PER_PARTITION: Final = 50_000
-_MOST_PARTITIONS: Final = 32
+_MAX_PARTITIONS: Final = 32
 _PAGE: Final = 1000
 _STATES: Final = {"results": frozenset({State.COMPLETED}), "failed": frozenset({State.FAILED})}
 
@@ -170,7 +170,7 @@ class JobReader(DataSourceReader):
                     continue
                 counts = store.run(store.storage.counts(queue))
                 total = counts.open + counts.completed + counts.failed + counts.cancelled
-                count = self._options.num_partitions or min(total // _PER_PARTITION + 1, _MOST_PARTITIONS)
+                count = self._options.num_partitions or min(total // _PER_PARTITION + 1, _MAX_PARTITIONS)
                 parts += [JobsPart(queue, part, count) for part in range(count)]
         return parts or [InputPartition(None)]
 

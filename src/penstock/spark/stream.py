@@ -28,7 +28,7 @@ from penstock.core.lifecycle import EventType, State
 from penstock.core.names import check_consumer
 from penstock.core.units import milliseconds
 from penstock.errors import EventsLost, InvalidOption
-from penstock.spark.eventreads import (
+from penstock.spark.event_ranges import (
     EventRange,
     Offset,
     Offsets,

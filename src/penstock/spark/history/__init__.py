@@ -4,7 +4,7 @@
 page.
 """
 
-from penstock.spark.history.paging import report
+from penstock.spark.history.html_page import report
 from penstock.spark.history.sync import SyncReport, Tables, follow, sync, tables
 
 __all__ = ["SyncReport", "Tables", "follow", "report", "sync", "tables"]

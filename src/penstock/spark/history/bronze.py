@@ -22,7 +22,7 @@ from penstock.core.event import Event
 from penstock.core.names import check_queue
 from penstock.errors import InvalidOption, StorageUnavailable
 from penstock.spark.delta import Conflict, DataFile, Snapshot, Table
-from penstock.spark.eventreads import EventRange, read_range
+from penstock.spark.event_ranges import EventRange, read_range
 from penstock.spark.history.folder import History
 from penstock.spark.history.state import BronzeState, EpochChange, Loss, Place, Range, state_of
 from penstock.spark.options import ReadOptions

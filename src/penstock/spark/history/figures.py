@@ -1,7 +1,7 @@
-"""The grain of seconds: what a short span measured, computed from bronze when the page is written.
+"""The figures on the page of a history, read without Spark.
 
-Gold starts at minutes, which show nothing of a run that took one. Bronze has every event, and a span of a few minutes
-is small enough to be read without Spark.
+They come from gold, which is small. Its finest grain is the minute. Therefore the figures of a span of a few minutes
+are computed by second, from the events in bronze.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.spark.history.folder import History
 from penstock.spark.history.measures import COUNTED, GRAINS, OUT
 
 SECOND_MS: Final = 1000
-_MOST_EVENTS: Final = 2_000_000
+_MAX_EVENTS: Final = 2_000_000
 _COLUMNS: Final = ("queue", "seq", "type", "id", "at", "worker", "run_ms", "wait_ms", "cost", "data")
 _ENDS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _RUN_ENDS: Final = ("completed", "failed", "retrying")
@@ -31,7 +31,7 @@ Rows = list[dict[str, Any]]
 
 
 def second_rows(history: History, minutes: Rows, *, since_ms: int, until_ms: int) -> Rows:
-    """Return the rows of gold's metrics for each second of a span, by store, queue and worker.
+    """Return the measures for each second of a span, by store, queue and worker.
 
     ``minutes`` are gold's rows by minute, with the backlog at the end of each. Return no rows if the span has too many
     events to read here.
@@ -41,7 +41,7 @@ def second_rows(history: History, minutes: Rows, *, since_ms: int, until_ms: int
         for file in history.bronze.load().files
         if file.low < until_ms + GRAINS["minute"] and file.high >= since_ms
     ]
-    if sum(file.rows for file in files) > _MOST_EVENTS:
+    if sum(file.rows for file in files) > _MAX_EVENTS:
         return []
     events = _events(history, files, since_ms, until_ms)
     if events.empty:
@@ -177,16 +177,15 @@ def _minute_ends(minutes: Rows) -> dict[str, dict[int, int]]:
     return known
 
 
-# Figures of the page. They are read from gold without Spark, because gold is small.
+# Figures from gold.
 
 
 # A chart cannot distinguish more points.
-_MOST_POINTS: Final = 720
-_MOST_NAMES: Final = 12
-_MOST_WORKERS: Final = 24
+_MAX_POINTS: Final = 720
+_MAX_NAMES: Final = 12
+_MAX_WORKERS: Final = 24
 _COUNTS: Final = tuple(COUNTED)
-_FIGURE_TIMINGS: Final = tuple(f"{what}_{end}" for what in ("wait", "run") for end in ("p50", "p95", "p99"))
-_SERIES: Final = (*_COUNTS, *_FIGURE_TIMINGS, "busy_ms", "backlog", "backlog_max", "cost", "usd")
+_SERIES: Final = (*_COUNTS, *_TIMINGS, "busy_ms", "backlog", "backlog_max", "cost", "usd")
 
 
 def figures(history: History, *, since_ms: int, until_ms: int) -> dict[str, Any]:
@@ -213,7 +212,7 @@ def _seconds(
 ) -> list[dict[str, Any]]:
     """Return the rows by second if the span is short enough."""
     first_ms, end_ms = max(within[0], requested[0]), min(within[1] + GRAINS["minute"], requested[1])
-    if end_ms - first_ms > _MOST_POINTS * SECOND_MS:
+    if end_ms - first_ms > _MAX_POINTS * SECOND_MS:
         return []
     return second_rows(history, minutes, since_ms=first_ms, until_ms=end_ms)
 
@@ -258,7 +257,7 @@ def _span(rows: Iterable[Mapping[str, Any]], since_ms: int, until_ms: int) -> tu
 
 def _grain(within: tuple[int, int]) -> str:
     for grain, length in GRAINS.items():
-        if (within[1] - within[0]) // length <= _MOST_POINTS:
+        if (within[1] - within[0]) // length <= _MAX_POINTS:
             return grain
     return "day"
 
@@ -313,10 +312,10 @@ def _named(fine: list[dict[str, Any]], coarse: list[dict[str, Any]], dimension: 
             keyed.setdefault((row["queue"], row["name"]), []).append(row)
     for (queue, name), rows in keyed.items():
         counts = {count: sum(row[count] or 0 for row in rows) for count in _COUNTS}
-        times = {timing: _short(worst.get((queue, name), {}).get(timing)) for timing in _FIGURE_TIMINGS}
+        times = {timing: _short(worst.get((queue, name), {}).get(timing)) for timing in _TIMINGS}
         busy = sum(row["run_ms"] or 0 for row in rows)
         names.append({"queue": queue, "name": name, **counts, **times, "run_ms": busy})
-    return sorted(names, key=_slowness, reverse=True)[:_MOST_NAMES]
+    return sorted(names, key=_slowness, reverse=True)[:_MAX_NAMES]
 
 
 def _slowness(row: Mapping[str, Any]) -> float:
@@ -343,7 +342,7 @@ def _workers(rows: list[dict[str, Any]], start: int, length: int) -> list[dict[s
                 "queues": sorted({row["queue"] for row in of_worker}),
             }
         )
-    return sorted(workers, key=lambda worker: worker["busy_ms"], reverse=True)[:_MOST_WORKERS]
+    return sorted(workers, key=lambda worker: worker["busy_ms"], reverse=True)[:_MAX_WORKERS]
 
 
 def _causes(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from penstock.core.lifecycle import OPEN, State
 from penstock.core.limits import MILLION
 from penstock.spark.cells import json_text
 from penstock.spark.processing.ledger import Ledger
-from penstock.spark.processing.settled import COMPLETED, FAILED, Settled, row_hashes
+from penstock.spark.processing.settled import COMPLETED, FAILED, SettledIndex, row_hashes
 from penstock.spark.processing.snapshot import (
     SNAPSHOT,
     fingerprint_in,
@@ -114,7 +114,7 @@ _HOLD_MS: Final = 30 * 86_400_000
 # A Valkey server is blocked during a call: 200 new rows take 2 ms, known rows up to 7 ms.
 _CHUNK: Final = 200
 _COUNT: Final = StructType([StructField("count", LongType())])
-_ARROW: Final = pa.schema([("count", pa.int64())])
+_COUNT_ARROW: Final = pa.schema([("count", pa.int64())])
 # A changed row replaces a waiting job, or runs again after an active one.
 _CONFLICT: Final = Conflict(mode="redispatch", reset_counts=True)
 
@@ -165,7 +165,7 @@ def _enqueuer(batch: Batch) -> _Mapper:
         with Store(batch.url) as store:
             for chunk in _chunks(batches):
                 accepted += store.run(_enqueue_chunk(store, batch, chunk.to_pylist()))
-        yield pa.RecordBatch.from_pydict({"count": [accepted]}, schema=_ARROW)
+        yield pa.RecordBatch.from_pydict({"count": [accepted]}, schema=_COUNT_ARROW)
 
     return enqueue
 
@@ -241,7 +241,7 @@ def _canceller(batch: Batch) -> _Mapper:
         with Store(batch.url) as store:
             for chunk in _chunks(batches):
                 cancelled += store.run(_cancel_pending(store, batch, chunk.column("job_id").to_pylist()))
-        yield pa.RecordBatch.from_pydict({"count": [cancelled]}, schema=_ARROW)
+        yield pa.RecordBatch.from_pydict({"count": [cancelled]}, schema=_COUNT_ARROW)
 
     return cancel
 
@@ -269,7 +269,7 @@ def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 _FEW: Final = 1000
 _FEW_BYTES: Final = 8 << 20
 # For a larger index, Spark chooses the join.
-_MOST_BROADCAST: Final = 2_000_000
+_MAX_BROADCAST: Final = 2_000_000
 _OTHER: Final = 0
 
 # Bitmaps by kind and bucket.
@@ -318,11 +318,11 @@ class Intake:
         self._hashes = row_hashes(df.schema, layout)
 
     @cached_property
-    def index(self) -> Settled | None:
+    def index(self) -> SettledIndex | None:
         """The index of the output; ``None`` if the output or the input does not support one."""
         if self._hashes is None or not self._ledger.has_index:
             return None
-        index = Settled(self._df.sparkSession, self._ledger.output, self._ledger.files)
+        index = SettledIndex(self._df.sparkSession, self._ledger.output, self._ledger.files)
         return index if index.is_possible else None
 
     @cached_property
@@ -340,7 +340,7 @@ class Intake:
             return self.take_all()
         settled = entries if not retry_failed else entries.where(F.col("settled") == COMPLETED)
         known = settled.select("first", F.col("second").alias("was"), "settled", "position")
-        if index.contents.keys <= _MOST_BROADCAST:
+        if index.contents.keys <= _MAX_BROADCAST:
             known = F.broadcast(known)
         marked = materialize(self._marked(self._hashes, known), f"{self._folder}/marked")
         bitmaps, counts = _bitmaps(marked)

@@ -192,7 +192,7 @@ class Ledger:
         the other columns nor looks for them in every file."""
         if not self.has_index and self._delta is None:
             rows = self.read()
-            return None if rows is None else rows.select(*map(ours, ENDS))
+            return None if rows is None else rows.select(*map(unprefixed, ENDS))
         fields = [StructField(self._name(name), COLUMNS[name].dataType) for name in ENDS]
         if self._delta is not None:
             if self._delta.schema() is None:
@@ -303,7 +303,7 @@ class Ledger:
         known = self.read()
         if known is not None:
             rejected = latest(known).where(F.col(f"{PREFIX}state") == "rejected")
-            known_errors = rejected.select(ours("job_id"), F.col(f"{PREFIX}error").alias("refused"))
+            known_errors = rejected.select(unprefixed("job_id"), F.col(f"{PREFIX}error").alias("refused"))
             rows = rows.join(known_errors, ["job_id", "refused"], "left_anti")
         if rows.isEmpty():
             return False
@@ -378,7 +378,7 @@ def latest(rows: DataFrame) -> DataFrame:
     return rows.groupBy(f"{prefix}job_id").agg(newest).select("row.*")
 
 
-def ours(name: str) -> Column:
+def unprefixed(name: str) -> Column:
     """Return one of our columns without its prefix."""
     return F.col(f"{PREFIX}{name}").alias(name)
 

@@ -23,7 +23,7 @@ OnChange = Literal["rerun", "keep", "error"]
 Verdict = Literal["new", "changed", "done", "failed"]
 _EXAMPLES: Final = 3
 # Up to this many keys, this process compares them without Spark, whose shuffle would take longer.
-_MOST_COMPARED: Final = 200_000
+_MAX_COMPARED: Final = 200_000
 _SETTLED: Final = {"completed": COMPLETED, "failed": FAILED}
 _JUDGED: Final = StructType([*SNAPSHOT.fields, StructField("verdict", StringType())])
 
@@ -164,11 +164,11 @@ def _is_torn(intake: Intake, taken: IntakeRows, judged: Judged) -> bool:
 
 def _judge(taken: IntakeRows, ledger: Ledger, folder: str) -> Judged:
     if taken.few is not None:
-        return _Few(taken.rows, taken.few, ledger)
-    return _Many(taken, ledger, folder)
+        return _SmallSnapshot(taken.rows, taken.few, ledger)
+    return _LargeSnapshot(taken, ledger, folder)
 
 
-class _Few:
+class _SmallSnapshot:
     """A small snapshot, judged without Spark."""
 
     def __init__(self, frame: DataFrame, rows: pa.Table, ledger: Ledger) -> None:
@@ -219,7 +219,7 @@ class _Few:
         return entries_from(self._frame.sparkSession, entries), len(entries)
 
 
-class _Many:
+class _LargeSnapshot:
     """A large snapshot, judged by Spark. Once judged, they are written to a file."""
 
     def __init__(self, taken: IntakeRows, ledger: Ledger, folder: str) -> None:
@@ -228,7 +228,7 @@ class _Many:
         self.duplicate = self.rejected = 0
         # The fingerprints by job, if all rows are new and valid.
         self._fresh: pa.Table | None = None
-        if taken.count <= _MOST_COMPARED and ledger.has_index and ledger.files() == []:
+        if taken.count <= _MAX_COMPARED and ledger.has_index and ledger.files() == []:
             self._fresh = _plain_rows(taken.rows)
         if self._fresh is not None:
             self._rows = taken.rows.withColumn("verdict", F.lit("new"))

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from penstock.core.limits import MILLION
 from penstock.spark.driver_lease import noted_interrupts
 from penstock.spark.errors import TooManyFailures
+from penstock.spark.processing.collector import MAX_REMEMBERED, Collector
 from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
-from penstock.spark.processing.gather import MOST_NOTED, Collector
 from penstock.spark.processing.ledger import Ledger, latest
 from penstock.spark.processing.outputlease import OutputLease
 from penstock.spark.processing.plan import Todo
@@ -133,8 +133,8 @@ class Run:
 
     def _round(self, todo: Todo, missing: Todo, count: int) -> None:
         """Enqueue rows and wait for their results, or until waiting is futile: jobs may be gone from the store."""
-        is_noted = missing is todo and todo.ids is None and count <= MOST_NOTED
-        enqueueing = _Enqueueing(missing.rows, self._batch, is_noted=is_noted)
+        keeps_ids = missing is todo and todo.ids is None and count <= MAX_REMEMBERED
+        enqueueing = _Enqueueing(missing.rows, self._batch, keeps_ids=keeps_ids)
         try:
             self._collect(todo, enqueueing, count)
             self._ids = enqueueing.ids or self._ids
@@ -274,12 +274,12 @@ class Run:
 
 
 class _Enqueueing:
-    """A thread that enqueues rows. With ``is_noted``, it sets ``ids`` to their fingerprints by job at the end."""
+    """A thread that enqueues rows. With ``keeps_ids``, it sets ``ids`` to their fingerprints by job at the end."""
 
-    def __init__(self, rows: DataFrame, batch: Batch, *, is_noted: bool) -> None:
+    def __init__(self, rows: DataFrame, batch: Batch, *, keeps_ids: bool) -> None:
         self._rows = rows
         self._batch = batch
-        self._is_noted = is_noted
+        self._keeps_ids = keeps_ids
         self.ids: Mapping[str, str] | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="penstock-enqueue", daemon=True)
@@ -306,7 +306,7 @@ class _Enqueueing:
     def _run(self) -> None:
         try:
             enqueue_rows(self._rows, self._batch)
-            if self._is_noted:
+            if self._keeps_ids:
                 noted = self._rows.select("job_id", "fingerprint").toArrow()
                 self.ids = dict(zip(*(column.to_pylist() for column in noted.columns), strict=True))
         except BaseException as error:

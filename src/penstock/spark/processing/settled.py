@@ -103,7 +103,7 @@ _FOLDER: Final = "_penstock_index"
 _CONTENTS: Final = "contents.json"
 _SCHEME: Final = 1
 # Beyond this number, the parts are merged. The parts of a small index always are.
-_MOST_PARTS: Final = 16
+_MAX_PARTS: Final = 16
 _SMALL: Final = 20_000
 COMPLETED: Final = 1
 FAILED: Final = 2
@@ -133,7 +133,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     keys: int = 0
 
 
-class Settled:
+class SettledIndex:
     """The current index of one output. ``files`` returns the files of the ledger; ``newer`` are those that the index
     does not cover."""
 
@@ -174,7 +174,7 @@ class Settled:
         """
         before = self.contents
         part = uuid4().hex
-        is_rewritten = changed is not None or len(before.parts) >= _MOST_PARTS or before.keys < _SMALL
+        is_rewritten = changed is not None or len(before.parts) >= _MAX_PARTS or before.keys < _SMALL
         former = self.read(changed) if is_rewritten else None
         rows = entries if former is None else former.drop("position").unionByName(entries)
         if count or former is not None:
@@ -212,7 +212,7 @@ class Settled:
 
 
 def entries_from(spark: SparkSession, rows: Sequence[tuple[int, int, str, int]]) -> DataFrame:
-    """Return entries for ``Settled.add``: both hashes of a row, the id of its job, ``COMPLETED`` or ``FAILED``."""
+    """Return entries for ``SettledIndex.add``: both hashes of a row, the id of its job, ``COMPLETED`` or ``FAILED``."""
     columns = {
         "first": [row[0] for row in rows],
         "second": [row[1] for row in rows],

@@ -26,7 +26,7 @@ _PAGE: Final = 500
 _RELEASED: Final = 200
 _MOST: Final = 50_000
 _ATTEMPTS: Final = 5
-MOST_NOTED: Final = 50_000
+MAX_REMEMBERED: Final = 50_000
 
 
 class Collector:
@@ -141,7 +141,7 @@ class Collector:
         return known
 
     def _note_ended(self, rows: pa.Table) -> None:
-        if self.ended is None or len(self.ended) + rows.num_rows > MOST_NOTED:
+        if self.ended is None or len(self.ended) + rows.num_rows > MAX_REMEMBERED:
             self.ended = None
             return
         columns = (rows.column(name).to_pylist() for name in ("job_id", "fingerprint", "state"))

@@ -243,7 +243,7 @@ def check_kept(part: EventRange, epoch: str, gap: Gap | None) -> None:
     if gap is not None and gap.first <= part.until:
         raise EventsLost(
             f"queue {part.queue!r}: events {gap.first} to {min(gap.last, part.until)} are no longer kept. Keep more of "
-            "the log (queue.configure), hold it for a consumerName, or set failOnDataLoss to false to go on without "
+            "the log (queue.configure), hold it for a consumerName, or set failOnDataLoss to false to skip "
             "them.",
             first=gap.first,
             last=min(gap.last, part.until),

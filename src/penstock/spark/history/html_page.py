@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.errors import InvalidOption
-from penstock.spark.eventreads import instant_ms
+from penstock.spark.event_ranges import instant_ms
 from penstock.spark.history.bronze import bronze_state
 from penstock.spark.history.figures import figures
 from penstock.spark.history.folder import open_history
