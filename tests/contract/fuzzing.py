@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from penstock.core.dedup import Dedup
-from penstock.core.flow import Node, woven
+from penstock.core.flow import Node, link_nodes
 from penstock.core.job import Dependency, Extras, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
@@ -54,7 +54,7 @@ async def fill(bench: Bench) -> set[str]:
 
 def _flow(queue: str, n: int) -> list[Node]:
     parent = NewJob(f"parent-{n}", after=(Dependency(queue, f"child-{n}"),))
-    return woven([Node(queue, parent), Node(queue, NewJob(f"child-{n}"))], flow=f"flow-{n}")
+    return link_nodes([Node(queue, parent), Node(queue, NewJob(f"child-{n}"))], flow=f"flow-{n}")
 
 
 async def _bring_ended(bench: Bench) -> None:

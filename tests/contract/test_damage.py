@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock.core.dedup import Dedup
-from penstock.core.flow import Node, woven
+from penstock.core.flow import Node, link_nodes
 from penstock.core.job import Dependency, Extras
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Limit
@@ -123,7 +123,7 @@ async def test_its_dedup_key_is_freed(bench: Bench) -> None:
 
 @pytest.mark.parametrize("part", ["record", "annex"])
 async def test_its_parent_is_told_that_it_failed(bench: Bench, part: str) -> None:
-    flow = woven(
+    flow = link_nodes(
         [
             Node(bench.queue, bench.new("parent", after=(Dependency(bench.queue, "bad"),))),
             Node(bench.queue, bench.new("bad")),
@@ -146,7 +146,7 @@ async def test_its_parent_is_told_that_it_failed(bench: Bench, part: str) -> Non
 
 async def test_a_parent_in_another_queue_is_told_too(bench: Bench) -> None:
     other = Bench(bench.storage, f"{bench.queue}-other")
-    flow = woven(
+    flow = link_nodes(
         [
             Node(other.queue, other.new("parent", after=(Dependency(bench.queue, "bad"),))),
             Node(bench.queue, bench.new("bad")),

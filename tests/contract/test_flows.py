@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.flow import NOTHING_TO_WAIT_FOR, DependencyRecord, Node, woven
+from penstock.core.flow import NOTHING_TO_WAIT_FOR, DependencyRecord, Node, link_nodes
 from penstock.core.job import Dependency, Extras, Lease, NewJob, Options, Policy
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Failure, Release, Snooze
@@ -26,7 +26,7 @@ def after(bench: Bench, *ids: str, policy: Policy = "fail", flow: str = "flow") 
 
 
 async def put_flow(bench: Bench, *nodes: Node, flow: str = "flow") -> Any:
-    [answer] = await bench.storage.enqueue_flows(bench.queue, [woven(nodes, flow=flow)])
+    [answer] = await bench.storage.enqueue_flows(bench.queue, [link_nodes(nodes, flow=flow)])
     await settle_down(bench)
     return answer
 
@@ -610,7 +610,7 @@ async def test_a_diamond_runs_its_tip_once(bench: Bench) -> None:
 async def test_many_flows_go_in_with_one_call(bench: Bench) -> None:
     child = other(bench)
     flows = [
-        woven(
+        link_nodes(
             [
                 Node(bench.queue, NewJob(f"root-{n}", after=(Dependency(child.queue, f"leaf-{n}"),))),
                 Node(child.queue, NewJob(f"leaf-{n}", f"{n}".encode(), Options(task="leaf"))),

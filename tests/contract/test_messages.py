@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from penstock.core.flow import Node, woven
+from penstock.core.flow import Node, link_nodes
 from penstock.core.job import Dependency, NewJob, Policy
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Cancel, Fail
@@ -25,7 +25,7 @@ async def put_flow(bench: Bench, policy: Policy = "fail", *, ttl_ms: int = 0) ->
         Node(bench.queue, NewJob("root", after=(Dependency(child.queue, "a", policy),))),
         Node(child.queue, NewJob("a", ttl_ms=ttl_ms)),
     ]
-    await bench.storage.enqueue_flows(bench.queue, [woven(nodes, flow="flow")])
+    await bench.storage.enqueue_flows(bench.queue, [link_nodes(nodes, flow="flow")])
     await until(lambda: child.find("a"))
     return child
 

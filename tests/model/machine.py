@@ -15,7 +15,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.core.flow import Node, woven
+from penstock.core.flow import Node, link_nodes
 from penstock.core.job import Conflict, Dependency, Extras, Job, Lease, NewJob, Policy
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
@@ -242,7 +242,7 @@ class Machine(RuleBasedStateMachine):
             earlier = {other.id for other in jobs[: n + 1]}
             after = tuple(Dependency("", id, "fail") for id in ids if id not in earlier)
             nodes.append(Node("", msgspec.structs.replace(job, after=after, dedup=None)))
-        tied = [node.job for node in woven(nodes, flow=flow)]
+        tied = [node.job for node in link_nodes(nodes, flow=flow)]
         ours = [self.sight.placed(self.here(job)) for job in tied]
         theirs = [self.model_sight.placed(job) for job in tied]
         flows = [[Node(self.queue, job) for job in ours]]

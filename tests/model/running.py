@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from penstock.core.flow import Node, woven
+from penstock.core.flow import Node, link_nodes
 from penstock.core.job import Dependency, Dependent, Enqueued, EnqueueStatus, Lease, NewJob
 from penstock.core.lifecycle import OPEN, TERMINAL, EventType, State
 from penstock.core.outcome import Await, Cancel, Complete, Fail, Limited, Outcome, Release, Snooze, Suspend
@@ -79,7 +79,7 @@ class Running(Keys, Holding):
             self._wait_elsewhere(record, part)
         self._append(E.CHANGED, record)
         self.conclude(record)
-        for node in woven(
+        for node in link_nodes(
             [Node("", job) for job in nodes],
             flow=record.flow,
             into=Dependent("", id, record.flow),

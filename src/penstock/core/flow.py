@@ -33,7 +33,7 @@ class DependencyRecord(msgspec.Struct, frozen=True):
     failure: Failure | None = None
 
 
-def woven(
+def link_nodes(
     nodes: Sequence[Node], *, flow: str, into: Dependent | None = None, after: Sequence[Dependency] = ()
 ) -> list[Node]:
     """Return the nodes linked to each other: the extras of each list the dependents that its end concerns.

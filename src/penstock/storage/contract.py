@@ -170,8 +170,8 @@ class Storage(Protocol):
     ) -> list[Enqueued]:
         """Add whole flows: all of them, or none. Return the answer of each root.
 
-        ``core.flow.woven`` prepares a flow: dependents before dependencies, the root, a job of this queue, first. If
-        the root is not queued afresh, the rest of its flow is not added. Jobs of other queues arrive when ``sweep``
+        ``core.flow.link_nodes`` prepares a flow: dependents before dependencies, the root, a job of this queue, first.
+        If the root is not queued afresh, the rest of its flow is not added. Jobs of other queues arrive when ``sweep``
         delivers them. Raise ``JobNotFound`` for a dependency that is neither in this queue nor in the flow.
         """
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from penstock.core.flow import Node, woven
+from penstock.core.flow import Node, link_nodes
 from penstock.core.job import Dependency, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail
@@ -48,7 +48,7 @@ async def test_a_damaged_message_is_put_aside_and_those_behind_it_arrive(
         Node("other", NewJob("parent", after=(Dependency("here", "child"),))),
         Node("here", NewJob("child")),
     ]
-    await storage.enqueue_flows("other", [woven(nodes, flow="flow")])
+    await storage.enqueue_flows("other", [link_nodes(nodes, flow="flow")])
     lease = await here.claim()
     storage._outbox.send_soon = lambda queue: None  # type: ignore[method-assign]
     await here.settle(lease, Complete(b"1"))
@@ -94,14 +94,14 @@ class Told:
             Node("other", NewJob("earlier", after=(Dependency("here", "z"),))),
             Node("here", NewJob("z")),
         ]
-        await self.storage.enqueue_flows("other", [woven(nodes, flow="before")])
+        await self.storage.enqueue_flows("other", [link_nodes(nodes, flow="before")])
         here = Bench(self.storage, "here")
         await self.storage.sweep("other")
         await here.settle(await here.claim(), Complete(b"1"))
         await self.storage.sweep("here")
         children = [Node("here", NewJob(id)) for id in "abc"]
         after = tuple(Dependency("here", id) for id in "abc")
-        flow = woven([Node("other", NewJob("parent", after=after)), *children], flow="flow")
+        flow = link_nodes([Node("other", NewJob("parent", after=after)), *children], flow="flow")
         await self.storage.enqueue_flows("other", [flow])
         await self.storage.sweep("other")
         self.storage._outbox.send_soon = lambda queue: None  # type: ignore[method-assign]
@@ -155,7 +155,7 @@ async def test_messages_arrive_after_one_whose_number_was_damaged(
             Node("other", NewJob("next", after=(Dependency("here", "d"),))),
             Node("here", NewJob("d")),
         ]
-        await storage.enqueue_flows("other", [woven(nodes, flow="later")])
+        await storage.enqueue_flows("other", [link_nodes(nodes, flow="later")])
         await storage.sweep("other")
         here = Bench(storage, "here")
         await here.settle(await here.claim(), Complete(b"1"))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from penstock.client.flow.parts import Chain, Chord, Dag, Flow, Group, Part, Passing
 from penstock.client.handle import JobHandle
 from penstock.client.task import JobSpec
-from penstock.core.flow import Node, woven
+from penstock.core.flow import Node, link_nodes
 from penstock.core.job import EMPTY_EXTRAS, Dependency, NewJob, Options, Policy
 from penstock.core.names import uuid7
 from penstock.core.text import shown
@@ -214,7 +214,7 @@ class Graph:
         self._refuse_dedup(nodes)
         if len(nodes) == 1 and not nodes[0].job.after:
             return LinkedFlow(flow, nodes)
-        return LinkedFlow(flow, woven(nodes, flow=flow))
+        return LinkedFlow(flow, link_nodes(nodes, flow=flow))
 
     def _refuse_dedup(self, nodes: Sequence[Node]) -> None:
         """Refuse dedup keys: dependents know a job by its id, and a dedup key could replace it by another job."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from penstock.core.flow import Node, woven
+from penstock.core.flow import Node, link_nodes
 from penstock.core.job import Dependency, Dependent, Enqueued, EnqueueStatus, NewJob, check_staged
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Failure
@@ -322,5 +322,7 @@ def attach(
     unit.note(_CHANGED, record, run=record.runs)
     flows.conclude(unit, record)
     unit.save([record])
-    put_nodes(unit, woven(nodes, flow=flow, into=Dependent(unit.queue.name, id_, flow), after=after), to_come)
+    put_nodes(
+        unit, link_nodes(nodes, flow=flow, into=Dependent(unit.queue.name, id_, flow), after=after), to_come
+    )
     return "attached"

@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from penstock.core.flow import DependencyRecord, DependencyState, Node, woven
+from penstock.core.flow import DependencyRecord, DependencyState, Node, link_nodes
 from penstock.core.job import Dependency, Dependent, Enqueued, NewJob, Policy
 from penstock.core.lifecycle import State
 from penstock.core.names import check_namespace
@@ -164,7 +164,7 @@ class Flowing:
         own = _ids(nodes)
         while True:
             into = Dependent(queue, id, flow)
-            linked = woven(nodes, flow=flow, into=into, after=after)
+            linked = link_nodes(nodes, flow=flow, into=into, after=after)
             jobs = encode_jobs([node.job for node in linked], to_come=[own] * len(linked))
             head: list[Arg] = [
                 id,
