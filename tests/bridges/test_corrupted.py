@@ -247,7 +247,7 @@ async def test_an_item_with_an_id_that_we_would_not_give_is_worked_off(
 
 
 async def test_a_deep_clean_keeps_to_its_own_keys(ours: WorkQueue, db: redis.Redis, prefix: str) -> None:
-    star = WorkQueue(ours._server._given, f"{prefix}*?[a-z]")
+    star = WorkQueue(ours._server._target, f"{prefix}*?[a-z]")
     db.set(f"{prefix}*?[a-z]:item:own", "data")
     db.set(f"{prefix}-other:item:foreign", "data")
     db.set(f"{prefix}*?k:item:foreign", "data")

@@ -281,7 +281,7 @@ def test_what_cannot_be_an_item_is_refused_at_the_door() -> None:
 
 
 async def test_a_lease_of_no_time_is_refused(ours: WorkQueue) -> None:
-    with pytest.raises(InvalidOption, match="at once"):
+    with pytest.raises(InvalidOption, match="lease must be longer than 0"):
         await ours.lease(0)
 
 

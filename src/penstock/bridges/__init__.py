@@ -1,4 +1,4 @@
-"""Bridges: other queues' own wire formats, spoken by Penstock code. Nothing is imported until it is asked for."""
+"""Bridges to the wire formats of other queues. Nothing is imported until you import it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ _QUIET: Final = frozenset(
 )
 
 
-# How often a running handler's lease is extended, as a worker's heartbeat does.
+# The pause between heartbeats of running handlers.
 _BEAT_S: Final = 0.02
 
 

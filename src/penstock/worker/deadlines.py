@@ -17,7 +17,7 @@ from penstock.worker.run import Run
 logger = get_logger("penstock.worker")
 
 PATIENCE_S: Final = 5.0
-"""How long an aborted handler may clean up before its job is settled without it."""
+"""The time that an aborted handler has to clean up before its job is settled without it."""
 
 
 class Deadlines:

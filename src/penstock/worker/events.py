@@ -95,14 +95,14 @@ class Listeners:
         """Call ``listener`` at every event ``name``; run a coroutine function as a separate task.
 
         Raises:
-            InvalidOption: there is no event of that name.
+            InvalidOption: the event is unknown.
         """
         self.check(name)
         self._by_name.setdefault(name, []).append(listener)
 
     @staticmethod
     def check(name: str) -> None:
-        """Raise ``InvalidOption`` if there is no event of that name."""
+        """Raise ``InvalidOption`` if the event is unknown."""
         if name not in _NAMES:
             raise InvalidOption(f"unknown worker event {name!r}. Use one of: {', '.join(sorted(_NAMES))}.")
 

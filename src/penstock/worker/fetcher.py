@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = get_logger("penstock.worker")
 
-# How late a job may be found if its wake-up went to a worker that died before acting on it.
+# A job whose wake-up went to a worker that then died is found this late.
 LONGEST_WAIT_MS: Final = 1_000
 _MOST_IN_FLIGHT: Final = 2
 _MOST_PER_WAIT: Final = 10

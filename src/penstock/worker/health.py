@@ -240,7 +240,7 @@ class Watchdog:
         self._warned = False
         self._looked_at = time.monotonic()
         self.stalled_s = 0.0
-        """How long the loop has been blocked, as seen by this thread."""
+        """The time that the loop has been blocked, as seen by this thread."""
 
     async def run(self) -> None:
         """Check every second, until cancelled or until the watched loop is closed."""

@@ -47,7 +47,7 @@ _BURST_WAIT_MS: Final = 250
 _CHECK_EVERY_S: Final = 0.1
 _FIRING_S: Final = 5.0
 _MOST_NAMED: Final = 10
-# How long a stop waits for the store to take the rest, after the grace and the patience with handlers.
+# After the grace and the patience with handlers, a stop waits this long for the store to take the rest.
 _SETTLE_S: Final = 3.0
 _DEPART_S: Final = 2.0
 

@@ -178,7 +178,7 @@ class ServedQueue:
         self.reporter: Reporter | None = None
         self.app: App | None = None
         self.recovering: asyncio.Task[None] | None = None
-        # When the store last recovered, and how long to wait if it fails again soon.
+        # The time of the last recovery, and the pause if the store fails again soon.
         self.recovered_at = float("-inf")
         self.backoff_s = 0.0
 

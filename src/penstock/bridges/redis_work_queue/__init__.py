@@ -1,7 +1,7 @@
-"""redis-work-queue's own key layout: Penstock code and that project's clients share a queue.
+"""The key layout of redis-work-queue, so that Penstock code and that project's clients can share a queue.
 
-``WorkQueue(url, prefix)`` has its operations, ``forward`` moves what is in it into a queue of Penstock. Needs
-``penstock[valkey]``. ``docs/bridges.md`` says what differs from the published clients, and why.
+``WorkQueue(url, prefix)`` has its operations, ``forward`` moves its items into a queue of Penstock. Needs
+``penstock[valkey]``. ``docs/bridges.md`` lists the differences from the published clients, with reasons.
 """
 
 from __future__ import annotations

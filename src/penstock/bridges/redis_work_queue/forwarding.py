@@ -1,4 +1,4 @@
-"""Moving work over: from a work queue into a queue of Penstock, while producers still write to the former."""
+"""Forwarding: move items from a work queue into a queue of Penstock while producers still write to the former."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Forwarded(NamedTuple):
-    """How many items went over, and how many were known there by their id."""
+    """The number of items enqueued, and of those whose id was already known."""
 
     queued: int = 0
     known: int = 0
@@ -34,17 +34,17 @@ async def forward(
 ) -> Forwarded:
     """Lease item after item, enqueue each with its id as the job's id, then complete it.
 
-    None is lost: an item is completed after its job was accepted, and one whose forwarder died comes back by a clean.
-    None is doubled: an item that comes back finds its job by the id, whatever has become of it, for as long as that is
-    kept (``result_ttl``, 1 h unless set; let it be longer than the lease and the interval of cleans). So an id that
-    is added anew while the job before it is kept counts as known; ``on_conflict`` says otherwise.
+    No item is lost: an item is completed after its job was accepted, and a clean returns the items of a dead forwarder.
+    No item is doubled: a returned item finds its job by id, in whatever state, for as long as the job is kept
+    (``result_ttl``, default 1 h; make it longer than the lease and the interval of cleans). So an id that is added
+    again while its old job is kept counts as known; ``on_conflict`` can change that.
 
-    Runs until it is cancelled; with ``wait``, until no item came for so long. Several may run at once. ``payload``
-    makes the payload of an item: its JSON, or ``lambda item: item.data`` for a queue with ``serde="raw"``. ``task``
-    and further options are those of ``Queue.enqueue``.
+    This runs until it is cancelled, or until no item arrives for ``wait``. Several may run in parallel. ``payload``
+    turns an item into a payload: its JSON, or ``lambda item: item.data`` for a queue with ``serde="raw"``. ``task`` and
+    further options are those of ``Queue.enqueue``.
 
-    Raises ``InvalidInput`` for an item that cannot be a job: it stays in the work queue, and is leased again when a
-    clean has seen that its lease is over.
+    Raise ``InvalidInput`` for an item that cannot become a job: it stays in the work queue, and is leased again when
+    its lease is over and a clean has returned it.
     """
     queued = known = 0
     options.setdefault("on_conflict", "absent")
@@ -53,12 +53,12 @@ async def forward(
             options["id"] = item.id
             job = await target.enqueue(payload(item), task=task, **options)
         except InvalidInput as error:
-            error.add_note(f"This was item {item.id!r} of work queue {source.prefix!r}, where it stays.")
+            error.add_note(f"Item {item.id!r} stays in work queue {source.prefix!r}.")
             raise
         try:
             await source.complete(item)
         except StorageUnavailable:
-            # Completed, or it comes back and finds its job. If the server is away, the next lease says so.
+            # The item is completed, or returns and finds its job. If the server is away, the next lease raises.
             pass
         if job.status == "queued":
             queued += 1

@@ -1,4 +1,7 @@
-"""What is in a work queue: items, an id with some bytes."""
+"""The layout of a work queue: its items, its keys and the Lua scripts, each of which is one atomic step.
+
+``lua/prelude.lua`` describes the keys.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,19 @@ from penstock.storage.valkey.replies import Again, Arg, ReplyError
 from penstock.storage.valkey.routers import Router
 
 _json: Final = Json()
+_TAG: Final = re.compile(r"[^{]*\{[^}]+\}")
+
+Verb: TypeAlias = Literal["add", "complete", "lengths", "reclaim", "take", "tidy"]
+
+# Under memory pressure adding fails, but existing items can still be processed.
+_FLAGS: Final[dict[Verb, str]] = {"add": "", "lengths": "flags=no-writes"}
 
 
 class Item:
     """An id and its data. Immutable; equal if both are equal.
 
-    ``data`` are bytes, or text that is stored as UTF-8. The id is made unless given. An item that was leased also
-    knows its ``lease``, by which ``complete`` tells the holder from those before it. Raises ``InvalidInput``.
+    ``data`` is bytes, or text that is stored as UTF-8. The default id is generated. A leased item also has its
+    ``lease``, by which ``complete`` recognizes the current holder. Raises ``InvalidInput``.
     """
 
     __slots__ = ("_data", "_id", "_lease")
@@ -31,8 +40,8 @@ class Item:
     def __init__(self, data: bytes | str, id: str | None = None, *, lease: str = "") -> None:
         if not isinstance(data, bytes | str):
             raise InvalidInput(
-                f"an item's data cannot be of type {type(data).__name__}: they are bytes on the wire. "
-                "Give bytes or text, or use Item.from_json(value)."
+                f"an item's data must be bytes or text, got {type(data).__name__}. "
+                "For other values use Item.from_json(value)."
             )
         self._data = data.encode() if isinstance(data, str) else data
         self._id = uuid7() if id is None else _checked(id)
@@ -40,12 +49,12 @@ class Item:
 
     @classmethod
     def from_json(cls, value: Any, id: str | None = None) -> Item:
-        """An item whose data are ``value`` as JSON. Raises ``SerializationError``."""
+        """Return an item with ``value`` as JSON. Raise ``SerializationError`` if that fails."""
         return cls(_json.encode(value), id)
 
     @classmethod
     def from_wire(cls, id: bytes, data: bytes, *, lease: str) -> Item:
-        """An item as it was found. Whatever its id is, other clients took it."""
+        """Return an item read from the server. Its id is not checked, because other clients accepted it."""
         item = cls.__new__(cls)
         item._id, item._data, item._lease = id.decode("utf-8", "surrogateescape"), data, lease
         return item
@@ -60,11 +69,11 @@ class Item:
 
     @property
     def lease(self) -> str:
-        """What stands in the lease key for this lease; empty for an item that was not leased here."""
+        """Return the value of the lease key for this lease; empty for an item that was not leased here."""
         return self._lease
 
     def json(self, type: Any = Any) -> Any:
-        """The data read as JSON, as a value of ``type``. Raises ``SerializationError``."""
+        """Decode the data from JSON to a value of ``type``. Raise ``SerializationError`` if that fails."""
         return _json.decode(self._data, type)
 
     def __eq__(self, other: object) -> bool:
@@ -80,32 +89,24 @@ class Item:
 
 
 def wire_id(id: str) -> bytes:
-    """An id as it stands in keys and lists. What came from there and was no UTF-8 goes back as it came."""
+    """Encode an id for keys and lists. An id that arrived as invalid UTF-8 keeps its bytes."""
     return id.encode("utf-8", "surrogateescape")
 
 
 def _checked(id: object) -> str:
     if not isinstance(id, str) or not id:
-        raise InvalidName(f"{id!r} is not allowed as an item's id: it must be a text that is not empty.")
+        raise InvalidName(f"an item's id must be text that is not empty, got {id!r}.")
     try:
         wire_id(id)
     except UnicodeEncodeError:
-        raise InvalidName(
-            f"{id!r} is not allowed as an item's id: it has no UTF-8. Use other text."
-        ) from None
+        raise InvalidName(f"an item's id must be valid UTF-8, got {id!r}.") from None
     return id
 
 
-# The names of a queue's keys. What each holds is told at the top of ``lua/prelude.lua``.
-
-
-_TAG: Final = re.compile(r"[^{]*\{[^}]+\}")
-
-
 class Keys:
-    """The keys of the queue with this prefix; ``in_cluster`` demands that they share a slot.
+    """The keys of the queue with this prefix. With ``in_cluster`` they must share a slot.
 
-    Raises ``InvalidName`` for an empty prefix, ``InvalidOption`` for one without a hash tag in a cluster.
+    Raises ``InvalidName`` for an empty prefix, ``InvalidOption`` for a prefix without a hash tag in a cluster.
     """
 
     __slots__ = ("data", "lists", "prefix", "processing", "queue")
@@ -113,12 +114,12 @@ class Keys:
     def __init__(self, prefix: str, *, in_cluster: bool) -> None:
         if not prefix:
             raise InvalidName(
-                f"{prefix!r} cannot be a key prefix: it is empty. Use that of the other clients."
+                f"the key prefix must not be empty, got {prefix!r}. Use the prefix of the other clients."
             )
         if in_cluster and not _TAG.match(prefix):
             raise InvalidOption(
-                f"the keys of prefix {prefix!r} are spread over the nodes of a cluster, where an item cannot move from "
-                f"list to list. Use a prefix with a hash tag in all clients, {'{' + prefix + '}'!r} say, or one server."
+                f"the keys of prefix {prefix!r} are spread over the nodes of a cluster, so an item cannot move between "
+                f"lists. Use a prefix with a hash tag in all clients, such as {'{' + prefix + '}'!r}, or one server."
             )
         self.prefix = prefix.encode()
         self.queue = self.prefix + b":queue"
@@ -128,23 +129,13 @@ class Keys:
 
     @property
     def data_pattern(self) -> bytes:
-        """The glob that matches the data keys and, whatever the prefix holds, no others."""
+        """Return the glob that matches only the data keys, whatever the prefix contains."""
         return re.sub(rb"([*?\[\]^\\-])", rb"\\\1", self.data) + b"*"
-
-
-# The Lua scripts of the bridge: each is one atomic step. The keys they use are told in
-# ``lua/prelude.lua``.
-
-
-Verb: TypeAlias = Literal["add", "complete", "lengths", "reclaim", "take", "tidy"]
-
-# Under memory pressure nothing new comes in, and what is there can still be worked off.
-_FLAGS: Final[dict[Verb, str]] = {"add": "", "lengths": "flags=no-writes"}
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """``code`` is what EVAL takes; ``sha`` names it for EVALSHA."""
+    """A Lua script: ``code`` for EVAL, ``sha`` for EVALSHA."""
 
     code: str
     sha: str
@@ -152,7 +143,7 @@ class Script:
 
 @cache
 def script(verb: Verb) -> Script:
-    """The script of a verb: its file behind the prelude."""
+    """Return the script of a verb: the prelude followed by its file."""
     folder = resources.files(__package__) / "lua"
     files = [(folder / f"{name}.lua").read_text("utf-8") for name in ("prelude", verb)]
     code = "\n".join([f"#!lua {_FLAGS.get(verb, 'flags=allow-oom')}".rstrip(), *files])
@@ -167,22 +158,22 @@ async def run_script(
     args: Sequence[Arg],
     again: Again | None = None,
 ) -> Any:
-    """Run a script where its keys are, sending its text only if the server does not have it.
+    """Run a script on the node of its keys; send its text only if the server does not have it.
 
-    Repeated as ``Router.call`` says; ``again`` gives the arguments of a repeat. Raises ``StorageError``.
+    ``Router.call`` may repeat it; ``again`` returns the arguments of a repeat. Raise ``StorageError`` on failure.
     """
-    wanted, now = script(verb), args
+    lua, now = script(verb), args
 
     def repeat(*start: str) -> Sequence[Arg]:
         nonlocal now
         now = now if again is None else again()
         return (*start, len(keys), *keys, *now)
 
-    for start in (("EVALSHA", wanted.sha), ("EVAL", wanted.code)):
+    for start in (("EVALSHA", lua.sha), ("EVAL", lua.code)):
         command: Sequence[Arg] = (*start, len(keys), *keys, *now)
         try:
             return await router.call(keys[0], *command, again=partial(repeat, *start))
         except ReplyError as error:
             if error.code != "NOSCRIPT":
                 raise
-    raise AssertionError("EVAL needs no script to be there")
+    raise AssertionError("EVAL cannot answer NOSCRIPT")

@@ -1,4 +1,19 @@
-"""The server of a work queue, given by a URL or by a client, for each event loop that uses it."""
+"""A work queue in the layout of redis-work-queue, shared with that project's clients in other languages.
+
+It is compatible on the wire, and strict where the published clients (0.1) are not. Each step is one script that runs
+atomically in the server, or one command:
+
+| step | atomically |
+|---|---|
+| add | write the data, then push the id: a taker of the id finds the data |
+| lease | move the id from the queue to processing, check data and leases, write the lease |
+| complete | remove the id from processing, then the leases, then the data |
+| clean, per item | check that there are data and no lease; remove from processing, then push to the queue |
+
+Only a lease that must wait takes two steps: the server cannot wait inside a script, so it moves the id first. If the
+taker dies or is cancelled in between, the id is in processing without a lease, where a light clean finds it. If a
+cleaner comes in between, the second step notices that the id is gone and waits for another.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +37,30 @@ if TYPE_CHECKING:
     from penstock.storage.valkey.replies import Again, Arg
 
 
-class Server:
-    """``given`` is a URL, as in ``docs/stores.md``, or an asyncio client of redis-py or valkey-py.
+_ADDS_AT_ONCE: Final = 500
+_STEPS_AT_ONCE: Final = 1000
+# The same as OURS in lua/prelude.lua.
+_OUR_LEASES: Final = "penstock-"
+# Longer waits are split, so that a client's socket timeout (5 s in redis-py) is never reached.
+_LONGEST_WAIT_S: Final = 2.0
 
-    With a URL each event loop gets connections of its own, which end with it. A client stays the caller's to
-    close, and serves its own event loop only. Raises ``InvalidOption``; connects when first used.
+
+class Server:
+    """The server of a work queue: ``target`` is a URL, as in ``docs/stores.md``, or a redis-py or valkey-py client.
+
+    With a URL each event loop gets its own connections, which end with it. A client must be an asyncio client; the
+    caller closes it, and it works only on its own event loop. Raises ``InvalidOption``; connects on first use.
     """
 
-    def __init__(self, given: Any) -> None:
-        self._given = given
-        self._endpoint = Endpoint.parse(given) if isinstance(given, str) else None
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._endpoint = Endpoint.parse(target) if isinstance(target, str) else None
         if self._endpoint is None and not inspect.iscoroutinefunction(
-            getattr(given, "execute_command", None)
+            getattr(target, "execute_command", None)
         ):
             raise InvalidOption(
-                f"a work queue cannot use a {type(given).__qualname__}: it is neither a URL nor an asyncio client. "
-                "Give redis.asyncio.Redis(...), or the URL; from synchronous code, the URL and .sync."
+                f"a work queue needs a URL or an asyncio client, got {type(target).__qualname__}. "
+                "Give redis.asyncio.Redis(...) or the URL; in synchronous code, the URL and .sync."
             )
         self._routers = PerLoop(self._connect, end=lambda router: router.close())
         self.router = self._routers.get
@@ -47,44 +70,20 @@ class Server:
     def is_cluster(self) -> bool:
         if self._endpoint is not None:
             return self._endpoint.topology == "cluster"
-        return hasattr(self._given, "get_node_from_key")
+        return hasattr(self._target, "get_node_from_key")
 
     def __str__(self) -> str:
         return "a client passed in" if self._endpoint is None else str(self._endpoint)
 
     async def _connect(self) -> Router:
         endpoint = self._endpoint
-        router: Router = ClientRouter(self._given) if endpoint is None else router_for(endpoint)
+        router: Router = ClientRouter(self._target) if endpoint is None else router_for(endpoint)
         await router.connect()
         return router
 
 
-# A work queue in the layout of redis-work-queue, shared with that project's clients in other languages.
-#
-# Compatible on the wire, and strict where the published clients (0.1) are not. Every step here is one
-# script that runs inside the server as a whole, or one command:
-#
-# | step | atomically | |---|---| | add | write the data, then push the id: whoever takes the id finds the
-# data | | lease | move the id from the queue to processing, look for data and leases, write the lease | |
-# complete | remove the id from processing, then the leases, then the data | | clean, per item | see that
-# there are data and no lease; remove from processing, then push to the queue |
-#
-# Only a lease that has to wait takes two: the server cannot wait inside a script, so it moves the id
-# first. An id whose taker dies in between, or is cancelled, is in processing without a lease, where a
-# light clean finds it; and if a cleaner comes in between, the second step sees that the id is gone and
-# waits for another.
-
-
-_ADDS_AT_ONCE: Final = 500
-_STEPS_AT_ONCE: Final = 1000
-# As OURS in lua/prelude.lua.
-_OUR_LEASES: Final = "penstock-"
-# Longer waits are made of these, so that a client's socket timeout (5 s in redis-py) is never reached.
-_LONGEST_WAIT_S: Final = 2.0
-
-
 class Lengths(NamedTuple):
-    """How many entries the lists have."""
+    """The number of entries in the lists."""
 
     queue: int
     processing: int
@@ -96,8 +95,8 @@ class WorkQueue:
     ``server`` is a URL (``valkey://``, ``redis://``, with TLS, Sentinel or Cluster, see ``docs/stores.md``) or an
     asyncio client of redis-py or valkey-py. All methods raise ``StorageError`` if the server is away or refuses.
 
-    In a cluster the prefix must carry a hash tag (``{jobs}``), in all clients: the layout has none of its own. No
-    prefix may be another one's with ``:item:`` behind it: their keys would be mistaken for each other.
+    In a cluster the prefix must have a hash tag (``{jobs}``) in all clients, because the layout adds none. No prefix
+    may be another prefix followed by ``:item:``: their keys would collide.
     """
 
     def __init__(self, server: Any, prefix: str) -> None:
@@ -119,44 +118,43 @@ class WorkQueue:
 
     @property
     def sync(self) -> SyncWorkQueue:
-        """The same for synchronous code."""
+        """Return the same queue for synchronous code."""
         from penstock.bridges.redis_work_queue.sync import SyncWorkQueue
 
         return SyncWorkQueue(self)
 
     async def add_item(self, item: Item) -> bool:
-        """Add an item; false, and nothing is written, if one with its id exists: waiting, leased or abandoned.
+        """Add an item. Return false, and write nothing, if an item with its id is waiting, leased or abandoned.
 
-        Repeated by itself if the connection is lost; then false may mean that the first attempt had added it.
+        If the connection is lost, the call repeats itself; then false may mean that the first attempt added the item.
         """
         [added] = await self.add_items([item])
         return added
 
     async def add_items(self, items: Iterable[Item]) -> list[bool]:
-        """Add items in this order, as ``add_item`` does, in a round trip per 500, each of them atomic."""
+        """Add items in this order, as ``add_item`` does, in atomic round trips of up to 500 items."""
         return await self._add(list(items), b"checked")
 
     async def add_unique_item(self, item: Item) -> None:
-        """Add an item whose id is known to be new, without the check.
+        """Add an item without checking that its id is new.
 
-        If it is not new the data are replaced and the id is in the queue twice: lengths are wrong until a deep
-        clean. Our leases step over the surplus entry; the published clients hand the item out again.
+        If the id exists, its data is replaced and the id is in the queue twice: lengths are wrong until a deep clean.
+        Penstock's leases skip the surplus entry; the published clients hand out the item again.
         """
         await self._add([item], b"unchecked")
 
     async def lease(self, lease: Duration, *, wait: Duration | None = None) -> Item | None:
         """Take the next item for ``lease``: complete it within that time, or it counts as abandoned.
 
-        Waits for an item; with ``wait``, at most so long, and gives ``None`` if there was none; ``wait=0`` does not
-        wait. Ids without an item are removed on the way. An item that somebody holds is not handed out a second
-        time. Nothing renews the lease, and no item comes back without a cleaner.
+        Wait for an item, or return ``None`` after ``wait``; ``wait=0`` does not wait. Ids without an item are removed.
+        An item that is leased is not handed out again. Leases are not renewed, and only cleaners return items.
         """
         lease_ms = milliseconds(lease, what="lease")
         if lease_ms < 1:
-            raise InvalidOption(f"lease={lease!r} is over at once. Give a time longer than the work takes.")
+            raise InvalidOption(f"lease must be longer than 0, and than the work takes, got {lease!r}.")
         loop = asyncio.get_running_loop()
         until = None if wait is None else loop.time() + milliseconds(wait, what="wait") / 1000
-        # The layout calls this the session's id. Ours is the lease's own, so that two of one process are not confused.
+        # The layout calls this the session id. Ours is unique per lease, so that two leases of a process differ.
         holder, moved = f"{_OUR_LEASES}{uuid7()}", b""
         while True:
             reply = await self._run("take", holder, lease_ms, _STEPS_AT_ONCE, moved)
@@ -170,13 +168,13 @@ class WorkQueue:
                 moved = await self._move_next(min(rest, _LONGEST_WAIT_S))
 
     async def complete(self, item: Item) -> bool:
-        """End an item that was leased, here or by another client. True for exactly one caller per item.
+        """Complete an item that was leased here or by another client. Return true for exactly one caller per item.
 
-        False if it has ended, or is somebody else's by now (waiting again, or leased again): then it is run again.
-        A lease that is over counts as long as no cleaner has seen that. Items made by hand, that know no lease, are
-        completed whoever holds them, as the other clients do.
+        Return false if the item is completed, or waits or is leased again: then it runs again. An expired lease counts
+        until a cleaner notices it. An item without a lease, created by hand, is completed whatever its holder, as the
+        other clients do.
 
-        Raises ``StorageUnavailable`` too if the connection was lost and it cannot be known whose the completion was.
+        Raise ``StorageUnavailable`` also if the connection was lost and it is unknown which call completed the item.
         """
         args = (wire_id(item.id), item.lease)
         repeats = 0
@@ -189,38 +187,38 @@ class WorkQueue:
         completed = bool(await self._run("complete", *args, again=again))
         if repeats and not completed:
             raise StorageUnavailable(
-                f"the connection was lost while item {item.id!r} was being completed, so nobody can tell whether this "
-                "call or another did it. If the item is leased again it was neither."
+                f"the connection was lost while completing item {item.id!r}, so it is unknown whether this call or "
+                "another completed it. If the item is leased again, neither did."
             )
         return completed
 
     async def light_clean(self, *, grace: Duration = "1s") -> Cleaned:
-        """Put items back whose lease is over, or was never written: of all that are being processed.
+        """Return items in processing whose lease is over or was never written to the queue.
 
-        Also what a cleaner of the published clients had in hand when it died. Run it about as often as the shortest
-        lease lasts. Its cost goes by what is being processed; with something to do it takes ``grace`` besides (the
-        module ``cleaning`` says why).
+        This includes items that a cleaner of the published clients was handling when it died. Run it about once per
+        shortest lease. Its cost depends on the number of items in processing; if it finds any, it takes ``grace``
+        longer (see the module ``cleaning``).
         """
         return await (await self._cleaner(grace)).clean_lightly()
 
     async def deep_clean(self, *, grace: Duration = "1s") -> Cleaned:
-        """Put back every item that exists, is in no list and has no lease, and remove every entry too many.
+        """Return every item that is in no list and has no lease, and remove surplus entries.
 
-        For what died in the middle of a step. Walks over all keys of the server (SCAN, no KEYS), and reads all ids
-        of the queue: run it seldom. It includes a light clean.
+        This repairs the effects of clients that died in the middle of a step. It scans all keys of the server (SCAN,
+        not KEYS) and reads all ids of the queue, so run it rarely. It includes a light clean.
         """
         return await (await self._cleaner(grace)).clean_deeply()
 
     async def queue_len(self) -> int:
-        """How many entries wait; those being processed are not among them."""
+        """Return the number of waiting entries, without those in processing."""
         return (await self.lengths()).queue
 
     async def processing(self) -> int:
-        """How many entries are being processed, or were abandoned and no cleaner has seen it yet."""
+        """Return the number of entries in processing, including abandoned ones that no cleaner has noticed."""
         return (await self.lengths()).processing
 
     async def lengths(self) -> Lengths:
-        """Both, as of one instant."""
+        """Return both lengths at the same instant."""
         return Lengths(*await self._run("lengths"))
 
     async def close(self) -> None:
@@ -235,20 +233,20 @@ class WorkQueue:
                 for item in items[start : start + _ADDS_AT_ONCE]
                 for part in (wire_id(item.id), item.data)
             ]
-            # A repeat is checked always: the first attempt may have arrived.
+            # A repeat is always checked, because the first attempt may have arrived.
             answers += map(
                 bool, await self._run("add", mode, *pairs, again=_checked(self._keys.prefix, pairs))
             )
         return answers
 
     async def _move_next(self, seconds: float) -> bytes:
-        """Wait for an id to move from the queue to processing; empty if none came, or nobody can tell."""
+        """Wait for an id to move from the queue to processing; return it, or ``b""`` if none came or it is unknown."""
         keys = self._keys
         command = ("BLMOVE", keys.queue, keys.processing, "RIGHT", "LEFT", seconds)
         router = await self._server.router()
         try:
             return await router.call_blocking(keys.queue, *command, timeout=seconds) or b""
-        except StorageUnavailable:  # the next call insists, or says so
+        except StorageUnavailable:  # the next call retries or raises
             return b""
 
     async def _cleaner(self, grace: Duration) -> Cleaner:

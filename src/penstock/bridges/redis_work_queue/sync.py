@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SyncWorkQueue:
-    """See ``WorkQueue``. May be used from any number of threads at once."""
+    """See ``WorkQueue``. Any number of threads may use it."""
 
     __slots__ = ("_target",)
 

@@ -133,7 +133,7 @@ async def add_children(
     Raises:
         JobNotFound: the job does not exist.
         JobError: the job has finished.
-        InvalidInput: there is a cycle, or there are no children.
+        InvalidInput: the children have a cycle, or are missing.
     """
     graph = Graph()
     children = map(check_part, listed("children", parts, of="jobs and flows"))

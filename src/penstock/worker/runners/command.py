@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 _MOST_LINES: Final = 1000
 _LONGEST_LINE: Final = 2_000
 _CHUNK: Final = 64 * 1024
-# How long lines are gathered, which bounds the number of reports.
+# Lines are gathered for this long, which bounds the number of reports.
 _REPORT_EVERY_S: Final = 0.1
 
 _SUPERVISOR: Final = str(Path(supervise.__file__).resolve())
 # Between SIGTERM and SIGKILL; shorter than the executor's patience with an aborted run.
 _GRACE_S: Final = 3.0
-# How long the output may outlast the command; like the grace, part of that patience.
+# The output may outlast the command by this; like the grace, part of that patience.
 _LAST_OUTPUT_S: Final = 1.0
 _BUFFER: Final = 64 * 1024
 _SHELL: Final = "/bin/sh"

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 # Not fork: a worker has threads, and a forked child would hold copies of their locks and connections.
 SPAWN: Final = multiprocessing.get_context("spawn")
-# How often to check whether a silent child is dead.
+# The interval of checks whether a silent child is dead.
 LOOK_EVERY_S: Final = 0.25
-# How long a finished process may take to exit.
+# A finished process must exit within this time.
 _LEAVING_S: Final = 1.0
 _REAPING_S: Final = 5.0
 # The frame header of a multiprocessing connection: -1 in the first field announces the second.

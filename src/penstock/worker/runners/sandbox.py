@@ -46,7 +46,7 @@ _LONGEST_LINE: Final = 2_000
 _GRACE_S: Final = 2.0
 _STARTING_S: Final = 60.0
 _CHUNK: Final = 64 * 1024
-# How many chunks to read from a pipe whose writers are dead. A process that has left the group may still write.
+# The number of chunks to read after a run: a process that has left the group may keep writing.
 _LAST_CHUNKS: Final = 16
 
 

@@ -1,6 +1,6 @@
--- add: writes items, each its data first and then its id into the queue.
+-- add: writes items: for each its data, then its id in the queue.
 -- arguments: prefix, "checked" or "unchecked", then id and data of each item
--- returns:   per item 1 if it was added, 0 if an item of that id exists (checked only)
+-- returns:   per item 1 if it was added, 0 if an item with that id exists (checked only)
 
 local checked = ARGV[2] == 'checked'
 local answers = {}

@@ -1,4 +1,4 @@
--- lengths: both lists as of one instant.
+-- lengths: reads the lengths of both lists at the same instant.
 -- returns: {entries in the queue, entries in processing}
 
 return { redis.call('LLEN', QUEUE), redis.call('LLEN', PROCESSING) }

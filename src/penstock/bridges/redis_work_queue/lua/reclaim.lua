@@ -1,11 +1,10 @@
--- reclaim: puts items that nobody holds back into the queue, and removes entries of items that do not exist.
--- arguments: prefix, mode, ids. "look" only looks; "listed" is for ids from processing and cleaning, "stray" for
---            those that no list had
--- returns:   look: the ids to act on; else {items put back, entries removed}
+-- reclaim: returns items without a holder to the queue, and removes entries of items that do not exist.
+-- arguments: prefix, mode, ids. "look" only checks; "listed" is for ids from processing and cleaning, "stray" for
+--            ids in no list
+-- returns:   look: the ids to act on; else {items returned, entries removed}
 
--- How far to look for an entry in the queue that an item may have besides the one in processing. Further back
--- it is missed, and the item has as many entries as before: a deep clean finds that. The walk along a long queue
--- would cost more than it mends.
+-- How far to search the queue for a second entry of an item in processing. Searching a long queue costs more than it
+-- repairs: if the entry is further back, the item keeps both entries until a deep clean.
 local NEAR = 10000
 
 local mode = ARGV[2]
@@ -16,7 +15,7 @@ local function put_back(id, entries)
   if mode == 'stray' then
     waits = redis.call('LPOS', QUEUE, id)
   else
-    -- Without an entry somebody else was quicker: it was completed, or put back.
+    -- Without an entry another client was quicker: the item was completed or returned.
     waits = entries == 0 or redis.call('LPOS', QUEUE, id, 'MAXLEN', NEAR)
   end
   if not waits then
@@ -31,7 +30,7 @@ for i = 3, #ARGV do
   if not is_item or not holder_of(id) then
     found[#found + 1] = id
     if mode ~= 'look' then
-      -- Out of processing first, as the layout asks; nobody sees the moment in between.
+      -- Remove from processing first, as the layout requires; the script is atomic.
       local entries = redis.call('LREM', PROCESSING, 0, id) + redis.call('LREM', CLEANING, 0, id)
       if is_item then put_back(id, entries) else dropped = dropped + entries end
     end

@@ -1,6 +1,6 @@
 -- take: moves the next item from the queue to processing and writes its lease.
 -- arguments: prefix, lease (its value), lease_ms, most, moved (an id that was moved to processing before, or "")
--- returns:   {id, data}; or 0 if the queue is empty, 1 if `most` entries were stepped over and more may follow
+-- returns:   {id, data}; 0 if the queue is empty; 1 if `most` entries were skipped and more may follow
 
 local lease, lease_ms, most, moved = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 
@@ -11,8 +11,8 @@ local function admit(id)
     return nil
   end
   if holder_of(id) then
-    -- Somebody works on it: this was a surplus entry, or a cleaner put it back a moment too early. One entry
-    -- stays in processing, where a light clean finds the item if that somebody never completes it.
+    -- The item has a holder: this was a surplus entry, or a cleaner returned it slightly too early. One entry stays in
+    -- processing, where a light clean finds the item if its holder never completes it.
     if redis.call('LPOS', PROCESSING, id, 'RANK', 2) then redis.call('LREM', PROCESSING, 1, id) end
     return nil
   end
@@ -22,7 +22,7 @@ local function admit(id)
   return { id, data }
 end
 
--- A cleaner may have put the id back since it was moved; then it is not ours to lease.
+-- A cleaner may have returned the id to the queue since it was moved; then do not lease it.
 if moved ~= '' and redis.call('LPOS', PROCESSING, moved) then
   local item = admit(moved)
   if item then return item end

@@ -1,6 +1,6 @@
--- tidy: leaves one entry in the queue for an item that exists, the oldest, and none for one that does not.
+-- tidy: keeps one entry in the queue, the oldest, for an item that exists, and none for an item that does not.
 -- arguments: prefix, ids
--- returns:   {entries of no item removed, surplus entries removed}
+-- returns:   {entries without an item removed, surplus entries removed}
 
 local dropped, surplus = 0, 0
 
