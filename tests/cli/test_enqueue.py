@@ -165,18 +165,18 @@ def test_the_store_that_is_said_goes_before_the_one_an_app_names(penstock: Shell
     ("arguments", "says"),
     [
         (('{"command": "x"',), "that is not valid JSON"),
-        (('{"id": "x"}',), 'there is no "command"'),
+        (('{"id": "x"}',), 'a job needs a "command" or a "task"'),
         (('{"comand": "x"}',), "a job has no key 'comand'. Did you mean 'command'?"),
-        (('{"command": 7}',), "Expected `str`"),
-        (('{"command": "x", "attempts": 0}',), "attempts=0"),
+        (('{"command": 7}',), "command must be a string, got 7."),
+        (('{"command": "x", "attempts": 0}',), "attempts must be an integer"),
         (("   ",), "the command is empty"),
-        ((), "give a command"),
+        ((), "give exactly one of: a command"),
         (("x", "--delay", "soon"), "'soon' is not a duration"),
         (("x", "--id", " "), "is not allowed as id"),
         (("x", "-q", "a/b"), "is not allowed as queue name"),
-        (("x", "--env", "NO_SUCH_VARIABLE_HERE"), "there is no such variable here"),
+        (("x", "--env", "NO_SUCH_VARIABLE_HERE"), "NO_SUCH_VARIABLE_HERE is not set here"),
         (("--task", "send", "{"), "the arguments are not valid JSON"),
-        (("--task", "send", "[1]"), "by position"),
+        (("--task", "send", "[1]"), "are a list"),
         (("-f", "missing.jsonl"), "missing.jsonl cannot be read"),
         (("-f", "missing.jsonl", "--id", "x"), "--id and --wait are for one job"),
         (("x", "--url", "memory://"), "memory:// is gone"),
@@ -199,8 +199,8 @@ def test_what_cannot_be_put_in_is_refused_and_nothing_is_written(
 def test_a_bad_line_is_named_and_what_was_put_in_before_is_told(penstock: Shell) -> None:
     said = penstock.refused("enqueue", "-", input='echo a\n{"command": 1}\n', code=2)
 
-    assert "line 2: Expected `str`" in said
-    assert "Nothing is in." in said
+    assert "line 2: command must be a string, got 1." in said
+    assert "Nothing was enqueued." in said
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line(penstock: Shell, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_what_is_said_to_be_in_before_a_bad_line_is_in(penstock: Shell) -> None:
     said = penstock.refused("enqueue", "-", input=good + "{\n", code=2)
 
     assert "line 25001: that is not valid JSON" in said
-    before = int(said.split("The lines up to ")[1].split(" are in")[0])
+    before = int(said.split("The lines up to ")[1].split(" were")[0])
     assert 0 < before <= 25_000
     assert penstock.json("status")["queues"][0]["waiting"] == before
 
@@ -256,7 +256,7 @@ def test_a_failing_command_is_retried_with_backoff_and_then_failed(penstock: She
 def test_a_worker_that_is_not_started_for_it_runs_no_commands(penstock: Shell, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(APP)
     penstock.ok("enqueue", "--id", "x", "--attempts", "1", "touch out")
-    assert "could run nothing" in penstock.refused("worker", "--burst", "--no-commands", code=2)
+    assert "has nothing to run" in penstock.refused("worker", "--burst", "--no-commands", code=2)
     assert state_of(penstock, "x") == "waiting"
     penstock.ok("worker", "tasks:app", "-q", "default", "--burst", "--no-commands")
 
@@ -268,7 +268,7 @@ def test_a_worker_on_a_server_runs_no_commands_unless_it_is_told_to(valkey_url: 
     shell = Shell(tmp_path, f"{valkey_url}?namespace=nocommands")
     (tmp_path / "tasks.py").write_text(APP)
     shell.ok("enqueue", "--id", "x", "--attempts", "1", f"touch {tmp_path}/out")
-    assert "could run nothing" in shell.refused("worker", "--burst", code=2)
+    assert "has nothing to run" in shell.refused("worker", "--burst", code=2)
     shell.ok("worker", "tasks:app", "-q", "default", "--burst")
 
     assert not (tmp_path / "out").exists()
@@ -389,3 +389,28 @@ def test_the_ids_of_a_file_can_be_waited_for(penstock: Shell) -> None:
     assert (second, run.stderr) == ("named", "2 jobs: 2 queued\n")
     penstock.ok("worker", "--burst")
     assert penstock("wait", first, second).returncode == 0
+
+
+def test_a_known_id_with_another_command_is_reported(penstock: Shell) -> None:
+    penstock.ok("enqueue", "--id", "n1", "echo old")
+    again = penstock("enqueue", "--id", "n1", "echo different")
+    assert again.stderr == (
+        "nothing was enqueued: n1 is there already, waiting, and is another job: echo old\n"
+    )
+    assert penstock("enqueue", "--id", "n1", "echo old").stderr == (
+        "nothing was enqueued: n1 is there already, waiting\n"
+    )
+
+
+def test_a_file_of_jobs_that_is_given_as_a_command_is_reported(penstock: Shell, tmp_path: Path) -> None:
+    (tmp_path / "jobs.jsonl").write_text('{"command": "true"}\n')
+    assert "penstock enqueue -f jobs.jsonl" in penstock("enqueue", "jobs.jsonl").stderr
+
+
+def test_a_value_of_the_wrong_type_is_shown(penstock: Shell) -> None:
+    refused = penstock.refused(
+        "enqueue", "-", input='true\n{"command": "true", "priority": "high"}\n', code=2
+    )
+    assert "line 2: priority must be an integer, got 'high'." in refused
+    refused = penstock.refused("enqueue", '{"command": "true", "env": {"A": 1}}', code=2)
+    assert "env[...] must be a string, got an integer." in refused

@@ -211,7 +211,7 @@ def test_at_a_terminal(hostile: Shell, colours: bool) -> None:
 
 def test_the_log_of_a_job_is_printed_as_it_is_if_asked_for(hostile: Shell) -> None:
     assert hostile.ok("logs", "active", "--raw", text=False) == f"line {EVIL}\n".encode()
-    assert "exclude each other" in hostile.refused("logs", "active", "--raw", "--json", code=2)
+    assert "either --raw or --json" in hostile.refused("logs", "active", "--raw", "--json", code=2)
 
 
 def test_a_status_that_is_watched(hostile: Shell) -> None:

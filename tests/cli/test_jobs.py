@@ -111,8 +111,8 @@ def test_failed_jobs_are_listed_shown_retried_and_cleared(failed: Shell) -> None
     assert failed.ok("dlq", "retry", "slow") == "slow waits again\n"
     assert "nothing to retry" in failed.refused("dlq", "retry", "good", code=4)
     assert "was not found" in failed.refused("dlq", "retry", "nobody", code=3)
-    assert "give ids, or --all" in failed.refused("dlq", "retry", code=2)
-    assert "choose among --all" in failed.refused("dlq", "retry", "bad", "--matching", "x", code=2)
+    assert "give either ids or --all" in failed.refused("dlq", "retry", code=2)
+    assert "need --all instead of ids" in failed.refused("dlq", "retry", "bad", "--matching", "x", code=2)
     failed.ok("worker", "--burst", "--commands")
     assert failed.json("dlq", "retry", "--all") == {"retried": 2}
     failed.ok("worker", "--burst", "--commands")
@@ -199,7 +199,7 @@ def test_the_rerun_of_an_active_job_is_shown_and_cancelled_alone(on_both: Shell)
         assert on_both.json("show", "a")["has_rerun"] is True
         assert "rerun        waits" in on_both.ok("show", "a")
         assert "not run again" in on_both.ok("cancel", "--rerun-only", "a")
-        assert "no rerun" in on_both.refused("cancel", "--rerun-only", "a", code=4)
+        assert "no waiting rerun" in on_both.refused("cancel", "--rerun-only", "a", code=4)
         assert on_both.json("show", "a")["state"] == "active"
 
 
@@ -242,7 +242,7 @@ def test_active_jobs_are_cancelled_or_taken_from_a_worker_that_hangs(on_both: Sh
         assert on_both.ok("reset", "--all-active") == "1 job waits again\n"
         assert on_both.json("status")["queues"][0]["waiting"] == 1
         assert "not active" in on_both.refused("reset", "x", code=4)
-        assert "give ids, or --all-active" in on_both.refused("reset", code=2)
+        assert "give either ids or --all-active" in on_both.refused("reset", code=2)
     finally:
         os.kill(worker.pid, signal.SIGCONT)
         worker.terminate()
@@ -302,3 +302,21 @@ async def test_a_python_task_is_shown_with_its_traceback_and_without_old_errors(
     assert "--traceback" in penstock.ok("show", "broken-job", "--url", url)
     assert "in flaky" in penstock.ok("show", "broken-job", "--traceback", "--url", url)
     assert "context.log(line) keeps a line" in penstock("logs", "mended-job", "--url", url).stderr
+
+
+def test_the_job_that_ended_last_is_listed_first(on_both: Shell) -> None:
+    on_both.ok("enqueue", "-", input="".join(f'{{"command": "true", "id": "n{n}"}}\n' for n in range(3)))
+    on_both.ok("worker", "--commands", "--burst", "-c", "1")
+    assert [job["id"] for job in on_both.json("list", "completed")] == ["n2", "n1", "n0"]
+    assert [job["id"] for job in on_both.json("list", "completed", "-n", "1")] == ["n2"]
+    assert [job["id"] for job in on_both.json("list", "completed", "-r")] == ["n0", "n1", "n2"]
+
+
+def test_the_refusal_to_retry_names_what_fits_the_state(penstock: Shell) -> None:
+    penstock.ok("enqueue", "--id", "done", "true")
+    penstock.ok("worker", "--burst")
+    refused = penstock.refused("retry", "done", code=4)
+    assert "To run it again, run `penstock remove done`, then enqueue it again." in refused
+    assert "promote" not in refused
+    penstock.ok("enqueue", "--id", "later", "--delay", "1h", "true")
+    assert "`penstock promote later`" in penstock.refused("retry", "later", code=4)

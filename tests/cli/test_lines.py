@@ -45,7 +45,7 @@ def test_lines_go_in_as_they_come_and_ctrl_c_says_how_many_are_in(penstock: Shel
         finally:
             enqueueing.kill()
         _, said = enqueueing.communicate()
-    assert said.split("\n") == ["2 jobs are in", "", "penstock: interrupted", ""]
+    assert said.split("\n") == ["2 jobs enqueued", "", "penstock: interrupted", ""]
     assert waiting(penstock) == 2
 
 
@@ -95,7 +95,7 @@ def test_lines_that_are_no_jobs_are_named_and_passed_over(on_both: Shell) -> Non
     assert run.stdout == "4000 jobs: 4000 queued; 2 lines are not jobs\n"
     first, second = run.stderr.splitlines()
     assert first.startswith("penstock: line 2001: that is not valid JSON")
-    assert second == 'penstock: line 2002: there is no "command", and no "task". Give one of the two.'
+    assert second == 'penstock: line 2002: a job needs a "command" or a "task". Give one of them.'
     assert on_both.json("status")["queues"][0]["waiting"] == 4000
 
 
@@ -124,6 +124,8 @@ def test_waiting_for_a_job_that_is_there_already_is_told(penstock: Shell) -> Non
     run = penstock("enqueue", "--id", "x", "--wait", "echo twice")
 
     assert (run.returncode, run.stdout) == (0, "once\n")
-    assert run.stderr == "nothing was enqueued: x is there already, completed\n"
+    assert run.stderr == (
+        "nothing was enqueued: x is there already, completed, and is another job: echo once\n"
+    )
     timed = penstock("enqueue", "--id", "y", "--wait-timeout", "50ms", "--json", "true")
     assert timed.returncode == 6, json.dumps(timed.stdout)

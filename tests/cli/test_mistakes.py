@@ -76,6 +76,7 @@ def test_a_list_that_is_cut_says_so(penstock: Shell) -> None:
         "the first 50 jobs; add --all to see the rest\n"
     )
     assert penstock("search", "waiting", "-n", "3").stderr == "the first 3 jobs; add --limit 30 to see more\n"
+    assert penstock("search", "waiting", "-n", "1").stderr == "the first job; add --limit 10 to see more\n"
     assert penstock("search", "waiting", "-n", "73").stderr == ""
 
 
@@ -87,10 +88,22 @@ def test_a_list_that_is_cut_says_so(penstock: Shell) -> None:
         (["drain", "nosuch"], "the queue 'nosuch' does not exist. There is: mail."),
         (["limit", "set", "--rate", "5"], "--rate 5: give a count and a period, such as 100/s"),
         (["limit", "set", "--group", "a", "--bucket", "5"], "--bucket 5: give a capacity and a rate"),
-        (["status", "urgent"], "unexpected argument 'urgent'. If it is a queue, give -q urgent."),
+        (["workers", "urgent"], "unexpected argument 'urgent'. (See: penstock workers --help)"),
+        (["search", "waiting", "mail"], "unexpected argument 'mail'. For that queue, give -q mail."),
+        (["workers", "start"], "Did you mean `penstock worker start`?"),
+        (["clean", "completed", "7d"], "Did you mean --older-than 7d?"),
+        (["clean", "active"], "only jobs that have ended can be cleaned: cancelled, completed, failed."),
+        (["schedule", "remove", "a", "b"], "Give one name at a time."),
+        (["schedule", "add", "x", "*/5 * * * *", "true"], "Give the times with --cron '*/5 * * * *'."),
+        (["schedule", "add", "x", "true", "--every", "1h", "--cron", "@daily"], "Give only one of them."),
+        (["events", "--tail", "3"], "--since 5m"),
+        (["search", "echo"], "penstock dlq list --matching echo"),
+        (["enqueue", "{ echo x; }"], "A job that begins with { is JSON; write ( … ) for a shell group."),
+        (["enqueue", "-p", "5", "true"], "Give --priority."),
+        (["frobnicate"], "Commands: enqueue, list"),
         (["list", "waitng"], "'waitng' is not a state. Did you mean 'waiting'?"),
-        (["list", "all"], "Leave it out for jobs of every state, and add --all for all of them."),
-        (["list", "mail"], "If it is a queue, give -q mail."),
+        (["list", "all"], "Leave it out for jobs of every state, and add --all to list all of them."),
+        (["list", "mail"], "'mail' is not a state. For that queue, give -q mail."),
         (["enqueue", "ls", "-la"], "put -- before the command, or quote it"),
         (["enqueue", "--at", "5min", "true"], "'5min' is a duration. Give --delay 5min"),
         (["enqueue", '{"command": "true", "at": "5min"}'], "'5min' is a duration. Give delay"),
@@ -184,10 +197,12 @@ def test_words_of_other_tools_and_misspelt_ones_have_remedies(penstock: Shell, t
     penstock.ok("backup", "--output", "copy.db")
     said_of_class = penstock("search", "failed", "--error", "Nope").stderr
     assert "there are jobs that failed with CommandFailed" in said_of_class
-    assert "there is no program /bin/nosh here" in penstock("config", "set", "shell", "/bin/nosh").stderr
+    assert (
+        "the program /bin/nosh does not exist here" in penstock("config", "set", "shell", "/bin/nosh").stderr
+    )
     penstock.ok("config", "set", "shell", "")
     (tmp_path / "penstock.toml").write_text('quue = "x"\n')
-    assert f"{tmp_path}/penstock.toml: there is no key 'quue'" in penstock.refused("status", code=2)
+    assert f"{tmp_path}/penstock.toml: the key 'quue' does not exist" in penstock.refused("status", code=2)
 
 
 def test_a_shorter_pause_says_that_the_longer_one_goes_on(penstock: Shell) -> None:

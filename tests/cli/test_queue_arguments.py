@@ -81,7 +81,7 @@ def test_a_pause_ends_by_itself(on_both: Shell) -> None:
     ("options", "reason"),
     [
         (["--until", "5min"], "'5min' is a duration. Give --for 5min"),
-        (["--until", "2020-01-01"], "--until 2020-01-01 00:00 is over already"),
+        (["--until", "2020-01-01"], "--until 2020-01-01 00:00 is in the past"),
         (["--until", "18:00", "--for", "1h"], "Give one"),
     ],
 )
@@ -89,3 +89,18 @@ def test_the_end_of_a_pause_is_checked(penstock: Shell, options: list[str], reas
     penstock.ok("enqueue", "true")
     assert reason in penstock.refused("pause", *options, code=2)
     assert paused(penstock) == set()
+
+
+def test_clear_takes_queues_as_arguments(penstock: Shell) -> None:
+    for name in ("mail", "reports", "films"):
+        penstock.ok("enqueue", "true", "-q", name)
+    assert penstock.ok("clear", "mail", "-q", "films", "--yes") == "2 jobs removed\n"
+    assert [job["queue"] for job in penstock.json("list")] == ["reports"]
+
+
+def test_resume_names_the_queues_that_were_not_paused(on_both: Shell) -> None:
+    for name in ("mail", "reports"):
+        on_both.ok("enqueue", "true", "-q", name)
+    on_both.ok("pause", "mail", "--for", "1h")
+    assert on_both.ok("resume") == "resumed: mail\nnot paused: reports\n"
+    assert on_both.ok("resume", "mail") == "not paused: mail\n"

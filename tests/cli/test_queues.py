@@ -14,7 +14,9 @@ from penstock.cli.errors import ExitCode, explained
 from penstock.cli.output import exact
 from penstock.cli.queues import done_by_queue
 from penstock.cli.status import read_status, read_workers, workers_line
+from penstock.core.job import NewJob
 from penstock.errors import StorageError
+from penstock.storage.values import Take
 from tests.cli.conftest import Shell, until
 
 # Each starts the script many times, which takes a while where the machine is busy.
@@ -74,7 +76,7 @@ def test_jobs_are_drained_cleaned_and_cleared(on_both: Shell) -> None:
         input='true\ntrue\nexit 1\n{"command": "true", "delay": "1h"}\n',
         env={"PENSTOCK_ATTEMPTS": "1"},
     )
-    assert "Nobody can be asked here: add --yes" in on_both.refused("drain", code=4)
+    assert "There is no terminal to ask at: add --yes" in on_both.refused("drain", code=4)
     assert on_both.json("status")["queues"][0]["waiting"] == 3
     assert on_both.ok("drain", "--yes") == "3 jobs removed\n"
     assert on_both.json("drain", "--yes", "--scheduled") == {"default": 1}
@@ -147,8 +149,8 @@ def test_schedulers_are_added_listed_paused_and_removed(on_both: Shell, tmp_path
     assert sale["next"] == sale["start"]
     bad = ("schedule", "add", "bad", "--every", "1h", "true")
     assert "is not a time" in on_both.refused(*bad, "--start", "soon", code=2)
-    assert "lies before" in on_both.refused(*bad, "--start", "2099-01-02", "--end", "2099-01-01", code=2)
-    assert "no such time zone" in on_both.refused(*bad, "--start", "2099-01-02", "--tz", "Moon/Base", code=2)
+    assert "is before start=" in on_both.refused(*bad, "--start", "2099-01-02", "--end", "2099-01-01", code=2)
+    assert "is not a time zone" in on_both.refused(*bad, "--start", "2099-01-02", "--tz", "Moon/Base", code=2)
     on_both.ok("schedule", "pause", "nightly")
     assert {row["name"]: row["paused"] for row in on_both.json("schedule", "list")}["nightly"]
     on_both.ok("schedule", "resume", "nightly")
@@ -164,7 +166,7 @@ def test_a_scheduler_that_several_queues_have_needs_the_queue(penstock: Shell) -
 
     for verb in ("pause", "resume", "remove"):
         said = penstock.refused("schedule", verb, "report", code=2)
-        assert "several queues have a scheduler 'report': a, b. Say which by --queue." in said
+        assert "several queues have a scheduler 'report': a, b. Choose one with --queue." in said
     assert [row["paused"] for row in penstock.json("schedule", "list")] == [False, False]
     penstock.ok("schedule", "pause", "report", "-q", "b")
     assert {row["queue"]: row["paused"] for row in penstock.json("schedule", "list")} == {
@@ -193,7 +195,7 @@ def test_limits_are_set_shown_and_taken_away(on_both: Shell) -> None:
     assert rows["x"]["blocked"] == 1
     on_both.ok("limit", "set", "--none")
     assert "" not in {row["group"] for row in on_both.json("limit", "show")}
-    assert "whole number" in on_both.refused("limit", "set", "--concurrency", "many", code=2)
+    assert "give an integer" in on_both.refused("limit", "set", "--concurrency", "many", code=2)
     assert "give --concurrency" in on_both.refused("limit", "set", code=2)
     assert "give a count and a period, such as 100/s" in on_both.refused(
         "limit", "set", "--rate", "fast", code=2
@@ -257,8 +259,10 @@ async def test_the_doctor_names_tasks_that_a_worker_does_not_know(tmp_path: Path
     url = f"sqlite:///{tmp_path}/penstock.db"
     async with App(url) as app:
         storage = await app.connect()
-        for worker, unknown in (("old-1", "fresh"), ("old-2", "fresh")):
-            info = json.dumps({"state": "running", "queues": ["default"], "unknown": [unknown]}).encode()
+        await app.queue("default").enqueue(1, task="fresh")
+        for worker, unknown in (("old-1", "fresh"), ("old-2", "fresh"), ("old-2", "gone")):
+            names = sorted({unknown, "fresh"})
+            info = json.dumps({"state": "running", "queues": ["default"], "unknown": names}).encode()
             await storage.extend("default", [], worker=worker, lease_ms=600_000, info=info)
     run = await asyncio.to_thread(Shell(tmp_path, url), "doctor", "--json")
     found = {row["what"]: row for row in json.loads(run.stdout)}
@@ -267,7 +271,49 @@ async def test_the_doctor_names_tasks_that_a_worker_does_not_know(tmp_path: Path
         "old-1",
         "old-2",
     ]
+    assert (found["task gone"]["verdict"], found["task gone"]["advice"]) == ("note", "")
     assert run.returncode == ExitCode.FAILED
+
+
+async def test_jobs_of_dead_workers_and_blocked_jobs_need_a_worker(tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        storage = await app.connect()
+        await app.queue("lost").enqueue(1, id="a", task="send")
+        info = b'{"state": "running", "queues": ["lost"]}'
+        await storage.extend("lost", [], worker="w", lease_ms=600_000, info=info)
+        await storage.claim("lost", Take("w", 1, 30_000))
+        await storage.shift_clock("lost", 120_000)
+        await app.queue("grouped").pause(group="g")
+        await app.queue("grouped").enqueue(1, id="b", task="send", group="g")
+        await app.queue("grouped").resume(group="g")
+        status = await read_status(app, None)
+    [cause] = next(row["causes"] for row in status["queues"] if row["queue"] == "lost")
+    assert (cause["kind"], cause["job"], cause["count"]) == ("worker died", "a", 1)
+    assert status["unattended"] == ["grouped", "lost"]
+
+    found = await asyncio.to_thread(Shell(tmp_path).json, "doctor")
+    lost = next(row for row in found if row["found"].startswith("lost/a: Its worker w has been silent"))
+    assert lost["verdict"] == "note"
+    assert "`penstock worker MODULE:APP -q lost`" in lost["advice"]
+
+
+async def test_the_doctor_notes_spent_budgets_and_staged_jobs(tmp_path: Path) -> None:
+    async with App(f"sqlite:///{tmp_path}/penstock.db") as app:
+        queue, storage = app.queue("mail"), await app.connect()
+        await queue.set_budget("usd", 2)
+        await queue.enqueue(1, id="rich")
+        job = await queue.claim_one(worker="w")
+        assert job is not None
+        await job.use(usd=3)
+        await job.complete()
+        await storage.enqueue("mail", [NewJob("half", staged=True, write_id="w-1")])
+
+    found = await asyncio.to_thread(Shell(tmp_path).json, "doctor")
+    notes = [(row["found"], row["advice"]) for row in found if row["what"] == "queue mail"][1:]
+    assert notes[0][0] == "The budget 'usd' of queue mail is spent: 3 of 2."
+    assert "`penstock budget set usd 6 -q mail`" in notes[0][1]
+    assert notes[1][0] == "1 staged job, such as mail/half: It is staged: its write 'w-1' is not complete."
+    assert "`penstock remove mail/half`" in notes[1][1]
 
 
 async def test_the_doctor_says_how_far_a_queue_is_from_its_clock(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_it_waits_for_jobs_and_says_how_they_ended(on_both: Shell, tmp_path: Pat
 def test_a_wait_has_a_timeout_and_a_cancelled_job_counts_as_failed(penstock: Shell) -> None:
     penstock.ok("enqueue", "--id", "late", "true")
     said = penstock.refused("wait", "late", "--timeout", "100ms", code=6)
-    assert "the wait of 100ms is over. Not ended: late." in said
+    assert "timed out after 100ms. Not ended: late." in said
     penstock.ok("cancel", "late")
     run = penstock("wait", "late")
     assert (run.returncode, run.stdout) == (1, "job 'late' of queue 'default' was cancelled.\n")
@@ -107,3 +107,29 @@ def test_a_failed_command_is_one_line_in_the_log(penstock: Shell) -> None:
         "job 'bad' of queue 'default' (task 'penstock.command') failed for good in run 1: CommandFailed"
         in said
     )
+
+
+def test_a_cut_line_is_reported(on_both: Shell) -> None:
+    on_both.ok("enqueue", "--id", "x", "printf '%3000s\\n' | tr ' ' a; echo short")
+    on_both.ok("worker", "--commands", "--burst")
+    shown = on_both("logs", "x")
+    assert shown.stdout.splitlines() == ["a" * 2000 + " …", "short"]
+    assert shown.stderr == "… 1 line was cut after 2000 characters\n"
+    assert on_both("logs", "x", "-n", "1").stderr == ""
+
+
+def test_a_wait_without_a_worker_says_why_it_does_not_end(penstock: Shell) -> None:
+    penstock.ok("enqueue", "--id", "late", "true")
+    refused = penstock.refused("wait", "late", "--timeout", "100ms", code=6)
+    assert "Not ended: late. No worker runs for queue default." in refused
+
+
+def test_following_a_log_without_a_worker_says_why_nothing_comes(penstock: Shell) -> None:
+    penstock.ok("enqueue", "--id", "late", "true")
+    follower = penstock.start("logs", "late", "--follow")
+    try:
+        assert follower.stdout is not None
+        assert follower.stdout.readline().startswith("late waits. No worker runs for queue default.")
+    finally:
+        follower.kill()
+        follower.communicate()

@@ -1,6 +1,6 @@
-"""The commands there are, and the group that imports one when it is called.
+"""The table of commands, and the group that imports a command when it is called.
 
-A command is a row of ``COMMANDS``: what the help says of it in one line stands here, so that the help imports nothing.
+The table has the one-line summaries, so that ``penstock --help`` imports no command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.cli.parameters import Family, global_options
 
 
 class Row(NamedTuple):
-    """Where a command is, under which heading it is listed, and what it does."""
+    """The location of a command, its heading in the help, and its summary."""
 
     target: str
     heading: str
@@ -25,47 +25,55 @@ class Row(NamedTuple):
 _JOBS, _QUEUES, _WORKERS, _TABLES, _SETUP = "Jobs", "Queues", "Workers", "Tables", "Setup"
 
 COMMANDS: Final[dict[str, Row]] = {
-    "enqueue": Row("enqueue:enqueue", _JOBS, "Put in a command, a task, or thousands of either from a file."),
-    "list": Row("jobs:list_", _JOBS, "Jobs by state."),
-    "show": Row("jobs:show", _JOBS, "One job: what it is, and its life as a timeline."),
-    "why": Row("jobs:why", _JOBS, "Why a job does not run, and what to do about it."),
-    "logs": Row("jobs:logs", _JOBS, "What a job has printed; --follow shows it live."),
-    "wait": Row("waiting:wait", _JOBS, "Wait until jobs have ended; the exit code says how."),
-    "search": Row("search:search", _JOBS, "Jobs by task, time, error or payload."),
-    "cancel": Row("operate:cancel", _JOBS, "Cancel jobs: those that wait end, those that run are stopped."),
-    "retry": Row("operate:retry", _JOBS, "Have failed or cancelled jobs run again."),
-    "promote": Row("operate:promote", _JOBS, "Have scheduled jobs run now."),
+    "enqueue": Row(
+        "enqueue:enqueue", _JOBS, "Enqueue a command, a task, or thousands of either from a file."
+    ),
+    "list": Row("jobs:list_", _JOBS, "List jobs by state."),
+    "show": Row("jobs:show", _JOBS, "Show a job and its timeline."),
+    "why": Row("jobs:why", _JOBS, "Say why a job is not running, and what to do about it."),
+    "logs": Row("jobs:logs", _JOBS, "Print the output of a job; --follow prints it live."),
+    "wait": Row("waiting:wait", _JOBS, "Wait for jobs to end; the exit code says how they ended."),
+    "search": Row("search:search", _JOBS, "Find jobs by task, time, error or payload."),
+    "cancel": Row("operate:cancel", _JOBS, "Cancel jobs, and stop those that run."),
+    "retry": Row("operate:retry", _JOBS, "Run failed or cancelled jobs again."),
+    "promote": Row("operate:promote", _JOBS, "Run scheduled jobs now."),
     "remove": Row("operate:remove", _JOBS, "Delete jobs."),
-    "reset": Row("operate:reset", _JOBS, "Take active jobs from their workers, to run again."),
-    "reset-stale": Row("operate:reset_stale", _JOBS, "The same for jobs that have been active for too long."),
+    "reset": Row("operate:reset", _JOBS, "Take active jobs from their workers and run them again."),
+    "reset-stale": Row("operate:reset_stale", _JOBS, "Reset jobs that have been active for too long."),
     "signal": Row("operate:signal", _JOBS, "Send a signal to a job that waits for it."),
-    "dlq": Row("dlq:dlq", _JOBS, "Jobs that failed for good: list, show, retry, clear."),
+    "dlq": Row("dlq:dlq", _JOBS, "List, show, retry or remove jobs that failed permanently."),
     "status": Row(
-        "status:status", _QUEUES, "Counts by queue and state, rates, workers; --watch shows it live."
+        "status:status",
+        _QUEUES,
+        "Show counts by queue and state, rates and workers; --watch for a live view.",
     ),
-    "top": Row("top:top", _QUEUES, "All of it live on one screen, with keys to act."),
-    "events": Row("events:events", _QUEUES, "What happened to every job; --follow shows it live."),
-    "schedule": Row(
-        "schedule:schedule", _QUEUES, "Jobs that come again: add, list, run, remove, pause, resume."
+    "top": Row("top:top", _QUEUES, "Watch queues, workers and jobs on one screen, and act on them."),
+    "events": Row("events:events", _QUEUES, "Print every change of every job; --follow prints them live."),
+    "schedule": Row("schedule:schedule", _QUEUES, "Add, list, run, remove, pause or resume recurring jobs."),
+    "limit": Row("limit:limit", _QUEUES, "Set or show limits on concurrency and rate."),
+    "budget": Row(
+        "limit:budget", _QUEUES, "Set, show or remove budgets: how much the jobs of a queue may use."
     ),
-    "limit": Row("limit:limit", _QUEUES, "How many at a time, how many in a stretch of time: set, show."),
-    "budget": Row("limit:budget", _QUEUES, "How much the jobs of a queue may use: set, show, remove."),
-    "pause": Row("queues:pause", _QUEUES, "Give workers no further jobs, of one queue or of all."),
-    "resume": Row("queues:resume", _QUEUES, "The end of a pause."),
-    "drain": Row("queues:drain", _QUEUES, "Remove all jobs that wait."),
-    "clean": Row("queues:clean", _QUEUES, "Remove jobs that ended, by state and age."),
-    "clear": Row("queues:clear", _QUEUES, "Remove all jobs, whatever their state."),
+    "pause": Row("queues:pause", _QUEUES, "Stop workers from starting jobs of one queue or of all."),
+    "resume": Row("queues:resume", _QUEUES, "End a pause."),
+    "drain": Row("queues:drain", _QUEUES, "Remove all waiting jobs."),
+    "clean": Row("queues:clean", _QUEUES, "Remove jobs that have ended, by state and age."),
+    "clear": Row("queues:clear", _QUEUES, "Remove all jobs in every state."),
     "worker": Row(
         "worker:worker", _WORKERS, "Run jobs, here or in the background: start, stop, restart, status."
     ),
-    "workers": Row("status:workers", _WORKERS, "All workers of the store, wherever they run."),
-    "spark": Row("spark:spark", _TABLES, "A task on every row of a table; the results are rows of another."),
-    "history": Row("history:history", _TABLES, "What happened in the queues, as tables and as a page."),
-    "archive": Row("history:archive", _TABLES, "Move jobs that have ended into a table."),
+    "workers": Row("status:workers", _WORKERS, "List all workers of the store, on all machines."),
+    "spark": Row(
+        "spark:spark", _TABLES, "Run a task on every row of a table, and write the results to another."
+    ),
+    "history": Row(
+        "history:history", _TABLES, "Write the events of the queues to tables, and a report page."
+    ),
+    "archive": Row("history:archive", _TABLES, "Move jobs that have ended to a table."),
     "doctor": Row("doctor:doctor", _SETUP, "Check server, clock, libraries and records; say what to do."),
-    "backup": Row("doctor:backup", _SETUP, "Write a copy of the store to a file while workers run."),
-    "restore": Row("doctor:restore", _SETUP, "Replace the store by a backup."),
-    "config": Row("config:config", _SETUP, "Show and set what commands go by: store, queue, attempts ..."),
+    "backup": Row("doctor:backup", _SETUP, "Copy the store to a file while workers run."),
+    "restore": Row("doctor:restore", _SETUP, "Replace the store with a backup."),
+    "config": Row("config:config", _SETUP, "Show and change settings: store, queue, attempts ..."),
     "completion": Row(
         "completion:completion", _SETUP, "Print the script that completes commands in your shell."
     ),
@@ -73,7 +81,7 @@ COMMANDS: Final[dict[str, Row]] = {
 
 
 class LazyGroup(Family):
-    """Knows its commands by name, and imports one when it is called."""
+    """A group that imports a command when it is called."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, ["--version"] if args == ["version"] else args)
@@ -103,15 +111,15 @@ class LazyGroup(Family):
 @click.version_option(__version__, prog_name="penstock", message="%(prog)s %(version)s")
 @global_options
 def penstock() -> None:
-    """A durable job queue, run from a shell.
+    """A durable job queue for the shell.
 
     \b
-      penstock enqueue 'make report'        put a command in; prints its id
-      penstock worker                       run what is in, until Ctrl-C
-      penstock status                       how many wait, run, have failed
-      penstock logs ID                      what a command printed
-      penstock dlq retry --all              have those that failed run again
+      penstock enqueue 'make report'        add a command; prints the id of its job
+      penstock worker                       run jobs until Ctrl-C
+      penstock status                       count jobs that wait, run or have failed
+      penstock logs ID                      print the output of a job
+      penstock dlq retry --all              run all failed jobs again
 
-    Jobs are kept in penstock.db in this folder, unless --url, PENSTOCK_URL or `penstock config set url` says
-    otherwise: sqlite:///path for one machine, valkey://host for many. `penstock COMMAND --help` has more of each.
+    Jobs are stored in penstock.db in this folder. --url, PENSTOCK_URL or `penstock config set url` choose another
+    store: sqlite:///path for one machine, valkey://host for many. `penstock COMMAND --help` explains a command.
     """

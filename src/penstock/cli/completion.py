@@ -1,4 +1,7 @@
-"""What a shell completes from the store: queues and ids. Nothing at all rather than late, or with an error."""
+"""``penstock completion``, and the queues and ids that a shell completes.
+
+A completion that fails or takes too long returns nothing: the user only pressed a key.
+"""
 
 from __future__ import annotations
 
@@ -15,88 +18,96 @@ if TYPE_CHECKING:
 
 
 _PATIENCE_S: Final = 1.0
-_MOST: Final = 50
-_MOST_LOOKED_AT: Final = 1_000
+_MOST_OFFERED: Final = 50
+_MOST_SCANNED: Final = 1_000
+_INSTALL: Final = {
+    "bash": '~/.bashrc:  eval "$(penstock completion bash)"',
+    "zsh": '~/.zshrc, after compinit:  eval "$(penstock completion zsh)"',
+    "fish": "~/.config/fish/completions/penstock.fish:  penstock completion fish | source",
+}
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
+@command(
+    "completion", epilog="\b\nTo enable it in every shell, add a line to\n" + "\n".join(_INSTALL.values())
+)
+@click.argument("shell", metavar="SHELL", type=click.Choice(sorted(_INSTALL)))
+def completion(shell: str) -> None:
+    """Print the script that completes commands, options, queues and ids in SHELL: bash, zsh or fish.
+
+    \b
+      eval "$(penstock completion bash)"      enable it in this shell
+    """
+    from click.shell_completion import get_completion_class
+
+    from penstock.cli.commands import penstock
+
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(penstock, {}, "penstock", "_PENSTOCK_COMPLETE").source())
+
+
 def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The queues that begin with what was typed."""
+    """Return the queues whose names begin with ``incomplete``."""
 
     async def read(app: App) -> AsyncIterator[str]:
         for name in await app.queues():
             if name.startswith(incomplete):
                 yield name
 
-    return _found(ctx, read)
+    return _first(ctx, read)
+
+
+def is_queue(ctx: click.Context, name: str) -> bool:
+    """Return whether the store has a queue ``name``; false if the store does not answer soon."""
+
+    async def read(app: App) -> AsyncIterator[str]:
+        if name in await app.queues():
+            yield name
+
+    return bool(_first(ctx, read))
 
 
 def ids_in(*states: str) -> Completer:
-    """A completer of the ids of jobs in these states."""
+    """Return a completer of the ids of jobs in these states."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         async def read(app: App) -> AsyncIterator[str]:
             for name in await app.queues():
                 for state in states:
-                    async for job in app.queue(name).list_jobs(state, limit=_MOST_LOOKED_AT):
-                        if job.id.startswith(incomplete) or _ends(job.id, incomplete):
+                    async for job in app.queue(name).list_jobs(state, limit=_MOST_SCANNED):
+                        if job.id.startswith(incomplete) or _is_short_id(job.id, incomplete):
                             yield job.id
                         elif "/" in incomplete and job.ref.startswith(incomplete):
                             yield job.ref
 
-        return _found(ctx, read)
+        return _first(ctx, read)
 
     return complete
 
 
-def _ends(id: str, incomplete: str) -> bool:
-    """Return true for the end of an id, as tables show it. Shells that only complete beginnings leave it out."""
+def _is_short_id(id: str, incomplete: str) -> bool:
+    """Return whether ``incomplete`` is the end of the id, as tables show it. Some shells complete beginnings only."""
     return len(incomplete) >= SHORTEST and id.endswith(incomplete)
 
 
-def _found(ctx: click.Context, read: Callable[[App], AsyncIterator[str]]) -> list[str]:
+def _first(ctx: click.Context, read: Callable[[App], AsyncIterator[str]]) -> list[str]:
+    """Return the first names that ``read`` yields in time."""
     from penstock.cli.connect import run_with_app
     from penstock.cli.settings import Settings
 
-    found: list[str] = []
+    names: list[str] = []
 
-    async def look(app: App) -> None:
+    async def collect(app: App) -> None:
         async for name in read(app):
-            found.append(name)
-            if len(found) >= _MOST:
+            names.append(name)
+            if len(names) >= _MOST_OFFERED:
                 return
 
     try:
-        run_with_app(Settings(ctx.find_object(Flags) or Flags()), look, patience_s=_PATIENCE_S)
+        run_with_app(Settings(ctx.find_object(Flags) or Flags()), collect, patience_s=_PATIENCE_S)
     except Exception:
-        # Whoever presses a key wants no story of why there is nothing: the command itself will tell it.
+        # The command itself will report the error.
         pass
-    return found
-
-
-# ``penstock completion``: commands and options completed by the shell.
-
-
-_INSTALL = {
-    "bash": '~/.bashrc:  eval "$(penstock completion bash)"',
-    "zsh": '~/.zshrc, behind compinit:  eval "$(penstock completion zsh)"',
-    "fish": "~/.config/fish/completions/penstock.fish:  penstock completion fish | source",
-}
-
-
-@command("completion", epilog="\b\nTo have it in every shell, add a line to\n" + "\n".join(_INSTALL.values()))
-@click.argument("shell", metavar="SHELL", type=click.Choice(sorted(_INSTALL)))
-def completion(shell: str) -> None:
-    """Print the script that completes commands, options, queues and ids in SHELL: bash, zsh or fish.
-
-    \b
-      eval "$(penstock completion bash)"      here and now
-    """
-    from click.shell_completion import get_completion_class
-
-    from penstock.cli.commands import penstock
-
-    made = get_completion_class(shell)
-    assert made is not None
-    click.echo(made(penstock, {}, "penstock", "_PENSTOCK_COMPLETE").source())
+    return names

@@ -1,4 +1,4 @@
-"""``penstock enqueue``: put jobs in."""
+"""``penstock enqueue``: add one job, or one for each line of a file."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import click
 from penstock.cli.bulk import Totals, enqueue_lines
 from penstock.cli.connect import import_app, is_local, open_app, run_app
 from penstock.cli.errors import CommandLineError, ExitCode
+from penstock.cli.jobview import cut, title
 from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
@@ -32,19 +33,23 @@ from penstock.cli.synonyms import option_for
 from penstock.cli.values import duration, duration_or, instant_or, some_duration
 from penstock.cli.waiting import wait_for
 from penstock.client.situation import counted
+from penstock.core.command import COMMAND_TASK, command_text
+from penstock.core.text import visible_in_line
 
 if TYPE_CHECKING:
     from penstock.client.app import App
+    from penstock.client.handle import JobHandle
+    from penstock.core.job import Job, NewJob
 
 
 _UNIT: Final = re.compile(r"(?:sec|second|min|minute|hr|hour|day|week)s?")
 _OPERATORS: Final = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "&"})
 _EPILOG: Final = """\
-A DURATION is 250ms, 30s, 5min, 1h30m, 2d, or a number of seconds. What is not given is as `penstock config list` says:
-queue, priority, timeout, attempts, backoff.
+A DURATION is 250ms, 30s, 5min, 1h30m, 2d, or a number of seconds. `penstock config list` shows the defaults of queue,
+priority, timeout, attempts and backoff.
 
-Exit codes: 0 put in, or with --wait the code of the command; 2 this is not a job, nothing was put in; 3 --after
-an unknown job; 5 the store is away or full; 6 after --wait-timeout.
+Exit codes: 0 enqueued, or with --wait the code of the command; 2 not a valid job, nothing was enqueued; 3 --after an
+unknown job; 5 the store is unavailable or full; 6 --wait-timeout passed.
 """
 
 
@@ -52,23 +57,23 @@ cwd_option: Final = click.option(
     "--cwd",
     metavar="FOLDER",
     type=click.Path(),
-    help="Where the command runs. [here, if the store is a local file; else where the worker is]",
+    help="Folder in which the command runs. [this one if the store is a local file, else the worker's]",
 )
 env_option: Final = click.option(
     "--env",
     metavar="NAME[=VALUE]",
     multiple=True,
-    help="Set a variable; without =VALUE it is copied from here. May be repeated.",
+    help="Set an environment variable; without =VALUE, copy it from this shell. May be repeated.",
 )
 
 
 class _Enqueue(PlainCommand):
-    """Refuses an option of ours between the words of a command, such as the -q of ``grep -q foo file``."""
+    """Refuses an option of enqueue between the words of a command, such as the -q of ``grep -q foo file``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        words = list(args)
         rest = super().parse_args(ctx, args)
-        if (option := self._between_words(given)) is not None:
+        if (option := self._between_words(words)) is not None:
             raise click.UsageError(
                 f"{option!r} stands between the words of the command. If it is part of the command, put -- before the "
                 "command, or quote it. If not, put it first.",
@@ -83,19 +88,19 @@ class _Enqueue(PlainCommand):
             if isinstance(parameter, click.Option)
             for name in parameter.opts
         }
-        words, between, words_follow = 0, None, iter(args)
-        for word in words_follow:
+        is_command, option, rest = False, None, iter(args)
+        for word in rest:
             if word == "--":
                 return None
             if word.startswith("-") and word != "-":
-                between = word if words and between is None else between
+                option = word if is_command and option is None else option
                 known = word if word in takes_value else (option_for("enqueue", word) or "")
                 if takes_value.get(known):
-                    next(words_follow, None)
-            elif between is not None:
-                return between
+                    next(rest, None)
+            elif option is not None:
+                return option
             else:
-                words += 1
+                is_command = True
         return None
 
 
@@ -106,36 +111,36 @@ class _Enqueue(PlainCommand):
     "--file",
     metavar="FILE",
     type=click.Path(allow_dash=True),
-    help="Put in a job for each line of FILE; - is standard input.",
+    help="Enqueue a job for each line of FILE; - is stdin.",
 )
 @click.option(
-    "-k", "--keep-going", is_flag=True, help="With --file: report lines that are not jobs, and go on."
+    "-k", "--keep-going", is_flag=True, help="With --file: report lines that are not valid jobs, and go on."
 )
 @click.option(
     "--ids", "print_ids", is_flag=True, help="With --file: print the id of each job, and the total on stderr."
 )
-@click.option("-t", "--task", metavar="NAME", help="JOB is the JSON arguments of this task, not a command.")
-@queue_option_for("Where to put it.")
+@click.option("-t", "--task", metavar="NAME", help="Read JOB as the JSON arguments of this task.")
+@queue_option_for("The queue of the job.")
 @click.option(
     "--id",
     metavar="ID",
-    help="Its id. If a job of this id is kept, it is enqueued again only after it failed or was cancelled. [a new one]",
+    help="Id of the job. A known id is enqueued again only if its job failed or was cancelled. [generated]",
 )
-@click.option("--delay", metavar="DURATION", type=duration, help="Run it that long from now, not before.")
+@click.option("--delay", metavar="DURATION", type=duration, help="Wait this long before the first run.")
 @click.option(
     "--at",
     metavar="TIME",
     type=instant_or("--delay"),
-    help="Do not run it before this time: 18:30, 'tomorrow 9:00', '2026-12-01 08:00'; local unless it has a zone.",
+    help="Do not run before this time: 18:30, 'tomorrow 9:00', '2026-12-01 08:00'; local unless it has a zone.",
 )
-@click.option("--priority", metavar="NUMBER", type=int, help="Smaller runs first.")
+@click.option("--priority", metavar="NUMBER", type=int, help="Smaller numbers run first.")
 @click.option(
     "--timeout",
     metavar="DURATION",
     type=some_duration,
-    help="Kill a run that takes longer; it counts as failed, and is tried again.",
+    help="Kill a run that takes longer. It counts as failed, and is retried.",
 )
-@click.option("--attempts", metavar="NUMBER", type=int, help="How often it is run at most, if it fails.")
+@click.option("--attempts", metavar="NUMBER", type=int, help="Maximum number of runs, if they fail.")
 @click.option(
     "--max-retries",
     metavar="NUMBER",
@@ -146,16 +151,16 @@ class _Enqueue(PlainCommand):
     "--backoff",
     metavar="DURATION",
     type=duration_or("exponential"),
-    help="How long to rest between attempts; or 'exponential'.",
+    help="Delay between attempts; or 'exponential'.",
 )
 @click.option(
     "--max-stalls",
     metavar="NUMBER",
     type=int,
-    help="How often its worker may die before it counts as failed.",
+    help="Number of times that its worker may die before the job fails.",
 )
 @click.option(
-    "--ttl", metavar="DURATION", type=duration, help="If it has not ended by then, it fails as expired."
+    "--ttl", metavar="DURATION", type=duration, help="Fail the job as expired if it has not ended by then."
 )
 @click.option(
     "--result-ttl", metavar="DURATION", type=duration, help="Keep the job for this long after it completes."
@@ -163,7 +168,9 @@ class _Enqueue(PlainCommand):
 @click.option(
     "--failure-ttl", metavar="DURATION", type=duration, help="Keep the job for this long after it fails."
 )
-@click.option("--group", metavar="KEY", help="Jobs of one KEY share its limits, see `penstock limit`.")
+@click.option(
+    "--group", metavar="KEY", help="Group of the job, whose jobs share limits: see `penstock limit`."
+)
 @click.option(
     "--cost", metavar="NUMBER", type=int, help="Tokens that a run takes from the bucket of its group. [1]"
 )
@@ -172,18 +179,22 @@ class _Enqueue(PlainCommand):
     metavar="ID",
     multiple=True,
     shell_complete=completes_ids(*OPEN),
-    help="Run it when this job has completed; QUEUE/ID for another queue's. May be repeated.",
+    help="Run the job after this one has completed; QUEUE/ID for another queue. May be repeated.",
 )
 @cwd_option
 @env_option
 @click.option(
-    "-w", "--wait", is_flag=True, help="Wait for its end, print its output, end with its exit code."
+    "-w",
+    "--wait",
+    is_flag=True,
+    help="Wait for the job to end, print its output, and exit with its code. "
+    "Prints the first 2000 characters of a line, and the newest 1000 lines of fast output.",
 )
 @click.option(
     "--wait-timeout",
     metavar="DURATION",
     type=duration,
-    help="Wait at most so long, then end with 6; the job goes on.",
+    help="Wait at most this long, then exit with 6. The job keeps going.",
 )
 @json_option
 @click.pass_obj
@@ -202,7 +213,7 @@ def enqueue(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Put in a JOB: a command for a shell, or a JSON object. Prints its id; `penstock worker` will run it.
+    """Enqueue a JOB: a shell command, or a JSON object. Prints its id. `penstock worker` runs it.
 
     \b
       penstock enqueue 'make report > report.txt'
@@ -211,35 +222,32 @@ def enqueue(
       penstock enqueue --task send '{"to": "ada@example.org"}' --queue mail
       ls *.wav | sed 's/.*/lame "&"/' | penstock enqueue -
 
-    Several words make one command; each word is passed on exactly as it is. Quote the whole to use `&&`, `|` or `>`,
-    and put -- before a command that has options. Lines of a file are commands, or JSON objects with "command", or
-    "task" and "args", and the options below by name: "id", "queue", "delay", "max_stalls" ... Lines that begin with #
-    are comments.
+    Several words make one command; each word is passed on exactly as it is. Quote the whole command to use `&&`, `|`
+    or `>`, and put -- before a command that has options. Lines of a file are commands, or JSON objects with "command",
+    or "task" and "args", and the options below by name: "id", "queue", "delay", "max_stalls" ... Lines that begin with
+    # are comments.
     """
     if job == ("-",):
         job, file = (), "-"
-    # A task may have no arguments; everything else has to be said, and once.
+    # Only a task may have no arguments.
     if bool(job) == bool(file) and not (task and not file):
         hint = f" If -f is part of the command, put -- before {job[0]!r}." if job else ""
         raise CommandLineError(
-            f"give a command, a JSON object, or -f FILE (- is standard input), and one of them only.{hint}",
-            ExitCode.USAGE,
+            f"give exactly one of: a command, a JSON object, -f FILE (- is stdin).{hint}", ExitCode.USAGE
         )
     _refuse_split_duration(job, options)
     if options["delay"] is not None and options["at"] is not None:
-        raise CommandLineError(
-            "--delay and --at both say when the job is due. Give one of them.", ExitCode.USAGE
-        )
+        raise CommandLineError("give either --delay or --at, not both.", ExitCode.USAGE)
     wait = wait or wait_timeout is not None
     settings = Settings(flags)
-    # Plain commands need no tasks. JSON may name one.
+    # JSON may name a task of the app.
     may_name_task = bool(task or file) or job[0].lstrip().startswith("{")
     target = flags.given.get("app") or (settings["app"] if may_name_task else None)
     app = import_app(settings, target) if target else open_app(settings)
     jobs = NewJobs(app, queue=queue, task=task, given=given_options(options), default_queue=settings["queue"])
     if file:
         if wait or options["id"]:
-            raise CommandLineError("--id and --wait are for one job; a file may have many.", ExitCode.USAGE)
+            raise CommandLineError("--id and --wait are for one job, not for a file.", ExitCode.USAGE)
         return _enqueue_file(app, jobs, file, keep_going=keep_going, print_ids=print_ids, as_json=as_json)
     _warn(app, job, options)
     text = job[0] if len(job) == 1 else shlex.join(job)
@@ -249,11 +257,11 @@ def enqueue(
 
 
 def _refuse_split_duration(job: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Refuse ``--delay 5 minutes COMMAND``: the unit would become a part of the command."""
+    """Refuse ``--delay 5 minutes COMMAND``: the unit would become part of the command."""
     for name in ("delay", "timeout", "backoff", "ttl", "result_ttl", "failure_ttl"):
-        given = str(options[name] or "")
-        if len(job) > 1 and _UNIT.fullmatch(job[0]) and re.fullmatch(r"[0-9.]+s", given):
-            number, flag = given.removesuffix("s"), f"--{name.replace('_', '-')}"
+        value = str(options[name] or "")
+        if len(job) > 1 and _UNIT.fullmatch(job[0]) and re.fullmatch(r"[0-9.]+s", value):
+            number, flag = value.removesuffix("s"), f"--{name.replace('_', '-')}"
             raise CommandLineError(
                 f"{flag} {number} {job[0]}: a duration is one word. Give {flag} '{number} {job[0]}'.",
                 ExitCode.USAGE,
@@ -261,13 +269,18 @@ def _refuse_split_duration(job: tuple[str, ...], options: dict[str, Any]) -> Non
 
 
 def _warn(app: App, job: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Say on stderr what is allowed, and most likely not meant."""
+    """Print a note on stderr about what is valid, but probably not meant."""
+    if len(job) == 1 and Path(job[0]).is_file() and not os.access(job[0], os.X_OK):
+        click.echo(
+            f"{job[0]} is a file, not a program. For a job on each of its lines: penstock enqueue -f {job[0]}",
+            err=True,
+        )
     operators = [word for word in job if word in _OPERATORS] if len(job) > 1 else []
     if operators:
         whole = f"'{' '.join(job)}'" if "'" not in "".join(job) else f'"{" ".join(job)}"'
         click.echo(
-            f"{operators[0]!r} is an argument of {job[0]} here, not read by the shell. If it should be, quote the "
-            f"whole command: penstock enqueue {whole}",
+            f"{operators[0]!r} is an argument of {job[0]} here. For the shell to read it, quote the whole command: "
+            f"penstock enqueue {whole}",
             err=True,
         )
     at: datetime | None = options["at"]
@@ -288,22 +301,48 @@ async def _enqueue_one(
     source, new = jobs.from_text(text)
     [handle] = await enqueue_many(source, [new])
     if handle.status != "queued":
-        click.echo(f"nothing was enqueued: {handle.id} is there already, {handle.state}", err=True)
+        other = await _other_job(handle, new)
+        click.echo(
+            visible_in_line(f"nothing was enqueued: {handle.id} is there already, {handle.state}{other}"),
+            err=True,
+        )
     if wait:
         return await wait_for(handle, timeout=timeout, as_json=as_json)
     if as_json:
-        told = {"id": handle.id, "ref": handle.ref, "queue": handle.queue}
-        print_json({**told, "status": handle.status, "state": handle.state})
+        print_json(
+            {
+                "id": handle.id,
+                "ref": handle.ref,
+                "queue": handle.queue,
+                "status": handle.status,
+                "state": handle.state,
+            }
+        )
     else:
         click.echo(handle.id)
     return 0
+
+
+async def _other_job(handle: JobHandle[Any], new: NewJob) -> str:
+    """Return what the known job does, if that is something else than the new one."""
+    # The folder and the variables of a command do not count: they depend on where it was enqueued.
+    known = await handle.get_or_none()
+    if known is None or _action(known.raw) == _action(new):
+        return ""
+    return f", and is another job: {cut(title(known))}"
+
+
+def _action(job: Job | NewJob) -> tuple[str, str | bytes]:
+    """Return the task of a job with its arguments, or with its command."""
+    task = job.options.task
+    return task, command_text(job.payload) if task == COMMAND_TASK else job.payload
 
 
 def _enqueue_file(
     app: App, jobs: NewJobs, file: str, *, keep_going: bool, print_ids: bool, as_json: bool
 ) -> int:
     if file == "-" and sys.stdin.isatty():
-        click.echo("a job on each line; Ctrl-D ends", err=True)
+        click.echo("type a job on each line; Ctrl-D ends the input", err=True)
     with _opened(file) as stream:
         descriptor = stream.fileno()
         totals = run_app(
@@ -312,19 +351,19 @@ def _enqueue_file(
     if as_json and not print_ids:
         print_json({"lines": totals.lines, "jobs": totals.jobs, "refused": totals.refused, **totals.answers})
     else:
-        click.echo(_told(totals), err=print_ids)
+        click.echo(_summary(totals), err=print_ids)
     return ExitCode.USAGE if totals.refused else ExitCode.DONE
 
 
-def _told(totals: Totals) -> str:
+def _summary(totals: Totals) -> str:
     answers = ", ".join(_answer(status, count) for status, count in totals.answers.items())
-    told = f"{counted(totals.jobs, 'job')}: {answers}" if totals.jobs else "no jobs: no line describes a job"
+    jobs = f"{counted(totals.jobs, 'job')}: {answers}" if totals.jobs else "no jobs: no line describes a job"
     refused = f"{counted(totals.refused, 'line')} {'is not a job' if totals.refused == 1 else 'are not jobs'}"
-    return f"{told}; {refused}" if totals.refused else told
+    return f"{jobs}; {refused}" if totals.refused else jobs
 
 
 def _answer(status: str, count: int) -> str:
-    """Return how many jobs were queued, or were there already."""
+    """Return the number of jobs with this status, in words."""
     if status == "queued":
         return f"{count} queued"
     state = "" if status == "duplicate" else f" ({status})"
@@ -333,7 +372,6 @@ def _answer(status: str, count: int) -> str:
 
 def _opened(file: str) -> AbstractContextManager[IO[bytes]]:
     if file == "-":
-        # Not to be closed: it is not ours.
         return nullcontext(sys.stdin.buffer)
     try:
         return Path(file).open("rb", buffering=0)
@@ -342,13 +380,13 @@ def _opened(file: str) -> AbstractContextManager[IO[bytes]]:
 
 
 def given_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given, as ``NewJobs`` takes them."""
-    given = {name: value for name, value in options.items() if value not in (None, ())}
-    if "env" in given:
-        given["env"] = dict(map(_variable, given["env"]))
-    if "after" in given:
-        given["after"] = list(given["after"])
-    return given
+    """Return the options that were given, as ``NewJobs`` takes them."""
+    values = {name: value for name, value in options.items() if value not in (None, ())}
+    if "env" in values:
+        values["env"] = dict(map(_variable, values["env"]))
+    if "after" in values:
+        values["after"] = list(values["after"])
+    return values
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -358,7 +396,5 @@ def _variable(text: str) -> tuple[str, str]:
             f"--env {text}: {name!r} is not the name of a variable. Give NAME=VALUE.", ExitCode.USAGE
         )
     if not separator and name not in os.environ:
-        raise CommandLineError(
-            f"--env {name}: there is no such variable here. Give {name}=VALUE.", ExitCode.USAGE
-        )
+        raise CommandLineError(f"--env {name}: {name} is not set here. Give {name}=VALUE.", ExitCode.USAGE)
     return name, value if separator else os.environ[name]

@@ -1,4 +1,4 @@
-"""What the command line says when something is wrong: one line with the remedy, and an exit code to decide by."""
+"""Errors of the command line: one line with the remedy, and an exit code."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _EXTRAS: Final = {
 
 
 class ExitCode(IntEnum):
-    """How ``penstock`` ends. ``enqueue --wait`` ends with the code of the command it waited for."""
+    """An exit code of ``penstock``. ``enqueue --wait`` exits with the code of its command instead."""
 
     DONE = 0
     FAILED = 1
-    """The job failed, or something unforeseen happened."""
+    """The job failed, or an unexpected error occurred."""
     USAGE = 2
-    """An option, a name or a value that cannot be: nothing was written."""
+    """An option, a name or a value is invalid: nothing was written."""
     NOT_FOUND = 3
-    """No such job, scheduler, store, module."""
+    """There is no such job, scheduler, store or module."""
     WRONG_STATE = 4
-    """It is there, but not in a state in which this can be done: nothing was changed."""
+    """The state does not allow this: nothing was changed."""
     STORE = 5
-    """The store is away, refuses, is full, or is of another version."""
+    """The store is unavailable, refuses, is full, or has another version."""
     TIMEOUT = 6
-    """The wait is over; the job goes on."""
+    """The wait timed out; the job keeps going."""
     STOPPED = 7
-    """It was stopped before all rows were done; started again, it goes on."""
+    """The run stopped before all rows were done; started again, it continues."""
     INTERRUPTED = 130
     BROKEN_PIPE = 141
     """The program that read the output, such as ``head``, has ended."""
 
 
 class CommandLineError(Exception):
-    """Ends the command with its message and ``exit_code``."""
+    """An error that ends the command with its message and ``exit_code``."""
 
     def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -59,21 +59,21 @@ class CommandLineError(Exception):
 
 
 class NotFound(CommandLineError):
-    """What was named is not there."""
+    """Something that the command names does not exist."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.NOT_FOUND)
 
 
 class WrongState(CommandLineError):
-    """What was asked for cannot be done as things are; nothing was changed."""
+    """The state does not allow the command; nothing was changed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.WRONG_STATE)
 
 
 def explained(error: BaseException) -> tuple[str, ExitCode]:
-    """One line about an error, and the exit code for it."""
+    """Return an error in one line, and its exit code."""
     match error:
         case CommandLineError():
             return str(error), error.exit_code
@@ -105,16 +105,16 @@ def explained(error: BaseException) -> tuple[str, ExitCode]:
 
 
 def _without_java(error: BaseException) -> str:
-    """Spark's errors go on with the stack of its Java, and its plan: the line says enough."""
+    """Return the error in one line, without the Java stack and the plan that Spark appends."""
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return _in_one_line(error)
-    said = [line for line in str(error).splitlines() if line and not line.startswith("\tat ")]
-    return " ".join(said[:2])[:500]
+    lines = [line for line in str(error).splitlines() if line and not line.startswith("\tat ")]
+    return " ".join(lines[:2])[:500]
 
 
 def _in_one_line(error: BaseException) -> str:
-    told = in_one_line(str(error))
+    message = in_one_line(str(error))
     notes: list[str] = getattr(error, "__notes__", [])
     for note in notes:
-        told = f"{told.rstrip('.')}. {note.strip()}"
-    return told
+        message = f"{message.rstrip('.')}. {note.strip()}"
+    return message

@@ -1,4 +1,4 @@
-"""``penstock events``: what happened, and what happens."""
+"""``penstock events``: read and follow the event log."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _TYPES: Final = tuple(kind.value for kind in EventType)
     metavar="NAME",
     multiple=True,
     shell_complete=completes_queues,
-    help="Of this queue. May be repeated. [all]",
+    help="Only events of this queue. May be repeated. [all]",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new events until Ctrl-C.")
 @click.option(
     "--since",
     metavar="SEQ",
     default="earliest",
-    help="After the event of this number, or of the last 5m; 'now' for those to come. [all that are kept]",
+    help="Events after this number, or of the last 5m; 'now' for new events only. [all kept events]",
 )
 @click.option(
     "--type",
@@ -49,9 +49,9 @@ _TYPES: Final = tuple(kind.value for kind in EventType)
     metavar="TYPE",
     type=click.Choice(_TYPES),
     multiple=True,
-    help="Of this type. May be repeated. [all]",
+    help="Only events of this type. May be repeated. [all]",
 )
-@click.option("--id", metavar="ID", shell_complete=completes_ids(), help="Of this job.")
+@click.option("--id", metavar="ID", shell_complete=completes_ids(), help="Only events of this job.")
 @json_option
 @click.pass_obj
 def events(
@@ -65,13 +65,13 @@ def events(
     id: str | None,
     as_json: bool,
 ) -> None:
-    """The event log: every change of every job, in order. With --json a line for each.
+    """Print the event log: every change of every job, in order. With --json, one object per line.
 
     \b
       penstock events --follow --since now
       penstock events --type failed --json | jq .error
     """
-    after, least_ms = _start(since)
+    after, since_ms = _start(since)
 
     async def read(app: App) -> None:
         await queues_of(app, *queue)
@@ -79,14 +79,14 @@ def events(
         log = app.events(*queues, after=after, follow=follow, types=types or None, id=whole_id)  # type: ignore[arg-type]
         async with aclosing(log):
             async for event in log:
-                if event.at_ms >= least_ms:
+                if event.at_ms >= since_ms:
                     click.echo(_json(event) if as_json else _line(event))
 
     run_with_app(Settings(flags), read)
 
 
 def _start(since: str) -> tuple[int | str | None, int]:
-    """Return the number or name of the event to start after, and the instant before which events are left out."""
+    """Return the event to start after, and the time before which events are skipped."""
     if since.isdigit():
         return int(since), 0
     if since in ("now", "earliest"):
@@ -101,7 +101,7 @@ def _start(since: str) -> tuple[int | str | None, int]:
 
 
 async def _job_of(app: App, queues: tuple[str, ...], id: str) -> tuple[tuple[str, ...], str]:
-    """Return the queues to read and the whole id. The log may know a job that the store no longer keeps."""
+    """Return the queues to read and the whole id. The log may have events of a job that is no longer kept."""
     try:
         job = await find_job(app, id, queues[0] if len(queues) == 1 else None)
     except NotFound:
@@ -114,6 +114,6 @@ def _line(event: Event) -> str:
 
 
 def _json(event: Event) -> str:
-    """Without the fields that say nothing."""
+    """Return the event as JSON, without empty fields."""
     fields = {**jsonable(event), "ref": event.ref}
     return json_text({name: value for name, value in fields.items() if value not in ("", 0)})

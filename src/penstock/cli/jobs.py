@@ -1,4 +1,4 @@
-"""``penstock list``, ``show``, ``logs``: looking at jobs."""
+"""``penstock list``, ``show``, ``why``, ``logs``: read jobs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from penstock.cli.jobview import (
 )
 from penstock.cli.output import at_terminal, print_json, print_table, raw
 from penstock.cli.parameters import (
+    QUEUE_OF_ID,
     STATES,
     Flags,
     StateName,
@@ -36,7 +37,7 @@ from penstock.cli.parameters import (
 )
 from penstock.cli.settings import Settings
 from penstock.cli.values import whole
-from penstock.cli.waiting import LogFollower
+from penstock.cli.waiting import LOG_POLL_S, LogFollower, hint_at_cause
 from penstock.client.session import shown_store
 from penstock.client.situation import command_line
 from penstock.core.command import COMMAND_TASK
@@ -50,9 +51,8 @@ if TYPE_CHECKING:
     from penstock.client.info import JobInfo
 
 
-_LOOK_EVERY_S: Final = 0.2
 _STATES: Final = StateName(STATES)
-# What runs, what needs somebody, what comes next, what is over.
+# Running jobs, then those that need a person, then those that come next, then the rest.
 _URGENT_FIRST: Final = (
     State.ACTIVE,
     State.FAILED,
@@ -70,25 +70,30 @@ Reasons: TypeAlias = "dict[tuple[str, str], Reason]"
 
 
 async def read_reasons(app: App, jobs: list[JobInfo]) -> Reasons:
-    """Return why the open ones of these jobs do not run."""
+    """Return why the open jobs among ``jobs`` do not run."""
     from penstock.client.why import explain_all
 
     return await explain_all(await app.connect(), [job.raw for job in jobs])
 
 
 def print_jobs(jobs: list[JobInfo], reasons: Reasons, *, as_json: bool, empty: str = "no jobs") -> None:
-    """Print a row for each job, or everything about each as JSON. ``empty`` is said if there is none."""
+    """Print a row for each job, or everything about each job as JSON. Print ``empty`` if there are no jobs."""
     with_reasons = [(job, reasons.get((job.queue, job.id))) for job in jobs]
     if as_json:
         print_json([described(job, reason) for job, reason in with_reasons])
     else:
-        # A script gets whole ids, which stay exact however many jobs there are, and whole texts.
-        is_seen = at_terminal()
-        shorts = short_ids(job.id for job in jobs) if is_seen else {}
+        # Scripts get whole ids and whole texts.
+        shorten = at_terminal()
+        shorts = short_ids(job.id for job in jobs) if shorten else {}
         rows = [
-            brief(job, reason, shown_id=shorts.get(job.id), whole=not is_seen) for job, reason in with_reasons
+            brief(job, reason, shown_id=shorts.get(job.id), whole=not shorten) for job, reason in with_reasons
         ]
         print_table(BRIEF, rows, empty=empty, spare=SPARE)
+
+
+def first_jobs(count: int) -> str:
+    """Return the words for the jobs that a limit let through."""
+    return "the first job" if count == 1 else f"the first {count} jobs"
 
 
 @command("list", epilog=STATES_HELP)
@@ -100,13 +105,13 @@ def print_jobs(jobs: list[JobInfo], reasons: Reasons, *, as_json: bool, empty: s
     metavar="STATE",
     type=_STATES,
     multiple=True,
-    help="Of this state, too. May be repeated.",
+    help="Also list jobs in this state. May be repeated.",
 )
-@click.option("--task", metavar="NAME", help="Of this task only.")
-@click.option("-r", "--reverse", is_flag=True, help="The last ones first.")
+@click.option("--task", metavar="NAME", help="Only list jobs of this task.")
+@click.option("-r", "--reverse", is_flag=True, help="Reverse the order.")
 @queue_option
 @limit_option(50)
-@click.option("-a", "--all", "everything", is_flag=True, help="All of them, without a limit.")
+@click.option("-a", "--all", "everything", is_flag=True, help="List all jobs, without a limit.")
 @json_option
 @click.pass_obj
 def list_(
@@ -122,59 +127,62 @@ def list_(
     everything: bool,
     as_json: bool,
 ) -> None:
-    """Jobs by STATE, or of all states. Waiting jobs: next to run first; scheduled: next due first; ended: oldest first.
+    """List jobs in STATE, or in all states.
+
+    Waiting jobs: next to run first. Scheduled jobs: next due first. Ended jobs: newest first.
 
     \b
       penstock list waiting
       penstock list failed --task send --json
     """
-    states = [State(one) for one in ([state] if state else []) + list(also)] or list(_URGENT_FIRST)
+    states = [State(name) for name in ([state] if state else []) + list(also)] or list(_URGENT_FIRST)
 
     async def read(app: App) -> tuple[list[JobInfo], bool]:
-        found: list[JobInfo] = []
+        jobs: list[JobInfo] = []
         names = await queues_of(app, queue)
-        for each in states:
+        for current in states:
+            newest_first = reverse != (current in TERMINAL)
             for name in names:
-                async for job in app.queue(name).list_jobs(each, reverse=reverse):
+                async for job in app.queue(name).list_jobs(current, reverse=newest_first):
                     if task is not None and job.task != task:
                         continue
-                    if len(found) >= limit and not everything:
-                        return found, True
-                    found.append(job)
-        return found, False
+                    if len(jobs) >= limit and not everything:
+                        return jobs, True
+                    jobs.append(job)
+        return jobs, False
 
-    async def explained(app: App) -> tuple[list[JobInfo], Reasons, str, str]:
+    async def read_all(app: App) -> tuple[list[JobInfo], Reasons, str, str]:
         jobs, is_cut = await read(app)
         total = await _count(app, queue, states) if is_cut and task is None else None
-        left_out = _left_out(len(jobs), total) if is_cut else ""
+        note = _cut_note(len(jobs), total) if is_cut else ""
         where = "" if await app.queues() else f" yet in the store {shown_store(app.url, app.namespace)}"
-        return jobs, await read_reasons(app, jobs), left_out, f"no jobs{where}"
+        return jobs, await read_reasons(app, jobs), note, f"no jobs{where}"
 
-    jobs, reasons, left_out, empty = run_with_app(Settings(flags), explained)
+    jobs, reasons, note, empty = run_with_app(Settings(flags), read_all)
     print_jobs(jobs, reasons, as_json=as_json, empty=empty)
-    if left_out:
-        click.echo(left_out, err=True)
+    if note:
+        click.echo(note, err=True)
 
 
 async def _count(app: App, queue: str | None, states: list[State]) -> int:
     counts = [await app.queue(name).counts() for name in await queues_of(app, queue)]
-    return sum(getattr(each, state.value) for each in counts for state in states)
+    return sum(getattr(count, state.value) for count in counts for state in states)
 
 
-def _left_out(shown: int, total: int | None) -> str:
+def _cut_note(shown: int, total: int | None) -> str:
     """Return the line below a list that was cut."""
-    of_all = f"{shown} of {total} jobs" if total is not None else f"the first {shown} jobs"
-    return f"{of_all}; add --all to see the rest"
+    jobs = f"{shown} of {total} jobs" if total is not None else first_jobs(shown)
+    return f"{jobs}; add --all to see the rest"
 
 
 @command("show")
 @click.argument("id", shell_complete=completes_ids())
-@queue_option_for("Which queue it is in, if several have that id.")
-@click.option("--traceback", is_flag=True, help="The traceback of its last failure, too.")
+@queue_option_for(QUEUE_OF_ID)
+@click.option("--traceback", is_flag=True, help="Also show the traceback of the last failure.")
 @json_option
 @click.pass_obj
 def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_json: bool) -> None:
-    """One job: what it is, how it is, and its whole life as a timeline. What it printed: `penstock logs ID`."""
+    """Show a job and its timeline. For its output, run `penstock logs ID`."""
     from penstock.client.why import explain
 
     async def read(app: App) -> tuple[JobInfo, Reason, list[Any], str]:
@@ -187,11 +195,11 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
 
     job, reason, events, lost = run_with_app(Settings(flags), read)
     if as_json:
-        told = described(job, reason, traceback=job.task != COMMAND_TASK)
-        print_json({**told, "timeline": [timeline_row(event) for event in events]})
+        fields = described(job, reason, traceback=job.task != COMMAND_TASK)
+        print_json({**fields, "timeline": [timeline_row(event) for event in events]})
         return
     for name, value in facts(job, reason):
-        # A line of a script must not look like a fact of its own.
+        # Indented, the lines of a script cannot pass for facts.
         text = str(value).replace("\n", f"\n{'':13}")
         click.echo(f"{name:12} {text}")
     click.echo(f"\n{lost}" if lost else "")
@@ -206,11 +214,11 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
 
 @command("why")
 @click.argument("id", shell_complete=completes_ids())
-@queue_option_for("Which queue it is in, if several have that id.")
+@queue_option_for(QUEUE_OF_ID)
 @json_option
 @click.pass_obj
 def why(flags: Flags, /, *, id: str, queue: str | None, as_json: bool) -> None:
-    """Say why a job does not run, and what to do about it. For other jobs, say where they run or how they ended."""
+    """Say why a job is not running, and what to do about it. For other jobs, say where they run or how they ended."""
 
     async def read(app: App) -> tuple[JobInfo, Reason]:
         job = await find_job(app, id, queue)
@@ -235,8 +243,8 @@ def why(flags: Flags, /, *, id: str, queue: str | None, as_json: bool) -> None:
 
 @command("logs")
 @click.argument("id", shell_complete=completes_ids())
-@queue_option_for("Which queue it is in, if several have that id.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended, or Ctrl-C.")
+@queue_option_for(QUEUE_OF_ID)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing until the job ends, or Ctrl-C.")
 @click.option(
     "-n", "--tail", metavar="NUMBER", type=whole(0), help="Number of lines to show, from the end. [all]"
 )
@@ -254,39 +262,47 @@ def logs(
     as_is: bool,
     as_json: bool,
 ) -> None:
-    r"""What a job has printed, on stdout and stderr, or logged; the newest thousand lines are kept.
+    r"""Print what a job wrote to stdout and stderr, or logged, in all its runs.
 
-    The prints of a Python task are kept only if it runs in a sandbox; context.log(line) keeps a line of any task.
-    All runs of a job are in it, one after the other. Control characters appear as escapes such as \x1b, unless --raw
-    is given: use that for jobs you trust. With --json each line is a JSON string.
+    Only the newest 1000 lines are kept, and only the first 2000 characters of a line. To keep all output, redirect it
+    to a file in the command. Prints of a Python task are kept only if it runs in a sandbox; context.log(line) keeps a
+    line of any task. Control characters appear as escapes such as \x1b; --raw prints them as they are, so use it only
+    for jobs you trust. With --json, each line is a JSON string.
     """
     if as_is and as_json:
-        raise CommandLineError("--raw and --json exclude each other. Choose one of them.", ExitCode.USAGE)
-    say = print_json if as_json else _print_raw if as_is else click.echo
+        raise CommandLineError("give either --raw or --json, not both.", ExitCode.USAGE)
+    write = print_json if as_json else _print_raw if as_is else click.echo
 
     async def read(app: App) -> None:
         job = await find_job(app, id, queue)
         handle = app.job(job.ref)
-        follower, first = LogFollower(handle), tail
-        while True:
-            # In this order: what it says last is there when it has ended.
-            ended = (info := await handle.get_or_none()) is None or info.state in TERMINAL
-            await follower.print_new(say, at_most=first)
-            first = None
-            if ended or not follow:
-                if not follower.has_lines and info is not None:
-                    click.echo(await _why_no_log(app, info), err=True)
-                return
-            await asyncio.sleep(_LOOK_EVERY_S)
+        hint = asyncio.create_task(hint_at_cause(handle)) if follow else None
+        follower, at_most = LogFollower(handle), tail
+        try:
+            while True:
+                # The state first: once the job has ended, its last line is there.
+                ended = (info := await handle.get_or_none()) is None or info.state in TERMINAL
+                await follower.print_new(write, at_most=at_most)
+                at_most = None
+                if ended or not follow:
+                    if not follower.has_lines and info is not None:
+                        click.echo(await _why_no_log(app, info), err=True)
+                    return
+                await asyncio.sleep(LOG_POLL_S)
+        finally:
+            if hint is not None:
+                hint.cancel()
+                await asyncio.gather(hint, return_exceptions=True)
 
     run_with_app(Settings(flags), read)
 
 
 async def _why_no_log(app: App, job: JobInfo) -> str:
+    """Return why the log of a job is empty."""
     if job.runs and job.task != COMMAND_TASK:
         return (
-            f"{job.id} has logged nothing. What a Python task prints goes to the output of its worker, unless it runs "
-            "in a sandbox; context.log(line) keeps a line with the job"
+            f"{job.id} has logged nothing. Prints of a Python task go to the output of its worker, unless it runs in a "
+            "sandbox; context.log(line) keeps a line with the job"
         )
     if job.runs:
         return f"{job.id} has printed nothing"

@@ -1,7 +1,7 @@
-"""Names of jobs on the command line: short ids in tables, and the job that a typed id, ref or suffix means.
+"""Jobs on the command line: find one by its id, and show it in a row, in full or as a timeline.
 
-Generated ids begin with the time, so jobs that were enqueued together differ only at the end: a short id is the end.
-Ids that people chose are shown whole.
+A short id is the end of a generated id: these begin with the time, so jobs that were enqueued together differ only at
+the end. Ids that users chose are shown whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from penstock.cli.connect import queues_of
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.output import ago, exact, in_one_line, json_text, span, when
-from penstock.client.situation import listed
+from penstock.client.situation import counted, listed
 from penstock.core.command import COMMAND_TASK
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_id, ref_of, split_ref
@@ -35,19 +35,25 @@ if TYPE_CHECKING:
 
 
 SHORTEST: Final = 8
-"""The fewest characters of an id's end that stand for the id."""
+"""Least number of characters in a short id."""
 SCANNED_WHOLE: Final = 10_000
-"""A queue of up to this many jobs is searched whole for an id's end."""
+"""Number of jobs up to which a whole queue is searched for a short id."""
 SCANNED_OF_STATE: Final = 500
-"""In a larger queue, this many jobs at either end of each state."""
+"""Number of jobs at either end of each state that are searched in a larger queue."""
 _MOST_NAMED: Final = 5
+
+BRIEF: Final = ("id", "queue", "state", "what", "runs", "when", "why")
+SPARE: Final = ("runs", "queue", "why", "when")
+"""Columns that a narrow terminal leaves out."""
+_LONGEST: Final = 48
+_UNHINDERED: Final = ("ready", "active", "retry", "completed", "failed", "cancelled")
 
 _GENERATED: Final = 32
 _is_generated: Final = re.compile(rf"[0-9a-f]{{{_GENERATED}}}").fullmatch
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
-    """Return the shortest end of each generated id that no other of these ids has; other ids as they are."""
+    """Map each generated id to its shortest unique end, and other ids to themselves."""
     shorts = {id: id for id in ids}
     left = [id for id in shorts if _is_generated(id)]
     for length in range(SHORTEST, _GENERATED):
@@ -60,20 +66,16 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
 
 
 async def find_job(app: App, text: str, queue: str | None) -> JobInfo:
-    """Return the job that ``text`` names: by its id, its ref, or the end of its id.
-
-    An end has 8 characters or more, and only one job's id may end with it. See ``SCANNED_WHOLE`` for the jobs
-    that are looked at.
-    """
+    """Return the only job with the id, ref or short id ``text``. Raise ``NotFound`` or ``CommandLineError``."""
     names = await queues_of(app, queue)
-    found = await _by_name(app, check_id(text), names, is_ref=queue is None)
-    if not found:
-        found = await _by_end(app, text, names, is_ref=queue is None)
-    if not found:
+    jobs = await _by_name(app, check_id(text), names, is_ref=queue is None)
+    if not jobs:
+        jobs = await _by_end(app, text, names, is_ref=queue is None)
+    if not jobs:
         raise NotFound(_not_found(text, queue))
-    if len(found) > 1:
-        raise CommandLineError(_ambiguous(text, found), ExitCode.USAGE)
-    return found[0]
+    if len(jobs) > 1:
+        raise CommandLineError(_ambiguous(text, jobs), ExitCode.USAGE)
+    return jobs[0]
 
 
 async def _by_name(app: App, text: str, names: Sequence[str], *, is_ref: bool) -> list[JobInfo]:
@@ -85,19 +87,19 @@ async def _by_name(app: App, text: str, names: Sequence[str], *, is_ref: bool) -
 
 
 async def _by_end(app: App, text: str, names: Sequence[str], *, is_ref: bool) -> list[JobInfo]:
-    """Return the jobs whose id ends with ``text``, or with what stands behind the queue's name in it."""
+    """Return the jobs whose id ends with ``text``, which may begin with ``QUEUE/``."""
     place = _place(text) if is_ref else None
     if place is not None and place[0] in names:
         names, text = [place[0]], place[1]
     if len(text) < SHORTEST:
         return []
     storage = await app.connect()
-    found: dict[str, JobInfo | None] = {}
+    jobs: dict[str, JobInfo | None] = {}
     for name in names:
         async for job in _scan(storage, name):
-            if job.id.endswith(text) and (ref := ref_of(name, job.id)) not in found:
-                found[ref] = await app.queue(name).get_or_none(job.id)
-    return [job for job in found.values() if job is not None]
+            if job.id.endswith(text) and (ref := ref_of(name, job.id)) not in jobs:
+                jobs[ref] = await app.queue(name).get_or_none(job.id)
+    return [job for job in jobs.values() if job is not None]
 
 
 def _place(text: str) -> tuple[str, str] | None:
@@ -108,7 +110,7 @@ def _place(text: str) -> tuple[str, str] | None:
 
 
 async def _scan(storage: Storage, queue: str) -> AsyncIterator[Job]:
-    """Yield the jobs of a small queue, or those at either end of each state. A job may come twice."""
+    """Yield the jobs of a small queue, or those at either end of each state. May yield a job twice."""
     counts = await storage.counts(queue)
     if sum(getattr(counts, state.value) for state in State) <= SCANNED_WHOLE:
         cursor, seen = "", 0
@@ -141,23 +143,16 @@ def _not_found(text: str, queue: str | None) -> str:
     )
 
 
-def _ambiguous(text: str, found: Sequence[JobInfo]) -> str:
-    named = listed([job.ref for job in found[:_MOST_NAMED]], len(found))
-    return f"{text!r} is ambiguous: it names {named}. Give one of these refs, or the queue with --queue."
+def _ambiguous(text: str, jobs: Sequence[JobInfo]) -> str:
+    refs = listed([job.ref for job in jobs[:_MOST_NAMED]], len(jobs))
+    return f"{text!r} is ambiguous: it names {refs}. Give one of these refs, or the queue with --queue."
 
 
-# A job as the command line shows it: in a line, in full, as a timeline.
-
-
-BRIEF: Final = ("id", "queue", "state", "what", "runs", "when", "why")
-SPARE: Final = ("runs", "queue", "why", "when")
-"""What a narrow terminal does without."""
-_LONGEST: Final = 48
-_UNHINDERED: Final = ("ready", "active", "retry", "completed", "failed", "cancelled")
+# Views of a job
 
 
 def title(info: JobInfo) -> str:
-    """What the job does: its command, or its task with the arguments."""
+    """Return the command of a job, or its task with the arguments."""
     payload = _payload(info)
     if info.task == COMMAND_TASK and isinstance(payload, dict):
         return str(payload.get("command", ""))
@@ -167,7 +162,7 @@ def title(info: JobInfo) -> str:
 def brief(
     info: JobInfo, reason: Reason | None = None, *, shown_id: str | None = None, whole: bool = False
 ) -> tuple[Any, ...]:
-    """Return a row of ``BRIEF``, with ``shown_id`` for the id if it is given. Unless ``whole``, long texts are cut."""
+    """Return the row of a job under ``BRIEF``. ``shown_id`` replaces its id; ``whole`` keeps long texts."""
     shorten = in_one_line if whole else cut
     raw = info.raw
     at_ms = (
@@ -188,7 +183,7 @@ def brief(
 
 
 def _why(info: JobInfo, reason: Reason | None) -> str:
-    """Return what is in the job's way, or its last failure unless it completed after that."""
+    """Return what keeps the job from running, or its last failure unless it completed afterwards."""
     if reason is not None and reason.kind not in _UNHINDERED:
         return reason.text
     if info.state == "completed":
@@ -196,12 +191,12 @@ def _why(info: JobInfo, reason: Reason | None) -> str:
     failure = info.raw.failure
     if failure is None:
         return info.blocked_by
-    # The message of an exception often says little without its class; that of a command needs none.
+    # The message of an exception says little without its class; that of a failed command needs none.
     return failure.message if info.task == COMMAND_TASK else f"{failure.type}: {failure.message}"
 
 
 def described(info: JobInfo, reason: Reason | None = None, *, traceback: bool = False) -> dict[str, Any]:
-    """All there is to know, for JSON."""
+    """Return everything about a job, for JSON."""
     raw = info.raw
     return {
         **info.as_dict(traceback=traceback),
@@ -219,8 +214,8 @@ def reason_fields(reason: Reason) -> dict[str, Any]:
 
 
 def facts(job: JobInfo, reason: Reason | None = None) -> list[tuple[str, Any]]:
-    """Return what there is to say about a job, each with its name."""
-    raw, told = job.raw, described(job)
+    """Return the facts about a job as names and values, without empty ones."""
+    raw, fields = job.raw, described(job)
     facts = [
         ("id", job.id),
         ("queue", job.queue),
@@ -230,13 +225,13 @@ def facts(job: JobInfo, reason: Reason | None = None) -> list[tuple[str, Any]]:
         ),
         ("why", "" if reason is None or job.state in TERMINAL else str(reason)),
         ("what", title(job)),
-        ("folder", told["payload"].get("cwd", "") if job.task == COMMAND_TASK else ""),
+        ("folder", fields["payload"].get("cwd", "") if job.task == COMMAND_TASK else ""),
         (
             "runs",
-            f"{_counted(job.runs, 'run')}; {job.failures} of {job.attempts} attempts failed{_stalls(job)}",
+            f"{counted(job.runs, 'run')}; {job.failures} of {job.attempts} attempts failed{_stalls(job)}",
         ),
         ("failure", f"{raw.failure.type}: {raw.failure.message}" if raw.failure else ""),
-        ("result", json_text(told["result"]) if job.state == "completed" else ""),
+        ("result", json_text(fields["result"]) if job.state == "completed" else ""),
         ("progress", "" if job.progress is None else json_text(job.progress)),
         ("priority", job.priority or ""),
         ("timeout", describe(raw.options.timeout_ms) if raw.options.timeout_ms else ""),
@@ -244,7 +239,7 @@ def facts(job: JobInfo, reason: Reason | None = None) -> list[tuple[str, Any]]:
         ("cost", job.cost if job.cost != 1 else ""),
         ("group", job.group),
         ("blocked by", job.blocked_by),
-        ("rerun", "waits for the end of this run" if job.has_rerun else ""),
+        ("rerun", "waits for this run to end" if job.has_rerun else ""),
         ("worker", job.worker if job.state == "active" else ""),
         ("due", when(raw.run_at_ms) if job.state == "scheduled" and not raw.is_staged else ""),
         ("kept until", when(raw.kept_until_ms) if job.state in TERMINAL else ""),
@@ -252,16 +247,12 @@ def facts(job: JobInfo, reason: Reason | None = None) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in facts if value not in ("", None)]
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
 def _stalls(job: JobInfo) -> str:
-    return f", {_counted(job.stalls, 'stall')}" if job.stalls else ""
+    return f", {counted(job.stalls, 'stall')}" if job.stalls else ""
 
 
 def timeline_row(event: Event) -> dict[str, Any]:
-    """One event of a job's life, for JSON."""
+    """Return an event of a job, for JSON."""
     return {
         "at": exact(event.at_ms),
         "at_ms": event.at_ms,
@@ -278,7 +269,7 @@ def timeline_row(event: Event) -> dict[str, Any]:
 
 
 def happened(event: Event) -> str:
-    """One event of a job's life, in a line."""
+    """Return an event of a job in one line."""
     parts = [when(event.at_ms), f"{event.type!s:10}"]
     if event.state and event.state != event.type:
         parts.append(f"-> {event.state}")
@@ -303,7 +294,7 @@ def _payload(info: JobInfo) -> Any:
 
 
 def _damaged(packed: bytes | None) -> dict[str, Any] | None:
-    """The stored values of a record that could not be read: bytes in hex, numbers as they are."""
+    """Return the stored values of an unreadable record: bytes in hex, numbers as they are."""
     if packed is None:
         return None
     parts = msgspec.msgpack.decode(packed)

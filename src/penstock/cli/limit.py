@@ -1,4 +1,4 @@
-"""``penstock budget``: how much the jobs of a queue may use in all."""
+"""``penstock limit`` and ``penstock budget``: bounds on how many jobs run, and on how much they use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import click
 from penstock.cli.connect import queues_of, queues_with_rules, refuse_unknown_queue, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.output import print_json, print_table, when
-from penstock.cli.parameters import Flags, command_of, family, json_option, queue_option, queue_option_for
+from penstock.cli.parameters import (
+    QUEUE_OR_DEFAULT,
+    Flags,
+    command_of,
+    family,
+    json_option,
+    queue_option,
+    queue_option_for,
+)
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration_or
 from penstock.core.limits import MILLION, Rate, parse_rate
@@ -23,13 +31,26 @@ if TYPE_CHECKING:
     from penstock.storage.values import Budget
 
 
-BUDGET_COLUMNS: Final = ("queue", "budget", "spent", "amount", "per", "renews", "flow")
-_flow_option = click.option("--flow", metavar="ID", default="", help="Of this flow, not of the whole queue.")
+_LIMIT_COLUMNS: Final = (
+    "queue",
+    "group",
+    "concurrency",
+    "rate",
+    "bucket",
+    "waiting",
+    "active",
+    "blocked",
+    "why",
+)
+_BUDGET_COLUMNS: Final = ("queue", "budget", "spent", "amount", "per", "renews", "flow")
+_flow_option = click.option(
+    "--flow", metavar="ID", default="", help="The budget of this flow, not of the whole queue."
+)
 
 
 @family("budget")
 def budget() -> None:
-    """Budgets of queues and flows. Once one is spent, no further job begins until it is raised or renewed.
+    """Budgets of queues and flows. Once a budget is spent, no job starts until you raise it or it renews.
 
     \b
       penstock budget set usd 5 -q reports --per 1d
@@ -40,15 +61,15 @@ def budget() -> None:
 @command_of(budget, "set")
 @click.argument("name")
 @click.argument("amount", type=float)
-@queue_option_for("Which queue. [the key queue]")
+@queue_option_for(QUEUE_OR_DEFAULT)
 @click.option(
     "--per",
     metavar="DURATION",
     type=duration_or("none"),
-    help="Begin from zero after each such period: 1d. [as before; none: never]",
+    help="Start again from zero after each period: 1d; 'none' for never. [unchanged]",
 )
 @_flow_option
-@click.option("--create", is_flag=True, help="Also set it for a queue that has no jobs yet.")
+@click.option("--create", is_flag=True, help="Also accept a queue that has no jobs yet.")
 @click.pass_obj
 def set_budget(
     flags: Flags,
@@ -61,28 +82,28 @@ def set_budget(
     flow: str,
     create: bool,
 ) -> None:
-    """Set or raise the budget NAME to AMOUNT, in the units that jobs report with context.use(...).
+    """Set the budget NAME to AMOUNT, in the units that jobs report with context.use(...).
 
-    A budget with a period begins a new period.
+    This starts a new period, if the budget has one.
     """
     settings = Settings(flags)
-    place = queue or settings["queue"]
+    queue_name = queue or settings["queue"]
 
     async def act(app: App) -> dict[str, Any]:
         if not create:
             await refuse_unknown_queue(app, queue, to="give a budget to")
-        period = None if per == "none" else per or await _period(app, place, name, flow)
-        await app.queue(place).set_budget(name, amount, per=period, flow=flow)
-        return next(
-            row for row in await budgets_of(app, place) if (row["budget"], row["flow"]) == (name, flow)
-        )
+        period = None if per == "none" else per or await _period(app, queue_name, name, flow)
+        await app.queue(queue_name).set_budget(name, amount, per=period, flow=flow)
+        rows = await _budget_rows(app, queue_name)
+        return next(row for row in rows if (row["budget"], row["flow"]) == (name, flow))
 
-    click.echo(_said(run_with_app(settings, act, create=True)))
+    click.echo(_budget_line(run_with_app(settings, act, create=True)))
 
 
 async def _period(app: App, queue: str, name: str, flow: str) -> str | None:
-    known = await (await app.connect()).budgets(queue)
-    per_ms = next((one.per_ms for one in known if (one.name, one.flow) == (name, flow)), 0)
+    """Return the period that the budget has so far."""
+    budgets = await (await app.connect()).budgets(queue)
+    per_ms = next((budget.per_ms for budget in budgets if (budget.name, budget.flow) == (name, flow)), 0)
     return describe(per_ms) if per_ms else None
 
 
@@ -96,63 +117,62 @@ def show_budget(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
 
     async def read(app: App) -> list[dict[str, Any]]:
         names = await queues_with_rules(app, queue, settings)
-        return [row for name in names for row in await budgets_of(app, name)]
+        return [row for name in names for row in await _budget_rows(app, name)]
 
     rows = run_with_app(settings, read)
     if as_json:
         print_json(rows)
         return
-    print_table(BUDGET_COLUMNS, [[row[name] for name in BUDGET_COLUMNS] for row in rows], empty="no budgets")
+    print_table(
+        _BUDGET_COLUMNS, [[row[name] for name in _BUDGET_COLUMNS] for row in rows], empty="no budgets"
+    )
 
 
 @command_of(budget, "remove")
 @click.argument("name")
-@queue_option_for("Which queue. [the key queue]")
+@queue_option_for(QUEUE_OR_DEFAULT)
 @_flow_option
 @click.pass_obj
-def remove(flags: Flags, /, *, name: str, queue: str | None, flow: str) -> None:
-    """Remove the budget NAME, so that it stops no job."""
+def remove_budget(flags: Flags, /, *, name: str, queue: str | None, flow: str) -> None:
+    """Remove the budget NAME."""
     settings = Settings(flags)
-    place = queue or settings["queue"]
+    queue_name = queue or settings["queue"]
 
     async def act(app: App) -> bool:
         await queues_of(app, queue)
-        return await app.queue(place).remove_budget(name, flow=flow)
+        return await app.queue(queue_name).remove_budget(name, flow=flow)
 
     if not run_with_app(settings, act):
-        raise NotFound(f"queue {place} has no budget {name!r}{f' of flow {flow}' * bool(flow)}.")
-    click.echo(f"{place}: budget {name} removed")
+        raise NotFound(f"queue {queue_name} has no budget {name!r}{f' of flow {flow}' * bool(flow)}.")
+    click.echo(f"{queue_name}: budget {name} removed")
 
 
-async def budgets_of(app: App, queue: str) -> list[dict[str, Any]]:
-    """Return the budgets of a queue and of the flows in it, as rows."""
-    return [_row(queue, one) for one in await (await app.connect()).budgets(queue)]
+async def _budget_rows(app: App, queue: str) -> list[dict[str, Any]]:
+    """Return the budgets of a queue and of its flows."""
+    return [_budget_row(queue, budget) for budget in await (await app.connect()).budgets(queue)]
 
 
-def _row(queue: str, one: Budget) -> dict[str, Any]:
+def _budget_row(queue: str, budget: Budget) -> dict[str, Any]:
     return {
         "queue": queue,
-        "budget": one.name,
-        "spent": one.spent / MILLION,
-        "amount": one.micros / MILLION,
-        "per": describe(one.per_ms) if one.per_ms else "",
-        "renews": when(one.until_ms) if one.until_ms else "",
-        "flow": one.flow,
+        "budget": budget.name,
+        "spent": budget.spent / MILLION,
+        "amount": budget.micros / MILLION,
+        "per": describe(budget.per_ms) if budget.per_ms else "",
+        "renews": when(budget.until_ms) if budget.until_ms else "",
+        "flow": budget.flow,
     }
 
 
-def _said(row: dict[str, Any]) -> str:
+def _budget_line(row: dict[str, Any]) -> str:
     per = f" per {row['per']}" if row["per"] else ""
     flow = f" flow {row['flow']}" if row["flow"] else ""
     return f"{row['queue']}{flow}: budget {row['budget']}, {row['spent']:g} of {row['amount']:g} spent{per}"
 
 
-# ``penstock limit``: how many at a time, how many in a stretch of time.
-
-
 @family("limit")
 def limit() -> None:
-    """Limits of queues, and of groups of jobs in them; they hold for all workers, from the next claim on.
+    """Limits of queues and of groups of jobs. They apply to all workers, from the next claim on.
 
     \b
       penstock limit set -q mail --rate 100/s
@@ -162,55 +182,58 @@ def limit() -> None:
 
 
 @command_of(limit, "set")
-@queue_option_for("Which queue. [the key queue]")
-@click.option("--group", metavar="KEY", help="A group of it; '*' is every group without a limit of its own.")
+@queue_option_for(QUEUE_OR_DEFAULT)
+@click.option("--group", metavar="KEY", help="A group; '*' is every group without its own limit.")
 @click.option("--concurrency", metavar="NUMBER", help="Number of jobs that may be active at a time.")
-@click.option("--rate", metavar="RATE", help='Number of starts in any stretch of time: "100/s", "5/2m".')
+@click.option("--rate", metavar="RATE", help='Number of starts in any period of time: "100/s", "5/2m".')
 @click.option(
-    "--bucket", metavar="CAPACITY:RATE", help='Jobs of the group take their cost from it: "100:10/s".'
+    "--bucket",
+    metavar="CAPACITY:RATE",
+    help='Token bucket of a group, from which jobs take their cost: "100:10/s".',
 )
-@click.option("--none", "nothing", is_flag=True, help="Remove the limit.")
-@click.option("--create", is_flag=True, help="Also limit a queue that has no jobs yet.")
+@click.option("--none", "remove", is_flag=True, help="Remove the limit.")
+@click.option("--create", is_flag=True, help="Also accept a queue that has no jobs yet.")
 @click.pass_obj
-def set_(
+def set_limit(
     flags: Flags,
     /,
     *,
     queue: str | None,
     group: str | None,
-    nothing: bool,
+    remove: bool,
     create: bool,
     **options: Any,
 ) -> None:
-    """Limit a queue or a group; what is not given stays as it is.
+    """Limit a queue or a group. Bounds that are not given stay unchanged.
 
-    Give "none" to remove one bound: --rate none. --none removes the whole limit.
+    "none" removes one bound: --rate none. --none removes the whole limit.
     """
     settings = Settings(flags)
     name = queue or settings["queue"]
-    given = {
+    bounds = {
         key: None if value == "none" else _PARSERS[key](value)
         for key, value in options.items()
         if value is not None
     }
-    if nothing == bool(given):
-        raise CommandLineError("give --concurrency, --rate or --bucket, or --none.", ExitCode.USAGE)
+    if remove == bool(bounds):
+        raise CommandLineError("give --concurrency, --rate or --bucket, or else --none.", ExitCode.USAGE)
 
     async def act(app: App) -> Limit | None:
         if not create:
             await refuse_unknown_queue(app, queue, to="limit")
-        if nothing:
+        if remove:
             await app.queue(name).unlimit(group=group)
             return None
-        return await app.queue(name).limit(group=group, **given)
+        return await app.queue(name).limit(group=group, **bounds)
 
-    holds = {key: value for key, value in _shown(run_with_app(settings, act, create=True)).items() if value}
-    click.echo(f"{name}{f' group {group}' if group else ''}: {_limit_said(holds) or 'no limit'}")
+    now = _bounds_of(run_with_app(settings, act, create=True))
+    text = ", ".join(f"{key} {value}" for key, value in now.items() if value)
+    click.echo(f"{name}{f' group {group}' if group else ''}: {text or 'no limit'}")
 
 
 def _parse_concurrency(text: str) -> int:
     if not text.isdigit():
-        raise CommandLineError(f"--concurrency {text}: give a whole number, or none.", ExitCode.USAGE)
+        raise CommandLineError(f"--concurrency {text}: give an integer, or none.", ExitCode.USAGE)
     return int(text)
 
 
@@ -245,35 +268,34 @@ _PARSERS: Final[dict[str, Callable[[str], Any]]] = {
 @queue_option
 @json_option
 @click.pass_obj
-def show(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
-    """Show the limits that were set, the groups that wait because of one, and the budgets."""
-
+def show_limit(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
+    """Show the limits, the groups that wait because of a limit or a pause, and the budgets."""
     settings = Settings(flags)
 
     async def read(app: App) -> list[dict[str, Any]]:
         names = await queues_with_rules(app, queue, settings)
-        limits = [row for name in names for row in await _of_queue(app, name)]
-        return limits + [row for name in names for row in await budgets_of(app, name)]
+        limits = [row for name in names for row in await _limit_rows(app, name)]
+        return limits + [row for name in names for row in await _budget_rows(app, name)]
 
-    found = run_with_app(settings, read)
+    rows = run_with_app(settings, read)
     if as_json:
-        print_json(found)
+        print_json(rows)
         return
-    rows = [row for row in found if "group" in row]
-    budgets = [[row[name] for name in BUDGET_COLUMNS] for row in found if "budget" in row]
-    columns = ("queue", "group", "concurrency", "rate", "bucket", "waiting", "active", "blocked", "why")
+    limits = [[row.get(name, "") for name in _LIMIT_COLUMNS] for row in rows if "group" in row]
+    budgets = [[row[name] for name in _BUDGET_COLUMNS] for row in rows if "budget" in row]
     print_table(
-        columns,
-        [[row.get(name, "") for name in columns] for row in rows],
+        _LIMIT_COLUMNS,
+        limits,
         empty="no limits",
         spare=("bucket", "rate", "waiting", "active", "blocked", "why"),
     )
     if budgets:
         click.echo()
-        print_table(BUDGET_COLUMNS, budgets)
+        print_table(_BUDGET_COLUMNS, budgets)
 
 
-async def _of_queue(app: App, name: str) -> list[dict[str, Any]]:
+async def _limit_rows(app: App, name: str) -> list[dict[str, Any]]:
+    """Return the limits of a queue, and its groups that wait."""
     limits = await app.queue(name).limits()
     groups = {group.key: group async for group in app.queue(name).groups()}
     keys = list(
@@ -281,7 +303,7 @@ async def _of_queue(app: App, name: str) -> list[dict[str, Any]]:
     )
     rows = []
     for key in keys:
-        row = {"queue": name, "group": key, **_shown(limits.get(key))}
+        row = {"queue": name, "group": key, **_bounds_of(limits.get(key))}
         if (group := groups.get(key)) is not None:
             row |= {
                 "waiting": group.waiting,
@@ -293,16 +315,11 @@ async def _of_queue(app: App, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _shown(set_limit: Limit | None) -> dict[str, Any]:
-    if set_limit is None:
+def _bounds_of(bounds: Limit | None) -> dict[str, Any]:
+    if bounds is None:
         return {}
-    bucket = set_limit.bucket
     return {
-        "concurrency": set_limit.concurrency,
-        "rate": None if set_limit.rate is None else str(set_limit.rate),
-        "bucket": None if bucket is None else str(bucket),
+        "concurrency": bounds.concurrency,
+        "rate": None if bounds.rate is None else str(bounds.rate),
+        "bucket": None if bounds.bucket is None else str(bounds.bucket),
     }
-
-
-def _limit_said(given: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in given.items())

@@ -1,4 +1,4 @@
-"""The script ``penstock``: runs one command and ends with its exit code."""
+"""The script ``penstock``: runs one command and exits with its code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def main() -> NoReturn:
-    """What the script calls. Ends the process."""
+    """Run the command in ``sys.argv``, and exit."""
     try:
         import click  # noqa: F401
     except ModuleNotFoundError:
@@ -25,7 +25,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code. Errors are one line on stderr, unless ``--debug`` is given."""
+    """Run one command and return its exit code. Print an error as one line on stderr, or in full with ``--debug``."""
     from penstock.cli.output import guarded
 
     with guarded():
@@ -41,14 +41,14 @@ def _run(arguments: Sequence[str]) -> int:
 
     flags = Flags()
     try:
-        # With color, click hands text on as it is. Without, it would delete escape sequences that are to be seen.
+        # Without color, click would delete escape sequences that the user asked for.
         code = penstock.main(
             list(arguments), prog_name="penstock", standalone_mode=False, obj=flags, color=True
         )
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (ReaderGone, BrokenPipeError):
-        return _reader_is_gone()
+        return _broken_pipe()
     except (KeyboardInterrupt, click.Abort):
         print("penstock: interrupted", file=sys.stderr)
         return 130
@@ -56,26 +56,26 @@ def _run(arguments: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        _tell(_in_one_line(error), debug=flags.debug)
+        _report(_in_one_line(error), debug=flags.debug)
         return error.exit_code
     except Exception as error:
         from penstock.cli.errors import explained
 
         message, code = explained(error)
-        _tell(message, debug=flags.debug)
+        _report(message, debug=flags.debug)
         return int(code)
 
 
-def _reader_is_gone() -> int:
-    """Return the exit code of a program that SIGPIPE ended, as `head` ends others. Python must not complain either."""
+def _broken_pipe() -> int:
+    """Return the exit code of a program that SIGPIPE ended, and keep Python from reporting the broken pipe."""
     from penstock.cli.errors import ExitCode
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     return int(ExitCode.BROKEN_PIPE)
 
 
-def _tell(message: str, *, debug: bool) -> None:
-    """Print the message of the error that is being handled, or its traceback."""
+def _report(message: str, *, debug: bool) -> None:
+    """Print the message of the current error, or its traceback."""
     if debug:
         import traceback
 

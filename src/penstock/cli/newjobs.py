@@ -1,4 +1,4 @@
-"""From what was typed, or a line of a file, to a job: a command, or a task with its arguments."""
+"""Jobs from arguments of the command line or lines of a file: commands, or tasks with their arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class JobLine(msgspec.Struct, forbid_unknown_fields=True):
-    """A job as JSON says it: a ``command``, or a ``task`` and its ``args``; the rest are its options."""
+    """A job in JSON: a ``command``, or a ``task`` and its ``args``; the rest are options."""
 
     command: str | UnsetType = UNSET
     task: str | UnsetType = UNSET
@@ -53,24 +53,32 @@ class JobLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _RIVALS: Final = {"attempts": "max_retries", "max_retries": "attempts", "delay": "at", "at": "delay"}
-"""Options that say the same thing in two ways: what a line says of either replaces what is given for all lines."""
+"""Pairs of options with one meaning: in a line, either of a pair replaces the one that is given for all lines."""
 _PLAIN: Final = frozenset({"command", "cwd", "env", "id"})
 _OPTIONS: Final = frozenset(JobLine.__struct_fields__) - _PLAIN - {"task", "args", "queue"} | {"id"}
 _decode: Final = msgspec.json.Decoder(JobLine).decode
 _decode_any: Final = msgspec.json.Decoder().decode
 
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`").match
+_WRONG_TYPE: Final = re.compile(r"Expected `([^`]*)`, got `([^`]*)` - at `\$\.([^`]*)`").match
+_TYPES: Final = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "array": "a list",
+    "object": "an object",
+}
 _COMMAND_KEYS: Final = {"cmd": "command", "shell": "command", "script": "command", "run": "command"}
 _KEYS: Final = f"A job has: {', '.join(JobLine.__struct_fields__)}."
 _TOO_DEEP: Final = "the JSON is nested too deeply. Flatten the arguments, or pass a reference to the data."
 
 
 def _in_utf8(text: str | bytes) -> bytes:
-    """Without the byte order mark that some programs begin a file with: it is no part of the first line."""
+    """Encode ``text`` without the byte order mark with which some programs begin a file."""
     try:
         data = text.encode() if isinstance(text, str) else text
     except UnicodeEncodeError as error:
-        # Bytes of the command line that are no text have been made lone surrogates.
+        # Python decodes bytes of the command line that are not UTF-8 to lone surrogates.
         raise InvalidInput(
             f"{text!r:.80} is not valid UTF-8. Encode it in UTF-8; a script that a command runs may hold other bytes."
         ) from error
@@ -78,40 +86,54 @@ def _in_utf8(text: str | bytes) -> bytes:
 
 
 def read_line(text: str | bytes) -> JobLine:
-    """A JSON object, or else a command as it stands. Raises ``InvalidInput`` for an object that is no job."""
+    """Read a JSON object, or else a command. Raise ``InvalidInput`` for an object that is not a job."""
     data = _in_utf8(text)
     if not data.lstrip().startswith(b"{"):
         try:
             return JobLine(command=data.decode().strip())
         except UnicodeDecodeError as error:
-            raise InvalidInput(f"a command is text in UTF-8: {error}.") from error
+            raise InvalidInput(f"the command is not valid UTF-8: {error}.") from error
     try:
         line = _decode(data)
     except msgspec.ValidationError as error:
-        raise InvalidInput(_unknown_key(str(error)) or f"{error}.") from error
+        raise InvalidInput(_unknown_key(str(error)) or _wrong_type(str(error), data)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"that is not valid JSON: {error}.") from error
+        raise InvalidInput(
+            f"that is not valid JSON: {error}. A job that begins with {{ is JSON; write ( … ) for a shell group."
+        ) from error
     except RecursionError as error:
         raise InvalidInput(_TOO_DEEP) from error
     if line.command is UNSET and line.task is UNSET:
-        raise InvalidInput('there is no "command", and no "task". Give one of the two.')
+        raise InvalidInput('a job needs a "command" or a "task". Give one of them.')
     return line
 
 
 def _unknown_key(error: str) -> str:
-    """Return what to say of a key that a job does not have; empty if the error is about something else."""
-    found = _UNKNOWN(error)
-    if found is None:
+    """Return the error about a key that jobs do not have; empty if ``error`` is about something else."""
+    unknown = _UNKNOWN(error)
+    if unknown is None:
         return ""
-    name = _COMMAND_KEYS.get(found[1], found[1]).replace("-", "_")
+    name = _COMMAND_KEYS.get(unknown[1], unknown[1]).replace("-", "_")
     option = option_for("enqueue", f"--{name.replace('_', '-')}")
     meant = option.strip("-").replace("-", "_") if option else name
     hint = did_you_mean(meant, JobLine.__struct_fields__, otherwise=_KEYS)
-    return f"a job has no key {found[1]!r}. {hint}"
+    return f"a job has no key {unknown[1]!r}. {hint}"
+
+
+def _wrong_type(error: str, data: bytes) -> str:
+    """Return the error about a value of the wrong type, with the value if it is short."""
+    wrong = _WRONG_TYPE(error)
+    if wrong is None:
+        return f"{error}."
+    expected, actual, key = wrong.groups()
+    types = " or ".join(_TYPES.get(name, name) for name in expected.split(" | "))
+    value = _decode_any(data).get(key)
+    got = repr(value) if isinstance(value, str | int | float) else _TYPES.get(actual, actual)
+    return f"{key} must be {types}, got {got:.80}."
 
 
 class NewJobs:
-    """Makes jobs for ``app``. ``given`` are the options for all of them; what a line says goes before."""
+    """Makes jobs for ``app``. The options in ``given`` are for all jobs; those of a line take precedence."""
 
     def __init__(
         self, app: App, *, queue: str | None, task: str | None, given: Mapping[str, Any], default_queue: str
@@ -122,38 +144,39 @@ class NewJobs:
         self._task = task
         self._env = given.get("env", {})
         self._given = {name: value for name, value in given.items() if name not in ("cwd", "env")}
-        # Where the store is shared by machines, a folder of this one means nothing.
+        # The workers of a shared store may be on machines without this folder.
         self._cwd = (
             os.path.abspath(given["cwd"]) if "cwd" in given else os.getcwd() if is_local(app.url) else ""
         )
         self._template: tuple[JobCodec, NewJob] | None = None
 
     def from_text(self, text: str | bytes) -> tuple[JobCodec, NewJob]:
-        """The job of a line: with a task set for all, its arguments; else a command or a JSON object."""
+        """Return the job of a line: arguments if all jobs have one task, else a command or a JSON object."""
         if self._task is None:
             return self.make(read_line(text))
         return self.make(JobLine(task=self._task, args=_arguments(text)))
 
     def spec(self, text: str) -> JobSpec[Any]:
-        """The same, not put in yet."""
+        """Return the same as a ``JobSpec``, for a scheduler."""
         line = read_line(text) if self._task is None else JobLine(task=self._task, args=_arguments(text))
         return self._spec(line, {name: v for name in _OPTIONS if (v := getattr(line, name)) is not UNSET})
 
     def make(self, line: JobLine) -> tuple[JobCodec, NewJob]:
-        """Raises ``InvalidInput`` for what cannot be; nothing is written."""
-        said = {name for name in line.__struct_fields__ if getattr(line, name) is not UNSET}
-        if said <= _PLAIN and self._template is not None:
+        """Return the job of a parsed line. Raise ``InvalidInput`` for an invalid job."""
+        keys = {name for name in line.__struct_fields__ if getattr(line, name) is not UNSET}
+        if keys <= _PLAIN and self._template is not None:
+            # Thousands of plain commands differ in id and payload only.
             source, template = self._template
             job_id = uuid7() if line.id is UNSET else check_id(line.id)
             return source, replace(template, id=job_id, payload=encode_command(self._command(line)))
-        spec = self._spec(line, {name: getattr(line, name) for name in said & _OPTIONS})
-        if said <= _PLAIN:
+        spec = self._spec(line, {name: getattr(line, name) for name in keys & _OPTIONS})
+        if keys <= _PLAIN:
             self._template = spec.source, spec.job
         return spec.source, spec.job
 
-    def _spec(self, line: JobLine, said: dict[str, Any]) -> JobSpec[Any]:
-        given = {name: value for name, value in self._given.items() if _RIVALS.get(name) not in said}
-        options = {**given, **said}
+    def _spec(self, line: JobLine, line_options: dict[str, Any]) -> JobSpec[Any]:
+        given = {name: value for name, value in self._given.items() if _RIVALS.get(name) not in line_options}
+        options = {**given, **line_options}
         if "at" in options:
             at = options.pop("at")
             options["run_at"] = (
@@ -161,10 +184,10 @@ class NewJobs:
             )
         queue = self._queue if line.queue is UNSET else line.queue
         if "after" in options:
-            options["after"] = _places(options["after"], queue or self._default_queue)
+            options["after"] = _parents(options["after"], queue or self._default_queue)
         if line.command is not UNSET:
             if line.task is not UNSET:
-                raise InvalidInput("a job has a command or a task, not both. Leave one of them out.")
+                raise InvalidInput("a job has either a command or a task, not both.")
             named = self._app.queue(queue or self._default_queue)
             return named.prepare(self._command(line), task=COMMAND_TASK, **options)
         assert line.task is not UNSET
@@ -180,8 +203,8 @@ class NewJobs:
             self._app.task_named(name)
         if isinstance(args, list):
             raise InvalidInput(
-                f"the arguments of {name!r} are given by position, and its parameters are not known here. "
-                "Give an object of them by name, or --app module:app."
+                f"the arguments of {name!r} are a list, but its parameters are unknown here. "
+                "Give an object of arguments by name, or --app module:app."
             )
         return self._app.queue(queue or self._default_queue).prepare(args, task=name, **options)
 
@@ -205,16 +228,14 @@ def _arguments(text: str | bytes) -> dict[str, Any] | list[Any]:
     except RecursionError as error:
         raise InvalidInput(_TOO_DEEP) from error
     if not isinstance(args, dict | list):
-        raise InvalidInput(
-            'the arguments are neither an object nor a list. Give them by name: {"to": "ada"}.'
-        )
+        raise InvalidInput('the arguments must be an object or a list. Give them by name: {"to": "ada"}.')
     return args
 
 
-def _places(after: str | list[str], queue: str) -> list[tuple[str, str]]:
-    """``ID``, or ``QUEUE/ID`` for a job of another queue."""
-    places = []
-    for one in [after] if isinstance(after, str) else after:
-        named, slash, id = one.partition("/")
-        places.append((named, id) if slash else (queue, one))
-    return places
+def _parents(after: str | list[str], queue: str) -> list[tuple[str, str]]:
+    """Return the queue and the id of each job in ``after``: ``ID``, or ``QUEUE/ID`` for a job of another queue."""
+    parents = []
+    for text in [after] if isinstance(after, str) else after:
+        other, slash, id = text.partition("/")
+        parents.append((other, id) if slash else (queue, text))
+    return parents

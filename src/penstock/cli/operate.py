@@ -13,6 +13,8 @@ from penstock.cli.jobview import find_job
 from penstock.cli.output import print_json
 from penstock.cli.parameters import (
     OPEN,
+    QUEUE_OF_ID,
+    QUEUE_OF_IDS,
     STATES,
     Flags,
     command,
@@ -45,20 +47,16 @@ _NOT_DONE: Final = {
     "completed": "has completed already",
     "failed": "has failed already",
     "already_cancelled": "was cancelled already",
-    "no_rerun": "has no rerun that waits",
-    "not_failed": "has neither failed nor been cancelled, so there is nothing to retry. To run a scheduled job now, "
-    "use `penstock promote`",
+    "no_rerun": "has no waiting rerun",
+    "not_failed": "has neither failed nor been cancelled, so there is nothing to retry",
     "not_scheduled": "is not scheduled, or staged by a write that has not committed; see `penstock why`",
-    "active": "is active: cancel it first, or take it from its worker by `penstock reset`",
+    "active": "is active: cancel it first, or take it from its worker with `penstock reset`",
     "not_active": "is not active",
 }
-
-
-def said(answer: str) -> str:
-    """Return an answer of the store in words that follow the id of the job."""
-    return _DONE.get(answer) or _NOT_DONE.get(answer) or answer.replace("_", " ")
-
-
+_INSTEAD_OF_RETRY: Final = {
+    "completed": ". To run it again, run `penstock remove {id}`, then enqueue it again",
+    "scheduled": ". To run it now, run `penstock promote {id}`",
+}
 _SIGNALLED: Final = {
     "resumed": "goes on",
     "kept": "keeps the signal, because it does not wait for {name!r} yet",
@@ -74,37 +72,45 @@ _NOT_ACTIVE: Final = tuple(state for state in STATES if state != "active")
 Verb = Callable[["Queue", str], Awaitable[Mapping[str, str]]]
 
 
+def said(answer: str) -> str:
+    """Return an answer of the store in words that follow the id of the job."""
+    return _DONE.get(answer) or _NOT_DONE.get(answer) or answer.replace("_", " ")
+
+
 class _Answer(NamedTuple):
-    """The outcome for one job. ``refusal`` says why the text on the command line names no single job."""
+    """The outcome for one job. ``refusal`` says why the text on the command line does not name a single job."""
 
     id: str
     answer: str
     ref: str | None = None
+    state: str = ""
     refusal: str = ""
 
 
 def done_by_id(flags: Flags, ids: tuple[str, ...], queue: str | None, verb: Verb, *, as_json: bool) -> int:
-    """Do ``verb`` with each job; say what became of each. The exit code is that of the first that was not done."""
+    """Apply ``verb`` to each job and print the answers. Return the exit code of the first failure."""
 
     async def act(app: App) -> list[_Answer]:
-        # Nothing is done if the queue's name is wrong.
+        # An unknown queue is an error before anything is done.
         await queues_of(app, queue)
         answers: dict[str, _Answer] = {}
         for text in ids:
-            found = await _found(app, text, queue)
-            # A job that is named twice is acted on once.
-            if found.ref is None or found.ref not in answers:
-                answers[found.ref or text] = await _done(app, found, verb)
+            job = await _find(app, text, queue)
+            # Act once on a job that is named twice.
+            if job.ref is None or job.ref not in answers:
+                answers[job.ref or text] = await _apply(app, job, verb)
         return list(answers.values())
 
     answers = run_with_app(Settings(flags), act)
     if as_json:
-        print_json([{"id": _in_utf8(one.id), "ref": one.ref, "answer": one.answer} for one in answers])
-    failed = [_say(one, silent=as_json) for one in answers]
-    return next((code for code in failed if code), 0)
+        print_json(
+            [{"id": _in_utf8(answer.id), "ref": answer.ref, "answer": answer.answer} for answer in answers]
+        )
+    codes = [_report(answer, silent=as_json) for answer in answers]
+    return next((code for code in codes if code), 0)
 
 
-async def _found(app: App, text: str, queue: str | None) -> _Answer:
+async def _find(app: App, text: str, queue: str | None) -> _Answer:
     try:
         job = await find_job(app, text, queue)
     except NotFound as error:
@@ -113,34 +119,37 @@ async def _found(app: App, text: str, queue: str | None) -> _Answer:
         return _Answer(text, "ambiguous", refusal=str(error))
     except InvalidName as error:
         return _Answer(text, "not_allowed", refusal=str(error))
-    return _Answer(job.id, "found", ref=job.ref)
+    return _Answer(job.id, "found", ref=job.ref, state=job.state.value)
 
 
-async def _done(app: App, found: _Answer, verb: Verb) -> _Answer:
-    if found.ref is None:
-        return found
-    handle = app.job(found.ref)
-    return found._replace(answer=(await verb(app.queue(handle.queue), handle.id))[handle.id])
+async def _apply(app: App, job: _Answer, verb: Verb) -> _Answer:
+    if job.ref is None:
+        return job
+    handle = app.job(job.ref)
+    return job._replace(answer=(await verb(app.queue(handle.queue), handle.id))[handle.id])
 
 
 def _in_utf8(id: str) -> str:
-    """As it is, unless it holds bytes that are no text: no job's does, but somebody may have typed it."""
+    """Escape bytes that are not text: no job has such an id, but a user may have typed one."""
     return id.encode(errors="backslashreplace").decode()
 
 
-def _say(one: _Answer, *, silent: bool) -> int:
-    if one.answer in _DONE:
+def _report(job: _Answer, *, silent: bool) -> int:
+    """Print an answer, and return its exit code."""
+    if job.answer in _DONE:
         if not silent:
-            click.echo(f"{one.id} {_DONE[one.answer]}")
+            click.echo(f"{job.id} {_DONE[job.answer]}")
         return 0
-    is_unknown = one.answer == "not_found"
-    # The job may have gone after it was found.
-    why = "is no longer kept" if is_unknown else _NOT_DONE.get(one.answer, "")
+    is_unknown = job.answer == "not_found"
+    # A job that was found may be gone by now.
+    why = "is no longer kept" if is_unknown else _NOT_DONE.get(job.answer, "")
+    if job.answer == "not_failed":
+        why += _INSTEAD_OF_RETRY.get(job.state, "").format(id=job.id)
     if not silent:
-        click.echo(f"penstock: {one.refusal or f'{one.id} {why}.'}", err=True)
+        click.echo(f"penstock: {job.refusal or f'{job.id} {why}.'}", err=True)
     if is_unknown:
         return ExitCode.NOT_FOUND
-    return ExitCode.USAGE if one.refusal else ExitCode.WRONG_STATE
+    return ExitCode.USAGE if job.refusal else ExitCode.WRONG_STATE
 
 
 @command("cancel")
@@ -151,19 +160,17 @@ def _say(one: _Answer, *, silent: bool) -> int:
     shell_complete=completes_ids(*OPEN),
     required=True,
 )
-@queue_option_for("Which queue they are in, if several have these ids.")
-@click.option(
-    "--rerun-only", is_flag=True, help="Leave active jobs alone; drop the reruns that wait behind them."
-)
+@queue_option_for(QUEUE_OF_IDS)
+@click.option("--rerun-only", is_flag=True, help="Drop the waiting reruns of active jobs, not the jobs.")
 @json_option
 @click.pass_obj
 def cancel(
     flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, rerun_only: bool, as_json: bool
 ) -> int:
-    """Cancel jobs: those that have not begun end at once, active ones are told to stop.
+    """Cancel jobs. Jobs that have not started end immediately; active jobs are asked to stop.
 
-    Its worker notices within seconds and kills a command with all that it has started. `penstock wait ID` waits for
-    the end, `penstock retry ID` runs a cancelled job after all.
+    The worker of an active job notices within seconds, and kills a command with all its processes. `penstock wait ID`
+    waits for the end, `penstock retry ID` runs a cancelled job again.
     """
 
     def act(named: Queue, id: str) -> Awaitable[Mapping[str, str]]:
@@ -176,11 +183,11 @@ def cancel(
 @click.argument(
     "ids", metavar="ID...", nargs=-1, shell_complete=completes_ids("failed", "cancelled"), required=True
 )
-@queue_option_for("Which queue they are in, if several have these ids.")
+@queue_option_for(QUEUE_OF_IDS)
 @json_option
 @click.pass_obj
 def retry(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
-    """Have failed or cancelled jobs run again, with all their attempts before them."""
+    """Run failed or cancelled jobs again, with all their attempts."""
     return done_by_id(flags, ids, queue, lambda named, id: named.retry(id), as_json=as_json)
 
 
@@ -192,21 +199,21 @@ def retry(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: 
     shell_complete=completes_ids(*_NOT_ACTIVE),
     required=True,
 )
-@queue_option_for("Which queue they are in, if several have these ids.")
+@queue_option_for(QUEUE_OF_IDS)
 @json_option
 @click.pass_obj
 def remove(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
-    """Delete jobs and all that is known of them, except active ones: cancel those first."""
+    """Delete jobs with their logs and results. Active jobs are refused: cancel them first."""
     return done_by_id(flags, ids, queue, lambda named, id: named.remove(id), as_json=as_json)
 
 
 @command("promote")
 @click.argument("ids", metavar="ID...", nargs=-1, shell_complete=completes_ids("scheduled"), required=True)
-@queue_option_for("Which queue they are in, if several have these ids.")
+@queue_option_for(QUEUE_OF_IDS)
 @json_option
 @click.pass_obj
 def promote(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json: bool) -> int:
-    """Have scheduled jobs run now, or as soon as a worker is free, instead of when they are due."""
+    """Run scheduled jobs as soon as a worker is free, before they are due."""
     return done_by_id(flags, ids, queue, lambda named, id: named.promote(id), as_json=as_json)
 
 
@@ -214,13 +221,15 @@ def promote(flags: Flags, /, *, ids: tuple[str, ...], queue: str | None, as_json
 @click.argument("id", shell_complete=completes_ids("blocked", "scheduled", "waiting", "active"))
 @click.argument("name")
 @click.argument("data", metavar="[JSON]", required=False)
-@queue_option_for("Which queue it is in, if several have that id.")
+@queue_option_for(QUEUE_OF_ID)
 @json_option
 @click.pass_obj
 def signal(
     flags: Flags, /, *, id: str, name: str, data: str | None, queue: str | None, as_json: bool
 ) -> None:
-    """Send the signal NAME to a job, with JSON as its data. A job that waits for it goes on; others keep it for later.
+    """Send the signal NAME to a job, with JSON as its data.
+
+    A job that waits for the signal goes on; any other job keeps it for later.
 
     \b
       penstock signal orders/order-7 paid
@@ -254,20 +263,20 @@ def _decoded(text: str) -> Any:
 
 @command("reset")
 @click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=completes_ids("active"))
-@click.option("--all-active", is_flag=True, help="All active jobs.")
-@queue_option_for("Which queue they are in, if several have these ids.")
+@click.option("--all-active", is_flag=True, help="Reset all active jobs.")
+@queue_option_for(QUEUE_OF_IDS)
 @json_option
 @click.pass_obj
 def reset(
     flags: Flags, /, *, ids: tuple[str, ...], all_active: bool, queue: str | None, as_json: bool
 ) -> int:
-    """Take active jobs from their workers: they wait again, at their old place.
+    """Take active jobs from their workers. The jobs wait again, at their old place in the queue.
 
-    A stall is counted, and a worker that is still at it is fenced off: what it brings is not accepted. Jobs of workers
-    that died come back by themselves when their lease is over.
+    This counts as a stall. If the worker still runs the job, its result is rejected. Jobs of dead workers need no
+    reset: they wait again when their lease expires.
     """
     if bool(ids) == all_active:
-        raise CommandLineError("give ids, or --all-active.", ExitCode.USAGE)
+        raise CommandLineError("give either ids or --all-active.", ExitCode.USAGE)
     if ids:
         return done_by_id(flags, ids, queue, lambda named, id: named.end_leases(id), as_json=as_json)
     return _reset_active(flags, queue, older_than_ms=0, as_json=as_json)
@@ -278,47 +287,46 @@ def reset(
     "--older-than",
     metavar="DURATION",
     type=duration,
-    help="Active for longer than that: 300s, 1h. [the key stale_after]",
+    help="Jobs that have been active for longer than this: 300s, 1h. [the configured stale_after]",
 )
 @queue_option
 @json_option
 @click.pass_obj
 def reset_stale(flags: Flags, /, *, older_than: str | None, queue: str | None, as_json: bool) -> int:
-    """Take jobs that have been active for long from their workers, as `penstock reset` does.
+    """Reset jobs that have been active for too long, as `penstock reset` does.
 
-    Jobs of a worker that died need no help: they come back by themselves when their lease is over.
+    Jobs of dead workers need no reset: they wait again when their lease expires.
     """
     from penstock.core.units import milliseconds
 
-    given = older_than or Settings(flags)["stale_after"]
-    if given is None:
+    age = older_than or Settings(flags)["stale_after"]
+    if age is None:
         raise CommandLineError(
-            "how long is too long? Give --older-than 300s, or: penstock config set stale_after 300s",
-            ExitCode.USAGE,
+            "give an age: --older-than 300s, or: penstock config set stale_after 300s", ExitCode.USAGE
         )
-    older_than_ms = milliseconds(given, what="--older-than")
+    older_than_ms = milliseconds(age, what="--older-than")
     return _reset_active(flags, queue, older_than_ms=older_than_ms, as_json=as_json)
 
 
 def _reset_active(flags: Flags, queue: str | None, *, older_than_ms: int, as_json: bool) -> int:
     async def act(app: App) -> dict[str, Any]:
-        ended: dict[str, Any] = {}
+        answers: dict[str, Any] = {}
         storage = await app.connect()
         for name in await queues_of(app, queue):
             named = app.queue(name)
-            # The store's time, not ours.
+            # The clock of this machine may be wrong.
             now_ms = (await storage.clock(name)).now_ms
             ids = [
                 job.id
                 async for job in named.list_jobs("active")
                 if now_ms - job.raw.claimed_at_ms >= older_than_ms
             ]
-            ended |= await named.end_leases(*ids) if ids else {}
-        return ended
+            answers |= await named.end_leases(*ids) if ids else {}
+        return answers
 
-    ended = [id for id, answer in run_with_app(Settings(flags), act).items() if answer == "ended"]
+    reset_ids = [id for id, answer in run_with_app(Settings(flags), act).items() if answer == "ended"]
     if as_json:
-        print_json({"reset": ended})
+        print_json({"reset": reset_ids})
     else:
-        click.echo(f"{counted(len(ended), 'job')} {'waits' if len(ended) == 1 else 'wait'} again")
+        click.echo(f"{counted(len(reset_ids), 'job')} {'waits' if len(reset_ids) == 1 else 'wait'} again")
     return 0

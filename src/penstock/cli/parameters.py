@@ -1,4 +1,4 @@
-"""What was said on the command line itself, wherever on it."""
+"""The command classes, the options that several commands share, and the hints in errors about arguments."""
 
 from __future__ import annotations
 
@@ -11,51 +11,54 @@ import click
 from penstock.cli.synonyms import (
     STATES_BY_SYNONYM,
     advice,
+    advice_on_word,
     did_you_mean,
     known_command,
     nearest,
     with_known_option,
 )
-from penstock.cli.values import seconds, whole
+from penstock.cli.values import is_duration, seconds, whole
 
 
 class Flags:
-    """Keys given by options, as text, not checked yet; and whether errors are to be shown in full."""
+    """The values of global options, unchecked, and whether to print tracebacks."""
 
     def __init__(self) -> None:
         self.given: dict[str, str] = {}
         self.debug = False
 
 
-# Options that many commands have, and how help shows them.
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Spelled out, so that no help has to wait for the modules that know them.
+# Spelled out, so that --help need not import the modules that define them.
 STATES: Final = ("scheduled", "waiting", "blocked", "active", "completed", "failed", "cancelled")
 OPEN: Final = ("scheduled", "waiting", "blocked", "active")
 """The states of jobs that have not ended."""
+QUEUE_OF_ID: Final = "The queue of the job, if several queues have this id."
+QUEUE_OF_IDS: Final = "The queue of the jobs, if several queues have these ids."
+QUEUE_OF_NAME: Final = "The queue of the scheduler, if several queues have this name."
+QUEUE_OR_DEFAULT: Final = "The queue. [the configured queue]"
 _GLOBAL: Final = frozenset({"--url", "--namespace", "--app", "--debug", "--help", "--version"})
 _EXTRA_WORDS: Final = re.compile(r"Got unexpected extra arguments? \((.*)\)").fullmatch
+_CRON: Final = re.compile(r"@[a-z]+|[\d*][\d*/,-]*(?: +[\w*/,#?-]+){4,5}").fullmatch
 _SETTINGS: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-class _OptionsApart(click.Command):
-    """Shows the options of every command behind those of this one, and knows options by their names elsewhere."""
+class PlainCommand(click.Command):
+    """A command that lists global options last, and accepts the option names of other tools."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        words = list(args)
         while True:
             try:
-                return super().parse_args(ctx, list(given))
+                return super().parse_args(ctx, list(words))
             except click.NoSuchOption as error:
-                renamed = with_known_option(_path(ctx), given, error.option_name)
-                if renamed is None or renamed == given:
+                renamed = with_known_option(_path(ctx), words, error.option_name)
+                if renamed is None or renamed == words:
                     raise _no_such_option(ctx, error, _names_of_options(self)) from None
-                given = renamed
+                words = renamed
             except click.UsageError as error:
-                raise _with_queue_option(ctx, error, _names_of_options(self)) from None
+                raise _with_hint(ctx, error) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
@@ -71,7 +74,7 @@ class _OptionsApart(click.Command):
 
 
 class StateName(click.Choice[str]):
-    """One of ``states``, or what another tool calls it: ``pending`` is ``waiting``."""
+    """One of ``states``, or another tool's name for it: ``pending`` is ``waiting``."""
 
     def __init__(self, states: Sequence[str]) -> None:
         super().__init__(list(states))
@@ -80,24 +83,28 @@ class StateName(click.Choice[str]):
         state = STATES_BY_SYNONYM.get(str(value).lower(), str(value).lower())
         if state in self.choices:
             return state
+        command = ctx.command.name if ctx is not None else ""
+        if state in STATES and command == "clean":
+            raise click.UsageError(self._not_cleaned(state), ctx)
         meant = did_you_mean(state, self.choices)
         if state == "all" and param is not None and not param.required:
-            meant = "Leave it out for jobs of every state, and add --all for all of them."
-        elif state in STATES and ctx is not None and ctx.command.name == "clean":
-            meant = "`penstock drain` removes jobs that wait; add --scheduled for those that are not due yet."
-        elif "--queue" in _names_of_options(ctx.command if ctx is not None else None) and not nearest(
-            state, self.choices
-        ):
-            meant += f" If it is a queue, give -q {value}."
+            meant = "Leave it out for jobs of every state, and add --all to list all of them."
+        elif not nearest(state, self.choices):
+            if hint := _queue_hint(ctx, str(value)):
+                meant = hint
+            elif command == "search":
+                meant += f" To find failed jobs by their text, run: penstock dlq list --matching {value}"
         raise click.UsageError(f"{value!r} is not a state. {meant}", ctx)
 
+    def _not_cleaned(self, state: str) -> str:
+        error = f"only jobs that have ended can be cleaned: {', '.join(self.choices)}."
+        if state == "active":
+            return f"{error} `penstock cancel` stops active jobs."
+        return f"{error} `penstock drain` removes jobs that wait; add --scheduled for those that are not due yet."
 
-class PlainCommand(_OptionsApart):
-    """A command that is no family."""
 
-
-class Family(_OptionsApart, click.Group):
-    """Commands under one name: listed as they were added, a wrong name refused with the one that was meant."""
+class Family(PlainCommand, click.Group):
+    """A group of commands, listed in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -128,19 +135,19 @@ class Family(_OptionsApart, click.Group):
 
 
 def _path(ctx: click.Context) -> str:
-    """Return the words of the command behind ``penstock``."""
+    """Return the words of the command after ``penstock``."""
     return ctx.command_path.partition(" ")[2]
 
 
 def no_such_command(ctx: click.Context, name: str, known: list[str]) -> click.UsageError:
-    """The error that names the command that may have been meant."""
-    meant = advice(_path(ctx), name) or did_you_mean(name, known)
-    return click.UsageError(f"there is no command {name!r}. {meant}", ctx)
+    """Return the error about an unknown command, with the command that was probably meant."""
+    meant = advice(_path(ctx), name) or did_you_mean(name, known, label="Commands")
+    return click.UsageError(f"unknown command {name!r}. {meant}", ctx)
 
 
-def _names_of_options(command: click.Command | None) -> list[str]:
-    """Return the long names, without those of options that help does not show."""
-    shown = [p for p in command.params if isinstance(p, click.Option) and not p.hidden] if command else []
+def _names_of_options(command: click.Command) -> list[str]:
+    """Return the long names of the options that help shows."""
+    shown = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
     return [name for p in shown for name in (*p.opts, *p.secondary_opts) if name.startswith("--")]
 
 
@@ -154,21 +161,40 @@ def _no_such_option(ctx: click.Context, error: click.NoSuchOption, known: list[s
     return click.UsageError(f"unknown option {name!r}. {meant}", None if "See:" in meant else ctx)
 
 
-def _with_queue_option(ctx: click.Context, error: click.UsageError, known: list[str]) -> click.UsageError:
-    """Return the error, which says how to name a queue if a word too many was given."""
-    found = _EXTRA_WORDS(error.message)
-    if found is None:
+def _with_hint(ctx: click.Context, error: click.UsageError) -> click.UsageError:
+    """Return the error with a hint, if it is about an argument too many."""
+    extra = _EXTRA_WORDS(error.message)
+    if extra is None:
         return error
-    words, meant = found[1], ""
-    if _path(ctx) == "schedule add":
-        meant = " Quote the command."
-    elif "--queue" in known and " " not in words:
-        meant = f" If it is a queue, give -q {words}."
-    return click.UsageError(f"unexpected argument {words!r}.{meant}", ctx)
+    hint = _hint_at_extra(ctx, extra[1])
+    return click.UsageError(f"unexpected argument {extra[1]!r}.{f' {hint}' if hint else ''}", ctx)
+
+
+def _hint_at_extra(ctx: click.Context, words: str) -> str:
+    path = _path(ctx)
+    if path == "schedule add":
+        times = str(ctx.params.get("job", ""))
+        return f"Give the times with --cron {times!r}." if _CRON(times) else "Quote the command."
+    if path == "clean" and is_duration(words):
+        return f"Did you mean --older-than {words}?"
+    hint = advice_on_word(path, words) or _queue_hint(ctx, words)
+    return hint or (f"For a job, run: penstock show {words}" if path == "status" else "")
+
+
+def _queue_hint(ctx: click.Context | None, word: str) -> str:
+    """Return how to name the queue ``word``, or an empty string if there is no such queue."""
+    if ctx is None or "--queue" not in _names_of_options(ctx.command):
+        return ""
+    from penstock.cli.completion import is_queue
+
+    return f"For that queue, give -q {word}." if is_queue(ctx, word) else ""
+
+
+# Options that several commands share.
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Global options may stand before or behind the command; the last one given counts."""
+    """Keep a global option, which may stand before or after the command; the last one wins."""
     if value is not None and param.name is not None:
         ctx.ensure_object(Flags).given[param.name] = value
     return value
@@ -181,21 +207,21 @@ def _debug(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
 
 
 def global_options(function: F) -> F:
-    """What every command has: where the store is, and whether errors are shown in full."""
+    """Add the options of every command: where the store is, and whether to print tracebacks."""
     options = [
         click.option(
             "--url",
             metavar="URL",
             expose_value=False,
             callback=_remember,
-            help="Where jobs are kept: sqlite:///path, valkey://host. [the app's, PENSTOCK_URL, or penstock.db here]",
+            help="The store: sqlite:///path, valkey://host. [the app's, PENSTOCK_URL, or penstock.db in this folder]",
         ),
         click.option(
             "--namespace",
             metavar="NAME",
             expose_value=False,
             callback=_remember,
-            help="A part of the store that is kept apart. [PENSTOCK_NAMESPACE]",
+            help="A separate part of the store. [PENSTOCK_NAMESPACE]",
         ),
         click.option(
             "--app",
@@ -209,7 +235,7 @@ def global_options(function: F) -> F:
             is_flag=True,
             expose_value=False,
             callback=_debug,
-            help="Show errors with their traceback.",
+            help="Print the traceback of an error.",
         ),
     ]
     for option in reversed(options):
@@ -219,11 +245,11 @@ def global_options(function: F) -> F:
 
 def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a function a command with the global options."""
-    kind: type[click.Command] = attributes.pop("cls", PlainCommand)
-    given = attributes.pop("context_settings", {})
+    cls: type[click.Command] = attributes.pop("cls", PlainCommand)
+    context_settings = _SETTINGS | attributes.pop("context_settings", {})
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        make = click.command(name, cls=kind, context_settings=_SETTINGS | given, **attributes)
+        make = click.command(name, cls=cls, context_settings=context_settings, **attributes)
         made: click.Command = make(global_options(function))
         return made
 
@@ -231,7 +257,7 @@ def command(name: str, **attributes: Any) -> Callable[[Callable[..., Any]], clic
 
 
 def family(name: str, *, cls: type[Family] = Family) -> Callable[[Callable[..., Any]], Family]:
-    """Make a function a family of commands."""
+    """Make a function a group of commands."""
 
     def decorate(function: Callable[..., Any]) -> Family:
         return click.command(name, cls=cls, context_settings=_SETTINGS)(global_options(function))
@@ -242,7 +268,7 @@ def family(name: str, *, cls: type[Family] = Family) -> Callable[[Callable[..., 
 def command_of(
     group: click.Group, name: str, **attributes: Any
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command of a family."""
+    """Make a function a command of ``group``."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         made = command(name, **attributes)(function)
@@ -253,19 +279,19 @@ def command_of(
 
 
 def json_option(function: F) -> F:
-    """``--json``: for programs, without tables."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
 def completes_queues(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Has a shell complete the names of queues."""
+    """Complete the names of queues."""
     from penstock.cli.completion import queue_names
 
     return queue_names(ctx, param, incomplete)
 
 
 def completes_ids(*states: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Has a shell complete the ids of jobs in these states, or in any."""
+    """Return a completer of the ids of jobs in these states, or in any state."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         from penstock.cli.completion import ids_in
@@ -276,12 +302,12 @@ def completes_ids(*states: str) -> Callable[[click.Context, click.Parameter, str
 
 
 def queue_option(function: F) -> F:
-    """``--queue``: ``None`` if it is not given."""
-    return queue_option_for("Of this queue only.")(function)
+    """Add ``--queue``, which limits a command to one queue."""
+    return queue_option_for("Only this queue. [all queues]")(function)
 
 
 def queue_option_for(help: str) -> Callable[[F], F]:
-    """The same, where it means something else."""
+    """Add ``--queue`` with its own help."""
     return click.option(
         "-q",
         "--queue",
@@ -294,7 +320,7 @@ def queue_option_for(help: str) -> Callable[[F], F]:
 
 
 def _one_queue(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | None:
-    """Refuse a second queue, of which click would take the last, and the empty name of an unset variable."""
+    """Refuse a second queue, which click would ignore silently, and the empty name of an unset variable."""
     if len(set(value)) > 1:
         raise click.UsageError(f"-q takes one queue here, got {' and '.join(value)}.", ctx)
     if value and not value[0]:
@@ -303,28 +329,28 @@ def _one_queue(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
 
 
 def limit_option(default: int) -> Callable[[F], F]:
-    """``--limit``: how many at most."""
+    """Add ``--limit``, the largest number of jobs to show."""
     return click.option(
         "-n",
         "--limit",
         metavar="NUMBER",
         type=whole(1),
         default=default,
-        help=f"Maximum number. [{default}]",
+        help=f"Maximum number of jobs. [{default}]",
     )
 
 
 def every_option(function: F) -> F:
-    """``--every``: how often a live view looks."""
+    """Add ``--every``, the refresh interval of a live view."""
     return click.option(
         "--every",
         metavar="SECONDS",
         type=seconds,
         default=1.0,
-        help="How often to look: 0.1 or more. [1]",
+        help="Refresh interval: 0.1 or more. [1]",
     )(function)
 
 
 def yes_option(function: F) -> F:
-    """``--yes``: do not ask."""
-    return click.option("-y", "--yes", is_flag=True, help="Do not ask first.")(function)
+    """Add ``--yes``, which skips the question."""
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")(function)

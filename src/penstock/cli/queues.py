@@ -1,4 +1,4 @@
-"""``penstock pause``, ``resume``, ``drain``, ``clean``, ``clear``: operating queues."""
+"""``penstock pause``, ``resume``, ``drain``, ``clean``, ``clear``: operate on queues."""
 
 from __future__ import annotations
 
@@ -34,40 +34,39 @@ from penstock.errors import StorageError
 if TYPE_CHECKING:
     from penstock.client.app import App
     from penstock.client.queue import Queue
+    from penstock.core.limits import GroupState
 
 
 _ROUND_TRIP_MS: Final = 2_000
 _group_option = click.option("--group", metavar="KEY", help="Only the jobs of this group.")
-
-
 _queues_argument = click.argument("queues", metavar="[QUEUE]...", nargs=-1, shell_complete=completes_queues)
 
 
 def ask(
     question: str, *, yes: bool, otherwise: str = "add --yes", nothing: str = "nothing was removed"
 ) -> None:
-    """Ask before what cannot be undone. Raises ``WrongState`` if the answer is no, or nobody can answer.
+    """Ask for confirmation. Raise ``WrongState`` if the answer is no, or there is no terminal to ask at.
 
-    ``nothing`` is what the command says after a no.
+    ``nothing`` is the message after a no.
     """
     if yes:
         return
     import sys
 
     if not sys.stdin.isatty():
-        raise WrongState(f"{question} Nobody can be asked here: {otherwise}.")
+        raise WrongState(f"{question} There is no terminal to ask at: {otherwise}.")
     if not click.confirm(question, err=True):
         raise WrongState(f"{nothing}.")
 
 
-def refuse_unknown_queues(flags: Flags, *named: str | None) -> None:
+def refuse_unknown_queues(flags: Flags, *queues: str | None) -> None:
     """Raise ``NotFound`` for a queue that does not exist, before the user is asked about it."""
-    if any(named):
-        run_with_app(Settings(flags), lambda app: queues_of(app, *named))
+    if any(queues):
+        run_with_app(Settings(flags), lambda app: queues_of(app, *queues))
 
 
 async def done_by_queue(queues: list[Queue], act: Callable[[Queue], Awaitable[int]]) -> dict[str, int]:
-    """Do it with one after the other. An error of the store says for which it is done."""
+    """Act on one queue after the other. The error of the store names the queues that are done."""
     done: dict[str, int] = {}
     try:
         for queue in queues:
@@ -79,59 +78,58 @@ async def done_by_queue(queues: list[Queue], act: Callable[[Queue], Awaitable[in
     return done
 
 
-def _named(*names: str | None) -> tuple[str, ...]:
-    """Return the queues that were named; none stands for all queues."""
+def _names(*names: str | None) -> tuple[str, ...]:
+    """Return the names that were given; none stand for all queues."""
     return tuple(name for name in names if name is not None)
 
 
 def _each_queue(
     flags: Flags,
-    named: tuple[str, ...],
+    names: tuple[str, ...],
     act: Callable[[Queue], Awaitable[int]],
     *,
     create: bool = False,
     group: str | None = None,
-    check: Callable[[list[Queue]], Awaitable[None]] | None = None,
+    before: Callable[[App, list[Queue]], Awaitable[None]] | None = None,
 ) -> dict[str, int]:
-    """Do it with the queues that were named, or with all, if ``check`` raises nothing for them.
+    """Act on these queues, or on all, unless ``before`` raises.
 
-    With a ``group``, only those of the queues count that have it. Unless ``create`` is given, what does not exist is
-    refused.
+    With ``group``, act only on the queues that have it. Refuse what does not exist, unless ``create`` is given.
     """
 
-    async def acted(app: App) -> dict[str, int]:
-        names = list(dict.fromkeys(map(check_queue, named))) if create else await queues_of(app, *named)
-        queues = [app.queue(name) for name in names]
+    async def act_on_queues(app: App) -> dict[str, int]:
+        known = list(dict.fromkeys(map(check_queue, names))) if create else await queues_of(app, *names)
+        queues = [app.queue(name) for name in known]
         if group is not None and not create:
-            queues = await _having_group(queues, group)
-        if check is not None:
-            await check(queues)
+            queues = await _queues_with_group(queues, group)
+        if before is not None:
+            await before(app, queues)
         return await done_by_queue(queues, act)
 
-    return run_with_app(Settings(flags), acted, create=create)
+    return run_with_app(Settings(flags), act_on_queues, create=create)
 
 
-async def _having_group(queues: list[Queue], group: str) -> list[Queue]:
-    """Return the queues that have jobs, a pause or a limit of the group. Raises ``NotFound`` if none has."""
-    having: list[Queue] = []
+async def _queues_with_group(queues: list[Queue], group: str) -> list[Queue]:
+    """Return the queues with a job, a pause or a limit of the group. Raise ``NotFound`` if there are none."""
+    matching: list[Queue] = []
     known: set[str] = set()
     for queue in queues:
         keys = {*await queue.limits(), *[state.key async for state in queue.groups()]} - {"", EVERY_GROUP}
         known |= keys
         if group in keys:
-            having.append(queue)
-    if not having:
+            matching.append(queue)
+    if not matching:
         meant = did_you_mean(group, sorted(known))
         where = f" in {', '.join(queue.name for queue in queues)}" if len(queues) < 3 else ""
         raise NotFound(f"the group {group!r} does not exist{where}. {meant}".rstrip())
-    return having
+    return matching
 
 
-def _tell(done: dict[str, int], what: str, *, as_json: bool) -> None:
+def _print_removed(counts: dict[str, int], *, as_json: bool) -> None:
     if as_json:
-        print_json(done)
+        print_json(counts)
     else:
-        click.echo(f"{counted(sum(done.values()), 'job')} {what}")
+        click.echo(f"{counted(sum(counts.values()), 'job')} removed")
 
 
 @command("pause")
@@ -139,13 +137,13 @@ def _tell(done: dict[str, int], what: str, *, as_json: bool) -> None:
 @queue_option
 @_group_option
 @click.option(
-    "--for", "duration", metavar="DURATION", type=duration, help="Resume by itself after this: 10min."
+    "--for", "duration", metavar="DURATION", type=duration, help="Resume automatically after this: 10min."
 )
 @click.option(
     "--until",
     metavar="TIME",
     type=instant_or("--for"),
-    help="Resume by itself at this time: 18:00, 'tomorrow 9:00'; local unless it has a zone.",
+    help="Resume automatically at this time: 18:00, 'tomorrow 9:00'; local unless it has a zone.",
 )
 @click.option("--create", is_flag=True, help="Also pause a queue or a group that has no jobs yet.")
 @click.pass_obj
@@ -160,7 +158,7 @@ def pause(
     until: datetime | None,
     create: bool,
 ) -> None:
-    """Give workers no further jobs, of these queues or of all. Jobs that run go on; `penstock resume` ends it.
+    """Stop workers from starting jobs of these queues, or of all. Running jobs keep going.
 
     \b
       penstock pause mail reports
@@ -168,48 +166,54 @@ def pause(
       penstock pause mail --until 18:00
       penstock pause new --create     before its first job
 
-    Without a queue, queues that get their first job later are not paused.
+    `penstock resume` ends the pause. Without a QUEUE, queues that get their first job later are not paused.
     """
-    named, for_ms = _named(queue, *queues), _pause_ms(duration, until)
+    names, for_ms = _names(queue, *queues), _pause_ms(duration, until)
 
-    async def act(one: Queue) -> int:
-        await one.pause(for_ms / 1000 if for_ms else None, group=group)
+    async def act(queue: Queue) -> int:
+        await queue.pause(for_ms / 1000 if for_ms else None, group=group)
         return 1
 
     try:
-        paused = _each_queue(flags, named, act, create=create and bool(named), group=group)
+        paused = _each_queue(flags, names, act, create=create and bool(names), group=group)
     except NotFound as error:
         what = "queue" if group is None else "group"
         raise NotFound(f"{error} Add --create to pause a {what} before its first job.") from None
     if not for_ms:
-        click.echo(f"paused: {_said(paused, group)}")
+        click.echo(f"paused: {_targets(paused, group)}")
         return
 
     async def read(app: App) -> list[tuple[str, str]]:
         return [(name, await _end_of_pause(app, name, group, for_ms)) for name in paused]
 
     for name, end in run_with_app(Settings(flags), read):
-        click.echo(f"paused {end}: {_said([name], group)}")
+        click.echo(f"paused {end}: {_targets([name], group)}")
 
 
 def _pause_ms(duration: str | None, until: datetime | None) -> int:
-    """Return for how long to pause; 0 is until it is resumed."""
+    """Return how long to pause; 0 means until it is resumed."""
     if duration is not None and until is not None:
-        raise CommandLineError("--for and --until both say when the pause ends. Give one.", ExitCode.USAGE)
+        raise CommandLineError("--for and --until both set the end of the pause. Give one.", ExitCode.USAGE)
     if until is not None:
         ms = round((until - datetime.now(until.tzinfo)).total_seconds() * 1000)
         if ms < 1:
-            raise CommandLineError(f"--until {until:%Y-%m-%d %H:%M} is over already.", ExitCode.USAGE)
+            raise CommandLineError(f"--until {until:%Y-%m-%d %H:%M} is in the past.", ExitCode.USAGE)
         return ms
     return 0 if duration is None else max(milliseconds(duration, what="--for"), 1)
 
 
+async def _group_state(app: App, queue: str, group: str | None) -> GroupState:
+    """Return the state of a group, or of the queue itself."""
+    [state] = (await (await app.connect()).groups(queue, keys=[group or ""])).groups
+    return state
+
+
 async def _end_of_pause(app: App, queue: str, group: str | None, for_ms: int) -> str:
-    """Return until when the queue or the group is paused now: an earlier pause may last longer."""
-    [held] = (await (await app.connect()).groups(queue, keys=[group or ""])).groups
-    if held.paused:
+    """Return when the pause ends: an earlier pause may last longer."""
+    state = await _group_state(app, queue, group)
+    if state.paused:
         return "until it is resumed, as it was before"
-    left_ms = max(for_ms, held.wait_ms or 0)
+    left_ms = max(for_ms, state.wait_ms or 0)
     longer = (
         ", as it was before (resume it first for a shorter pause)"
         if left_ms > for_ms + _ROUND_TRIP_MS
@@ -218,7 +222,8 @@ async def _end_of_pause(app: App, queue: str, group: str | None, for_ms: int) ->
     return f"until {when(time.time_ns() // 1_000_000 + left_ms)}{longer}"
 
 
-def _said(queues: Collection[str], group: str | None) -> str:
+def _targets(queues: Collection[str], group: str | None) -> str:
+    """Return the names of the queues, or of their group."""
     if not queues:
         return "nothing, because no queue exists"
     return ", ".join(queues) if group is None else f"group {group} of {', '.join(queues)}"
@@ -230,20 +235,30 @@ def _said(queues: Collection[str], group: str | None) -> str:
 @_group_option
 @click.pass_obj
 def resume(flags: Flags, /, *, queues: tuple[str, ...], queue: str | None, group: str | None) -> None:
-    """Give workers jobs again, of these queues or of all: the end of `penstock pause`."""
+    """Let workers start jobs of these queues, or of all, again: end a `penstock pause`."""
 
-    async def act(named: Queue) -> int:
-        await named.resume(group=group)
+    running: list[str] = []
+
+    async def find_running(app: App, queues: list[Queue]) -> None:
+        states = {queue.name: await _group_state(app, queue.name, group) for queue in queues}
+        running.extend(name for name, state in states.items() if not (state.paused or state.why == "asked"))
+
+    async def act(queue: Queue) -> int:
+        await queue.resume(group=group)
         return 1
 
-    resumed = _each_queue(flags, _named(queue, *queues), act, group=group)
-    click.echo(f"resumed: {_said(resumed, group)}")
+    names = _each_queue(flags, _names(queue, *queues), act, group=group, before=find_running)
+    resumed = [name for name in names if name not in running]
+    if resumed or not running:
+        click.echo(f"resumed: {_targets(resumed, group)}")
+    if running:
+        click.echo(f"not paused: {_targets(running, group)}")
 
 
 @command("drain")
 @_queues_argument
 @queue_option
-@click.option("--scheduled", is_flag=True, help="Scheduled jobs, too.")
+@click.option("--scheduled", is_flag=True, help="Also remove scheduled jobs.")
 @yes_option
 @json_option
 @click.pass_obj
@@ -257,12 +272,12 @@ def drain(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Remove all jobs that wait, of these queues or of all. Asks first."""
-    named = _named(queue, *queues)
-    refuse_unknown_queues(flags, *named)
-    ask(f"Remove all waiting jobs of {', '.join(named) or 'all queues'}?", yes=yes)
-    done = _each_queue(flags, named, lambda one: one.drain(scheduled=scheduled))
-    _tell(done, "removed", as_json=as_json)
+    """Remove all waiting jobs of these queues, or of all. Asks for confirmation."""
+    names = _names(queue, *queues)
+    refuse_unknown_queues(flags, *names)
+    ask(f"Remove all waiting jobs of {', '.join(names) or 'all queues'}?", yes=yes)
+    removed = _each_queue(flags, names, lambda queue: queue.drain(scheduled=scheduled))
+    _print_removed(removed, as_json=as_json)
 
 
 @command("clean")
@@ -271,7 +286,7 @@ def drain(
     "--older-than",
     metavar="DURATION",
     type=duration,
-    help="Only those that ended longer ago than this: 7d. Then it does not ask.",
+    help="Only jobs that ended longer ago than this: 7d. Skips the confirmation.",
 )
 @click.option("-n", "--limit", metavar="NUMBER", type=whole(1), help="Maximum number per queue. [all]")
 @queue_option
@@ -289,46 +304,59 @@ def clean(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Remove jobs that have ended as STATE: completed, failed or cancelled; except those that others wait for.
+    """Remove completed, failed or cancelled jobs, except those that other jobs wait for.
 
     \b
       penstock clean completed --older-than 1d
 
-    Asks first if no age is given.
+    Asks for confirmation unless an age is given.
     """
     refuse_unknown_queues(flags, queue)
     if older_than is None:
         question = f"Remove all {state} jobs of {queue or 'all queues'}?"
         ask(question, yes=yes, otherwise="add --yes, or give an age: --older-than 1d")
     age = older_than or "0s"
-    done = _each_queue(flags, _named(queue), lambda one: one.clean(state, older_than=age, limit=limit))
-    _tell(done, "removed", as_json=as_json)
+    removed = _each_queue(flags, _names(queue), lambda queue: queue.clean(state, older_than=age, limit=limit))
+    _print_removed(removed, as_json=as_json)
 
 
 @command("clear")
+@_queues_argument
 @queue_option
-@click.option("--force", is_flag=True, help="Active jobs, too: what their workers bring is not accepted.")
+@click.option(
+    "--force", is_flag=True, help="Also remove active jobs. The results of their workers are rejected."
+)
 @yes_option
 @json_option
 @click.pass_obj
-def clear(flags: Flags, /, *, queue: str | None, force: bool, yes: bool, as_json: bool) -> None:
-    """Remove all jobs, whatever their state, of one queue or of all. Asks first."""
-    refuse_unknown_queues(flags, queue)
-    ask(f"Remove ALL jobs of {queue or 'all queues'}, finished and failed ones included?", yes=yes)
-    done = _each_queue(
+def clear(
+    flags: Flags,
+    /,
+    *,
+    queues: tuple[str, ...],
+    queue: str | None,
+    force: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Remove all jobs in every state, of these queues or of all. Asks for confirmation."""
+    names = _names(queue, *queues)
+    refuse_unknown_queues(flags, *names)
+    ask(f"Remove ALL jobs of {', '.join(names) or 'all queues'}, finished and failed ones included?", yes=yes)
+    removed = _each_queue(
         flags,
-        _named(queue),
-        lambda one: one.obliterate(force=force),
-        check=None if force else _refuse_active,
+        names,
+        lambda queue: queue.obliterate(force=force),
+        before=None if force else _refuse_active,
     )
-    _tell(done, "removed", as_json=as_json)
+    _print_removed(removed, as_json=as_json)
 
 
-async def _refuse_active(queues: list[Queue]) -> None:
-    """Before any of them is cleared: the store refuses one by one."""
-    active = [named.name for named in queues if (await named.counts()).active]
+async def _refuse_active(app: App, queues: list[Queue]) -> None:
+    """Raise ``WrongState`` for active jobs in any queue, before one is cleared: the store checks one at a time."""
+    active = [queue.name for queue in queues if (await queue.counts()).active]
     if active:
         raise WrongState(
             f"nothing was removed: jobs are active in {', '.join(active)}. "
-            "Stop the workers first, or remove these jobs, too, by --force."
+            "Stop the workers first, or add --force to remove these jobs, too."
         )

@@ -1,4 +1,4 @@
-"""``penstock schedule``: jobs that come again."""
+"""``penstock schedule``: recurring jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.jobview import cut
 from penstock.cli.newjobs import NewJobs
 from penstock.cli.output import json_text, print_json, print_table
-from penstock.cli.parameters import Flags, command_of, family, json_option, queue_option, queue_option_for
+from penstock.cli.parameters import (
+    QUEUE_OF_NAME,
+    Flags,
+    command_of,
+    family,
+    json_option,
+    queue_option,
+    queue_option_for,
+)
 from penstock.cli.settings import Settings
 from penstock.cli.synonyms import did_you_mean
 from penstock.cli.values import duration, local_zone, read_time
@@ -32,13 +40,14 @@ if TYPE_CHECKING:
     from penstock.client.schedules import SchedulerInfo
 
 
-_TIMING: Final = ("cron", "tz", "every", "after_completion", "start", "end", "limit", "missed")
+_RULES: Final = ("cron", "every", "after_completion")
+_TIMING: Final = (*_RULES, "tz", "start", "end", "limit", "missed")
 _COLUMNS: Final = ("name", "queue", "when", "what", "next", "fired", "")
 
 
 @family("schedule")
 def schedule() -> None:
-    """Jobs that come again: by cron, at an interval, or a while after the last one ended. Any worker fires them.
+    """Recurring jobs: by cron, at an interval, or some time after the last one ended. Any worker fires them.
 
     \b
       penstock schedule add nightly --cron '0 3 * * *' --tz Europe/Berlin 'make report'
@@ -58,34 +67,37 @@ def schedule() -> None:
     help="At these times: five fields, six with the seconds first, or @hourly, @daily, @weekly, @monthly, @yearly.",
 )
 @click.option(
-    "--tz", metavar="ZONE", help="The time zone of --cron, --start and --end, such as Europe/Berlin. [local]"
+    "--tz", metavar="ZONE", help="Time zone of --cron, --start and --end, such as Europe/Berlin. [local]"
 )
 @click.option("--every", metavar="DURATION", type=duration, help="At this interval: 30s, 10m, 1h.")
 @click.option(
     "--after-completion",
     metavar="DURATION",
     type=duration,
-    help="That long after the end of the job before.",
+    help="This long after the previous job ended.",
 )
 @click.option(
     "--start", metavar="TIME", help="Not before: 2026-12-01, '2026-12-01 08:00'; in --tz, or local time."
 )
 @click.option("--end", metavar="TIME", help="Not after.")
-@click.option("--limit", metavar="NUMBER", type=int, help="How many times in all. [for ever]")
+@click.option("--limit", metavar="NUMBER", type=int, help="Maximum number of jobs. [no limit]")
 @click.option(
     "--missed",
     metavar="WHAT",
     type=click.Choice(["skip", "catch_up"]),
-    help="How to treat times at which no worker ran: skip, or catch_up. [skip]",
+    help="What to do about times at which no worker ran: skip or catch_up. [skip]",
 )
-@click.option("-t", "--task", metavar="NAME", help="JOB is the JSON arguments of this task, not a command.")
-@queue_option_for("Where its jobs go.")
-@click.option("--attempts", metavar="NUMBER", type=int, help="How often a job is run at most, if it fails.")
+@click.option("-t", "--task", metavar="NAME", help="Read JOB as the JSON arguments of this task.")
+@queue_option_for("The queue of the jobs.")
+@click.option("--attempts", metavar="NUMBER", type=int, help="Maximum number of runs of a job, if they fail.")
 @click.option(
-    "--max-retries", metavar="NUMBER", type=int, help="Another way to give --attempts, which is one more."
+    "--max-retries",
+    metavar="NUMBER",
+    type=int,
+    help="Retries after the first run: --max-retries 4 is --attempts 5.",
 )
 @click.option("--timeout", metavar="DURATION", type=duration, help="Kill a run that takes longer.")
-@click.option("--priority", metavar="NUMBER", type=int, help="Smaller runs first.")
+@click.option("--priority", metavar="NUMBER", type=int, help="Smaller numbers run first.")
 @cwd_option
 @env_option
 @json_option
@@ -101,23 +113,26 @@ def add(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Have JOB come again, under NAME. A scheduler of that name is replaced.
+    """Add the scheduler NAME, which enqueues JOB repeatedly. Replaces a scheduler of that name.
 
-    JOB is what `penstock enqueue` takes: a command, or a JSON object. Give one of --cron, --every, --after-completion.
+    JOB is a command or a JSON object, as for `penstock enqueue`. Give one of --cron, --every and --after-completion.
     """
     settings = Settings(flags)
     given = given_options(options)
     timing = {key: given.pop(key) for key in _TIMING if key in given}
-    if len(timing.keys() & {"cron", "every", "after_completion"}) != 1:
+    rules = [key for key in _RULES if key in timing]
+    if not rules:
         raise CommandLineError(
-            "say when the job comes again, by one of --cron '0 3 * * *', --every 10m and --after-completion 10m.",
-            ExitCode.USAGE,
+            "give the times with --cron '0 3 * * *', --every 10m or --after-completion 10m.", ExitCode.USAGE
         )
+    if len(rules) > 1:
+        names = " and ".join(f"--{key.replace('_', '-')}" for key in rules)
+        raise CommandLineError(f"{names} exclude each other. Give only one of them.", ExitCode.USAGE)
     sides = timing.keys() & {"start", "end"}
     for side in sides:
         timing[side] = _instant(timing[side], f"--{side}", timing.get("tz"))
     if sides and "cron" not in timing:
-        # It was for these: intervals are the same in every zone.
+        # Intervals have no zone: --tz was for --start and --end.
         timing.pop("tz", None)
     if "cron" in timing:
         timing.setdefault("tz", local_zone())
@@ -125,12 +140,12 @@ def add(
     app = import_app(settings, target) if target else open_app(settings)
     jobs = NewJobs(app, queue=queue, task=task, given=given, default_queue=settings["queue"])
 
-    async def put() -> tuple[SchedulerInfo | None, SchedulerInfo]:
+    async def store() -> tuple[SchedulerInfo | None, SchedulerInfo]:
         spec = jobs.spec(job)
         before = await app.queue(spec.queue).scheduler(name)
         return before, await app.schedule(name, spec, **timing)
 
-    before, info = run_app(app, put)
+    before, info = run_app(app, store)
     answer = "added" if before is None else "unchanged" if before.raw.spec == info.raw.spec else "replaced"
     if as_json:
         print_json({**_row(info), "answer": answer})
@@ -141,11 +156,11 @@ def add(
 
 
 def _next_run(info: SchedulerInfo) -> str:
-    """Return the next slot in the zone of its cron expression, or in local time."""
+    """Return the next time in the zone of the cron expression, or in local time."""
     from zoneinfo import ZoneInfo
 
     if info.next is None:
-        return "when the job before it has ended"
+        return "after the previous job has ended"
     timing = info.plan.schedule.timing
     zone = timing.tz if isinstance(timing, Cron) else ""
     at = info.next.astimezone(ZoneInfo(zone) if zone else None)
@@ -153,7 +168,7 @@ def _next_run(info: SchedulerInfo) -> str:
 
 
 def _what(info: SchedulerInfo) -> str:
-    """Return what its jobs do: the command, or the task with its arguments."""
+    """Return the command of its jobs, or their task with its arguments."""
     job = info.plan.job
     if info.task == COMMAND_TASK:
         return command_text(job.payload)
@@ -168,11 +183,13 @@ def _instant(text: str, what: str, zone: str | None) -> datetime:
     from zoneinfo import ZoneInfo
 
     try:
-        given = None if zone is None else ZoneInfo(zone)
+        zone_info = None if zone is None else ZoneInfo(zone)
     except (KeyError, ValueError):
-        raise CommandLineError(f"--tz {zone}: there is no such time zone.", ExitCode.USAGE) from None
+        raise CommandLineError(
+            f"--tz {zone} is not a time zone. Give an IANA name, such as Europe/Berlin.", ExitCode.USAGE
+        ) from None
     try:
-        return read_time(text, given)
+        return read_time(text, zone_info)
     except InvalidOption as error:
         raise CommandLineError(f"{what}: {error}", ExitCode.USAGE) from None
 
@@ -182,14 +199,14 @@ def _instant(text: str, what: str, zone: str | None) -> datetime:
 @json_option
 @click.pass_obj
 def list_(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
-    """All schedulers: when they fire next, and how often they did."""
+    """List the schedulers, their next times, and how often they have fired."""
 
     async def read(app: App) -> list[SchedulerInfo]:
         return [info for name in await queues_of(app, queue) for info in await app.queue(name).schedulers()]
 
-    found = run_with_app(Settings(flags), read)
+    schedulers = run_with_app(Settings(flags), read)
     if as_json:
-        print_json([_row(info) for info in found])
+        print_json([_row(info) for info in schedulers])
         return
     rows = [
         (
@@ -201,47 +218,47 @@ def list_(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
             info.fired,
             "paused" if info.paused else "ended" if info.ended else "",
         )
-        for info in found
+        for info in schedulers
     ]
     print_table(_COLUMNS, rows, empty="no schedulers", spare=("fired", "queue"))
 
 
 @command_of(schedule, "remove")
 @click.argument("name")
-@queue_option_for("Which queue it is in, if several have that name.")
+@queue_option_for(QUEUE_OF_NAME)
 @click.pass_obj
 def remove(flags: Flags, /, *, name: str, queue: str | None) -> None:
-    """Forget a scheduler; jobs it has put in stay."""
+    """Remove a scheduler. Jobs that it has enqueued stay."""
     _change(flags, name, queue, lambda named: named.remove_scheduler(name))
     click.echo(f"{name} removed")
 
 
 @command_of(schedule, "pause")
 @click.argument("name")
-@queue_option_for("Which queue it is in, if several have that name.")
+@queue_option_for(QUEUE_OF_NAME)
 @click.pass_obj
 def pause(flags: Flags, /, *, name: str, queue: str | None) -> None:
-    """Put in no job until it is resumed."""
+    """Pause a scheduler: it enqueues no jobs until you resume it."""
     _change(flags, name, queue, lambda named: named.pause_scheduler(name))
     click.echo(f"{name} paused")
 
 
 @command_of(schedule, "resume")
 @click.argument("name")
-@queue_option_for("Which queue it is in, if several have that name.")
+@queue_option_for(QUEUE_OF_NAME)
 @click.pass_obj
 def resume(flags: Flags, /, *, name: str, queue: str | None) -> None:
-    """The end of a pause; the times between are left out."""
+    """Resume a paused scheduler. Times that passed during the pause are skipped."""
     _change(flags, name, queue, lambda named: named.resume_scheduler(name))
     click.echo(f"{name} resumed")
 
 
 @command_of(schedule, "run")
 @click.argument("name")
-@queue_option_for("Which queue it is in, if several have that name.")
+@queue_option_for(QUEUE_OF_NAME)
 @click.pass_obj
 def run(flags: Flags, /, *, name: str, queue: str | None) -> None:
-    """Enqueue the job of a scheduler now, besides its times, and print its id."""
+    """Enqueue the job of a scheduler now, in addition to its times, and print its id."""
 
     async def enqueue(named: Queue) -> bool:
         info = await named.scheduler(name)
@@ -256,22 +273,27 @@ def run(flags: Flags, /, *, name: str, queue: str | None) -> None:
 
 
 def _change(flags: Flags, name: str, queue: str | None, verb: Callable[[Queue], Awaitable[bool]]) -> None:
+    """Apply ``verb`` to the queue that has the scheduler ``name``."""
+
     async def act(app: App) -> bool:
         queues = [app.queue(each) for each in await queues_of(app, queue)]
         known = {named: [info.name for info in await named.schedulers()] for named in queues}
-        having = [named for named, names in known.items() if name in names]
-        if not having:
-            meant = did_you_mean(name, sorted({one for names in known.values() for one in names}))
-            raise NotFound(f"there is no scheduler {name!r}. {meant or 'See: penstock schedule list'}")
-        if len(having) > 1:
-            several = ", ".join(named.name for named in having)
-            raise CommandLineError(
-                f"several queues have a scheduler {name!r}: {several}. Say which by --queue.", ExitCode.USAGE
+        owners = [named for named, names in known.items() if name in names]
+        if not owners:
+            meant = did_you_mean(
+                name, sorted({known_name for names in known.values() for known_name in names})
             )
-        return any([await verb(named) for named in having])
+            raise NotFound(f"unknown scheduler {name!r}. {meant or 'See: penstock schedule list'}")
+        if len(owners) > 1:
+            several = ", ".join(named.name for named in owners)
+            raise CommandLineError(
+                f"several queues have a scheduler {name!r}: {several}. Choose one with --queue.",
+                ExitCode.USAGE,
+            )
+        return await verb(owners[0])
 
     if not run_with_app(Settings(flags), act):
-        raise NotFound(f"there is no scheduler {name!r}. See: penstock schedule list")
+        raise NotFound(f"unknown scheduler {name!r}. See: penstock schedule list")
 
 
 def _row(info: SchedulerInfo) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import click
 
 from penstock.cli.connect import queues_of, run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
-from penstock.cli.jobs import STATES_HELP, Reasons, print_jobs, read_reasons
+from penstock.cli.jobs import STATES_HELP, Reasons, first_jobs, print_jobs, read_reasons
 from penstock.cli.parameters import STATES, Flags, StateName, command, json_option, limit_option, queue_option
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration, some_text
@@ -25,37 +25,37 @@ _MOST: Final = 10_000
 
 
 def search_options(function: Any) -> Any:
-    """What jobs are like: the filters of ``queue.search``."""
+    """Add the filters of ``queue.search``."""
     for option in (
         click.option(
             "--before",
             metavar="DURATION",
             type=duration,
-            help="Ended longer ago than that; or put in, if not ended.",
+            help="Jobs that ended (open jobs: were enqueued) longer ago than this.",
         ),
         click.option(
             "--since",
             metavar="DURATION",
             type=duration,
-            help="Ended within that time: 1h, 2d; or put in, if not ended.",
+            help="Jobs that ended (open jobs: were enqueued) within this time: 1h, 2d.",
         ),
         click.option(
             "--where",
             metavar="FIELD=VALUE",
             multiple=True,
-            help="With this value in a field of the payload: user.id=7. May be repeated.",
+            help="Jobs with this value in a field of the payload: user.id=7. May be repeated.",
         ),
         click.option(
             "--error",
             metavar="CLASS",
             type=some_text,
-            help="Failed with this class of error: CommandFailed, Timeout.",
+            help="Jobs that failed with this class of error: CommandFailed, Timeout.",
         ),
         click.option(
             "--task",
             metavar="NAME",
             type=some_text,
-            help="Of this task; commands are penstock.command.",
+            help="Jobs of this task. The task of commands is penstock.command.",
         ),
     ):
         function = option(function)
@@ -63,7 +63,7 @@ def search_options(function: Any) -> Any:
 
 
 def filters_of(state: State, given: dict[str, Any]) -> dict[str, Any]:
-    """The filters that the options say."""
+    """Return the arguments of ``queue.search`` for the options that were given."""
     from penstock.core.units import milliseconds
 
     kind = "finished" if state in TERMINAL else "enqueued"
@@ -105,7 +105,7 @@ def _field(text: str) -> tuple[str, Any]:
 def search(
     flags: Flags, /, *, state: str, queue: str | None, limit: int, as_json: bool, **given: Any
 ) -> None:
-    """Jobs of STATE by task, time, error, or a field of the payload. They have to fit all that is given.
+    """Find jobs in STATE by task, time, error, or a field of the payload. Jobs must match all options.
 
     \b
       penstock search failed --error CommandFailed --since 1h
@@ -115,27 +115,27 @@ def search(
     classes: set[str] = set()
 
     async def read(app: App) -> tuple[list[JobInfo], Reasons, int, bool]:
-        found: list[JobInfo] = []
+        jobs: list[JobInfo] = []
         scanned, more = 0, False
         for name in await queues_of(app, queue):
-            # One more than is shown tells whether there are more.
-            if len(found) <= limit:
+            # One job more than the limit shows that there are more.
+            if len(jobs) <= limit:
                 page = await app.queue(name).search(
                     state,
-                    limit=min(limit + 1 - len(found), _MOST),
+                    limit=min(limit + 1 - len(jobs), _MOST),
                     scan=100_000,
                     **filters_of(State(state), given),
                 )
-                found += page.jobs
+                jobs += page.jobs
                 scanned, more = scanned + page.scanned, more or bool(page.cursor)
                 classes.update(await (await app.connect()).errors(name) if given.get("error") else ())
-        return found, await read_reasons(app, found), scanned, more
+        return jobs, await read_reasons(app, jobs), scanned, more
 
     jobs, reasons, scanned, more = run_with_app(Settings(flags), read)
     print_jobs(jobs[:limit], reasons, as_json=as_json)
     if not jobs and given.get("error") and classes:
         click.echo(f"there are jobs that failed with {', '.join(sorted(classes))}", err=True)
     if len(jobs) > limit:
-        click.echo(f"the first {limit} jobs; add --limit {limit * 10} to see more", err=True)
+        click.echo(f"{first_jobs(limit)}; add --limit {limit * 10} to see more", err=True)
     elif more:
-        click.echo(f"looked at {counted(scanned, 'job')}; there may be more", err=True)
+        click.echo(f"searched {counted(scanned, 'job')}; there may be more", err=True)

@@ -1,6 +1,6 @@
-"""Words of other tools, and what they are called here: one list for commands, one for options, one for states.
+"""Commands, options and states of other tools, with their names in Penstock.
 
-A key is what somebody types behind ``penstock``. Add a row, and ``tests/cli/test_synonyms.py`` checks it.
+A key is what a user types after ``penstock``. ``tests/cli/test_synonyms.py`` checks each row.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ _MOST_NEAR: Final = 3
 _MOST_NAMED: Final = 12
 
 SAME: Final[dict[str, str]] = {
-    # Commands of RQ, Celery, kubectl, docker, systemctl, git.
+    # Commands of RQ, Celery, kubectl, docker, systemctl, git, at, nq, Grid Engine.
     "add": "enqueue",
+    "nq": "enqueue",
     "push": "enqueue",
     "put": "enqueue",
+    "qsub": "enqueue",
     "send": "enqueue",
     "submit": "enqueue",
+    "tsp": "enqueue",
     "ls": "list",
     "jobs": "list",
+    "qstat": "list",
     "job": "show",
     "describe": "show",
     "result": "show",
@@ -32,7 +36,9 @@ SAME: Final[dict[str, str]] = {
     "grep": "search",
     "query": "search",
     "abort": "cancel",
+    "atrm": "cancel",
     "kill": "cancel",
+    "qdel": "cancel",
     "revoke": "cancel",
     "replay": "retry",
     "requeue": "retry",
@@ -69,6 +75,7 @@ SAME: Final[dict[str, str]] = {
     "unpause": "resume",
     "obliterate": "clear",
     "consume": "worker",
+    "daemon": "worker start",
     "ps": "workers",
     "output": "logs",
     "atq": "list scheduled",
@@ -110,6 +117,8 @@ SAME: Final[dict[str, str]] = {
     "limit add": "limit set",
     "schedule create": "schedule add",
     "schedule delete": "schedule remove",
+    "schedule disable": "schedule pause",
+    "schedule enable": "schedule resume",
     "schedule ls": "schedule list",
     "schedule fire": "schedule run",
     "schedule trigger": "schedule run",
@@ -122,7 +131,7 @@ SAME: Final[dict[str, str]] = {
     "worker list": "worker status",
     "worker ps": "worker status",
     "worker ls": "worker status",
-    # Options. Those of `worker run` are given to `worker` and `worker start`, too.
+    # Options. `worker` and `worker start` also have those of `worker run`.
     "* -A": "* --app",
     "* --broker": "* --url",
     "* --database": "* --url",
@@ -182,17 +191,18 @@ SAME: Final[dict[str, str]] = {
     "worker run --worker-name": "worker run --name",
     "worker run -Q": "worker run --queues",
     "worker run -b": "worker run --url",
+    "worker run -j": "worker run --concurrency",
     "worker stop --all": "worker stop",
     "workers --all": "workers",
 }
-"""Words that work: what is typed, and the command it stands for. ``*`` stands for every command."""
+"""Words that work, with the command or option that they stand for. ``*`` stands for every command."""
 
 INSTEAD: Final[dict[str, str]] = {
     "apply": "Add a job with `penstock enqueue`, a repeated one with `penstock schedule add`.",
     "at": "Run `penstock enqueue --at 18:30 COMMAND`.",
     "batch": "Run `penstock enqueue -f FILE`, with a command on each line.",
-    "exec": "`penstock enqueue --wait COMMAND` has a worker run it, and prints its output.",
-    "beat": "Every worker fires schedules, so no other process is needed. Add one with `penstock schedule add`.",
+    "exec": "`penstock enqueue --wait COMMAND` runs a command on a worker, and prints its output.",
+    "beat": "Every worker fires schedules. Add one with `penstock schedule add`.",
     "call": "Run `penstock enqueue --wait --task NAME '{\"argument\": 1}'`.",
     "control": "Run `penstock cancel`, `penstock drain`, `penstock limit set` or `penstock worker stop`.",
     "create": "Add a job with `penstock enqueue`, a repeated one with `penstock schedule add`.",
@@ -227,9 +237,9 @@ INSTEAD: Final[dict[str, str]] = {
     "worker kill": "Run `penstock worker stop --timeout 0`.",
     "* --format": "Add --json to print JSON.",
     "* --output": "Add --json to print JSON.",
-    "* --password": "Put it into the URL, or into PENSTOCK_URL: valkey://:PASSWORD@host.",
-    "* --port": "Put it into the URL: --url valkey://host:6379.",
-    "* --host": "Put it into the URL: --url valkey://host:6379.",
+    "* --password": "Put it in the URL, or in PENSTOCK_URL: valkey://:PASSWORD@host.",
+    "* --port": "Put it in the URL: --url valkey://host:6379.",
+    "* --host": "Put it in the URL: --url valkey://host:6379.",
     "* --quiet": "Redirect the output: > /dev/null.",
     "cancel --terminate": 'Leave it out. A plain function is stopped only if its task has runner="process".',
     "cancel --all": "`penstock drain` removes all jobs that wait; `penstock list active` shows those to cancel by id.",
@@ -241,9 +251,10 @@ INSTEAD: Final[dict[str, str]] = {
     "enqueue --cron": "Run `penstock schedule add NAME --cron '0 3 * * *' JOB`.",
     "enqueue --every": "Run `penstock schedule add NAME --every 10m JOB`.",
     "enqueue --kwargs": "Run `penstock enqueue --task NAME '{\"argument\": 1}'`.",
+    "enqueue -p": "Give --priority. If -p is part of the command, put -- before the command, or quote it.",
     "enqueue --repeat": "Run `penstock schedule add NAME --every 10m JOB`.",
-    "enqueue --unique": "Give the job an --id: a known id is not added twice.",
-    "remove --all": "`penstock clear` removes all jobs, `penstock clean STATE` those that ended.",
+    "enqueue --unique": "Give the job an --id: an id is not enqueued twice.",
+    "remove --all": "`penstock clear` removes all jobs, `penstock clean STATE` those that have ended.",
     "promote --all": "Give ids: `penstock list scheduled --json | jq -r '.[].id'`.",
     "reset --all": "Run `penstock reset --all-active`.",
     "retry --all": "Run `penstock dlq retry --all`.",
@@ -274,7 +285,20 @@ INSTEAD: Final[dict[str, str]] = {
     "worker run -d": "Run `penstock worker start`.",
     "worker run -l": "Add --verbose to log completed jobs, too.",
 }
-"""Words that are not clear enough to act on, or would need more: what is typed, and what the error says."""
+"""Words that have no exact counterpart, with the advice in the error."""
+
+_EXTRA_WORDS: Final[dict[str, str]] = {
+    "events": "`--since 5m` shows the events of the last minutes.",
+    "schedule pause": "Give one name at a time.",
+    "schedule remove": "Give one name at a time.",
+    "schedule resume": "Give one name at a time.",
+    "schedule run": "Give one name at a time.",
+    "workers restart": "Did you mean `penstock worker restart`?",
+    "workers start": "Did you mean `penstock worker start`?",
+    "workers status": "Did you mean `penstock worker status`?",
+    "workers stop": "Did you mean `penstock worker stop`?",
+}
+"""Advice on an argument too many, by command, or by command and argument."""
 
 STATES_BY_SYNONYM: Final = SAME_STATE
 
@@ -292,17 +316,17 @@ KEY_ADVICE: Final[dict[str, str]] = {
     "retries": "Set 'attempts', which is retries + 1.",
     "store": "Did you mean 'url'?",
 }
-"""Keys of a configuration that have another name here."""
+"""Configuration keys of other tools, with the advice in the error."""
 
 
 def known_command(path: str, name: str) -> list[str]:
-    """Return the words that ``name`` stands for as a command of ``path`` (``""``, ``"dlq"``); none if unknown."""
+    """Return the words for which ``name`` stands as a command of ``path`` (``""``, ``"dlq"``); none if unknown."""
     meant = SAME.get(f"{path} {name}".strip(), "")
     return meant.removeprefix(path).split()
 
 
 def option_for(path: str, option: str) -> str | None:
-    """Return our name of an option that the command ``path`` does not have, ``""`` if it is not needed here."""
+    """Return the option of ``path`` for ``option`` of another tool: ``""`` if it needs none, ``None`` if unknown."""
     for command in (path, "*"):
         meant = SAME.get(f"{command} {option}")
         if meant is not None:
@@ -311,7 +335,7 @@ def option_for(path: str, option: str) -> str | None:
 
 
 def with_known_option(path: str, args: list[str], option: str) -> list[str] | None:
-    """Return ``args`` with an unknown option of the command ``path`` replaced by ours, or ``None``."""
+    """Return ``args`` with the option of another tool replaced by that of ``path``, or ``None`` if it is unknown."""
     meant = option_for(path, option)
     return None if meant is None else _replaced(args, option, meant)
 
@@ -334,10 +358,15 @@ def advice(path: str, word: str) -> str | None:
     )
 
 
-def did_you_mean(word: str, known: Sequence[str], *, otherwise: str = "") -> str:
-    """Return the sentence that names what ``word`` may have been meant for, or else all that is ``known``.
+def advice_on_word(path: str, word: str) -> str:
+    """Return the advice on the argument ``word``, which is one too many for the command ``path``."""
+    return _EXTRA_WORDS.get(f"{path} {word}") or _EXTRA_WORDS.get(path, "")
 
-    ``otherwise`` replaces the list of all that is known.
+
+def did_you_mean(word: str, known: Sequence[str], *, otherwise: str = "", label: str = "") -> str:
+    """Return a sentence that suggests known names like ``word``, or else lists all ``known`` names after ``label``.
+
+    ``otherwise`` replaces the list.
     """
     close = nearest(word, known)
     if close:
@@ -345,28 +374,29 @@ def did_you_mean(word: str, known: Sequence[str], *, otherwise: str = "") -> str
     if otherwise or not known:
         return otherwise
     more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
-    return f"There {'are' if len(known) > 1 else 'is'}: {', '.join(known[:_MOST_NAMED])}{more}."
+    label = label or f"There {'are' if len(known) > 1 else 'is'}"
+    return f"{label}: {', '.join(known[:_MOST_NAMED])}{more}."
 
 
 def nearest(word: str, known: Iterable[str]) -> list[str]:
-    """Return up to three of the ``known`` names that ``word`` looks like, the nearest first.
+    """Return up to three ``known`` names that resemble ``word``, the nearest first.
 
-    A name is near if it begins with ``word``, or if one typing error in three letters leads from one to the other.
+    A name is near if it begins with ``word``, or differs from it by at most one typing error in three letters.
     """
     typed = word.lower().strip("-")
     allowed = max(len(typed) // 3, 1)
-    found = []
+    near = []
     for name in known:
         right = name.lower().strip("-")
         is_beginning = len(typed) > 2 and right.startswith(typed)
         distance = 0 if is_beginning else _typing_errors(typed, right)
         if distance <= allowed and distance < len(right):
-            found.append((distance, name))
-    return [name for _, name in sorted(found)[:_MOST_NEAR]]
+            near.append((distance, name))
+    return [name for _, name in sorted(near)[:_MOST_NEAR]]
 
 
 def _typing_errors(typed: str, right: str) -> int:
-    """Return how many letters were left out, added, replaced, or swapped with the next one."""
+    """Return the number of letters that are missing, extra, replaced, or swapped with the next one."""
     rows = [list(range(len(right) + 1))]
     for i, letter in enumerate(typed, 1):
         row = [i]

@@ -1,4 +1,4 @@
-"""How the texts of options become values, each with its own way to refuse."""
+"""Parsers of option values: durations, times, numbers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Final
 
 import click
 
-_SOONEST_S, _LATEST_S = 0.1, 86_400
+_LEAST_S, _MOST_S = 0.1, 86_400
 _BARE_NUMBER: Final = re.compile(r"\s*[0-9]+(\.[0-9]+)?\s*")
 _DAYS: Final = {"today": 0, "tomorrow": 1}
-# One digit is enough for the hour.
 _CLOCK: Final = re.compile(r"([0-9]{1,2})(:[0-9]{2}(?::[0-9]{2})?)")
+"""A time of day, whose hour may have one digit."""
 _FROM_NOW: Final = re.compile(r"(?:now *\+|in) *(.+)")
-_A_TIME: Final = (
+_TIMES: Final = (
     "Give one such as 18:30, 'tomorrow 9:00', 'now + 5min', 2026-12-01, '2026-12-01 08:00' or "
     "2026-12-01T08:00Z."
 )
 
 
 def with_unit(text: str) -> str:
-    """A bare number means seconds in a shell, as to ``sleep`` and ``timeout``."""
+    """Read a bare number as seconds, as ``sleep`` and ``timeout`` do."""
     return f"{text.strip()}s" if _BARE_NUMBER.fullmatch(text) else text
 
 
 def duration(text: str) -> str:
-    """``30s``, ``1h30m``, or seconds."""
+    """Read a duration: ``30s``, ``1h30m``, or seconds."""
     from penstock.core.units import milliseconds
     from penstock.errors import InvalidOption
 
@@ -42,57 +42,57 @@ def duration(text: str) -> str:
 
 
 def some_duration(text: str) -> str:
-    """The same, but more than nothing."""
+    """Read a duration that is longer than zero."""
     from penstock.core.units import milliseconds
 
-    read = duration(text)
-    if not milliseconds(read):
+    value = duration(text)
+    if not milliseconds(value):
         raise click.BadParameter(f"{text!r} leaves no time at all. Leave the option out for no limit.")
-    return read
+    return value
 
 
 def duration_or(word: str) -> Callable[[str], str]:
-    """The same, or this word."""
+    """Return a parser of a duration or ``word``."""
     return lambda text: text if text == word else duration(text)
 
 
 def some_text(text: str) -> str:
-    """Any text but none: that is most likely a variable that is not set, and must not mean everything."""
+    """Refuse an empty text: it is probably an unset variable, and must not select everything."""
     if not text:
         raise click.BadParameter("it is empty. Give a text, or leave the option out.")
     return text
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """A whole number of at least ``least``."""
+    """Return a parser of an integer of at least ``least``."""
 
     def read(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
-            raise click.BadParameter(f"{text!r} is not a whole number.") from None
+            raise click.BadParameter(f"{text!r} is not an integer.") from None
         if number < least:
-            raise click.BadParameter(f"{number} is too small. Give {least} or more.")
+            raise click.BadParameter(f"must be {least} or more, got {number}.")
         return number
 
     return read
 
 
 def seconds(text: str) -> float:
-    """How often a view looks."""
+    """Read the refresh interval of a live view."""
     try:
         number = float(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a number of seconds.") from None
-    if not _SOONEST_S <= number <= _LATEST_S:
-        raise click.BadParameter(f"give {_SOONEST_S} to {_LATEST_S} seconds.")
+    if not _LEAST_S <= number <= _MOST_S:
+        raise click.BadParameter(f"must be {_LEAST_S} to {_MOST_S} seconds, got {text}.")
     return number
 
 
 def instant_or(duration_option: str) -> Callable[[str], datetime]:
-    """Read a time of day, or a date with or without one, in local time unless it has a zone.
+    """Return a parser of times, in local time unless they name a zone.
 
-    The error about a duration names ``duration_option``, which takes one.
+    Its error about a duration names ``duration_option``, which takes durations.
     """
     from penstock.errors import InvalidOption
 
@@ -106,9 +106,10 @@ def instant_or(duration_option: str) -> Callable[[str], datetime]:
 
 
 def read_time(text: str, zone: tzinfo | None = None, *, for_duration: str = "") -> datetime:
-    """Return the time that ``text`` names, in ``zone`` or local time unless it names a zone itself.
+    """Read a time, in ``zone`` or local time unless ``text`` names a zone.
 
-    A time of day alone is the next one. Raises ``InvalidOption``; for a duration, the error says ``for_duration``.
+    A time of day without a date is the next one. Raises ``InvalidOption``; its error about a duration suggests
+    ``for_duration``.
     """
     from penstock.errors import InvalidOption
 
@@ -120,14 +121,15 @@ def read_time(text: str, zone: tzinfo | None = None, *, for_duration: str = "") 
         named = _named_time(text.strip().lower(), now.replace(tzinfo=None))
         return named.replace(tzinfo=zone) if zone and named.tzinfo is None else named.astimezone()
     except (ValueError, OverflowError):
-        if for_duration and _is_duration(text):
+        if for_duration and is_duration(text):
             raise InvalidOption(
                 f"{text!r} is a duration. Give {for_duration}, or a time such as 18:30."
             ) from None
-        raise InvalidOption(f"{text!r} is not a time. {_A_TIME}") from None
+        raise InvalidOption(f"{text!r} is not a time. {_TIMES}") from None
 
 
-def _is_duration(text: str) -> bool:
+def is_duration(text: str) -> bool:
+    """Return whether ``text`` is a duration longer than zero."""
     from penstock.core.units import milliseconds
     from penstock.errors import InvalidOption
 
@@ -180,8 +182,8 @@ def _milliseconds(text: str) -> int:
 
 
 def _since_midnight(clock: str) -> timedelta:
-    found = _CLOCK.fullmatch(clock)
-    if found is None:
+    match = _CLOCK.fullmatch(clock)
+    if match is None:
         raise ValueError(clock)
-    at = time.fromisoformat(f"{int(found[1]):02}{found[2]}")
+    at = time.fromisoformat(f"{int(match[1]):02}{match[2]}")
     return timedelta(hours=at.hour, minutes=at.minute, seconds=at.second)

@@ -1,4 +1,4 @@
-"""Waiting for a job: its output as it comes, then how it ended, as an exit code."""
+"""``penstock wait``, and the wait of ``enqueue --wait``: print a job's output, exit by how it ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from penstock.cli.connect import run_with_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.jobview import find_job
 from penstock.cli.output import print_json
-from penstock.cli.parameters import OPEN, Flags, command, completes_ids, json_option, queue_option_for
+from penstock.cli.parameters import (
+    OPEN,
+    QUEUE_OF_IDS,
+    Flags,
+    command,
+    completes_ids,
+    json_option,
+    queue_option_for,
+)
 from penstock.cli.settings import Settings
 from penstock.cli.values import duration
 from penstock.client.situation import command_line
@@ -28,13 +36,17 @@ if TYPE_CHECKING:
     from penstock.storage.values import LogPage
 
 
-_LOOK_EVERY_S: Final = 0.2
-_PATIENT_S: Final = 2.0
+LOG_POLL_S: Final = 0.2
+_CUT_AT: Final = 2_000
+_CUT_MARK: Final = " …"
+"""Workers end a line with this mark where they cut it."""
+_HINT_AFTER_S: Final = 2.0
 _MOVING: Final = ("ready", "busy", "active", "retry", "not due", "completed", "failed", "cancelled")
+"""Kinds of reasons that need no action."""
 
 
 class LogFollower:
-    """Reads each line of a job's log once, and counts the lines that the store no longer kept."""
+    """Reads each line of a job's log once, and counts the lines that the store dropped."""
 
     def __init__(self, handle: JobHandle[Any]) -> None:
         self._handle = handle
@@ -42,38 +54,50 @@ class LogFollower:
 
     @property
     def has_lines(self) -> bool:
-        """Return whether the log had any line when it was last read."""
+        """Return whether the log had a line when it was last read."""
         return self._seen > 0
 
     async def new_lines(self) -> tuple[int, list[str]]:
-        """Return the new lines, and the number of lines before them that are gone."""
+        """Return the number of lines that were dropped since the last call, and the new lines."""
         page = await self._page()
         if page.written < self._seen:
-            # The job was enqueued again under its id, so its log began anew.
+            # The job was enqueued again under its id, with a new log.
             self._seen = 0
             page = await self._page()
-        gone = page.start - self._seen
+        dropped = page.start - self._seen
         self._seen = page.written
-        return gone, page.lines
+        return dropped, page.lines
 
     async def _page(self) -> LogPage:
         storage = await self._handle.source.app.connect()
         return await storage.logs(self._handle.queue, self._handle.id, start=self._seen)
 
     async def print_new(
-        self, say: Callable[[str], object] = click.echo, *, at_most: int | None = None
+        self, write: Callable[[str], object] = click.echo, *, at_most: int | None = None
     ) -> None:
-        """Print the new lines, or the last ``at_most`` of them, and say on stderr how many are gone."""
-        gone, lines = await self.new_lines()
-        if gone and (at_most is None or at_most > len(lines)):
-            click.echo(unkept(gone), err=True)
-        for line in lines if at_most is None else lines[len(lines) - min(at_most, len(lines)) :]:
-            say(line)
+        """Print the new lines, or the last ``at_most`` of them. Report dropped and cut lines on stderr."""
+        dropped, lines = await self.new_lines()
+        if dropped and (at_most is None or at_most > len(lines)):
+            click.echo(unkept(dropped), err=True)
+        if at_most is not None:
+            lines = lines[len(lines) - min(at_most, len(lines)) :]
+        for line in lines:
+            write(line)
+        if cut := sum(map(_is_cut, lines)):
+            click.echo(f"… {_lines_were(cut)} cut after {_CUT_AT} characters", err=True)
 
 
 def unkept(count: int) -> str:
-    """Return the note that stands where log lines are gone."""
-    return f"… {count} {'line was' if count == 1 else 'lines were'} not kept"
+    """Return the note that stands in for dropped log lines."""
+    return f"… {_lines_were(count)} not kept"
+
+
+def _lines_were(count: int) -> str:
+    return f"{count} {'line was' if count == 1 else 'lines were'}"
+
+
+def _is_cut(line: str) -> bool:
+    return len(line) == _CUT_AT + len(_CUT_MARK) and line.endswith(_CUT_MARK)
 
 
 @command("wait")
@@ -84,20 +108,20 @@ def unkept(count: int) -> str:
     type=duration,
     help="Wait at most this long, then exit with 6. [no limit]",
 )
-@queue_option_for("Which queue they are in, if several have these ids.")
+@queue_option_for(QUEUE_OF_IDS)
 @json_option
 @click.pass_obj
 def wait(
     flags: Flags, /, *, ids: tuple[str, ...], timeout: str | None, queue: str | None, as_json: bool
 ) -> int:
-    """Wait until jobs have ended, and print how each of them ended.
+    """Wait for jobs to end, and print how each one ended.
 
     \b
       penstock wait 01a1e25c... && deploy
       penstock wait build test --timeout 10min
 
-    Exit codes: 0 all completed; 1 a job failed or was cancelled; 3 no such job; 6 after --timeout. Ctrl-C ends the
-    wait; the jobs go on.
+    Exit codes: 0 all jobs completed; 1 a job failed or was cancelled; 3 no such job; 6 --timeout passed. Ctrl-C ends
+    the wait; the jobs keep going.
     """
 
     async def read(app: App) -> int:
@@ -111,19 +135,21 @@ def wait(
 
 
 async def _wait_for_all(handles: list[JobHandle[Any]], *, timeout: str | None, as_json: bool) -> int:
-    hints = [asyncio.create_task(_hint_at_cause(one)) for one in _one_per_queue(handles)]
+    hints = [asyncio.create_task(hint_at_cause(handle)) for handle in _one_per_queue(handles)]
     waits = [asyncio.create_task(_end_of(handle)) for handle in handles]
     ends: list[dict[str, Any]] = []
     try:
-        patience_s = None if timeout is None else milliseconds(timeout, what="--timeout") / 1000
-        for next_end in asyncio.as_completed(waits, timeout=patience_s):
+        timeout_s = None if timeout is None else milliseconds(timeout, what="--timeout") / 1000
+        for next_end in asyncio.as_completed(waits, timeout=timeout_s):
             ends.append(end := await next_end)
             if not as_json:
                 click.echo(visible_in_line(end["error"] or f"job {end['id']!r} completed"))
     except TimeoutError:
-        late = ", ".join(one.id for one in handles if one.ref not in {end["ref"] for end in ends})
+        ended = {end["ref"] for end in ends}
+        late = [handle for handle in handles if handle.ref not in ended]
+        names = ", ".join(handle.id for handle in late)
         raise CommandLineError(
-            f"the wait of {timeout} is over. Not ended: {late}.", ExitCode.TIMEOUT
+            f"timed out after {timeout}. Not ended: {names}. {await late[0].why()}", ExitCode.TIMEOUT
         ) from None
     finally:
         for task in (*waits, *hints):
@@ -139,12 +165,12 @@ def _one_per_queue(handles: list[JobHandle[Any]]) -> Iterable[JobHandle[Any]]:
 
 
 async def _end_of(handle: JobHandle[Any]) -> dict[str, Any]:
-    """Wait for the end of a job, and return how it ended."""
+    """Wait for a job to end, and return how it ended."""
     state, error = "completed", ""
     try:
         await handle.result()
     except SerializationError:
-        # It has a result that this command cannot read.
+        # The job completed; only its result is unreadable here.
         pass
     except JobNotFound:
         raise
@@ -154,12 +180,12 @@ async def _end_of(handle: JobHandle[Any]) -> dict[str, Any]:
 
 
 async def wait_for(handle: JobHandle[Any], *, timeout: str | None, as_json: bool) -> int:
-    """Wait for the end of a job, print its output or result, and give the exit code that says how it ended."""
+    """Wait for a job to end, print its output or result, and return the exit code for how it ended."""
     if sys.stderr.isatty() and not as_json:
         click.echo(f"job {handle.id}", err=True)
     follower = LogFollower(handle)
     following = asyncio.create_task(_print_lines(follower, silent=as_json))
-    hinting = asyncio.create_task(_hint_at_cause(handle))
+    hinting = asyncio.create_task(hint_at_cause(handle))
     error: JobError | None = None
     result: Any = None
     try:
@@ -170,8 +196,8 @@ async def wait_for(handle: JobHandle[Any], *, timeout: str | None, as_json: bool
         error = caught
     except asyncio.CancelledError:
         click.echo(
-            f"the job goes on: {command_line('wait', handle.ref)} waits for it, {command_line('cancel', handle.ref)} "
-            "ends it",
+            f"the job keeps going. Wait for it with {command_line('wait', handle.ref)}, or stop it with "
+            f"{command_line('cancel', handle.ref)}",
             err=True,
         )
         raise
@@ -179,10 +205,10 @@ async def wait_for(handle: JobHandle[Any], *, timeout: str | None, as_json: bool
         for task in (following, hinting):
             task.cancel()
         await asyncio.gather(following, hinting, return_exceptions=True)
-    return await _told(handle, follower, error, result, as_json=as_json)
+    return await _print_end(handle, follower, error, result, as_json=as_json)
 
 
-async def _told(
+async def _print_end(
     handle: JobHandle[Any], follower: LogFollower, error: JobError | None, result: Any, *, as_json: bool
 ) -> int:
     info = await handle.get_or_none()
@@ -214,20 +240,20 @@ async def _told(
 def _exit_code(error: JobError | None, progress: Any) -> int:
     if error is None:
         return 0
-    told = progress.get("exit_code") if isinstance(progress, dict) else None
-    if isinstance(told, int) and told and not isinstance(error, JobCancelled):
-        return told
+    code = progress.get("exit_code") if isinstance(progress, dict) else None
+    if isinstance(code, int) and code and not isinstance(error, JobCancelled):
+        return code
     return int(ExitCode.FAILED)
 
 
 async def _print_lines(follower: LogFollower, *, silent: bool) -> None:
     while not silent:
         await follower.print_new()
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(LOG_POLL_S)
 
 
-async def _hint_at_cause(handle: JobHandle[Any]) -> None:
-    """Say after a while what keeps the job from running, if anything does."""
-    await asyncio.sleep(_PATIENT_S)
+async def hint_at_cause(handle: JobHandle[Any]) -> None:
+    """Wait a moment, then print on stderr what keeps the job from running, if anything does."""
+    await asyncio.sleep(_HINT_AFTER_S)
     if await handle.get_or_none() is not None and (reason := await handle.why()).kind not in _MOVING:
         click.echo(visible_in_line(f"{handle.id} waits. {reason}"), err=True)
