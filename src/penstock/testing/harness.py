@@ -58,40 +58,40 @@ class Assertions:
         Omitted options and arguments match anything. Values are compared with ``==``, so ``unittest.mock.ANY`` works.
         Pass an argument that has the name of an option here by position.
         """
-        found = matcher(
+        matches = matcher(
             task, args, kwargs, queue=queue, id=id, delay=delay, priority=priority, payload=payload
         )
         storage = await self._storage()
         for name in await storage.queues():
             await self._recorder.look(storage, name)
-        return [job for job in self._recorder.jobs if found(job)]
+        return [job for job in self._recorder.jobs if matches(job)]
 
     async def assert_enqueued(
-        self, task: Task[..., Any] | str | None = None, *args: Any, count: int | None = None, **wanted: Any
+        self, task: Task[..., Any] | str | None = None, *args: Any, count: int | None = None, **criteria: Any
     ) -> list[Recorded]:
         """Fail the test unless a matching job was enqueued, or exactly ``count``. Takes the options of ``enqueued``."""
         __tracebackhide__ = True
-        found = await self.enqueued(task, *args, **wanted)
-        if not found if count is None else len(found) != count:
-            number = "none was" if not found else f"{len(found)} were"
+        jobs = await self.enqueued(task, *args, **criteria)
+        if not jobs if count is None else len(jobs) != count:
+            number = "none was" if not jobs else f"{len(jobs)} were"
             raise AssertionError(
-                f"{'a job' if count is None else f'{count} jobs'} of {_described(task, args, wanted)} should have been "
-                f"enqueued, and {number}. Enqueued were: {self._recorder.jobs or 'no jobs at all'}"
+                f"{'a job' if count is None else f'{count} jobs'} of {_described(task, args, criteria)} should have "
+                f"been enqueued, and {number}. Enqueued were: {self._recorder.jobs or 'no jobs at all'}"
             )
-        return found
+        return jobs
 
     async def refute_enqueued(
-        self, task: Task[..., Any] | str | None = None, *args: Any, **wanted: Any
+        self, task: Task[..., Any] | str | None = None, *args: Any, **criteria: Any
     ) -> None:
         """Fail the test if a matching job was enqueued. Takes the options of ``enqueued``."""
         __tracebackhide__ = True
-        await self.assert_enqueued(task, *args, count=0, **wanted)
+        await self.assert_enqueued(task, *args, count=0, **criteria)
 
 
-def _described(task: Task[..., Any] | str | None, args: tuple[Any, ...], wanted: dict[str, Any]) -> str:
+def _described(task: Task[..., Any] | str | None, args: tuple[Any, ...], criteria: dict[str, Any]) -> str:
     name = "any task" if task is None else task if isinstance(task, str) else task.name
-    given = [*map(repr, args), *(f"{key}={value!r}" for key, value in wanted.items() if value is not None)]
-    return f"{name}({', '.join(given)})" if given else name
+    values = [*map(repr, args), *(f"{key}={value!r}" for key, value in criteria.items() if value is not None)]
+    return f"{name}({', '.join(values)})" if values else name
 
 
 Mode: TypeAlias = Literal["manual", "inline", "fake"]
@@ -404,8 +404,8 @@ def harness(
     return Harness(app, mode=mode, raise_failures=raise_failures, hooks=hooks, seed=seed, url=url, **worker)
 
 
-def _refuse_idle(given: Mapping[str, Any]) -> None:
-    idle = given.keys() & (WorkerOptions.__annotations__.keys() - _WORKER_OPTIONS)
+def _refuse_idle(options: Mapping[str, Any]) -> None:
+    idle = options.keys() & (WorkerOptions.__annotations__.keys() - _WORKER_OPTIONS)
     if idle:
         raise InvalidOption(
             f"a harness does not take the worker option {min(idle)!r}, because it claims no jobs by itself. "

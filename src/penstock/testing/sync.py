@@ -40,21 +40,23 @@ class SyncHarness:
         """See ``Harness.perform``."""
         return run(self._target.perform(task, *args, **kwargs))
 
-    def enqueued(self, task: Task[..., Any] | str | None = None, *args: Any, **wanted: Any) -> list[Recorded]:
+    def enqueued(
+        self, task: Task[..., Any] | str | None = None, *args: Any, **criteria: Any
+    ) -> list[Recorded]:
         """See ``Harness.enqueued``."""
-        return run(self._target.enqueued(task, *args, **wanted))
+        return run(self._target.enqueued(task, *args, **criteria))
 
     def assert_enqueued(
-        self, task: Task[..., Any] | str | None = None, *args: Any, count: int | None = None, **wanted: Any
+        self, task: Task[..., Any] | str | None = None, *args: Any, count: int | None = None, **criteria: Any
     ) -> list[Recorded]:
         """See ``Harness.assert_enqueued``."""
         __tracebackhide__ = True
-        return run(self._target.assert_enqueued(task, *args, count=count, **wanted))
+        return run(self._target.assert_enqueued(task, *args, count=count, **criteria))
 
-    def refute_enqueued(self, task: Task[..., Any] | str | None = None, *args: Any, **wanted: Any) -> None:
+    def refute_enqueued(self, task: Task[..., Any] | str | None = None, *args: Any, **criteria: Any) -> None:
         """See ``Harness.refute_enqueued``."""
         __tracebackhide__ = True
-        run(self._target.refute_enqueued(task, *args, **wanted))
+        run(self._target.refute_enqueued(task, *args, **criteria))
 
     def left(self) -> dict[str, Counts]:
         """See ``Harness.left``."""

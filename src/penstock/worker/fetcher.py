@@ -228,20 +228,20 @@ class Fetcher:
         return self._loop.create_task(call, context=self._context.copy())
 
     async def _call(self, served: ServedQueue, runs: list[Run], count: int) -> None:
-        sent_at = served.ask()
+        sent_at = served.note_call()
         try:
             self._take_answer(served, runs, count, await self._ask(served, runs, count), sent_at)
         except BaseException as error:
             self._lost_call(served, runs, error)
         finally:
             self._reserve(served, -count)
-            self._ended(served, places=1, asked=sent_at)
+            self._ended(served, places=1, began_at=sent_at)
 
-    def _ended(self, served: ServedQueue, *, places: int = 0, asked: float | None = None) -> None:
+    def _ended(self, served: ServedQueue, *, places: int = 0, began_at: float | None = None) -> None:
         """End a call and do what it held back."""
         served.in_flight -= places
-        if asked is not None:
-            served.asked.remove(asked)
+        if began_at is not None:
+            served.call_starts.remove(began_at)
         self._make_sure_soon(served)
         self._call_ended()
         self._pump()
@@ -335,7 +335,7 @@ class Fetcher:
 
     async def _wait(self, served: ServedQueue, count: int) -> None:
         """Wait until there may be jobs; with ``count`` slots to spare, claim them."""
-        began_at = served.ask()
+        began_at = served.note_call()
         try:
             if count:
                 take = Take(self._worker_id, count, self._lease_ms)
@@ -352,7 +352,7 @@ class Fetcher:
         finally:
             if served.waiter is asyncio.current_task():
                 self._end_wait(served)
-            self._ended(served, asked=began_at)
+            self._ended(served, began_at=began_at)
 
     def _begin_wait(self, served: ServedQueue) -> None:
         # A wait reserves its slots, so it gets few of them, or none if other queues need them.
@@ -377,13 +377,13 @@ class Fetcher:
             self._begin(served, self._make_sure(served), places=_MOST_IN_FLIGHT)
 
     async def _make_sure(self, served: ServedQueue) -> None:
-        sent_at = served.ask()
+        sent_at = served.note_call()
         try:
             await recovery.hand_back_unknown(self._storage, served, worker_id=self._worker_id)
         except BaseException as error:
             self._lost_call(served, [], error)
         finally:
-            self._ended(served, places=_MOST_IN_FLIGHT, asked=sent_at)
+            self._ended(served, places=_MOST_IN_FLIGHT, began_at=sent_at)
 
     # Outages of the store
 
@@ -414,7 +414,7 @@ class Fetcher:
 
     def _hand_back(self, served: ServedQueue, leases: Sequence[Held], sent_at: float) -> None:
         """Release leases, because the worker stops, or because the late answer may be outdated."""
-        served.asked.append(sent_at)
+        served.call_starts.append(sent_at)
         self._begin(served, self._release(served, leases, sent_at), places=1)
 
     async def _release(self, served: ServedQueue, leases: Sequence[Held], sent_at: float) -> None:
@@ -424,7 +424,7 @@ class Fetcher:
             # Not repeated here: recovery hands back unknown leases, or they expire.
             self._lost_call(served, [], error)
         finally:
-            self._ended(served, places=1, asked=sent_at)
+            self._ended(served, places=1, began_at=sent_at)
 
 
 def _guarded(callback: Callable[P, None]) -> Callable[P, None]:

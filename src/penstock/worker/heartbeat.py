@@ -128,7 +128,7 @@ class Heartbeat:
         held_runs = list(served.held.values()) if self._renewing else []
         runs = [run for run in held_runs if run.claimed_at <= young]
         held = [Held(run.lease.id, run.lease.token) for run in runs]
-        late = served.unsure or now - min(served.asked.copy(), default=now) > self._interval_s / 2
+        late = served.unsure or now - min(served.call_starts.copy(), default=now) > self._interval_s / 2
         if late and self._renewing:
             held += await self._unread_leases(served)
         answers = await self._storage.extend(

@@ -83,51 +83,51 @@ class WorkerOptions(TypedDict, total=False):
     commands: bool | str
 
 
-def read_options(app: App, **given: Unpack[WorkerOptions]) -> WorkerSettings:
+def read_options(app: App, **options: Unpack[WorkerOptions]) -> WorkerSettings:
     """Check the options of a worker and fill in the defaults.
 
     Raises:
         InvalidOption: an option is unknown, or its value is invalid.
         InvalidName: a queue or worker name is not allowed.
     """
-    refuse_unknown(given, WorkerOptions.__annotations__, where="a worker")
-    lease_ms = milliseconds(given.get("lease", "30s"), what="lease")
+    refuse_unknown(options, WorkerOptions.__annotations__, where="a worker")
+    lease_ms = milliseconds(options.get("lease", "30s"), what="lease")
     if lease_ms < _SHORTEST_LEASE_MS:
         raise InvalidOption(
-            f"lease must be at least 100ms, got {shown(given.get('lease'))}: it could not be renewed in time."
+            f"lease must be at least 100ms, got {shown(options.get('lease'))}: it could not be renewed in time."
         )
-    concurrency = _count("concurrency", given.get("concurrency", 100))
-    queues, limit = _weights(app, given.get("queues")), given.get("limit")
-    threads, children, name = given.get("threads"), given.get("child_processes"), given.get("name")
+    concurrency = _count("concurrency", options.get("concurrency", 100))
+    queues, limit = _weights(app, options.get("queues")), options.get("limit")
+    threads, children, name = options.get("threads"), options.get("child_processes"), options.get("name")
     name = _default_name() if name is None else check_worker(name)
     return WorkerSettings(
         name=name,
         id=_id_of(name),
         queues=queues,
         concurrency=concurrency,
-        processes=_count("processes", given.get("processes", 1)),
+        processes=_count("processes", options.get("processes", 1)),
         lease_ms=lease_ms,
-        heartbeat_ms=_heartbeat_ms(given.get("heartbeat"), lease_ms),
-        grace_ms=milliseconds(given.get("grace", "30s"), what="grace"),
-        stuck_after_ms=milliseconds(given.get("stuck_after", "5m"), what="stuck_after"),
-        unknown_after_ms=_unknown_after_ms(given),
-        burst=_flag("burst", given.get("burst", False)),
-        sweep=_flag("sweep", given.get("sweep", True)),
+        heartbeat_ms=_heartbeat_ms(options.get("heartbeat"), lease_ms),
+        grace_ms=milliseconds(options.get("grace", "30s"), what="grace"),
+        stuck_after_ms=milliseconds(options.get("stuck_after", "5m"), what="stuck_after"),
+        unknown_after_ms=_unknown_after_ms(options),
+        burst=_flag("burst", options.get("burst", False)),
+        sweep=_flag("sweep", options.get("sweep", True)),
         threads=concurrency if threads is None else _count("threads", threads),
         child_processes=None if children is None else _count("child_processes", children),
-        middleware=(*app.middlewares, *_functions(given, "middleware", _layer)),
-        after_execution=(*app.after_hooks, *_functions(given, "after_execution", _after_hook)),
-        probe=_probe(given.get("probe"), given.get("probe_token")),
+        middleware=(*app.middlewares, *_functions(options, "middleware", _layer)),
+        after_execution=(*app.after_hooks, *_functions(options, "after_execution", _after_hook)),
+        probe=_probe(options.get("probe"), options.get("probe_token")),
         limit=None if limit is None else parse_rate(limit, what="limit"),
-        limits=_limits(given.get("limits", {}), queues),
-        commands=_shell(given.get("commands", False)),
+        limits=_limits(options.get("limits", {}), queues),
+        commands=_shell(options.get("commands", False)),
     )
 
 
-def _unknown_after_ms(given: WorkerOptions) -> int:
+def _unknown_after_ms(options: WorkerOptions) -> int:
     """Return ``unknown_after``. A burst worker must finish, so by default it does not wait for other workers."""
-    default = "0s" if given.get("burst") else "1h"
-    return milliseconds(given.get("unknown_after", default), what="unknown_after")
+    default = "0s" if options.get("burst") else "1h"
+    return milliseconds(options.get("unknown_after", default), what="unknown_after")
 
 
 def _shell(commands: Any) -> str | None:
@@ -141,11 +141,11 @@ def _shell(commands: Any) -> str | None:
     return commands
 
 
-def _probe(given: Any, token: str | None) -> ProbeAddress | None:
-    if given is None:
+def _probe(address: Any, token: str | None) -> ProbeAddress | None:
+    if address is None:
         return None
     # People give a port as a number.
-    address = str(given) if type(given) is int and 0 <= given <= 65_535 else given
+    address = str(address) if type(address) is int and 0 <= address <= 65_535 else address
     return read_address(address, token=token)
 
 
@@ -168,8 +168,8 @@ def _weights(app: App, queues: Queues | None) -> dict[str, float]:
         queues = sorted({task.queue for task in app.tasks.values()}) or ["default"]
     if isinstance(queues, str):
         raise InvalidOption(f"queues={shown(queues)} is one text. Give a list, such as [{shown(queues)}].")
-    given = queues if isinstance(queues, Mapping) else listed("queues", queues, of="names")
-    weights = {check_queue(name): given[name] if isinstance(given, Mapping) else 1.0 for name in given}
+    names = queues if isinstance(queues, Mapping) else listed("queues", queues, of="names")
+    weights = {check_queue(name): names[name] if isinstance(names, Mapping) else 1.0 for name in names}
     if not weights:
         raise InvalidOption("queues must not be empty: name at least one queue to work on.")
     for name, weight in weights.items():
@@ -180,17 +180,17 @@ def _weights(app: App, queues: Queues | None) -> dict[str, float]:
     return weights
 
 
-def _limits(given: Mapping[str, RateLike], queues: Mapping[str, float]) -> dict[str, Rate]:
-    if not isinstance(given, Mapping):
+def _limits(limits: Mapping[str, RateLike], queues: Mapping[str, float]) -> dict[str, Rate]:
+    if not isinstance(limits, Mapping):
         raise InvalidOption(
-            f'limits must be a mapping of rates by queue, such as {{"mail": "10/s"}}, got {shown(given)}.'
+            f'limits must be a mapping of rates by queue, such as {{"mail": "10/s"}}, got {shown(limits)}.'
         )
-    for name in given:
+    for name in limits:
         if name not in queues:
             raise InvalidOption(
                 f"limits names {shown(name)}, which is not a queue of this worker. Use one of: {', '.join(queues)}."
             )
-    return {name: parse_rate(rate, what=f"limits[{shown(name)}]") for name, rate in given.items()}
+    return {name: parse_rate(rate, what=f"limits[{shown(name)}]") for name, rate in limits.items()}
 
 
 def _count(what: str, value: int) -> int:
@@ -205,8 +205,8 @@ def _flag(what: str, value: bool) -> bool:
     return value
 
 
-def _functions(given: Mapping[str, Any], what: str, check: Callable[[Any], F]) -> list[F]:
-    return [check(value) for value in listed(what, given.get(what, ()), of="functions")]
+def _functions(options: Mapping[str, Any], what: str, check: Callable[[Any], F]) -> list[F]:
+    return [check(value) for value in listed(what, options.get(what, ()), of="functions")]
 
 
 def _layer(value: Middleware) -> Middleware:

@@ -128,7 +128,7 @@ class Reporter:
     async def _send_queue(self, queue: str, entries: list[_Entry]) -> None:
         reports = _merged(entries)
         try:
-            kept = await self._storage.report(queue, reports)
+            answers = await self._storage.report(queue, reports)
         except BaseException as error:
             if isinstance(error, StorageError) or not isinstance(error, Exception) or len(entries) == 1:
                 logger.warning(
@@ -142,7 +142,7 @@ class Reporter:
             if not isinstance(error, Exception):
                 raise
             return
-        held = {report.token for report, answer in zip(reports, kept, strict=True) if answer}
+        held = {report.token for report, answer in zip(reports, answers, strict=True) if answer}
         for entry in entries:
             if entry.report.token not in held:
                 _refuse([entry], LeaseLost(f"job {entry.report.id!r} is no longer held by this run"))

@@ -122,15 +122,15 @@ class Limits:
 class ServedQueue:
     """A queue as a worker sees it: ``held`` has all runs not yet settled, by token, ``outcomes`` those ready to settle.
 
-    Only the worker's loop changes it; the heartbeat thread reads ``held``, ``asked`` and ``unsure``.
+    Only the worker's loop changes it; the heartbeat thread reads ``held``, ``call_starts`` and ``unsure``.
     """
 
     __slots__ = (
         "alarm",
         "alarm_at",
         "app",
-        "asked",
         "backoff_s",
+        "call_starts",
         "claims",
         "dried_at",
         "dry",
@@ -158,7 +158,7 @@ class ServedQueue:
         self.in_flight = 0
         self.claims = 0
         # Start times of calls whose answers have not been read: they may bring leases that are not held yet.
-        self.asked: list[float] = []
+        self.call_starts: list[float] = []
         # A dry queue returned less than requested: it is claimed from again when its waiter wakes.
         self.dry = False
         # The last claim was answered in full: more jobs than one call can return are likely.
@@ -182,10 +182,10 @@ class ServedQueue:
         self.recovered_at = float("-inf")
         self.backoff_s = 0.0
 
-    def ask(self) -> float:
-        """Note in ``asked`` the start of a call that may bring leases; return its time."""
+    def note_call(self) -> float:
+        """Note in ``call_starts`` the start of a call that may bring leases; return its time."""
         began_at = time.monotonic()
-        self.asked.append(began_at)
+        self.call_starts.append(began_at)
         return began_at
 
     def set_alarm(

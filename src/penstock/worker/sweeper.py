@@ -167,10 +167,10 @@ class Sweeper:
             logger.warning("%s is %s %s %s", what, describe(abs(ahead_ms)), side, other)
 
     def _sleep_s(self, swept: dict[str, Swept]) -> float:
-        """A rest that differs from worker to worker; but a slot is to be fired when it comes."""
+        """Return a pause that differs between workers, but ends when a scheduler's slot comes."""
         rest_s = self._rest_s(swept) * random.uniform(0.8, 1.2)
-        slots_s = [one.slot_wait_ms / 1000 for one in swept.values() if one.slot_wait_ms is not None]
-        if any(one.awaiting for one in swept.values()):
+        slots_s = [result.slot_wait_ms / 1000 for result in swept.values() if result.slot_wait_ms is not None]
+        if any(result.awaiting for result in swept.values()):
             slots_s.append(_SOONEST_S)
         if not slots_s:
             return rest_s

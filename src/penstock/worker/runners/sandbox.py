@@ -144,7 +144,7 @@ class SandboxRunner:
                 return self._run_in(spare, run, request)
             except SandboxCrashed:
                 # A process that died while it waited was not killed by this run.
-                if spare.began or run.abort is not None:
+                if spare.has_begun or run.abort is not None:
                     raise
         return self._run_in(self._new(), run, request)
 
@@ -153,13 +153,13 @@ class SandboxRunner:
         run.started_at = 0.0
         run.kill = sandbox.stop
         try:
-            last = sandbox.converse(run, request, began=self._prepare_next) if run.abort is None else None
+            last = sandbox.converse(run, request, on_begin=self._prepare_next) if run.abort is None else None
         finally:
             run.kill = None
             code = sandbox.close()
             sandbox.log_rest(run)
         if last is None:
-            raise _crash(code, request, began=sandbox.began)
+            raise _crash(code, request, has_begun=sandbox.has_begun)
         return answered(last)
 
     def _prepare_next(self) -> None:
@@ -189,15 +189,15 @@ class _Sandbox(ChildProcess):
         self._pidfd = _pidfd(self._pid)
         self._starts_by = time.monotonic() + _STARTING_S
         self._stops_by = float("inf")
-        self.began = False
+        self.has_begun = False
 
     @property
     def alive(self) -> bool:
         # Checking the pidfd does not reap the process, so its pid stays valid for later signals.
         return super().alive if self._pidfd is None else not wait([self._pidfd], 0)
 
-    def converse(self, run: Run, request: Request, *, began: Callable[[], None]) -> Done | Raised | None:
-        """Run ``request`` when the process is ready; call ``began`` when it has the request.
+    def converse(self, run: Run, request: Request, *, on_begin: Callable[[], None]) -> Done | Raised | None:
+        """Run ``request`` when the process is ready; call ``on_begin`` when it has the request.
 
         Return its last message, ``None`` if it died without one.
         """
@@ -207,7 +207,7 @@ class _Sandbox(ChildProcess):
                 if self._output in ready:
                     self._log_some(run)
                 if self.pipe in ready:
-                    last = self._hear(run, request, began)
+                    last = self._hear(run, request, on_begin)
                     if last is not None:
                         return last
                 elif not self.may_speak:
@@ -245,15 +245,15 @@ class _Sandbox(ChildProcess):
             sources.append(self._pidfd)
         return sources
 
-    def _hear(self, run: Run, request: Request, began: Callable[[], None]) -> Done | Raised | None:
+    def _hear(self, run: Run, request: Request, on_begin: Callable[[], None]) -> Done | Raised | None:
         message = self.receive()
         if isinstance(message, Ready):
             # Send first: a process that died when it was ready has begun nothing.
             self.send(request)
-            self.began = True
+            self.has_begun = True
             self._starts_by = float("inf")
             run.started_at = time.monotonic()
-            began()
+            on_begin()
         return hear(message, run)
 
     def _look_after(self) -> None:
@@ -276,7 +276,7 @@ class _Sandbox(ChildProcess):
 
     def _wait(self, seconds: float) -> None:
         # A process without a run may still be importing modules; do not wait for it.
-        if self.began:
+        if self.has_begun:
             wait([self.process.sentinel if self._pidfd is None else self._pidfd], seconds)
 
     def _kill(self) -> None:
@@ -301,13 +301,13 @@ def _pidfd(pid: int) -> int | None:
         return None
 
 
-def _crash(code: int | None, request: Request, *, began: bool) -> SandboxError:
+def _crash(code: int | None, request: Request, *, has_begun: bool) -> SandboxError:
     if code in (-signal.SIGPROF, -signal.SIGXCPU) and request.limits.cpu_ms:
         return CpuLimitExceeded(
             f"the run used up its {describe(request.limits.cpu_ms)} of processor time. "
             "Raise the task's cpu_time, or do less; the job's log shows where it was."
         )
-    if not began:
+    if not has_begun:
         return SandboxCrashed(
             f"the process for the run ended ({_ending(code)}) or was not ready within {_STARTING_S:.0f} s. "
             f"Check what importing {request.module} does."

@@ -68,11 +68,11 @@ def _watch(child: int, grace_s: float) -> "int | None":
             return None
         if ended is None and (status := os.waitpid(child, os.WNOHANG))[0]:
             return status[1]
-        asked = os.read(0, 1) if 0 in ready else None
-        if asked:
+        byte = os.read(0, 1) if 0 in ready else None
+        if byte:
             _kill(child, SIGTERM)
             deadline = min(deadline, time.monotonic() + grace_s)
-        elif asked == b"":
+        elif byte == b"":
             sources.remove(0)
             deadline = 0
         if time.monotonic() >= deadline:
