@@ -47,6 +47,24 @@ def test_a_store_with_a_worker_is_backed_up_and_not_restored(penstock: Shell, tm
     assert [job["id"] for job in penstock.json("list", "completed")] == ["ran"]
 
 
+def test_a_damaged_backup_leaves_the_store_as_it_is(penstock: Shell, tmp_path: Path) -> None:
+    for _ in range(20):
+        penstock.ok("enqueue", "true")
+    penstock.ok("backup", "jobs.backup")
+    content = (tmp_path / "jobs.backup").read_bytes()
+    middle = len(content) // 2
+    (tmp_path / "jobs.backup").write_bytes(content[:4096] + b"\xff" * middle + content[4096 + middle :])
+
+    message = penstock.refused("restore", "jobs.backup", "--yes", code=5)
+    assert "the backup jobs.backup is damaged; the store is unchanged. Use another backup." in message
+    assert len(penstock.json("list", "waiting")) == 20
+
+
+def test_a_backup_into_a_missing_folder_is_a_mistake_of_use(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true")
+    assert "the folder nodir does not exist" in penstock.refused("backup", "nodir/b.db", code=2)
+
+
 def test_a_store_that_is_not_there_is_not_made(penstock: Shell, tmp_path: Path) -> None:
     assert "does not exist" in penstock.refused("backup", "jobs.backup", code=3)
     assert list(tmp_path.iterdir()) == []

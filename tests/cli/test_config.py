@@ -72,6 +72,8 @@ def test_saving_what_does_not_count_here_is_told(penstock: Shell) -> None:
         (("config", "set", "attempts", "0"), "at least 1"),
         (("config", "set", "timeout", "soon"), "Give seconds, or a duration"),
         (("config", "set", "commands", "perhaps"), "Give true or false"),
+        (("config", "set", "url", "foo://bar"), "No engine serves foo://"),
+        (("config", "set", "queue", "bad queue"), "Give a queue name such as mail or default"),
     ],
 )
 def test_keys_and_values_that_cannot_be_are_refused(
@@ -88,6 +90,13 @@ def test_a_file_with_an_unknown_key_or_no_toml_is_refused(penstock: Shell, tmp_p
     assert "penstock.toml is not valid TOML" in penstock.refused("config", "list", code=2)
     (tmp_path / "penstock.toml").write_text("concurrency = true\n")
     assert "Give a whole number" in penstock.refused("config", "list", code=2)
+
+
+@pytest.mark.parametrize("line", ['url = "foo://bar"', 'queue = "bad queue"'])
+def test_an_error_of_a_saved_value_names_the_file(penstock: Shell, tmp_path: Path, line: str) -> None:
+    penstock.ok("config", "set", "attempts", "5")
+    (tmp_path / ".penstock" / "config.toml").write_text(f"{line}\n")
+    assert ".penstock/config.toml: " in penstock.refused("enqueue", "true", code=2)
 
 
 @pytest.mark.parametrize(

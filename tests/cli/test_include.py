@@ -70,7 +70,7 @@ def test_a_module_that_is_missing_or_raises_is_named_in_one_line(penstock: Shell
     assert "module broken cannot be imported: ZeroDivisionError: division by zero" in said
     assert "broken.py, line 3)" in said
     assert "is not the name of a module" in penstock.refused("worker", "jobs:app", "-i", "mail.py/x", code=2)
-    assert "--include needs an app" in penstock.refused("worker", "-i", "mail", code=2)
+    assert "--include needs the app" in penstock.refused("worker", "-i", "mail", code=2)
 
 
 @pytest.mark.parametrize("options", [(), ("-p", "2"), ("-q", "mail")])

@@ -76,7 +76,7 @@ def test_jobs_are_drained_cleaned_and_cleared(on_both: Shell) -> None:
         input='true\ntrue\nexit 1\n{"command": "true", "delay": "1h"}\n',
         env={"PENSTOCK_ATTEMPTS": "1"},
     )
-    assert "There is no terminal to ask at: add --yes" in on_both.refused("drain", code=4)
+    assert "Cannot ask without a terminal: add --yes" in on_both.refused("drain", code=4)
     assert on_both.json("status")["queues"][0]["waiting"] == 3
     assert on_both.ok("drain", "--yes") == "3 jobs removed\n"
     assert on_both.json("drain", "--yes", "--scheduled") == {"default": 1}

@@ -230,6 +230,17 @@ async def test_escape_goes_back_and_a_question_mark_shows_the_keys(app: App) -> 
         assert "pause or resume its queue" in screen.text("keys")
         await screen.press("escape")
         assert screen.ids == ["a-mail"]
+        await screen.press("right", "question_mark", "escape")
+        assert screen.top.query_one(Tabs).active == "scheduled"
+
+
+@pytest.mark.parametrize(("lines", "hidden"), [(30, "+11 more"), (18, "+15 more"), (90, "")])
+async def test_as_many_queues_are_shown_as_the_window_has_room_for(app: App, lines: int, hidden: str) -> None:
+    for number in range(20):
+        await app.queue(f"queue-{number:02}").enqueue(1)
+    async with Opened(app, lines=lines) as screen:
+        more = screen.top.query_one("#more", Static)
+        assert (screen.text("more") if more.display else "") == hidden
 
 
 async def test_details_have_facts_timeline_log_and_traceback(app: App) -> None:
@@ -289,7 +300,7 @@ async def test_the_head_counts_the_slots_of_live_workers_and_says_when_the_store
     await storage.shift_clock("mail", 61_000)
     await storage.extend("mail", [], worker="here", lease_ms=60_000, info=info)
     async with Opened(app) as screen:
-        assert "1 worker, 1 of 4 slots busy; 1 not heard of for 1m: gone" in screen.text("head")
+        assert "1 worker, 1 of 4 slots busy; 1 silent for 1m: gone" in screen.text("head")
 
         async def away(*_: object, **__: object) -> None:
             raise StorageUnavailable("the store is away")

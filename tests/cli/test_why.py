@@ -160,7 +160,7 @@ async def test_top_shows_each_cause(on_both: Shell) -> None:
             top.push_screen(Details(app, "flows/parent", every=3600))
             await pilot.pause()
             facts = str(top.screen.query_one("#facts-text", Static).render())
-            assert "It waits for 2 jobs to end: flows/child-1, flows/child-2." in facts
+            assert "It waits for 2 jobs to finish: flows/child-1, flows/child-2." in facts
 
 
 async def test_a_staged_job_is_counted_and_says_how_to_get_rid_of_it(tmp_path: Path) -> None:

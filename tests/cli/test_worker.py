@@ -60,7 +60,7 @@ def test_workers_are_started_looked_at_restarted_and_stopped(on_both: Shell, tmp
     assert "slots busy; none works on reports: `penstock worker --commands -q reports`" in on_both.ok(
         "status"
     )
-    assert "runs already" in on_both.refused("worker", "start", code=4)
+    assert "is already running" in on_both.refused("worker", "start", code=4)
     run = on_both("enqueue", "--wait", "echo by $PENSTOCK_JOB_ID", "--id", "x")
     assert (run.returncode, run.stdout) == (0, "by x\n")
     on_both.ok("worker", "restart")
@@ -83,12 +83,13 @@ def test_a_count_of_workers_includes_those_that_run(penstock: Shell, tmp_path: P
     assert "Nothing was started. Give -n 2 to start another one" in said
     said = penstock.ok("worker", "start", "-n", "3").splitlines()
     assert [line.partition(" (")[0] for line in said] == [
-        "worker-1 runs already",
+        "worker-1 is already running",
         "worker-2 runs",
         "worker-3 runs",
     ]
     stores = [row["store"].partition(",")[0] for row in penstock.json("worker", "status")]
     assert stores == [store, default, default]
+    assert "Running: worker-1, worker-2, worker-3." in penstock.refused("worker", "stop", "nosuch", code=3)
     penstock.ok("worker", "stop")
     assert f"no worker runs in the background of {tmp_path}" in penstock("worker", "stop").stderr
 
@@ -254,7 +255,7 @@ def test_two_workers_with_one_pid_file_are_refused(penstock: Shell, tmp_path: Pa
         until(
             lambda: (tmp_path / "one.pid").exists() and '"ready":true' in (tmp_path / "one.pid").read_text()
         )
-        assert "is the pid file of a worker that runs" in penstock.refused(
+        assert "is the pid file of a running worker" in penstock.refused(
             "worker", "--pid-file", "one.pid", code=4
         )
     finally:
@@ -265,7 +266,7 @@ def test_two_workers_with_one_pid_file_are_refused(penstock: Shell, tmp_path: Pa
 
 def test_a_worker_that_cannot_start_says_why(penstock: Shell, tmp_path: Path) -> None:
     assert "module 'nothing' is neither in" in penstock.refused("worker", "nothing:app", code=3)
-    assert "names neither a command nor an app" in penstock.refused("worker", "nothing", code=2)
+    assert "is neither a command nor an app" in penstock.refused("worker", "nothing", code=2)
     assert "such as shop.jobs:app" in penstock.refused("worker", "./shop/jobs.py", code=2)
     for path in ("shop/jobs.py:app", "./shop/jobs.py:app", "shop/jobs:app"):
         said = penstock.refused("worker", path, code=2)
@@ -589,7 +590,7 @@ def test_the_live_view_shows_a_failure_in_its_table_alone(
         terminal.read_until("failed 1", seconds=60)
         terminal.press("\x03")
         assert terminal.wait() == 0
-        assert "Traceback" not in terminal.text
+        assert "Traceback" not in terminal.text, terminal.text
         assert "is retried in" not in terminal.text
 
 

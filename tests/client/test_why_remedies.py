@@ -172,7 +172,7 @@ async def test_a_bucket_says_how_many_tokens_are_missing(app: App) -> None:
 async def test_a_failed_dependency_is_retried_first(app: App) -> None:
     queue = app.queue("mail")
     first = await queue.enqueue(1, id="a1", attempts=1)
-    await queue.enqueue(2, id="a2", after=first)
+    await queue.enqueue(2, id="a2", after=[first])
     job = await queue.claim_one()
     assert job is not None
     await job.fail(ValueError("no route"))

@@ -1,14 +1,15 @@
-"""The command line: ``penstock``. A module per command or family, imported when that is called.
+"""The command line, ``penstock``. Each command or family has a module, which is imported when it is called.
 
 ::
 
     main        the script: runs a command, turns errors into one line and an exit code
-    commands    the table of commands, and the group that imports them when they are called
-    parameters  options that many commands have, and how help shows them
-    values      how the texts of options become values
-    completing  what a shell completes from the store
-    settings    values by flag, environment, saved, project file, default
-    connect     from settings to an app, and to the job an id means
+    commands    the table of commands, and the group that imports them
+    parameters  options that many commands share, and the layout of help
+    values      parsers of option values
+    completion  shell completion from the store
+    settings    values by flag, environment, saved file, project file, default
+    connect     from settings to an app
+    jobview     from an id to a job, and the views of a job
     output      tables, JSON and plain text
-    errors      exit codes, and what is said of an error
+    errors      exit codes and error messages
 """

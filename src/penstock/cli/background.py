@@ -1,4 +1,4 @@
-"""Workers that run without a terminal: started, stopped and looked at by their pid files."""
+"""``penstock worker start``, ``stop``, ``restart`` and ``status``: the background workers of a project."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 _STARTING_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.05
-# Beyond its grace a worker settles what it handed back.
+# After its grace, a worker hands back its jobs and settles them.
 _BEYOND_GRACE_S: Final = 15.0
 
 
 class Place(NamedTuple):
-    """The files of one detached worker."""
+    """The files of a background worker."""
 
     name: str
     pid_file: Path
@@ -49,19 +49,19 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, project: Project, number: int) -> Place:
-        """The place of the worker of that number."""
+        """Return the place of the worker with this number."""
         folder = project.folder / "workers"
         name = f"worker-{number}"
         return cls(name, folder / f"{name}.pid", folder / f"{name}.log")
 
     @property
     def record(self) -> PidRecord | None:
-        """Of the worker that runs here."""
+        """Return the record of the worker that runs here, if one does."""
         return running(self.pid_file)
 
     @property
-    def last_words(self) -> str:
-        """The last line of its log."""
+    def last_log_line(self) -> str:
+        """Return the last line of the log."""
         lines = (
             self.log_file.read_text(encoding="utf-8", errors="replace").split("\n")
             if self.log_file.exists()
@@ -71,27 +71,27 @@ class Place(NamedTuple):
 
 
 def places(project: Project) -> list[Place]:
-    """Where there is a pid file, in the order of their numbers."""
-    found = (project.folder / "workers").glob("worker-*.pid")
-    numbers = (path.stem.removeprefix("worker-") for path in found)
+    """Return the places that have a pid file, by number."""
+    files = (project.folder / "workers").glob("worker-*.pid")
+    numbers = (path.stem.removeprefix("worker-") for path in files)
     return [
         Place.of(project, number) for number in sorted(int(number) for number in numbers if number.isdigit())
     ]
 
 
 def start_worker(place: Place, arguments: list[str], surroundings: Surroundings | None = None) -> int:
-    """Start ``penstock worker run`` with these arguments, apart from this terminal; its process id, when
-    it claims jobs. It finds its store by ``surroundings``, which are ours if none are given.
+    """Start ``penstock worker run`` in the background, and return its process id as soon as it claims jobs.
 
-    Raises ``WrongState`` if one runs here, ``CommandLineError`` with its last words if it does not come up.
+    ``surroundings`` (default: those of this process) lead it to its store. Raise ``WrongState`` if a worker runs here,
+    and ``CommandLineError`` with the last line of its log if the worker does not start.
     """
     if (record := place.record) is not None:
         raise WrongState(
-            f"{place.name} runs already (process {record.pid}). Use `penstock worker restart`, or stop it first."
+            f"{place.name} is already running (process {record.pid}). Use `penstock worker restart`, or stop it first."
         )
     surroundings = surroundings or Surroundings.here()
     if not Path(surroundings.folder).is_dir():
-        raise NotFound(f"{place.name} did not start: its folder {surroundings.folder} is not there any more.")
+        raise NotFound(f"{place.name} did not start: its folder {surroundings.folder} no longer exists.")
     place.log_file.parent.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
@@ -122,59 +122,59 @@ def start_worker(place: Place, arguments: list[str], surroundings: Surroundings 
     if process.poll() is None:
         process.kill()
         raise CommandLineError(
-            f"{place.name} was not ready in {_STARTING_S:.0f} s. Look at {place.log_file}."
+            f"{place.name} was not ready within {_STARTING_S:.0f} s. See {place.log_file}."
         )
     if process.returncode == 0:
-        # A burst that was over before we looked.
+        # A burst that finished before the first look.
         return process.pid
-    known = [code for code in ExitCode if code == process.returncode]
-    words = place.last_words.removeprefix("penstock: ")
-    raise CommandLineError(f"{place.name} did not start: {words}", known[0] if known else ExitCode.FAILED)
+    code = next((code for code in ExitCode if code == process.returncode), ExitCode.FAILED)
+    raise CommandLineError(
+        f"{place.name} did not start: {place.last_log_line.removeprefix('penstock: ')}", code
+    )
 
 
 def stop_workers(
     places: list[Place], *, patience_s: float | None = None
 ) -> Iterator[tuple[Place, PidRecord, bool]]:
-    """End the workers that run at these places: each as it has ended, its record, and whether it went by itself.
+    """Stop the workers at these places. Yield each as it exits, with its record and whether it exited by itself.
 
-    All are told before any is waited for, or one would take up what another hands back. Each has its own grace and
-    fifteen seconds, or ``patience_s``.
+    All workers get the signal before the first wait; otherwise one would take the jobs that another hands back. Each
+    has its own grace and fifteen seconds, or ``patience_s``.
     """
-    told = []
+    stopping = []
     for place in places:
         if (record := place.record) is None:
             place.pid_file.unlink(missing_ok=True)
             continue
         tell_to_end(record)
         patience = record.grace_ms / 1000 + _BEYOND_GRACE_S if patience_s is None else patience_s
-        told.append((place, record, time.monotonic() + patience))
-    for place, record, deadline in told:
+        stopping.append((place, record, time.monotonic() + patience))
+    for place, record, deadline in stopping:
         yield place, record, await_end(place.pid_file, record, deadline=deadline)
 
 
-# ``penstock worker start``, ``stop``, ``restart``, ``status``: workers in the background of a project.
+# Commands
 
 
 _timeout_option = click.option(
     "--timeout",
     metavar="DURATION",
     type=duration,
-    help="Kill those that have not ended by then. [grace and 15 s]",
+    help="Kill workers that have not exited by then. [grace and 15 s]",
 )
-
 
 _names_argument = click.argument("names", metavar="[NAME]...", nargs=-1)
 
 
 class _WithOptionsOfRun(PlainCommand):
-    """Completes the options that are handed on to the workers, besides its own."""
+    """The command ``start``, which also completes the options of ``run``."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         own = super().shell_complete(ctx, incomplete)
         from penstock.cli.worker import run
 
-        handed_on = run.shell_complete(ctx, incomplete) if incomplete.startswith("-") else []
-        return own + [item for item in handed_on if item.value not in {one.value for one in own}]
+        of_run = run.shell_complete(ctx, incomplete) if incomplete.startswith("-") else []
+        return own + [item for item in of_run if item.value not in {item.value for item in own}]
 
 
 @command(
@@ -188,7 +188,7 @@ class _WithOptionsOfRun(PlainCommand):
     "--count",
     metavar="NUMBER",
     type=whole(1),
-    help="Number of workers that are to run, with those that run already. [the key workers, which is 1]",
+    help="Total number of workers to run, including those already running. [the key workers, which is 1]",
 )
 @click.argument("options", metavar="[MODULE:APP] [OPTIONS OF RUN]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
@@ -198,26 +198,29 @@ def start(flags: Flags, /, *, count: int | None, options: tuple[str, ...]) -> No
     \b
       penstock worker start --count 4 myproject.jobs:app -c 8
 
-    Their pid files and logs are in .penstock/workers: they belong to this folder, whatever their store. Returns when
-    they claim jobs, or says why they do not. With one running, -n 3 starts two more.
+    Their pid files and logs are in .penstock/workers: they belong to this folder, whatever their store. The command
+    returns when they claim jobs, or prints why they do not. With one running, -n 3 starts two more.
     """
     if options[:1] and options[0].isdigit():
         raise CommandLineError(f"give the number of workers with -n {options[0]}.", ExitCode.USAGE)
     settings = Settings(flags)
     settings.project.make_folder()
     arguments = [*options, *(f"--{name}={value}" for name, value in flags.given.items())]
-    wanted = [Place.of(settings.project, n + 1) for n in range(count or settings["workers"])]
-    running = [(place, record) for place in wanted if (record := place.record) is not None]
-    told = [f"{place.name} runs already (process {record.pid}{_of(record)})" for place, record in running]
-    if len(running) == len(wanted):
+    targets = [Place.of(settings.project, n + 1) for n in range(count or settings["workers"])]
+    running = {place: record for place in targets if (record := place.record) is not None}
+    lines = [
+        f"{place.name} is already running (process {record.pid}{_of(record)})"
+        for place, record in running.items()
+    ]
+    if len(running) == len(targets):
         raise WrongState(
-            f"{'; '.join(told)}. Nothing was started. Give -n {len(wanted) + 1} to start another one. "
-            "`penstock worker restart` starts them again as they are; to change their options, stop them first."
+            f"{'; '.join(lines)}. Nothing was started. Give -n {len(targets) + 1} to start another one. "
+            "`penstock worker restart` restarts them with the same options; to change their options, stop them first."
         )
-    for line in told:
+    for line in lines:
         click.echo(line)
-    for place in wanted:
-        if place not in [taken for taken, _ in running]:
+    for place in targets:
+        if place not in running:
             _start(place, arguments)
 
 
@@ -226,24 +229,24 @@ def start(flags: Flags, /, *, count: int | None, options: tuple[str, ...]) -> No
 @_timeout_option
 @click.pass_obj
 def stop(flags: Flags, /, *, names: tuple[str, ...], timeout: str | None) -> None:
-    """Stop the workers in the background, or those of these NAMEs, such as worker-2: they let their jobs finish for
-    their grace, and hand back the rest.
+    """Stop the workers in the background, or those with these NAMEs, such as worker-2. Within their grace they finish
+    their jobs; then they hand back the rest.
 
-    One that has not ended after its grace and fifteen seconds, or --timeout, is killed; its jobs come back.
+    A worker that has not exited after its grace and fifteen seconds, or --timeout, is killed; its jobs run again.
     """
     settings = Settings(flags)
     if not _stop(settings, names, timeout):
         click.echo(_none_runs(settings), err=True)
 
 
-@command("restart", short_help="Stop them, and start them again with the options they had.")
+@command("restart", short_help="Stop them, and start them again with the same options.")
 @_names_argument
 @_timeout_option
 @click.pass_obj
 def restart(flags: Flags, /, *, names: tuple[str, ...], timeout: str | None) -> None:
-    """Stop the workers in the background, or those of these NAMEs, and start them again with the options they had.
+    """Stop the workers in the background, or those with these NAMEs, and start them again with the same options.
 
-    They also keep the folder and the PENSTOCK_ variables they were started with, and so their store.
+    They also keep the folder and the PENSTOCK_ variables that they were started with, and so their store.
     """
     settings = Settings(flags)
     before = _stop(settings, names, timeout)
@@ -259,13 +262,13 @@ def restart(flags: Flags, /, *, names: tuple[str, ...], timeout: str | None) -> 
         raise CommandLineError(" ".join(map(str, failures)), failures[0].exit_code)
 
 
-@command("status", short_help="Which workers run in the background of this project.")
+@command("status", short_help="List the background workers of this project.")
 @json_option
 @click.pass_obj
 def status(flags: Flags, /, *, as_json: bool) -> None:
-    """The workers that were started in the background of this folder. Exits with 3 if none runs.
+    """List the workers that were started in the background of this folder. Exits with 3 if none runs.
 
-    Passwords in URLs are not shown. `penstock workers` shows all workers of the store, wherever they run.
+    Passwords in URLs are not shown. `penstock workers` lists all workers of the store, on all machines.
     """
     settings = Settings(flags)
     rows: list[tuple[Any, ...]] = []
@@ -307,18 +310,20 @@ def _none_runs(settings: Settings) -> str:
 
 
 def _stop(settings: Settings, names: tuple[str, ...], timeout: str | None) -> list[tuple[Place, PidRecord]]:
-    """Stop the workers of these names, or all. Return their places and what their pid files said."""
+    """Stop the workers with these names, or all. Return their places and their records."""
     patience_s = None if timeout is None else milliseconds(timeout) / 1000
-    known = {place.name: place for place in places(settings.project) if place.record is not None}
+    running = {place.name: place for place in places(settings.project) if place.record is not None}
     for name in names:
-        if name not in known:
-            meant = did_you_mean(name, list(known), otherwise=_none_runs(settings).capitalize() + ".")
-            raise NotFound(f"no worker {name!r} runs here. {meant}")
-    chosen = [known[name] for name in dict.fromkeys(names)] or places(settings.project)
-    if known and sys.stderr.isatty():
-        click.echo("waiting for their jobs; Ctrl-C ends the wait, and they stop all the same", err=True)
-    ended = []
-    for place, record, gracefully in stop_workers(chosen, patience_s=patience_s):
-        click.echo(f"{place.name} {'has stopped' if gracefully else 'was killed: it did not stop in time'}")
-        ended.append((place, record))
-    return ended
+        if name not in running:
+            rest = f"Running: {', '.join(running)}." if running else f"{_none_runs(settings).capitalize()}."
+            raise NotFound(
+                f"no worker {name!r} runs here. {did_you_mean(name, list(running), otherwise=rest)}"
+            )
+    chosen = [running[name] for name in dict.fromkeys(names)] or places(settings.project)
+    if running and sys.stderr.isatty():
+        click.echo("waiting for their jobs; Ctrl-C stops waiting, but not their shutdown", err=True)
+    stopped = []
+    for place, record, is_graceful in stop_workers(chosen, patience_s=patience_s):
+        click.echo(f"{place.name} {'has stopped' if is_graceful else 'was killed: it did not stop in time'}")
+        stopped.append((place, record))
+    return stopped

@@ -1,4 +1,4 @@
-"""``penstock config``: what commands go by."""
+"""``penstock config``: show and set the settings of commands."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from penstock.cli.output import print_json, print_table
 from penstock.cli.parameters import Flags, command_of, family, json_option
 from penstock.cli.settings import KEYS, Origin, Setting, Settings, Value, checked_value, known_key
 from penstock.core.text import without_password
+from penstock.storage.registry import open_storage
 
 
 @family("config")
 def config() -> None:
-    """Show and set what commands go by.
+    """Show and set the settings of commands.
 
     \b
       penstock config list                    all keys: value, origin, type, meaning
       penstock config set attempts 5          save a value for this project
-      penstock config set attempts ''         take it back
+      penstock config set attempts ''         remove it
       penstock config get attempts
 
-    The first that has a value counts: a flag, the environment (PENSTOCK_ATTEMPTS ...), what `config set` saved, .env,
-    the project file (penstock.toml, or [tool.penstock] in pyproject.toml), the default. Of url and namespace, what the
-    code of the app says counts before all but flags.
+    The first of these that has a value counts: a flag, the environment (PENSTOCK_ATTEMPTS ...), a value saved by
+    `config set`, .env, the project file (penstock.toml, or [tool.penstock] in pyproject.toml), the default. For url and
+    namespace, the code of the app ranks below flags and above all else.
     """
 
 
@@ -38,7 +39,7 @@ def config() -> None:
 @json_option
 @click.pass_obj
 def get(flags: Flags, key: str | None, as_json: bool) -> None:
-    """Print the value of KEY that counts here. Exits with 3 if it has none. --json tells its origin, too.
+    """Print the value of KEY that counts here. Exits with 3 if it has none. --json includes its origin.
 
     Without KEY, print all keys as `penstock config list` does.
     """
@@ -50,7 +51,7 @@ def get(flags: Flags, key: str | None, as_json: bool) -> None:
     if as_json:
         print_json(_row(setting))
     elif setting.value is None:
-        raise NotFound(f"{key} is not set, and has no default. Set it by: penstock config set {key} VALUE")
+        raise NotFound(f"{key} is not set and has no default. Set it with: penstock config set {key} VALUE")
     else:
         click.echo(_text(setting.value))
 
@@ -62,45 +63,47 @@ def get(flags: Flags, key: str | None, as_json: bool) -> None:
 @click.argument("value")
 @click.pass_obj
 def set_(flags: Flags, key: str, value: str) -> None:
-    """Save VALUE for KEY, for this project. An empty VALUE takes back what was saved."""
-    settings, known = Settings(flags), known_key(key)
-    saved = {name: kept for name, kept in settings.saved.items() if name != known.name}
+    """Save VALUE for KEY, for this project. An empty VALUE removes the saved value."""
+    settings, setting = Settings(flags), known_key(key)
+    saved = {name: other for name, other in settings.saved.items() if name != setting.name}
     if value:
-        saved[known.name] = checked_value(known, value, "config set")
+        saved[setting.name] = checked_value(setting, value, "config set")
+        if setting.name == "url":
+            open_storage(value)  # Refuse a URL without an engine. This does not connect.
     settings.project.save(saved)
-    if known.name == "shell" and value and shutil.which(value) is None:
-        click.echo(f"saved, but there is no program {value} here", err=True)
-    elif known.name == "shell":
-        click.echo("workers that run take it when they start again: penstock worker restart", err=True)
-    counts = Settings(flags).setting(known.name)
-    if value and counts.origin.kind != "saved":
-        told = _text(_without_password(counts.value))
-        click.echo(f"saved, but {counts.origin} says {told!r}, which goes before it", err=True)
+    if setting.name == "shell" and value and shutil.which(value) is None:
+        click.echo(f"saved, but the program {value} does not exist here", err=True)
+    elif setting.name == "shell":
+        click.echo("running workers use it after a restart: penstock worker restart", err=True)
+    current = Settings(flags).setting(setting.name)
+    if value and current.origin.kind != "saved":
+        text = _text(_without_password(current.value))
+        click.echo(f"saved, but {current.origin} says {text!r}, which ranks higher", err=True)
 
 
 @command_of(config, "list")
 @json_option
 @click.pass_obj
 def list_(flags: Flags, as_json: bool) -> None:
-    """All keys: value, where it comes from, type and meaning. Passwords in URLs are not shown."""
+    """List all keys with value, origin, type and meaning. Passwords in URLs are not shown."""
     _print_all(flags, as_json=as_json)
 
 
 def _print_all(flags: Flags, *, as_json: bool) -> None:
     settings = Settings(flags)
-    counting = [_counting(settings, setting) for setting in settings.all()]
+    current = [_counting(settings, setting) for setting in settings.all()]
     if as_json:
-        print_json([_row(setting) for setting in counting])
+        print_json([_row(setting) for setting in current])
         return
     rows = [
         (
-            each.key.name,
-            _text(_without_password(each.value)),
-            str(each.origin),
-            each.key.type,
-            each.key.meaning,
+            setting.key.name,
+            _text(_without_password(setting.value)),
+            str(setting.origin),
+            setting.key.type,
+            setting.key.meaning,
         )
-        for each in counting
+        for setting in current
     ]
     print_table(("key", "value", "from", "type", "meaning"), rows, spare=("type", "meaning"))
 
@@ -109,17 +112,17 @@ def _print_all(flags: Flags, *, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def path(flags: Flags, as_json: bool) -> None:
-    """The files that are looked at, the most important first."""
+    """List the files that settings are read from, the most important first."""
     files = Settings(flags).project.files()
     if as_json:
         print_json([{"kind": kind, "path": str(file), "exists": file.is_file()} for kind, file in files])
         return
     for kind, file in files:
-        click.echo(f"{kind:8} {file}{'' if file.is_file() else '  (not there)'}")
+        click.echo(f"{kind:8} {file}{'' if file.is_file() else '  (missing)'}")
 
 
 def _counting(settings: Settings, setting: Setting) -> Setting:
-    """Return the setting that counts: what the code of the app says of its store goes before all but flags."""
+    """Return the setting that counts: for the store, the code of the app ranks below flags only."""
     if setting.key.name not in ("url", "namespace") or setting.origin.kind == "flag":
         return setting
     from penstock.cli.connect import code_names
@@ -127,13 +130,13 @@ def _counting(settings: Settings, setting: Setting) -> Setting:
     try:
         value = getattr(code_names(settings), setting.key.name)
     except CommandLineError:
-        # An app that cannot be imported must not keep anyone from looking at the configuration.
+        # The configuration must be readable even if the app cannot be imported.
         return setting
     return setting if value is None else Setting(setting.key, value, Origin("code", settings["app"]))
 
 
 def shown_argument(text: str) -> str:
-    """``--name=value`` as it may be shown: without the password of a URL."""
+    """Return an argument ``--name=value`` without the password of a URL."""
     name, equals, value = text.partition("=")
     return f"{name}{equals}{_without_password(value)}"
 

@@ -1,4 +1,4 @@
-"""From settings to an app."""
+"""Apps and queues of a command: settings lead to an app, and names to what they stand for."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from penstock.client.session import StoreName, chosen_store, from_environment
 from penstock.client.situation import CommandContext, command_context
 from penstock.core.names import check_queue
 from penstock.errors import InvalidOption
+from penstock.storage.registry import open_storage
 from penstock.storage.values import QueueSettings
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ def run_with_app(
     create: bool = False,
     patience_s: float | None = None,
 ) -> T:
-    """Connect, do ``work``, and let go of everything, also when it is interrupted.
+    """Connect, do ``work``, and disconnect, also on an interrupt.
 
-    Without ``create`` a store in a file that is not there yet is refused rather than made: who only looks is most
-    likely in the wrong folder. Raises ``TimeoutError`` after ``patience_s``, if that is given.
+    Without ``create``, raise ``NotFound`` for a store in a file that does not exist: a command that only reads is most
+    likely run in the wrong folder. Raise ``TimeoutError`` after ``patience_s``.
     """
     app = open_app(settings)
     if not create:
@@ -57,7 +58,7 @@ def run_with_app(
 
 
 def run_app(app: App, work: Callable[[], Awaitable[T]], *, patience_s: float | None = None) -> T:
-    """Connect ``app``, do ``work``, and let go of everything, also when it is interrupted."""
+    """Connect ``app``, do ``work``, and disconnect, also on an interrupt. See ``run_with_app``."""
 
     async def connected() -> T:
         async with asyncio.timeout(patience_s), app:
@@ -66,20 +67,22 @@ def run_app(app: App, work: Callable[[], Awaitable[T]], *, patience_s: float | N
     try:
         return asyncio.run(connected())
     except asyncio.CancelledError:
-        # asyncio forgets a Ctrl-C that comes while it prepares to run.
+        # asyncio loses a Ctrl-C that comes before it runs the task.
         raise KeyboardInterrupt from None
 
 
 def open_app(settings: Settings) -> App:
-    """An app without tasks, for the store that counts here. It is not connected yet.
+    """Return an app without tasks for the configured store, not connected yet.
 
-    With an app configured, that is the store of the app. From here on, commands that answers name repeat the options
-    which chose the store.
+    If an app is configured, this is the store of that app. From here on, printed commands repeat the options that
+    chose the store.
     """
     from penstock.client.app import App
 
     command_context.set(_command_context(settings))
     url, namespace = chosen_store([_flags(settings), code_names(settings), *_below_code(settings)])
+    if (setting := settings.setting("url")).value == url and setting.origin.kind == "saved":
+        _check_saved_url(url, setting.origin.place)
     if url.startswith("memory:"):
         raise CommandLineError(
             "memory:// is gone when this command ends. Use sqlite:///penstock.db, or a server.",
@@ -97,8 +100,16 @@ def open_app(settings: Settings) -> App:
     )
 
 
+def _check_saved_url(url: str, file: str) -> None:
+    """Raise ``CommandLineError``, which names the file, for a saved URL without an engine."""
+    try:
+        open_storage(url)
+    except InvalidOption as error:
+        raise CommandLineError(f"{file}: {error}", ExitCode.USAGE) from error
+
+
 def _command_context(settings: Settings) -> CommandContext:
-    """Return the options that chose the store, and the app. An option that changes nothing is left out."""
+    """Return the app and the options that chose the store, without those that change nothing."""
     given, below = settings.flags.given, _below_code(settings)
     by_itself = settings["app"] is None and chosen_store([StoreName(), *below]) == chosen_store(
         [_flags(settings), *below]
@@ -109,9 +120,9 @@ def _command_context(settings: Settings) -> CommandContext:
 
 
 def code_names(settings: Settings) -> StoreName:
-    """Return the store and the namespace that the code of the configured app names, if there is one.
+    """Return the store and the namespace that the code of the configured app names, if any.
 
-    The app is not imported if flags name both. Raises ``CommandLineError`` if it cannot be.
+    The app is not imported if flags name both. Raise ``CommandLineError`` if the import fails.
     """
     target, flags = settings["app"], _flags(settings)
     if target is None or (flags.url and flags.namespace):
@@ -131,39 +142,40 @@ def code_names(settings: Settings) -> StoreName:
 
 
 def import_app(settings: Settings, target: str, *, include: Sequence[str] = ()) -> App:
-    """The app that ``module:name`` means, imported with the working directory on the path, as are the modules with its
-    tasks: those that its code includes, and ``include``. Its store is the one that counts here.
+    """Import the app ``module:name`` with the working directory on the path, and move it to the configured store.
+
+    The modules with its tasks are imported too: those that its code includes, and ``include``.
     """
-    found = _imported_app(settings, target)
-    _put_in_its_place(settings, found)
-    with _told_as_ours():
-        found.load(*include)
-    return found
+    app = _imported_app(settings, target)
+    _move_to_store(settings, app)
+    with _import_errors():
+        app.load(*include)
+    return app
 
 
 def import_task(settings: Settings, target: str) -> Task[..., Any]:
-    """The task that ``module:name`` means, in the same way."""
+    """Import the task ``module:name`` as ``import_app`` imports an app."""
     from penstock.client.task import Task
 
-    found = _imported(settings, target, Task, otherwise="no task")
-    _put_in_its_place(settings, found.app)
-    with _told_as_ours():
-        found.app.load()
-    return found
+    task = _imported(settings, target, Task, otherwise="is not a task")
+    _move_to_store(settings, task.app)
+    with _import_errors():
+        task.app.load()
+    return task
 
 
 def _imported_app(settings: Settings, target: str) -> App:
     from penstock.client.app import App
 
-    return _imported(settings, target, App, otherwise="neither a command nor an app")
+    return _imported(settings, target, App, otherwise="is neither a command nor an app")
 
 
-def _put_in_its_place(settings: Settings, app: App) -> None:
-    """Have ``app`` use the store that counts here, if that is not the one it has chosen itself."""
+def _move_to_store(settings: Settings, app: App) -> None:
+    """Move ``app`` to the configured store, if it has chosen another one itself."""
     command_context.set(_command_context(settings))
-    counts = chosen_store([_flags(settings), app.named, *_below_code(settings)])
-    if counts != chosen_store([app.named, from_environment()]):
-        app.move_to(counts[0], namespace=counts[1])
+    url, namespace = chosen_store([_flags(settings), app.named, *_below_code(settings)])
+    if (url, namespace) != chosen_store([app.named, from_environment()]):
+        app.move_to(url, namespace=namespace)
 
 
 def _flags(settings: Settings) -> StoreName:
@@ -171,8 +183,11 @@ def _flags(settings: Settings) -> StoreName:
 
 
 def _below_code(settings: Settings) -> list[StoreName]:
-    """Return what ranks below the code: the environment, and the files of the project."""
-    return [StoreName(_text(v.get("url")), _text(v.get("namespace"))) for v in settings.below_flags()]
+    """Return the stores that rank below the code: of the environment, and of the files of the project."""
+    return [
+        StoreName(_text(values.get("url")), _text(values.get("namespace")))
+        for values in settings.below_flags()
+    ]
 
 
 def _text(value: Value) -> str | None:
@@ -180,42 +195,42 @@ def _text(value: Value) -> str | None:
 
 
 def _imported(settings: Settings, target: str, kind: type[K], *, otherwise: str) -> K:
-    """Import what ``module:name`` means, which must be an app or a task (``kind``)."""
+    """Import the app or task (``kind``) that ``module:name`` stands for."""
     module, colon, name = target.partition(":")
     if not module or not colon or not name:
         example = f"{module_of(module) or 'myproject.jobs'}:{name or _EXAMPLES[kind.__name__]}"
         example = next(iter(_apps_below(module)), example) if kind.__name__ == "App" else example
         raise CommandLineError(
-            f"{target!r} names {otherwise}. Give the module and the name in it, such as {example}",
+            f"{target!r} {otherwise}. Give the module and the name in it, such as {example}",
             ExitCode.USAGE,
         )
     home = _imported_module(settings, module)
-    found: object = home
+    value: object = home
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, kind):
-        return found
-    there = [f"{module}:{each}" for each, value in vars(home).items() if isinstance(value, kind)]
-    there += _apps_below(module) if kind.__name__ == "App" and not there else []
-    remedy = f"Did you mean {' or '.join(there[:3])}?" if there else _REMEDIES[kind.__name__]
-    if found is None:
+        value = getattr(value, part, None)
+    if isinstance(value, kind):
+        return value
+    candidates = [f"{module}:{other}" for other, member in vars(home).items() if isinstance(member, kind)]
+    candidates += _apps_below(module) if kind.__name__ == "App" and not candidates else []
+    remedy = f"Did you mean {' or '.join(candidates[:3])}?" if candidates else _REMEDIES[kind.__name__]
+    if value is None:
         raise NotFound(f"module {module} has no {kind.__name__.lower()} {name!r}. {remedy}")
-    wanted = "an app" if kind.__name__ == "App" else "a task"
-    raise NotFound(f"{target} is not {wanted}, but of type {type(found).__name__}. {remedy}")
+    noun = "an app" if kind.__name__ == "App" else "a task"
+    raise NotFound(f"{target} is not {noun}, but of type {type(value).__name__}. {remedy}")
 
 
 def _apps_below(package: str) -> list[str]:
-    """Return what look like apps in the modules of a package in this folder, as ``module:name``, unimported."""
+    """Return the likely apps in a package of this folder, as ``module:name``, without importing it."""
     folder = Path(*package.split(".")) if package else Path()
-    found = []
+    apps = []
     for file in sorted(folder.glob("*.py")) if (folder / "__init__.py").is_file() else ():
         with suppress(OSError, UnicodeDecodeError):
             names = re.findall(
                 r"^(\w+)(?:: *[\w.]+)? *= *(?:penstock\.)?App\(", file.read_text("utf-8"), re.MULTILINE
             )
             module = package if file.stem == "__init__" else f"{package}.{file.stem}"
-            found += [f"{module}:{name}" for name in names]
-    return found
+            apps += [f"{module}:{name}" for name in names]
+    return apps
 
 
 def _imported_module(settings: Settings, name: str) -> ModuleType:
@@ -227,13 +242,13 @@ def _imported_module(settings: Settings, name: str) -> ModuleType:
         # For code that reads the environment itself, and for other apps of these modules.
         if (setting := settings.setting(key)).origin.kind != "default":
             os.environ[f"PENSTOCK_{key.upper()}"] = str(setting.value)
-    with _told_as_ours():
+    with _import_errors():
         return import_named(check_module(name))
 
 
 @contextmanager
-def _told_as_ours() -> Iterator[None]:
-    """Give the errors of importing a module the exit codes of the command line."""
+def _import_errors() -> Iterator[None]:
+    """Turn the errors of an import into errors of the command line."""
     try:
         yield
     except MissingModule as error:
@@ -245,7 +260,7 @@ def _told_as_ours() -> Iterator[None]:
 
 
 def is_local(url: str) -> bool:
-    """Whether the store is a file on this machine, whose users may run what they like here anyway."""
+    """Return whether the store is a file on this machine: anyone who can write to it can run commands here anyway."""
     return url.startswith("sqlite:")
 
 
@@ -258,13 +273,13 @@ def refuse_missing_file(url: str) -> None:
     path = Path(Address.parse(url).path)
     if not path.exists():
         raise NotFound(
-            f"the store {path.absolute()} does not exist. The first `penstock enqueue` makes it. If your app has "
+            f"the store {path.absolute()} does not exist. The first `penstock enqueue` creates it. If your app has "
             "another store, name the app (--app myproject.jobs:app) or the store (--url)."
         )
 
 
 def shared_store(settings: Settings) -> str:
-    """The URL of the store that the settings name, as other processes are to open it. It is there, and answers."""
+    """Return the URL of the configured store for other processes. Raise an error if the store does not answer."""
     from penstock.spark.store import shared_url
 
     app = open_app(settings)
@@ -273,25 +288,25 @@ def shared_store(settings: Settings) -> str:
 
 
 async def queues_of(app: App, *named: str | None) -> list[str]:
-    """Return the queues that were named, or all queues if none was. Raises ``NotFound`` for one that does not exist."""
+    """Return the named queues, or all queues if none is named. Raise ``NotFound`` for a queue that does not exist."""
     known = await app.queues()
     names = list(dict.fromkeys(check_queue(name) for name in named if name is not None))
     for name in names:
         if name not in known and not await _is_set_up(app, app.queue(name)):
-            otherwise = "" if known else "The store has no queue yet."
+            otherwise = "" if known else "The store has no queues yet."
             meant = did_you_mean(name, known, otherwise=otherwise)
             raise NotFound(f"the queue {name!r} does not exist. {meant}")
     return names or known
 
 
 async def queues_with_rules(app: App, queue: str | None, settings: Settings) -> list[str]:
-    """Return the queues whose limits and budgets to show. They may be set before the first job of the default queue."""
+    """Return the queues whose limits and budgets to show: the default queue may have them before its first job."""
     default = [settings["queue"]] if queue is None else []
     return sorted({*await queues_of(app, queue), *default})
 
 
 async def refuse_unknown_queue(app: App, queue: str | None, *, to: str) -> None:
-    """Raise ``NotFound`` with the way ``to`` do it for a queue that has no jobs yet."""
+    """Raise ``NotFound`` for a queue that does not exist, with the option that allows ``to`` do it anyway."""
     try:
         await queues_of(app, queue)
     except NotFound as error:
@@ -299,10 +314,10 @@ async def refuse_unknown_queue(app: App, queue: str | None, *, to: str) -> None:
 
 
 async def _is_set_up(app: App, queue: Queue) -> bool:
-    """Return whether anything is known of a queue that never had a job: a pause, a limit, a scheduler, a worker."""
+    """Return whether a queue without jobs has a pause, a limit, a budget, a scheduler or a worker."""
     if await queue.limits() or await queue.schedulers() or await queue.workers():
         return True
     if await queue.budgets() or await queue.settings() != QueueSettings():
         return True
-    [itself] = (await (await app.connect()).groups(queue.name, keys=[""])).groups
-    return itself.why in ("paused", "asked") or any([True async for _ in queue.groups()])
+    [state] = (await (await app.connect()).groups(queue.name, keys=[""])).groups
+    return state.why in ("paused", "asked") or any([True async for _ in queue.groups()])

@@ -1,4 +1,4 @@
-"""``penstock archive``: jobs that have ended, moved into a table."""
+"""``penstock archive`` and ``penstock history``: finished jobs and events as tables, and a report."""
 
 from __future__ import annotations
 
@@ -24,20 +24,24 @@ if TYPE_CHECKING:
 @click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
 @click.argument("output", metavar="OUT")
 @click.option(
-    "--older-than", metavar="DURATION", default="7d", show_default=True, help="Ended longer ago than that."
+    "--older-than",
+    metavar="DURATION",
+    default="7d",
+    show_default=True,
+    help="Minimum age of the jobs, since they finished.",
 )
 @click.option(
     "--state",
     "states",
     type=StateName(["completed", "failed", "cancelled"]),
     multiple=True,
-    help="Only such; may be repeated.",
+    help="Archive only jobs in this state; may be repeated.",
 )
+@click.option("--consumer", metavar="NAME", default="", help="Release the hold of this consumer on the jobs.")
+@click.option("--out-format", metavar="NAME", help="Format of OUT. [parquet]")
 @click.option(
-    "--consumer", metavar="NAME", default="", help="Let go of jobs that are held for this consumer."
+    "--scratch", metavar="PATH", help="Folder of the journal if OUT is a table: the same in every run."
 )
-@click.option("--out-format", metavar="NAME", help="Of OUT. [parquet]")
-@click.option("--scratch", metavar="PATH", help="For the journal, if OUT is a table: always the same.")
 @session_options
 @json_option
 @click.pass_obj
@@ -55,23 +59,23 @@ def archive(
     choice: SparkChoice,
     as_json: bool,
 ) -> None:
-    """Move the jobs of QUEUE that have ended, with payload and result, out of the store and into the table OUT:
-    a folder (Parquet), or table:db.archive. Needs penstock[spark].
+    """Move the finished jobs of QUEUE, with payload and result, from the store to the table OUT: a folder (Parquet),
+    or table:db.archive. Needs penstock[spark].
 
     \b
       penstock archive mail archive/ --older-than 30d
       penstock archive mail reports table:lake.jobs --scratch s3://lake/journal
 
-    A job is in the store or in the table, never in both. Can be killed anywhere and started again.
+    A job is in the store or in the table, never in both. You can kill the command at any time and run it again.
     """
     url = shared_store(Settings(flags))
     format = out_format or ("parquet" if is_table(output) else format_of(output, None))
-    given = {"states": states} if states else {}
+    filters = {"states": states} if states else {}
     with open_session(choice, catalog=is_table(output)) as session:
-        from penstock.spark import archive as move
+        from penstock.spark import archive as archive_jobs
 
         for queue in queues:
-            done = move(
+            report = archive_jobs(
                 session,
                 url,
                 queue,
@@ -80,19 +84,19 @@ def archive(
                 consumer=consumer,
                 format=format,
                 scratch=scratch,
-                **given,
+                **filters,
             )
             if as_json:
-                print_json(msgspec.to_builtins(done))
+                print_json(msgspec.to_builtins(report))
             else:
-                recovered = f" ({done.recovered:,} of an earlier call)" if done.recovered else ""
+                recovered = f" ({report.recovered:,} of an earlier call)" if report.recovered else ""
                 click.echo(
-                    f"{queue}: {done.archived:,} jobs archived{recovered}, {done.kept:,} kept, "
-                    f"in {span(done.seconds * 1000)}"
+                    f"{queue}: {report.archived:,} jobs archived{recovered}, {report.kept:,} kept, "
+                    f"in {span(report.seconds * 1000)}"
                 )
 
 
-# ``penstock history``: what happened in the queues, as tables that grow and as a page to look at.
+# History
 
 
 _FOLDER = click.argument("folder", metavar="[DIR]", default="history")
@@ -100,29 +104,35 @@ _FOLDER = click.argument("folder", metavar="[DIR]", default="history")
 
 @family("history")
 def history() -> None:
-    """What happened in the queues: tables of it that grow (sync), and a page (report). Needs penstock[spark].
+    """Keep the history of the queues in tables (sync), and write it as a page (report). Needs penstock[spark].
 
     \b
-      penstock history sync                       add what is new to ./history
-      penstock history sync --follow              and go on with it
-      penstock history report -o page.html        a page of it
+      penstock history sync                       add new events to ./history
+      penstock history sync --follow              and keep adding them
+      penstock history report -o page.html        write a page
     """
 
 
 @command_of(history, "sync")
 @_FOLDER
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Keep adding new events, until Ctrl-C.")
 @click.option(
-    "--every", metavar="DURATION", default="30s", show_default=True, help="With --follow: how often."
+    "--every",
+    metavar="DURATION",
+    default="30s",
+    show_default=True,
+    help="With --follow: time between two syncs.",
 )
-@click.option("-q", "--queue", "queues", metavar="NAME", multiple=True, help="Only this; may be repeated.")
-@click.option("--pattern", metavar="REGEX", help="Only queues whose whole name is like that.")
-@click.option("--max-events", type=click.IntRange(1), help="Maximum number at a time.")
+@click.option(
+    "-q", "--queue", "queues", metavar="NAME", multiple=True, help="Only this queue; may be repeated."
+)
+@click.option("--pattern", metavar="REGEX", help="Only queues whose whole name matches.")
+@click.option("--max-events", type=click.IntRange(1), help="Maximum number of events in a sync.")
 @click.option(
     "--upto",
     type=click.Choice(["bronze", "silver", "gold"]),
     default="gold",
-    help="Leave the tables after that for later. [gold: all]",
+    help="Stop after these tables. [gold: all]",
 )
 @session_options
 @json_option
@@ -139,10 +149,10 @@ def sync(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Add to the history in DIR (./history) what has happened since the last time, each event exactly once.
+    """Add the events since the last sync to the history in DIR (./history), each exactly once.
 
-    DIR is a folder, or the URL of an object store such as s3://bucket/history. The sync can be killed anywhere and
-    started again. --json prints a line for each sync.
+    DIR is a folder, or the URL of an object store such as s3://bucket/history. You can kill the sync at any time and
+    run it again. --json prints a line for each sync.
     """
     url = shared_store(Settings(flags))
     with open_session(choice) as session:
@@ -151,7 +161,7 @@ def sync(
 
         options |= {"spark": session, "queues": list(queues) or None}
         if not follow:
-            _tell(tables.sync(url, folder, **options), as_json=as_json, is_quiet=False)
+            _print(tables.sync(url, folder, **options), as_json=as_json, is_quiet=False)
             return
         with noted_interrupts() as stop:
             tables.follow(
@@ -159,14 +169,14 @@ def sync(
                 folder,
                 every=every,
                 stop=stop,
-                on_sync=lambda report: _tell(report, as_json=as_json, is_quiet=True),
+                on_sync=lambda report: _print(report, as_json=as_json, is_quiet=True),
                 **options,
             )
     raise KeyboardInterrupt
 
 
-def _tell(report: SyncReport, *, as_json: bool, is_quiet: bool) -> None:
-    """``is_quiet``: not if there is nothing new."""
+def _print(report: SyncReport, *, as_json: bool, is_quiet: bool) -> None:
+    """Print the result of a sync. If ``is_quiet``, print nothing if there are no new events."""
     if as_json:
         print_json(msgspec.to_builtins(report))
         return
@@ -192,23 +202,24 @@ def _tell(report: SyncReport, *, as_json: bool, is_quiet: bool) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     default="history.html",
     show_default=True,
-    help="The page.",
+    help="File of the page.",
 )
 @click.option("--since", metavar="TIME", help="ISO 8601, or how long ago: 2d.")
 @click.option("--until", metavar="TIME", help="ISO 8601, or how long ago: 2d.")
 @click.option("--title", default="Queues", show_default=True)
 def report(*, folder: str, output: Path, since: str | None, until: str | None, title: str) -> None:
-    """Write the history in DIR (./history) as a page: one file that loads nothing. Prints where it is."""
+    """Write the history in DIR (./history) as a page, one file that loads nothing else, and print its path."""
     from penstock.spark.history import report as write_page
 
     click.echo(write_page(folder, output, since=_instant(since), until=_instant(until), title=title))
 
 
-def _instant(said: str | None) -> str | datetime | None:
+def _instant(text: str | None) -> str | datetime | None:
+    """Read a duration as an instant that long ago; leave other texts to ``report``."""
     from penstock.core.units import milliseconds
     from penstock.errors import InvalidOption
 
     try:
-        return said and datetime.now(UTC) - timedelta(milliseconds=milliseconds(said))
+        return text and datetime.now(UTC) - timedelta(milliseconds=milliseconds(text))
     except InvalidOption:
-        return said
+        return text

@@ -1,8 +1,8 @@
-"""What stands between commands and the terminal: control characters in anything they print become escapes.
+"""Output of commands: tables for people at a terminal, plain columns for pipes, JSON for programs.
 
-``guarded()`` puts a guard in front of stdout and stderr while a command runs. So no command has to think of it, and
-no new one can forget it. Two kinds of output go past the guard: rich's, through ``penstock.cli.output.console()``,
-which escapes what is not rich's own styling; and the output of the user's own code, within ``unguarded()``.
+Control characters in anything that a command prints become escapes: ``guarded()`` puts a guard in front of stdout and
+stderr. Two kinds of output bypass the guard: that of rich, whose ``console()`` escapes everything but rich's own
+styling, and that of the user's own code, within ``unguarded()``.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 
 class ReaderGone(Exception):
-    """The program that reads the output has ended. Not an ``OSError``, of which click would make exit code 1."""
+    """The program that reads the output has exited. This is not an ``OSError``, which click turns into exit code 1."""
 
 
 class _Guard(io.TextIOBase):
-    """A text stream that shows control characters as escapes. Bytes for its ``buffer`` take the same way."""
+    """A text stream that shows control characters as escapes, also those of bytes written to its ``buffer``."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self.buffer = _GuardedBuffer(self)
 
     def write(self, text: str, /) -> int:
-        shown = visible(text)
+        escaped = visible(text)
         try:
-            self.stream.write(shown)
+            self.stream.write(escaped)
         except UnicodeEncodeError:
-            # The terminal is not in UTF-8.
+            # The terminal does not use UTF-8.
             encoding = self.stream.encoding
-            self.stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+            self.stream.write(escaped.encode(encoding, "backslashreplace").decode(encoding))
         except BrokenPipeError as error:
             raise ReaderGone from error
         return len(text)
@@ -75,7 +75,7 @@ class _Guard(io.TextIOBase):
 
 
 class _GuardedBuffer(io.RawIOBase):
-    """For click, which writes bytes here, and text where the terminal is not in UTF-8."""
+    """The ``buffer`` of a guard: click writes bytes to it, unless the terminal does not use UTF-8."""
 
     def __init__(self, guard: _Guard) -> None:
         self._guard = guard
@@ -92,9 +92,9 @@ class _GuardedBuffer(io.RawIOBase):
 
 
 def raw(stream: TextIO | _Guard | None) -> TextIO:
-    """Return what is behind the guard of ``stream``. One that was closed before the start (``>&-``) takes nothing."""
+    """Return the stream behind a guard; for a stream closed before the start (``>&-``), one that discards all."""
     if stream is None:
-        return open(os.devnull, "w")  # open until the process ends
+        return open(os.devnull, "w")  # Stays open until the process exits.
     return stream.stream if isinstance(stream, _Guard) else stream
 
 
@@ -107,7 +107,7 @@ def guarded() -> Iterator[None]:
 
 @contextmanager
 def unguarded() -> Iterator[None]:
-    """Leave stdout and stderr to the user's own code within the block: it may style what it prints."""
+    """Give the user's own code the bare stdout and stderr within the block: it may print styled text."""
     with _replaced(raw(sys.stdout), raw(sys.stderr)):
         yield
 
@@ -122,10 +122,10 @@ def _replaced(out: TextIO | _Guard, err: TextIO | _Guard) -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-# What commands print: tables for people at a terminal, plain columns for pipes, JSON for programs.
+# Tables
 
 
-# Colours of the terminal's own palette that can be read on black and on white.
+# Colours of the terminal's own palette that are readable on black and on white.
 TROUBLE: Final = "bold red"
 STATE_STYLES: Final = {
     "scheduled": "magenta",
@@ -140,25 +140,25 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _PROSE: Final = frozenset(
     {"what", "why", "found", "advice", "meaning", "value", "from", "options", "store", "log"}
 )
-"""Columns whose cells may go on in the next line. An id or a state that is broken cannot be read, or copied."""
+"""Columns whose cells may wrap. Ids and states stay in one line, so that they can be read and copied."""
 _LEAST_OF_PROSE: Final = 14
 _GAP: Final = 2
 _NOT_ESCAPED: Final = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def at_terminal() -> bool:
-    """Whether stdout is for a person to look at."""
+    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return where rich writes to. It shows control characters as escapes, except those of rich's own styling."""
+    """Return a console of rich that shows control characters as escapes, except those of its own styling."""
     return _console_class()(file=raw(sys.stderr if stderr else sys.stdout), highlight=False)
 
 
 @cache
 def _console_class() -> type[Console]:
-    """Imported here, because only commands at a terminal need rich."""
+    # Imported here, because only commands at a terminal need rich.
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
@@ -179,9 +179,9 @@ def print_table(
     empty: str = "",
     spare: Sequence[str] = (),
 ) -> None:
-    """A table at a terminal, else lines with a header, columns apart by two spaces. ``empty``: said if no row is.
+    """Print a table at a terminal, else aligned lines with a header. Without rows, print ``empty`` to stderr.
 
-    ``spare`` are columns that a narrow terminal does without, the first of them first.
+    ``spare`` are the columns that a narrow terminal drops, in this order.
     """
     if not rows:
         if empty:
@@ -200,18 +200,18 @@ def print_table(
 def fitted(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int, spare: Sequence[str]
 ) -> tuple[list[str], list[list[Any]]]:
-    """The columns that ``width`` has room for, and the rows without the others.
+    """Return the columns that fit into ``width``, and the rows with these columns.
 
-    Of the ``spare`` ones, those that say nothing go first, then one after the other.
+    Of the ``spare`` columns, empty ones are dropped first, then the others in their order.
     """
-    kept = list(range(len(columns)))
-    said = [at for at, name in enumerate(columns) if any(row[at] not in ("", None, 0) for row in rows)]
-    given_up = [columns.index(name) for name in spare if name in columns]
-    for at in sorted(given_up, key=lambda at: at in said):
-        if sum(_width(columns[i], [row[i] for row in rows]) + _GAP for i in kept) - _GAP <= width:
+    fitting = list(range(len(columns)))
+    filled = [at for at, name in enumerate(columns) if any(row[at] not in ("", None, 0) for row in rows)]
+    droppable = [columns.index(name) for name in spare if name in columns]
+    for at in sorted(droppable, key=lambda at: at in filled):
+        if sum(_width(columns[i], [row[i] for row in rows]) + _GAP for i in fitting) - _GAP <= width:
             break
-        kept.remove(at)
-    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
+        fitting.remove(at)
+    return [columns[at] for at in fitting], [[row[at] for at in fitting] for row in rows]
 
 
 def _width(name: str, cells: Sequence[Any]) -> int:
@@ -226,7 +226,7 @@ def rich_table(
     title: str | None = None,
     width: int | None = None,
 ) -> Table:
-    """The same for rich; numbers to the right, states in their colours. With a ``width`` a row is a line, cut to it."""
+    """Return a table of rich, with coloured states. With a ``width``, each row is one line, cut to it."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -256,7 +256,7 @@ def rich_table(
 
 
 def prose_widths(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> dict[int, int]:
-    """Return how wide each column of prose may be, so that the others are whole."""
+    """Return the width of each column of prose that leaves room for all other columns."""
     needs = [
         max(len(_cell(cell)) for cell in (name, *(row[at] for row in rows)))
         for at, name in enumerate(columns)
@@ -280,28 +280,28 @@ def print_json(value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return ``value`` as JSON in which no control character is left."""
+    """Return ``value`` as JSON without control characters."""
     import msgspec
 
     plain = jsonable(value)
     try:
         text = msgspec.json.encode(plain).decode()
     except UnicodeEncodeError:
-        # JSON has a form for lone surrogates, which somebody may have typed. msgspec has none.
+        # JSON can escape lone surrogates, which a user may have typed. msgspec cannot.
         text = json.dumps(plain)
-    # JSON escapes C0 controls only. The others can stand in its strings alone, so the escapes of JSON fit.
-    return _NOT_ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    # JSON escapes C0 controls only. All others occur only in its strings, where JSON escapes are valid.
+    return _NOT_ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def jsonable(value: Any) -> Any:
-    """``value`` if JSON can say it, else what it looks like."""
+    """Return ``value`` as JSON types, with the ``repr`` of everything else."""
     import msgspec
 
     return msgspec.to_builtins(value, str_keys=True, enc_hook=repr)
 
 
 def span(ms: float) -> str:
-    """A duration as people read it: two units at most."""
+    """Return a duration for people, in two units at most."""
     if ms < 1000:
         return f"{ms:.0f}ms"
     seconds = ms / 1000
@@ -315,21 +315,21 @@ def span(ms: float) -> str:
 
 
 def ago(at_ms: int, now_ms: int) -> str:
-    """How long ago, or in how long."""
+    """Return the distance of an instant from now, such as ``3m ago`` or ``in 2h``."""
     if not at_ms:
         return ""
     return f"{span(now_ms - at_ms)} ago" if at_ms <= now_ms else f"in {span(at_ms - now_ms)}"
 
 
 def when(at_ms: int) -> str:
-    """Return an instant in local time, to the second: ``2026-11-18 09:30:00``. JSON has the exact one."""
+    """Return an instant for people, in local time to the second: ``2026-11-18 09:30:00``."""
     from datetime import datetime
 
     return datetime.fromtimestamp(at_ms // 1000).isoformat(" ") if at_ms else ""
 
 
 def exact(at_ms: int) -> str:
-    """Return an instant in UTC, to the millisecond, for JSON."""
+    """Return an instant for JSON, in UTC to the millisecond."""
     from datetime import UTC, datetime
 
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
@@ -337,13 +337,13 @@ def exact(at_ms: int) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a block for each value, as high as the value is beside the largest; the lowest block is zero."""
+    """Return a block for each value, scaled to the largest value; the lowest block is zero."""
     most = max(values, default=0) or 1
     return "".join(_BLOCKS[math.ceil(value / most * (len(_BLOCKS) - 1))] for value in values)
 
 
 def in_one_line(text: str) -> str:
-    """Return ``text`` with every stretch of white space as one space, and control characters as escapes."""
+    """Return ``text`` with each run of white space as one space, and control characters as escapes."""
     return " ".join(visible(text).split())
 
 

@@ -1,5 +1,7 @@
-"""Pid files: who runs detached, with which arguments. A file is its worker's as long as that holds a lock on it,
-so one that was left behind by a crash is known as such, whatever its number means by now.
+"""Pid files of background workers, with their arguments.
+
+A worker holds a lock on its file while it runs. A file without a lock was left by a crash, even if another process has
+its number by now.
 """
 
 from __future__ import annotations
@@ -24,29 +26,29 @@ _MODE: Final = 0o600
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """Where a worker was started, as far as it finds its store by that: the folder, and our variables."""
+    """The folder and the ``PENSTOCK_`` variables that a worker was started with: they lead to its store."""
 
     folder: str
     variables: dict[str, str]
 
     @classmethod
     def here(cls) -> Surroundings:
-        """Those of this process. To be asked before an app is imported, for which variables are set."""
+        """Return those of this process. Call it before an app is imported, because imports set variables."""
         ours = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
         return cls(str(Path.cwd()), ours)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of this process, with our variables as they were there."""
+        """Return the environment of this process, with the ``PENSTOCK_`` variables of the worker."""
         others = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
         return others | self.variables
 
 
 class PidRecord(msgspec.Struct, frozen=True):
-    """What a pid file says. ``arguments`` are those of ``penstock worker``; ``ready`` once it claims jobs.
+    """The content of a pid file. ``arguments`` are those of ``penstock worker run``; ``ready``: it claims jobs.
 
-    ``grace_ms`` is how long the worker lets its jobs finish, whatever the settings of who stops it. ``store`` is shown
-    to people, without a password.
+    ``grace_ms`` is the worker's own grace, whatever the settings of the process that stops it. ``store`` is for
+    display and has no password.
     """
 
     pid: int
@@ -62,24 +64,24 @@ class PidRecord(msgspec.Struct, frozen=True):
 def held(
     path: Path, arguments: list[str], *, grace_ms: int, surroundings: Surroundings, store: str = ""
 ) -> Iterator[_Held]:
-    """The pid file is ours until the block ends, and gone then. Raises ``WrongState`` if a live worker has it.
+    """Hold the pid file within the block, and delete it afterwards. Raise ``WrongState`` if a live worker holds it.
 
-    Others may not read it: it says URLs, which may have passwords.
+    Only the owner can read the file, because URLs may contain passwords.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b", opener=private) as file:
         if not _lock(file.fileno()):
             record = read_record(path)
-            who = f"process {record.pid}" if record is not None else "another process"
+            holder = f"process {record.pid}" if record is not None else "another process"
             raise WrongState(
-                f"{path} is the pid file of a worker that runs ({who}). Stop that one, or use another file."
+                f"{path} is the pid file of a running worker ({holder}). Stop that worker, or use another file."
             )
         now_ms = time.time_ns() // 1_000_000
         record = PidRecord(os.getpid(), arguments, now_ms, grace_ms, surroundings, store=store)
-        mine = _Held(file.fileno(), record)
-        mine.write()
+        held_file = _Held(file.fileno(), record)
+        held_file.write()
         try:
-            yield mine
+            yield held_file
         finally:
             path.unlink(missing_ok=True)
 
@@ -94,13 +96,13 @@ class _Held:
         os.pwrite(self._descriptor, msgspec.json.encode(self._record), 0)
 
     def tell_ready(self) -> None:
-        """Whoever started us has been waiting for this."""
+        """Record that the worker claims jobs: ``penstock worker start`` waits for it."""
         self._record = msgspec.structs.replace(self._record, ready=True)
         self.write()
 
 
 def read_record(path: Path) -> PidRecord | None:
-    """What the file says; ``None`` if it is not there, or was only half written."""
+    """Return the content of a pid file; ``None`` if it does not exist or is half written."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=PidRecord)
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -108,7 +110,7 @@ def read_record(path: Path) -> PidRecord | None:
 
 
 def running(path: Path) -> PidRecord | None:
-    """The record of the worker that has the file; ``None`` if there is none any more."""
+    """Return the record of the worker that holds the file; ``None`` if it no longer runs."""
     try:
         with path.open("rb") as file:
             return None if _lock(file.fileno()) else read_record(path)
@@ -117,12 +119,12 @@ def running(path: Path) -> PidRecord | None:
 
 
 def tell_to_end(record: PidRecord) -> None:
-    """SIGTERM. Once only: the second takes away its grace."""
+    """Send SIGTERM. Call it once only: a second signal ends the grace."""
     _signal(record.pid, signal.SIGTERM)
 
 
 def await_end(path: Path, record: PidRecord, *, deadline: float) -> bool:
-    """SIGKILL if it still runs at the ``deadline``, by the monotonic clock; whether it ended without that."""
+    """Wait for a worker to exit, and kill it at ``deadline``, a monotonic time. Return whether it exited by itself."""
     gracefully = True
     while running(path) is not None:
         if time.monotonic() > deadline:
@@ -136,7 +138,7 @@ def await_end(path: Path, record: PidRecord, *, deadline: float) -> bool:
 
 
 def _await_exit(pid: int) -> None:
-    """It lets go of its file a moment before it is gone."""
+    """Wait for the process itself: it releases its file shortly before it exits."""
     deadline = time.monotonic() + _EXIT_S
     while _signal(pid, 0) and time.monotonic() < deadline:
         time.sleep(_LOOK_EVERY_S)
@@ -156,7 +158,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _signal(pid: int, number: int) -> bool:
-    """Whether there was such a process."""
+    """Send a signal. Return whether the process exists."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

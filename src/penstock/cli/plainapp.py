@@ -1,4 +1,4 @@
-"""An app without tasks on the store of the settings, where the processes of a worker find it: by import."""
+"""An app without tasks on the configured store. The processes of a worker import it."""
 
 from __future__ import annotations
 

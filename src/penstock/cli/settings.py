@@ -1,4 +1,10 @@
-"""The keys of the configuration: what each is for, its type, its default, and how its text is read."""
+"""The settings of the command line: their keys, and the origin of each value.
+
+The first source that has a value counts: a flag, the environment (``PENSTOCK_QUEUE``), the values that ``penstock
+config set`` saved (``.penstock/config.toml``), ``.env``, the project file (``penstock.toml``, or ``[tool.penstock]`` in
+``pyproject.toml``), the default. The files are those of the *project*: the nearest folder, from here upwards, that has
+one. For the store, the code of the app ranks below flags and above all else; see ``chosen_store``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,7 @@ Value = str | int | bool | None
 
 
 class Key(NamedTuple):
-    """``read`` takes a text, or what a TOML file says, and raises ``ValueError`` with what it should have been."""
+    """A key. ``read`` takes a text or a TOML value, and raises ``ValueError`` with a description of valid values."""
 
     name: str
     type: str
@@ -35,19 +41,40 @@ def _text(value: Any) -> str:
 def _url(value: Any) -> str:
     if "://" in (text := _text(value)):
         return text
-    shown = without_user(text)
-    raise ValueError(f"a URL such as {f'valkey://{shown}' if ':' in text else f'sqlite:///{shown}'}")
+    example = without_user(text)
+    raise ValueError(f"a URL such as {f'valkey://{example}' if ':' in text else f'sqlite:///{example}'}")
+
+
+def _queue(value: Any) -> str:
+    from penstock.core.names import check_queue
+
+    return _name(check_queue, value, "a queue name such as mail or default")
+
+
+def _namespace(value: Any) -> str:
+    from penstock.core.names import check_namespace
+
+    return _name(check_namespace, value, "a name such as shop")
+
+
+def _name(check: Callable[[str], str], value: Any, valid: str) -> str:
+    from penstock.errors import InvalidName
+
+    try:
+        return check(value)
+    except InvalidName:
+        raise ValueError(valid) from None
 
 
 def without_user(text: Any) -> Any:
-    """Return what is not a URL without a password that it may hold."""
+    """Return a text that is not a URL, without the password that it may contain."""
     return f"***@{text.rpartition('@')[2]}" if isinstance(text, str) and "@" in text else text
 
 
 def _whole(least: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         try:
-            # Not of a truth value, which is a number to Python, nor of 1.5, which would be cut.
+            # repr() refuses True, which int() takes for 1, and 1.5, which int() cuts.
             number = int(value if isinstance(value, str) else repr(value))
         except ValueError:
             raise ValueError("a whole number") from None
@@ -98,28 +125,28 @@ def _log_format(value: Any) -> str:
 
 
 _ROWS: Final = [
-    Key("url", "url", "sqlite:///penstock.db", _url, "where jobs are kept"),
-    Key("namespace", "text", None, _text, "a part of the store to itself"),
-    Key("app", "module:app", None, _text, "where tasks are defined, and which store commands use"),
-    Key("queue", "text", "default", _text, "where `enqueue` puts jobs"),
-    Key("attempts", "number", 3, _whole(1), "how often a job is run if it fails"),
-    Key("backoff", "duration", "exponential", _backoff, "the rest between attempts"),
-    Key("timeout", "duration", None, _duration, "how long a run may take"),
+    Key("url", "url", "sqlite:///penstock.db", _url, "the store of the jobs"),
+    Key("namespace", "text", None, _namespace, "a separate part of the store"),
+    Key("app", "module:app", None, _text, "the app, which has the tasks and names the store"),
+    Key("queue", "text", "default", _queue, "the queue that `enqueue` uses"),
+    Key("attempts", "number", 3, _whole(1), "maximum number of attempts of a job"),
+    Key("backoff", "duration", "exponential", _backoff, "delay between attempts"),
+    Key("timeout", "duration", None, _duration, "maximum duration of a run"),
     Key("priority", "number", 0, _whole(-(2**31)), "smaller runs first"),
     Key("result_ttl", "duration", "1d", _duration, "how long a completed job is kept"),
     Key("failure_ttl", "duration", "30d", _duration, "how long a failed job is kept"),
-    Key("concurrency", "number", None, _whole(1), "how many jobs a worker runs at a time"),
-    Key("workers", "number", 1, _whole(1), "how many workers `worker start` starts"),
-    Key("processes", "number", 1, _whole(1), "how many processes a worker has"),
-    Key("lease", "duration", "30s", _duration, "how soon the jobs of a dead worker come back"),
-    Key("stale_after", "duration", None, _duration, "which active jobs `reset-stale` takes back"),
+    Key("concurrency", "number", None, _whole(1), "number of jobs that a worker runs at a time"),
+    Key("workers", "number", 1, _whole(1), "number of workers that `worker start` starts"),
+    Key("processes", "number", 1, _whole(1), "number of processes of a worker"),
+    Key("lease", "duration", "30s", _duration, "how soon the jobs of a dead worker run again"),
+    Key("stale_after", "duration", None, _duration, "age of the active jobs that `reset-stale` takes back"),
     Key("grace", "duration", "30s", _duration, "how long a stopping worker lets its jobs finish"),
     Key(
         "stuck_after",
         "duration",
         "5m",
         _duration,
-        "how long a worker's event loop may stand still before it gives up its jobs",
+        "how long a worker's event loop may be blocked before it gives up its jobs",
     ),
     Key(
         "unknown_after",
@@ -135,28 +162,22 @@ _ROWS: Final = [
         _flag,
         "whether workers run shell commands; by default with a local store only",
     ),
-    Key("log_format", "text or json", "text", _log_format, "how a worker prints its log lines"),
-    Key("shell", "path", "/bin/sh", _text, "what commands are run by"),
+    Key("log_format", "text or json", "text", _log_format, "format of a worker's log lines"),
+    Key("shell", "path", "/bin/sh", _text, "the shell that runs commands"),
 ]
 KEYS: Final = {key.name: key for key in _ROWS}
 
 
 def known_key(name: str) -> Key:
-    """The key of that name; refused with the one that may have been meant."""
+    """Return the key with this name. Raise ``CommandLineError`` with a suggestion if it does not exist."""
     name = name.replace("-", "_")
     if name in KEYS:
         return KEYS[name]
     meant = KEY_ADVICE.get(name.lower()) or did_you_mean(name, list(KEYS))
-    raise CommandLineError(f"there is no key {name!r}. {meant}", ExitCode.USAGE)
+    raise CommandLineError(f"the key {name!r} does not exist. {meant}", ExitCode.USAGE)
 
 
-# What commands go by, and where each value comes from.
-#
-# The store has a rule of its own, ``chosen_store``: code ranks below flags and above all
-# else. Of other values the first that has it counts: a flag, the environment (``PENSTOCK_QUEUE``), what
-# ``penstock config set`` saved (``.penstock/config.toml``), ``.env``, the project file
-# (``penstock.toml``, or ``[tool.penstock]`` in ``pyproject.toml``), the default. Files are those of the
-# *project*: the nearest folder, from here upwards, that has one.
+# Sources of values
 
 
 _FOLDER: Final = ".penstock"
@@ -166,7 +187,7 @@ _PREFIX: Final = "PENSTOCK_"
 
 
 class Origin(NamedTuple):
-    """Where a value comes from: the kind of place, and which."""
+    """The source of a value: its kind, and the file if it is one."""
 
     kind: str
     place: str = ""
@@ -176,7 +197,7 @@ class Origin(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A key with the value that counts."""
+    """A key with its current value."""
 
     key: Key
     value: Value
@@ -184,7 +205,7 @@ class Setting(NamedTuple):
 
 
 class Project:
-    """The folder whose files count, and what they say."""
+    """The folder whose files hold settings."""
 
     def __init__(self, start: Path | None = None) -> None:
         start = Path.cwd() if start is None else start
@@ -193,7 +214,7 @@ class Project:
 
     @property
     def folder(self) -> Path:
-        """Where saved values, pid files and logs are; it need not be there yet. ``PENSTOCK_HOME`` says otherwise."""
+        """Return the folder of saved values, pid files and logs. It may not exist. ``PENSTOCK_HOME`` moves it."""
         home = os.environ.get("PENSTOCK_HOME")
         return Path(home) if home else self.root / _FOLDER
 
@@ -202,7 +223,7 @@ class Project:
         return self.folder / _SAVED
 
     def files(self) -> list[tuple[str, Path]]:
-        """The files that may say something, the most important first."""
+        """Return the files that may hold settings, the most important first."""
         return [
             ("saved", self.saved_file),
             (".env", self.root / ".env"),
@@ -211,7 +232,7 @@ class Project:
         ]
 
     def save(self, values: Mapping[str, Value]) -> None:
-        """Replace what is saved, in one step."""
+        """Replace the saved values atomically."""
         self.make_folder()
         import json
 
@@ -225,7 +246,7 @@ class Project:
         fresh.replace(self.saved_file)
 
     def make_folder(self) -> Path:
-        """The folder, made if need be, and kept out of version control."""
+        """Create the folder if it does not exist, keep it out of version control, and return it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         ignore = self.folder / ".gitignore"
         if not ignore.exists():
@@ -234,7 +255,7 @@ class Project:
 
 
 class Settings:
-    """All keys, read when first asked for. Raises ``CommandLineError`` for a file or a value that cannot be read."""
+    """All keys, read at first use. A file or a value that cannot be read raises ``CommandLineError``."""
 
     def __init__(self, flags: Flags) -> None:
         self.flags = flags
@@ -247,7 +268,7 @@ class Settings:
         return self.setting(name).value
 
     def setting(self, name: str) -> Setting:
-        """The value that counts, and where it comes from. Raises if there is no such key."""
+        """Return the current value of a key and its origin. Raise ``CommandLineError`` if the key does not exist."""
         key = known_key(name)
         for origin, values in self._sources():
             if values.get(key.name) is not None:
@@ -255,16 +276,16 @@ class Settings:
         return Setting(key, key.default, Origin("default"))
 
     def below_flags(self) -> list[Mapping[str, Value]]:
-        """Return what the environment and the files say, the most important first."""
+        """Return the values of the environment and the files, the most important first."""
         return [values for origin, values in self._sources() if origin.kind != "flag"]
 
     def all(self) -> list[Setting]:
-        """Every key, in the order they are documented."""
+        """Return every key, in documented order."""
         return [self.setting(name) for name in KEYS]
 
     @cached_property
     def saved(self) -> dict[str, Value]:
-        """What ``config set`` has saved."""
+        """Return the values that ``config set`` has saved."""
         return _read(*self.project.files()[0])
 
     @cached_property
@@ -286,7 +307,7 @@ class Settings:
 
 
 def _anchored(values: Mapping[str, Value], root: Path) -> Mapping[str, Value]:
-    """Return the values of a file. A relative path of a store starts at the project, wherever the command runs."""
+    """Return the values of a file, with the relative path of a store resolved against the project."""
     start, _, path = str(values.get("url", "")).partition(":///")
     if start != "sqlite" or path.startswith("/") or root == Path.cwd():
         return values
@@ -318,19 +339,19 @@ def _read(kind: str, path: Path) -> dict[str, Value]:
 
 
 def _variables(text: str) -> dict[str, str]:
-    """``NAME=value`` lines, with or without ``export`` and quotes. Other lines are none of ours."""
-    found: dict[str, str] = {}
+    """Return the ``NAME=value`` lines, with or without ``export`` and quotes. Ignore other lines."""
+    variables: dict[str, str] = {}
     for line in text.splitlines():
         name, separator, value = line.strip().removeprefix("export ").partition("=")
         if separator and not name.startswith("#"):
             value = value.strip()
-            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-            found[name.strip()] = value[1:-1] if quoted else value
-    return found
+            is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+            variables[name.strip()] = value[1:-1] if is_quoted else value
+    return variables
 
 
 def _named_values(variables: Mapping[str, str], where: str) -> dict[str, Value]:
-    """Variables that stand for keys; others with the prefix are somebody else's."""
+    """Return the values of the variables that name keys. Ignore others with the prefix."""
     return {
         name: checked_value(key, text, f"{_PREFIX}{name.upper()} in {where}")
         for name, key in KEYS.items()
@@ -339,7 +360,7 @@ def _named_values(variables: Mapping[str, str], where: str) -> dict[str, Value]:
 
 
 def checked_value(key: Key, value: Any, where: str) -> Value:
-    """``value`` as the key has it. Raises ``CommandLineError`` if it cannot be; ``where`` is where it stands."""
+    """Return ``value`` as the type of the key. Raise ``CommandLineError`` with ``where`` if it is not valid."""
     try:
         return key.read(value)
     except ValueError as error:

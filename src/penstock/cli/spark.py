@@ -1,4 +1,7 @@
-"""Tables as a shell names them: files by their extension, ``table:db.name`` for those of the catalog."""
+"""``penstock spark process``: a task on every row of a table.
+
+Tables are files, by their extension, or ``table:db.name`` for tables of the catalog.
+"""
 
 from __future__ import annotations
 
@@ -38,31 +41,30 @@ _FORMATS: Final = {
     ".orc": "orc",
     ".avro": "avro",
 }
-# As spreadsheets and databases write them: quotes are doubled, and a cell may have several lines.
+# The format of spreadsheets and databases: quotes are doubled, and a cell may span several lines.
 _CSV: Final = {"header": "true", "escape": '"', "multiLine": "true"}
-_TORN: Final = "_corrupt_record"
-_NOT_THERE: Final = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND")
+_CORRUPT: Final = "_corrupt_record"
+_NOT_FOUND: Final = ("PATH_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND")
 
 
 def is_table(name: str) -> bool:
-    """Whether it is one of the catalog."""
+    """Return whether ``name`` is a table of the catalog."""
     return name.startswith(_TABLE)
 
 
-def format_of(name: str, given: str | None) -> str:
-    """The format asked for, or that of the extension, or Parquet."""
-    return given or _FORMATS.get(_extension(name), "parquet")
+def format_of(name: str, format: str | None) -> str:
+    """Return ``format`` if it is given, else the format of the extension, else Parquet."""
+    return format or _FORMATS.get(_extension(name), "parquet")
 
 
 def export_format(name: str) -> str:
-    """``csv`` or ``json``. Raises if the name has neither extension."""
-    found = _FORMATS.get(PurePath(name).suffix.lower())
-    if found not in ("csv", "json"):
+    """Return ``csv`` or ``json``. Raise ``CommandLineError`` if the name has neither extension."""
+    format = _FORMATS.get(PurePath(name).suffix.lower())
+    if format not in ("csv", "json"):
         raise CommandLineError(
-            f"--export {name}: a copy can be .csv, .tsv, .json or .jsonl. In other formats the output itself is.",
-            ExitCode.USAGE,
+            f"--export {name}: the extension must be .csv, .tsv, .json or .jsonl.", ExitCode.USAGE
         )
-    return found
+    return format
 
 
 def _extension(name: str) -> str:
@@ -72,11 +74,11 @@ def _extension(name: str) -> str:
 
 
 def read_table(spark: SparkSession, name: str, format: str, options: Mapping[str, str]) -> DataFrame:
-    """The table. Of a CSV file, all columns are texts; the types of JSON are those that Spark finds in it.
+    """Return a table. All columns of a CSV file are texts; Spark infers the types of JSON.
 
     Raises:
-        NotFound: there is none.
-        CommandLineError: it cannot be read as that.
+        NotFound: The table does not exist.
+        CommandLineError: The table cannot be read in this format.
     """
     from pyspark.errors import AnalysisException
 
@@ -86,24 +88,24 @@ def read_table(spark: SparkSession, name: str, format: str, options: Mapping[str
         defaults = dict(_CSV) if format == "csv" else {}
         if _extension(name) == ".tsv":
             defaults["sep"] = "\t"
-        found = spark.read.format(format).options(**defaults | dict(options)).load(name)
-        _ = found.schema
+        df = spark.read.format(format).options(**defaults | dict(options)).load(name)
+        _ = df.schema
     except AnalysisException as error:
-        if str(error.getCondition()).startswith(_NOT_THERE):
-            raise NotFound(f"there is no {name}.") from error
+        if str(error.getCondition()).startswith(_NOT_FOUND):
+            raise NotFound(f"{name} does not exist.") from error
         first = str(error).strip().partition("\n")[0]
         raise CommandLineError(f"{name} cannot be read as {format}: {first}", ExitCode.USAGE) from error
-    if format == "json" and _TORN in found.columns:
+    if format == "json" and _CORRUPT in df.columns:
         raise CommandLineError(
-            f"{name} has lines that are not JSON objects. A file with one array, or objects over several lines, is "
-            "read with: --in-option multiLine=true",
+            f"{name} has lines that are not JSON objects. For one array, or objects that span lines, add "
+            "--in-option multiLine=true",
             ExitCode.USAGE,
         )
-    return found
+    return df
 
 
 def export(rows: DataFrame, target: Path) -> int:
-    """Write rows to one file, which is there as a whole or not at all; how many there were."""
+    """Write rows to one file atomically, and return their number."""
     from penstock.core.names import uuid7
 
     draft = target.with_name(f".{target.name}.{uuid7()}")
@@ -139,7 +141,7 @@ def _json_writer(file: TextIO) -> Callable[[dict[str, Any]], Any]:
 
 
 def _utc(value: datetime | None) -> str | None:
-    """Spark gives instants by the clock on this machine's wall."""
+    """Return an instant of Spark, which is in local time, as UTC."""
     return (
         None if value is None else value.astimezone(UTC).isoformat("T", "milliseconds").replace("+00:00", "Z")
     )
@@ -149,12 +151,12 @@ def _text(value: Any) -> str:
     return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)
 
 
-# ``penstock spark``: tasks on tables.
+# Commands
 
 
 @family("spark")
 def spark() -> None:
-    """Tasks on tables, by Spark. Needs penstock[spark].
+    """Run tasks on tables with Spark. Needs penstock[spark].
 
     \b
       penstock spark process users.csv scores --task jobs:score --key user_id --workers 4
@@ -164,28 +166,32 @@ def spark() -> None:
 
 def _process_options(function: Any) -> Any:
     for option in (
-        click.option("--scratch", metavar="PATH", help="For the run's own files, if OUT is a table."),
+        click.option("--scratch", metavar="PATH", help="Folder for the run's own files if OUT is a table."),
         click.option(
             "--progress",
             type=click.Choice(["auto", "bar", "lines", "none"]),
             default="auto",
-            help="How far it is, on stderr. [a bar at a terminal, else lines]",
+            help="Show progress on stderr. [a bar at a terminal, else lines]",
         ),
-        click.option("--concurrency", type=click.IntRange(1), help="Jobs at a time, of each worker."),
-        click.option("--fleet-size", type=click.IntRange(1), help="So many of them. [all but one]"),
-        click.option("--fleet", type=click.Choice(["spark"]), help="Let Spark's task slots do the jobs."),
+        click.option(
+            "--concurrency", type=click.IntRange(1), help="Number of jobs that each worker runs at a time."
+        ),
+        click.option(
+            "--fleet-size", type=click.IntRange(1), help="Number of task slots that run jobs. [all but one]"
+        ),
+        click.option("--fleet", type=click.Choice(["spark"]), help="Run the jobs in Spark's task slots."),
         click.option(
             "--workers", type=click.IntRange(0), default=0, help="Number of processes to start for the jobs."
         ),
         click.option(
             "--max-failures",
             type=click.IntRange(0),
-            help="End once more rows have failed; up to that is fine.",
+            help="Stop when more rows than this have failed.",
         ),
         click.option(
             "--max-failure-rate",
             type=click.FloatRange(0, 1, max_open=True),
-            help="End once a larger share of rows has failed, such as 0.05; judged from 20 rows on.",
+            help="Stop when a larger share of rows than this has failed, such as 0.05; checked from 20 rows on.",
         ),
         click.option(
             "--expect",
@@ -195,27 +201,27 @@ def _process_options(function: Any) -> Any:
         click.option(
             "--quarantine", metavar="PATH", help="Write the rows that failed or were rejected to this table."
         ),
-        click.option("--cost-name", default="usd", show_default=True, help="What a cost is counted in."),
-        click.option("--max-cost", type=float, help="Begin no further jobs once so much is spent."),
+        click.option("--cost-name", default="usd", show_default=True, help="Unit of costs."),
+        click.option("--max-cost", type=float, help="Start no more jobs when this much is spent."),
         click.option(
             "--since",
             metavar="COLUMN",
-            help="Look only at rows from the highest value of this column on that earlier runs have seen.",
+            help="Process only rows whose value in this column is at least the highest of earlier runs.",
         ),
         click.option("--limit", type=click.IntRange(1), help="Maximum number of rows to process."),
         click.option(
             "--reuse-results/--no-reuse-results",
             default=True,
             show_default=True,
-            help="Take results that the store still keeps for rows that OUT does not have.",
+            help="Use results that the store still keeps for rows that are not in OUT.",
         ),
-        click.option("--retry-failed", is_flag=True, help="Do rows again that have failed before."),
+        click.option("--retry-failed", is_flag=True, help="Run rows again that failed before."),
         click.option(
             "--on-change",
             type=click.Choice(["rerun", "keep", "error"]),
             default="rerun",
             show_default=True,
-            help="Rows that were done with other arguments, or another version of the task.",
+            help="What to do with rows whose arguments, or whose version of the task, have changed.",
         ),
         *(
             click.option(f"--{name}-column", name, metavar="COLUMN", default="", help=f"{what} of each job.")
@@ -230,7 +236,7 @@ def _process_options(function: Any) -> Any:
             "--payload",
             metavar="COLUMN",
             multiple=True,
-            help="An argument; may be repeated. [columns named like parameters]",
+            help="Column of an argument; may be repeated. [columns named like parameters]",
         ),
     ):
         function = option(function)
@@ -240,19 +246,30 @@ def _process_options(function: Any) -> Any:
 @command_of(spark, "process")
 @click.argument("source", metavar="IN")
 @click.argument("output", metavar="OUT")
-@click.option("--task", metavar="MODULE:TASK", required=True, help="What to run on each row.")
+@click.option("--task", metavar="MODULE:TASK", required=True, help="Task to run on each row.")
 @click.option(
-    "--key", metavar="COLUMN", multiple=True, required=True, help="What names a row; may be repeated."
+    "--key",
+    metavar="COLUMN",
+    multiple=True,
+    required=True,
+    help="Column that identifies a row; may be repeated.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what there is to do, and what it may cost.")
-@_process_options
-@click.option("--in-format", metavar="NAME", help="Of IN. [by its extension, else parquet]")
 @click.option(
-    "--in-option", metavar="KEY=VALUE", multiple=True, help="For Spark's reader of IN; may be repeated."
+    "--dry-run", is_flag=True, help="Only print the number of rows to run, and their estimated cost."
+)
+@_process_options
+@click.option("--in-format", metavar="NAME", help="Format of IN. [by its extension, else parquet]")
+@click.option(
+    "--in-option",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Set an option of Spark's reader of IN; may be repeated.",
 )
 @click.option("--schema", metavar="DDL", help="Types of columns, such as 'zip STRING, age INT'.")
-@click.option("--out-format", metavar="NAME", help="Of OUT. [by its extension, else parquet]")
-@click.option("--export", "copy", metavar="FILE", help="Then write what holds to FILE: .csv, .tsv or .jsonl.")
+@click.option("--out-format", metavar="NAME", help="Format of OUT. [by its extension, else parquet]")
+@click.option(
+    "--export", "copy", metavar="FILE", help="Also write the current results to FILE: .csv, .tsv or .jsonl."
+)
 @session_options
 @json_option
 @click.pass_obj
@@ -276,16 +293,16 @@ def process(
     """Run a task on every row of the table IN; the results are rows of OUT.
 
     IN and OUT are files or folders (Parquet, CSV, JSON lines ... by their extension, or --in-format and --out-format),
-    or tables of the catalog: table:db.users. OUT is what is remembered: started again, only what is new, changed or
-    missing is run. It is a folder of Parquet, or of JSON lines; for CSV see --export.
+    or tables of the catalog: table:db.users. OUT is the memory of the runs: a repeated run only processes rows that are
+    new, changed or missing. It is a folder of Parquet or JSON lines; for CSV see --export.
 
     \b
       penstock spark process users.csv scores --task jobs:score --key user_id --workers 4 --export scores.csv
       penstock spark process s3://lake/users table:lake.scores --task jobs:score --key day --key user_id
 
-    Ctrl-C takes back what has not begun, lets finish what has, and keeps its results; again Ctrl-C leaves at once.
-    Exits with 1 if rows have failed (now or before, more than --max-failures), with 7 if it was stopped before all rows
-    were done.
+    Ctrl-C takes back jobs that have not started, waits for those that run, and keeps their results; a second Ctrl-C
+    exits immediately. Exits with 1 if more rows than --max-failures have failed, now or before, and with 7 if it was
+    stopped before all rows were done.
     """
     settings = Settings(flags)
     chosen = import_task(settings, task)
@@ -311,34 +328,34 @@ def process(
             done = process_table(rows, chosen, key=key, output=output, format=out_format, **given)
         if copy is not None and not options["dry_run"]:
             _export(rows, chosen, key, output=output, format=out_format, target=Path(copy))
-    _tell(done, options, as_json=as_json)
+    _print(done, options, as_json=as_json)
     return _exit_code(done, options)
 
 
 def _check_early(task: Task[..., Any], source: str, *, is_local: bool) -> None:
-    """What can be known before Spark is started, which takes a while: a file and a store that are there."""
+    """Check the file and the store before Spark is started, which takes a while."""
     from penstock.spark.store import Store, shared_url
 
     is_plain = not is_table(source) and "://" not in source and not set(source) & set("*?[{")
     if is_local and is_plain and not Path(source.removeprefix("file:")).exists():
-        raise NotFound(f"there is no {source}.")
+        raise NotFound(f"{source} does not exist.")
     with Store(shared_url(task.app)):
         pass
 
 
-def _out_format(output: str, given: str | None) -> str:
-    chosen = given or ("parquet" if is_table(output) else format_of(output, None))
-    if chosen == "csv":
+def _out_format(output: str, format: str | None) -> str:
+    format = format or ("parquet" if is_table(output) else format_of(output, None))
+    if format == "csv":
         raise CommandLineError(
-            f"{output} cannot be CSV: it is what the next run remembers by, and CSV has no types and no nested "
-            f"columns. Give a folder (it will be Parquet), and --export {Path(output).name} for a copy.",
+            f"{output} cannot be CSV: it is the memory of later runs, and CSV has no types and no nested columns. "
+            f"Give a folder, which will be Parquet, and --export {Path(output).name} for a copy.",
             ExitCode.USAGE,
         )
-    return chosen
+    return format
 
 
 def _typed(df: DataFrame, task: Task[..., Any], *, schema: str | None, is_text: bool) -> DataFrame:
-    """CSV has no types: columns have those of the task's hints. What ``--schema`` says goes before."""
+    """Return the rows with types: of ``--schema``, or for CSV, which has none, those of the task's hints."""
     from pyspark.errors import PySparkException
     from pyspark.sql.types import DataType, StructType
 
@@ -347,14 +364,14 @@ def _typed(df: DataFrame, task: Task[..., Any], *, schema: str | None, is_text: 
     types: dict[str, DataType] = hinted_types(task, df.columns) if is_text else {}
     if schema is not None:
         try:
-            said = StructType.fromDDL(schema)
-            assert isinstance(said, StructType)
+            fields = StructType.fromDDL(schema)
+            assert isinstance(fields, StructType)
         except (PySparkException, AssertionError) as error:
             raise CommandLineError(
                 f"--schema {schema!r} cannot be read. Give names with types: 'zip STRING, age INT'.",
                 ExitCode.USAGE,
             ) from error
-        types |= {field.name: field.dataType for field in said}
+        types |= {field.name: field.dataType for field in fields}
     return cast(df, types)
 
 
@@ -364,12 +381,12 @@ def _export(
     from penstock.spark import latest
     from penstock.spark.processing.request import ledger_of
 
-    found = ledger_of(rows, task, key=key, output=output, format=format).read()
-    if found is not None:
-        export(latest(found), target)
+    results = ledger_of(rows, task, key=key, output=output, format=format).read()
+    if results is not None:
+        export(latest(results), target)
 
 
-def _tell(done: Processed, options: dict[str, Any], *, as_json: bool) -> None:
+def _print(done: Processed, options: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(done.summary())
         return
@@ -393,7 +410,7 @@ def _exit_code(done: Processed, options: dict[str, Any]) -> int:
     if options["dry_run"]:
         return ExitCode.DONE
     if done.stopped:
-        click.echo(f"penstock: stopped by {done.stopped}; start it again to go on", err=True)
+        click.echo(f"penstock: stopped by {done.stopped}; run it again to continue", err=True)
         return ExitCode.STOPPED
     earlier = 0 if options["retry_failed"] else done.plan.failed
     bad = done.failed + done.plan.rejected + earlier

@@ -1,4 +1,4 @@
-"""What Java and Spark say on stderr when they start, whatever one sets: kept from people who did not ask for it."""
+"""The Spark session of a command: its options, its start without the noise of Java, and its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOISE: Final = (
 
 @contextmanager
 def without_java_noise() -> Iterator[None]:
-    """Processes that are started within the block say the rest of it here, for as long as they run."""
+    """Filter the stderr of processes that start within the block, for as long as they run."""
     sys.stderr.flush()
     ours = os.dup(2)
     reading, writing = os.pipe()
@@ -48,19 +48,19 @@ def without_java_noise() -> Iterator[None]:
 
 
 def _pass_on(reading: int, writing: int) -> None:
-    with os.fdopen(reading, "rb") as said, os.fdopen(writing, "wb", buffering=0) as shown:
-        for line in said:
+    with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb", buffering=0) as target:
+        for line in source:
             if not line.startswith(_NOISE):
-                shown.write(line)
+                target.write(line)
 
 
-# The Spark session of a command: options that say which, and its end, which leaves no process behind.
+# The session
 
 
 T = TypeVar("T")
 
 _PATIENCE_S: Final = 20.0
-# As `spark-sql` and `pyspark` have it: tables in ./spark-warehouse, their names in ./metastore_db.
+# The places that `spark-sql` and `pyspark` use: tables in ./spark-warehouse, their names in ./metastore_db.
 _LASTING: Final = {
     "spark.sql.catalogImplementation": "hive",
     "spark.driver.defaultJavaOptions": "-Dderby.stream.error.file=/dev/null",
@@ -69,7 +69,7 @@ _LASTING: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SparkChoice:
-    """Which Spark: a local one, unless ``--remote`` or ``--conf spark.master=...`` says otherwise."""
+    """The choice of Spark: a local one, unless ``--remote`` or ``--conf spark.master=...`` is given."""
 
     remote: str | None
     cores: int | None
@@ -78,7 +78,7 @@ class SparkChoice:
 
 
 def session_options(function: Callable[..., T]) -> Callable[..., T]:
-    """The options of a command that say which Spark; the function is given a ``choice`` of all of them."""
+    """Add the options that choose Spark; the function gets them as ``choice``."""
 
     @wraps(function)
     def with_choice(
@@ -88,10 +88,12 @@ def session_options(function: Callable[..., T]) -> Callable[..., T]:
 
     for option in (
         click.option(
-            "--conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be repeated."
+            "--conf", metavar="KEY=VALUE", multiple=True, help="Set an option of Spark; may be repeated."
         ),
-        click.option("--memory", metavar="SIZE", default="2g", show_default=True, help="Of the local Spark."),
-        click.option("--cores", type=click.IntRange(1), help="Of the local Spark. [all]"),
+        click.option(
+            "--memory", metavar="SIZE", default="2g", show_default=True, help="Memory of the local Spark."
+        ),
+        click.option("--cores", type=click.IntRange(1), help="Cores of the local Spark. [all]"),
         click.option("--remote", metavar="URL", help="Use the Spark Connect server at sc://host."),
     ):
         with_choice = option(with_choice)
@@ -100,11 +102,10 @@ def session_options(function: Callable[..., T]) -> Callable[..., T]:
 
 @contextmanager
 def open_session(choice: SparkChoice, *, catalog: bool = False) -> Iterator[SparkSession]:
-    """A session within the block; afterwards it is gone, and its Java with it. ``catalog``: tables are wanted by name,
-    so that a session has to remember them, if nothing is said of where. A session that was there before is used, and
-    left.
+    """Open a session for the block, and stop it and its Java afterwards. An existing session is used and left open.
 
-    SIGTERM ends the command as Ctrl-C does.
+    ``catalog``: the command names tables, so a session without a configured catalog gets a persistent one. SIGTERM
+    stops the command as Ctrl-C does.
     """
     settings = dict(pairs(choice.conf, option="--conf"))
     with _terminated_as_interrupted(), _interrupts_first():
@@ -128,7 +129,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 @contextmanager
 def _interrupts_first() -> Iterator[None]:
-    """Ctrl-C amid a call of Java makes the calls that clean up fail: what there is to tell is Ctrl-C."""
+    """Raise the ``KeyboardInterrupt`` behind an error: after Ctrl-C in a call of Java, the cleanup fails too."""
     try:
         yield
     except Exception as error:
@@ -158,8 +159,8 @@ def _local(cores: int | None, memory: str, settings: Mapping[str, str]) -> Itera
 
     from penstock.spark import session
 
-    if (there := SparkSession.getActiveSession()) is not None:
-        yield there
+    if (existing := SparkSession.getActiveSession()) is not None:
+        yield existing
         return
     if sys.stderr.isatty():
         console(stderr=True).print("starting Spark ...", style="dim")
@@ -172,7 +173,7 @@ def _local(cores: int | None, memory: str, settings: Mapping[str, str]) -> Itera
 
 
 def pairs(texts: Sequence[str], *, option: str) -> Iterator[tuple[str, str]]:
-    """``KEY=VALUE``, of an option that may be repeated."""
+    """Yield the keys and values of a repeated option ``KEY=VALUE``."""
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key:
@@ -181,7 +182,7 @@ def pairs(texts: Sequence[str], *, option: str) -> Iterator[tuple[str, str]]:
 
 
 def _end_java() -> None:
-    """Not only the session: Java would stay for as long as this process, and a little longer."""
+    """Stop the session and its Java, which would otherwise outlive this process."""
     from pyspark import SparkContext
 
     context, gateway = SparkContext._active_spark_context, SparkContext._gateway

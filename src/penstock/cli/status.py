@@ -1,4 +1,4 @@
-"""``penstock status`` and ``penstock workers``: how it goes."""
+"""``penstock status`` and ``penstock workers``: the queues, their jobs, and the workers of a store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 _COLUMNS: Final = ("queue", *State, "oldest", "done/min", "failed/min", "")
-# Those that say nothing go first anyway. What stands still is more urgent than what has ended.
+# A narrow terminal drops empty columns first, then these in order. Jobs that do not move are more urgent than
+# finished ones.
 _SPARE: Final = ("cancelled", "failed/min", "done/min", "oldest", "completed", "scheduled", "blocked")
 _RATE_MINUTES: Final = 5
 _SHOWN_MINUTES: Final = 20
@@ -42,11 +43,12 @@ _JOBS_EXPLAINED: Final = 100
 _CAUSES_SHOWN: Final = 10
 _GROUPS_READ: Final = 1000
 _NAMED: Final = 3
+_UNATTENDED: Final = ("no worker", "worker died")
 _OF_QUEUE: Final = ("paused", "budget", "queue limit", "rate limit", "not consuming")
 
 
 async def read_status(app: App, queue: str | None, *, explained: bool = True) -> dict[str, Any]:
-    """Return counts and rates of the queues, the number of workers, and, if ``explained``, what holds jobs back."""
+    """Return counts and rates of the queues, the number of workers, and, if ``explained``, why jobs do not run."""
     names = await queues_of(app, queue)
     rows = [await read_counts(app, name) for name in names]
     for row in rows if explained else ():
@@ -69,10 +71,13 @@ async def read_status(app: App, queue: str | None, *, explained: bool = True) ->
         "dead": dead,
         "unattended": [queue] * (not live)
         if queue
-        else [
-            row["queue"] for row in rows if (row["waiting"] or row["due"]) and row["queue"] not in attended
-        ],
+        else [row["queue"] for row in rows if row["queue"] not in attended and _needs_worker(row)],
     }
+
+
+def _needs_worker(row: dict[str, Any]) -> bool:
+    kinds = {cause["kind"] for cause in row.get("causes", ())}
+    return bool(row["waiting"] or row["due"] or not kinds.isdisjoint(_UNATTENDED))
 
 
 async def read_counts(app: App, name: str) -> dict[str, Any]:
@@ -112,7 +117,7 @@ class Halt(NamedTuple):
 
 
 async def read_halts(storage: Storage, queue: str, *, is_paused: bool) -> list[Halt]:
-    """Return the pauses of a queue and of the first of its groups, with those that end by themselves."""
+    """Return the pauses of a queue and of the first of its groups, including those that end by themselves."""
     try:
         clock = await storage.clock(queue)
         states = [
@@ -120,53 +125,56 @@ async def read_halts(storage: Storage, queue: str, *, is_paused: bool) -> list[H
             *(await storage.groups(queue, limit=_GROUPS_READ)).groups,
         ]
     except StorageError:
-        # A store that only reads, such as a replica, may not tell about groups.
+        # A read-only store, such as a replica, may refuse to read groups.
         return [Halt(queue, "", None)] if is_paused else []
     return [
-        Halt(queue, one.key, None if one.paused or one.wait_ms is None else clock.now_ms + one.wait_ms)
-        for one in states
-        if one.paused or one.why in ("paused", "asked")
+        Halt(
+            queue, group.key, None if group.paused or group.wait_ms is None else clock.now_ms + group.wait_ms
+        )
+        for group in states
+        if group.paused or group.why in ("paused", "asked")
     ]
 
 
 def halted(row: dict[str, Any]) -> str:
-    """Return the pauses of a queue in a few words."""
+    """Return the pauses of a queue as a short text."""
     until = f" until {at_second(row['paused_until_ms'])}" if row["paused_until_ms"] else ""
-    groups = [one["group"] for one in row["paused_groups"]]
-    told = [f"paused{until}"] if row["paused"] else []
+    groups = [paused["group"] for paused in row["paused_groups"]]
+    pauses = [f"paused{until}"] if row["paused"] else []
     if groups:
-        told.append(f"group {groups[0]} paused" if len(groups) == 1 else f"{len(groups)} groups paused")
-    return ", ".join(told)
+        pauses.append(f"group {groups[0]} paused" if len(groups) == 1 else f"{len(groups)} groups paused")
+    return ", ".join(pauses)
 
 
 async def read_causes(app: App, row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what keeps open jobs of a queue from running, by cause, each with the first job it holds and a count.
+    """Return the causes that keep open jobs of a queue from running, each with its first job and a count.
 
-    The first jobs of each state are looked at. Causes that time or running jobs remove are left out while jobs run.
+    Only the first jobs of each state are explained. While jobs run, causes that go away by themselves are left out.
     """
     storage, queue = await app.connect(), row["queue"]
+    jobs: list[Job] = []
+    for state in (State.WAITING, State.BLOCKED, State.SCHEDULED, State.ACTIVE):
+        if row[state.value] or (state is State.SCHEDULED and row["staged"]):
+            jobs += (await storage.list_jobs(queue, state, limit=_JOBS_EXPLAINED)).jobs
+    reasons = await explain_all(storage, jobs)
     held: dict[tuple[str, ...], list[Job]] = {}
-    for state in (State.WAITING, State.BLOCKED, State.SCHEDULED):
-        if not row[state.value] and not (state is State.SCHEDULED and row["staged"]):
-            continue
-        page = await storage.list_jobs(queue, state, limit=_JOBS_EXPLAINED)
-        reasons = await explain_all(storage, page.jobs)
-        for job in page.jobs:
-            held.setdefault(_told_apart(job, reasons[queue, job.id].kind), []).append(job)
-    hidden = (*_MOVING, *_PATIENT) if row["active"] else _MOVING
-    shown = [jobs for (kind, *_), jobs in held.items() if kind not in hidden][:_CAUSES_SHOWN]
-    return [await _cause(storage, jobs, row) for jobs in shown]
+    for job in jobs:
+        held.setdefault(_cause_key(job, reasons[queue, job.id].kind), []).append(job)
+    is_running = any(reason.kind == "active" for reason in reasons.values())
+    hidden = (*_MOVING, *_PATIENT) if is_running else _MOVING
+    causes = [members for (kind, *_), members in held.items() if kind not in hidden][:_CAUSES_SHOWN]
+    return [await _cause(storage, members, row) for members in causes]
 
 
-def _told_apart(job: Job, kind: str) -> tuple[str, ...]:
-    """Return what distinguishes the cause of a job from others of the same kind: the task, or the group."""
+def _cause_key(job: Job, kind: str) -> tuple[str, ...]:
+    """Return the kind of a cause, with the task or the group where these tell two causes of a kind apart."""
     if kind == "unknown task":
         return kind, job.options.task
     return (kind, group_of(job)) if kind.startswith("group") else (kind,)
 
 
 async def _cause(storage: Storage, jobs: list[Job], row: dict[str, Any]) -> dict[str, Any]:
-    # The answer for one job says more than that for a list: since when, because of which jobs.
+    # The answer for a single job has more details: the start of a pause, the children.
     reason = await explain(storage, jobs[0])
     more = row[jobs[0].state.value] > _JOBS_EXPLAINED
     return {
@@ -179,16 +187,16 @@ async def _cause(storage: Storage, jobs: list[Job], row: dict[str, Any]) -> dict
 
 
 def _by_minute(minutes: Sequence[Minute], name: str) -> list[int]:
-    """Return a count for each of the last minutes, the present one last."""
-    known = {minute.at_ms // MINUTE_MS: getattr(minute, name) for minute in minutes}
-    present = max([time.time_ns() // 1_000_000 // MINUTE_MS, *known])
-    return [known.get(present - back, 0) for back in reversed(range(_SHOWN_MINUTES))]
+    """Return a count for each of the last minutes, the current one last."""
+    counts = {minute.at_ms // MINUTE_MS: getattr(minute, name) for minute in minutes}
+    current = max([time.time_ns() // 1_000_000 // MINUTE_MS, *counts])
+    return [counts.get(current - back, 0) for back in reversed(range(_SHOWN_MINUTES))]
 
 
 async def read_workers(app: App, queue: str | None) -> list[dict[str, Any]]:
-    """Return the workers of the queues, each once as it was seen last, those that were seen last first.
+    """Return the workers of one queue or of all, each once with its newest record, the most recently seen first.
 
-    Workers of queues that never had a job are among them: they wait for the first.
+    Workers of queues that never had a job are included.
     """
     found: dict[str, dict[str, Any]] = {}
     attended = await (await app.connect()).attended() if queue is None else []
@@ -213,7 +221,7 @@ async def read_workers(app: App, queue: str | None) -> list[dict[str, Any]]:
 
 
 def _state_of(worker: WorkerInfo) -> str:
-    """Return what the worker said of itself, unless it is known or likely to be gone."""
+    """Return the state that the worker reported; ``dead`` or ``silent`` if it is known or likely to be gone."""
     if worker.dead:
         return "dead"
     return str(worker.info.get("state", "")) if worker.raw.age_ms < SEEN_LATELY_MS else "silent"
@@ -221,19 +229,19 @@ def _state_of(worker: WorkerInfo) -> str:
 
 @command("status")
 @queue_option
-@click.option("-w", "--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @every_option
 @json_option
 @click.pass_obj
 def status(flags: Flags, /, *, queue: str | None, watch: bool, every: float, as_json: bool) -> None:
-    """How many jobs there are in each queue and state, how fast they go, who works on them.
+    """Show the number of jobs in each queue and state, their rates, the workers, and why jobs do not run.
 
     \b
-      scheduled    not due yet: delayed, or resting before the next attempt
+      scheduled    not due yet: delayed, or waiting for the next attempt
       waiting      ready for a worker
-      blocked      waits for other jobs, or for room in its group
+      blocked      waits for other jobs, for room in its group, or for a signal
       active       runs
-      completed, failed, cancelled    have ended, and are kept for a while
+      completed, failed, cancelled    finished, and kept for a while
     """
     settings = Settings(flags)
 
@@ -255,65 +263,66 @@ async def _watch(app: App, queue: str | None, every: float) -> None:
 
     with Live(console=console(), auto_refresh=False, screen=False) as live:
         while True:
-            told = await read_status(app, queue)
-            table = fitted(_COLUMNS, _rows(told), width=live.console.width, spare=_SPARE)
-            title = "\n".join([*_standstill(told), workers_line(told)])
+            status = await read_status(app, queue)
+            table = fitted(_COLUMNS, _rows(status), width=live.console.width, spare=_SPARE)
+            title = "\n".join([*_cause_lines(status), workers_line(status)])
             live.update(rich_table(*table, title=title), refresh=True)
             await asyncio.sleep(every)
 
 
-def _print(told: dict[str, Any], *, as_json: bool) -> None:
+def _print(status: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print_json(told)
+        print_json(status)
         return
-    print_table(_COLUMNS, _rows(told), empty=f"no jobs yet in the store {told['store']}", spare=_SPARE)
-    for line in _standstill(told):
+    print_table(_COLUMNS, _rows(status), empty=f"no jobs yet in the store {status['store']}", spare=_SPARE)
+    for line in _cause_lines(status):
         click.echo(line)
-    click.echo(workers_line(told))
+    click.echo(workers_line(status))
 
 
-def _standstill(told: dict[str, Any]) -> Iterator[str]:
-    """Return a line for each cause in each queue. That no worker runs is said below, for all queues at once."""
-    for row in told["queues"]:
+def _cause_lines(status: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each cause in each queue, except "no worker", which ``workers_line`` covers for all queues."""
+    for row in status["queues"]:
         for cause in row["causes"]:
             if cause["kind"] != "no worker":
-                yield visible_in_line(f"{_held(row, cause)}: {cause['text']} {cause['remedy']}".rstrip())
+                yield visible_in_line(
+                    f"{held_jobs(row['queue'], cause)}: {cause['text']} {cause['remedy']}".rstrip()
+                )
 
 
-def _held(row: dict[str, Any], cause: dict[str, Any]) -> str:
-    """Return the jobs that a cause holds: the queue with their number, or the first of them."""
+def held_jobs(queue: str, cause: dict[str, Any]) -> str:
+    """Return the jobs that a cause holds back: the queue with their number, or the first of them."""
     least = "at least " if cause["at_least"] else ""
     if cause["kind"] in _OF_QUEUE:
-        return f"{row['queue']}, {least}{counted(cause['count'], 'job')}"
+        return f"{queue}, {least}{counted(cause['count'], 'job')}"
     others = f" and {least}{cause['count'] - 1} more" if cause["count"] > 1 else ""
-    return f"{row['queue']}/{cause['job']}{others}"
+    return f"{queue}/{cause['job']}{others}"
 
 
-def workers_line(told: dict[str, Any]) -> str:
-    """Return who works on the queues, and what to do about those that nobody works on."""
-    count, silent, dead, unattended = told["workers"], told["silent"], told["dead"], told["unattended"]
-    if not count:
-        of_queue = f" for queue {told['queue']}" if told["queue"] else ""
-        line = f"no worker runs{of_queue}: {worker_command(*unattended, target=_target(told))} starts one"
+def workers_line(status: dict[str, Any]) -> str:
+    """Return the number of workers, with the command that starts one for the queues without a worker."""
+    silent, dead, unattended = status["silent"], status["dead"], status["unattended"]
+    start = worker_command(*unattended, target=_target(status))
+    if not status["workers"]:
+        of_queue = f" for queue {status['queue']}" if status["queue"] else ""
+        line = f"no worker runs{of_queue}: {start} starts one"
     else:
-        line = f"{counted(count, 'worker')}, {told['running']} of {counted(told['slots'], 'slot')} busy"
+        line = f"{counted(status['workers'], 'worker')}, {status['running']} of {counted(status['slots'], 'slot')} busy"
         if unattended:
-            line += f"; none works on {', '.join(unattended)}: {worker_command(*unattended, target=_target(told))}"
+            line += f"; none works on {', '.join(unattended)}: {start}"
     line += f"; {len(dead)} died: {listed(dead[:_NAMED], len(dead))}" if dead else ""
     if silent:
-        line += (
-            f"; {len(silent)} not heard of for {span(SEEN_LATELY_MS)}: {listed(silent[:_NAMED], len(silent))}"
-        )
+        line += f"; {len(silent)} silent for {span(SEEN_LATELY_MS)}: {listed(silent[:_NAMED], len(silent))}"
     return visible_in_line(line)
 
 
-def _target(told: dict[str, Any]) -> str:
-    """Return what a worker needs to run the jobs that nobody runs: an app, unless they are all commands."""
-    causes = [cause for row in told["queues"] for cause in row.get("causes", ())]
-    return "--commands" if causes and all(one["task"] == COMMAND_TASK for one in causes) else "[MODULE:APP]"
+def _target(status: dict[str, Any]) -> str:
+    """Return the argument that a worker needs: an app, or ``--commands`` if all jobs are commands."""
+    tasks = {cause["task"] for row in status["queues"] for cause in row.get("causes", ())}
+    return "--commands" if tasks == {COMMAND_TASK} else "[MODULE:APP]"
 
 
-def _rows(told: dict[str, Any]) -> list[tuple[Any, ...]]:
+def _rows(status: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [
         (
             row["queue"],
@@ -323,7 +332,7 @@ def _rows(told: dict[str, Any]) -> list[tuple[Any, ...]]:
             row["failed_per_minute"],
             ", ".join(filter(None, [halted(row), f"{row['staged']} staged" if row["staged"] else ""])),
         )
-        for row in told["queues"]
+        for row in status["queues"]
     ]
 
 
@@ -332,11 +341,10 @@ def _rows(told: dict[str, Any]) -> list[tuple[Any, ...]]:
 @json_option
 @click.pass_obj
 def workers(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
-    """The workers of the store, wherever they run: what they say of themselves with every heartbeat."""
-    settings = Settings(flags)
-    found = run_with_app(settings, lambda app: read_workers(app, queue))
+    """List the workers of the store, on all machines, as of their last heartbeat."""
+    records = run_with_app(Settings(flags), lambda app: read_workers(app, queue))
     if as_json:
-        print_json(found)
+        print_json(records)
         return
     rows = [
         (
@@ -348,7 +356,7 @@ def workers(flags: Flags, /, *, queue: str | None, as_json: bool) -> None:
             f"{worker['active']}/{worker['concurrency']}",
             f"{span(worker['seen_ms_ago'])} ago",
         )
-        for worker in found
+        for worker in records
     ]
     empty = f"no worker runs: {worker_command()} starts one"
     print_table(_WORKER_COLUMNS, rows, empty=empty, spare=("host", "pid", "seen", "queues"))

@@ -1,4 +1,4 @@
-"""``penstock top``: queues, workers and jobs on one screen, with keys to act."""
+"""``penstock top``: queues, workers and jobs on one screen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.cli.output import at_terminal
 from penstock.cli.parameters import Flags, command, every_option
 from penstock.cli.settings import Settings
 
-_SUMMARY: Final = "Show queues, workers and jobs on one screen, and act on them with keys."
+_SUMMARY: Final = "Show queues, workers and jobs on one screen, with keys to act on them."
 KEYS: Final = """\
 up, down       choose a job
 left, right    show the jobs of another state
@@ -40,7 +40,7 @@ def top(flags: Flags, /, *, every: float) -> None:
         )
     settings = Settings(flags)
 
-    # Imported here: no other command needs it, and `penstock --help` stays quick.
+    # Imported here, so that other commands start without textual.
     from penstock.cli.topscreen import TopScreen
 
     run_with_app(settings, lambda app: TopScreen(app, every=every).run_async())

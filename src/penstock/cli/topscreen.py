@@ -1,4 +1,4 @@
-"""The screens of ``penstock top``: the overview, the details of one job, and a question before a drastic step."""
+"""The screens of ``penstock top``: the overview, the details of a job, a confirmation, and the help."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from textual.app import App as TextualApp
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.events import Key
 from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Static, Tab, TabbedContent, TabPane, Tabs
 
@@ -35,23 +36,16 @@ if TYPE_CHECKING:
 _MOST_JOBS: Final = 200
 _ALL: Final = ("active", "failed", "waiting", "blocked", "scheduled")
 _QUEUE_COLUMNS: Final = (
-    "queue",
-    "waiting",
-    "active",
-    "scheduled",
-    "blocked",
-    "failed",
-    "oldest",
-    "done/min",
-    "",
-    "last 20 min",
-)
+    "queue", "waiting", "active", "scheduled", "blocked", "failed", "oldest", "done/min", "", "last 20 min",
+)  # fmt: skip
+_LEAST_QUEUES: Final = 3
 _QUEUE_SPARE: Final = ("last 20 min", "oldest", "done/min", "scheduled", "blocked")
 _CSS: Final = """
 * { scrollbar-size-vertical: 1; }
 Screen, DataTable, Tabs, Footer, TabPane, Static, VerticalScroll { background: ansi_default; color: ansi_default; }
 #head { height: auto; max-height: 4; padding: 0 1; text-style: bold; }
-#queues { height: auto; max-height: 10; margin: 0 0 1 0; }
+#queues { height: auto; margin: 0 0 1 0; }
+#more { height: 1; margin: -1 0 1 0; padding: 0 1; }
 #jobs { height: 1fr; }
 #message { height: 1; padding: 0 1; }
 DataTable > .datatable--header { background: ansi_default; color: ansi_default; text-style: bold underline; }
@@ -63,7 +57,7 @@ Confirm, Help { align: center middle; }
 
 
 class TopScreen(TextualApp[None]):
-    """The overview. It follows the job that the user chose: keys never act on another one that took its row."""
+    """The overview. The cursor follows the chosen job, so keys never act on another job that took its row."""
 
     CSS = _CSS
     ENABLE_COMMAND_PALETTE = False
@@ -97,13 +91,14 @@ class TopScreen(TextualApp[None]):
         """Return the parts of the overview, from top to bottom."""
         yield Static(id="head")
         yield DataTable(id="queues", cursor_type="row")
+        yield Static(id="more")
         yield Tabs(Tab("all", id="all"), *(Tab(state.value, id=state.value) for state in State))
         yield DataTable(id="jobs", cursor_type="row")
         yield Static(id="message")
         yield Footer()
 
     async def on_mount(self) -> None:
-        """Show everything, and again at each interval."""
+        """Show everything, and refresh it at each interval."""
         self.theme = "ansi-dark"
         self.query_one(Tabs).can_focus = False
         self.query_one("#jobs", DataTable).focus()
@@ -113,7 +108,7 @@ class TopScreen(TextualApp[None]):
     # Reading and drawing
 
     async def reload(self) -> None:
-        """Read everything again, and show it."""
+        """Read everything and show it."""
         try:
             status = await read_status(self._app, None, explained=False)
             self._queues = status["queues"]
@@ -131,32 +126,45 @@ class TopScreen(TextualApp[None]):
         self._draw_jobs(jobs)
 
     async def _list_jobs(self) -> list[JobInfo]:
-        state = self.query_one(Tabs).active
+        tab = self.query_one(Tabs).active
         names = [self._only_queue] if self._only_queue else [row["queue"] for row in self._queues]
-        found: list[JobInfo] = []
-        for each in _ALL if state in ("", "all") else (state,):
+        jobs: list[JobInfo] = []
+        for state in _ALL if tab in ("", "all") else (tab,):
             for name in names:
-                if (left := _MOST_JOBS - len(found)) > 0:
-                    is_over = each in ("failed", "completed", "cancelled")
-                    listed = self._app.queue(name).list_jobs(State(each), limit=left, reverse=is_over)
-                    found += [job async for job in listed]
-        return found
+                if (left := _MOST_JOBS - len(jobs)) > 0:
+                    reverse = state in ("failed", "completed", "cancelled")
+                    page = self._app.queue(name).list_jobs(State(state), limit=left, reverse=reverse)
+                    jobs += [job async for job in page]
+        return jobs
 
-    def _draw_head(self, words: str, *, trouble: bool) -> None:
+    def _draw_head(self, line: str, *, trouble: bool) -> None:
         text = Text(f"{visible_in_line(without_password(self._app.url))}  ")
-        self.query_one("#head", Static).update(text.append(words, style=TROUBLE if trouble else ""))
+        self.query_one("#head", Static).update(text.append(line, style=TROUBLE if trouble else ""))
 
     def _draw_queues(self) -> None:
         rows = [_queue_row(row) for row in self._queues]
         columns, cells = fitted(_QUEUE_COLUMNS, rows, width=self.size.width - 2, spare=_QUEUE_SPARE)
         names = [row["queue"] for row in self._queues]
         _fill(self.query_one("#queues", DataTable), columns, cells, names)
+        self._fit_queues()
+
+    def _fit_queues(self) -> None:
+        """Give the queues a third of the window, and say how many do not fit."""
+        room = max(_LEAST_QUEUES, self.size.height // 3 - 1)
+        self.query_one("#queues", DataTable).styles.max_height = room + 1
+        hidden, more = len(self._queues) - room, self.query_one("#more", Static)
+        more.display = hidden > 0
+        more.update(f"+{hidden} more")
+
+    def on_resize(self) -> None:
+        """Fit the queues into the new height."""
+        self._fit_queues()
 
     def _draw_tabs(self) -> None:
-        shown = [row for row in self._queues if self._only_queue in (None, row["queue"])]
-        counts = {state.value: sum(row[state.value] for row in shown) for state in State}
+        rows = [row for row in self._queues if self._only_queue in (None, row["queue"])]
+        counts = {state.value: sum(row[state.value] for row in rows) for state in State}
         names = {"all": self._only_queue or "all"} | {state.value: state.value for state in State}
-        # Where the tabs do not fit, with a margin of two columns each, their names are cut, never their counts.
+        # If the tabs do not fit, with a margin of two columns each, cut their names but never their counts.
         for length in range(max(map(len, names.values())), 2, -1):
             labels = {tab: f"{name[:length]} {counts.get(tab) or ''}".strip() for tab, name in names.items()}
             if sum(len(label) + 2 for label in labels.values()) <= self.size.width:
@@ -178,14 +186,14 @@ class TopScreen(TextualApp[None]):
         table.show_cursor = self._chosen in self._jobs
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """Choose the job that the cursor was moved to."""
+        """Choose the job under the cursor."""
         if event.data_table.id == "jobs" and event.row_key is not None:
             if event.row_key.value != self._chosen:
                 self._chosen, self._chosen_by = event.row_key.value, "user"
             event.data_table.show_cursor = True
 
     async def on_tabs_tab_activated(self) -> None:
-        """Show the jobs of the state that was turned to."""
+        """Show the jobs of the chosen state."""
         self._chosen = None
         await self.reload()
 
@@ -197,44 +205,44 @@ class TopScreen(TextualApp[None]):
     # Keys
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer the keys of the overview only there."""
+        """Allow the keys of the overview only on the overview."""
         return action in ("quit", "pop_screen") or len(self.screen_stack) == 1
 
     def action_turn(self, step: int) -> None:
-        """Turn to the next state, or to the one before."""
+        """Go to the next or the previous state."""
         tabs = self.query_one(Tabs)
         tabs.action_next_tab() if step > 0 else tabs.action_previous_tab()
 
     async def action_open(self) -> None:
-        """Show everything about the chosen job; on a queue, show only its jobs, or all jobs again."""
+        """Show the details of the chosen job. On a queue, show only its jobs, or all jobs again."""
         if (queue := self._focused_queue()) is not None:
             await self._show_only(None if self._only_queue == queue else queue)
         elif self._chosen and self._chosen_by == "user":
-            # It may have left the list by now. Looking at it does no harm.
+            # The job may have left the list; showing it does no harm.
             self.push_screen(Details(self._app, self._chosen, every=self._every))
         elif job := self._chosen_job():
             self.push_screen(Details(self._app, job.ref, every=self._every))
 
     async def _show_only(self, queue: str | None) -> None:
-        """Show the jobs of every state, of this queue or of all queues."""
+        """Show the jobs of all states, of this queue or of all queues."""
         self._only_queue, self._chosen = queue, None
         self.query_one(Tabs).active = "all"
         self.query_one("#jobs", DataTable).focus()
         await self.reload()
 
     async def action_back(self) -> None:
-        """Go back one step: from the queues to the jobs, or from some of the jobs to all of them."""
+        """Go back one step: from the queues to the jobs, or from a selection to all jobs."""
         if self._focused_queue() is not None:
             self.query_one("#jobs", DataTable).focus()
         elif self._only_queue is not None or self.query_one(Tabs).active != "all":
             await self._show_only(None)
 
     def action_help(self) -> None:
-        """Show what the keys do."""
+        """Show the help."""
         self.push_screen(Help())
 
     async def action_act(self, verb: str) -> None:
-        """Retry or cancel the chosen job. Ask first if it runs, or if a refresh has moved the cursor to it."""
+        """Retry or cancel the chosen job. Ask first if it is running, or if a refresh moved the cursor to it."""
         if not (job := self._chosen_job()):
             return
 
@@ -260,7 +268,7 @@ class TopScreen(TextualApp[None]):
         self._ask(f"Remove {job.id} from {job.queue}? This cannot be undone.", remove)
 
     async def action_pause(self) -> None:
-        """Pause or resume the queue under the cursor, or that of the chosen job."""
+        """Pause or resume the queue under the cursor, or the queue of the chosen job."""
         name = self._focused_queue()
         if name is None:
             if not (job := self._chosen_job()):
@@ -301,21 +309,21 @@ class TopScreen(TextualApp[None]):
         return str(self._queues[table.cursor_row]["queue"]) if is_there else None
 
     def _chosen_job(self) -> JobInfo | None:
-        """Return the chosen job, or say why there is none. A job that is gone must be chosen anew."""
+        """Return the chosen job. If it is gone, say so and forget the choice."""
         job = self._jobs.get(self._chosen or "")
         if job is None:
-            gone, self._chosen = self._chosen, None
+            lost, self._chosen = self._chosen, None
             self._say(
-                f"{gone.partition('/')[2]} is no longer listed. Nothing was done; choose another job."
-                if gone and self._jobs
-                else "There is no job to choose.",
+                f"{lost.partition('/')[2]} is no longer listed. Nothing was done; choose another job."
+                if lost and self._jobs
+                else "No jobs are listed.",
                 trouble=True,
             )
         return job
 
 
 class Details(Screen[None]):
-    """One job: its facts and timeline, its log, and the traceback of its last failure."""
+    """The details of a job: its facts and timeline, its log, and the traceback of its last failure."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter", "app.pop_screen", "back", key_display="esc"),
@@ -339,29 +347,29 @@ class Details(Screen[None]):
         yield Footer()
 
     async def on_mount(self) -> None:
-        """Show the job, and again at each interval."""
+        """Show the job, and refresh it at each interval."""
         await self.reload()
         self.set_interval(self._every, self.reload)
 
     def action_show(self, part: str) -> None:
-        """Turn to a tab."""
+        """Go to a tab."""
         self.query_one(TabbedContent).active = part
 
     async def reload(self) -> None:
-        """Read the job again, and show it."""
+        """Read the job and show it."""
         info = await self._handle.get_or_none()
         if info is None:
             self._put("facts", Text(visible(f"{self._handle.id} is gone."), style=TROUBLE))
             return
-        known = facts(info, await explain(await self._store.connect(), info.raw))
-        lines = [Text.assemble((f"{name:12} ", "bold"), visible(str(value))) for name, value in known]
+        rows = facts(info, await explain(await self._store.connect(), info.raw))
+        lines = [Text.assemble((f"{name:12} ", "bold"), visible(str(value))) for name, value in rows]
         lines += [Text(""), *[Text(line) for line in await self._timeline()]]
         self._put("facts", Text("\n").join(lines))
-        gone, log = await LogFollower(self._handle).new_lines()
-        log = [unkept(gone), *log] if gone else log
+        dropped, log = await LogFollower(self._handle).new_lines()
+        log = [unkept(dropped), *log] if dropped else log
         self._put("log", Text(visible("\n".join(log)) if log else "The job has logged nothing."))
         trace = info.failure.traceback if info.failure is not None else ""
-        self._put("traceback", Text(visible(trace) if trace else "There is no traceback."))
+        self._put("traceback", Text(visible(trace) if trace else "The job has no traceback."))
 
     async def _timeline(self) -> list[str]:
         try:
@@ -374,7 +382,7 @@ class Details(Screen[None]):
 
 
 class Confirm(ModalScreen[bool]):
-    """A question that must be answered with ``y`` before something drastic is done."""
+    """A question that the user must answer with ``y`` before a drastic step."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "dismiss(True)", "yes"),
@@ -391,29 +399,23 @@ class Confirm(ModalScreen[bool]):
 
 
 class Help(ModalScreen[None]):
-    """The keys, until one is pressed."""
+    """The list of keys. Any key closes it."""
 
     def compose(self) -> ComposeResult:
         """Return the keys."""
         yield Static(Text(KEYS), id="keys")
 
-    def on_key(self) -> None:
-        """Go back."""
+    def on_key(self, event: Key) -> None:
+        """Close the help, and do nothing else with the key."""
+        event.stop()
         self.dismiss()
 
 
 def _queue_row(row: dict[str, Any]) -> tuple[Any, ...]:
     counts = (row[name] for name in ("waiting", "active", "scheduled", "blocked", "failed"))
     oldest = span(row["oldest_waiting_ms"]) if row["waiting"] else ""
-    paused = "paused" if row["paused"] else ""
-    return (
-        row["queue"],
-        *counts,
-        oldest,
-        row["completed_per_minute"],
-        paused,
-        sparkline(row["completed_by_minute"]),
-    )
+    rate, paused = row["completed_per_minute"], "paused" if row["paused"] else ""
+    return (row["queue"], *counts, oldest, rate, paused, sparkline(row["completed_by_minute"]))
 
 
 def _fill(
@@ -424,7 +426,7 @@ def _fill(
     *,
     chosen: str | None = None,
 ) -> None:
-    """Replace what a table shows. The cursor stays on its row, or on that of ``chosen``."""
+    """Replace the content of a table. The cursor stays on its row, or goes to the row of ``chosen``."""
     at = keys.index(chosen) if chosen in keys else min(table.cursor_row, len(keys) - 1)
     with table.prevent(DataTable.RowHighlighted):
         table.clear(columns=True)

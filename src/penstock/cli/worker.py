@@ -1,4 +1,4 @@
-"""``penstock worker --reload``: a worker that is started again when a Python file here has changed."""
+"""``penstock worker``: run jobs in the foreground, and with ``--reload`` restart when a Python file changes."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ if TYPE_CHECKING:
 
 
 _LOOK_EVERY_S: Final = 0.3
-_PASSED_OVER: Final = frozenset({"node_modules", "site-packages", "__pycache__"})
+_SKIPPED: Final = frozenset({"node_modules", "site-packages", "__pycache__"})
 
 
 def run_reloading(arguments: list[str], folder: Path) -> int:
-    """Run ``penstock worker run`` with these arguments until it is told to end; its exit code.
+    """Run ``penstock worker run`` with these arguments until a signal stops it, and return its exit code.
 
-    A stop is graceful, as ever: the jobs of the old worker end with the code they began with. A second Ctrl-C hands
-    them back at once. So it is, too, when the terminal is closed, and when this process dies: no worker is left behind.
+    Every stop is graceful: the jobs of the old worker finish with the old code. A second Ctrl-C hands them back
+    immediately. The worker also stops when the terminal is closed or this process dies.
     """
     stopped = False
-    seen = _changes(folder)
-    # Nobody writes to it: the kernel closes our end when we are gone, in whatever way.
+    seen = _modified_times(folder)
+    # Nothing is written to this pipe: the kernel closes our end when this process is gone.
     lifeline, _ = os.pipe()
     worker = _start(arguments, lifeline)
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopped
-        # The shell and the kernel both hang up when a terminal is closed: that asks, and does not insist.
+        # The shell and the kernel both send SIGHUP when a terminal is closed, so a second one is not a second request.
         if stopped and number != signal.SIGHUP:
             worker.terminate()
         stopped = True
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # What is ignored stays ignored: with nohup, the terminal may go.
+        # Keep ignored signals ignored: nohup relies on it.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, stop)
     while not stopped:
         time.sleep(_LOOK_EVERY_S)
-        now = _changes(folder)
+        now = _modified_times(folder)
         if now != seen:
             changed = next(iter({path for path, _ in now.items() ^ seen.items()}))
-            click.echo(f"{changed.relative_to(folder)} has changed: starting again", err=True)
+            click.echo(f"{changed.relative_to(folder)} has changed: restarting", err=True)
             seen = now
             _end(worker)
             worker = _start(arguments, lifeline)
@@ -76,7 +76,7 @@ def run_reloading(arguments: list[str], folder: Path) -> int:
 
 
 def end_with_reloader(lifeline: int) -> None:
-    """Have this worker end as if it had been told to, when the process at the other end of ``lifeline`` is gone."""
+    """Stop this worker gracefully when the process at the other end of ``lifeline`` is gone."""
     os.set_inheritable(lifeline, False)
 
     def watch() -> None:
@@ -87,7 +87,7 @@ def end_with_reloader(lifeline: int) -> None:
 
 
 def _start(arguments: list[str], lifeline: int) -> subprocess.Popen[bytes]:
-    # In a session of its own: Ctrl-C comes to us, and we pass it on.
+    # The worker has its own session, so that Ctrl-C reaches only this process.
     return subprocess.Popen(
         [sys.executable, "-m", "penstock", "worker", "run", f"--lifeline={lifeline}", *arguments],
         pass_fds=[lifeline],
@@ -100,22 +100,22 @@ def _end(worker: subprocess.Popen[bytes]) -> int:
     return worker.wait()
 
 
-def _changes(folder: Path) -> dict[Path, int]:
-    """When each Python file below ``folder`` was last written; hidden folders and installed packages are left out."""
-    found: dict[Path, int] = {}
+def _modified_times(folder: Path) -> dict[Path, int]:
+    """Return when each Python file below ``folder`` last changed, without hidden folders and installed packages."""
+    times: dict[Path, int] = {}
     for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _PASSED_OVER]
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED]
         for name in files:
             if name.endswith(".py") and not name.startswith("."):
                 path = Path(parent, name)
                 try:
-                    found[path] = path.stat().st_mtime_ns
+                    times[path] = path.stat().st_mtime_ns
                 except FileNotFoundError:
                     pass
-    return found
+    return times
 
 
-# ``penstock worker``: run jobs, here or detached.
+# Commands
 
 
 _HOW_STARTED: Final = frozenset({"pid_file", "reload", "lifeline"})
@@ -123,14 +123,14 @@ _COUNT: Final = re.compile("--count(=.*)?").fullmatch
 
 
 class _RunUnlessNamed(Family):
-    """``penstock worker myapp:app`` is ``penstock worker run myapp:app``."""
+    """The command family, with ``penstock worker myapp:app`` short for ``penstock worker run myapp:app``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # A shell that completes has cut off the last word, which may become the name of a command.
+        # While a shell completes, the last word is missing, and it may become the name of a command.
         if not args and ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         args = self._with_command_first(args)
-        # Here, and not where the options are read: that is in the worker, which would have been started.
+        # Check this here: the options of `start` are parsed in the worker, after it has been started.
         if args[:1] == ["start"] and "--reload" in args and not ctx.resilient_parsing:
             raise CommandLineError(
                 "--reload is for a worker in the foreground: one in the background is for production. "
@@ -143,7 +143,7 @@ class _RunUnlessNamed(Family):
         return super().parse_args(ctx, args)
 
     def _refuse_misspelt(self, args: list[str], ctx: click.Context) -> None:
-        """Refuse a word that looks like a command of ours, and is not an app."""
+        """Raise ``CommandLineError`` for a word that looks like a misspelt command and is not an app."""
         if not args or ":" in args[0] or self._names_command(args[0]) or ctx.resilient_parsing:
             return
         is_module = Path(args[0]).is_dir() or Path(f"{args[0]}.py").exists()
@@ -155,7 +155,7 @@ class _RunUnlessNamed(Family):
             )
 
     def _names_command(self, word: str) -> bool:
-        """Return whether ``word`` is not an app: a command, or a word that ``synonyms`` knows."""
+        """Return whether ``word`` is a command, or a synonym of one."""
         if word in self.commands or word in ("-h", "--help", "help"):
             return True
         return bool(known_command("worker", word) or advice("worker", word))
@@ -166,7 +166,7 @@ class _RunUnlessNamed(Family):
             return args
         for word in args:
             if word.startswith("--") and (meant := known_command("worker", word)):
-                return [*meant, *(one for one in args if one != word)]
+                return [*meant, *(other for other in args if other != word)]
         return ["start", *args] if any(_COUNT(word) for word in args) else args
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -181,10 +181,10 @@ def worker() -> None:
     \b
       penstock worker                                shell commands, on a local store
       penstock worker myproject.jobs:app             the tasks of an app
-      penstock worker myproject.jobs:app -i mail     and those that module mail defines
+      penstock worker myproject.jobs:app -i mail     also the tasks of module mail
       penstock worker -q mail -q reports=3 --burst   these queues, until they are empty
-      penstock worker myproject.jobs:app --reload    start again when a Python file has changed
-      penstock worker start --count 4 -c 8           four in the background
+      penstock worker myproject.jobs:app --reload    restart when a Python file changes
+      penstock worker start --count 4 -c 8           four workers in the background
       penstock worker status
       penstock worker stop
 
@@ -228,7 +228,7 @@ def worker() -> None:
     is_flag=True,
     help="End when no jobs are left, or only paused ones. Waits for delayed jobs, retries, and timed pauses.",
 )
-@click.option("--reload", is_flag=True, help="Start again when a Python file here has changed.")
+@click.option("--reload", is_flag=True, help="Restart when a Python file here changes.")
 @click.option(
     "--commands/--no-commands",
     default=None,
@@ -236,7 +236,7 @@ def worker() -> None:
     "[only with a local store]",
 )
 @click.option(
-    "--lease", metavar="DURATION", type=duration, help="How soon its jobs come back if it dies. [30s]"
+    "--lease", metavar="DURATION", type=duration, help="How soon its jobs run again if it dies. [30s]"
 )
 @click.option(
     "--grace",
@@ -248,7 +248,7 @@ def worker() -> None:
     "--stuck-after",
     metavar="DURATION",
     type=duration,
-    help="Give up its jobs after its event loop has stood still for this long. [5m]",
+    help="Give up its jobs when its event loop has been blocked for this long. [5m]",
 )
 @click.option(
     "--unknown-after",
@@ -257,13 +257,13 @@ def worker() -> None:
     help="Fail a job of an unknown task after handing it back for this long. [1h; 0s with --burst]",
 )
 @click.option("--limit", metavar="RATE", help='Maximum rate of starts, such as "100/s".')
-@click.option("--name", metavar="NAME", help="What its id begins with. [host and process]")
+@click.option("--name", metavar="NAME", help="Prefix of its id. [host and process]")
 @click.option("--probe", metavar="PORT", help="Serve health and metrics on this port of the loopback.")
 @click.option(
     "--pid-file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the process id there, and refuse to run if another worker has.",
+    help="Write the process id to FILE, and refuse to run if another worker holds it.",
 )
 @click.option("--lifeline", metavar="DESCRIPTOR", type=int, hidden=True)
 @click.option("--live/--no-live", default=True, help="At a terminal, show a live view, or log lines. [live]")
@@ -273,7 +273,7 @@ def worker() -> None:
     type=click.Choice(["text", "json"]),
     help="Print log lines as text or JSON. JSON turns the live view off. [text]",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Log jobs that completed, too.")
+@click.option("-v", "--verbose", is_flag=True, help="Also log completed jobs.")
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -289,26 +289,24 @@ def run(
     include: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Run jobs here, until Ctrl-C: running jobs finish first; a second Ctrl-C hands them back at once.
+    """Run jobs here, until Ctrl-C: running jobs finish first; a second Ctrl-C hands them back immediately.
 
-    MODULE:APP is where tasks are defined, such as myproject.jobs:app. Without it, and without the key `app`, only
-    shell commands are run.
+    MODULE:APP names the app that defines the tasks, such as myproject.jobs:app. Without it, and without the key `app`,
+    the worker only runs shell commands.
     """
     if reload and pid_file is not None:
         raise CommandLineError(
-            "--reload and --pid-file do not go together: a pid file is for a worker in the background, --reload for "
+            "--reload and --pid-file cannot be combined: a pid file is for a worker in the background, --reload for "
             "one in the foreground. Leave out one of them.",
             ExitCode.USAGE,
         )
     if lifeline is not None:
-        pass
-
         end_with_reloader(lifeline)
     settings = Settings(ctx.find_object(Flags) or Flags())
     target = target or settings["app"]
     if include and not target:
         raise CommandLineError(
-            "--include needs an app, which the tasks of these modules belong to. Give MODULE:APP, or set the key app: "
+            "--include needs the app of these tasks. Give MODULE:APP, or set the key app: "
             "penstock config set app myproject.jobs:app",
             ExitCode.USAGE,
         )
@@ -316,29 +314,27 @@ def run(
     surroundings = Surroundings.here()
     pid_file = pid_file and pid_file.absolute()
     if reload:
-        pass
-
         return run_reloading(arguments, Path.cwd())
     from penstock.cli.workerview import shown
 
     with ExitStack() as stack:
         stack.enter_context(unguarded())
         app = import_app(settings, target, include=include) if target else _plain_app(settings)
-        made = app.worker(**_options(settings, app, target, options))
+        job_worker = app.worker(**_options(settings, app, target, options))
         if pid_file is not None:
-            mine = stack.enter_context(
+            pid_record = stack.enter_context(
                 held(
                     pid_file,
                     arguments,
-                    grace_ms=made.options.grace_ms,
+                    grace_ms=job_worker.options.grace_ms,
                     surroundings=surroundings,
                     store=shown_store(app.url, app.namespace),
                 )
             )
-            made.on("ready", lambda event: mine.tell_ready())
+            job_worker.on("ready", lambda event: pid_record.tell_ready())
         log_format = log_format or settings["log_format"]
-        stack.enter_context(shown(made, live=live, log_format=log_format, verbose=verbose))
-        made.run_sync()
+        stack.enter_context(shown(job_worker, live=live, log_format=log_format, verbose=verbose))
+        job_worker.run_sync()
     return 0
 
 
@@ -347,7 +343,7 @@ for _command in (start, stop, restart, status):
 
 
 def _plain_app(settings: Settings) -> App:
-    """An app that the processes of the worker can import; they find the settings in the environment."""
+    """Return an app that the worker's processes can import; the environment gives them the settings."""
     for key in ("url", "namespace"):
         if settings[key] is not None:
             os.environ[f"PENSTOCK_{key.upper()}"] = settings[key]
@@ -357,7 +353,7 @@ def _plain_app(settings: Settings) -> App:
 
 
 def _options(settings: Settings, app: App, target: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """What ``app.worker`` takes: flags first, then settings."""
+    """Return the options of ``app.worker``: flags first, then settings."""
     options = {name: value for name, value in given.items() if value not in (None, ())}
     for name in ("lease", "grace", "processes", "stuck_after", "unknown_after"):
         if settings[name] is not None:
@@ -370,12 +366,12 @@ def _options(settings: Settings, app: App, target: str | None, given: dict[str, 
         options["queues"] = [settings["queue"]]
     commands = given["commands"] if given["commands"] is not None else settings["commands"]
     if commands is None:
-        # An app without tasks is a mistake to be told, not a reason to run the commands of a local store.
+        # An app without tasks is a mistake to report, not a reason to run commands.
         commands = is_local(app.url) and (target is None or bool(app.tasks))
     options["commands"] = settings["shell"] if commands else False
     if target is None and not commands:
         raise CommandLineError(
-            "this worker could run nothing: it has no app, and no commands on a store that others may write to. "
+            "this worker has nothing to run: it has no app, and it runs commands of a server only with --commands. "
             "Give MODULE:APP, or --commands.",
             ExitCode.USAGE,
         )
@@ -393,7 +389,7 @@ def _weighted(text: str) -> tuple[str, float]:
 
 
 def _arguments(ctx: click.Context, target: str | None) -> list[str]:
-    """The options of this command as they can be given again, without those that say how it is started."""
+    """Return the arguments that repeat this command, without the options that say how it is started."""
     arguments = [target] if target else []
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
@@ -405,6 +401,6 @@ def _arguments(ctx: click.Context, target: str | None) -> list[str]:
             arguments += (parameter.opts if value else parameter.secondary_opts)[-1:]
         elif value is not None:
             values = value if isinstance(value, tuple) else (value,)
-            arguments += [f"{parameter.opts[-1]}={one}" for one in values]
-    given = (ctx.find_object(Flags) or Flags()).given
-    return arguments + [f"--{name}={value}" for name, value in given.items()]
+            arguments += [f"{parameter.opts[-1]}={item}" for item in values]
+    flags = (ctx.find_object(Flags) or Flags()).given
+    return arguments + [f"--{name}={value}" for name, value in flags.items()]

@@ -1,4 +1,7 @@
-"""What the processes of a worker do: each has its own listeners, but all write to one event log, which is read here."""
+"""The output of a worker in the foreground: a live view at a terminal, log lines elsewhere.
+
+The processes of a pool have their own listeners, but all write to the event log, so this process reads that.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,16 @@ _LAST_LOOK_S: Final = 3.0
 
 
 @contextmanager
-def followed(
-    worker: Worker, heard: Callable[[Event], None], *, with_commands: bool = False
+def _followed(
+    worker: Worker, on_event: Callable[[Event], None], *, with_commands: bool = False
 ) -> Iterator[None]:
-    """Call ``heard`` with every event of the worker's processes, in a thread, until the block has ended.
+    """Call ``on_event`` in a thread with every event of the worker's processes, until the block ends.
 
     ``with_commands``: the claim of a command job has the command instead of the task's name, read from the store.
 
-    Raises ``StorageError`` if the store is not there for as long as a worker waits for it at its start: before there
-    is a process that would fail for it for ever.
+    Raise ``StorageError`` if the store stays away at the start, before any process exists that would fail for ever.
     """
-    follower = _Follower(worker, heard, asyncio.run(_ends(worker)), with_commands=with_commands)
+    follower = _Follower(worker, on_event, asyncio.run(_ends(worker)), with_commands=with_commands)
     follower.start()
     try:
         yield
@@ -60,12 +62,17 @@ async def _ends(worker: Worker) -> dict[str, int]:
 
 class _Follower(threading.Thread):
     def __init__(
-        self, worker: Worker, heard: Callable[[Event], None], offsets: dict[str, int], *, with_commands: bool
+        self,
+        worker: Worker,
+        on_event: Callable[[Event], None],
+        offsets: dict[str, int],
+        *,
+        with_commands: bool,
     ) -> None:
         super().__init__(name="penstock-poolwatch", daemon=True)
         self._app = worker.app
         self._names = f"{worker.options.name}-"
-        self._heard = heard
+        self._on_event = on_event
         self._offsets = offsets
         self._with_commands = with_commands
         self._began = threading.Event()
@@ -76,7 +83,7 @@ class _Follower(threading.Thread):
         asyncio.run(self._follow())
 
     def stop(self) -> None:
-        """Returns when it has heard of the last end, or after a few seconds."""
+        """Stop when the last event has been read, or after a few seconds."""
         self._began.wait()
         if self._loop is not None and self._task is not None and self.is_alive():
             self._loop.call_soon_threadsafe(self._task.cancel)
@@ -91,7 +98,7 @@ class _Follower(threading.Thread):
                 async with asyncio.timeout(_LAST_LOOK_S):
                     await self._read(follow=False)
             except (EventsLost, StorageError, TimeoutError):
-                # The view is no longer looked at.
+                # The worker is done, so its last events do not matter.
                 pass
 
     async def _read_for_ever(self) -> None:
@@ -108,7 +115,7 @@ class _Follower(threading.Thread):
         async for event in events:
             self._offsets[event.queue] = event.seq
             if event.worker.startswith(self._names):
-                self._heard(await self._described(event))
+                self._on_event(await self._described(event))
 
     async def _described(self, event: Event) -> Event:
         if not self._with_commands or event.type != "claimed" or event.task != COMMAND_TASK:
@@ -117,14 +124,14 @@ class _Follower(threading.Thread):
         return event if job is None else replace(event, task=command_text(job.raw.payload))
 
 
-# What a worker in the foreground shows: a live view at a terminal, log lines elsewhere.
+# Views and log lines
 
 
 logger = get_logger("penstock.worker")
 
 _ENDS: Final = ("completed", "failed", "retrying", "cancelled", "stalled", "stuck")
 _COUNTED: Final = ("completed", "failed", "retrying", "cancelled", "stalled")
-# After these a job is in no process any more.
+# After these events, no process has the job.
 _GONE: Final = frozenset({*_COUNTED, "released", "snoozed", "suspended", "limited", "expired", "removed"})
 _MOST_RUNNING: Final = 12
 _MOST_RECENT: Final = 8
@@ -133,7 +140,7 @@ _PER_SECOND: Final = 4
 
 @contextmanager
 def shown(worker: Worker, *, live: bool, log_format: LogFormat, verbose: bool) -> Iterator[None]:
-    """Show ``worker`` while the block runs it: its jobs, and those of its processes if it has several."""
+    """Show the jobs of ``worker`` and its processes while the block runs it."""
     is_pool = worker.options.processes > 1
     if live and at_terminal() and log_format == "text":
         view = _PoolView(worker) if is_pool else _OneView(worker)
@@ -141,12 +148,12 @@ def shown(worker: Worker, *, live: bool, log_format: LogFormat, verbose: bool) -
             if not isinstance(view, _PoolView):
                 yield
                 return
-            with followed(worker, view.hear, with_commands=True):
+            with _followed(worker, view.hear, with_commands=True):
                 yield
         return
     log_to_stderr(StderrLog(log_format, worker=worker.id))
     if is_pool:
-        with followed(worker, lambda event: _log_event(event, verbose=verbose)):
+        with _followed(worker, lambda event: _log_event(event, verbose=verbose)):
             yield
         return
     for name in ("completed", "cancelled") if verbose else ("cancelled",):
@@ -159,7 +166,7 @@ def _live(view: _View) -> Iterator[None]:
     from rich.live import Live
 
     with Live(get_renderable=view.render, console=console(), refresh_per_second=_PER_SECOND, transient=False):
-        # The view itself shows how runs ended.
+        # The view shows the ends of runs, so the log leaves them out.
         log_to_stderr(StderrLog(runs=False))
         yield
 
@@ -174,17 +181,17 @@ def _about(event: WorkerEvent | Event) -> dict[str, Any]:
 
 
 def _log_event(event: Event, *, verbose: bool) -> None:
-    """Log what the worker processes do not print themselves: they print warnings and errors."""
+    """Log the events that the worker processes do not log themselves: they log warnings and errors."""
     match event.type:
         case "completed":
-            is_ours = verbose
+            is_logged = verbose
         case "failed":
-            is_ours = event.error_type == "Stalled"
+            is_logged = event.error_type == "Stalled"
         case "retrying":
-            is_ours = event.error_type == "Retry"
+            is_logged = event.error_type == "Retry"
         case _:
-            is_ours = event.type in ("cancelled", "stalled")
-    if is_ours:
+            is_logged = event.type in ("cancelled", "stalled")
+    if is_logged:
         why = f": {event.error_type}: {event.error}" if event.error_type else ""
         what = f" {event.task}" if event.task else ""
         logger.info(
@@ -203,7 +210,7 @@ class _Running(NamedTuple):
 
 
 class _View:
-    """Drawn by a thread of rich's, from what may be read in any thread."""
+    """A live view. A thread of rich draws it, so it only reads values that any thread may read."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -295,11 +302,11 @@ class _OneView(_View):
 
 
 class _PoolView(_View):
-    """Of several processes: what their event log tells."""
+    """The view of several processes, from their event log."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
-        self._told: Counter[str] = Counter()
+        self._counted: Counter[str] = Counter()
         self._active: dict[tuple[str, str], tuple[Event, float]] = {}
 
     def hear(self, event: Event) -> None:
@@ -308,14 +315,14 @@ class _PoolView(_View):
         elif event.type in _GONE:
             self._active.pop((event.queue, event.id), None)
         if event.type in _COUNTED:
-            self._told[event.type] += 1
+            self._counted[event.type] += 1
             self._note(event.type, event.id, event.run_ms, event.error)
 
     def _state(self) -> str:
         return f"{self._worker.state}, {self._worker.options.processes} processes"
 
     def _counts(self) -> Mapping[str, int]:
-        return self._told
+        return self._counted
 
     def _running(self) -> list[_Running]:
         now = time.monotonic()

@@ -100,7 +100,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     def limit_command(self, bound: Literal["concurrency", "rate", "bucket"], group: str = "") -> str:
         """Return the command that doubles a bound of the queue, or of this group alone."""
         limit = self.limit_of(group) if group else self.limits.get("", Limit())
-        bounds = {bound: _DOUBLED[bound](limit)}
+        bounds: dict[str, str] = {bound: _DOUBLED[bound](limit)}
         if group not in self.limits and group:
             # A limit of its own replaces that of every group, so it repeats the other bounds.
             bounds = {
@@ -131,7 +131,7 @@ async def read_situation(storage: Storage, queue: str, *, groups: Iterable[str] 
         storage.clock(queue),
         _read_groups(storage, queue, keys),
         storage.limits(queue),
-        _read_budgets(storage, queue),
+        read_budgets(storage, queue),
         storage.workers(queue),
         storage.list_jobs(queue, State.ACTIVE, limit=_MOST_ACTIVE if len(keys) > 1 else NAMED),
     )
@@ -169,7 +169,7 @@ async def _read_groups(storage: Storage, queue: str, keys: Sequence[str]) -> lis
         return [GroupState("", counts.waiting, counts.active, 0, counts.blocked, counts.paused, why)]
 
 
-async def _read_budgets(storage: Storage, queue: str) -> Sequence[Budget]:
+async def read_budgets(storage: Storage, queue: str) -> Sequence[Budget]:
     """Return the budgets; none on a read-only store, because an engine may renew a budget as it reads it."""
     try:
         return await storage.budgets(queue)
