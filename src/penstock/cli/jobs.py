@@ -77,7 +77,7 @@ async def read_reasons(app: App, jobs: list[JobInfo]) -> Reasons:
 
 
 def print_jobs(jobs: list[JobInfo], reasons: Reasons, *, as_json: bool, empty: str = "no jobs") -> None:
-    """Print a row for each job, or everything about each job as JSON. Print ``empty`` if there are no jobs."""
+    """Print a row for each job, or everything about each job as JSON. Print ``empty`` instead of an empty table."""
     with_reasons = [(job, reasons.get((job.queue, job.id))) for job in jobs]
     if as_json:
         print_json([described(job, reason) for job, reason in with_reasons])

@@ -45,7 +45,7 @@ _queues_argument = click.argument("queues", metavar="[QUEUE]...", nargs=-1, shel
 def ask(
     question: str, *, yes: bool, otherwise: str = "add --yes", nothing: str = "nothing was removed"
 ) -> None:
-    """Ask for confirmation. Raise ``WrongState`` if the answer is no, or there is no terminal to ask at.
+    """Ask for confirmation. Raise ``WrongState`` after a no, or without a terminal.
 
     ``nothing`` is the message after a no.
     """
@@ -54,7 +54,7 @@ def ask(
     import sys
 
     if not sys.stdin.isatty():
-        raise WrongState(f"{question} There is no terminal to ask at: {otherwise}.")
+        raise WrongState(f"{question} Cannot ask without a terminal: {otherwise}.")
     if not click.confirm(question, err=True):
         raise WrongState(f"{nothing}.")
 

@@ -62,22 +62,22 @@ def search_options(function: Any) -> Any:
     return function
 
 
-def filters_of(state: State, given: dict[str, Any]) -> dict[str, Any]:
+def filters_of(state: State, options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``queue.search`` for the options that were given."""
     from penstock.core.units import milliseconds
 
     kind = "finished" if state in TERMINAL else "enqueued"
     filters: dict[str, Any] = {}
-    if given.get("task"):
-        filters["task"] = given["task"]
-    if given.get("error"):
-        filters["error_type"] = given["error"]
+    if options.get("task"):
+        filters["task"] = options["task"]
+    if options.get("error"):
+        filters["error_type"] = options["error"]
     for option, side in (("since", "after"), ("before", "before")):
-        if given.get(option):
-            distance = timedelta(milliseconds=milliseconds(given[option], what=option))
+        if options.get(option):
+            distance = timedelta(milliseconds=milliseconds(options[option], what=option))
             filters[f"{kind}_{side}"] = datetime.now(UTC) - distance
-    if given.get("where"):
-        filters["where"] = dict(map(_field, given["where"]))
+    if options.get("where"):
+        filters["where"] = dict(map(_field, options["where"]))
     return filters
 
 
@@ -103,7 +103,7 @@ def _field(text: str) -> tuple[str, Any]:
 @json_option
 @click.pass_obj
 def search(
-    flags: Flags, /, *, state: str, queue: str | None, limit: int, as_json: bool, **given: Any
+    flags: Flags, /, *, state: str, queue: str | None, limit: int, as_json: bool, **options: Any
 ) -> None:
     """Find jobs in STATE by task, time, error, or a field of the payload. Jobs must match all options.
 
@@ -124,16 +124,16 @@ def search(
                     state,
                     limit=min(limit + 1 - len(jobs), _MOST),
                     scan=100_000,
-                    **filters_of(State(state), given),
+                    **filters_of(State(state), options),
                 )
                 jobs += page.jobs
                 scanned, more = scanned + page.scanned, more or bool(page.cursor)
-                classes.update(await (await app.connect()).errors(name) if given.get("error") else ())
+                classes.update(await (await app.connect()).errors(name) if options.get("error") else ())
         return jobs, await read_reasons(app, jobs), scanned, more
 
     jobs, reasons, scanned, more = run_with_app(Settings(flags), read)
     print_jobs(jobs[:limit], reasons, as_json=as_json)
-    if not jobs and given.get("error") and classes:
+    if not jobs and options.get("error") and classes:
         click.echo(f"there are jobs that failed with {', '.join(sorted(classes))}", err=True)
     if len(jobs) > limit:
         click.echo(f"{first_jobs(limit)}; add --limit {limit * 10} to see more", err=True)
