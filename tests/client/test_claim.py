@@ -177,7 +177,7 @@ async def test_a_lease_that_was_lost_is_told(app: App) -> None:
         with pytest.raises(LeaseLost):
             await speak()
     assert job.cancelled
-    with pytest.raises(LeaseLost, match="somebody else"):
+    with pytest.raises(LeaseLost, match="another worker"):
         await claim.__aexit__(None, None, None)
     assert other is not None
     assert await other.complete()

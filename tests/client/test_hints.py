@@ -290,7 +290,7 @@ async def test_an_interval_is_given_to_schedule_by_name() -> None:
 
 
 def test_a_first_parameter_self_without_an_annotation_is_refused() -> None:
-    def greet(self, to: str) -> None: ...  # type: ignore[no-untyped-def]
+    def greet(self, to: str) -> None: ...
 
     with pytest.raises(
         InvalidOption, match=r"the first parameter of .*greet is 'self'.*\(self: JobContext\)"

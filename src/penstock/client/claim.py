@@ -1,4 +1,4 @@
-"""What is known of a job while somebody holds its lease."""
+"""Claimed jobs: a job under a lease, for workers and for custom worker loops."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 class Signal(NamedTuple):
-    """What ended a job's suspension. ``raw`` is JSON."""
+    """The signal that ended a job's suspension. ``raw`` is JSON."""
 
     name: str
     raw: bytes
 
     @property
     def data(self) -> Any:
-        """What was sent along; ``None`` if nothing was."""
+        """Return the data of the signal, or ``None``."""
         return msgspec.json.decode(self.raw) if self.raw else None
 
 
@@ -64,58 +64,58 @@ class LeasedJob(Hinting):
 
     @property
     def task(self) -> str:
-        """The task's name; empty for a payload without a task."""
+        """Return the name of the task; empty for a payload without a task."""
         return self._lease.options.task
 
     @property
     def run(self) -> int:
-        """Which run of the job this is, from 1. Counts runs that were snoozed or handed back, too."""
+        """Return the number of this run, from 1. Snoozed and released runs count, too."""
         return self._lease.run
 
     @property
     def failures(self) -> int:
-        """How many runs have failed before."""
+        """Return the number of failed runs before this one."""
         return self._lease.failures
 
     @property
     def attempts(self) -> int:
-        """How many failures end the job."""
+        """Return the number of failures after which the job fails for good."""
         return self._lease.options.attempts
 
     @property
     def token(self) -> int:
-        """The fencing token of this run: rises from claim to claim of a queue, for stores of one's own."""
+        """Return the fencing token of this run, for your own stores. It rises with every claim of the queue."""
         return self._lease.token
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What was sent along for middleware and handlers."""
+        """Return the headers, for middleware and handlers."""
         return self._extras.headers or {}
 
     @property
     def group(self) -> str:
-        """The key of the jobs it shares a limit with; empty if there is none."""
+        """Return the key of the jobs that share its limits; empty if there is none."""
         return self._extras.group
 
     @property
     def cost(self) -> int:
-        """What it takes from its group's bucket."""
+        """Return the tokens that it takes from the bucket of its group."""
         return self._extras.cost
 
     @property
     def step(self) -> str:
-        """Where the job goes on: what it was snoozed or suspended with; empty at its beginning."""
+        """Return the step of the last ``Snooze`` or ``Suspend``; empty before the first."""
         return self._extras.step
 
     @property
     def signal(self) -> Signal | None:
-        """The signal that ended its last suspension; the same in every run until the next one."""
+        """Return the signal that ended its last suspension. It stays until the next suspension."""
         data = self._lease.signal
         return None if data is None else Signal(self._extras.received, data)
 
     @property
     def timed_out(self) -> bool:
-        """Whether its last suspension ended by the timeout, without the signal."""
+        """Return whether its last suspension timed out."""
         return self._extras.timed_out
 
     @property
@@ -124,12 +124,12 @@ class LeasedJob(Hinting):
 
     @property
     def scheduler(self) -> str:
-        """The scheduler it comes from; empty if there is none."""
+        """Return the name of the scheduler that made it; empty if there is none."""
         return self._lease.extras.scheduler if self._lease.extras else ""
 
     @property
     def scheduled_for(self) -> datetime | None:
-        """The slot of its scheduler that it stands for, however late it runs."""
+        """Return the slot of its scheduler, even if the job runs later."""
         slot_ms = self._lease.extras.slot_ms if self._lease.extras else 0
         return datetime.fromtimestamp(slot_ms / 1000, UTC) if slot_ms else None
 
@@ -147,12 +147,12 @@ def encode_progress(value: Any) -> bytes:
             return msgspec.json.encode(storable_value(msgspec.to_builtins(value)))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise SerializationError(
-            f"Progress of type {type(value).__qualname__} cannot be encoded as JSON: {error}. "
+            f"progress of type {type(value).__qualname__} cannot be encoded as JSON: {error}. "
             "Pass a number, a string or a dict."
         ) from error
 
 
-# A loop of one's own: jobs taken under a lease outside any worker.
+# Write your own worker loop:
 #
 # ::
 #
@@ -169,12 +169,12 @@ J = TypeVar("J", "ClaimedJob", "ClaimedJob | None")
 
 
 class ClaimedJob(LeasedJob):
-    """A job under a lease of ours. Settle it once, by ``complete``, ``fail``, ``release``, ``snooze``,
+    """A job that this process claimed. Settle it once, with ``complete``, ``fail``, ``release``, ``snooze``,
     ``suspend`` or ``rate_limited``.
 
-    Each of these says whether it counted: false means that the lease was lost, or that this job was settled here
-    before; nothing changed then. ``complete`` is true for exactly one of all callers who ever held the job.
-    ``result`` is what ``async with`` completes the job with. Belongs to the event loop it was claimed in.
+    Each of them returns whether it took effect. If it returns false, the lease was lost, or the job was settled
+    before. ``complete`` returns true for exactly one of all holders of the job.
+    ``async with`` completes the job with ``result``. Use it on the event loop that claimed it.
     """
 
     __slots__ = (
@@ -200,7 +200,7 @@ class ClaimedJob(LeasedJob):
         self.result: Any = None
         self.settled = False
         self.cancelled = lease.cancelling
-        """Whether to stop: asked to, past its ttl, or no longer ours. Renewed by every ``extend``."""
+        """True if the handler should stop: the job was cancelled, has expired, or is lost. ``extend`` updates it."""
 
     def __repr__(self) -> str:
         return f"<ClaimedJob {self.ref} run {self.run}>"
@@ -216,15 +216,15 @@ class ClaimedJob(LeasedJob):
 
     @property
     def payload(self) -> Any:
-        """Raises ``SerializationError`` if it cannot be decoded: then ``fail`` the job."""
+        """Return the payload. Raise ``SerializationError`` if it cannot be decoded; then ``fail`` the job."""
         if self._payload is _UNSET:
             self._payload = self._source.decode_payload(self._lease.payload)
         return self._payload
 
     async def complete(self, result: Any = None, *, ttl: Duration | None = None) -> bool:
-        """The work is done. The result is kept for ``ttl``, or as long as the job's options say.
+        """Complete the job. Keep the result for ``ttl`` (default: the option ``result_ttl``).
 
-        Raises ``SerializationError`` or ``PayloadTooLarge`` for a result that cannot be kept.
+        Raises ``SerializationError`` or ``PayloadTooLarge`` for a result that cannot be stored.
         """
         return await self._settle(Complete(self._source.encode_result(result), _ttl_ms(ttl)))
 
@@ -236,10 +236,10 @@ class ClaimedJob(LeasedJob):
         final: bool = False,
         ttl: Duration | None = None,
     ) -> bool:
-        """The run failed: the job runs again after its backoff, or ``retry_in``, as long as attempts are left.
+        """Fail the run. While attempts are left, the job runs again after its backoff, or ``retry_in``.
 
-        ``final`` ends it now. An error may say so itself, as in a worker (``Retry``, ``Snooze``, ``Suspend``,
-        ``Unrecoverable``). If it is the job's end, the failure is kept for ``ttl``, or as its options say.
+        ``final`` fails the job for good. An error decides itself, as in a worker, if it is a ``Retry``, ``Snooze``,
+        ``Suspend`` or ``Unrecoverable``. The last failure is kept for ``ttl`` (default: ``failure_ttl``).
         """
         from penstock.core.verdict import failed
 
@@ -251,42 +251,42 @@ class ClaimedJob(LeasedJob):
         return await self._settle(outcome)
 
     async def release(self) -> bool:
-        """Hand the job back unfinished: the next in line, counted in no limit."""
+        """Hand the job back to the head of the queue. No counter changes."""
         return await self._settle(Release())
 
     async def rate_limited(self, retry_in: Duration, *, scope: Literal["group", "queue"] = "group") -> bool:
-        """Hand the job back as ``release`` does; nothing of its group, or of the queue, starts before ``retry_in``."""
+        """Hand the job back as ``release`` does, and start no job of its group, or of the queue, for ``retry_in``."""
         error = RateLimited(retry_in, scope=scope)
         return await self._settle(Limited(milliseconds(error.retry_in, what="retry_in"), error.scope))
 
     async def snooze(self, delay: Duration, *, step: str | None = None) -> bool:
-        """Run it again after ``delay``, at that ``step`` (where it is unless given); counted in no limit."""
+        """Run the job again after ``delay``, at ``step`` (default: the same). No counter changes."""
         return await self._settle(Snooze(milliseconds(delay, what="delay"), check_step(step)))
 
     async def suspend(self, signal: str, *, timeout: Duration | None = None, step: str | None = None) -> bool:
-        """Run it again when ``signal`` comes, or after ``timeout``; counted in no limit."""
+        """Run the job again when ``signal`` arrives, or after ``timeout``. No counter changes."""
         from penstock.core.verdict import suspension
 
         return await self._settle(suspension(Suspend(signal, timeout=timeout, step=step)))
 
     async def wait_for_children(self) -> bool:
-        """Leave it until its children have ended; counted in no limit. Then it is claimed again."""
+        """Run the job again when its children have finished. No counter changes."""
         return await self._settle(Await())
 
     async def add_children(
         self, children: Iterable[Part], *, on_failure: Policy = "fail"
     ) -> list[JobHandle[Any]]:
-        """Have the job wait for further ones, once it is left by ``wait_for_children``."""
+        """Add jobs to wait for. Then call ``wait_for_children``."""
         return await add_children(self._source, self.id, children, on_failure=on_failure)
 
     async def children(self) -> list[Child]:
-        """The jobs it waited for, in the order they were given."""
+        """Return the jobs it waited for, in the order they were added."""
         return await read_children(self._source, self.id)
 
     async def extend(self, lease: Duration | None = None) -> Literal["extended", "cancel", "expired"]:
-        """Push the lease's deadline to ``lease`` from now (as long as at the claim unless given).
+        """Extend the lease to ``lease`` from now (default: as in the claim).
 
-        ``cancel`` and ``expired`` say that it was pushed, but that the job should be stopped. Raises ``LeaseLost``.
+        ``cancel`` and ``expired`` mean that the lease was extended, but the job should stop. Raises ``LeaseLost``.
         """
         lease_ms = self._lease_ms if lease is None else milliseconds(lease, what="lease")
         held = Held(self.id, self.token)
@@ -297,19 +297,19 @@ class ClaimedJob(LeasedJob):
         return answer
 
     async def progress(self, value: Any) -> None:
-        """Keep ``value`` (anything JSON can say) on the job as its progress. Raises ``LeaseLost``."""
+        """Store ``value``, which JSON can encode, as the progress of the job. Raise ``LeaseLost``."""
         await self._report(Report(self.id, self.token, progress=encode_progress(value)))
 
     async def log(self, *lines: str) -> None:
-        """Append lines to the job's log. Raises ``LeaseLost``."""
+        """Append lines to the job's log. Raise ``LeaseLost``."""
         await self._report(Report(self.id, self.token, log=tuple(text_of(line) for line in lines)))
 
     async def update_payload(self, payload: Any) -> None:
-        """Replace the stored payload: the next run gets it. Raises ``LeaseLost``."""
+        """Replace the stored payload, for the next run. Raise ``LeaseLost``."""
         await self._report(Report(self.id, self.token, payload=self._source.encode_payload(payload)))
 
     async def use(self, /, **amounts: float) -> None:
-        """Add to what this job has used, such as ``tokens=812, usd=0.0042``. Raises ``LeaseLost``."""
+        """Add to the usage of this job, such as ``tokens=812, usd=0.0042``. Raise ``LeaseLost``."""
         await self._report(Report(self.id, self.token, usage=in_millionths(amounts)))
 
     async def _report(self, report: Report) -> None:
@@ -320,7 +320,7 @@ class ClaimedJob(LeasedJob):
     async def _settle(self, outcome: Outcome) -> bool:
         if self.settled:
             return False
-        self.settled = True  # before the answer: of two calls at a time one is to count
+        self.settled = True  # before the answer: of two concurrent calls, one may settle
         try:
             settled = await self._session.settle(self.queue, Settlement(self.id, self.token, outcome))
         except BaseException:
@@ -330,8 +330,8 @@ class ClaimedJob(LeasedJob):
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(
-            f"the lease on job {self.id!r} of queue {self.queue!r} is lost: it expired, or the job has ended. "
-            "Nothing was changed; somebody else may be running it."
+            f"the lease on job {self.id!r} of queue {self.queue!r} is lost: it expired, or the job has finished. "
+            "Nothing was changed; another worker may be running it."
         )
 
 
@@ -340,19 +340,19 @@ def _ttl_ms(ttl: Duration | None) -> int | None:
 
 
 class _Failed(Exception):
-    """Stands for an error that was told in words."""
+    """An error that was given as a string."""
 
 
 class Claim(Generic[J]):
-    """``async with queue.claim(...) as job``: one job, its lease extended until the block is left.
+    """The context manager of ``queue.claim(...)``. It extends the lease of the job while the block runs.
 
-    | how the block is left | what becomes of the job |
+    | the block | the job |
     |---|---|
-    | normally | completed with ``job.result``; ``LeaseLost`` is raised if that did not count |
-    | ``Retry``, ``Snooze``, ``Suspend``, ``RateLimited``, ``Unrecoverable`` raised | what they say; it ends here |
-    | another exception | failed, to be retried as its options say; the exception goes on |
-    | cancelled, interrupted | handed back |
-    | settled inside the block | that counts |
+    | ends normally | completes with ``job.result``; raises ``LeaseLost`` if the lease was lost |
+    | raises ``Retry``, ``Snooze``, ``Suspend``, ``RateLimited`` or ``Unrecoverable`` | as it says |
+    | raises another exception | fails and may be retried; the exception propagates |
+    | is cancelled or interrupted | is handed back |
+    | settles the job | stays as it was settled |
     """
 
     __slots__ = ("_claiming", "_heartbeat", "_job")
@@ -367,7 +367,7 @@ class Claim(Generic[J]):
         if jobs:
             self._job = jobs[0]
             self._heartbeat = asyncio.create_task(_beat(self._job, self._claiming.lease_ms / 3000))
-        return self._job  # type: ignore[return-value]  # None only if a limit was set to the wait
+        return self._job  # type: ignore[return-value]  # None only after a limited wait
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -389,11 +389,11 @@ class Claim(Generic[J]):
 
 async def _finish(job: ClaimedJob) -> None:
     try:
-        counted = await job.complete(job.result)
-    except InvalidInput as error:  # a result that cannot be kept is the handler's failure
+        applied = await job.complete(job.result)
+    except InvalidInput as error:  # The result cannot be stored.
         await job.fail(error)
         raise
-    if not counted:
+    if not applied:
         raise job._lost()
 
 

@@ -1,7 +1,7 @@
-"""Reading event logs: one queue's, one job's, several queues' at once; from an offset on, then as they come.
+"""Readers of event logs: of one queue, one job, or several queues; past events first, then new ones.
 
-Sequence numbers are dense and never reset, so an offset is all there is to remember. What cannot be read any
-more is never passed over: ``EventsLost`` says which events are gone, and from where to go on.
+Sequence numbers are dense and never reset, so a reader needs to remember only an offset. Readers never skip
+events silently: ``EventsLost`` says which ones are no longer kept, and where to continue.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 After: TypeAlias = int | Literal["earliest"] | None
-"""Where to begin: after that sequence number, at the earliest event that is kept, or (``None``) after the newest."""
+"""The start: after a sequence number, at the earliest event that is kept, or (``None``) after the newest."""
 EventTypes: TypeAlias = EventType | str | Iterable[EventType | str] | None
-"""One type of event, several, or (``None``) all of them."""
+"""One type of event, several, or (``None``) all."""
 
 Offsets: TypeAlias = After | Mapping[str, After]
-"""Where to begin, in all queues or by queue."""
+"""The start in all queues, or by queue."""
 
 _AT_ONCE: Final = 1_000
 _TAIL_MS: Final = 10_000
@@ -37,14 +37,14 @@ _FURTHEST: Final = 2**53
 
 
 class Filter(NamedTuple):
-    """Which events are wanted. ``id`` leaves events of the queue itself out."""
+    """A filter of events. With ``id``, it admits only events of that job."""
 
     types: frozenset[str] | None = None
     id: str | None = None
 
     @classmethod
     def of(cls, types: EventTypes, id: str | None = None) -> Filter:
-        """Raises ``InvalidOption`` for a type that there is not, ``InvalidName`` for an impossible id."""
+        """Return a filter. Raise ``InvalidOption`` for an unknown type, ``InvalidName`` for an invalid id."""
         return cls(_checked_types(types), None if id is None else check_id(id))
 
     def admits(self, event: Event) -> bool:
@@ -52,7 +52,7 @@ class Filter(NamedTuple):
 
 
 class LogReader:
-    """Reads one queue's log page by page. ``position`` is the last sequence number that was read."""
+    """A reader of one queue's log, page by page. ``position`` is the last sequence number that it read."""
 
     __slots__ = ("_epoch", "_queue", "_storage", "position")
 
@@ -64,17 +64,17 @@ class LogReader:
 
     @classmethod
     async def at(cls, storage: Storage, queue: str, after: After) -> LogReader:
-        """A reader that begins there."""
+        """Return a reader that begins at ``after``."""
         if not isinstance(after, int):
             page = await storage.read_events(queue, after=0, limit=1)
             after = page.last if after is None else _first_kept(page) - 1
         return cls(storage, queue, position=after)
 
     async def read(self, *, wait: bool) -> EventPage:
-        """The next events; none if there are none, after a while if asked to wait for them.
+        """Return the next page. With ``wait``, wait a while for new events.
 
         Raises:
-            EventsLost: some are no longer kept, or the store has gone back in time. ``position`` stays.
+            EventsLost: some events are no longer kept, or the store was rolled back. ``position`` does not change.
         """
         page = await self._storage.read_events(self._queue, after=self.position, limit=_AT_ONCE)
         if wait and not page.events and page.gap is None and page.last >= self.position:
@@ -85,7 +85,7 @@ class LogReader:
         return page
 
     async def go_on(self, lost: EventsLost) -> None:
-        """Read on behind what is lost: of another log, from the earliest event that is kept."""
+        """Continue after the lost events, or at the earliest event of a new log."""
         self.position = lost.last
         if not lost.last:
             self._epoch = ""
@@ -95,8 +95,7 @@ class LogReader:
         if (self._epoch and page.epoch != self._epoch) or page.last < self.position:
             raise EventsLost(
                 f"the event log of queue {self._queue!r} is another one: its store was restored or failed over, or "
-                f"offset {self.position} is none of it. Go on from the beginning, after=0, and expect to see "
-                "events twice.",
+                f"offset {self.position} does not belong to it. Continue with after=0, and expect to see events twice.",
                 first=0,
                 last=0,
             )
@@ -104,7 +103,7 @@ class LogReader:
             first, last = page.gap
             raise EventsLost(
                 f"events {first} to {last} of queue {self._queue!r} are no longer kept ({last - first + 1} of them). "
-                f"Go on with after={last}, and name a consumer to have them kept next time.",
+                f"Continue with after={last}. A named consumer keeps events until it has read them.",
                 first=first,
                 last=last,
             )
@@ -113,7 +112,7 @@ class LogReader:
 async def queue_events(
     app: App, queue: str, *, after: After, follow: bool, wanted: Filter
 ) -> AsyncGenerator[Event, None]:
-    """The wanted events of a queue from ``after`` on, then, if asked, those to come. Raises ``EventsLost``."""
+    """Yield the events of a queue after ``after``; with ``follow``, new ones, too. Raise ``EventsLost``."""
     reader = await LogReader.at(await app.connect(), queue, after)
     while True:
         page = await reader.read(wait=follow)
@@ -127,11 +126,11 @@ async def queue_events(
 async def job_events(
     app: App, queue: str, id: str, *, follow: bool, types: frozenset[str] | None
 ) -> AsyncGenerator[Event, None]:
-    """The life of a job since it was enqueued, then, if asked, what becomes of it until it ends.
+    """Yield the events of a job since its enqueue; with ``follow``, new ones until it finishes.
 
     Raises:
-        JobNotFound: neither the store nor the log knows the id.
-        EventsLost: the log no longer has all of that life, or the store has gone back in time.
+        JobNotFound: neither the store nor the log has the id.
+        EventsLost: the log no longer has all of its events, or the store was rolled back.
     """
     storage = await app.connect()
     [job] = await storage.get(queue, [id])
@@ -143,7 +142,7 @@ async def job_events(
     while True:
         page = await reader.read(wait=follow and reader.position >= newest)
         for event in page.events:
-            # One event for all jobs: this one is gone, too.
+            # This one event removes all jobs.
             ended = ended or event.type == EventType.OBLITERATED
             if event.id == id and event.incarnation >= since:
                 if not seen and event.type != EventType.ENQUEUED:
@@ -163,7 +162,7 @@ async def job_events(
 async def app_events(
     app: App, queues: Sequence[str], *, after: Offsets, follow: bool, wanted: Filter
 ) -> AsyncGenerator[Event, None]:
-    """The wanted events of these queues, or of all that there are by now, as they come. Raises ``EventsLost``."""
+    """Yield the events of these queues, or of all current queues, as they arrive. Raise ``EventsLost``."""
     names = queues or await app.queues()
     sources = [
         queue_events(app, name, after=offset_of(after, name, 0), follow=follow, wanted=wanted)
@@ -178,46 +177,46 @@ async def app_events(
 
 
 async def _merged(sources: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[Event, None]:
-    """The events of several logs as they come: in order within a queue, in no promised one between them."""
+    """Yield the events of several logs as they arrive. Only events of one queue are in order."""
     coming = {asyncio.ensure_future(anext(source)): source for source in sources}
     try:
         while coming:
             done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
-            for each in [each for each in coming if each in done]:
-                source = coming.pop(each)
+            for task in [task for task in coming if task in done]:
+                source = coming.pop(task)
                 try:
-                    event = each.result()
+                    event = task.result()
                 except StopAsyncIteration:
                     continue
                 yield event
                 coming[asyncio.ensure_future(anext(source))] = source
     finally:
-        for each in coming:
-            each.cancel()
+        for task in coming:
+            task.cancel()
         await asyncio.gather(*coming, return_exceptions=True)
         for source in sources:
             await source.aclose()
 
 
 def offset_of(after: Offsets, queue: str, unless_given: After) -> After:
-    """Where to begin in ``queue``. Raises ``InvalidOption`` for what is no place in a log."""
+    """Return the start in ``queue``. Raise ``InvalidOption`` if it is not a position."""
     return check_after(after.get(queue, unless_given) if isinstance(after, Mapping) else after)
 
 
 def check_after(after: After) -> After:
-    """``after`` if it can be an offset. Raises ``InvalidOption``."""
+    """Return ``after``. Raise ``InvalidOption`` if it is not a position."""
     if after is None or after == "earliest":
         return after
     if isinstance(after, str):
         raise InvalidOption(
-            f"after={shown(after)} is not a position in the log. Give a sequence number (0: all), 'earliest', or None "
-            "for new events only."
+            f"after must be a sequence number (0 for all events), 'earliest', or None for new events only, got "
+            f"{shown(after)}."
         )
     return whole_number("after", after, least=0, most=_FURTHEST)
 
 
 async def _offset_at(storage: Storage, queue: str, at_ms: int) -> int:
-    """How many events happened before ``at_ms``, or are gone: times never fall along a log."""
+    """Return the number of events before ``at_ms``. Times never decrease along a log."""
     page = await storage.read_events(queue, after=0, limit=1)
     low, high = _first_kept(page) - 1, page.last
     while at_ms and low < high:
@@ -242,15 +241,15 @@ def _checked_types(types: EventTypes) -> frozenset[str] | None:
     if unknown or not given:
         culprit = shown(unknown[0]) if unknown else "it is empty"
         raise InvalidOption(
-            f"types={shown(types)} names no type of event: {culprit}. There are: {', '.join(EventType)}."
+            f"types={shown(types)} contains an unknown type of event: {culprit}. Types are: {', '.join(EventType)}."
         )
     return frozenset(map(str, given))
 
 
 def _beginning_lost(queue: str, id: str, last: int) -> EventsLost:
     return EventsLost(
-        f"the log of queue {queue!r} no longer has the first events of job {id!r}: they are among those up to "
-        f"{last}. What is left comes by queue.events(id={id!r}, after={last}).",
+        f"the log of queue {queue!r} no longer has the first events of job {id!r}, which are among those up to "
+        f"{last}. Use queue.events(id={id!r}, after={last}) for the rest.",
         first=1,
         last=last,
     )
@@ -260,6 +259,6 @@ def _unknown(queue: str, id: str) -> JobNotFound:
     return JobNotFound.in_queue(
         queue,
         id,
-        "It is in neither the store nor the log. To wait for a job that is yet to come, follow "
+        "It is in neither the store nor the log. To wait for a job that is not enqueued yet, follow "
         f"queue.events(id={id!r}, after=None).",
     )

@@ -1,4 +1,4 @@
-"""A job as it is in the store now, for people: decoded values, and times with a time zone."""
+"""Snapshots of jobs, workers and children, with decoded values and times with a zone."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _PLAIN: Final = (
     "cost", "flow", "scheduler", "usage", "cancelling", "has_rerun", "enqueued_at", "run_at", "claimed_at",
     "finished_at", "expires_at", "kept_until",
 )  # fmt: skip
-"""The fields that ``as_dict`` has as they are."""
+"""The fields that ``as_dict`` copies."""
 
 
 class JobInfo:
-    """A snapshot: it does not change. ``raw`` is what the store said; the rest is read from it when asked for.
+    """A snapshot of a job, which does not change. ``raw`` is the record of the store.
 
     ``payload`` and ``result`` raise ``SerializationError`` if they cannot be decoded.
     """
@@ -67,17 +67,17 @@ class JobInfo:
 
     @property
     def task(self) -> str:
-        """The task's name; empty for a payload without a task."""
+        """Return the name of the task; empty for a payload without a task."""
         return self.raw.options.task
 
     def as_dict(self, *, traceback: bool = False) -> dict[str, Any]:
-        """Return the fields as plain values, for JSON. Times are ``datetime``s; values that JSON lacks are text.
+        """Return the fields as plain values, for JSON. Times are ``datetime``s; other special values are text.
 
-        It has the payload, and with ``traceback`` lines of your code: choose what you show to whom.
+        It contains the payload and, with ``traceback``, lines of your code. Do not show it to everyone.
         """
         failure = self.failure
-        told = {name: getattr(self, name) for name in _PLAIN}
-        return told | {
+        fields = {name: getattr(self, name) for name in _PLAIN}
+        return fields | {
             "state": self.state.value,
             "payload": _readable(lambda: self.payload, self.raw.payload),
             "result": _readable(lambda: self.result, self.raw.result or b""),
@@ -87,7 +87,7 @@ class JobInfo:
         }
 
     async def why(self) -> Reason:
-        """Return why the job, as it was read, does not run, with the remedy; or that it runs, or how it ended."""
+        """Return why the job of this snapshot does not run, with the remedy; or that it runs, or how it finished."""
         app = self._source.app
         with commands_from_code(store_options(app.named)):
             return await explain(await app.connect(), self.raw)
@@ -102,22 +102,22 @@ class JobInfo:
 
     @property
     def result(self) -> Any:
-        """What the job returned; ``None`` as long as it has not."""
+        """Return the result of the job; ``None`` until it completes."""
         return self._source.decode_result(self.raw.result)
 
     @property
     def failure(self) -> Failure | None:
-        """Why the last run that failed did: ``type``, ``message``, ``traceback``."""
+        """Return the last failure, with ``type``, ``message`` and ``traceback``; ``None`` if no run failed."""
         return self.raw.failure
 
     @property
     def progress(self) -> Any:
-        """What the running job last said of itself."""
+        """Return the last value of ``context.progress(...)``."""
         return None if self.raw.progress is None else msgspec.json.decode(self.raw.progress)
 
     @property
     def usage(self) -> dict[str, float]:
-        """What its runs said they used."""
+        """Return the usage that its runs reported."""
         return in_units(self.raw.extras.usage if self.raw.extras else None)
 
     @property
@@ -134,7 +134,7 @@ class JobInfo:
 
     @property
     def attempts(self) -> int:
-        """How many failures end the job."""
+        """Return the number of failures after which the job fails for good."""
         return self.raw.options.attempts
 
     @property
@@ -147,80 +147,80 @@ class JobInfo:
 
     @property
     def blocked_by(self) -> str:
-        """What a blocked job waits for: ``group``, ``children`` or ``signal``."""
+        """Return what a blocked job waits for: ``group``, ``children`` or ``signal``."""
         return self.raw.blocked_by
 
     @property
     def group(self) -> str:
-        """The key of the jobs it shares a limit with; empty if there is none."""
+        """Return the key of the jobs that share its limits; empty if there is none."""
         return self.raw.extras.group if self.raw.extras else ""
 
     @property
     def cost(self) -> int:
-        """What it takes from its group's bucket."""
+        """Return the tokens that it takes from the bucket of its group."""
         return (self.raw.extras or EMPTY_EXTRAS).cost
 
     @property
     def step(self) -> str:
-        """Where the job goes on in its next run; empty at its beginning."""
+        """Return the step of its next run; empty before the first step."""
         return self.raw.extras.step if self.raw.extras else ""
 
     @property
     def awaits(self) -> str:
-        """The signal that a suspended job waits for; empty if it is not suspended."""
+        """Return the signal that a suspended job waits for; empty if it is not suspended."""
         return self.raw.extras.awaits if self.raw.extras and self.raw.blocked_by == "signal" else ""
 
     @property
     def awaits_until(self) -> datetime | None:
-        """When it goes on without the signal; ``None``: never, or it is not suspended."""
+        """Return when the suspension times out; ``None`` for never, or if it is not suspended."""
         return _instant(self.raw.extras.awaits_until_ms) if self.awaits and self.raw.extras else None
 
     @property
     def holds(self) -> Mapping[str, timedelta]:
-        """The consumers that keep the job once it has ended, and for how long after its end at most."""
+        """Return the consumers that keep the finished job, each with its maximum time."""
         holds = (self.raw.extras and self.raw.extras.holds) or {}
         return {consumer: timedelta(milliseconds=ms) for consumer, ms in holds.items()}
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What was sent along for middleware and handlers."""
+        """Return the headers, for middleware and handlers."""
         extras = self.raw.extras
         return (extras and extras.headers) or {}
 
     @property
     def scheduler(self) -> str:
-        """The scheduler it comes from; empty if there is none."""
+        """Return the name of the scheduler that made it; empty if there is none."""
         return self.raw.extras.scheduler if self.raw.extras else ""
 
     @property
     def scheduled_for(self) -> datetime | None:
-        """The slot of its scheduler that it stands for."""
+        """Return the slot of its scheduler."""
         return _instant(self.raw.extras.slot_ms) if self.raw.extras else None
 
     @property
     def flow(self) -> str:
-        """The flow it came with; empty if it came alone."""
+        """Return its flow; empty if there is none."""
         return self.raw.extras.flow if self.raw.extras else ""
 
     @property
     def has_children(self) -> bool:
-        """Whether it waits, or waited, for other jobs: ``handle.children()`` has them."""
+        """Return whether it waits or waited for other jobs. ``handle.children()`` returns them."""
         return bool(self.raw.extras and self.raw.extras.has_dependencies)
 
     @property
     def dependents(self) -> list[tuple[str, str]]:
-        """Queue and id of the jobs that came with it and wait for it."""
+        """Return queue and id of the jobs of its flow that wait for it."""
         extras = self.raw.extras
-        return [(one.queue, one.id) for one in (extras and extras.dependents) or ()]
+        return [(job.queue, job.id) for job in (extras and extras.dependents) or ()]
 
     @property
     def cancelling(self) -> bool:
-        """Asked to stop, not stopped yet."""
+        """Return whether the active job was asked to stop."""
         return self.raw.cancelling
 
     @property
     def has_rerun(self) -> bool:
-        """Whether a rerun waits for the end of this active job."""
+        """Return whether a rerun waits behind this active job."""
         return self.raw.has_rerun
 
     @property
@@ -229,7 +229,7 @@ class JobInfo:
 
     @property
     def run_at(self) -> datetime | None:
-        """When it is, or was, due."""
+        """Return when the job is or was due."""
         return _instant(self.raw.run_at_ms)
 
     @property
@@ -242,12 +242,12 @@ class JobInfo:
 
     @property
     def expires_at(self) -> datetime | None:
-        """When its ttl is over."""
+        """Return when its ttl ends."""
         return _instant(self.raw.expires_at_ms)
 
     @property
     def kept_until(self) -> datetime | None:
-        """When a finished job is forgotten."""
+        """Return when the finished job is deleted."""
         return _instant(self.raw.kept_until_ms)
 
 
@@ -259,12 +259,12 @@ def _readable(read: Callable[[], Any], raw: bytes) -> Any:
 
 
 def _failure_fields(failure: Failure, *, traceback: bool) -> dict[str, str]:
-    told = {"type": failure.type, "message": failure.message}
-    return told | {"traceback": failure.traceback} if traceback else told
+    fields = {"type": failure.type, "message": failure.message}
+    return fields | {"traceback": failure.traceback} if traceback else fields
 
 
 class WorkerInfo:
-    """A worker as it last described itself."""
+    """A worker, as of its last heartbeat."""
 
     __slots__ = ("raw",)
 
@@ -280,13 +280,13 @@ class WorkerInfo:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What it says of itself: host, process, what it runs."""
+        """Return its own description: host, process, running jobs."""
         described: dict[str, Any] = msgspec.json.decode(self.raw.info) if self.raw.info else {}
         return described
 
     @property
     def dead(self) -> bool:
-        """Return true if its process is known to have died; false if it lives, or if the store cannot tell."""
+        """Return whether its process is known to be dead; false if the store does not know."""
         return self.raw.dead
 
     @property
@@ -299,7 +299,7 @@ class WorkerInfo:
 
     @property
     def jobs(self) -> list[tuple[str, str]]:
-        """The jobs it runs, as queue and id; of more than a hundred, the first hundred."""
+        """Return queue and id of the jobs it runs, at most the first hundred."""
         return [(job["queue"], job["id"]) for job in self.info.get("running", ())]
 
     @property
@@ -308,7 +308,7 @@ class WorkerInfo:
 
     @property
     def age(self) -> timedelta:
-        """How long ago that was, by the store's clock."""
+        """Return the time since its last heartbeat, by the clock of the store."""
         return timedelta(milliseconds=self.raw.age_ms)
 
 
@@ -316,11 +316,8 @@ def _instant(ms: int) -> datetime | None:
     return datetime.fromtimestamp(ms / 1000, UTC) if ms else None
 
 
-# The children of a job, as the job sees them: what became of each.
-
-
 class Child:
-    """One job that another waits, or waited, for. ``raw`` is what the store said."""
+    """A job that another job waits or waited for. ``raw`` is the record of the store."""
 
     __slots__ = ("_source", "raw")
 
@@ -346,27 +343,27 @@ class Child:
 
     @property
     def state(self) -> DependencyState:
-        """``pending``, ``completed``, ``failed``, ``cancelled`` or ``removed``."""
+        """Return ``pending``, ``completed``, ``failed``, ``cancelled`` or ``removed``."""
         return self.raw.state
 
     @property
     def policy(self) -> Policy:
-        """What its failure does to the job that waits."""
+        """Return what its failure does to the waiting job."""
         return self.raw.policy
 
     @property
     def result(self) -> Any:
-        """What it returned, read with the app's serde for results; ``None`` unless it completed."""
+        """Return its result, decoded with the app's serde; ``None`` unless it completed."""
         return None if self.raw.result is None else self._source.decode_result(self.raw.result)
 
     @property
     def failure(self) -> Failure | None:
-        """Why it failed."""
+        """Return its failure, or ``None``."""
         return self.raw.failure
 
 
 async def read_children(source: JobCodec, id: str) -> list[Child]:
-    """The children of a job of the source's queue, in the order they were given."""
+    """Return the children of a job, in the order they were added."""
     from penstock.client.flow.handle import read_dependencies
 
     plain = source.app.queue(source.queue).job(id).source
@@ -377,7 +374,7 @@ async def read_children(source: JobCodec, id: str) -> list[Child]:
 async def add_children(
     source: JobCodec, id: str, parts: Iterable[Part], *, on_failure: Policy
 ) -> list[JobHandle[Any]]:
-    """See ``flow.enqueue.add_children``, which is imported by those who need it only."""
+    """Call ``flow.enqueue.add_children``, which is imported only when it is used."""
     from penstock.client.flow.enqueue import add_children
 
     return await add_children(source, id, parts, on_failure=on_failure)

@@ -1,4 +1,4 @@
-"""What jobs used, and how much they may: a queue's usage and budgets, in the units they were reported in."""
+"""Usage, budgets and limits of a queue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Amounts = Mapping[str, float]
 
 
 class UsageReport(msgspec.Struct, frozen=True):
-    """What was used, by name: in all, and by task, group and flow."""
+    """The usage of a queue by name: in total, and by task, group and flow."""
 
     total: Amounts
     by_task: Mapping[str, Amounts]
@@ -47,7 +47,7 @@ class UsageReport(msgspec.Struct, frozen=True):
 
 
 class BudgetInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget as it stands. ``renews_at``: when it begins from zero, if it does."""
+    """A budget and what is spent of it. ``renews_at`` is when its next period begins, if it has periods."""
 
     name: str
     amount: float
@@ -57,42 +57,42 @@ class BudgetInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_spent(self) -> bool:
-        """Whether it holds further jobs back."""
+        """Return whether it keeps jobs from starting."""
         return self.spent >= self.amount
 
 
 def in_units(micros: Mapping[str, int] | None) -> dict[str, float]:
-    """Amounts as they were reported."""
+    """Return amounts in the units in which they were reported."""
     return {name: value / MILLION for name, value in (micros or {}).items()}
 
 
 def usage_report(sums: Iterable[Usage]) -> UsageReport:
-    """The sums of a queue, arranged."""
-    found: dict[str, dict[str, dict[str, float]]] = {"queue": {}, "task": {}, "group": {}, "flow": {}}
-    for one in sums:
-        found[one.kind].setdefault(one.key, {})[one.name] = one.micros / MILLION
-    return UsageReport(found["queue"].get("", {}), found["task"], found["group"], found["flow"])
+    """Return a report of the sums of a queue."""
+    kinds: dict[str, dict[str, dict[str, float]]] = {"queue": {}, "task": {}, "group": {}, "flow": {}}
+    for usage in sums:
+        kinds[usage.kind].setdefault(usage.key, {})[usage.name] = usage.micros / MILLION
+    return UsageReport(kinds["queue"].get("", {}), kinds["task"], kinds["group"], kinds["flow"])
 
 
 def budget_of(name: str, amount: float, *, per: Duration | None, flow: str) -> Budget:
-    """Raises ``InvalidOption`` for what is no amount or no period."""
+    """Return a budget. Raise ``InvalidOption`` for an invalid amount or period."""
     name = check_usage_name(name)
     micros = amounts({name: amount}).get(name, 0)
     per_ms = 0 if per is None else milliseconds(per, what="per")
     if per is not None and per_ms == 0:
         raise InvalidOption(
-            f"per={shown(per)} is not a period. Give one such as '1d', or leave it out for all time."
+            f"per must be longer than 0, got {shown(per)}. Give a period such as '1d', or leave it out for all time."
         )
     return Budget(name, micros, per_ms, check_flow(flow))
 
 
 def check_flow(flow: Any) -> str:
-    """Return ``flow`` if it can name a flow; the empty text is none. Raise ``InvalidName`` otherwise."""
+    """Return ``flow``; the empty string means no flow. Raise ``InvalidName`` if it is not valid."""
     return "" if isinstance(flow, str) and not flow else check_id(flow)
 
 
 def budget_info(budget: Budget) -> BudgetInfo:
-    """A budget for people."""
+    """Return the public form of a budget."""
     return BudgetInfo(
         name=budget.name,
         amount=budget.micros / MILLION,
@@ -102,21 +102,20 @@ def budget_info(budget: Budget) -> BudgetInfo:
     )
 
 
-# Limits of a queue and of the groups in it. ``Queue`` has all of this; docs/limits.md shows what it is
-# for.
-
-
 _MOST: Final = 1_000_000
 _TRIES: Final = 100
 _LARGEST_BUCKET: Final = 2**46
-"""Tokens times milliseconds: engines count in parts of a token, in whole numbers."""
+"""The maximum of capacity times milliseconds: engines count fractions of tokens as integers."""
 
 BucketLike: TypeAlias = tuple[int, RateLike] | Bucket
-"""How many tokens it holds, and how fast they come in: ``(100, "10/s")``."""
+"""The capacity and the refill rate: ``(100, "10/s")``."""
 
 
 class QueueLimits:
-    """See the module. Every method raises ``StorageError`` if the store does not answer."""
+    """The limits of a queue and its groups, which ``Queue`` inherits; see docs/limits.md.
+
+    Every method raises ``StorageError`` if the store does not answer.
+    """
 
     _source: JobCodec
 
@@ -128,12 +127,12 @@ class QueueLimits:
         rate: RateLike | UnsetType | None = UNSET,
         bucket: BucketLike | UnsetType | None = UNSET,
     ) -> Limit:
-        """Limit the queue as a whole; with ``group``, the jobs of that group (``"*"``: of every group without its own).
+        """Limit the queue, or a ``group`` of it (``"*"``: every group without its own limit). Return the new limit.
 
-        ``concurrency``: so many at a time; a group of 1 runs strictly in order. ``rate``: so many starts in any stretch
-        of time. ``bucket``, of groups only: jobs take their ``cost`` from it. What is not given stays as it is;
-        ``None`` removes that bound. Return the limit that holds from the next claim on, for all workers. Of two
-        changes of the same bound at a time, the later one wins; changes of different bounds both hold.
+        ``concurrency`` is the number of jobs that run at a time; a group with 1 runs strictly in order. ``rate`` is
+        the number of starts in any period. ``bucket``, for groups only, is a token bucket from which jobs take their
+        ``cost``. Omitted bounds stay; ``None`` removes one. All workers apply the limit from the next claim. Of two
+        concurrent changes of one bound, the later one wins; changes of different bounds both apply.
         """
         key = _key(group)
         changes = _changes(concurrency, rate, bucket)
@@ -147,20 +146,20 @@ class QueueLimits:
             if await storage.limit(self._source.queue, key, None if is_gone else limit, expected=known):
                 return limit
         raise StorageError(
-            f"the limit of queue {self._source.queue!r} was not set: others changed it {_TRIES} times meanwhile. "
-            "Call limit() again."
+            f"the limit of queue {self._source.queue!r} was not set: other clients changed it {_TRIES} times "
+            "in the meantime. Call limit() again."
         )
 
     async def unlimit(self, *, group: str | None = None) -> None:
-        """Remove a limit that was set. A group without its own has that of ``"*"``, if there is one."""
+        """Remove a limit. A group without its own limit has that of ``"*"``, if any."""
         await (await self._storage()).limit(self._source.queue, _key(group), None)
 
     async def limits(self) -> LimitsOfQueue:
-        """The limits that were set: under ``""`` the queue's, under ``"*"`` that of every group without its own."""
+        """Return the limits by group: ``""`` is the queue, ``"*"`` is every group without its own limit."""
         return await (await self._storage()).limits(self._source.queue)
 
     async def groups(self) -> AsyncGenerator[GroupState, None]:
-        """The groups that have jobs, are paused, or have starts that still count: ``async for group in ...``."""
+        """Yield the groups that have jobs, are paused, or have recent starts that count towards a rate."""
         storage, cursor = await self._storage(), ""
         while True:
             page = await storage.groups(self._source.queue, cursor=cursor)
@@ -171,23 +170,23 @@ class QueueLimits:
                 return
 
     async def pause(self, duration: Duration | None = None, *, group: str | None = None) -> None:
-        """Claims get nothing from now on, everywhere; with ``group``, nothing of it. Jobs that run go on.
+        """Pause the queue, or a ``group`` of it, for all workers. Active jobs go on.
 
-        With a ``duration`` that ends by itself, as after a job that raised ``RateLimited``; a longer such time that is
-        running stays. Without one, ``resume`` ends it.
+        With a ``duration``, the pause ends by itself, as after a job that raised ``RateLimited``; a longer pause
+        of this kind stays. Without one, ``resume`` ends it.
         """
         duration_ms = 0
         if duration is not None:
             duration_ms = milliseconds(duration, what="duration")
             if duration_ms < 1:
                 raise InvalidOption(
-                    f"duration={shown(duration)} is over at once. Leave it out to pause until resume()."
+                    f"duration must be longer than 0, got {shown(duration)}. Leave it out to pause until resume()."
                 )
         storage = await self._storage()
         await storage.pause(self._source.queue, group=_one_group(group), duration_ms=duration_ms)
 
     async def resume(self, *, group: str | None = None) -> None:
-        """The end of a pause, and of a time that ``RateLimited`` set."""
+        """End a pause, including one that ``RateLimited`` started."""
         await (await self._storage()).resume(self._source.queue, group=_one_group(group))
 
     async def _storage(self) -> Storage:
@@ -219,7 +218,7 @@ def _changes(
 def _check_for_queue(changes: Mapping[str, Any]) -> None:
     if changes.get("bucket") is not None:
         raise InvalidOption(
-            "bucket is for groups: a queue has concurrency and rate. Give a group, or '*' for every one."
+            "bucket applies only to groups: a queue has concurrency and rate. Give a group, or '*' for all groups."
         )
     if not changes:
         raise InvalidOption("limit() needs concurrency or rate. Use unlimit() to remove the limit.")
@@ -233,12 +232,12 @@ def _parse_bucket(value: Any) -> Bucket:
             rate = parse_rate(refill, what="bucket")
         case _:
             raise InvalidOption(
-                f"bucket={shown(value)} is not valid. Give its capacity and how fast it refills: (100, '10/s')."
+                f"bucket must be a capacity and a refill rate, such as (100, '10/s'), got {shown(value)}."
             )
     whole_number("capacity of the bucket", capacity, least=1, most=_MOST)
     if capacity * rate.per_ms > _LARGEST_BUCKET:
         raise InvalidOption(
-            f"bucket={shown(value)} refills too slowly to be counted exactly. Give the same speed over a shorter time."
+            f"bucket={shown(value)} refills too slowly to be counted exactly. Give the same rate per shorter period."
         )
     return Bucket(capacity, rate.count, rate.per_ms)
 

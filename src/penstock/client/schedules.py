@@ -1,6 +1,6 @@
-"""Schedulers: jobs that come again, by cron, by an interval, or a while after the last one ended.
+"""Schedulers, which enqueue jobs by cron, at an interval, or some time after the last one finished.
 
-The store keeps them; every worker's sweeper fires them. ``app.schedule`` and ``queue.schedule`` put them in.
+The store keeps them, and every worker fires them. ``app.schedule`` and ``queue.schedule`` create them.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _FURTHEST: Final = 2**31 - 1
 
 
 class When(TypedDict, total=False):
-    """When a scheduler's jobs come. One of the first three is needed.
+    """The times of a scheduler's jobs. Give exactly one of ``cron``, ``every`` and ``after_completion``.
 
-    - ``cron``: an expression of five fields, or of six with the seconds first, or ``@daily`` and the like, read in
-      the zone ``tz`` (UTC).
-    - ``every``: an interval, counted from ``start``, or from the epoch: ``"1h"`` is on the hour, UTC.
-    - ``after_completion``: that long after the end of the job before, however it ended. The first comes at once.
-    - ``start``, ``end``: no slot before, none after; times with a zone. ``limit``: how many slots in all.
-    - ``missed``: of slots that nobody was there to fire, ``"skip"`` fires the newest, ``"catch_up"`` all, in order.
+    - ``cron``: an expression of five fields, or six with seconds first, or a word such as ``@daily``, in the time zone
+      ``tz`` (default: UTC).
+    - ``every``: an interval from ``start``, or from the epoch: ``"1h"`` is on the hour, UTC.
+    - ``after_completion``: a delay after the previous job finishes in any state. The first job is enqueued immediately.
+    - ``start``, ``end``: the first and the last time, with a zone. ``limit``: the maximum number of slots.
+    - ``missed``: if no worker ran, ``"skip"`` fires only the newest missed slot, ``"catch_up"`` all, in order.
     """
 
     cron: str
@@ -66,16 +66,16 @@ class When(TypedDict, total=False):
 
 
 def read_schedule(when: When) -> Schedule:
-    """What ``when`` says, checked. Raises ``InvalidOption``."""
+    """Return the checked schedule. Raise ``InvalidOption`` if it is not valid."""
     refuse_unknown(when, When.__annotations__, where="a schedule")
     start, end, limit = when.get("start"), when.get("end"), when.get("limit")
     start_ms = 0 if start is None else epoch_ms("start", start)
     end_ms = 0 if end is None else epoch_ms("end", end)
     missed = when.get("missed", "skip")
     if missed not in get_args(Missed):
-        raise InvalidOption(f"missed={shown(missed)} is not valid. Give 'skip' or 'catch_up'.")
+        raise InvalidOption(f"missed must be 'skip' or 'catch_up', got {shown(missed)}.")
     if start_ms and end_ms and end_ms < start_ms:
-        raise InvalidOption(f"end={end} lies before start={start}: there would be no slot.")
+        raise InvalidOption(f"end={end} is before start={start}, so there are no slots.")
     return Schedule(
         _timing(when, start_ms),
         start_ms=start_ms,
@@ -88,20 +88,17 @@ def read_schedule(when: When) -> Schedule:
 def _timing(when: When, start_ms: int) -> Timing:
     given = [name for name in ("cron", "every", "after_completion") if name in when]
     if len(given) != 1:
-        said = f"{' and '.join(given)} are given" if given else "none is given"
         raise InvalidOption(
-            f"a schedule goes by cron, by every or by after_completion; {said}. Give one of them."
+            f"a schedule needs one of cron, every and after_completion, got {' and '.join(given) or 'none'}."
         )
     if "tz" in when and "cron" not in when:
-        raise InvalidOption("tz is for cron alone: intervals are the same in every time zone.")
+        raise InvalidOption("tz applies only to cron: intervals are the same in every time zone.")
     if "cron" in when:
         return Cron.of(when["cron"], when.get("tz", "UTC"))
     if "every" in when:
         every_ms = milliseconds(when["every"], what="every")
         if every_ms < 1:
-            raise InvalidOption(
-                f"every={shown(when['every'])} is not valid: the interval must be longer than 0."
-            )
+            raise InvalidOption(f"every must be longer than 0, got {shown(when['every'])}.")
         return Every(every_ms, start_ms)
     return AfterCompletion(milliseconds(when["after_completion"], what="after_completion"))
 
@@ -109,20 +106,20 @@ def _timing(when: When, start_ms: int) -> Timing:
 async def put_scheduler(
     storage: Storage, queue: str, name: str, *, schedule: Schedule, job: NewJob
 ) -> SchedulerInfo:
-    """Create the scheduler or change the one of that name, unless it is the same already.
+    """Create the scheduler, or change the one with that name if it differs.
 
-    A changed schedule begins anew from now; a changed job is that of the slots to come.
+    A changed schedule starts again from now. A changed job applies to future slots.
 
     Raises:
-        InvalidOption: a schedule without a slot to come, or a job that is to run at one time or after others.
+        InvalidOption: the schedule has no future slot, or the job has ``run_at`` or ``after``.
     """
     if job.run_at_ms is not None:
         raise InvalidOption(
-            "run_at is one instant, but the job comes again. Use start=, or a delay after the slot."
+            "run_at is a single time, but the job repeats. Use start=, or a delay after the slot."
         )
     if job.after:
         raise InvalidOption(
-            "after names jobs that are there now, but the job comes again. Schedule a task that puts in the flow."
+            "after names existing jobs, but the job repeats. Schedule a task that enqueues the flow."
         )
     plan = Plan(schedule, replace(job, id="", notify="", unchecked=False))
     found = await storage.schedulers(queue, [name])
@@ -130,7 +127,7 @@ async def put_scheduler(
     is_same = known is not None and known.schedule == schedule
     next_ms = schedule.first(found.now_ms)
     if next_ms is None and not is_same:
-        raise InvalidOption(f"scheduler {shown(name)} would have no slot: its end has passed.")
+        raise InvalidOption(f"scheduler {shown(name)} has no slots: its end has passed.")
     new = NewScheduler(
         name,
         pack_plan(plan),
@@ -145,7 +142,7 @@ async def put_scheduler(
 
 
 class SchedulerInfo:
-    """A scheduler as it was when asked for. ``raw`` is what the store said, ``plan`` what it means."""
+    """A snapshot of a scheduler. ``raw`` is the record of the store, ``plan`` its decoded schedule and job."""
 
     __slots__ = ("plan", "queue", "raw")
 
@@ -163,7 +160,7 @@ class SchedulerInfo:
 
     @property
     def when(self) -> str:
-        """What it goes by, in words: ``cron 0 3 * * * Europe/Berlin``, ``every 10m``, ``5m after completion``."""
+        """Return the schedule as text: ``cron 0 3 * * * Europe/Berlin``, ``every 10m``, ``5m after completion``."""
         match self.plan.schedule.timing:
             case Cron(expression, tz):
                 return f"cron {expression} {tz}"
@@ -174,7 +171,7 @@ class SchedulerInfo:
 
     @property
     def next(self) -> datetime | None:
-        """The next slot. ``None``: there is none any more, or the end of the running job says when."""
+        """Return the next slot; ``None`` if there is none, or if it depends on the end of the running job."""
         return _instant(self.raw.next_ms)
 
     @property
@@ -183,17 +180,17 @@ class SchedulerInfo:
 
     @property
     def fired(self) -> int:
-        """How many slots were fired, since it was first put in."""
+        """Return the number of fired slots since it was created."""
         return self.raw.fired
 
     @property
     def ended(self) -> bool:
-        """Whether no slot will come again: its end has passed, or its limit was reached."""
+        """Return whether it has no more slots: its end has passed, or its limit is reached."""
         return not self.raw.next_ms and not self.raw.awaiting
 
     @property
     def last_job(self) -> str:
-        """The id of the last slot's job; empty before the first."""
+        """Return the id of the job of the last slot; empty before the first."""
         return self.raw.last_id
 
     @property
@@ -214,18 +211,18 @@ class SchedulerInfo:
 
     @property
     def task(self) -> str:
-        """The task of its jobs."""
+        """Return the task of its jobs."""
         return self.plan.job.options.task
 
     def slots(self, count: int, *, after: datetime | None = None) -> list[datetime]:
-        """The next slots by its schedule, as they would be if nothing is changed. None for ``after_completion``."""
+        """Return the next slots of its schedule; empty for ``after_completion``."""
         whole_number("count", count, least=1)
-        found: list[datetime] = []
+        slots: list[datetime] = []
         at_ms = self.raw.next_ms - 1 if after is None else epoch_ms("after", after)
-        while len(found) < count and (slot_ms := self.plan.schedule.next_after(at_ms)) is not None:
-            found.append(_datetime(slot_ms))
+        while len(slots) < count and (slot_ms := self.plan.schedule.next_after(at_ms)) is not None:
+            slots.append(_datetime(slot_ms))
             at_ms = slot_ms
-        return found
+        return slots
 
 
 def _instant(ms: int) -> datetime | None:
@@ -234,9 +231,6 @@ def _instant(ms: int) -> datetime | None:
 
 def _datetime(ms: int) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
-
-
-# What apps and queues do with schedulers.
 
 
 class _WithoutArguments(Protocol):
@@ -259,7 +253,7 @@ def _refuse_unnamed(unnamed: Sequence[Any], form: str) -> None:
 
 
 class AppSchedulers:
-    """The schedulers of an app. ``App`` has all of this."""
+    """The scheduler methods of ``App``."""
 
     if TYPE_CHECKING:
 
@@ -273,28 +267,28 @@ class AppSchedulers:
     async def schedule(
         self, name: str, job: JobSpec[Any], *unnamed: Never, **when: Unpack[When]
     ) -> SchedulerInfo:
-        """Have a job come again: ``await app.schedule("nightly", report.job(), cron="0 3 * * *", tz="Europe/Berlin")``.
+        """Repeat a job: ``await app.schedule("nightly", report.job(), cron="0 3 * * *", tz="Europe/Berlin")``.
 
-        ``job`` is a template, with whatever options it was made with but ``run_at``; the id of each job is the
-        scheduler's name and the slot. ``when`` is in ``When``. A scheduler belongs to the job's queue; one of that
-        name there is changed if it differs, and left alone if not.
+        ``job`` is a template. It may have any options except ``run_at`` and ``after``. The id of each job consists of
+        the name of the scheduler and the slot. See ``When`` for the times. The scheduler belongs to the job's queue.
+        If the queue has one with that name, it is changed if it differs.
 
         Raises:
-            InvalidInput: a name, an expression, a zone or an option that is not valid. Nothing was written.
+            InvalidInput: a name, an expression, a time zone or an option is not valid. Nothing was written.
         """
         _refuse_unnamed(unnamed, "app.schedule(name, job, {})")
         schedule = read_schedule(when)
         name = check_scheduler(name)
         if not isinstance(job, JobSpec):
             raise InvalidInput(
-                f"{shown(job)} cannot be scheduled. Give task.job(...); for a flow, of a task that puts it in."
+                f"{shown(job)} cannot be scheduled. Give task.job(...); for a flow, of a task that enqueues it."
             )
         return await put_scheduler(await self.connect(), job.queue, name, schedule=schedule, job=job.job)
 
     def scheduled(self, *unnamed: Never, name: str | None = None, **when: Unpack[When]) -> Callable[[S], S]:
-        """Decorates a task that takes no arguments: ``@app.scheduled(cron="0 3 * * *")`` above ``@app.task``.
+        """Schedule a task without arguments: ``@app.scheduled(cron="0 3 * * *")`` above ``@app.task``.
 
-        A worker of the task's queue puts the scheduler in when it starts; it is called what the task is called.
+        A worker of the task's queue creates the scheduler when it starts. Its default name is that of the task.
         """
         _refuse_unnamed(unnamed, "@app.scheduled({})")
         schedule = read_schedule(when)
@@ -306,7 +300,7 @@ class AppSchedulers:
                 job = task.job()
             except InvalidInput as error:
                 raise InvalidInput(
-                    f"Task {shown(task.name)} takes arguments, and @app.scheduled(...) gives none. Use "
+                    f"task {shown(task.name)} takes arguments, and @app.scheduled(...) gives none. Use "
                     f"app.schedule(name, {task.name}.job(...), ...) in a function under @app.on_start."
                 ) from error
             self._declared[job.queue, check_scheduler(name or task.name)] = Plan(schedule, job.job)
@@ -315,39 +309,39 @@ class AppSchedulers:
         return declare
 
     async def schedulers(self) -> list[SchedulerInfo]:
-        """The schedulers of all queues, by queue and name."""
+        """Return the schedulers of all queues, sorted by queue and name."""
         return [info for queue in await self.queues() for info in await self.queue(queue).schedulers()]
 
     async def put_declared(self, storage: Storage, queues: Collection[str] | None = None) -> None:
-        """Put in the schedulers that decorators asked for on these queues, or all: what a starting worker does."""
+        """Create the schedulers of ``@app.scheduled`` on these queues, or on all. Workers call it when they start."""
         for (queue, name), plan in self._declared.items():
             if queues is None or queue in queues:
                 await put_scheduler(storage, queue, name, schedule=plan.schedule, job=plan.job)
 
 
 class QueueSchedulers:
-    """The schedulers of one queue. ``Queue`` has all of this."""
+    """The scheduler methods of ``Queue``."""
 
     _source: JobCodec
 
     async def schedulers(self) -> list[SchedulerInfo]:
-        """All of them, by name."""
+        """Return the schedulers of this queue, sorted by name."""
         storage, queue = await self._source.app.connect(), self._source.queue
         return [SchedulerInfo(queue, raw) for raw in (await storage.schedulers(queue)).schedulers]
 
     async def scheduler(self, name: str) -> SchedulerInfo | None:
-        """The one of that name."""
+        """Return the scheduler with that name, or ``None``."""
         storage, queue = await self._source.app.connect(), self._source.queue
         found = (await storage.schedulers(queue, [check_scheduler(name)])).schedulers
         return SchedulerInfo(queue, found[0]) if found else None
 
     async def pause_scheduler(self, name: str) -> bool:
-        """Fire no slot until it is resumed; false if there is none of that name. Jobs that are in go on."""
+        """Pause a scheduler, and return whether it exists. Jobs that are already enqueued run."""
         storage = await self._source.app.connect()
         return await storage.pause_scheduler(self._source.queue, check_scheduler(name))
 
     async def resume_scheduler(self, name: str) -> bool:
-        """The end of a pause. Slots of the time between are left out, whatever ``missed`` says."""
+        """Resume a scheduler, and return whether it exists. Slots of the pause are skipped, whatever ``missed`` is."""
         storage, queue = await self._source.app.connect(), self._source.queue
         found = await storage.schedulers(queue, [check_scheduler(name)])
         if not found.schedulers:
@@ -358,20 +352,20 @@ class QueueSchedulers:
         return await storage.resume_scheduler(queue, name, next_ms=next_ms)
 
     async def remove_scheduler(self, name: str) -> bool:
-        """Forget it; false if there is none of that name. Its jobs stay."""
+        """Remove a scheduler, and return whether it existed. Its jobs stay."""
         storage = await self._source.app.connect()
         return await storage.remove_scheduler(self._source.queue, check_scheduler(name))
 
     async def fire_now(self, name: str) -> JobHandle[Any]:
-        """Put in one of its jobs beside its slots, also while it is paused. Counts in no limit.
+        """Enqueue one extra job of a scheduler, even if it is paused. Its ``limit`` does not count it.
 
-        Raises ``InvalidOption`` if there is none of that name.
+        Raises ``InvalidOption`` if there is no scheduler with that name.
         """
         storage, queue = await self._source.app.connect(), self._source.queue
         found = await storage.schedulers(queue, [check_scheduler(name)])
         if not found.schedulers:
             raise InvalidOption(
-                f"queue {shown(queue)} has no scheduler {shown(name)}. Look at queue.schedulers()."
+                f"queue {shown(queue)} has no scheduler {shown(name)}. See queue.schedulers()."
             )
         job = job_of_slot(unpack_plan(found.schedulers[0].spec), name, found.now_ms)
         answer = await (await self._source.app.session()).enqueue(queue, job)

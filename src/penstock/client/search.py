@@ -1,4 +1,4 @@
-"""Finding jobs by what they are like, and doing something with all that are found."""
+"""Searches for jobs, and operations on all jobs that match."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ _STATES: Final = frozenset(State)
 _MISSING: Final = object()
 
 Where = Mapping[str, Any] | Callable[[Any], bool]
-"""Fields of the payload and their values, ``{"user.id": 7}``; or a function that is asked about each payload."""
+"""Fields of the payload and their values, ``{"user.id": 7}``; or a predicate of the payload."""
 
 
 class Filters(TypedDict, total=False):
-    """What jobs are like. Times are aware; from the first on, up to the second.
+    """The filters of a search.
 
-    - ``task``: the task's name. ``error_type``: the class of a failed job's error; both as they are written.
-    - ``enqueued_after``, ``enqueued_before``, ``finished_after``, ``finished_before``.
-    - ``where``: about the payload. It is decoded here, job by job.
+    - ``task``: the name of the task. ``error_type``: the class name of a failed job's error. Both match exactly.
+    - ``enqueued_after``, ``enqueued_before``, ``finished_after``, ``finished_before``: times with a zone.
+      ``after`` is inclusive, ``before`` is exclusive.
+    - ``where``: a condition on the payload, which the client decodes for every job.
     """
 
     task: str
@@ -59,7 +60,7 @@ _TIMES: Final = {
 
 
 class SearchPage(msgspec.Struct, frozen=True):
-    """Jobs that were found, how many were looked at, and the cursor to go on from (empty: that was all)."""
+    """The jobs that match, the number of scanned jobs, and the cursor of the next page (empty: no more)."""
 
     jobs: list[JobInfo]
     scanned: int
@@ -67,7 +68,7 @@ class SearchPage(msgspec.Struct, frozen=True):
 
 
 class Searching:
-    """A queue's jobs by what they are like. Mixed into ``QueueAdmin``."""
+    """The searches of a queue, which ``QueueAdmin`` inherits."""
 
     _source: JobCodec
 
@@ -80,10 +81,10 @@ class Searching:
         cursor: str = "",
         **filters: Unpack[Filters],
     ) -> SearchPage:
-        """Up to ``limit`` jobs of a state that match, among the next ``scan`` of them.
+        """Return up to ``limit`` matching jobs of a state, among the next ``scan`` jobs.
 
-        In the order of the state; with ``error_type``, which is indexed, in the order they failed. The page says how
-        many jobs were looked at; call again with its ``cursor`` to go on.
+        They have the order of ``list_jobs``; with ``error_type``, which is indexed, the order in which they failed.
+        Call again with the ``cursor`` of the page to continue.
         """
         whole_number("limit", limit, least=1, most=10_000)
         whole_number("scan", scan, least=1, most=_MOST_SCANNED)
@@ -101,7 +102,7 @@ class Searching:
     async def _look(
         self, query: Query, fits: Callable[[JobInfo], bool], cursor: str, *, wanted: int, scan: int
     ) -> SearchPage:
-        """The next jobs that fit, no more than ``wanted``."""
+        """Return at most ``wanted`` of the next jobs that match."""
         storage, at_once = await self._storage(), max(wanted, _AT_ONCE)
         while True:
             page = await storage.search(self._source.queue, query, cursor=cursor, limit=at_once, scan=scan)
@@ -109,18 +110,18 @@ class Searching:
             if len(places) <= wanted:
                 jobs = [JobInfo(self._source, page.jobs[at]) for at in places]
                 return SearchPage(jobs, page.scanned, page.cursor)
-            # Once more, and not so far: whoever goes on from the cursor must not miss those left out.
+            # Read fewer, so that the cursor does not skip the jobs that are left out.
             at_once = places[wanted - 1] + 1
 
     async def errors(self) -> dict[str, int]:
-        """How many failed jobs there are by the class of their error, the most frequent first."""
+        """Return the number of failed jobs by error class, the most frequent first."""
         counts = await (await self._storage()).errors(self._source.queue)
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
     async def retry_all(self, *, limit: int | None = None, **filters: Unpack[Filters]) -> int:
-        """Have failed jobs, all or those that match, run again, at most ``limit``; how many there were.
+        """Retry the failed jobs that match, at most ``limit``, and return their number.
 
-        One that fails again meanwhile is not retried twice.
+        A job that fails again in the meantime is not retried twice.
         """
         storage, queue = await self._storage(), self._source.queue
         if not filters:
@@ -136,21 +137,21 @@ class Searching:
     async def remove_all(
         self, state: State | str, *, limit: int | None = None, **filters: Unpack[Filters]
     ) -> int:
-        """Delete the jobs of a state that match, at most ``limit``; how many there were.
+        """Remove the jobs of a state that match, at most ``limit``, and return their number. Held jobs go, too.
 
-        Held ones go, too; active ones cannot.
+        Raises ``InvalidOption`` for active jobs, which cannot be removed.
         """
-        wanted = as_state(state)
-        if wanted is State.ACTIVE:
+        checked = as_state(state)
+        if checked is State.ACTIVE:
             raise InvalidOption(
-                "active jobs cannot be removed. Cancel them, and remove them when they have ended."
+                "active jobs cannot be removed. Cancel them, and remove them when they have finished."
             )
         storage, queue = await self._storage(), self._source.queue
 
         async def remove(ids: list[str]) -> int:
             return (await storage.remove(queue, ids)).count("removed")
 
-        return await self._each_matching(wanted, filters, remove, limit=limit)
+        return await self._each_matching(checked, filters, remove, limit=limit)
 
     async def _each_matching(
         self,
@@ -168,7 +169,7 @@ class Searching:
         return done
 
     async def _matching(self, state: State, filters: Filters) -> AsyncGenerator[list[str], None]:
-        """Ids of jobs that match and were there at the first look, some at a time."""
+        """Yield the ids of matching jobs in chunks, without jobs that were added after the start."""
         query, fits = _parsed(state, filters)
         storage, cursor, began_ms = await self._storage(), "", 0
         while True:
@@ -187,16 +188,16 @@ class Searching:
 
 
 def as_state(state: Any) -> State:
-    """The state of that name; raises ``InvalidOption``."""
+    """Return the state with that name. Raise ``InvalidOption`` if there is none."""
     if not isinstance(state, str) or state not in _STATES:
         same = SAME_STATE.get(state.lower()) if isinstance(state, str) else None
-        meant = f"Did you mean {same!r}?" if same else f"Give {', '.join(State)}."
-        raise InvalidOption(f"state={shown(state)} is not known. {meant}")
+        remedy = f"Did you mean {same!r}?" if same else f"Give {', '.join(State)}."
+        raise InvalidOption(f"state={shown(state)} is unknown. {remedy}")
     return State(state)
 
 
 async def to_the_end(step: Callable[[str, int], Awaitable[Bulk]], *, limit: int | None = None) -> int:
-    """Call a bulk verb, with its cursor and how many at most, until it is through or has done ``limit``."""
+    """Call ``step`` with a cursor and a maximum until it is finished or has processed ``limit`` jobs."""
     done, cursor, most = 0, "", at_most(limit)
     while done < most:
         bulk = await step(cursor, min(most - done, _AT_ONCE))
@@ -207,7 +208,7 @@ async def to_the_end(step: Callable[[str, int], Awaitable[Bulk]], *, limit: int 
 
 
 def at_most(limit: int | None) -> int:
-    """``limit``, or as good as none. Raises ``InvalidOption`` for what is no limit."""
+    """Return ``limit``; ``None`` means unlimited. Raise ``InvalidOption`` if it is not valid."""
     return 2**53 if limit is None else whole_number("limit", limit, least=1)
 
 
@@ -216,10 +217,14 @@ def _parsed(state: State, filters: Filters) -> tuple[Query, Callable[[JobInfo], 
     task = filters.get("task")
     error_type = check_text(filters.get("error_type") or "", what="error_type")
     if error_type and state is not State.FAILED:
-        raise InvalidOption(f"error_type={shown(error_type)} is of failed jobs only, not of {state} ones.")
+        raise InvalidOption(
+            f"error_type={shown(error_type)} applies only to failed jobs, not to {state} ones."
+        )
     has_ended = "finished_after" in filters or "finished_before" in filters
     if has_ended and state not in TERMINAL:
-        raise InvalidOption(f"{state} jobs have not ended. Give a time of their enqueue, or another state.")
+        raise InvalidOption(
+            f"{state} jobs have not finished. Give a time of their enqueue, or another state."
+        )
     given: Mapping[str, Any] = filters
     times = {field: epoch_ms(name, given[name]) for name, field in _TIMES.items() if given.get(name)}
     query = Query(state=state, task=check_task(task) if task else "", error_type=error_type, **times)
@@ -241,13 +246,13 @@ def _predicate(where: Where | None) -> Callable[[JobInfo], bool]:
 
     else:
         raise InvalidOption(
-            f'where={shown(where)} is not valid. Give fields, {{"user.id": 7}}, or a function.'
+            f'where must be fields, such as {{"user.id": 7}}, or a function, got {shown(where)}.'
         )
 
     def fits(info: JobInfo) -> bool:
         try:
             return bool(test(info.payload))
-        except SerializationError:  # of another kind: nothing can be said about its fields
+        except SerializationError:  # It has other fields.
             return False
 
     return fits

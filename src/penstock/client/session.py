@@ -1,4 +1,7 @@
-"""What one event loop has of an app: an open storage, the calls that travel together, the waits for results."""
+"""Sessions: the connection of an app on one event loop, and the choice of its store.
+
+A connection belongs to the event loop that opened it, an app to the whole process, so an app has one session per loop.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ if TYPE_CHECKING:
 
 
 _SMALL: Final = 64
-"""About what an item weighs on the wire besides its payload."""
+"""The approximate size of an item besides its payload, in bytes."""
 
 
 class Session:
-    """Belongs to one event loop, like the storage in it. Made and closed by ``App``."""
+    """An open storage on one event loop, with the calls that travel together and the waits for results."""
 
     __slots__ = (
         "_enqueues",
@@ -47,13 +50,13 @@ class Session:
         "worker",
     )
     remedy: ClassVar[str] = ""
-    """The remedy for a job that does not run, if it differs from what ``why`` says."""
+    """The remedy for a job that does not run, if it differs from that of ``why``."""
 
     def __init__(self, storage: Storage, enqueue_chain: EnqueueChain) -> None:
         self.storage = storage
         self.enqueue_chain = enqueue_chain
         self.worker = _worker_name()
-        """The name that claims outside any worker go by."""
+        """The worker name of claims outside a worker."""
         self._enqueues: dict[str, Callable[[NewJob], Awaitable[Enqueued]]] = {}
         self._settles: dict[str, Coalescer[Settlement, Settled]] = {}
         self._extends: dict[tuple[str, str, int], Coalescer[Held, Extended]] = {}
@@ -61,9 +64,9 @@ class Session:
         self._sweeps_due: dict[str, float] = {}
 
     def enqueue(self, queue: str, job: NewJob) -> Awaitable[Enqueued]:
-        """Put one job in, together with all that other callers are putting in just now.
+        """Enqueue one job, together with those of concurrent callers.
 
-        One that waits for others goes alone: it may be refused, and would be refused for all.
+        A job that waits for others is sent alone, because the store may refuse it, and would refuse the batch.
         """
         call: Callable[[NewJob], Awaitable[Enqueued]] | None
         if job.after:
@@ -101,7 +104,7 @@ class Session:
         return await settles.call(settlement)
 
     async def extend(self, queue: str, held: Held, *, worker: str, lease_ms: int) -> Extended:
-        """Push one lease's deadline, together with the others of this queue, worker and length."""
+        """Extend one lease, together with others of the same queue, worker and length."""
         key = (queue, worker, lease_ms)
         extends = self._extends.get(key)
         if extends is None:
@@ -113,14 +116,14 @@ class Session:
         return await extends.call(held)
 
     def waiter(self, queue: str) -> Waiter:
-        """The one that waits for ends of jobs of this queue."""
+        """Return the waiter for the jobs of this queue."""
         waiter = self._waiters.get(queue)
         if waiter is None:
             waiter = self._waiters[queue] = Waiter(self.storage, queue)
         return waiter
 
     def sweep_is_due(self, queue: str, every_ms: int) -> bool:
-        """Whether nobody here swept the queue for ``every_ms``; if so, the caller is taken to do it now."""
+        """Return whether the last sweep from here is ``every_ms`` old; if so, the caller must sweep now."""
         now = asyncio.get_running_loop().time()
         if now < self._sweeps_due.get(queue, 0.0):
             return False
@@ -128,7 +131,7 @@ class Session:
         return True
 
     async def close(self, *, storage_too: bool = True) -> None:
-        """End the waits, then let go of the storage unless it is somebody else's."""
+        """End the waits, and close the storage if it belongs to the app."""
         for waiter in self._waiters.values():
             await waiter.close()
         if storage_too:
@@ -149,10 +152,6 @@ def _worker_name() -> str:
     return f"{host}:{os.getpid()}:{uuid7()[-8:]}"
 
 
-# One session per event loop: a connection belongs to the loop it was opened in, an app to the whole
-# process.
-
-
 _log = get_logger(__name__)
 
 _OTHER_LOOP_S: Final = 5.0
@@ -161,10 +160,10 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """One of something for each event loop that asks. ``open`` makes it for the running one, ``end`` ends it.
+    """A resource for each event loop that uses it. ``open`` opens it on the running loop, ``end`` closes it.
 
-    It ends by ``close()``, or with its loop: an asynchronous generator stands in for it there, and
-    ``asyncio.run`` closes those of its loop before it leaves. After a fork the child begins with none.
+    It is closed by ``close()``, or with its loop: an asynchronous generator keeps it there, and
+    ``asyncio.run`` closes the generators of its loop at the end. After a fork, the child begins with none.
     """
 
     def __init__(self, open: Callable[[], Awaitable[T]], *, end: Callable[[T], Awaitable[None]]) -> None:
@@ -179,7 +178,7 @@ class PerLoop(Generic[T]):
         self._keepers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
 
     async def get(self) -> T:
-        """The running loop's, opened if need be. Raises what opening raises; the next call tries again."""
+        """Return the resource of the running loop, and open it if needed. After an error, the next call tries again."""
         loop = asyncio.get_running_loop()
         ready = self._ready.get(loop)
         if ready is not None:
@@ -188,11 +187,11 @@ class PerLoop(Generic[T]):
         if opening is None:
             opening = self._opening[loop] = loop.create_task(self._begin(loop))
             opening.add_done_callback(lambda _: self._opening.pop(loop, None))
-        # Shielded: others may wait for the same connection when one of them gives up.
+        # Shielded, because other callers may wait for the same connection.
         return await asyncio.shield(opening)
 
     async def close(self) -> None:
-        """End those of all loops: of this one here, of others that are running by asking them."""
+        """Close the resources of all loops; other running loops close theirs themselves."""
         here = asyncio.get_running_loop()
         for loop, keeper in list(self._keepers.items()):
             if loop is here:
@@ -203,9 +202,9 @@ class PerLoop(Generic[T]):
                 self._drop(loop)
 
     def close_idle(self) -> None:
-        """What synchronous code can do of ``close()``: end those of loops that run in other threads, or rest.
+        """Close the resources of loops that run in other threads or do not run, from synchronous code.
 
-        The running loop's ends with that loop.
+        The resource of the running loop is closed with that loop.
         """
         here = asyncio._get_running_loop()
         for loop, keeper in list(self._keepers.items()):
@@ -239,7 +238,7 @@ class PerLoop(Generic[T]):
 
 
 class Sessions(PerLoop[Session]):
-    """The sessions of an app. ``open`` gives an open storage for the running loop."""
+    """The sessions of an app. ``open`` returns an open storage for the running loop."""
 
     def __init__(
         self,
@@ -263,50 +262,48 @@ async def _close(keeper: AsyncGenerator[None, None]) -> None:
 
 
 async def _ask_to_close(loop: asyncio.AbstractEventLoop, keeper: AsyncGenerator[None, None]) -> None:
-    asked = asyncio.run_coroutine_threadsafe(_close(keeper), loop)
+    closing = asyncio.run_coroutine_threadsafe(_close(keeper), loop)
     try:
-        await asyncio.wait_for(asyncio.wrap_future(asked), _OTHER_LOOP_S)
+        await asyncio.wait_for(asyncio.wrap_future(closing), _OTHER_LOOP_S)
     except TimeoutError:
         _log.warning("the connection of a busy event loop stays open until its loop ends: %r", loop)
 
 
 _all: weakref.WeakSet[PerLoop[Any]] = weakref.WeakSet()
-# The parent's connections, kept for ever in a child: to close them there would close them for the parent
-# (a TLS goodbye, a lock on the file).
+# The connections of the parent. A child never closes them, because that could affect the parent (a TLS goodbye, a lock
+# on the file).
 _inherited: list[object] = []
 
 
 def _begin_afresh() -> None:
-    for each in list(_all):
-        _inherited.append((each._ready, each._opening, each._keepers))
-        each._forget()
+    for resource in list(_all):
+        _inherited.append((resource._ready, resource._opening, resource._keepers))
+        resource._forget()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_begin_afresh)
 
 
-# The storage of an app: from a URL, one for every event loop, or given, for one loop only.
-#
-# ``chosen_store`` is the one rule for which store that is. From the highest rank to the lowest: a flag of
-# the command line, the code, the environment, the files that only the command line reads, the default.
+# The choice of the store. From the highest rank to the lowest: a flag of the command line, the code, the environment,
+# the files that only the command line reads, the default.
 
 
 DEFAULT_URL: Final = "sqlite:///penstock.db"
 
 
 class StoreName(NamedTuple):
-    """The store and the namespace that one place names, as far as it names them."""
+    """The store and the namespace that one place names; ``None`` if it names none."""
 
     url: str | None = None
     namespace: str | None = None
 
 
 def chosen_store(names: Iterable[StoreName]) -> tuple[str, str | None]:
-    """Return the URL and the namespace that count, of ``names`` in the order of their rank.
+    """Return the URL and the namespace to use. ``names`` are in the order of their rank.
 
-    URL and namespace are chosen apart: the first that names one counts. A namespace in the chosen URL has the rank of
-    that URL; then the namespace returned is ``None``, unless a higher rank names one.
+    The first URL and the first namespace win, independently of each other. A namespace in the chosen URL has the rank
+    of that URL; then the returned namespace is ``None``, unless a higher rank names one.
     """
     url = namespace = None
     for name in names:
@@ -321,15 +318,15 @@ def chosen_store(names: Iterable[StoreName]) -> tuple[str, str | None]:
 
 
 def check_url(url: str) -> None:
-    """Raise ``InvalidOption`` for a URL that cannot be that of a store, before anybody connects.
+    """Raise ``InvalidOption`` for a URL that cannot name a store, before the app connects.
 
-    It is not quoted, because it may hold a password.
+    The message does not quote a URL that may contain a password.
     """
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise InvalidOption(
-            "The first argument of App(...) is the URL of the store. What was given is not a URL: it has no scheme. "
-            "Use one like sqlite:///penstock.db or valkey://host. An app has no name."
+            "the first argument of App(...) must be the URL of the store, such as sqlite:///penstock.db or "
+            "valkey://host, but it has no scheme. An app has no name."
         )
     if remedy := FOREIGN_STORES.get(scheme.lower()):
         raise InvalidOption(f"{scheme}:// is not a store of Penstock. {remedy}.")
@@ -348,16 +345,16 @@ def from_environment() -> StoreName:
 def shown_store(url: str, namespace: str | None) -> str:
     """Return the store and the namespace for a log line or a screen, without passwords.
 
-    A file is named by its absolute path: a relative one is another file in every folder.
+    The path of a file is absolute, because a relative one depends on the folder.
     """
     part = namespace or _named_in(url) or "default"
     return f"{visible_in_line(without_password(_absolute(url)))}, namespace {part}"
 
 
 def store_options(named: StoreName) -> tuple[str, ...]:
-    """Return the options of a command that reaches the store which the code names.
+    """Return the command line options that name the same store as the code.
 
-    A URL with a password is left out: the reader has to set ``PENSTOCK_URL``. No command reaches ``memory://``.
+    A URL with a password is left out; the reader must set ``PENSTOCK_URL``. No command can reach ``memory://``.
     """
     if named.url is None or named.url.startswith("memory:"):
         return ()
@@ -379,7 +376,7 @@ def _named_in(url: str) -> str:
 
 
 class Opening:
-    """Made of the ``url`` of an app, or of an open storage, which stays its giver's to close (``is_ours`` is false)."""
+    """A factory of storages for ``url``, or a given open storage, which the app does not close (``is_ours``)."""
 
     def __init__(self, given: str | Storage, *, namespace: str | None) -> None:
         self._storage = None if isinstance(given, str) else _checked_storage(given)
@@ -389,8 +386,7 @@ class Opening:
         self.is_ours = self._storage is None
 
     async def open(self) -> Storage:
-        """A storage for the running loop, opened. Raises ``StorageError``, and ``InvalidOption`` for a URL that names
-        no engine."""
+        """Return an open storage for the running loop. Raise ``StorageError``, or ``InvalidOption`` for the URL."""
         if self._storage is not None:
             return self._given(self._storage)
         from penstock.storage import open_storage
@@ -404,8 +400,8 @@ class Opening:
         loop = asyncio.get_running_loop()
         if self._loop not in (None, loop):
             raise StorageError(
-                "the storage this app was given belongs to another event loop, where the app was used before. "
-                "Give the app a URL instead: then every loop gets a connection of its own."
+                "the storage of this app belongs to another event loop, which used the app before. "
+                "Pass a URL to the app, so that every loop gets its own connection."
             )
         self._loop = loop
         return storage
@@ -414,8 +410,7 @@ class Opening:
 def _checked_storage(given: Storage) -> Storage:
     if not hasattr(given, "capabilities"):
         raise InvalidOption(
-            f"url={shown(given)} is of type {type(given).__qualname__}, and no store. "
-            "Give a URL such as 'sqlite:///penstock.db', or an open storage."
+            f"url must be a URL such as 'sqlite:///penstock.db', or an open storage, got {shown(given)}."
         )
     return given
 

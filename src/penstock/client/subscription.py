@@ -1,4 +1,4 @@
-"""Subscriptions: functions that are called for the events of queues, once each or, after a crash, again.
+"""Subscriptions: functions that are called for each event of queues, at least once.
 
 ::
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 EventHandler: TypeAlias = "Callable[[Event], Any]"
-"""Gets one event. A coroutine function is awaited on the loop, any other runs in a thread."""
+"""A function of one event. A coroutine function runs on the loop, any other in a thread."""
 LostHandler: TypeAlias = Callable[[str, EventsLost], Any]
-"""Gets the queue, and which of its events are gone."""
+"""A function of the queue and the error that names its lost events."""
 
 H = TypeVar("H", bound=EventHandler)
 L = TypeVar("L", bound=LostHandler)
@@ -49,7 +49,7 @@ _LONGEST_UNKEPT_S: Final = 1.0
 
 
 class SubscriptionOptions(TypedDict, total=False):
-    """What ``app.subscribe(...)`` takes besides the queues."""
+    """The options of ``app.subscribe(...)``."""
 
     after: Offsets
     id: str | None
@@ -59,12 +59,11 @@ class SubscriptionOptions(TypedDict, total=False):
 
 
 class Subscription:
-    """Made by ``app.subscribe(...)``. Runs once at a time.
+    """A subscription, which ``app.subscribe(...)`` makes. Only one ``run()`` at a time is allowed.
 
-    Events of one queue are handled one after the other, in order; those of different queues independently of each
-    other. With a ``consumer`` the position is kept in the store: it moves on when the handlers of an event have
-    returned, so after a crash, a stop or a handler's error the next run begins with the first event that was not
-    handled. Two runs under one name both get all events.
+    Events of one queue are handled in order, one after the other; queues are independent. With a ``consumer``, the
+    store keeps the position. It advances when the handlers of an event have returned, so after a crash, a stop or an
+    error the next run begins with the first unhandled event. Two runs with the same name both get all events.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Subscription:
         on_error: str = "raise",
     ) -> None:
         if on_error not in ("raise", "log"):
-            raise InvalidOption(f"on_error={shown(on_error)} is not known. Give 'raise' or 'log'.")
+            raise InvalidOption(f"on_error must be 'raise' or 'log', got {shown(on_error)}.")
         self._app = app
         self._queues = tuple(dict.fromkeys(check_queue(queue) for queue in queues))
         self._after = dict(after) if isinstance(after, Mapping) else after
@@ -89,19 +88,19 @@ class Subscription:
         self._consumer = None if consumer is None else check_consumer(consumer)
         self._hold_ms = milliseconds(hold, what="hold")
         if self._hold_ms < _SHORTEST_HOLD_MS:
-            raise InvalidOption(f"hold={shown(hold)} would not outlive a restart. Give at least a minute.")
+            raise InvalidOption(f"hold must be at least a minute, to outlive a restart, got {shown(hold)}.")
         self._goes_on = on_error == "log"
         self._handlers: list[tuple[Filter, EventHandler]] = []
         self._lost_handlers: list[LostHandler] = []
         self._stopping: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        # The position the store has, by queue, and when it was told.
+        # By queue: the position in the store, and when it was written.
         self._kept: dict[str, tuple[int, float]] = {}
         self.positions: dict[str, int] = {}
-        """The last event handled, by queue."""
+        """The last handled event, by queue."""
 
     def on(self, *types: EventType | str) -> Callable[[H], H]:
-        """Decorates a function to be called for events of these types; without any, for all."""
+        """Decorate a function to call for events of these types (default: all)."""
         wanted = Filter.of(types or None, self._id)
 
         def register(handler: H) -> H:
@@ -111,25 +110,25 @@ class Subscription:
         return register
 
     def on_lost(self, handler: L) -> L:
-        """Decorates a function to be told of events that are gone; then the subscription goes on behind them.
+        """Decorate a function to call when events are lost. The subscription then continues after them.
 
-        Without one, ``run()`` raises ``EventsLost``.
+        Without such a function, ``run()`` raises ``EventsLost``.
         """
         self._lost_handlers.append(handler)
         return handler
 
     async def run(self) -> None:
-        """Call the handlers until ``stop()``. Without queues of its own: for all that are there by now.
+        """Call the handlers until ``stop()``. A subscription without queues runs for all current queues.
 
-        A store that goes away meanwhile is waited for.
+        If the store becomes unavailable, it waits and tries again.
 
         Raises:
-            StorageError: the store could not be reached at the start, or refused us.
-            EventsLost: some events are gone, and there is no ``on_lost``.
-            Exception: what a handler raised, unless ``on_error="log"``. A note names the event.
+            StorageError: the store cannot be reached at the start, or refuses access.
+            EventsLost: some events are lost, and there is no ``on_lost``.
+            Exception: a handler raised it, unless ``on_error="log"``. A note names the event.
         """
         if self._stopping is not None:
-            raise InvalidOption("this subscription is running already. Stop it first, or make another.")
+            raise InvalidOption("this subscription is already running. Stop it first, or make another.")
         storage = await self._app.connect()
         queues = self._queues or await storage.queues()
         self._stopping, self._loop = asyncio.Event(), asyncio.get_running_loop()
@@ -139,12 +138,12 @@ class Subscription:
             self._stopping = None
 
     def stop(self) -> None:
-        """Have a ``run()`` under way return when its handlers have. May be called from any thread, and twice."""
+        """Make ``run()`` return after the current handlers. Any thread may call it, more than once."""
         stopping, loop = self._stopping, self._loop
         if stopping is None or loop is None:
             return
         if loop is asyncio._get_running_loop():
-            stopping.set()  # a handler that stops its subscription is its last
+            stopping.set()  # at once, so that no other handler runs after the one that stops it
         else:
             loop.call_soon_threadsafe(stopping.set)
 
@@ -177,8 +176,8 @@ class Subscription:
             await storage.hold_events(queue, self._consumer, offset=position, ttl_ms=self._hold_ms)
             self._kept[queue] = position, asyncio.get_running_loop().time()
 
-    async def _keep_now_and_then(self, storage: Storage, queue: str) -> None:
-        """Within a page, which slow handlers may be at for long: a crash is not to bring all of it again."""
+    async def _keep_at_intervals(self, storage: Storage, queue: str) -> None:
+        """Store the position within a page: slow handlers would repeat all of it after a crash."""
         if self._consumer is not None:
             _, kept_at = self._kept[queue]
             if asyncio.get_running_loop().time() - kept_at > _LONGEST_UNKEPT_S:
@@ -192,11 +191,13 @@ class Subscription:
         try:
             await self._keep(storage, queue)
         except StorageUnavailable as error:
-            # Kept with the next page; until then a crash would bring some events again, as it may at any time.
-            _log.warning("queue %s: the position of %s was not kept: %s", queue, self._consumer, error)
+            # The next page stores it. Until then, a crash would repeat some events.
+            _log.warning(
+                "queue %s: the position of consumer %s was not stored: %s", queue, self._consumer, error
+            )
 
     async def _next(self, storage: Storage, queue: str, reader: LogReader) -> EventPage | None:
-        """The next page; ``None`` when it is time to stop."""
+        """Return the next page, or ``None`` to stop."""
         rest_s = 0.0
         while True:
             try:
@@ -207,21 +208,23 @@ class Subscription:
                 await self._pass_over(storage, queue, reader, lost)
             except StorageUnavailable as error:
                 rest_s = min(rest_s * 2 or 0.05, _LONGEST_REST_S)
-                _log.warning("queue %s: no events to be had, again in %.2f s: %s", queue, rest_s, error)
+                _log.warning(
+                    "queue %s: events cannot be read, trying again in %.2f s: %s", queue, rest_s, error
+                )
                 await self._unless_stopped(asyncio.sleep(rest_s))
 
     async def _pass_over(self, storage: Storage, queue: str, reader: LogReader, lost: EventsLost) -> None:
         for handler in self._lost_handlers:
             await _call(handler, queue, lost)
         if not lost.last and self._consumer is not None:
-            # Another log: the old position says nothing in it, and would never move back by itself.
+            # The old position means nothing in a new log, and would never move back.
             await storage.release_events(queue, self._consumer)
         await reader.go_on(lost)
         self.positions[queue] = reader.position
         await self._keep(storage, queue)
 
     async def _unless_stopped(self, awaited: Coroutine[Any, Any, T]) -> T | None:
-        """What is awaited, or ``None`` as soon as it is time to stop."""
+        """Return the result of ``awaited``, or ``None`` as soon as ``stop()`` is called."""
         assert self._stopping is not None
         read, stopped = asyncio.ensure_future(awaited), asyncio.ensure_future(self._stopping.wait())
         try:
@@ -241,7 +244,7 @@ class Subscription:
                 if wanted.admits(event):
                     await self._handle(handler, event)
             self.positions[queue] = event.seq
-            await self._keep_now_and_then(storage, queue)
+            await self._keep_at_intervals(storage, queue)
         self.positions[queue] = page.next
 
     async def _handle(self, handler: EventHandler, event: Event) -> None:
@@ -282,12 +285,12 @@ async def _call(handler: Callable[..., Any], *args: Any) -> None:
     if inspect.iscoroutinefunction(handler):
         await handler(*args)
     else:
-        # In a thread: it may block, and it may use the sync face.
+        # In a thread, because it may block or use ``.sync``.
         await asyncio.to_thread(handler, *args)
 
 
 async def _together(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all; the first error ends the others and is raised."""
+    """Run all of them. Raise the first error and cancel the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)

@@ -1,8 +1,8 @@
-"""Waiting for the ends of jobs: one subscription per client and queue serves everybody who waits.
+"""Waits for jobs to finish: one subscription per event loop and queue serves all callers.
 
-The store keeps news for a listener for a minute. One task listens while anybody waits (and a little longer, so
-that the next call finds it listening). After an error, or a pause of our own that was long enough to lose
-news, it asks for all of them again (``watch``).
+The store keeps messages for a listener for a minute. One task listens while callers wait, and a little longer, so
+that it is ready for the next call. After an error, or a pause in which messages may have been lost, it asks for
+all jobs again (``watch``).
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 
 _LISTEN_MS: Final = 10_000
-# Ends are asked for again this often even if nothing seems wrong: half of what the store keeps news for.
+# The interval of asking for all jobs again, half the time for which the store keeps messages.
 _REWATCH_S: Final = 30.0
 _LONGEST_REST_S: Final = 5.0
 _WATCH_AT_ONCE: Final = 500
 
 
 class Expected:
-    """One caller's wait for the end of one job. ``since`` is the incarnation it began to wait in: news of an
-    earlier life of the id are not for it. Until that is known, the newest news are kept. ``within_ms`` is how long the
-    caller waits at most."""
+    """The wait of one caller for one job. ``within_ms`` is its time limit.
+
+    It ignores messages about an earlier incarnation of the id than the one it waits for. Until that is known, it keeps
+    the newest message.
+    """
 
     __slots__ = ("_news", "_since", "future", "gaps", "id", "within_ms")
 
@@ -50,17 +52,17 @@ class Expected:
 
     @property
     def begun(self) -> bool:
-        """Whether the store is known to have the job."""
+        """Return whether the incarnation is known."""
         return self._since is not None
 
     def begin(self, since: int) -> None:
-        """Say which incarnation is waited for; what came in too early is looked at now."""
+        """Set the incarnation to wait for, and process a message that arrived earlier."""
         self._since = since
         if self._news is not None:
             self.tell(self._news)
 
     def tell(self, finished: Finished) -> None:
-        """News of this id."""
+        """Process a message about this id."""
         if self._since is None:
             if self._news is None or self._news.incarnation <= finished.incarnation:
                 self._news = finished
@@ -68,13 +70,13 @@ class Expected:
             self.future.set_result(finished)
 
     def refuse(self, error: PenstockError) -> None:
-        """There will be no news."""
+        """Fail the wait."""
         if not self.future.done():
             self.future.set_exception(error)
 
 
 class Waiter:
-    """The waits of one event loop on one queue. ``listener`` is the name the store knows it by."""
+    """The waits of one event loop on one queue. ``listener`` is its name in the store."""
 
     __slots__ = (
         "_expected",
@@ -100,7 +102,7 @@ class Waiter:
         )
 
     def expect(self, id: str) -> Expected:
-        """Subscribe to the end of ``id``. Whoever calls this must ``forget`` it."""
+        """Subscribe to the end of a job. The caller must ``forget`` it afterwards."""
         expected = Expected(id, gaps=self._gaps)
         self._expected.setdefault(id, []).append(expected)
         if self._listening is None or self._listening.done():
@@ -110,23 +112,23 @@ class Waiter:
         return expected
 
     def forget(self, expected: Expected) -> None:
-        """The caller waits no longer. The job is left alone."""
+        """End the wait of a caller. The job goes on."""
         same_id = self._expected.get(expected.id, [])
         if expected in same_id:
             same_id.remove(expected)
             if not same_id:
                 del self._expected[expected.id]
         if expected.future.done() and not expected.future.cancelled():
-            expected.future.exception()  # seen: nobody is to be warned of it
+            expected.future.exception()  # avoids the warning that it was never retrieved
 
     async def begin(self, expected: Expected, since: int) -> None:
-        """The job that was enqueued with ``notify`` is in. Looks after it if news may have been lost meanwhile."""
+        """Begin to wait for a job that was enqueued with ``notify``. Ask for it if a message may be lost."""
         expected.begin(since)
         if expected.gaps != self._gaps:
             await self.watch(expected)
 
     async def watch(self, expected: Expected) -> None:
-        """Have the store tell of this job, which was enqueued without ``notify``. Many at once travel together.
+        """Ask the store to notify us of a job that was enqueued without ``notify``. Concurrent calls travel together.
 
         Raises:
             JobNotFound: the store does not know the id.
@@ -140,12 +142,12 @@ class Waiter:
             expected.tell(answer)
 
     async def close(self) -> None:
-        """Stop listening; those who still wait are told."""
+        """Stop listening, and fail the remaining waits."""
         task, self._listening = self._listening, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        self._refuse_all("the app was closed while a result was being waited for. The job is left alone.")
+        self._refuse_all("the app was closed during a wait for a result. The job goes on.")
 
     async def _listen(self) -> None:
         rest_s = 0.0
@@ -158,32 +160,35 @@ class Waiter:
                     if not self._expected:
                         return
                     await self._sweep()
-                # Those who were told go on first: asking for more is a system call, and they may be in a hurry.
+                # Let the callers continue before the next system call.
                 await asyncio.sleep(0)
                 rest_s = 0.0
             except StorageError as error:
                 rest_s = min(rest_s * 2 or 0.05, _LONGEST_REST_S)
                 _log.warning(
-                    "queue %s: listening for results failed, again in %.2f s: %s", self._queue, rest_s, error
+                    "queue %s: listening for results failed, trying again in %.2f s: %s",
+                    self._queue,
+                    rest_s,
+                    error,
                 )
                 self._watched_at = -math.inf
                 self._gaps += 1
                 await asyncio.sleep(rest_s)
 
     async def _sweep(self) -> None:
-        """Have time-based maintenance done: without a worker, nobody else ends a job whose ttl has passed."""
-        with suppress(StorageError):  # The next call to listen tells about a store that is away.
+        """Run time-based maintenance: without a worker, nothing else ends jobs whose ttl has passed."""
+        with suppress(StorageError):  # The next call to listen reports it.
             await self._storage.sweep(self._queue)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """An error that nobody foresaw: better to say so than to let everybody wait for ever."""
+        """Fail all waits after an unexpected error, instead of letting them wait forever."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            _log.error("queue %s: listening for results ended", self._queue, exc_info=error)
-            self._refuse_all(f"listening for results failed: {error!r}. The jobs are left alone.")
+            _log.error("queue %s: listening for results failed", self._queue, exc_info=error)
+            self._refuse_all(f"listening for results failed: {error!r}. The jobs go on.")
 
     def _refuse_all(self, message: str) -> None:
-        for expected in [one for same_id in self._expected.values() for one in same_id]:
+        for expected in [wait for waits in self._expected.values() for wait in waits]:
             expected.refuse(StorageError(message))
 
     def _deliver(self, news: Sequence[Finished]) -> None:
@@ -195,11 +200,11 @@ class Waiter:
         now = asyncio.get_running_loop().time()
         if now - self._watched_at < _REWATCH_S:
             return
-        # An id that is just being enqueued would be unknown; whoever enqueues it looks after it (begin).
+        # The store does not know ids that are just being enqueued; ``begin`` asks for them.
         open_ids = [
             id
             for id, same_id in self._expected.items()
-            if any(one.begun and not one.future.done() for one in same_id)
+            if any(wait.begun and not wait.future.done() for wait in same_id)
         ]
         for start in range(0, len(open_ids), _WATCH_AT_ONCE):
             ids = open_ids[start : start + _WATCH_AT_ONCE]
@@ -217,5 +222,5 @@ class Waiter:
         except JobNotFound as error:
             if len(ids) == 1:
                 return [error]
-        # One unknown id spoils the call for all: ask for each.
+        # One unknown id fails the whole call, so ask for each.
         return [answer for id in ids for answer in await self._watch([id])]
