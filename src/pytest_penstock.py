@@ -1,4 +1,4 @@
-"""The pytest plugin of Penstock. A module of its own, so that pytest does not import Penstock where no test uses it."""
+"""The pytest plugin of Penstock. It imports Penstock only in tests that use the fixture."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["HarnessFactory", "penstock_harness"]
 
 
 class HarnessFactory(Protocol):
-    """Takes what ``penstock.testing.harness`` takes."""
+    """The type of the fixture, which takes the arguments of ``penstock.testing.harness``."""
 
     def __call__(self, app: App, **options: Any) -> Harness: ...
 
 
 @pytest.fixture
 def penstock_harness() -> Iterator[HarnessFactory]:
-    """Put apps under test: ``h = penstock_harness(app)``. Their stores come back when the test is over."""
-    made: list[Harness] = []
+    """Return a factory of harnesses: ``h = penstock_harness(app)``. They are closed after the test."""
+    harnesses: list[Harness] = []
 
     def make(app: App, **options: Any) -> Harness:
         from penstock.testing import harness
 
-        made.append(harness(app, **options).begin())
-        return made[-1]
+        harnesses.append(harness(app, **options).begin())
+        return harnesses[-1]
 
     yield make
-    for harness in reversed(made):
+    for harness in reversed(harnesses):
         harness.close()

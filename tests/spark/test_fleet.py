@@ -229,7 +229,7 @@ def test_a_run_whose_fleet_has_lost_its_job_ends(spark: SparkSession, url: str, 
 def test_what_cannot_work_is_said_before_anything_is_started(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InvalidOption, match="at the top of no module"):
+    with pytest.raises(InvalidOption, match="other processes cannot import the app"):
         ps.fleet(spark, App(url))
     with pytest.raises(InvalidOption, match="no option"):
         ps.fleet(spark, app, probe="9100")  # type: ignore[call-arg]

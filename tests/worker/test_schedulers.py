@@ -140,7 +140,7 @@ async def test_a_layer_that_raises_leaves_the_slot_due_and_other_slots_alone(
     await storage.shift_clock("q", 3_600_000)
     await sweep(storage, "q", enqueue_chain=memory_app.enqueue_chain)
     assert await queue.waiting() == 1
-    assert "holds up scheduler 'a'" in caplog.text
+    assert "delays scheduler 'a'" in caplog.text
     refusing = False
     await sweep(storage, "q", enqueue_chain=memory_app.enqueue_chain)
     assert await queue.waiting() == 2

@@ -348,7 +348,7 @@ class App(Hinting, AppHooks, AppSchedulers):
     ) -> AsyncGenerator[Event, None]:
         """Return the events of these queues, or of all current ones; see ``Queue.events``. ``after`` may be a mapping.
 
-        Events of one queue are in order; between queues there is no order.
+        Events of one queue are in order; the order between queues is undefined.
         """
         names = tuple(dict.fromkeys(check_queue(name) for name in queues))
         wanted = Filter.of(types, id)

@@ -1,8 +1,8 @@
-"""Batches, as a task says them: a function that takes the items of several jobs at once.
+"""Batches: tasks whose function takes the items of several jobs.
 
-``@app.task(batch=50, batch_wait="200ms")`` on ``async def embed(texts: list[str]) -> list[Vector]``: a job is one
-item, put in by ``embed.enqueue("one text")``; the function gets the list. Each job keeps its own id, retries, result.
-With ``rows: pyarrow.Table`` (or ``RecordBatch``) items are rows, put in as dicts, and the function gets a table.
+``@app.task(batch=50, batch_wait="200ms")`` on ``async def embed(texts: list[str]) -> list[Vector]``: each job has one
+item, as in ``embed.enqueue("one text")``, and the function gets a list. Each job has its own id, retries and result.
+With ``rows: pyarrow.Table`` (or ``RecordBatch``) the items are rows, enqueued as dicts, and the function gets a table.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LISTS: Final = (list, Sequence, Collection, Iterable)
 
 
 class Batching(msgspec.Struct, frozen=True):
-    """Up to ``size`` jobs in one call, which begins ``wait_ms`` after the first of them at the latest.
+    """Calls of up to ``size`` jobs, which start at most ``wait_ms`` after the first job.
 
-    ``contexts`` names the parameter that gets a ``JobContext`` for each item, if the function has one. ``table`` is
-    what of Arrow the items come as: ``Table``, ``RecordBatch``, or nothing.
+    ``contexts`` names the parameter that gets a ``JobContext`` for each item, if any. ``table`` is the Arrow type of
+    the items: ``Table``, ``RecordBatch``, or empty.
     """
 
     size: int
@@ -40,10 +40,10 @@ class Batching(msgspec.Struct, frozen=True):
 
 
 def parse_batching(batch: int | None, batch_wait: Duration | None, *, where: str) -> Batching | None:
-    """What ``batch`` and ``batch_wait`` ask for; ``None`` if they are not given. Raises ``InvalidOption``."""
+    """Return the batching for these options, or ``None`` without ``batch``. Raise ``InvalidOption``."""
     if batch is None:
         if batch_wait is not None:
-            raise InvalidOption(f"batch_wait of {where} says how long a batch may fill. Give batch=..., too.")
+            raise InvalidOption(f"batch_wait of {where} needs batch=..., too.")
         return None
     wait_ms = milliseconds(_DEFAULT_WAIT if batch_wait is None else batch_wait, what="batch_wait")
     return Batching(whole_number("batch", batch, least=1, most=_MOST), wait_ms)
@@ -52,13 +52,13 @@ def parse_batching(batch: int | None, batch_wait: Duration | None, *, where: str
 def batch_signature(
     function: Callable[..., Any], batching: Batching, *, runner: str, takes_context: bool
 ) -> tuple[Signature, Batching]:
-    """The signature of one job of a batch function: one parameter, of the type of an item.
+    """Return the signature of one job of a batch function: one parameter, with the type of an item.
 
-    The function takes a list of items and, if it likes, one of ``JobContext``s beside it, in the same order.
+    The function takes a list of items and, optionally, a list of ``JobContext``s in the same order.
 
     Raises:
-        InvalidOption: a function that takes anything else, or runs in a process of its own.
-        SerializationError: items of a type that no payload can be decoded to.
+        InvalidOption: the function has other parameters, or runs in a process or sandbox.
+        SerializationError: payloads cannot be decoded to the type of the items.
     """
     signature, hints = resolved(function)
     name = getattr(function, "__qualname__", repr(function))
@@ -95,7 +95,7 @@ def batch_signature(
 
 
 class _OneJob:
-    """Stands for what a batch function does for one job, with a signature of its own."""
+    """A stand-in for a batch function, with the signature of one job."""
 
     def __init__(self, function: Callable[..., Any], signature: inspect.Signature) -> None:
         self.__signature__ = signature
@@ -115,12 +115,12 @@ def _item_type(name: str, parameter: Parameter, hint: Any) -> Any:
         return get_args(hint)[0]
     raise InvalidOption(
         f"{name} cannot take batches: its parameter {parameter.name!r} is annotated with {hint!r}, and gets a list. "
-        "Write list[...] of what one job is, or pyarrow.Table if it is a row."
+        "Write list[...] of the item of one job, or pyarrow.Table if it is a row."
     )
 
 
 def _table(hint: Any) -> str:
-    """By its name: whoever annotates with it has imported Arrow, and nobody else needs to."""
+    """Return the name of an Arrow type, or an empty string, without importing Arrow."""
     name = getattr(hint, "__name__", "")
     return name if name in _TABLES and getattr(hint, "__module__", "").split(".")[0] == "pyarrow" else ""
 

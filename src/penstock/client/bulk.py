@@ -1,4 +1,4 @@
-"""Many jobs at once: in chunks of a bounded size, a few of them under way at a time."""
+"""Enqueue many jobs in chunks of a bounded size, a few at a time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from penstock.storage.contract import Storage
 
 
-_UNDER_WAY: Final = 3
+_CONCURRENT_CHUNKS: Final = 3
 
 
 async def enqueue_many(source: JobCodec, jobs: Sequence[NewJob]) -> list[JobHandle[Any]]:
-    """Put ``jobs`` in, which have been checked, and give a handle for each, in order.
+    """Enqueue checked ``jobs``, and return a handle for each, in order.
 
-    A chunk is written as a whole or not at all. After an error, chunks under way are waited for, no further ones
-    are begun, and the error carries a note of how many jobs were written.
+    Each chunk is written as a whole or not at all. After an error, no more chunks are sent, and a note on the error
+    says how many jobs were written.
     """
     session = await source.app.session()
     storage, queue = session.storage, source.queue
@@ -59,7 +59,7 @@ async def _send_chunks(storage: Storage, queue: str, chunks: list[Sequence[NewJo
         for index, chunk in todo:
             answers[index] = await storage.enqueue(queue, chunk)
 
-    senders = [asyncio.create_task(send_some()) for _ in range(min(_UNDER_WAY, len(chunks)))]
+    senders = [asyncio.create_task(send_some()) for _ in range(min(_CONCURRENT_CHUNKS, len(chunks)))]
     try:
         await asyncio.wait(senders, return_when=asyncio.FIRST_EXCEPTION)
         if any(sender.done() and sender.exception() for sender in senders):
@@ -73,4 +73,4 @@ async def _send_chunks(storage: Storage, queue: str, chunks: list[Sequence[NewJo
         written = sum(map(len, answers))
         error.add_note(f"{written} of {sum(map(len, chunks))} jobs had been written")
         raise error
-    return [answer for some in answers for answer in some]
+    return [answer for chunk in answers for answer in chunk]

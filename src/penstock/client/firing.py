@@ -1,6 +1,6 @@
-"""Firing: the slots that a sweep names become jobs. Whoever sweeps may do it; of many the store lets one through.
+"""Fire due slots of schedulers after a sweep. Any client may do it; the store lets one job per slot through.
 
-An app that fires has its enqueue middleware around that. A sweeper on its own has no app, and no middleware.
+The enqueue middleware of an app runs around it. A sweeper without an app has no middleware.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 logger = get_logger("penstock.scheduler")
 
 CAUGHT_UP_AT_ONCE: Final = 100
-"""Missed slots of one scheduler that a sweep makes up for; the next one goes on."""
+"""The maximum number of missed slots of one scheduler that one sweep fires."""
 
 _STEADY_MS: Final = 60_000
-"""A slot this near is left where it is: a clock set back by seconds must not fire the last one again."""
+"""A slot this near is not moved: a clock set back by seconds must not fire the last slot again."""
 
 Fire: TypeAlias = Callable[[str, DueScheduler], Awaitable[int | None]]
-"""Fires what of a scheduler of this queue is due: ``fire_due`` of some store and app."""
+"""``fire_due`` of a store and an app: fires the due slots of a scheduler of a queue."""
 
 
 def job_of_slot(plan: Plan, name: str, slot_ms: int, *, repeats: bool = False) -> NewJob:
-    """The job of a slot. Its id is made of both, so that it is the same whoever makes it."""
+    """Return the job of a slot. Its id consists of the scheduler and the slot, so all clients make the same one."""
     extras = replace(plan.job.extras or EMPTY_EXTRAS, scheduler=name, slot_ms=slot_ms, repeats=repeats)
     return replace(plan.job, id=f"{name}:{_shown(slot_ms)}", extras=extras)
 
@@ -56,8 +56,9 @@ async def sweep(
     enqueue_chain: EnqueueChain | None = None,
     fire: Fire | None = None,
 ) -> Swept:
-    """Sweep a queue once and fire what is due, through ``enqueue_chain``, or by ``fire``. The answer is as if the sweep
-    had come after that.
+    """Sweep a queue once, and fire due slots through ``enqueue_chain`` or with ``fire``.
+
+    Return the answer of the sweep, updated for the fired slots.
     """
     swept = await storage.sweep(queue, limit=limit)
     if not swept.due:
@@ -66,7 +67,7 @@ async def sweep(
     more, awaiting = swept.more or len(swept.due) >= limit, swept.awaiting
     for due in swept.due:
         next_ms = await (fire(queue, due) if fire else fire_due(storage, queue, due, enqueue_chain))
-        if next_ms is None:  # It was somebody else, or a job's end says when: look again soon.
+        if next_ms is None:  # Another client fired it, or it depends on the end of a job: check again soon.
             awaiting = True
         else:
             waits.append(max(next_ms - due.now_ms, 0))
@@ -81,10 +82,10 @@ async def sweep(
 async def fire_due(
     storage: Storage, queue: str, due: DueScheduler, enqueue_chain: EnqueueChain | None = None
 ) -> int | None:
-    """Fire what of one scheduler is due; the slot that comes next, if it is known. Compute a slot that lies ahead
-    again: the clock was set back since.
+    """Fire the due slots of one scheduler, and return the next slot, if it is known.
 
-    What the layers of ``enqueue_chain`` raise leaves the slot due, for the next sweep to try again.
+    If the slot is in the future, the clock was set back, so compute it again. If a layer of ``enqueue_chain`` raises,
+    the slot stays due, and the next sweep tries again.
     """
     try:
         plan = unpack_plan(due.spec)
@@ -92,21 +93,21 @@ async def fire_due(
             return await _compute_again(storage, queue, due, plan)
         return await _fire(storage, queue, due, plan, enqueue_chain)
     except msgspec.MsgspecError as error:
-        logger.warning("queue %s: scheduler %r cannot be read and is left out: %s", queue, due.name, error)
+        logger.warning("queue %s: scheduler %r cannot be read and is skipped: %s", queue, due.name, error)
     except (StorageFull, InvalidInput, JobError) as error:
-        # Not this one's sweep alone: the slots of others, and all else that time brings, must not wait for it.
+        # Other schedulers, and the rest of the maintenance, must not wait for this one.
         logger.warning("queue %s: the slot of scheduler %r will be late: %s", queue, due.name, error)
     except StorageError:
         raise
     except Exception as error:
         if enqueue_chain is None:
             raise
-        logger.warning("queue %s: enqueue middleware holds up scheduler %r: %r", queue, due.name, error)
+        logger.warning("queue %s: an enqueue middleware delays scheduler %r: %r", queue, due.name, error)
     return None
 
 
 async def _compute_again(storage: Storage, queue: str, due: DueScheduler, plan: Plan) -> int:
-    """Return the slot that comes next, which takes the place of one that a clock ahead of its time has led to."""
+    """Return the next slot, which replaces one that was computed while the clock was ahead."""
     schedule, now_ms = plan.schedule, due.now_ms
     if schedule.repeat_ms is None:
         sooner_ms = schedule.next_after(now_ms)
@@ -151,7 +152,7 @@ async def _fire(
 async def _through(
     enqueue_chain: EnqueueChain, queue: str, job: NewJob, send: Callable[[NewJob], Awaitable[Fired]]
 ) -> Fired:
-    """Whatever the layers make of the job, it stays that of its slot."""
+    """Fire a job through the layers. It stays the job of its slot, whatever they change."""
     assert job.extras is not None
     own = job.extras
     fired = Fired(False)
@@ -163,7 +164,7 @@ async def _through(
             changed.extras or EMPTY_EXTRAS, scheduler=own.scheduler, slot_ms=own.slot_ms, repeats=own.repeats
         )
         fired = await send(replace(changed, extras=extras))
-        # Not fired: somebody else was first, and the job of the slot is in.
+        # Another client fired the slot first.
         return [fired.enqueued or Enqueued(job.id, "duplicate", None, 0)]
 
     await enqueue_chain.enqueue(queue, [job], put)

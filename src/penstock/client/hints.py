@@ -267,7 +267,7 @@ SAME_STATE: Final[Mapping[str, str]] = {
 
 
 def option_hint(name: str, known: Collection[str], of_jobs: Collection[str]) -> str:
-    """Return what to write for an option of another queue; empty if there is no hint.
+    """Return what to write for an option of another queue; empty without a hint.
 
     ``known`` are the options accepted here, ``of_jobs`` those of ``task.options(...)``.
     """

@@ -1,4 +1,4 @@
-"""How another process finds an app or a task: as ``module:name``, never by pickling it."""
+"""Find apps and tasks by ``module:name``, which other processes use instead of pickles."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ T = TypeVar("T")
 _STANDARD_LIBRARY: Final = Path(os.__file__).parent
 _PENSTOCK: Final = Path(__file__).parents[1]
 _SCRIPT = "__main__"
-# What multiprocessing calls the script in its children: nobody else knows that name.
+# The name of the script in children of multiprocessing.
 _SCRIPT_OF_PARENT = "__mp_main__"
 
 
 class MissingModule(InvalidOption):
-    """No module of that name can be found."""
+    """A module with that name does not exist."""
 
 
 def find(target: str, kind: type[T]) -> T:
-    """The app or task (``kind``) at ``module:name``. Raises ``InvalidOption`` if there is none."""
+    """Return the app or task (``kind``) at ``module:name``. Raise ``InvalidOption`` if there is none."""
     noun = kind.__name__.lower()
     module, _, name = target.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        value = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidOption(
-            f"the {noun} {target!r} cannot be found on {platform.node()}: {error}. Give module:name of what stands at "
-            "the top of a module, and see that Python finds the module there: install it, or ship it with Spark's "
+            f"the {noun} {target!r} cannot be found on {platform.node()}: {error}. Give module:name of a name at the "
+            "top level of a module that Python can import there: install it, or ship it with Spark's "
             "--py-files or spark.addArtifacts."
         ) from error
-    if not isinstance(found, kind):
-        wanted = "an app" if noun == "app" else "a task, which @app.task makes of a function"
-        raise InvalidOption(f"{target!r} is of type {type(found).__qualname__}, not {wanted}.")
-    return found
+    if not isinstance(value, kind):
+        expected = "an app" if noun == "app" else "a task, which @app.task makes of a function"
+        raise InvalidOption(f"{target!r} is of type {type(value).__qualname__}, not {expected}.")
+    return value
 
 
 def find_function(target: str) -> Callable[..., object]:
@@ -128,11 +128,12 @@ def source_of(func: Callable[..., object]) -> str:
 
 
 def locate(app: App, *, in_script: bool) -> tuple[str, str]:
-    """The module and the name under which another process finds ``app``: with its tasks, if it can be. ``in_script``
-    says whether the script itself will do (as ``__main__``), for processes that load it, too.
+    """Return the module and the name of ``app`` for other processes, preferably a module that has tasks.
+
+    ``in_script`` allows the script itself (``__main__``), for processes that load it, too.
 
     Raises:
-        InvalidOption: it stands at the top of no such module.
+        InvalidOption: the app is not at the top level of such a module.
     """
     with_tasks = _modules(app)
     found = [
@@ -144,21 +145,21 @@ def locate(app: App, *, in_script: bool) -> tuple[str, str]:
     if not found:
         where = "made inside a function" if in_script else "in the script itself, or made inside a function"
         raise InvalidOption(
-            f"the app is at the top of no module that other processes can import: it is {where}. Put it and its tasks "
-            "into a module of their own."
+            f"other processes cannot import the app: it is {where}. Put it and its tasks at the top level of a "
+            "module."
         )
     *_, module, name = min(found)
     return module, name
 
 
 def is_typed_in(func: object) -> bool:
-    """Return whether a function is of a notebook or a prompt, which no other process can load."""
+    """Return whether a function was typed in a notebook or a prompt, which other processes cannot load."""
     is_here = getattr(func, "__module__", "") == _SCRIPT
     return is_here and not hasattr(sys.modules[_SCRIPT], "__file__")
 
 
 def task_modules(app: App) -> list[str]:
-    """The modules that the app's tasks are in, but for the script itself."""
+    """Return the modules of the app's tasks, except the script itself."""
     return sorted(_modules(app) - {_SCRIPT, _SCRIPT_OF_PARENT})
 
 

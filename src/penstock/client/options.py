@@ -42,7 +42,7 @@ _UNSET_EXTRAS: Final = {name: getattr(EMPTY_EXTRAS, name) for name in _EXTRAS}
 
 
 class Treatment(TypedDict, total=False):
-    """How workers treat a job.
+    """The options of a job's runs and results.
 
     - ``attempts``: the number of failures after which the job fails for good (default: 3).
     - ``max_retries``: ``attempts`` minus 1, because the first run is not a retry. Give one of the two.
@@ -64,7 +64,7 @@ class Treatment(TypedDict, total=False):
 
 
 class Placement(TypedDict, total=False):
-    """Where and when one job goes.
+    """The options of a single job.
 
     - ``id``: the job id, which is also its dedup key (default: a new one).
     - ``delay`` or ``run_at``: run after this duration, or at this (aware) time.

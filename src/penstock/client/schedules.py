@@ -75,7 +75,7 @@ def read_schedule(when: When) -> Schedule:
     if missed not in get_args(Missed):
         raise InvalidOption(f"missed must be 'skip' or 'catch_up', got {shown(missed)}.")
     if start_ms and end_ms and end_ms < start_ms:
-        raise InvalidOption(f"end={end} is before start={start}, so there are no slots.")
+        raise InvalidOption(f"end={end} is before start={start}, which leaves no slots.")
     return Schedule(
         _timing(when, start_ms),
         start_ms=start_ms,
@@ -359,7 +359,7 @@ class QueueSchedulers:
     async def fire_now(self, name: str) -> JobHandle[Any]:
         """Enqueue one extra job of a scheduler, even if it is paused. Its ``limit`` does not count it.
 
-        Raises ``InvalidOption`` if there is no scheduler with that name.
+        Raises ``InvalidOption`` if the queue does not have that scheduler.
         """
         storage, queue = await self._source.app.connect(), self._source.queue
         found = await storage.schedulers(queue, [check_scheduler(name)])
