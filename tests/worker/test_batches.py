@@ -519,7 +519,7 @@ def test_a_batch_task_can_still_be_called_here() -> None:
         ({"batch": "many"}, "batch must be .* got 'many'"),
         ({"batch": 10_001}, "batch must be .* got 10001"),
         ({"batch": 5, "batch_wait": "soon"}, "batch_wait='soon'"),
-        ({"batch_wait": "1s"}, "Give batch="),
+        ({"batch_wait": "1s"}, "needs batch="),
         ({"batch": 5, "takes_context": True}, "takes_context does not suit"),
         ({"batch": 5, "runner": "process"}, "in a process"),
         ({"batch": 5, "runner": "sandbox"}, "in a sandbox"),
