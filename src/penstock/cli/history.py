@@ -176,7 +176,7 @@ def sync(
 
 
 def _print(report: SyncReport, *, as_json: bool, is_quiet: bool) -> None:
-    """Print the result of a sync. If ``is_quiet``, print nothing if there are no new events."""
+    """Print the result of a sync. If ``is_quiet``, print nothing without new events."""
     if as_json:
         print_json(msgspec.to_builtins(report))
         return
