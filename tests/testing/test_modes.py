@@ -219,7 +219,7 @@ async def test_a_harness_that_is_not_in_place_says_so(app: App) -> None:
     h = harness(app)
     with pytest.raises(PenstockError, match="harness is not active"):
         await h.drain()
-    with pytest.raises(InvalidOption, match="mode must be .* got 'eager'"):
+    with pytest.raises(InvalidOption, match=r"mode must be .* got 'eager'"):
         harness(app, mode="eager")  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="a harness does not take the worker option 'limit'"):
         harness(app, limit="10/s")
@@ -228,7 +228,7 @@ async def test_a_harness_that_is_not_in_place_says_so(app: App) -> None:
 
 
 def test_what_is_no_app_cannot_be_put_under_test() -> None:
-    with pytest.raises(InvalidOption, match="harness needs the App .* got 'tasks'"):
+    with pytest.raises(InvalidOption, match=r"harness needs the App .* got 'tasks'"):
         harness("tasks")  # type: ignore[arg-type]
 
 
