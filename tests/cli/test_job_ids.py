@@ -111,6 +111,15 @@ async def test_of_a_large_queue_both_ends_of_each_state_are_searched(
     assert (await find_job(app, f"number-{2:08}", None)).payload == 2
 
 
+async def test_a_ref_with_an_unknown_queue_names_the_likely_one(app: App) -> None:
+    await app.queue("mail").enqueue(1, id="x")
+    with pytest.raises(NotFound, match=r"the queue 'mial' does not exist\. Did you mean 'mail'\?"):
+        await find_job(app, "mial/x", None)
+    for name in ("mail/missing", "missing-job"):
+        with pytest.raises(NotFound, match=r"the job is no longer kept\.$"):
+            await find_job(app, name, None)
+
+
 def test_commands_take_short_ids_and_print_whole_ones(on_both: Shell) -> None:
     told = on_both.json("enqueue", "true")
     id, ref = told["id"], told["ref"]

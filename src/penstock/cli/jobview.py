@@ -17,6 +17,7 @@ import msgspec
 from penstock.cli.connect import queues_of
 from penstock.cli.errors import CommandLineError, ExitCode, NotFound
 from penstock.cli.output import ago, exact, in_one_line, json_text, span, when
+from penstock.cli.synonyms import did_you_mean
 from penstock.client.situation import counted, listed
 from penstock.core.command import COMMAND_TASK
 from penstock.core.lifecycle import TERMINAL, State
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.core.event import Event
     from penstock.core.job import Job
     from penstock.storage.contract import Storage
+    from penstock.storage.values import Counts
 
 
 SHORTEST: Final = 8
@@ -72,7 +74,7 @@ async def find_job(app: App, text: str, queue: str | None) -> JobInfo:
     if not jobs:
         jobs = await _by_end(app, text, names, is_ref=queue is None)
     if not jobs:
-        raise NotFound(_not_found(text, queue))
+        raise NotFound(await _not_found(app, text, queue, names))
     if len(jobs) > 1:
         raise CommandLineError(_ambiguous(text, jobs), ExitCode.USAGE)
     return jobs[0]
@@ -112,7 +114,7 @@ def _place(text: str) -> tuple[str, str] | None:
 async def _scan(storage: Storage, queue: str) -> AsyncIterator[Job]:
     """Yield the jobs of a small queue, or those at either end of each state. May yield a job twice."""
     counts = await storage.counts(queue)
-    if sum(getattr(counts, state.value) for state in State) <= SCANNED_WHOLE:
+    if _size(counts) <= SCANNED_WHOLE:
         cursor, seen = "", 0
         while seen <= SCANNED_WHOLE:
             page = await storage.scan_jobs(queue, cursor=cursor, limit=1000, light=True)
@@ -129,18 +131,32 @@ async def _scan(storage: Storage, queue: str) -> AsyncIterator[Job]:
                 yield job
 
 
-def _not_found(text: str, queue: str | None) -> str:
+async def _not_found(app: App, text: str, queue: str | None, names: Sequence[str]) -> str:
+    place = _place(text) if queue is None else None
+    if place is not None and place[0] not in names:
+        return f"the queue {place[0]!r} does not exist. {did_you_mean(place[0], names)}".rstrip()
     where = "any queue" if queue is None else f"queue {queue!r}"
-    if len(text) < SHORTEST:
+    if place is None and len(text) < SHORTEST:
         return (
             f"job {text!r} was not found in {where}. Give the whole id, the ref QUEUE/ID, or at least the last "
             f"{SHORTEST} characters of the id."
         )
+    message = f"job {text!r} was not found in {where}: the id is wrong, or the job is no longer kept."
+    if place is not None or not await _has_large_queue(app, names):
+        return message
     return (
-        f"job {text!r} was not found in {where}: the id is wrong, or the job is no longer kept. In a queue of more "
-        f"than {SCANNED_WHOLE:,} jobs, give the whole id, because only the first and last {SCANNED_OF_STATE} jobs of "
-        "each state are searched for its end."
+        f"{message} In a queue of more than {SCANNED_WHOLE:,} jobs, give the whole id, because only the first and "
+        f"last {SCANNED_OF_STATE} jobs of each state are searched for its end."
     )
+
+
+async def _has_large_queue(app: App, names: Sequence[str]) -> bool:
+    storage = await app.connect()
+    return any([_size(await storage.counts(name)) > SCANNED_WHOLE for name in names])
+
+
+def _size(counts: Counts) -> int:
+    return sum(getattr(counts, state.value) for state in State)
 
 
 def _ambiguous(text: str, jobs: Sequence[JobInfo]) -> str:
