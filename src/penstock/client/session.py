@@ -325,8 +325,8 @@ def check_url(url: str) -> None:
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise InvalidOption(
-            "the first argument of App(...) must be the URL of the store, such as sqlite:///penstock.db or "
-            "valkey://host, but it has no scheme. An app has no name."
+            "the first argument of App(...) is not a URL: it has no scheme. Give the URL of the store, such as "
+            "sqlite:///penstock.db or valkey://host. An app has no name."
         )
     if remedy := FOREIGN_STORES.get(scheme.lower()):
         raise InvalidOption(f"{scheme}:// is not a store of Penstock. {remedy}.")
