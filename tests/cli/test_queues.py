@@ -155,8 +155,8 @@ def test_schedulers_are_added_listed_paused_and_removed(on_both: Shell, tmp_path
     assert {row["name"]: row["paused"] for row in on_both.json("schedule", "list")}["nightly"]
     on_both.ok("schedule", "resume", "nightly")
     assert on_both.ok("schedule", "remove", "nightly") == "nightly removed\n"
-    assert "no scheduler 'nightly'" in on_both.refused("schedule", "remove", "nightly", code=3)
-    assert "by one of --cron" in on_both.refused("schedule", "add", "never", "true", code=2)
+    assert "unknown scheduler 'nightly'" in on_both.refused("schedule", "remove", "nightly", code=3)
+    assert "give the times with --cron" in on_both.refused("schedule", "add", "never", "true", code=2)
     assert "cron" in on_both.refused("schedule", "add", "bad", "--cron", "61 * * * *", "true", code=2)
 
 
