@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from penstock import App
-    from penstock.testing import Harness
+    from penstock.testing import Harness, HarnessFactory
 
-__all__ = ["HarnessFactory", "penstock_harness"]
-
-
-class HarnessFactory(Protocol):
-    """The type of the fixture, which takes the arguments of ``penstock.testing.harness``."""
-
-    def __call__(self, app: App, **options: Any) -> Harness: ...
+__all__ = ["penstock_harness"]
 
 
 @pytest.fixture

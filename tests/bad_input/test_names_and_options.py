@@ -42,10 +42,14 @@ def make_task(app: App) -> Task:
         (lambda app: App(timeout=0), ("timeout must be longer than 0", "got 0", "None")),
         (lambda app: App(ttl="0s"), ("ttl must be longer than 0", "got '0s'", "None")),
         (lambda app: App(serde="yaml"), ("serde='yaml'", "json, msgpack, raw")),
-        (lambda app: App(max_payload="much"), ("max_payload must be a number of bytes", "got 'much'", "1MiB")),
+        (
+            lambda app: App(max_payload="much"),
+            ("max_payload must be a number of bytes", "got 'much'", "1MiB"),
+        ),
         (lambda app: AnyApp(Path("jobs.db")), ("PosixPath", "sqlite:///")),
         (lambda app: app.worker(concurrency=0), ("concurrency must be", "from 1 to", "got 0")),
-        (lambda app: app.worker(queues="mail"), ("queues='mail' is one text", "['mail']")),
+        (lambda app: app.worker(queues="mail"), ("queues must be a list, such as ['mail'], got 'mail'.",)),
+        (lambda app: app.worker(queues="mail, news"), ("such as ['mail', 'news'], got",)),
         (lambda app: app.worker(lease="1s", heartbeat="1s"), ("heartbeat must be at most half", "got '1s'")),
         (lambda app: app.queue("q").events(after=-1), ("after must be an integer", "from 0 to", "got -1")),
     ],
@@ -97,8 +101,14 @@ def test_an_option_that_is_unknown_or_has_no_usable_value_is_refused_when_it_is_
         (lambda _, queue: queue.clean("done"), ("state='done' is unknown", "completed")),
         (lambda _, queue: queue.claim_many(0), ("count must be an integer", "from 1 to", "got 0")),
         (lambda _, queue: queue.claim_one(lease=0), ("lease must be longer than 0", "got 0")),
-        (lambda _, queue: queue.change("known", priority="high"), ("priority must be an integer", "got 'high'")),
-        (lambda _, queue: queue.hold_events("reader", offset=-1), ("offset must be an integer", "from 0 to", "got -1")),
+        (
+            lambda _, queue: queue.change("known", priority="high"),
+            ("priority must be an integer", "got 'high'"),
+        ),
+        (
+            lambda _, queue: queue.hold_events("reader", offset=-1),
+            ("offset must be an integer", "from 0 to", "got -1"),
+        ),
     ],
 )
 async def test_a_call_with_a_bad_option_is_refused_and_changes_nothing(

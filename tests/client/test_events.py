@@ -169,6 +169,15 @@ async def test_an_id_nobody_knows_is_not_waited_for(app: App) -> None:
         await anext(app.job("mail/nobody").events())
 
 
+async def test_events_of_an_unknown_job_in_an_empty_queue_are_not_waited_for(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = await app.connect()
+    monkeypatch.setattr(storage, "tail", None)
+    with pytest.raises(JobNotFound, match="neither the store nor the log"):
+        await anext(app.job("mail/nobody").events())
+
+
 async def test_a_life_whose_beginning_is_gone_is_told_as_such(app: App) -> None:
     queue = app.queue("mail")
     handle = await queue.enqueue("x", id="one", priority=-1)

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.core.event import Event as LogEvent
 from penstock.errors import InvalidOption
 from penstock.spark import history
-from penstock.spark.history import sync
+from penstock.spark.history import syncing
 from penstock.spark.history.bronze import bronze_state
 from penstock.spark.history.folder import History, open_history
 from penstock.spark.history.state import BronzeState
@@ -323,7 +323,7 @@ def test_many_small_files_become_few_with_the_same_events(
     for _ in range(3):
         history.sync(url, out, spark=spark, max_events=20, upto="bronze")
     history.sync(url, out, spark=spark, max_events=20, upto="silver")
-    monkeypatch.setattr(sync, "_MANY", 5)
+    monkeypatch.setattr(syncing, "_MANY", 5)
     history.sync(url, out, spark=spark, upto="silver")
     assert len(open_history(out, create=False).bronze.load().files) == 1
     assert without_epochs(out) == all_numbers(url)

@@ -86,7 +86,12 @@ def test_what_cannot_be_processed_is_told_in_plain_words(
         (stream, tasks.double, {"limit": 1}, "limit and since do not apply to streams"),
         (table, tasks.double, {"every": "1m"}, "every and checkpoint apply only to streams"),
         (table, tasks.double, {"since": "nobody"}, "since='nobody' is not a column of the table"),
-        (table, tasks.double, {"since": 3}, "since=3 is the version of a Delta table, but the table is not one"),
+        (
+            table,
+            tasks.double,
+            {"since": 3},
+            "since=3 is the version of a Delta table, but the table is not one",
+        ),
         (table, tasks.double, {"format": "iceberg"}, "lacks a jar: .*iceberg.*spark.jars.packages"),
         (
             table,

@@ -19,9 +19,7 @@ def test_streams_of_a_pyspark_that_is_too_old_are_refused_with_what_to_do(
 ) -> None:
     monkeypatch.setattr(pyspark, "__version__", "4.1.4")
     source = PenstockSource({"url": file_url, "queue": "numbers", "task": "square"})
-    with pytest.raises(
-        InvalidOption, match=r"needs pyspark 4\.2 or newer, got 4\.1\.4\. .* use spark\.read"
-    ):
+    with pytest.raises(InvalidOption, match=r"needs pyspark 4\.2 or newer, got 4\.1\.4\. .* use spark\.read"):
         source.streamReader(NUMBERS)
     with pytest.raises(
         InvalidOption, match=r"needs pyspark 4\.2 or newer, got 4\.1\.4\. .* use foreachBatch"

@@ -108,7 +108,7 @@ def test_an_assertion_of_the_harness_fails_the_test_with_its_message(inner: pyte
 
 def test_the_fixture_is_listed_with_what_it_does(inner: pytest.Pytester) -> None:
     result = run(inner, "", "--fixtures")
-    result.stdout.fnmatch_lines(["penstock_harness*", "*Put apps under test*"])
+    result.stdout.fnmatch_lines(["penstock_harness*", "*Return a factory of harnesses*"])
 
 
 def test_the_plugin_imports_nothing_of_penstock_until_it_is_used() -> None:

@@ -57,7 +57,7 @@ def test_an_id_begins_with_the_name_or_host_and_process_and_is_never_shared(app:
         ({"lease": "soon"}, "lease='soon'"),
         ({"heartbeat": "20s"}, "at most half the lease"),
         ({"grace": -1}, "negative"),
-        ({"queues": "mail"}, "Give a list"),
+        ({"queues": "mail"}, "must be a list"),
         ({"queues": []}, "empty"),
         ({"queues": {"mail": 0}}, "weight of queue .* got 0"),
     ],

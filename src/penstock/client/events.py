@@ -138,6 +138,8 @@ async def job_events(
     reader = LogReader(storage, queue, position=await _offset_at(storage, queue, begins_at_ms))
     begins_after = reader.position
     newest = (await storage.read_events(queue, after=reader.position, limit=1)).last
+    if job is None and reader.position >= newest:
+        raise _unknown(queue, id)
     seen = ended = False
     while True:
         page = await reader.read(wait=follow and reader.position >= newest)

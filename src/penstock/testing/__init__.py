@@ -7,9 +7,20 @@ middleware, context and cancellation work as in production.
 from __future__ import annotations
 
 from penstock.testing.drain import ManualClock
-from penstock.testing.harness import Harness, Mode, harness
+from penstock.testing.harness import Harness, HarnessFactory, Mode, harness
 from penstock.testing.record import Drained, Ran, Recorded
 from penstock.testing.stub import Stub
 from penstock.testing.sync import SyncHarness
 
-__all__ = ["Drained", "Harness", "ManualClock", "Mode", "Ran", "Recorded", "Stub", "SyncHarness", "harness"]
+__all__ = [
+    "Drained",
+    "Harness",
+    "HarnessFactory",
+    "ManualClock",
+    "Mode",
+    "Ran",
+    "Recorded",
+    "Stub",
+    "SyncHarness",
+    "harness",
+]

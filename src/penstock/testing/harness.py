@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeAlias, Unpack, get_args
 from weakref import WeakSet
 
 from penstock.client.app import App
@@ -383,6 +383,12 @@ class Harness(Assertions):
         storage = (await self._sessions.get()).storage
         for queue in await storage.queues():
             await storage.obliterate(queue, force=True)
+
+
+class HarnessFactory(Protocol):
+    """The type of the fixture ``penstock_harness``, which takes the arguments of ``harness``."""
+
+    def __call__(self, app: App, **options: Any) -> Harness: ...
 
 
 def harness(

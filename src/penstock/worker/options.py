@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack
 
 import msgspec
 
+from penstock.client.middleware import check_layer
 from penstock.client.options import refuse_unknown
 from penstock.client.optionvalues import listed
 from penstock.core.limits import Rate, RateLike, parse_rate
@@ -167,7 +168,8 @@ def _weights(app: App, queues: Queues | None) -> dict[str, float]:
     if queues is None:
         queues = sorted({task.queue for task in app.tasks.values()}) or ["default"]
     if isinstance(queues, str):
-        raise InvalidOption(f"queues={shown(queues)} is one text. Give a list, such as [{shown(queues)}].")
+        proposed = [name.strip() for name in queues.split(",") if name.strip()] or [queues]
+        raise InvalidOption(f"queues must be a list, such as {proposed!r}, got {shown(queues)}.")
     names = queues if isinstance(queues, Mapping) else listed("queues", queues, of="names")
     weights = {check_queue(name): names[name] if isinstance(names, Mapping) else 1.0 for name in names}
     if not weights:
@@ -210,10 +212,7 @@ def _functions(options: Mapping[str, Any], what: str, check: Callable[[Any], F])
 
 
 def _layer(value: Middleware) -> Middleware:
-    if not callable(value):
-        raise InvalidOption(
-            f"middleware must contain functions, got {shown(value)}. Use async def f(context, call_next)."
-        )
+    check_layer(value, what="middleware", form="async def f(context, call_next)")
     return value
 
 

@@ -179,7 +179,9 @@ async def test_a_server_that_stays_away_is_unavailable_after_retry_for():
     url = f"valkey://:hunter2@{HOST}:{free_port()}"
     async with routing(url, retry_for=0.3) as router:
         started = time.monotonic()
-        with pytest.raises(StorageUnavailable, match=r"127\.0\.0\.1:\d+.*Gave up .* 0\.3 s\. Check") as caught:
+        with pytest.raises(
+            StorageUnavailable, match=r"127\.0\.0\.1:\d+.*Gave up .* 0\.3 s\. Check"
+        ) as caught:
             await router.call("k", "PING")
         assert 0.3 <= time.monotonic() - started < 20, "less than the default"
         assert "hunter2" not in str(caught.value)

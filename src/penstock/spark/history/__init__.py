@@ -5,6 +5,6 @@ page.
 """
 
 from penstock.spark.history.html_page import report
-from penstock.spark.history.sync import SyncReport, Tables, follow, sync, tables
+from penstock.spark.history.syncing import SyncReport, Tables, follow, sync, tables
 
 __all__ = ["SyncReport", "Tables", "follow", "report", "sync", "tables"]
