@@ -65,7 +65,7 @@ def run(spark: SparkSession, count: int) -> penstock.spark.Processed:
 
 
 def show(labels: DataFrame) -> None:
-    """What became of them, in a few lines."""
+    """Print the outcomes in a few lines."""
     table = Table(title=f"The output: {FOLDER / 'labels'}")
     for column in ("state", "label", "error", "runs", "rows", "usd"):
         table.add_column(column)

@@ -38,7 +38,7 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     def take(self, tokens: int) -> float:
-        """Take them, and return 0; or take none, and return the seconds until there are so many."""
+        """Take them, and return 0; or take none, and return the seconds until enough are there."""
         with self._lock:
             now = time.monotonic()
             self._level = min(self._level + (now - self._filled_at) * self._per_second, float(self._capacity))
@@ -51,7 +51,7 @@ class TokenBucket:
 
 @dataclass
 class Bill:
-    """What was asked, and what is to be paid. ``answers`` counts by prompt: none should be answered twice."""
+    """Counts of requests and their price. ``answers`` counts by prompt: none should be answered twice."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)

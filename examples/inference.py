@@ -45,7 +45,7 @@ class Label(msgspec.Struct):
 
 @app.task(queue="tickets", attempts=4, backoff="200ms", timeout="10s")
 def classify(ticket_id: int, text: str, context: JobContext) -> Label:
-    """One call of the model. Its cost is told as soon as it is known."""
+    """Call the model once. Report the cost as soon as it is known."""
     answer = ask(text)
     used = answer["usage"]
     context.use(
@@ -122,7 +122,7 @@ def show(labels: DataFrame) -> float:
 
 
 def compare(bill: dict[str, Any], paid_usd: float) -> None:
-    """What the model says, beside what our table says."""
+    """Compare the model's own count with our table."""
     statuses = ", ".join(f"{count} × {status}" for status, count in bill["statuses"].items()) or "nothing"
     console.print(f"The model answered: {statuses}.")
     console.print(f"Tickets it answered twice: {bill['answered_twice']}.")

@@ -53,7 +53,7 @@ def orders(count: int) -> list[dict[str, object]]:
 
 
 async def enqueue(app: App, count: int) -> list[JobHandle]:
-    """All orders, the first tenth of them twice: an id is put in once."""
+    """All orders, the first tenth of them twice: an id is enqueued once."""
     ship = app.tasks["ship"]
     specs = [ship.options(id=f"order-{order['order']}").job(**order) for order in orders(count)]
     started = time.perf_counter()
@@ -89,7 +89,7 @@ async def watch(app: App, count: int) -> None:
 
 
 async def tell(app: App, handles: list[JobHandle], folder: Path) -> None:
-    """What became of each order: a table of causes here, every single one in a file."""
+    """Print a table of outcomes by cause, and write every order to a file."""
     jobs = [
         job
         for job in await app.queue("orders").get_many([handle.id for handle in handles])
@@ -102,7 +102,7 @@ async def tell(app: App, handles: list[JobHandle], folder: Path) -> None:
         for job in jobs:
             error = job.failure.message if job.failure and job.state is State.FAILED else ""
             writer.writerow([job.id, job.state, job.runs, job.failures, job.result or "", error])
-    table = Table(title="What became of them")
+    table = Table(title="Outcomes")
     for column in ("state", "after", "cause", "jobs"):
         table.add_column(column, justify="right" if column == "jobs" else "left")
     for (state, runs, cause), number in sorted(Counter(map(describe, jobs)).items()):

@@ -38,7 +38,7 @@ app = App(f"sqlite:///{FOLDER}/penstock.db")
 
 @app.task(queue="orders", attempts=5, backoff="100ms", result_ttl="1d")
 async def quote(order_id: int, country: str, kilos: float) -> float:
-    """What a carrier asks for a delivery, if it answers."""
+    """Return the price of a delivery, if the carrier answers."""
     await asyncio.sleep(0.02)
     if country == "atlantis":
         raise Unrecoverable("no carrier goes there")

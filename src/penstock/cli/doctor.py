@@ -20,8 +20,15 @@ from penstock.cli.parameters import Flags, command, json_option, yes_option
 from penstock.cli.queues import ask
 from penstock.cli.settings import Settings
 from penstock.cli.status import Halt, held_jobs, read_causes, read_counts, read_halts, read_workers
-from penstock.client.causes import over_budget, ref_to, spent_budgets
-from penstock.client.situation import at_second, command_line, counted, read_budgets, worker_command
+from penstock.client.causes import over_budget, ref_to
+from penstock.client.situation import (
+    at_second,
+    command_line,
+    counted,
+    read_budgets,
+    spent_budgets,
+    worker_command,
+)
 from penstock.client.why import explain
 from penstock.core.command import COMMAND_TASK
 from penstock.core.lifecycle import State

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Literal, TypeAlias, assert_never
 
 import msgspec
 from msgspec.structs import replace
 
 from penstock.client.situation import (
+    MOST_CHILDREN,
     NAMED,
     SEEN_LATELY_MS,
     Situation,
@@ -20,6 +21,7 @@ from penstock.client.situation import (
     in_units,
     instant,
     listed,
+    spent_budgets,
     start_command,
     worker_command,
 )
@@ -41,9 +43,6 @@ Cause: TypeAlias = Literal[
     "group paused", "group limit", "group rate limit", "group order", "children", "signal", "not due", "retry",
     "staged", "ready", "active", "worker died", "completed", "failed", "cancelled",
 ]  # fmt: skip
-
-MOST_CHILDREN: Final = 1000
-"""The maximum number of children that an answer reads."""
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,11 +105,6 @@ def _paused(state: GroupState, situation: Situation) -> Reason:
         text += f" because a handler asked for it: job {pause.job} raised RateLimited"
     until = situation.after(state.wait_ms)
     return Reason(kind=kind, text=f"{text}.", remedy=f"Run {resume} to resume it now.", until=until)
-
-
-def spent_budgets(budgets: Iterable[Budget], flow: str = "") -> Iterator[Budget]:
-    """Yield the spent budgets of a queue, or of a flow in it."""
-    return (budget for budget in budgets if budget.flow == flow and budget.spent >= budget.micros)
 
 
 def over_budget(budget: Budget, queue: str) -> Reason:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.storage.values import Budget, WorkerRecord
 
 
+MOST_CHILDREN: Final = 1000
+"""The maximum number of children that an answer reads."""
 NAMED: Final = 3
 """The number of jobs that an answer names."""
 SEEN_LATELY_MS: Final = 60_000
@@ -37,6 +39,11 @@ _MOST_GROUPS: Final = 100
 _EVENTS_READ: Final = 1000
 _AFTER_ALL: Final = 2**52
 _SAME_INSTANT_MS: Final = 2_000
+
+
+def spent_budgets(budgets: Iterable[Budget], flow: str = "") -> Iterator[Budget]:
+    """Yield the spent budgets of a queue, or of a flow in it."""
+    return (budget for budget in budgets if budget.flow == flow and budget.spent >= budget.micros)
 
 
 class Pause(NamedTuple):

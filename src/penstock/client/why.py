@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, assert_never
 from msgspec.structs import replace
 
 from penstock.client.causes import (
-    MOST_CHILDREN,
     Reason,
     busy,
     flow_spent,
@@ -31,6 +30,7 @@ from penstock.client.causes import (
     waits_for_signal,
 )
 from penstock.client.situation import (
+    MOST_CHILDREN,
     Situation,
     at_second,
     command_line,
