@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from penstock.client.search import SearchPage
     from penstock.client.subscription import Subscription
     from penstock.client.task import Dispatch, FunctionTask, JobSpec, Task
-    from penstock.core.deadletter import DeadLetter
     from penstock.core.dedup import Dedup
     from penstock.core.event import Event
+    from penstock.core.flow import DeadLetter
     from penstock.core.job import Conflict, Enqueued
     from penstock.core.lifecycle import EventType, State
     from penstock.core.limits import Bucket, GroupState, Limit, Rate
@@ -195,9 +195,9 @@ _NAMES = {
     "penstock.client.subscription": "Subscription",
     "penstock.client.task": "Dispatch FunctionTask JobSpec Task",
     "penstock.client.why": "Reason",
-    "penstock.core.deadletter": "DeadLetter",
     "penstock.core.dedup": "Dedup",
     "penstock.core.event": "Event",
+    "penstock.core.flow": "DeadLetter",
     "penstock.core.job": "Conflict Enqueued",
     "penstock.core.lifecycle": "EventType State",
     "penstock.core.limits": "Bucket GroupState Limit Rate",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.processing.outputlease import output_name
+from penstock.spark.driver_lease import output_name
 from penstock.storage import open_storage
 from tests.slow.crew import ROOT
 

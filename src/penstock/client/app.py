@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from penstock.client.session import Session
     from penstock.client.subscription import Subscription, SubscriptionOptions
     from penstock.client.sync import SyncApp
-    from penstock.core.deadletter import DeadLetter
     from penstock.core.event import Event
+    from penstock.core.flow import DeadLetter
     from penstock.storage.contract import Storage
     from penstock.worker.context import JobContext
     from penstock.worker.options import WorkerOptions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 from msgspec.structs import replace
 
 from penstock.client.options import PLACEMENT
-from penstock.core.deadletter import DeadLetter, encode_options
+from penstock.core.flow import DeadLetter, encode_options
 from penstock.core.text import get_logger, shown
 from penstock.errors import InvalidOption
 

@@ -27,10 +27,9 @@ from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.archive_tasks import COLUMNS, COMPARED, Source, compare_rows, drop_torn, remove_jobs
 from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
-from penstock.spark.driver_lease import LeaseCheck
+from penstock.spark.driver_lease import LeaseCheck, OutputLease, output_identity
 from penstock.spark.errors import ArchiveTorn, OutputLost
 from penstock.spark.options import namespace_of
-from penstock.spark.processing.outputlease import OutputLease, output_identity
 from penstock.spark.publishing import (
     STAGING,
     append_files,

@@ -14,10 +14,8 @@ if find_spec("hiredis") is None:
         name="hiredis",
     )
 
-from penstock.bridges.redis_work_queue.cleaning import Cleaned
-from penstock.bridges.redis_work_queue.forwarding import Forwarded, forward
+from penstock.bridges.redis_work_queue.cleaning import Cleaned, Forwarded, forward
 from penstock.bridges.redis_work_queue.layout import Item
-from penstock.bridges.redis_work_queue.queue import Lengths, WorkQueue
-from penstock.bridges.redis_work_queue.sync import SyncWorkQueue
+from penstock.bridges.redis_work_queue.queue import Lengths, SyncWorkQueue, WorkQueue
 
 __all__ = ["Cleaned", "Forwarded", "Item", "Lengths", "SyncWorkQueue", "WorkQueue", "forward"]

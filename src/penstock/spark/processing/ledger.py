@@ -33,8 +33,8 @@ from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.cells import arrow_schema, result_array
 from penstock.spark.compaction import Moved
 from penstock.spark.deltaoutput import DeltaOutput, is_delta_table
+from penstock.spark.driver_lease import output_identity
 from penstock.spark.processing.jsonledger import JSON_OPTIONS, check_json, read_json
-from penstock.spark.processing.outputlease import output_identity
 from penstock.spark.publishing import (
     append_files,
     append_table,

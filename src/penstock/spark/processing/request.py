@@ -20,13 +20,13 @@ from penstock.core.names import uuid7
 from penstock.core.text import get_logger
 from penstock.errors import InvalidInput, InvalidOption
 from penstock.spark.columntypes import check_columns
+from penstock.spark.driver_lease import OutputLease, output_identity, output_name
 from penstock.spark.errors import OutputLost, TooManyFailures
 from penstock.spark.options import namespace_of
 from penstock.spark.processing.collector import Collector
 from penstock.spark.processing.enqueue import Batch, Intake
 from penstock.spark.processing.inputs import Followed, delta_dataframe, follow, follow_version, write_mark
 from penstock.spark.processing.ledger import PREFIX, Ledger
-from penstock.spark.processing.outputlease import OutputLease, output_identity, output_name
 from penstock.spark.processing.plan import OnChange, Plan, Planned, planned
 from penstock.spark.processing.progress import ProgressStyle, Tally, open_progress
 from penstock.spark.processing.result import Expected, Processed, RunTables

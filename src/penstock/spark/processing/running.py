@@ -16,19 +16,18 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.core.limits import MILLION
-from penstock.spark.driver_lease import noted_interrupts
+from penstock.spark.driver_lease import OutputLease, noted_interrupts
 from penstock.spark.errors import TooManyFailures
 from penstock.spark.processing.collector import MAX_REMEMBERED, Collector
 from penstock.spark.processing.enqueue import Batch, cancel_rows, enqueue_rows
 from penstock.spark.processing.ledger import Ledger, latest
-from penstock.spark.processing.outputlease import OutputLease
 from penstock.spark.processing.plan import Todo
 from penstock.spark.processing.progress import Progress, Tally
 from penstock.spark.store import Store
 from penstock.storage.values import Budget
 
-# Bounds on the delay before finished jobs are committed. It grows with the duration of the run, so that files stay few.
-# Meanwhile the store holds the jobs.
+# Bounds on the delay before finished jobs are committed. It grows with the duration of the run, so that
+# files stay few. Meanwhile the store holds the jobs.
 _COMMIT_S: Final = (2.0, 10.0)
 _COMMITS: Final = 60
 _POLL_S: Final = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.core.deadletter import dead_letter_job
+from penstock.core.flow import dead_letter_job
 from penstock.storage.sqlite import admission, dedup, flows, groups, schedules
 from penstock.storage.sqlite.holds import index
 from penstock.storage.sqlite.messages import Put

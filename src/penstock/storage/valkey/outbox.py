@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from penstock.core.deadletter import dead_letter_job
+from penstock.core.flow import dead_letter_job
 from penstock.core.names import check_queue
 from penstock.core.text import get_logger
 from penstock.errors import InvalidName, StorageError
