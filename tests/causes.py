@@ -24,7 +24,7 @@ class Cause(NamedTuple):
 
 
 CAUSES: Final = (
-    Cause("paused", "stopped", "paused", ("Queue paused is paused since 20",), "`penstock resume -q paused`"),
+    Cause("paused", "stopped", "paused", ("Queue paused has been paused since 20",), "`penstock resume -q paused`"),
     Cause("resting", "rested", "paused", ("Queue resting is paused until 20", "(in 59m"), "`penstock resume"),
     Cause(
         "alone",
@@ -47,7 +47,7 @@ CAUSES: Final = (
         ("Group tenant 7 is at its limit of 1: first-of-group",),
         "--group 'tenant 7' --concurrency 2`",
     ),
-    Cause("grouped", "quiet", "group paused", ("Group other is paused since 20",), "--group other`"),
+    Cause("grouped", "quiet", "group paused", ("Group other has been paused since 20",), "--group other`"),
     Cause(
         "rated",
         "later",

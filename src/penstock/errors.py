@@ -210,7 +210,7 @@ class JobNotFound(JobError, LookupError):
 
     @classmethod
     def in_queue(
-        cls, queue: str, id: str, remedy: str = "The id is wrong, or the job is no longer kept."
+        cls, queue: str, id: str, remedy: str = "The id or the queue is wrong, or the job is no longer kept."
     ) -> JobNotFound:
         """Return the error for an id that ``queue`` does not have."""
         return cls(f"job {id!r} was not found in queue {queue!r}. {remedy}", job_id=id)

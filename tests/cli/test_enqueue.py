@@ -380,7 +380,7 @@ def test_lines_that_begin_with_a_hash_are_comments(penstock: Shell) -> None:
 def test_a_wait_says_that_the_queue_is_paused(penstock: Shell) -> None:
     penstock.ok("pause", "default", "--create")
     said = penstock("enqueue", "--id", "a", "true", "--wait-timeout", "3s").stderr
-    assert "a waits. Queue default is paused since" in said
+    assert "a waits. Queue default has been paused since" in said
 
 
 def test_the_ids_of_a_file_can_be_waited_for(penstock: Shell) -> None:

@@ -83,10 +83,10 @@ def test_status_names_every_cause_in_a_queue(planted: Shell) -> None:
         assert told[cause.queue, cause.kind]["job"] == cause.id
         assert told[cause.queue, cause.kind]["count"] == 1
     text = planted.ok("status")
-    assert "\npaused, 1 job: Queue paused is paused since 20" in text
+    assert "\npaused, 1 job: Queue paused has been paused since 20" in text
     assert "\ntimed/tomorrow: It is not due until 20" in text
     assert "\ngrouped/behind: Group tenant 7 is at its limit" in text
-    assert "\ngrouped/quiet: Group other is paused since 20" in text
+    assert "\ngrouped/quiet: Group other has been paused since 20" in text
     assert "none works on alone: `penstock worker [MODULE:APP] -q alone`" in text
     assert "No worker runs" not in text
 

@@ -136,7 +136,7 @@ async def test_a_pause_that_a_handler_asked_for_says_so(app: App) -> None:
     reason = await handle.why()
     assert (reason.kind, reason.until is not None) == ("paused", True)
     assert "Queue api starts no jobs until 20" in reason.text
-    assert reason.text.endswith("because a handler asked for it: job api/first raised RateLimited.")
+    assert reason.text.endswith("because job api/first raised RateLimited.")
     assert "`penstock resume -q api`" in reason.remedy
     [listed] = (await explain_all(await app.connect(), [(await handle.get()).raw])).values()
     assert listed.text.startswith("Queue api starts no jobs until 20")
@@ -216,10 +216,10 @@ async def test_a_wait_that_is_over_says_why(app: App) -> None:
     job = await queue.enqueue(1, id="a")
 
     with pytest.raises(
-        ResultTimeout, match=r"after 20ms\. Queue mail is paused since .* `penstock resume -q mail`"
+        ResultTimeout, match=r"within 20ms\. Queue mail has been paused since .* `penstock resume -q mail`"
     ):
         await job.result(timeout="20ms")
-    with pytest.raises(ResultTimeout, match="Queue mail is paused"):
+    with pytest.raises(ResultTimeout, match="Queue mail has been paused"):
         await queue.call(1, id="b", wait="500ms")
 
 

@@ -165,7 +165,7 @@ async def test_a_bucket_says_how_many_tokens_are_missing(app: App) -> None:
     await queue.enqueue(1, id="second", group="acme", cost=4)
 
     reason = await app.job("mail/second").why()
-    assert "Group acme has used up its bucket: 4 tokens are missing, until 20" in reason.text
+    assert "Group acme has used up its bucket: 4 tokens short, until 20" in reason.text
     assert reason.remedy.startswith("Wait. To fill the bucket faster, run `penstock limit set")
 
 

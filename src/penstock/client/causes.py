@@ -95,14 +95,12 @@ def _paused(state: GroupState, situation: Situation) -> Reason:
     subject = f"Group {key}" if key else f"Queue {queue}"
     resume = command_line("resume", "-q", queue, *(("--group", key) if key else ()))
     if state.why != "asked":
-        since = f" since {at_second(pause.at_ms)}" if pause is not None else ""
-        return Reason(
-            kind=kind, text=f"{subject} is paused{since}, until it is resumed.", remedy=f"Run {resume}."
-        )
+        paused = f"has been paused since {at_second(pause.at_ms)}" if pause is not None else "is paused"
+        return Reason(kind=kind, text=f"{subject} {paused}.", remedy=f"Run {resume}.")
     verb = "is paused" if pause is not None and not pause.job else "starts no jobs"
     text = f"{subject} {verb} until {situation.until(state.wait_ms)}"
     if pause is not None and pause.job:
-        text += f" because a handler asked for it: job {pause.job} raised RateLimited"
+        text += f" because job {pause.job} raised RateLimited"
     until = situation.after(state.wait_ms)
     return Reason(kind=kind, text=f"{text}.", remedy=f"Run {resume} to resume it now.", until=until)
 
@@ -383,7 +381,7 @@ def _group_bucket(key: str, state: GroupState, situation: Situation) -> Reason:
 
 def _missing_tokens(bucket: Bucket, wait_ms: int) -> str:
     count = max(1, -(-wait_ms * bucket.refill // bucket.per_ms))
-    return f"{counted(count, 'token')} {'is' if count == 1 else 'are'} missing"
+    return f"{counted(count, 'token')} short"
 
 
 def _wait_of_group(state: GroupState, situation: Situation) -> str:
