@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import App, current_job
+from penstock import App, Snooze, current_job
 from tests.cli.conftest import Shell, until
 from tests.processes import is_alive
 
@@ -302,6 +302,28 @@ async def test_a_python_task_is_shown_with_its_traceback_and_without_old_errors(
     assert "--traceback" in penstock.ok("show", "broken-job", "--url", url)
     assert "in flaky" in penstock.ok("show", "broken-job", "--traceback", "--url", url)
     assert "context.log(line) keeps a line" in penstock("logs", "mended-job", "--url", url).stderr
+
+
+async def test_a_job_that_is_handed_back_often_has_a_short_timeline(tmp_path: Path, penstock: Shell) -> None:
+    url = f"sqlite:///{tmp_path}/python.db"
+    async with App(url) as app:
+
+        @app.task(queue="mail")
+        def patient() -> None:
+            if current_job().run <= 6:
+                raise Snooze(0.001)
+
+        await patient.options(id="job").enqueue()
+        await app.worker(burst=True).run()
+
+    timeline = penstock.ok("show", "job", "--url", url).partition("\n\n")[2]
+    words = [line[21:].split()[0] for line in timeline.splitlines()]
+    assert words == [
+        *("enqueued", "claimed", "snoozed", "promoted", "claimed", "snoozed", "snoozed"),
+        *("promoted", "claimed", "completed"),
+    ]
+    assert "snoozed 4 more times, last at " in timeline
+    assert len(penstock.json("show", "job", "--url", url)["timeline"]) == 21
 
 
 def test_the_job_that_ended_last_is_listed_first(on_both: Shell) -> None:

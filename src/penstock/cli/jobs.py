@@ -17,9 +17,9 @@ from penstock.cli.jobview import (
     described,
     facts,
     find_job,
-    happened,
     reason_fields,
     short_ids,
+    timeline,
     timeline_row,
 )
 from penstock.cli.output import at_terminal, print_json, print_table, raw
@@ -203,8 +203,8 @@ def show(flags: Flags, /, *, id: str, queue: str | None, traceback: bool, as_jso
         text = str(value).replace("\n", f"\n{'':13}")
         click.echo(f"{name:12} {text}")
     click.echo(f"\n{lost}" if lost else "")
-    for event in events:
-        click.echo(happened(event))
+    for line in timeline(events):
+        click.echo(line)
     if job.failure is not None and job.failure.traceback:
         if traceback:
             click.echo(f"\n{job.failure.traceback}")

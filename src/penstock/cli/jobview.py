@@ -43,6 +43,8 @@ SCANNED_WHOLE: Final = 10_000
 SCANNED_OF_STATE: Final = 500
 """Number of jobs at either end of each state that are searched in a larger queue."""
 _MOST_NAMED: Final = 5
+_HAND_BACK: Final = ["promoted", "claimed", "snoozed"]
+"""The events of a run that its worker hands back because it does not know the task, or that snoozes itself."""
 
 BRIEF: Final = ("id", "queue", "state", "what", "runs", "when", "why")
 SPARE: Final = ("runs", "queue", "why", "when")
@@ -300,6 +302,26 @@ def happened(event: Event) -> str:
     if event.data:
         parts.append(event.data)
     return visible_in_line("  ".join(parts))
+
+
+def timeline(events: Sequence[Event]) -> list[str]:
+    """Return the events of a job in lines. The repeats of a hand-back share one line."""
+    types = [event.type for event in events]
+    lines: list[str] = []
+    at = 0
+    while at < len(events):
+        end = at
+        while types[end : end + 3] == _HAND_BACK:
+            end += 3
+        repeats = (end - at) // 3 - 1
+        if repeats > 1:
+            lines += map(happened, events[at : at + 3])
+            lines.append(f"{'':21}snoozed {repeats} more times, last at {when(events[end - 1].at_ms)}")
+            at = end
+        else:
+            lines.append(happened(events[at]))
+            at += 1
+    return lines
 
 
 def _payload(info: JobInfo) -> Any:

@@ -16,7 +16,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import DataTable, Footer, Static, Tab, TabbedContent, TabPane, Tabs
 
 from penstock.cli.jobs import Reasons, read_reasons
-from penstock.cli.jobview import BRIEF, SPARE, brief, facts, happened, short_ids
+from penstock.cli.jobview import BRIEF, SPARE, brief, facts, short_ids, timeline
 from penstock.cli.operate import said
 from penstock.cli.output import STATE_STYLES, TROUBLE, fitted, prose_widths, span, sparkline
 from penstock.cli.status import read_halts, read_status, workers_line
@@ -373,7 +373,7 @@ class Details(Screen[None]):
 
     async def _timeline(self) -> list[str]:
         try:
-            return [happened(event) async for event in self._handle.events(follow=False)]
+            return timeline([event async for event in self._handle.events(follow=False)])
         except EventsLost as lost:
             return [visible_in_line(str(lost))]
 
