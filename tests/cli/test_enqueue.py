@@ -193,7 +193,27 @@ def test_what_cannot_be_put_in_is_refused_and_nothing_is_written(
     penstock: Shell, tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     assert says in penstock.refused("enqueue", *arguments, code=2)
-    assert not (tmp_path / "penstock.db").exists() or penstock.json("status")["queues"] == []
+    assert not (tmp_path / "penstock.db").exists()
+
+
+@pytest.mark.parametrize("input", ["", "# no job\n", '{"command": 1}\n'])
+def test_input_without_a_job_creates_no_store(penstock: Shell, tmp_path: Path, input: str) -> None:
+    penstock("enqueue", "-", input=input)
+    assert not (tmp_path / "penstock.db").exists()
+
+
+@pytest.mark.parametrize("arguments", [("pwd",), ("-",)])
+def test_a_second_store_below_another_is_reported(
+    penstock: Shell, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    assert penstock("enqueue", "pwd").stderr == ""
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    shell = Shell(below)
+    assert shell("enqueue", *arguments, input="pwd\n").stderr == (
+        f"created the store {below}/penstock.db (there is another one in {tmp_path})\n"
+    )
+    assert shell("enqueue", *arguments, input="pwd\n").stderr == ""
 
 
 def test_a_bad_line_is_named_and_what_was_put_in_before_is_told(penstock: Shell) -> None:

@@ -18,6 +18,7 @@ from penstock.client.imports import MissingModule, check_module, import_named, m
 from penstock.client.session import StoreName, chosen_store, from_environment
 from penstock.client.situation import CommandContext, command_context
 from penstock.core.names import check_queue
+from penstock.core.text import visible_in_line
 from penstock.errors import InvalidOption
 from penstock.storage.registry import open_storage
 from penstock.storage.values import QueueSettings
@@ -57,12 +58,22 @@ def run_with_app(
     return run_app(app, lambda: work(app), patience_s=patience_s)
 
 
-def run_app(app: App, work: Callable[[], Awaitable[T]], *, patience_s: float | None = None) -> T:
-    """Connect ``app``, do ``work``, and disconnect, also on an interrupt. See ``run_with_app``."""
+def run_app(
+    app: App, work: Callable[[], Awaitable[T]], *, patience_s: float | None = None, connect: bool = True
+) -> T:
+    """Connect ``app``, do ``work``, and disconnect, also on an interrupt. See ``run_with_app``.
+
+    Without ``connect``, the first call of ``work`` that needs the store connects.
+    """
 
     async def connected() -> T:
-        async with asyncio.timeout(patience_s), app:
-            return await work()
+        async with asyncio.timeout(patience_s):
+            try:
+                if connect:
+                    await app.connect()
+                return await work()
+            finally:
+                await app.close()
 
     try:
         return asyncio.run(connected())
@@ -264,16 +275,30 @@ def is_local(url: str) -> bool:
     return url.startswith("sqlite:")
 
 
-def refuse_missing_file(url: str) -> None:
-    """Raise ``NotFound`` if the store is a file that does not exist."""
+def _missing_file(url: str) -> Path | None:
+    """Return the file of the store, if it is a file and does not exist."""
     if not is_local(url):
-        return
+        return None
     from penstock.storage.sqlite.address import Address
 
-    path = Path(Address.parse(url).path)
-    if not path.exists():
+    path = Path(Address.parse(url).path).absolute()
+    return None if path.exists() else path
+
+
+def note_on_second_store(url: str) -> str:
+    """Return a note for when the store is created, if a parent folder has a file of its name; else nothing."""
+    if (path := _missing_file(url)) is None:
+        return ""
+    folder = next((folder for folder in path.parent.parents if os.path.isfile(folder / path.name)), None)
+    note = f"created the store {path} (there is another one in {folder})" if folder else ""
+    return visible_in_line(note)
+
+
+def refuse_missing_file(url: str) -> None:
+    """Raise ``NotFound`` if the store is a file that does not exist."""
+    if (path := _missing_file(url)) is not None:
         raise NotFound(
-            f"the store {path.absolute()} does not exist. The first `penstock enqueue` creates it. If your app has "
+            f"the store {path} does not exist. The first `penstock enqueue` creates it. If your app has "
             "another store, name the app (--app myproject.jobs:app) or the store (--url)."
         )
 

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from penstock.cli.bulk import Totals, enqueue_lines
-from penstock.cli.connect import import_app, is_local, open_app, run_app
+from penstock.cli.connect import import_app, is_local, note_on_second_store, open_app, run_app
 from penstock.cli.errors import CommandLineError, ExitCode
 from penstock.cli.jobview import cut, title
 from penstock.cli.newjobs import NewJobs
@@ -38,6 +38,7 @@ from penstock.core.text import visible_in_line
 
 if TYPE_CHECKING:
     from penstock.client.app import App
+    from penstock.client.codec import JobCodec
     from penstock.client.handle import JobHandle
     from penstock.core.job import Job, NewJob
 
@@ -251,8 +252,11 @@ def enqueue(
         return _enqueue_file(app, jobs, file, keep_going=keep_going, print_ids=print_ids, as_json=as_json)
     _warn(app, job, options)
     text = job[0] if len(job) == 1 else shlex.join(job)
+    # Before the store is opened, because that creates the file of a new one.
+    source, new = jobs.from_text(text)
+    note = note_on_second_store(app.url)
     return run_app(
-        app, lambda: _enqueue_one(app, jobs, text, wait=wait, timeout=wait_timeout, as_json=as_json)
+        app, lambda: _enqueue_one(source, new, note=note, wait=wait, timeout=wait_timeout, as_json=as_json)
     )
 
 
@@ -294,12 +298,13 @@ def _warn(app: App, job: tuple[str, ...], options: dict[str, Any]) -> None:
 
 
 async def _enqueue_one(
-    app: App, jobs: NewJobs, text: str, *, wait: bool, timeout: str | None, as_json: bool
+    source: JobCodec, new: NewJob, *, note: str, wait: bool, timeout: str | None, as_json: bool
 ) -> int:
     from penstock.client.bulk import enqueue_many
 
-    source, new = jobs.from_text(text)
     [handle] = await enqueue_many(source, [new])
+    if note:
+        click.echo(note, err=True)
     if handle.status != "queued":
         other = await _other_job(handle, new)
         click.echo(
@@ -345,9 +350,15 @@ def _enqueue_file(
         click.echo("type a job on each line; Ctrl-D ends the input", err=True)
     with _opened(file) as stream:
         descriptor = stream.fileno()
+        note = note_on_second_store(app.url)
+        # A server must answer before the input is read; a file is created with the first job.
         totals = run_app(
-            app, lambda: enqueue_lines(descriptor, jobs, keep_going=keep_going, print_ids=print_ids)
+            app,
+            lambda: enqueue_lines(descriptor, jobs, keep_going=keep_going, print_ids=print_ids),
+            connect=not is_local(app.url),
         )
+    if note and totals.jobs:
+        click.echo(note, err=True)
     if as_json and not print_ids:
         print_json({"lines": totals.lines, "jobs": totals.jobs, "refused": totals.refused, **totals.answers})
     else:
