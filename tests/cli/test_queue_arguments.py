@@ -91,6 +91,17 @@ def test_the_end_of_a_pause_is_checked(penstock: Shell, options: list[str], reas
     assert paused(penstock) == set()
 
 
+def test_status_takes_a_queue_as_an_argument(penstock: Shell) -> None:
+    for name in ("mail", "reports"):
+        penstock.ok("enqueue", "true", "-q", name)
+    assert [row["queue"] for row in penstock.json("status", "mail")["queues"]] == ["mail"]
+    assert [row["queue"] for row in penstock.json("status", "mail", "-q", "mail")["queues"]] == ["mail"]
+    assert "one queue or all" in penstock.refused("status", "mail", "-q", "reports", code=2)
+    assert "Did you mean 'mail'? For a job, run: penstock show mial" in penstock.refused(
+        "status", "mial", code=3
+    )
+
+
 def test_clear_takes_queues_as_arguments(penstock: Shell) -> None:
     for name in ("mail", "reports", "films"):
         penstock.ok("enqueue", "true", "-q", name)

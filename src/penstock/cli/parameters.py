@@ -177,8 +177,7 @@ def _hint_at_extra(ctx: click.Context, words: str) -> str:
         return f"Give the times with --cron {times!r}." if _CRON(times) else "Quote the command."
     if path == "clean" and is_duration(words):
         return f"Did you mean --older-than {words}?"
-    hint = advice_on_word(path, words) or _queue_hint(ctx, words)
-    return hint or (f"For a job, run: penstock show {words}" if path == "status" else "")
+    return advice_on_word(path, words) or _queue_hint(ctx, words)
 
 
 def _queue_hint(ctx: click.Context | None, word: str) -> str:

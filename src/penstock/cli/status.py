@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from penstock.cli.connect import queues_of, run_with_app
+from penstock.cli.errors import NotFound
 from penstock.cli.jobview import reason_fields
 from penstock.cli.output import at_terminal, console, exact, fitted, print_json, print_table, rich_table, span
-from penstock.cli.parameters import Flags, command, every_option, json_option, queue_option
+from penstock.cli.parameters import Flags, command, completes_queues, every_option, json_option, queue_option
 from penstock.cli.settings import Settings
 from penstock.client.session import shown_store
 from penstock.client.situation import SEEN_LATELY_MS, at_second, counted, group_of, listed, worker_command
@@ -228,12 +229,22 @@ def _state_of(worker: WorkerInfo) -> str:
 
 
 @command("status")
+@click.argument("name", metavar="[QUEUE]", required=False, shell_complete=completes_queues)
 @queue_option
 @click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @every_option
 @json_option
 @click.pass_obj
-def status(flags: Flags, /, *, queue: str | None, watch: bool, every: float, as_json: bool) -> None:
+def status(
+    flags: Flags,
+    /,
+    *,
+    name: str | None,
+    queue: str | None,
+    watch: bool,
+    every: float,
+    as_json: bool,
+) -> None:
     """Show the number of jobs in each queue and state, their rates, the workers, and why jobs do not run.
 
     \b
@@ -243,9 +254,16 @@ def status(flags: Flags, /, *, queue: str | None, watch: bool, every: float, as_
       active       runs
       completed, failed, cancelled    finished, and kept for a while
     """
+    if name and queue and name != queue:
+        raise click.UsageError(f"status shows one queue or all, got {queue} and {name}.")
+    queue = name or queue
     settings = Settings(flags)
 
     async def show(app: App) -> None:
+        try:
+            await queues_of(app, name)
+        except NotFound as error:
+            raise NotFound(f"{error} For a job, run: penstock show {name}") from None
         if watch and at_terminal() and not as_json:
             await _watch(app, queue, every)
             return
