@@ -70,6 +70,11 @@ def test_a_store_that_is_not_there_is_not_made(penstock: Shell, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_missing_backup_is_reported_without_a_question(penstock: Shell) -> None:
+    penstock.ok("enqueue", "true")
+    assert "nosuch.db is not a file." in penstock.refused("restore", "nosuch.db", code=2)
+
+
 def test_a_server_makes_its_own_backups(valkey_url: str, tmp_path: Path) -> None:
     shell = Shell(tmp_path)
 

@@ -187,6 +187,7 @@ def test_words_of_other_tools_and_misspelt_ones_have_remedies(penstock: Shell, t
     (penstock.folder / "strat.py").write_text("")
     assert "worker start" not in said("worker", "strat")
     assert "with -n 4." in said("worker", "start", "4")
+    assert "give -c 4." in said("worker", "4")
     assert "`penstock drain` removes jobs that wait" in said("clean", "waiting")
     assert "If it is a queue" not in said("clean", "waiting")
     assert "--every 10m" in said("schedule", "add", "x", "true")

@@ -85,6 +85,10 @@ def restore(flags: Flags, /, *, file: str, yes: bool) -> None:
 
     url = open_app(Settings(flags)).url
     if is_local(url):
+        if not Path(file).is_file():
+            raise CommandLineError(
+                f"{file} is not a file. Name a file that `penstock backup` has written.", ExitCode.USAGE
+            )
         question = f"Replace the store {url} with {file}? All changes since that backup are lost."
         ask(question, yes=yes, nothing="nothing was replaced")
     try:

@@ -146,6 +146,11 @@ class _RunUnlessNamed(Family):
         """Raise ``CommandLineError`` for a word that looks like a misspelt command and is not an app."""
         if not args or ":" in args[0] or self._names_command(args[0]) or ctx.resilient_parsing:
             return
+        if args[0].isdigit():
+            raise CommandLineError(
+                f"unexpected argument {args[0]!r}. For {args[0]} jobs at a time, give -c {args[0]}.",
+                ExitCode.USAGE,
+            )
         is_module = Path(args[0]).is_dir() or Path(f"{args[0]}.py").exists()
         if not is_module and (meant := nearest(args[0], list(self.commands))):
             raise CommandLineError(
