@@ -24,7 +24,13 @@ class Cause(NamedTuple):
 
 
 CAUSES: Final = (
-    Cause("paused", "stopped", "paused", ("Queue paused has been paused since 20",), "`penstock resume -q paused`"),
+    Cause(
+        "paused",
+        "stopped",
+        "paused",
+        ("Queue paused has been paused since 20",),
+        "`penstock resume -q paused`",
+    ),
     Cause("resting", "rested", "paused", ("Queue resting is paused until 20", "(in 59m"), "`penstock resume"),
     Cause(
         "alone",

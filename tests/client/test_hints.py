@@ -64,7 +64,8 @@ FORMS: dict[Kind, dict[str, Any]] = {
         (lambda: app.task(time_limit=30), "a task has no option 'time_limit'. Use 'timeout' instead."),
         (
             lambda: App(broker="redis://h", backend="redis://h"),  # type: ignore[call-arg]
-            "an app has no option 'broker'. One store holds jobs and results: App('valkey://localhost').",
+            "an app has no options 'broker', 'backend'. 'broker': One store holds jobs and results: "
+            "App('valkey://localhost'). 'backend': One store holds jobs and results: App('valkey://localhost').",
         ),
         (
             lambda: App("memory://", backend="redis://h"),  # type: ignore[call-arg]

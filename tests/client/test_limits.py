@@ -87,9 +87,9 @@ async def test_a_limit_that_cannot_be_is_refused_and_nothing_is_set(
 async def test_the_name_for_every_group_is_no_group(memory_app: App) -> None:
     queue = memory_app.queue("mail")
 
-    with pytest.raises(InvalidName, match="every group"):
+    with pytest.raises(InvalidName, match="all groups"):
         await queue.enqueue(1, group="*")
-    with pytest.raises(InvalidName, match="every group"):
+    with pytest.raises(InvalidName, match="all groups"):
         await queue.pause(group="*")
 
 

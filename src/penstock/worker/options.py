@@ -168,8 +168,8 @@ def _weights(app: App, queues: Queues | None) -> dict[str, float]:
     if queues is None:
         queues = sorted({task.queue for task in app.tasks.values()}) or ["default"]
     if isinstance(queues, str):
-        proposed = [name.strip() for name in queues.split(",") if name.strip()] or [queues]
-        raise InvalidOption(f"queues must be a list, such as {proposed!r}, got {shown(queues)}.")
+        proposed = [shown(name.strip()) for name in queues[:100].split(",") if name.strip()] or ["'mail'"]
+        raise InvalidOption(f"queues must be a list, such as [{', '.join(proposed)}], got {shown(queues)}.")
     names = queues if isinstance(queues, Mapping) else listed("queues", queues, of="names")
     weights = {check_queue(name): names[name] if isinstance(names, Mapping) else 1.0 for name in names}
     if not weights:
