@@ -103,7 +103,7 @@ async def test_handlers_of_batches_travel_to_the_processes(tasks: Any) -> None:
 async def test_an_app_that_cannot_be_imported_is_refused() -> None:
     app = App("memory://")
     app.task(name="known")(lambda: None)
-    with pytest.raises(InvalidOption, match="can import"):
+    with pytest.raises(InvalidOption, match="cannot import the app"):
         await app.worker(processes=2).run()
 
 
