@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _MOST_JOBS: Final = 200
-_ALL: Final = ("active", "failed", "waiting", "blocked", "scheduled")
+_ALL: Final = ("active", "failed", "waiting", "blocked", "scheduled", "completed", "cancelled")
 _QUEUE_COLUMNS: Final = (
     "queue", "waiting", "active", "scheduled", "blocked", "failed", "oldest", "done/min", "", "last 20 min",
 )  # fmt: skip
