@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextvars import copy_context
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def run(arguments: Sequence[str]) -> int:
     from penstock.cli.output import guarded
 
     with guarded():
-        return _run(arguments)
+        # In a context of its own, so that what the command sets does not outlast it.
+        return copy_context().run(_run, arguments)
 
 
 def _run(arguments: Sequence[str]) -> int:
