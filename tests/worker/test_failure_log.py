@@ -79,6 +79,23 @@ async def test_a_retry_is_a_warning_and_the_end_an_error(app: App, logged: Logge
     assert retry.name == end.name == "penstock.worker"
 
 
+async def test_a_retry_that_wraps_an_error_is_a_warning_with_that_error(
+    memory_app: App, logged: Logged
+) -> None:
+    @memory_app.task(attempts=2)
+    async def impatient(job: JobContext) -> None:
+        if job.run == 1:
+            raise Retry(ConnectionError("down"), delay=0)
+
+    async with working(memory_app) as worker:
+        await impatient.options(id="x").enqueue()
+        await until(lambda: worker.stats.completed == 1)
+    [retry] = about(logged, "x")
+    assert retry.levelname == "WARNING"
+    assert "ConnectionError: down" in retry.getMessage()
+    assert retry.exc_info is not None
+
+
 async def test_verdicts_that_are_not_failures_are_not_logged_as_one(memory_app: App, logged: Logged) -> None:
     @memory_app.task(attempts=2)
     async def patient(job: JobContext) -> None:

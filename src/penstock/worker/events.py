@@ -235,9 +235,9 @@ def _log_failure(run: Run) -> None:
 
 
 def _log_retry(run: Run) -> None:
-    """Log a retry: as information if the handler raised ``Retry``, as a warning otherwise."""
+    """Log a retry: as information if the handler raised ``Retry`` without another error, as a warning otherwise."""
     assert isinstance(run.outcome, Fail)
-    is_requested = isinstance(run.error, Retry)
+    is_requested = isinstance(run.error, Retry) and run.error.wrapped is None
     logger.log(
         logging.INFO if is_requested else logging.WARNING,
         "job %r of queue %r (task %r) failed in run %d and is retried in %s: %s",
