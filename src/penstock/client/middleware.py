@@ -59,9 +59,11 @@ class EnqueueCall(msgspec.Struct, frozen=True):
         extras = {name: fields.pop(name) for name in _EXTRAS & fields.keys()}
 
         def change(job: NewJob) -> NewJob:
-            if extras:
-                fields["extras"] = msgspec.structs.replace(job.extras or EMPTY_EXTRAS, **extras)
-            return msgspec.structs.replace(job, **fields)
+            changed = msgspec.structs.replace(job, **fields)
+            if not extras:
+                return changed
+            merged = msgspec.structs.replace(changed.extras or EMPTY_EXTRAS, **extras)
+            return msgspec.structs.replace(changed, extras=merged)
 
         return self.each(change)
 

@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -26,8 +26,6 @@ from penstock.storage.coalesce import Coalescer
 from penstock.storage.values import Extended, Held, Settled, Settlement
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from penstock.client.middleware import EnqueueChain
     from penstock.storage.contract import Storage
 

@@ -29,7 +29,7 @@ from penstock.storage.contract import Storage
 from penstock.storage.values import Swept
 
 logger = get_logger("penstock.sweeper")
-_deathwatch_logger = get_logger("penstock.worker")
+_worker_logger = get_logger("penstock.worker")
 
 _CHECK_EVERY_S: Final = 1.0
 _CHECKS_PER_SECOND: Final = 4
@@ -60,11 +60,11 @@ class DeathWatch:
                 await self.run_once()
                 failing = False
             except StorageError as error:
-                log = _deathwatch_logger.debug if failing else _deathwatch_logger.warning
+                log = _worker_logger.debug if failing else _worker_logger.warning
                 log("looking for dead workers failed and will be repeated: %s", error)
                 failing = True
             except Exception:  # the watch must not end unnoticed
-                _deathwatch_logger.exception("looking for dead workers failed and will be repeated")
+                _worker_logger.exception("looking for dead workers failed and will be repeated")
 
     async def run_once(self) -> int:
         """Check each queue; return how many jobs were taken from dead workers."""
@@ -87,7 +87,7 @@ class DeathWatch:
             self._buried.add((queue, worker))
             return 0
         await take_back(self._storage, queue, held)
-        _deathwatch_logger.warning(
+        _worker_logger.warning(
             "queue %s: worker %s has died; %d of its jobs %s again",
             *(queue, worker, len(held), "waits" if len(held) == 1 else "wait"),
         )
