@@ -9,176 +9,65 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.client.app import App
-    from penstock.client.causes import Reason
-    from penstock.client.claim import Claim, ClaimedJob, Signal
-    from penstock.client.codec import Serde, register_serde
-    from penstock.client.flow import Dag, Flow, FlowHandle, FlowNode, chain, chord, group
-    from penstock.client.handle import JobHandle
-    from penstock.client.info import Child, JobInfo, WorkerInfo
-    from penstock.client.middleware import EnqueueCall, EnqueueMiddleware, EnqueueNext
-    from penstock.client.options import BatchOptions, CallOptions, DispatchOptions, JobOptions, TaskOptions
-    from penstock.client.queue import Queue
-    from penstock.client.schedules import SchedulerInfo
-    from penstock.client.search import SearchPage
-    from penstock.client.subscription import Subscription
-    from penstock.client.task import Dispatch, FunctionTask, JobSpec, Task
-    from penstock.core.dedup import Dedup
-    from penstock.core.event import Event
-    from penstock.core.flow import DeadLetter
-    from penstock.core.job import Conflict, Enqueued
-    from penstock.core.lifecycle import EventType, State
-    from penstock.core.limits import Bucket, GroupState, Limit, Rate
-    from penstock.core.names import content_id, uuid7
-    from penstock.core.retry import Custom, Exponential, Fixed
-    from penstock.errors import (
-        CommandFailed,
-        CostTooHigh,
-        CpuLimitExceeded,
-        EventsLost,
-        InvalidInput,
-        InvalidName,
-        InvalidOption,
-        JobCancelled,
-        JobError,
-        JobExpired,
-        JobFailed,
-        JobNotFound,
-        LeaseLost,
-        MemoryLimitExceeded,
-        NotReplicated,
-        PayloadTooLarge,
-        PenstockError,
-        RateLimited,
-        ResultTimeout,
-        Retry,
-        SandboxCrashed,
-        SandboxError,
-        SerializationError,
-        Snooze,
-        StorageDamaged,
-        StorageError,
-        StorageFull,
-        StorageReadOnly,
-        StorageRefused,
-        StorageReplaced,
-        StorageUnavailable,
-        StorageVersion,
-        Suspend,
-        UnknownTask,
-        Unrecoverable,
-        Verdict,
-        WaitForChildren,
+    from penstock.client.app import App as App
+    from penstock.client.causes import Reason as Reason
+    from penstock.client.claim import Claim as Claim, ClaimedJob as ClaimedJob, Signal as Signal
+    from penstock.client.codec import Serde as Serde, register_serde as register_serde
+    from penstock.client.flow import (
+        Dag as Dag,
+        Flow as Flow,
+        FlowHandle as FlowHandle,
+        FlowNode as FlowNode,
+        chain as chain,
+        chord as chord,
+        group as group,
     )
-    from penstock.storage.sqlite.backup import backup, restore
-    from penstock.worker.context import JobContext, current_job
-    from penstock.worker.middleware import AfterExecution, CallNext, Execution, Hook, Middleware
-    from penstock.worker.options import WorkerOptions
-    from penstock.worker.worker import Worker
+    from penstock.client.handle import JobHandle as JobHandle
+    from penstock.client.info import Child as Child, JobInfo as JobInfo, WorkerInfo as WorkerInfo
+    from penstock.client.middleware import (
+        EnqueueCall as EnqueueCall,
+        EnqueueMiddleware as EnqueueMiddleware,
+        EnqueueNext as EnqueueNext,
+    )
+    from penstock.client.options import (
+        BatchOptions as BatchOptions,
+        CallOptions as CallOptions,
+        DispatchOptions as DispatchOptions,
+        JobOptions as JobOptions,
+        TaskOptions as TaskOptions,
+    )
+    from penstock.client.queue import Queue as Queue
+    from penstock.client.schedules import SchedulerInfo as SchedulerInfo
+    from penstock.client.search import SearchPage as SearchPage
+    from penstock.client.subscription import Subscription as Subscription
+    from penstock.client.task import (
+        Dispatch as Dispatch,
+        FunctionTask as FunctionTask,
+        JobSpec as JobSpec,
+        Task as Task,
+    )
+    from penstock.core.dedup import Dedup as Dedup
+    from penstock.core.event import Event as Event
+    from penstock.core.flow import DeadLetter as DeadLetter
+    from penstock.core.job import Conflict as Conflict, Enqueued as Enqueued
+    from penstock.core.lifecycle import EventType as EventType, State as State
+    from penstock.core.limits import Bucket as Bucket, GroupState as GroupState, Limit as Limit, Rate as Rate
+    from penstock.core.names import content_id as content_id, uuid7 as uuid7
+    from penstock.core.retry import Custom as Custom, Exponential as Exponential, Fixed as Fixed
+    from penstock.errors import *
+    from penstock.storage.sqlite.backup import backup as backup, restore as restore
+    from penstock.worker.context import JobContext as JobContext, current_job as current_job
+    from penstock.worker.middleware import (
+        AfterExecution as AfterExecution,
+        CallNext as CallNext,
+        Execution as Execution,
+        Hook as Hook,
+        Middleware as Middleware,
+    )
+    from penstock.worker.options import WorkerOptions as WorkerOptions
+    from penstock.worker.worker import Worker as Worker
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "AfterExecution",
-    "App",
-    "BatchOptions",
-    "Bucket",
-    "CallNext",
-    "CallOptions",
-    "Child",
-    "Claim",
-    "ClaimedJob",
-    "CommandFailed",
-    "Conflict",
-    "CostTooHigh",
-    "CpuLimitExceeded",
-    "Custom",
-    "Dag",
-    "DeadLetter",
-    "Dedup",
-    "Dispatch",
-    "DispatchOptions",
-    "EnqueueCall",
-    "EnqueueMiddleware",
-    "EnqueueNext",
-    "Enqueued",
-    "Event",
-    "EventType",
-    "EventsLost",
-    "Execution",
-    "Exponential",
-    "Fixed",
-    "Flow",
-    "FlowHandle",
-    "FlowNode",
-    "FunctionTask",
-    "GroupState",
-    "Hook",
-    "InvalidInput",
-    "InvalidName",
-    "InvalidOption",
-    "JobCancelled",
-    "JobContext",
-    "JobError",
-    "JobExpired",
-    "JobFailed",
-    "JobHandle",
-    "JobInfo",
-    "JobNotFound",
-    "JobOptions",
-    "JobSpec",
-    "LeaseLost",
-    "Limit",
-    "MemoryLimitExceeded",
-    "Middleware",
-    "NotReplicated",
-    "PayloadTooLarge",
-    "PenstockError",
-    "Queue",
-    "Rate",
-    "RateLimited",
-    "Reason",
-    "ResultTimeout",
-    "Retry",
-    "SandboxCrashed",
-    "SandboxError",
-    "SchedulerInfo",
-    "SearchPage",
-    "Serde",
-    "SerializationError",
-    "Signal",
-    "Snooze",
-    "State",
-    "StorageDamaged",
-    "StorageError",
-    "StorageFull",
-    "StorageReadOnly",
-    "StorageRefused",
-    "StorageReplaced",
-    "StorageUnavailable",
-    "StorageVersion",
-    "Subscription",
-    "Suspend",
-    "Task",
-    "TaskOptions",
-    "UnknownTask",
-    "Unrecoverable",
-    "Verdict",
-    "WaitForChildren",
-    "Worker",
-    "WorkerInfo",
-    "WorkerOptions",
-    "__version__",
-    "backup",
-    "chain",
-    "chord",
-    "content_id",
-    "current_job",
-    "group",
-    "register_serde",
-    "restore",
-    "uuid7",
-]
 
 _NAMES = {
     "penstock.client.app": "App",
@@ -218,6 +107,8 @@ _NAMES = {
     "penstock.worker.worker": "Worker",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+if not TYPE_CHECKING:  # Type checkers read it from the imports above.
+    __all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> object:

@@ -46,45 +46,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final, Literal, Never
 
-__all__ = [
-    "CommandFailed",
-    "CostTooHigh",
-    "CpuLimitExceeded",
-    "EventsLost",
-    "InvalidInput",
-    "InvalidName",
-    "InvalidOption",
-    "JobCancelled",
-    "JobError",
-    "JobExpired",
-    "JobFailed",
-    "JobNotFound",
-    "LeaseLost",
-    "MemoryLimitExceeded",
-    "PayloadTooLarge",
-    "PenstockError",
-    "RateLimited",
-    "ResultTimeout",
-    "Retry",
-    "SandboxCrashed",
-    "SandboxError",
-    "SerializationError",
-    "Snooze",
-    "StorageDamaged",
-    "StorageError",
-    "StorageFull",
-    "StorageReadOnly",
-    "StorageRefused",
-    "StorageReplaced",
-    "StorageUnavailable",
-    "StorageVersion",
-    "Suspend",
-    "UnknownTask",
-    "Unrecoverable",
-    "Verdict",
-    "WaitForChildren",
-]
-
 
 class PenstockError(Exception):
     """The base class of all errors of Penstock."""

@@ -140,7 +140,7 @@ def parameters(function: Callable[..., object]) -> set[str]:
 def test_the_options_the_page_names_are_there() -> None:
     faces = [*(kind for kinds in OBJECTS.values() for kind in kinds), Dedup, Exponential, Storage]
     functions: list[Callable[..., object]] = [harness]
-    functions += [value for name in penstock.__all__ if callable(value := getattr(penstock, name))]
+    functions += [value for name in dir(penstock) if callable(value := getattr(penstock, name))]
     functions += [value for kind in faces for _, value in inspect.getmembers(kind, inspect.isroutine)]
     known = set().union(*(parameters(function) for function in functions))
     known |= TASK | PLACEMENT | WorkerOptions.__annotations__.keys() | Settings.__annotations__.keys()
