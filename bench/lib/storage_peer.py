@@ -97,7 +97,7 @@ class Flows(Plain):
 
 class Deduped(Plain):
     def job(self, i):
-        from penstock.core.dedup import Dedup
+        from penstock import Dedup
 
         return NewJob(str(i), PAYLOAD, OPTIONS, dedup=Dedup(f"k{i}"))
 

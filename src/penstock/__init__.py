@@ -46,10 +46,9 @@ if TYPE_CHECKING:
         JobSpec as JobSpec,
         Task as Task,
     )
-    from penstock.core.dedup import Dedup as Dedup
     from penstock.core.event import Event as Event
     from penstock.core.flow import DeadLetter as DeadLetter
-    from penstock.core.job import Conflict as Conflict, Enqueued as Enqueued
+    from penstock.core.job import Conflict as Conflict, Dedup as Dedup, Enqueued as Enqueued
     from penstock.core.lifecycle import EventType as EventType, State as State
     from penstock.core.limits import Bucket as Bucket, GroupState as GroupState, Limit as Limit, Rate as Rate
     from penstock.core.names import content_id as content_id, uuid7 as uuid7

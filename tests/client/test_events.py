@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock import App, Event, EventsLost, InvalidName, InvalidOption, JobNotFound
-from penstock.storage.values import EventPage
+from penstock.core.event import EventPage
 from tests.client.conftest import until
 
 

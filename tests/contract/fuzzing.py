@@ -6,17 +6,15 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from penstock.core.dedup import Dedup
 from penstock.core.flow import Node, link_nodes
-from penstock.core.job import Dependency, Extras, NewJob
+from penstock.core.job import Dedup, Dependency, Extras, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete, Fail, Snooze, Suspend
 from penstock.errors import StorageDamaged
-from penstock.storage.pages import Query
 from penstock.storage.sqlite.engine import SqliteStorage
 from penstock.storage.valkey.engine import ValkeyStorage
-from penstock.storage.values import NewScheduler, QueueSettings
+from penstock.storage.values import NewScheduler, Query, QueueSettings
 from tests.contract.damage import database, harm_events
 from tests.contract.factories import BOOM, LEASE_MS, MINUTE_MS, Bench, redispatch
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.core.dedup import Dedup
 from penstock.core.flow import Node, link_nodes
-from penstock.core.job import Dependency, Extras
+from penstock.core.job import Dedup, Dependency, Extras
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Limit
 from penstock.core.outcome import Complete
 from penstock.errors import StorageDamaged
-from penstock.storage.pages import Query
-from penstock.storage.values import Take
+from penstock.storage.values import Query, Take
 from tests.contract.damage import PARTS, harm, harm_events, harm_limit
 from tests.contract.factories import LEASE_MS, MINUTE_MS, Bench, redispatch
 

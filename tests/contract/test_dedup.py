@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.dedup import Dedup
-from penstock.core.job import Dependency, Enqueued, Extras
+from penstock.core.job import Dedup, Dependency, Enqueued, Extras
 from penstock.core.lifecycle import OPEN, EventType, State
 from penstock.core.outcome import Cancel, Complete, Fail, Failure, Outcome
 from penstock.storage.values import Finished

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from penstock.core.event import Gap
 from penstock.core.lifecycle import EventType, State
-from penstock.storage.values import Consumer, Gap, QueueSettings
+from penstock.storage.values import Consumer, QueueSettings
 from tests.contract.factories import MINUTE_MS, Bench
 
 E, S = EventType, State

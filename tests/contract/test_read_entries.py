@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.core.event import NAMES, columns, unpack
-from penstock.storage.values import Gap, QueueSettings
+from penstock.core.event import NAMES, Gap, columns, unpack
+from penstock.storage.values import QueueSettings
 from tests.contract.factories import Bench
 
 

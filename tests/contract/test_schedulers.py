@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.dedup import Dedup
-from penstock.core.job import Extras, NewJob
+from penstock.core.job import Dedup, Extras, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Bucket, Limit
 from penstock.core.outcome import Cancel, Complete, Fail, Outcome

@@ -9,7 +9,7 @@ import pytest
 from penstock.core.job import Extras
 from penstock.core.lifecycle import State
 from penstock.core.outcome import Complete, Fail, Failure
-from penstock.storage.pages import Found, Query
+from penstock.storage.values import Found, Query
 from tests.contract.factories import MINUTE_MS, STATES, Bench, redispatch
 
 S = State

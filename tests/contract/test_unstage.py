@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.dedup import Dedup
-from penstock.core.job import STAGED_FROM_MS, Conflict, Dependency, Extras, NewJob, staged_at_ms
+from penstock.core.job import STAGED_FROM_MS, Conflict, Dedup, Dependency, Extras, NewJob, staged_at_ms
 from penstock.core.lifecycle import EventType, State
 from penstock.core.limits import Limit
 from penstock.errors import InvalidOption

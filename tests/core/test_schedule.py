@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.dedup import Dedup
-from penstock.core.job import Extras, NewJob, Options
+from penstock.core.job import Dedup, Extras, NewJob, Options
 from penstock.core.retry import Fixed
 from penstock.core.schedule import (
     AfterCompletion,

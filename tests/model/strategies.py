@@ -13,8 +13,7 @@ from typing import Final
 import msgspec
 from hypothesis import strategies as st
 
-from penstock.core.dedup import Dedup
-from penstock.core.job import Conflict, Dependency, Extras, NewJob, Options
+from penstock.core.job import Conflict, Dedup, Dependency, Extras, NewJob, Options
 from penstock.core.lifecycle import TERMINAL
 from penstock.core.limits import Bucket, Limit, Rate
 from penstock.core.outcome import (

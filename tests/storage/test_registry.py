@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import InvalidOption
-from penstock.storage import Storage, open_storage, register_engine, registry
+from penstock.storage import Storage, open_storage, register_engine
 from penstock.storage.sqlite.engine import SqliteStorage
 
 
@@ -34,7 +34,7 @@ def test_an_option_goes_before_the_one_in_the_url() -> None:
 
 
 def test_a_third_party_serves_a_scheme_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr("penstock.storage._registered", {})
     seen: list[tuple[str, dict[str, Any]]] = []
 
     def factory(url: str, **options: Any) -> Storage:
@@ -52,7 +52,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch:
     def no_hiredis(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name="hiredis")
 
-    monkeypatch.setattr("penstock.storage.registry.import_module", no_hiredis)
+    monkeypatch.setattr("penstock.storage.import_module", no_hiredis)
 
     with pytest.raises(InvalidOption, match=r"pip install 'penstock\[valkey\]'"):
         open_storage("valkey://localhost")

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.core.event import Event
+from penstock.core.event import Event, EventPage
 from penstock.core.lifecycle import TERMINAL, TRANSITIONS, EventType, State
-from penstock.storage.values import EventPage
 from tests.storm.plan import CAPS
 
 ALLOWED = {(row.source, row.target, row.event) for row in TRANSITIONS}

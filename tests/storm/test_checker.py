@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from penstock.core.event import Event
+from penstock.core.event import Event, EventPage, Gap
 from penstock.core.job import NewJob
 from penstock.core.lifecycle import EventType, State
 from penstock.core.outcome import Complete
-from penstock.storage.values import EventPage, Gap, Held, Settlement, Take
+from penstock.storage.values import Held, Settlement, Take
 from tests.servers import ValkeyServer
 from tests.slow.crew import opened
 from tests.storm.checker import ENQUEUES_LOST, Verdict, check_storm, longest_silence_ms

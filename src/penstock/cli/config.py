@@ -11,7 +11,7 @@ from penstock.cli.output import print_json, print_table
 from penstock.cli.parameters import Flags, command_of, family, json_option
 from penstock.cli.settings import KEYS, Origin, Setting, Settings, Value, checked_value, known_key
 from penstock.core.text import without_password
-from penstock.storage.registry import open_storage
+from penstock.storage import open_storage
 
 
 @family("config")

@@ -20,7 +20,7 @@ from penstock.client.situation import CommandContext, command_context
 from penstock.core.names import check_queue
 from penstock.core.text import visible_in_line
 from penstock.errors import InvalidOption
-from penstock.storage.registry import open_storage
+from penstock.storage import open_storage
 from penstock.storage.values import QueueSettings
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from penstock.client.why import explain
 from penstock.core.command import COMMAND_TASK
 from penstock.core.lifecycle import State
 from penstock.errors import StorageDamaged, StorageError, StorageRefused
-from penstock.storage.pages import Query
+from penstock.storage.values import Query
 
 if TYPE_CHECKING:
     from penstock.client.app import App

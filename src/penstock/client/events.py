@@ -18,9 +18,8 @@ from penstock.errors import EventsLost, InvalidOption, JobNotFound
 
 if TYPE_CHECKING:
     from penstock.client.app import App
-    from penstock.core.event import Event
+    from penstock.core.event import Event, EventPage
     from penstock.storage.contract import Storage
-    from penstock.storage.values import EventPage
 
 
 After: TypeAlias = int | Literal["earliest"] | None

@@ -18,8 +18,7 @@ import msgspec
 from penstock.client.codec import Serde
 from penstock.client.hints import WORKER_OPTIONS, option_hint
 from penstock.client.optionvalues import PLACEMENT_PARSERS, TREATMENT_PARSERS
-from penstock.core.dedup import Dedup
-from penstock.core.job import EMPTY_EXTRAS, Conflict, Dependency, Extras, Options, Policy
+from penstock.core.job import EMPTY_EXTRAS, Conflict, Dedup, Dependency, Extras, Options, Policy
 from penstock.core.names import uuid7
 from penstock.core.retry import Backoff, BackoffFunction
 from penstock.core.text import shown

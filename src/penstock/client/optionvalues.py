@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from penstock.core.dedup import Dedup
-from penstock.core.job import STAGED_FROM_MS, Conflict, Policy
+from penstock.core.job import STAGED_FROM_MS, Conflict, Dedup, Policy
 from penstock.core.names import check_consumer, check_group, check_id, check_queue
 from penstock.core.retry import Backoff, parse_backoff
 from penstock.core.text import check_text, shown

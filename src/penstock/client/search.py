@@ -16,7 +16,7 @@ from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.names import check_task
 from penstock.core.text import check_text, shown
 from penstock.errors import InvalidOption, SerializationError
-from penstock.storage.pages import Query
+from penstock.storage.values import Query
 
 if TYPE_CHECKING:
     from penstock.client.codec import JobCodec

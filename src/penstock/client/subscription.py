@@ -27,9 +27,8 @@ from penstock.errors import EventsLost, InvalidOption, StorageUnavailable
 
 if TYPE_CHECKING:
     from penstock.client.app import App
-    from penstock.core.event import Event
+    from penstock.core.event import Event, EventPage
     from penstock.storage.contract import Storage
-    from penstock.storage.values import EventPage
 
 
 EventHandler: TypeAlias = "Callable[[Event], Any]"

@@ -6,13 +6,14 @@ events. An entry is stored under the sequence number of its last event; the othe
 engines write the same format, so one reader serves them all (docs/event-format.md).
 
 ``unpack`` returns an entry's events as objects. ``columns`` returns them as lists, for readers that build tables.
+``page_of`` returns the page of a reader, and says which events are missing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import astuple
@@ -189,3 +190,123 @@ def _decoder_of(shorts: tuple[str, ...]) -> Callable[[bytes], list[Any]]:
     fields: list[Any] = [("n", int), *((short, Any, _DEFAULTS.get(COLUMNS[short])) for short in shorts)]
     group = msgspec.defstruct("Group", fields, gc=False)
     return msgspec.msgpack.Decoder(list[group]).decode  # type: ignore[valid-type]
+
+
+# Pages of the log
+
+
+class Gap(NamedTuple):
+    """Events ``first`` to ``last`` are no longer kept."""
+
+    first: int
+    last: int
+
+
+class EventPage(msgspec.Struct, frozen=True):
+    """Events in order after the requested offset. ``next`` is the offset to continue from, ``last`` the newest offset.
+
+    ``gap`` names the events that were trimmed before they could be read. ``epoch`` changes when the store may have
+    gone back in time; offsets of another epoch are meaningless.
+    """
+
+    events: list[Event]
+    next: int
+    last: int
+    epoch: str
+    gap: Gap | None = None
+
+
+LOST: Final = "lost"
+"""The type of events that replace those of a damaged or missing entry."""
+
+
+class _Group(msgspec.Struct):
+    """The columns that every group of an entry has."""
+
+    t: str
+    n: int
+
+
+_groups: Final = msgspec.msgpack.Decoder(list[_Group])
+
+
+def count_events(entry: bytes) -> int:
+    """Return the number of events in an entry; 0 if it is damaged or replaces lost events."""
+    try:
+        groups = _groups.decode(entry)
+    except (ValueError, RecursionError):
+        return 0
+    is_sound = all(group.n > 0 and group.t != LOST for group in groups)
+    return sum(group.n for group in groups) if is_sound else 0
+
+
+def count_lost(entry: bytes) -> int:
+    """Return the number of lost events that an entry replaces; 0 for other entries."""
+    try:
+        groups = _groups.decode(entry)
+    except (ValueError, RecursionError):
+        return 0
+    return groups[0].n if len(groups) == 1 and groups[0].t == LOST else 0
+
+
+class EntryPage(msgspec.Struct, frozen=True):
+    """Stored entries: the number of the last event of each, and its bytes (see ``core.event``).
+
+    The first entry may begin before the requested offset. The other fields are those of ``EventPage``.
+    """
+
+    entries: list[tuple[int, bytes]]
+    next: int
+    last: int
+    epoch: str
+    gap: Gap | None = None
+
+    def events(self, queue: str, *, after: int) -> EventPage:
+        """Return the page with the events after the offset unpacked.
+
+        The page ends before an entry that cannot be unpacked. If that is the first one, the page skips it and
+        reports a gap.
+        """
+        unpacked: list[Event] = []
+        gap, reached = self.gap, after
+        for last_seq, entry in self.entries:
+            try:
+                events = unpack(entry, last_seq=last_seq, queue=queue)
+            except (ValueError, LookupError, TypeError):
+                if unpacked:
+                    return EventPage(unpacked, reached, self.last, self.epoch, gap)
+                gap = Gap(after + 1, last_seq)
+            else:
+                unpacked += [event for event in events if event.seq > after]
+            reached = last_seq
+        return EventPage(unpacked, self.next, self.last, self.epoch, gap)
+
+
+def page_of(
+    rows: Iterable[tuple[int, bytes]], *, after: int, limit: int, last: int, epoch: str, trimmed: int = 0
+) -> EntryPage:
+    """Return the page of these rows, each the number of the last event of an entry and its bytes.
+
+    The page ends before a damaged or missing entry. If that is the first one, the page skips it and reports a gap.
+    ``trimmed`` is the number of the last event known to be gone.
+    """
+    entries: list[tuple[int, bytes]] = []
+    gap, start, reached = None, after, max(after, min(trimmed, last))
+    is_empty = True
+    for last_seq, entry in rows:
+        is_empty = False
+        count = count_events(entry)
+        before = last_seq - count
+        if entries and (not count or before > reached or reached - start >= limit):
+            break
+        if count and not entries:
+            start = reached = max(reached, before)
+            gap = Gap(after + 1, start) if start > after else None
+        if count:
+            entries.append((last_seq, entry))
+        reached = last_seq
+    if not entries and reached < last and is_empty:
+        reached = last
+    if not entries and reached > after:
+        gap = Gap(after + 1, reached)
+    return EntryPage(entries, reached, last, epoch, gap)

@@ -11,10 +11,12 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from penstock.core.dedup import Dedup
 from penstock.core.lifecycle import State
+from penstock.core.names import check_dedup_key
 from penstock.core.outcome import Failure
 from penstock.core.retry import Backoff, Exponential
+from penstock.core.text import shown
+from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption
 
 
@@ -182,6 +184,42 @@ class Conflict(msgspec.Struct, frozen=True):
     run_at: Literal["always", "never", "if_earlier", "if_later"] = "always"
     options: Literal["replace", "keep"] = "replace"
     reset_counts: bool = False
+
+
+class Dedup(msgspec.Struct, frozen=True):
+    """A key of one queue, and the rule (``mode``) for jobs that share it: at most one of them runs, whatever their ids.
+
+    ``Dedup.simple``, ``Dedup.throttle`` and ``Dedup.debounce`` make one and check their arguments. ``ttl_ms``
+    counts from the enqueue that took the key; 0 means no limit. For ``debounce`` the store ignores it: it is the
+    delay of a job that has no delay of its own. docs/verbs.md describes the modes.
+    """
+
+    key: str
+    mode: Literal["simple", "throttle", "debounce"] = "simple"
+    ttl_ms: int = 0
+
+    @classmethod
+    def simple(cls, key: str, ttl: Duration | None = None) -> Dedup:
+        """Treat a job as a duplicate while an earlier one is open, for up to ``ttl``."""
+        return cls(check_dedup_key(key), "simple", 0 if ttl is None else milliseconds(ttl, what="ttl"))
+
+    @classmethod
+    def throttle(cls, key: str, ttl: Duration) -> Dedup:
+        """Accept one job per ``ttl``, counted from its enqueue, whatever its outcome."""
+        plain, ttl_ms = check_dedup_key(key), milliseconds(ttl, what="ttl")
+        if ttl_ms < 1:
+            raise InvalidOption(
+                f"ttl must be at least 1 ms, got {shown(ttl)}. Use Dedup.simple for no window."
+            )
+        return cls(plain, "throttle", ttl_ms)
+
+    @classmethod
+    def debounce(cls, key: str, delay: Duration | None = None) -> Dedup:
+        """Replace an earlier job that has not started, so that only the newest of a burst runs.
+
+        ``delay`` is how long each job waits for a newer one; the default is the job's own delay.
+        """
+        return cls(check_dedup_key(key), "debounce", 0 if delay is None else milliseconds(delay))
 
 
 _HELD_BACK: Final = (State.SCHEDULED, State.WAITING, State.BLOCKED)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.core.event import columns
+from penstock.core.event import Gap, columns
 from penstock.core.names import check_queue
 from penstock.errors import EventsLost, InvalidOption
 from penstock.spark.cells import Builder, Column, instants, plain
@@ -24,7 +24,6 @@ from penstock.spark.options import ReadOptions
 from penstock.spark.schemas import EVENTS
 from penstock.spark.store import Store
 from penstock.storage.contract import Storage
-from penstock.storage.values import Gap
 
 
 async def chosen_queues(storage: Storage, options: ReadOptions) -> list[str]:

@@ -19,13 +19,13 @@ from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
+from penstock.core.event import EntryPage, EventPage
 from penstock.core.flow import DependencyRecord, Node
 from penstock.core.job import DAY_MS, Dependency, Enqueued, Job, NewJob
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit, LimitsOfQueue
 from penstock.errors import StorageError
 from penstock.storage.metrics import Minute
-from penstock.storage.pages import EntryPage, Found, Query
 from penstock.storage.values import (
     AttachAnswer,
     Budget,
@@ -37,10 +37,10 @@ from penstock.storage.values import (
     Claimed,
     Consumer,
     Counts,
-    EventPage,
     Extended,
     Finished,
     Fired,
+    Found,
     GroupPage,
     Held,
     HoldAnswer,
@@ -48,6 +48,7 @@ from penstock.storage.values import (
     LogPage,
     NewScheduler,
     PromoteAnswer,
+    Query,
     QueueClock,
     QueueSettings,
     ReleaseAnswer,

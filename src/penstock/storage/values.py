@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock.core.event import Event
 from penstock.core.job import Enqueued, Job, Lease
 from penstock.core.lifecycle import State
 from penstock.core.limits import GroupState
@@ -248,6 +247,41 @@ class JobPage(msgspec.Struct, frozen=True):
     cursor: str = ""
 
 
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """The criteria of a search. Times are epoch milliseconds, from (inclusive) and to (exclusive); 0 means unbounded.
+
+    ``error_type`` needs the state ``failed``.
+    """
+
+    state: State
+    task: str = ""
+    error_type: str = ""
+    enqueued_from_ms: int = 0
+    enqueued_to_ms: int = 0
+    finished_from_ms: int = 0
+    finished_to_ms: int = 0
+
+    def fits(self, task: str, enqueued_at_ms: int, finished_at_ms: int) -> bool:
+        """Return whether a job of the state (and error class) matches."""
+        return (
+            (not self.task or task == self.task)
+            and enqueued_at_ms >= self.enqueued_from_ms
+            and not 0 < self.enqueued_to_ms <= enqueued_at_ms
+            and finished_at_ms >= self.finished_from_ms
+            and not 0 < self.finished_to_ms <= finished_at_ms
+        )
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The matching jobs, the number of jobs scanned, the cursor for the next page (empty: the end), and the queue's
+    time."""
+
+    jobs: list[Job]
+    scanned: int
+    cursor: str = ""
+    now_ms: int = 0
+
+
 class GroupPage(msgspec.Struct, frozen=True):
     """Some groups, and the cursor for the next page (empty: the end)."""
 
@@ -266,27 +300,6 @@ class WorkerRecord(msgspec.Struct, frozen=True):
     seen_at_ms: int
     age_ms: int
     dead: bool = False
-
-
-class Gap(NamedTuple):
-    """Events ``first`` to ``last`` are no longer kept."""
-
-    first: int
-    last: int
-
-
-class EventPage(msgspec.Struct, frozen=True):
-    """Events in order after the requested offset. ``next`` is the offset to continue from, ``last`` the newest offset.
-
-    ``gap`` names the events that were trimmed before they could be read. ``epoch`` changes when the store may have
-    gone back in time; offsets of another epoch are meaningless.
-    """
-
-    events: list[Event]
-    next: int
-    last: int
-    epoch: str
-    gap: Gap | None = None
 
 
 class Consumer(msgspec.Struct, frozen=True):

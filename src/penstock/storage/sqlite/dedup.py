@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import NamedTuple
 
-from penstock.core.dedup import Dedup
+from penstock.core.job import Dedup
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
 from penstock.storage.sqlite.queuerow import find_queue

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from penstock.core.event import pack, unpack
-from penstock.storage.pages import LOST, EntryPage, count_lost, page_of
+from penstock.core.event import LOST, EntryPage, count_lost, pack, page_of, unpack
 from penstock.storage.sqlite.queuerow import find_queue
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit

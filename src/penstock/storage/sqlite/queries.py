@@ -14,7 +14,6 @@ from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.limits import Limit
 from penstock.errors import InvalidOption, JobNotFound
 from penstock.storage.metrics import KeptBudget, Minute
-from penstock.storage.pages import Found, Query
 from penstock.storage.sqlite.clock import wall_ms
 from penstock.storage.sqlite.eventnotes import minutes_of
 from penstock.storage.sqlite.queuerow import USES_STAGED, QueueRow, find_queue
@@ -24,9 +23,11 @@ from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import (
     Counts,
     Finished,
+    Found,
     Held,
     JobPage,
     LogPage,
+    Query,
     QueueClock,
     QueueSettings,
     WorkerRecord,

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
+from penstock.core.event import EntryPage, EventPage
 from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
 from penstock.core.limits import Limit, LimitsOfQueue
 from penstock.storage.metrics import Minute
-from penstock.storage.pages import EntryPage, Found, Query
 from penstock.storage.sqlite import (
     budgets,
     dedup,
@@ -35,13 +35,14 @@ from penstock.storage.values import (
     Checked,
     Consumer,
     Counts,
-    EventPage,
     Finished,
+    Found,
     GroupPage,
     HoldAnswer,
     JobPage,
     LogPage,
     PromoteAnswer,
+    Query,
     QueueClock,
     QueueSettings,
     ReleaseAnswer,

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from penstock.core.event import EntryPage, EventPage, page_of
 from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import State
 from penstock.errors import JobNotFound
 from penstock.storage.metrics import Minute, latest
-from penstock.storage.pages import EntryPage, Found, Query, page_of
 from penstock.storage.valkey.calls import Calls, Refused
 from penstock.storage.valkey.codec import News, decode_news
 from penstock.storage.valkey.connection import ConnectionLost
@@ -20,10 +20,11 @@ from penstock.storage.valkey.jobs import STATES, UnknownOptions, damaged_job, de
 from penstock.storage.values import (
     Consumer,
     Counts,
-    EventPage,
     Finished,
+    Found,
     JobPage,
     LogPage,
+    Query,
     QueueClock,
     WorkerRecord,
 )

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.core.event import count_events
 from penstock.core.outcome import damaged_failure
 from penstock.core.text import get_logger
 from penstock.errors import StorageDamaged, StorageRefused
-from penstock.storage.pages import count_events
 from penstock.storage.valkey.library import Keys
 from penstock.storage.valkey.replies import Arg
 
