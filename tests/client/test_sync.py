@@ -22,8 +22,7 @@ from penstock.client.handle import JobHandle
 from penstock.client.subscription import Subscription, SyncSubscription
 from penstock.client.sync import SyncApp, SyncClaimedJob, SyncDispatch, SyncJobHandle, SyncQueue, SyncTask
 from penstock.client.task import Dispatch
-from penstock.testing.harness import Harness
-from penstock.testing.sync import SyncHarness
+from penstock.testing.harness import Harness, SyncHarness
 from tests.client.spy import Spy, spy_on
 
 IN_A_LOOP: Final = "thread that runs an event loop.*Await the same method without `.sync`"

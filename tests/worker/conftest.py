@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock import App, Worker, uuid7
-from penstock.worker import deadlines
+from penstock.worker import run as run_module
 from penstock.worker.events import WorkerEvent
 
 
@@ -126,7 +126,7 @@ def exceed_timeouts(worker: Worker) -> None:
     clock = Clock()
     clock.ahead_s = 3600
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deadlines, "time", clock)
+        patch.setattr(run_module, "time", clock)
         worker._session.executor._deadlines._look()
 
 

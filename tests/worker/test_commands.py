@@ -19,7 +19,7 @@ import pytest
 
 from penstock import App, InvalidInput, InvalidOption, JobHandle
 from penstock.core.command import COMMAND_TASK, CommandLine, check_command, decode_command, encode_command
-from penstock.worker import deadlines
+from penstock.worker import run as run_module
 from penstock.worker.runners import command
 from penstock.worker.runners.command import _end_group
 from tests.processes import is_alive
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a command that is told to stop more time than any machine needs, and settle no run without its end."""
     monkeypatch.setattr(command, "_GRACE_S", 30.0)
-    monkeypatch.setattr(deadlines, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(run_module, "PATIENCE_S", 3600.0)
 
 
 async def put(app: App, command: str, **options: Any) -> JobHandle[Any]:

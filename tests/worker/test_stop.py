@@ -20,7 +20,7 @@ from penstock.errors import InvalidOption, StorageUnavailable
 from penstock.storage import open_storage
 from penstock.storage.values import Settlement, Take
 from penstock.worker import session
-from penstock.worker.deadlines import PATIENCE_S
+from penstock.worker.run import PATIENCE_S
 from tests.worker.conftest import Hog, recorded, running, until, working
 
 SCRIPT = """

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from penstock import App, JobContext, JobFailed
-from penstock.worker import deadlines
+from penstock.worker import run as run_module
 from tests.worker.conftest import exceed_timeouts, recorded, until, working
 
 
@@ -103,7 +103,7 @@ async def test_a_worker_whose_threads_all_hang_says_that_it_does_not_consume(mem
 async def test_a_coroutine_that_ignores_its_abort_is_settled_without_it(
     memory_app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadlines, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(run_module, "PATIENCE_S", 0.05)
     leave = asyncio.Event()
 
     @memory_app.task(timeout="50ms", attempts=1)

@@ -105,7 +105,7 @@ async def test_a_worker_lists_the_tasks_it_does_not_know(app: App) -> None:
 def _run(served: ServedQueue, *, id: str = "a", run: int = 1) -> Run:
     lease = Lease(id, 1, 1, run, 0, 0, b"", Options(task="nowhere"), 0, 0, 0)
     handler: Any = Handler("nowhere", "async", None, bytes, None)  # type: ignore[arg-type]
-    return Run(lease, served, handler, 0.0)
+    return Run(lease, served, handler, 0.0, 0.0)
 
 
 def test_the_delay_grows_to_ten_seconds() -> None:

@@ -7,10 +7,8 @@ middleware, context and cancellation work as in production.
 from __future__ import annotations
 
 from penstock.testing.drain import ManualClock
-from penstock.testing.harness import Harness, HarnessFactory, Mode, harness
-from penstock.testing.record import Drained, Ran, Recorded
-from penstock.testing.stub import Stub
-from penstock.testing.sync import SyncHarness
+from penstock.testing.harness import Harness, HarnessFactory, Mode, SyncHarness, harness
+from penstock.testing.record import Drained, Ran, Recorded, Stub
 
 __all__ = [
     "Drained",

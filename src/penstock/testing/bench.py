@@ -18,9 +18,9 @@ from penstock.errors import PenstockError
 from penstock.storage.coalesce import Coalescer
 from penstock.storage.values import Held, Settlement
 from penstock.testing.drain import ManualClock
-from penstock.testing.record import Ran, RunOutcome, arguments_of
+from penstock.testing.record import Ran, RunOutcome, Stub, arguments_of
+from penstock.worker.context import Reporter
 from penstock.worker.events import event_name
-from penstock.worker.reporter import Reporter
 from penstock.worker.run import Run
 from penstock.worker.session import make_executor, make_handlers
 from penstock.worker.slots import ServedQueue
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.client.middleware import EnqueueChain
     from penstock.core.job import Enqueued, NewJob
     from penstock.storage.contract import Storage
-    from penstock.testing.stub import Stub
     from penstock.worker.context import JobContext
     from penstock.worker.middleware import CallNext
     from penstock.worker.worker import Worker

@@ -14,6 +14,7 @@ from weakref import WeakSet
 from penstock.client.app import App
 from penstock.client.loopthread import run
 from penstock.client.session import Sessions
+from penstock.client.sync import Face, as_sync
 from penstock.core.lifecycle import OPEN
 from penstock.core.names import check_queue, uuid7
 from penstock.core.units import MAX_MS, Duration, milliseconds
@@ -21,8 +22,7 @@ from penstock.errors import InvalidOption, PenstockError
 from penstock.storage import open_storage
 from penstock.testing.bench import Bench, StandInSession, stand_in
 from penstock.testing.drain import Drain, ManualClock
-from penstock.testing.record import Drained, Ran, Recorded, Recorder, matcher
-from penstock.testing.stub import Stub
+from penstock.testing.record import Drained, Ran, Recorded, Recorder, Stub, matcher
 from penstock.worker.middleware import run_start_hooks, run_stop_hooks
 from penstock.worker.options import WorkerOptions
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from penstock.client.task import Task
     from penstock.storage.contract import Storage
     from penstock.storage.values import Counts
-    from penstock.testing.sync import SyncHarness
 
 
 class Assertions:
@@ -44,6 +43,7 @@ class Assertions:
 
     async def enqueued(
         self,
+        /,
         task: Task[..., Any] | str | None = None,
         *args: Any,
         queue: str | None = None,
@@ -67,7 +67,12 @@ class Assertions:
         return [job for job in self._recorder.jobs if matches(job)]
 
     async def assert_enqueued(
-        self, task: Task[..., Any] | str | None = None, *args: Any, count: int | None = None, **criteria: Any
+        self,
+        /,
+        task: Task[..., Any] | str | None = None,
+        *args: Any,
+        count: int | None = None,
+        **criteria: Any,
     ) -> list[Recorded]:
         """Fail the test unless a matching job was enqueued, or exactly ``count``. Takes the options of ``enqueued``."""
         __tracebackhide__ = True
@@ -81,7 +86,7 @@ class Assertions:
         return jobs
 
     async def refute_enqueued(
-        self, task: Task[..., Any] | str | None = None, *args: Any, **criteria: Any
+        self, /, task: Task[..., Any] | str | None = None, *args: Any, **criteria: Any
     ) -> None:
         """Fail the test if a matching job was enqueued. Takes the options of ``enqueued``."""
         __tracebackhide__ = True
@@ -115,6 +120,10 @@ class Harness(Assertions):
     them ready; ``enqueue`` returns when its job, and the jobs it led to, have run. Waiting for a result moves the clock
     to the retries and delays of that job. ``fake``: nothing runs, everything is recorded. Call its methods on any event
     loop, or use ``sync`` in synchronous code.
+
+    ``raise_failures`` raises what handlers raise, ``hooks=False`` skips the app's ``on_start`` and ``on_stop`` hooks,
+    ``seed`` seeds the jitter. ``url`` names another store, which is used in a separate namespace. Further options are
+    those for a worker's runs: ``middleware``, ``after_execution``, ``threads`` and so on.
     """
 
     def __init__(
@@ -215,7 +224,6 @@ class Harness(Assertions):
     @property
     def sync(self) -> SyncHarness:
         """Return the same methods for synchronous code."""
-        from penstock.testing.sync import SyncHarness
 
         return SyncHarness(self)
 
@@ -391,23 +399,23 @@ class HarnessFactory(Protocol):
     def __call__(self, app: App, **options: Any) -> Harness: ...
 
 
-def harness(
-    app: App,
-    *,
-    mode: Mode = "manual",
-    raise_failures: bool = False,
-    hooks: bool = True,
-    seed: int = 0,
-    url: str = SHARED_MEMORY,
-    **worker: Unpack[WorkerOptions],
-) -> Harness:
-    """Put an app under test: ``with harness(app) as h`` or ``async with``. ``Harness`` explains the modes.
+class SyncHarness(Face[Harness]):
+    """See ``Harness``. Handlers that are coroutine functions run on the loop thread of the sync face."""
 
-    ``raise_failures`` raises what handlers raise, ``hooks=False`` skips the app's ``on_start`` and ``on_stop`` hooks,
-    ``seed`` seeds the jitter. ``url`` names another store, which is used in a separate namespace. Further options are
-    those for a worker's runs: ``middleware``, ``after_execution``, ``threads`` and so on.
-    """
-    return Harness(app, mode=mode, raise_failures=raise_failures, hooks=hooks, seed=seed, url=url, **worker)
+    __slots__ = ()
+
+    drain = as_sync(Harness.drain)
+    run_all = as_sync(Harness.run_all)
+    perform = as_sync(Harness.perform)
+    enqueued = as_sync(Harness.enqueued)
+    assert_enqueued = as_sync(Harness.assert_enqueued)
+    refute_enqueued = as_sync(Harness.refute_enqueued)
+    left = as_sync(Harness.left)
+    reset = as_sync(Harness.reset)
+
+
+harness = Harness
+"""Put an app under test: ``with harness(app) as h`` or ``async with``."""
 
 
 def _refuse_idle(options: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The record of a harness: all jobs enqueued, read from the event logs, how to match them, and the runs.
+"""The record of a harness: all jobs enqueued, read from the event logs, how to match them, the runs, and stubs.
 
 The log has every accepted job, from code under test, a task, a flow or a scheduler; it has no duplicates. Jobs are
 recorded before they run, in the state in which they were enqueued.
@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from penstock.client.info import JobInfo
 from penstock.core.lifecycle import EventType, State
@@ -207,3 +208,46 @@ class Drained:
 
     def _with(self, outcome: RunOutcome) -> list[Ran]:
         return [run for run in self.runs if run.outcome == outcome]
+
+
+class Stub:
+    """Replaces the work of a task; made by ``Harness.stub``. ``calls`` has the arguments by name of each run.
+
+    It lasts until ``remove()`` or the end of its ``with`` block.
+    """
+
+    def __init__(
+        self,
+        *,
+        returns: Any,
+        raises: BaseException | None,
+        does: Callable[..., Any] | None,
+        end: Callable[[], None],
+    ) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._returns = returns
+        self._raises = raises
+        self._does = does
+        self._end = end
+
+    async def answer(self, arguments: dict[str, Any]) -> Any:
+        """Return or raise the stubbed outcome of a run."""
+        self.calls.append(arguments)
+        if self._raises is not None:
+            raise self._raises.with_traceback(None)
+        if self._does is None:
+            return self._returns
+        answer = self._does(**arguments)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def remove(self) -> None:
+        """Let the task do its own work again."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()

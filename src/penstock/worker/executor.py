@@ -23,14 +23,12 @@ from penstock.core.outcome import Cancel, Complete, Fail, Outcome
 from penstock.core.text import get_logger
 from penstock.core.verdict import Abort, Undecodable, aborted, failed, final_failure, is_retried, undecided
 from penstock.errors import PayloadTooLarge, SerializationError, StorageError, Unrecoverable, WaitForChildren
-from penstock.worker.context import current_run
-from penstock.worker.deadlines import Deadlines
+from penstock.worker.context import Reporter, current_run
 from penstock.worker.events import warn_if_it_blocked
 from penstock.worker.handlers import Handlers
+from penstock.worker.health import LoopBlocked
 from penstock.worker.middleware import AfterHooks
-from penstock.worker.reporter import Reporter
-from penstock.worker.run import EncodedResult, Run
-from penstock.worker.signals import LoopBlocked
+from penstock.worker.run import Deadlines, EncodedResult, Run
 from penstock.worker.slots import ServedQueue
 
 if TYPE_CHECKING:
@@ -124,7 +122,7 @@ class Executor:
     def prepare(self, served: ServedQueue, lease: Lease, now: float) -> Run:
         """Return a run for a lease, without starting it."""
         task = lease.options.task
-        return Run(lease, served, self._by_task.get(task) or self._handlers.make(served.name, task), now)
+        return Run(lease, served, self._by_task.get(task) or self._handlers.make(served.name, task), now, now)
 
     def start(self, run: Run) -> None:
         """Start a run; a slot must be free. The run may have finished when this returns."""

@@ -19,11 +19,11 @@ from penstock.core.names import check_queue
 from penstock.core.text import get_logger
 from penstock.core.verdict import HandedBack
 from penstock.errors import InvalidOption, SerializationError, UnknownTask
-from penstock.worker.batch import Batch, Batcher
 from penstock.worker.context import JobContext, context_of
 from penstock.worker.middleware import Middleware, compose
 from penstock.worker.run import Call, Handler, Run
 from penstock.worker.runners import batched, thread
+from penstock.worker.runners.batched import Batch, Batcher
 from penstock.worker.runners.command import CommandRunner
 from penstock.worker.runners.process import ProcessRunner
 from penstock.worker.runners.sandbox import SandboxRunner
@@ -39,7 +39,7 @@ HandlerFunction = Callable[[JobContext], Any]
 A coroutine function runs on the loop, any other function in a thread."""
 
 BatchFunction = Callable[[list[JobContext]], Any]
-"""Takes several jobs. ``worker.batch`` describes how its return value is divided among them."""
+"""Takes several jobs. ``runners.batched`` describes how its return value is divided among them."""
 
 logger = get_logger("penstock.worker")
 

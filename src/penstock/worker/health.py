@@ -1,10 +1,13 @@
-"""The health of a worker, for probes, its record in the store, and people; and the watchdog of its event loop.
+"""The health of a worker, for probes, its record in the store, and people; the watchdog of its loop, and its signals.
 
 The watchdog runs on the heartbeat's loop, in another thread. A handler that blocks the worker's loop keeps its lease,
 because the heartbeat continues, but no job can be settled, cancelled or stopped meanwhile. After 10 s the watchdog logs
 the stack of the loop's thread. After ``stuck_after`` the heartbeat stops renewing leases, and other workers take the
 jobs over. If a signal asked the worker to stop, the watchdog sends the signal again once the grace is over; that raises
 ``LoopBlocked`` in the handler, whose job is handed back.
+
+The first SIGTERM or SIGINT stops the worker, the second one cuts its grace short. The event loop handles signals. While
+a handler blocks the loop, Python still calls ``received`` in the main thread.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import parent_process
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -27,7 +32,7 @@ from penstock.core.command import COMMAND_TASK, command_text
 from penstock.core.names import ref_of
 from penstock.core.text import get_logger, storable
 from penstock.errors import StorageDamaged, StorageFull, StorageReadOnly, StorageRefused
-from penstock.worker.deadlines import PATIENCE_S
+from penstock.worker.run import PATIENCE_S
 from penstock.worker.slots import ServedQueue
 
 if TYPE_CHECKING:
@@ -310,3 +315,49 @@ def _stack(frame: FrameType | None) -> TracebackType | None:
         stack = TracebackType(stack, frame, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return stack
+
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class LoopBlocked(BaseException):
+    """Raised in a handler that still blocks the event loop when the worker's grace is over."""
+
+
+def sigint_is_ignored() -> bool:
+    """Return whether this process inherited an ignored SIGINT, as background jobs of a script do.
+
+    The processes of a pool ignore SIGINT on purpose, because their supervisor stops them.
+    """
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN and parent_process() is None
+
+
+@contextmanager
+def handle_signals(on_signal: Callable[[], None], *, received: Callable[[], None]) -> Iterator[None]:
+    """Call ``on_signal`` on the running loop at each stop signal; restore the old handlers at the end.
+
+    ``received`` is called first, in the middle of whatever the main thread does. Only the main thread can handle
+    signals: in other threads, and on platforms without signals, this does nothing. A signal that the process
+    ignores stays ignored: a supervisor passes Ctrl-C on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    heeded = [number for number in STOP_SIGNALS if before[number] is not signal.SIG_IGN]
+    try:
+        for number in heeded:
+            loop.add_signal_handler(number, on_signal)
+            # The loop learns of signals from a file descriptor and does not need Python's own handler.
+            signal.signal(number, lambda *_: received())
+            signal.siginterrupt(number, False)
+    except NotImplementedError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number in heeded:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before[number] or signal.SIG_DFL)

@@ -19,21 +19,20 @@ from penstock.errors import StorageError
 from penstock.storage.contract import Storage
 from penstock.storage.values import DueScheduler
 from penstock.worker import recovery
-from penstock.worker.deadlines import PATIENCE_S
-from penstock.worker.drain import DrainWatch
+from penstock.worker.context import Reporter
 from penstock.worker.executor import Executor
 from penstock.worker.fetcher import Fetcher
 from penstock.worker.handlers import Handlers
 from penstock.worker.health import Health, Watchdog, describe, examine
 from penstock.worker.heartbeat import Heartbeat, HeartbeatThread, Notice
 from penstock.worker.middleware import AfterHooks
-from penstock.worker.reporter import Reporter
+from penstock.worker.run import PATIENCE_S
 from penstock.worker.runners.command import CommandRunner
 from penstock.worker.runners.process import ProcessRunner
 from penstock.worker.runners.sandbox import SandboxRunner
 from penstock.worker.runners.thread import ThreadRunner
 from penstock.worker.slots import Limits, ServedQueue
-from penstock.worker.sweeper import DeathWatch, Sweeper
+from penstock.worker.sweeper import DeathWatch, DrainWatch, Sweeper
 
 if TYPE_CHECKING:
     from penstock.worker.middleware import Middleware

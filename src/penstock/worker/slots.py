@@ -11,10 +11,11 @@ import contextvars
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from penstock.core.limits import Rate
-from penstock.worker.reporter import Reporter
+from penstock.worker.context import Reporter
 from penstock.worker.run import Run
 
 if TYPE_CHECKING:
@@ -119,68 +120,43 @@ class Limits:
         return [*self._by_queue.values(), *([self._whole] if self._whole is not None else [])]
 
 
+@dataclass(slots=True, eq=False)
 class ServedQueue:
     """A queue as a worker sees it: ``held`` has all runs not yet settled, by token, ``outcomes`` those ready to settle.
 
     Only the worker's loop changes it; the heartbeat thread reads ``held``, ``call_starts`` and ``unsure``.
     """
 
-    __slots__ = (
-        "alarm",
-        "alarm_at",
-        "app",
-        "backoff_s",
-        "call_starts",
-        "claims",
-        "dried_at",
-        "dry",
-        "flowing",
-        "held",
-        "in_flight",
-        "name",
-        "outcomes",
-        "progress",
-        "recovered_at",
-        "recovering",
-        "reporter",
-        "spare",
-        "trickling",
-        "unsure",
-        "waiter",
-        "weight",
-    )
-
-    def __init__(self, name: str, weight: float = 1) -> None:
-        self.name = name
-        self.weight = weight
-        self.held: dict[int, Run] = {}
-        self.outcomes: list[Run] = []
-        self.in_flight = 0
-        self.claims = 0
-        # Start times of calls whose answers have not been read: they may bring leases that are not held yet.
-        self.call_starts: list[float] = []
-        # A dry queue returned less than requested: it is claimed from again when its waiter wakes.
-        self.dry = False
-        # The last claim was answered in full: more jobs than one call can return are likely.
-        self.flowing = False
-        # The last answer had one job or none: its sender probably waits for the result.
-        self.trickling = False
-        self.dried_at = 0.0
-        self.alarm: asyncio.TimerHandle | None = None
-        self.alarm_at = 0.0
-        self.waiter: asyncio.Task[None] | None = None
-        # The slots reserved for the jobs that the waiter may bring.
-        self.spare = 0
-        # A waiting claim was abandoned: the store may have leased jobs to this worker.
-        self.unsure = False
-        # Jobs received per weight: the queue with the least progress is served first.
-        self.progress = 0.0
-        self.reporter: Reporter | None = None
-        self.app: App | None = None
-        self.recovering: asyncio.Task[None] | None = None
-        # The time of the last recovery, and the pause if the store fails again soon.
-        self.recovered_at = float("-inf")
-        self.backoff_s = 0.0
+    name: str
+    weight: float = 1
+    held: dict[int, Run] = field(default_factory=dict)
+    outcomes: list[Run] = field(default_factory=list)
+    in_flight: int = 0
+    claims: int = 0
+    # Start times of calls whose answers have not been read: they may bring leases that are not held yet.
+    call_starts: list[float] = field(default_factory=list)
+    # A dry queue returned less than requested: it is claimed from again when its waiter wakes.
+    dry: bool = False
+    # The last claim was answered in full: more jobs than one call can return are likely.
+    flowing: bool = False
+    # The last answer had one job or none: its sender probably waits for the result.
+    trickling: bool = False
+    dried_at: float = 0.0
+    alarm: asyncio.TimerHandle | None = None
+    alarm_at: float = 0.0
+    waiter: asyncio.Task[None] | None = None
+    # The slots reserved for the jobs that the waiter may bring.
+    spare: int = 0
+    # A waiting claim was abandoned: the store may have leased jobs to this worker.
+    unsure: bool = False
+    # Jobs received per weight: the queue with the least progress is served first.
+    progress: float = 0.0
+    reporter: Reporter | None = None
+    app: App | None = None
+    recovering: asyncio.Task[None] | None = None
+    # The time of the last recovery, and the pause if the store fails again soon.
+    recovered_at: float = float("-inf")
+    backoff_s: float = 0.0
 
     def note_call(self) -> float:
         """Note in ``call_starts`` the start of a call that may bring leases; return its time."""

@@ -22,13 +22,21 @@ from penstock.client.session import shown_store
 from penstock.core.text import get_logger
 from penstock.core.units import Duration, milliseconds
 from penstock.errors import InvalidOption, PenstockError, StorageUnavailable
-from penstock.worker import pool, recovery, signals
-from penstock.worker.deadlines import PATIENCE_S
+from penstock.worker import pool, recovery
 from penstock.worker.events import Listener, Listeners, Recorder
 from penstock.worker.handlers import BatchFunction, HandlerFunction, QueueHandlers
-from penstock.worker.health import Health, WorkerState, WorkerStats, running_commands
+from penstock.worker.health import (
+    Health,
+    LoopBlocked,
+    WorkerState,
+    WorkerStats,
+    handle_signals,
+    running_commands,
+    sigint_is_ignored,
+)
 from penstock.worker.middleware import Hook, run_start_hooks, run_stop_hooks
 from penstock.worker.options import WorkerOptions, WorkerSettings, read_options
+from penstock.worker.run import PATIENCE_S
 from penstock.worker.session import WorkerSession
 
 if TYPE_CHECKING:
@@ -242,10 +250,10 @@ class Worker:
             shown_store(self.app.url, self.app.namespace),
             queues,
         )
-        if signals.sigint_is_ignored():
+        if sigint_is_ignored():
             logger.info("worker %s: SIGINT is ignored (inherited): stop with SIGTERM", self.id)
         try:
-            with signals.handled(self._on_signal, received=self._on_receipt):
+            with handle_signals(self._on_signal, received=self._on_receipt):
                 if self.options.processes > 1:
                     await self._run_pool()
                 else:
@@ -271,7 +279,7 @@ class Worker:
     def _on_receipt(self) -> None:
         """Note a signal even while a handler blocks the loop; raise in that handler once the grace is over."""
         if self._session is not None and self._session.watchdog.interrupting:
-            raise signals.LoopBlocked
+            raise LoopBlocked
         grace_s = self._grace_ms / 1000 if self.interrupt_at == float("inf") else 0.0
         self.interrupt_at = min(self.interrupt_at, time.monotonic() + grace_s + PATIENCE_S)
 

@@ -21,8 +21,7 @@ from penstock.client.app import App
 from penstock.client.task import Task
 from penstock.core.verdict import is_retried
 from penstock.errors import InvalidInput, UnknownTask, Unrecoverable
-from penstock.worker.context import JobContext, use_context
-from penstock.worker.reporter import JobUpdate, Receipt
+from penstock.worker.context import JobContext, JobUpdate, Receipt, use_context
 from penstock.worker.runners.messages import (
     Discarded,
     Done,

@@ -14,7 +14,7 @@ from penstock.core.job import Lease
 from penstock.core.text import storable
 from penstock.core.units import milliseconds
 from penstock.core.verdict import RemoteError, kind_and_message, traceback_of
-from penstock.worker.reporter import JobUpdate
+from penstock.worker.context import JobUpdate
 
 _OWN: Final = frozenset(
     {

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, assert_never
 
 from penstock.core.verdict import Undecodable
 from penstock.errors import InvalidOption
-from penstock.worker.context import context_of
-from penstock.worker.reporter import JobUpdate
+from penstock.worker.context import JobUpdate, context_of
 from penstock.worker.run import Call, EncodedResult, Run
 from penstock.worker.runners.child import serve
 from penstock.worker.runners.messages import (
