@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -265,10 +265,16 @@ def unknown_task(job: Job, situation: Situation) -> Reason | None:
     return Reason(kind="unknown task", text=text, remedy=_unknown_remedy(job, is_live=bool(workers)))
 
 
+_LATE_HEARTBEAT_MS: Final = 5_000
+"""How long a heartbeat may take to arrive. Until then, its worker seems to have started later than it did."""
+
+
 def _newcomer(job: Job, name: str, situation: Situation) -> Reason | None:
     """Return the reason if a worker that may know the task has started since the job was handed back."""
     for worker in situation.live:
-        if situation.started_ms(worker) > job.claimed_at_ms and name not in worker.get("unknown", ()):
+        if situation.started_ms(worker) > job.claimed_at_ms + _LATE_HEARTBEAT_MS and name not in worker.get(
+            "unknown", ()
+        ):
             offer = _next_offer(job, situation)
             return Reason(
                 kind="not due" if offer else "ready",
