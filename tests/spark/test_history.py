@@ -20,8 +20,7 @@ from penstock.errors import InvalidOption
 from penstock.spark import history
 from penstock.spark.history import syncing
 from penstock.spark.history.bronze import bronze_state
-from penstock.spark.history.folder import History, open_history
-from penstock.spark.history.state import BronzeState
+from penstock.spark.history.tables import BronzeState, History, open_history
 from penstock.spark.store import Store
 from penstock.storage.values import QueueSettings
 from tests.spark.busywork import happen

@@ -21,9 +21,9 @@ from penstock.errors import InvalidOption
 from penstock.spark import history
 from penstock.spark.delta import Conflict, Table, open_folder
 from penstock.spark.history.bronze import bronze_state
-from penstock.spark.history.folder import open_history
 from penstock.spark.history.measures import bucket_of, percentile_rows
-from penstock.spark.history.ranged import file_bounds, owners_of
+from penstock.spark.history.tables import open_history
+from penstock.spark.history.updates import file_bounds, owners_of
 from tests.spark.busywork import happen
 from tests.spark.objectstore import object_store
 

@@ -19,8 +19,8 @@ from penstock.core.job import NewJob, Options
 from penstock.core.outcome import Complete, Fail, Failure
 from penstock.errors import InvalidOption
 from penstock.spark import history
-from penstock.spark.history.figures import figures
-from penstock.spark.history.folder import open_history
+from penstock.spark.history.html_page import figures
+from penstock.spark.history.tables import open_history
 from penstock.spark.store import Store
 from penstock.storage.values import Settlement, Take
 from tests.spark.busywork import happen

@@ -23,11 +23,18 @@ from penstock.core.names import check_queue
 from penstock.errors import InvalidOption, StorageUnavailable
 from penstock.spark.delta import Conflict, DataFile, Snapshot, Table
 from penstock.spark.event_ranges import EventRange, read_range
-from penstock.spark.history.folder import History
-from penstock.spark.history.state import BronzeState, EpochChange, Loss, Place, Range, state_of
+from penstock.spark.history.tables import (
+    BronzeState,
+    EpochChange,
+    History,
+    Loss,
+    Place,
+    Range,
+)
 from penstock.spark.options import ReadOptions
 from penstock.spark.schemas import EVENTS
 from penstock.spark.store import Store
+from penstock.spark.tasks import collected, each, numbered
 from penstock.storage.contract import Storage
 
 _IDENTIFYING = ("type", "id", "incarnation", "token", "run", "worker")
@@ -86,24 +93,19 @@ class WrittenFile(msgspec.Struct, frozen=True):
     ranges: tuple[Range, ...]
 
 
-class Share(msgspec.Struct, frozen=True):
-    """The ranges that one task writes into one file."""
-
-    ranges: tuple[Range, ...]
-
-
-def shares_of(ranges: Sequence[Range], parallelism: int) -> list[Share]:
-    """Return shares of about equal size for the tasks. No file is smaller than necessary."""
+def shares_of(ranges: Sequence[Range], parallelism: int) -> list[list[Range]]:
+    """Return shares of about equal size, each for one task and one file. No file is smaller than necessary."""
     total = sum(_length(part) for part in ranges)
     target = min(max(-(-total // parallelism), _LEAST), _MOST)
-    shares: list[Share] = []
-    filling: list[Range] = []
+    shares: list[list[Range]] = []
+    filled = target
     for part in (piece for whole in ranges for piece in _pieces(whole, target)):
-        if filling and sum(map(_length, filling)) + _length(part) > target:
-            shares.append(Share(tuple(filling)))
-            filling = []
-        filling.append(part)
-    return [*shares, Share(tuple(filling))] if filling else shares
+        if filled + _length(part) > target:
+            shares.append([])
+            filled = 0
+        shares[-1].append(part)
+        filled += _length(part)
+    return shares
 
 
 def _length(part: Range) -> int:
@@ -114,42 +116,29 @@ def _pieces(part: Range, target: int) -> Iterator[Range]:
     count = -(-_length(part) // target)
     edges = [part.first + _length(part) * number // count for number in range(count + 1)]
     for first, end in pairwise(edges):
-        yield msgspec.structs.replace(part, first=first, last=end - 1)
+        yield replace(part, first=first, last=end - 1)
 
 
 def write_shares(
-    spark: SparkSession, shares: Sequence[Share], *, url: str, bronze: Table, number: int
+    spark: SparkSession, shares: Sequence[Sequence[Range]], *, url: str, bronze: Table, number: int
 ) -> list[WrittenFile]:
     """Write a file for each share in one Spark job. A file may have fewer events than its share, if some are gone.
 
     A repeated task writes another file. Only the returned files count.
     """
-    count = len(shares)
-    if count == 0:
-        return []
-    task = partial(_write, shares=shares, url=url, bronze=bronze, number=number)
-    rows = spark.range(0, count, 1, count).mapInArrow(task, "file binary").collect()
-    return [msgspec.msgpack.decode(row.file, type=WrittenFile) for row in rows]
+    write = partial(_write, url=url, bronze=bronze, number=number)
+    return collected(numbered(spark, shares), each(shares, write), WrittenFile) if shares else []
 
 
-def _write(
-    batches: Iterator[pa.RecordBatch], *, shares: Sequence[Share], url: str, bronze: Table, number: int
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for index in batch.column(0).to_pylist():
-            events = _read(shares[index], url)
-            if events.num_rows:
-                written = WrittenFile(bronze.write(events, number), tuple(_ranges(events)))
-                yield pa.RecordBatch.from_pydict({"file": [msgspec.msgpack.encode(written)]})
-
-
-def _read(share: Share, url: str) -> pa.Table:
+def _write(share: Sequence[Range], *, url: str, bronze: Table, number: int) -> Iterator[WrittenFile]:
     options = ReadOptions(url=url, kind="events", fail_on_data_loss=False)
     batches: list[pa.RecordBatch] = []
-    for part in share.ranges:
+    for part in share:
         events = EventRange(part.queue, part.epoch, part.first - 1, part.last)
         batches.extend(read_range(events, options, EVENTS))
-    return pa.Table.from_batches(batches) if batches else pa.table({})
+    if batches:
+        table = pa.Table.from_batches(batches)
+        yield WrittenFile(bronze.write(table, number), tuple(_ranges(table)))
 
 
 def _ranges(table: pa.Table) -> Iterator[Range]:
@@ -250,9 +239,10 @@ def append(
 
 def bronze_state(history: History, snapshot: Snapshot) -> BronzeState:
     """Return the state of bronze. If its log no longer has the state, compute it from the rows."""
-    state = state_of(snapshot, BronzeState)
-    if state is not None or not snapshot.files:
-        return state or BronzeState()
+    if snapshot.state is not None:
+        return msgspec.json.decode(snapshot.state, type=BronzeState)
+    if not snapshot.files:
+        return BronzeState()
     seen = pa.concat_tables(
         history.bronze.read(file, ["queue", "epoch", "seq", "at"]) for file in snapshot.files
     )

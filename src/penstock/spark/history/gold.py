@@ -5,22 +5,18 @@ Periods are in UTC, by the time of the event. New events are added to their peri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
 
-from penstock.spark.delta import DataFile, Snapshot, Table
+from penstock.spark.delta import Snapshot, Table
 from penstock.spark.history.bronze import bronze_state
-from penstock.spark.history.folder import History
-from penstock.spark.history.folding import REMOVED, Placing, new_events, pending_files, placing_between
 from penstock.spark.history.measures import (
-    CAUSES,
     GRAINS,
     OUT,
     PARTS,
@@ -33,8 +29,19 @@ from penstock.spark.history.measures import (
     periods_of,
     shaped,
 )
-from penstock.spark.history.ranged import Fold, Instants, fold_forward, millis, owners_of
-from penstock.spark.history.state import FoldState, state_of
+from penstock.spark.history.silver import REMOVED
+from penstock.spark.history.tables import CAUSES, FoldState, History, fold_state
+from penstock.spark.history.updates import (
+    Fold,
+    Instants,
+    Placing,
+    fold_forward,
+    millis,
+    new_events,
+    owners_of,
+    pending_files,
+    placing_between,
+)
 
 _COLUMNS: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at", "run_ms")
 _JOB: Final = (
@@ -46,13 +53,8 @@ class _Measures(Fold):
     rows = PARTS
     ranged = "at"
 
-    def __init__(self, bronze: Table, placing: Placing, backlog: pa.Table) -> None:
-        self._bronze = bronze
-        self._placing = placing
-        self.extra = backlog
-
-    def from_events(self, files: Sequence[DataFile]) -> pa.Table:
-        return measures_of(new_events(self._bronze, files, self._placing))
+    def from_events(self, events: pa.Table) -> pa.Table:
+        return measures_of(events)
 
     def from_known(self, table: pa.Table) -> pa.Table:
         return parts_of(table)
@@ -65,15 +67,8 @@ class _Causes(Fold):
     rows = CAUSES
     ranged = "at"
 
-    def __init__(self, bronze: Table, placing: Placing) -> None:
-        self._bronze = bronze
-        self._placing = placing
-
-    def from_events(self, files: Sequence[DataFile]) -> pa.Table:
-        return causes_of(new_events(self._bronze, files, self._placing))
-
-    def from_known(self, table: pa.Table) -> pa.Table:
-        return table
+    def from_events(self, events: pa.Table) -> pa.Table:
+        return causes_of(events)
 
     def folded(self, rows: pa.Table) -> pa.Table:
         return merged_causes(rows)
@@ -85,10 +80,10 @@ def summarise(spark: SparkSession, history: History) -> None:
     Raises:
         Conflict: another sync committed to one of them first.
     """
-    silver = state_of(history.silver.load(), FoldState) or FoldState()
+    silver = fold_state(history.silver.load())
     for table in (history.gold, history.causes):
         base = table.load()
-        known = state_of(base, FoldState) or FoldState()
+        known = fold_state(base)
         if known.bronze < silver.bronze:
             _add(spark, history, table, base, known=known, upto=silver)
 
@@ -105,25 +100,10 @@ def _add(
     instants = periods_of(millis(events["at"]), np.asarray(events["run_ms"].to_numpy(), np.int64))
     if table is history.gold:
         steps = _steps(history, events, placing, has_losses=bool(upto.losses or upto.changes))
-        backlog, open = _backlog(steps, known.open)
-        fold, reached = _Measures(history.bronze, placing, backlog), replace(upto, open=open)
+        backlog, open = backlog_of(steps, known.open)
+        fold, reached = _Measures(history.bronze, placing, extra=backlog), replace(upto, open=open)
         instants = np.unique(np.concatenate([instants, millis(backlog["at"])]))
-    files, replaced = fold_forward(
-        spark,
-        table,
-        # A table whose state is unknown is rebuilt.
-        base.files if known.bronze else [],
-        fold=fold,
-        pending=pending,
-        instants=instants,
-        number=base.number + 1,
-    )
-    table.commit(
-        base,
-        add=files,
-        remove=replaced if known.bronze else base.files,
-        state=msgspec.json.encode(reached).decode(),
-    )
+    fold_forward(spark, table, base, fold=fold, pending=pending, instants=instants, reached=reached)
 
 
 def _steps(history: History, events: pa.Table, placing: Placing, *, has_losses: bool) -> pa.Table:
@@ -131,12 +111,7 @@ def _steps(history: History, events: pa.Table, placing: Placing, *, has_losses: 
 
     Silver adds what events do not say: which jobs were removed while open, and which lost their first event.
     """
-    kind = events["type"]
-    step = pc.subtract(
-        pc.cast(pc.is_in(kind, pa.array(["enqueued", "retried"])), pa.int64()),
-        pc.cast(pc.is_in(kind, pa.array(OUT)), pa.int64()),
-    )
-    tables = [_step_table(events, "at", step)]
+    tables = [event_steps(events)]
     jobs = _jobs_without_events(history, events, has_losses=has_losses)
     if jobs is not None:
         is_new = placing.covers(jobs["queue"], jobs["place"])
@@ -150,8 +125,17 @@ def _steps(history: History, events: pa.Table, placing: Placing, *, has_losses: 
         begun = pc.is_in(jobs["first_type"], pa.array(["enqueued", "retried"]))
         late = jobs.filter(pc.and_(is_first, pc.invert(begun)))
         tables.append(_step_table(late, "first_seen_at", pa.repeat(1, late.num_rows)))
-    steps = pa.concat_tables(tables)
-    return steps.filter(pc.not_equal(steps["step"], 0)).sort_by([("queue", "ascending"), ("at", "ascending")])
+    return pa.concat_tables(tables)
+
+
+def event_steps(events: pa.Table) -> pa.Table:
+    """Return the change of the backlog that the type of each event implies."""
+    kind = events["type"]
+    step = pc.subtract(
+        pc.cast(pc.is_in(kind, pa.array(["enqueued", "retried"])), pa.int64()),
+        pc.cast(pc.is_in(kind, pa.array(OUT)), pa.int64()),
+    )
+    return _step_table(events, "at", step)
 
 
 def _step_table(rows: pa.Table, at: str, step: Any) -> pa.Table:
@@ -180,8 +164,13 @@ def _jobs_without_events(history: History, events: pa.Table, *, has_losses: bool
     return pa.concat_tables(history.silver.read(file, _JOB) for file in files)
 
 
-def _backlog(steps: pa.Table, before: dict[str, int]) -> tuple[pa.Table, dict[str, int]]:
+def backlog_of(
+    steps: pa.Table, before: Mapping[str, int], grains: Mapping[str, int] = GRAINS
+) -> tuple[pa.Table, dict[str, int]]:
     """Return the backlog of each queue in every period in which it changed, as parts of gold, and at the end."""
+    steps = steps.filter(pc.not_equal(steps["step"], 0)).sort_by(
+        [("queue", "ascending"), ("at", "ascending")]
+    )
     queues = steps["queue"].to_numpy(zero_copy_only=False)
     step, at = steps["step"].to_numpy(), steps["at"].to_numpy()
     open = dict(before)
@@ -190,22 +179,21 @@ def _backlog(steps: pa.Table, before: dict[str, int]) -> tuple[pa.Table, dict[st
         own = queues == queue
         after = open.get(queue, 0) + np.cumsum(step[own])
         open[queue] = int(after[-1])
-        highest = np.maximum(after, after - step[own])
-        tables += _backlog_parts(queue, at[own], after, highest)
+        backlog = {"at": at[own], "backlog": after, "backlog_max": np.maximum(after, after - step[own])}
+        tables += [_in_periods(queue, backlog, *grain) for grain in grains.items()]
     return (pa.concat_tables(tables) if tables else PARTS.empty_table()), open
 
 
-def _backlog_parts(queue: str, at: Instants, after: Instants, highest: Instants) -> Iterator[pa.Table]:
-    for grain, length in GRAINS.items():
-        period = at // length * length
-        ends = np.flatnonzero(np.append(period[1:] != period[:-1], True))
-        starts = np.concatenate([[0], ends[:-1] + 1])
-        rows = pa.table(
-            {
-                "at": instant_column(period[ends]),
-                "backlog": after[ends],
-                "backlog_max": np.maximum.reduceat(highest, starts),
-            }
-        )
-        same = {"grain": grain, "dimension": "queue", "queue": queue, "name": queue, "what": "", "turn": 1}
-        yield shaped(rows, PARTS, same)
+def _in_periods(queue: str, backlog: Mapping[str, Instants], grain: str, length: int) -> pa.Table:
+    period = backlog["at"] // length * length
+    ends = np.flatnonzero(np.append(period[1:] != period[:-1], True))
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    rows = pa.table(
+        {
+            "at": instant_column(period[ends]),
+            "backlog": backlog["backlog"][ends],
+            "backlog_max": np.maximum.reduceat(backlog["backlog_max"], starts),
+        }
+    )
+    same = {"grain": grain, "dimension": "queue", "queue": queue, "name": queue, "what": "", "turn": 1}
+    return shaped(rows, PARTS, same)

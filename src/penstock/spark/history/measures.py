@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark.history.ranged import Instants, millis
+from penstock.spark.history.tables import CAUSES, COUNTED, GOLD, KEYS, PERCENTILES, TIMED
+from penstock.spark.history.updates import Instants, millis
 
 _GROWTH: Final = 1.02
 _LOG: Final = float(np.log(_GROWTH))
@@ -49,46 +50,13 @@ def percentile_rows(
 
 
 GRAINS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-COUNTED: Final = {
-    "enqueued": ("enqueued",),
-    "claimed": ("claimed",),
-    "completed": ("completed",),
-    "failed": ("failed", "expired"),
-    "cancelled": ("cancelled",),
-    "retried": ("retrying",),
-    "stalled": ("stalled",),
-    "snoozed": ("snoozed", "suspended"),
-    "limited": ("limited",),
-}
+SECONDS: Final = {"second": 1000}
 OUT: Final = ("completed", "failed", "expired", "cancelled")
 _RUN_ENDS: Final = ("completed", "failed", "retrying")
 _FAILED: Final = ("failed", "retrying", "expired")
-_ENDS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-_TIMED: Final = ("wait", "run")
 _MINUTE: Final = GRAINS["minute"]
 
 _TEXT, _LONG, _DOUBLE, _TIME = pa.string(), pa.int64(), pa.float64(), pa.timestamp("us", "UTC")
-_HISTOGRAM: Final = pa.list_(pa.struct({"bucket": pa.int32(), "times": _LONG}))
-_KEYS: Final = {"grain": _TEXT, "dimension": _TEXT, "queue": _TEXT, "name": _TEXT, "at": _TIME}
-GOLD: Final = pa.schema(
-    {
-        **_KEYS,
-        **dict.fromkeys(COUNTED, _LONG),
-        **{f"{what}_{end}": _DOUBLE for what in _TIMED for end in (*_ENDS, "max")},
-        **dict.fromkeys(("run_ms", "busy_ms"), _LONG),
-        **dict.fromkeys(("utilisation", "cost", "usd"), _DOUBLE),
-        **dict.fromkeys(("backlog", "backlog_max"), _LONG),
-        **{f"{what}_histogram": _HISTOGRAM for what in _TIMED},
-    }
-)
-CAUSES: Final = pa.schema(
-    {
-        **{name: _KEYS.get(name, _TEXT) for name in ("grain", "queue", "task", "error_type", "at")},
-        **dict.fromkeys(("failed", "retried"), _LONG),
-        "example": _TEXT,
-    }
-)
-
 # Rows with the same key are merged: these columns are summed, the others follow their rule in _HOW.
 _SUMS: Final = {
     **dict.fromkeys(COUNTED, _LONG),
@@ -104,7 +72,7 @@ _HOW: Final = {
 # larger ``turn`` are newer.
 PARTS: Final = pa.schema(
     {
-        **_KEYS,
+        **KEYS,
         **_SUMS,
         **dict.fromkeys(("wait_max", "run_max"), _DOUBLE),
         **dict.fromkeys(("backlog", "backlog_max"), _LONG),
@@ -117,11 +85,13 @@ PARTS: Final = pa.schema(
 _NAMES: Final = ("queue", "task", "group", "worker")
 
 
-def measures_of(events: pa.Table) -> pa.Table:
-    """Return the parts that these events add to gold."""
+def measures_of(events: pa.Table, grains: Mapping[str, int] = GRAINS, *, since_ms: int = 0) -> pa.Table:
+    """Return the parts that these events add to gold, by period of the ``grains``, the shortest first. Busy time counts
+    from ``since_ms`` on."""
     events = events.filter(pc.not_equal(events["id"], ""))
-    by_minute = [_counts(events), _busy(events), *_durations(events)]
-    return _parts(_spread(rows) for rows in by_minute if rows.num_rows)
+    unit = next(iter(grains.values()))
+    tables = [_counts(events, unit), _busy(events, unit, since_ms), *_durations(events, unit)]
+    return _parts(_spread(rows, grains) for rows in tables if rows.num_rows)
 
 
 def _parts(tables: Iterable[pa.Table]) -> pa.Table:
@@ -143,21 +113,22 @@ def shaped(table: pa.Table, schema: pa.Schema, defaults: Mapping[str, Any]) -> p
 
 def _sum_parts(rows: pa.Table) -> pa.Table:
     """Return one row for each key, bucket and turn."""
-    keys = [*_KEYS, "what", "bucket", "turn"]
+    keys = [*KEYS, "what", "bucket", "turn"]
     grouped = rows.group_by(keys, use_threads=False).aggregate([*_HOW.items(), ("times", "sum")])
     how = {**_HOW, "times": "sum"}
     columns = {name: grouped[name if name in keys else f"{name}_{how[name]}"] for name in PARTS.names}
     return pa.table(columns, schema=PARTS)
 
 
-def _minutes(events: pa.Table) -> pa.Table:
+def _starts(events: pa.Table, unit: int) -> pa.Table:
+    """Return the names of the events, and the start of the unit of time that each falls into."""
     at_ms = millis(events["at"])
-    return events.select(list(_NAMES)).append_column("minute", pa.array(at_ms // _MINUTE * _MINUTE))
+    return events.select(list(_NAMES)).append_column("start", pa.array(at_ms // unit * unit))
 
 
-def _counts(events: pa.Table) -> pa.Table:
+def _counts(events: pa.Table, unit: int) -> pa.Table:
     kind = events["type"]
-    rows = _minutes(events)
+    rows = _starts(events, unit)
     values = {name: pc.cast(pc.is_in(kind, pa.array(types)), _LONG) for name, types in COUNTED.items()}
     values |= {
         "run_ms": _where(pc.is_in(kind, pa.array(_RUN_ENDS)), events["run_ms"]),
@@ -169,7 +140,7 @@ def _counts(events: pa.Table) -> pa.Table:
     for name, column in values.items():
         rows = rows.append_column(name, column)
     how = [(name, _HOW[name]) for name in values]
-    grouped = rows.group_by(["minute", *_NAMES], use_threads=False).aggregate(how)
+    grouped = rows.group_by(["start", *_NAMES], use_threads=False).aggregate(how)
     return grouped.rename_columns({f"{name}_{way}": name for name, way in how})
 
 
@@ -185,64 +156,65 @@ def _usd_micros(events: pa.Table) -> pa.Array:
     return pa.array([msgspec.json.decode(text).get("usd") if text else None for text in texts], _LONG)
 
 
-def _durations(events: pa.Table) -> Iterator[pa.Table]:
+def _durations(events: pa.Table, unit: int) -> Iterator[pa.Table]:
     """Yield the numbers of waits and of runs in each bucket."""
     for what, column, types in (("wait", "wait_ms", ("claimed",)), ("run", "run_ms", _RUN_ENDS)):
         own = events.filter(pc.is_in(events["type"], pa.array(types)))
         buckets = bucket_of(np.asarray(own[column].to_numpy(), np.int64))
-        rows = _minutes(own).append_column("bucket", pa.array(buckets))
-        counted = rows.group_by(["minute", *_NAMES, "bucket"], use_threads=False).aggregate(
+        rows = _starts(own, unit).append_column("bucket", pa.array(buckets))
+        counted = rows.group_by(["start", *_NAMES, "bucket"], use_threads=False).aggregate(
             [([], "count_all")]
         )
         counted = counted.rename_columns({"count_all": "times"})
         yield counted.append_column("what", pa.repeat(what, counted.num_rows))
 
 
-def _busy(events: pa.Table) -> pa.Table:
-    """Return the busy time of every run, split by minute."""
+def _busy(events: pa.Table, unit: int, since_ms: int) -> pa.Table:
+    """Return the busy time of every run, split at the units of time."""
     runs = events.filter(pc.and_(pc.greater(events["run_ms"], 0), pc.not_equal(events["worker"], "")))
     ended = millis(runs["at"])
-    began = ended - np.asarray(runs["run_ms"].to_numpy(), np.int64)
-    index, minute = spanned_minutes(began, ended)
-    within = np.minimum(ended[index], minute + _MINUTE) - np.maximum(began[index], minute)
+    began = np.maximum(ended - np.asarray(runs["run_ms"].to_numpy(), np.int64), since_ms)
+    index, start = spanned(began, ended, unit)
+    within = np.minimum(ended[index], start + unit) - np.maximum(began[index], start)
     rows = runs.select(list(_NAMES)).take(pa.array(index))
-    rows = rows.append_column("minute", pa.array(minute)).append_column("busy_ms", pa.array(within))
-    grouped = rows.group_by(["minute", *_NAMES], use_threads=False).aggregate([("busy_ms", "sum")])
+    rows = rows.append_column("start", pa.array(start)).append_column("busy_ms", pa.array(within))
+    grouped = rows.group_by(["start", *_NAMES], use_threads=False).aggregate([("busy_ms", "sum")])
     return grouped.rename_columns({"busy_ms_sum": "busy_ms"})
 
 
-def spanned_minutes(began: Instants, ended: Instants) -> tuple[Instants, Instants]:
-    """Return each minute that overlaps a span, with the index of the span."""
-    first = began // _MINUTE
-    counts = ended // _MINUTE - first + 1
+def spanned(began: Instants, ended: Instants, unit: int) -> tuple[Instants, Instants]:
+    """Return the start of each unit of time that overlaps a span, with the index of the span."""
+    first = began // unit
+    counts = ended // unit - first + 1
     index = np.repeat(np.arange(len(began)), counts)
     nth = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return index, (first[index] + nth) * _MINUTE
+    return index, (first[index] + nth) * unit
 
 
-def _spread(rows: pa.Table) -> pa.Table:
+def _spread(rows: pa.Table, grains: Mapping[str, int]) -> pa.Table:
     """Return each row once for each of its names and periods."""
-    values = [name for name in rows.column_names if name not in (*_NAMES, "minute")]
+    values = [name for name in rows.column_names if name not in (*_NAMES, "start")]
     empty = pa.repeat("", rows.num_rows)
-    tables = []
+    tables: list[pa.Table] = []
     for dimension in ("store", *_NAMES):
         name = empty if dimension == "store" else rows[dimension]
         queue = empty if dimension == "store" else rows["queue"]
         named = rows.select(values).append_column("queue", queue).append_column("name", name)
-        named = named.append_column("minute", rows["minute"])
+        named = named.append_column("start", rows["start"])
         if dimension != "store":
             named = named.filter(pc.not_equal(named["name"], ""))
         named = named.append_column("dimension", pa.repeat(dimension, named.num_rows))
-        tables += [in_periods(named, grain) for grain in GRAINS]
+        tables += in_periods(named, grains)
     return pa.concat_tables(tables)
 
 
-def in_periods(rows: pa.Table, grain: str) -> pa.Table:
-    """Replace the minute of the rows with their period of this grain."""
-    minutes = np.asarray(rows["minute"].to_numpy(), np.int64)
-    at = instant_column(minutes // GRAINS[grain] * GRAINS[grain])
-    rows = rows.drop_columns(["minute"]).append_column("at", at)
-    return rows.append_column("grain", pa.repeat(grain, rows.num_rows))
+def in_periods(rows: pa.Table, grains: Mapping[str, int]) -> Iterator[pa.Table]:
+    """Yield the rows for each grain, with the period of their ``start``."""
+    starts = np.asarray(rows["start"].to_numpy(), np.int64)
+    rows = rows.drop_columns(["start"])
+    for grain, length in grains.items():
+        placed = rows.append_column("at", instant_column(starts // length * length))
+        yield placed.append_column("grain", pa.repeat(grain, rows.num_rows))
 
 
 def instant_column(at_ms: Instants) -> pa.Array:
@@ -252,7 +224,7 @@ def instant_column(at_ms: Instants) -> pa.Array:
 
 def periods_of(at_ms: Instants, run_ms: Instants) -> Instants:
     """Return the starts of all periods that overlap the events and the runs that they finish."""
-    _, minutes = spanned_minutes(at_ms - run_ms, at_ms)
+    _, minutes = spanned(at_ms - run_ms, at_ms, _MINUTE)
     minutes = np.unique(minutes)
     return np.unique(np.concatenate([minutes // length * length for length in GRAINS.values()]))
 
@@ -261,10 +233,10 @@ def parts_of(gold: pa.Table) -> pa.Table:
     """Split rows of gold into parts."""
     micros = pc.cast(pc.round(pc.multiply(gold["usd"], 1e6)), _LONG)
     tables = [shaped(gold.append_column("usd_micros", micros), PARTS, {"what": "", "turn": 0})]
-    for what in _TIMED:
+    for what in TIMED:
         histogram = gold[f"{what}_histogram"].combine_chunks()
         lengths = pc.fill_null(pc.list_value_length(histogram), 0).to_numpy()
-        rows = gold.select(list(_KEYS)).take(pa.array(np.repeat(np.arange(gold.num_rows), lengths)))
+        rows = gold.select(list(KEYS)).take(pa.array(np.repeat(np.arange(gold.num_rows), lengths)))
         entries = pc.list_flatten(histogram)
         for name in ("bucket", "times"):
             rows = rows.append_column(name, pc.struct_field(entries, name))
@@ -276,25 +248,26 @@ def merged_measures(parts: pa.Table) -> pa.Table:
     """Merge parts into rows of gold, in order."""
     parts = parts.sort_by("turn")
     sums = parts.filter(pc.equal(parts["what"], ""))
-    grouped = sums.group_by([*_KEYS], use_threads=False).aggregate([*_HOW.items()])
+    grouped = sums.group_by([*KEYS], use_threads=False).aggregate([*_HOW.items()])
     grouped = grouped.rename_columns({f"{name}_{how}": name for name, how in _HOW.items()})
     order = [(name, "ascending") for name in ("at", "grain", "dimension", "queue", "name")]
     rows = grouped.sort_by(order)
     columns: dict[str, Any] = {name: rows[name] for name in rows.column_names}
     columns |= {name: pc.fill_null(rows[name], 0) for name in COUNTED}
     columns["usd"] = pc.divide(pc.cast(rows["usd_micros"], _DOUBLE), 1e6)
-    lengths = pa.array([GRAINS[grain] for grain in rows["grain"].to_pylist()], _DOUBLE)
-    columns["utilisation"] = pc.divide(pc.cast(rows["busy_ms"], _DOUBLE), lengths)
-    for what in _TIMED:
+    lengths = SECONDS | GRAINS
+    spans = pa.array([lengths[grain] for grain in rows["grain"].to_pylist()], _DOUBLE)
+    columns["utilisation"] = pc.divide(pc.cast(rows["busy_ms"], _DOUBLE), spans)
+    for what in TIMED:
         columns |= _timings(parts, rows, what)
     return pa.table([pc.cast(columns[field.name], field.type) for field in GOLD], schema=GOLD)
 
 
 def _timings(parts: pa.Table, rows: pa.Table, what: str) -> dict[str, Any]:
     """Return the histogram of each row and its percentiles."""
-    own = parts.filter(pc.equal(parts["what"], what)).select([*_KEYS, "bucket", "times"])
-    numbered = rows.select([*_KEYS]).append_column("row", pa.array(np.arange(rows.num_rows)))
-    entries_by_row = own.join(numbered, [*_KEYS], join_type="inner")
+    own = parts.filter(pc.equal(parts["what"], what)).select([*KEYS, "bucket", "times"])
+    numbered = rows.select([*KEYS]).append_column("row", pa.array(np.arange(rows.num_rows)))
+    entries_by_row = own.join(numbered, [*KEYS], join_type="inner")
     counted = entries_by_row.group_by(["row", "bucket"]).aggregate([("times", "sum")])
     counted = counted.sort_by([("row", "ascending"), ("bucket", "ascending")])
     buckets, times = counted["bucket"].combine_chunks(), counted["times_sum"].combine_chunks()
@@ -305,7 +278,7 @@ def _timings(parts: pa.Table, rows: pa.Table, what: str) -> dict[str, Any]:
     entries = pa.StructArray.from_arrays([buckets, times], ["bucket", "times"])
     columns: dict[str, Any] = {f"{what}_histogram": pa.ListArray.from_arrays(offsets, entries)}
     most = np.asarray(pc.fill_null(rows[f"{what}_max"], 0).to_numpy(), np.float64)
-    for end, share in _ENDS.items():
+    for end, share in PERCENTILES.items():
         values = np.full(rows.num_rows, np.nan)
         values[~is_empty] = percentile_rows(filled, buckets.to_numpy(), times.to_numpy(), share)
         # A bucket extends a little beyond its longest duration.
@@ -318,12 +291,11 @@ def causes_of(events: pa.Table) -> pa.Table:
     is_failure = pc.and_(pc.is_in(events["type"], pa.array(_FAILED)), pc.not_equal(events["error_type"], ""))
     failures = events.filter(pc.and_(is_failure, pc.not_equal(events["id"], "")))
     is_retry = pc.equal(failures["type"], "retrying")
-    at_ms = millis(failures["at"])
     rows = failures.select(["queue", "task", "error_type"])
-    rows = rows.append_column("minute", pa.array(at_ms // _MINUTE * _MINUTE))
+    rows = rows.append_column("start", pa.array(millis(failures["at"])))
     rows = rows.append_column("failed", pc.cast(pc.invert(is_retry), _LONG))
     rows = rows.append_column("retried", pc.cast(is_retry, _LONG)).append_column("example", failures["error"])
-    spread = pa.concat_tables([in_periods(rows, grain) for grain in GRAINS])
+    spread = pa.concat_tables(in_periods(rows, GRAINS))
     return merged_causes(shaped(spread, CAUSES, {}))
 
 

@@ -1,11 +1,15 @@
 """Silver: one row per incarnation of a job, folded forward from the new events of bronze.
 
+Each new event becomes a partial row of silver, and rows of the same job are merged. Rows of silver have the same form.
+So the result of merging new rows into them equals that of folding all events at once. This uses Arrow. Spark would sort
+the rows, because its hash aggregation does not support text values.
+
 Loss marks cover changes to jobs without events of their own: lost events, a restored store, an obliterated queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,24 +17,125 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from penstock.spark.delta import DataFile, Table
+from penstock.core.lifecycle import OPEN
+from penstock.spark.delta import Table
 from penstock.spark.history.bronze import bronze_state
-from penstock.spark.history.folder import History
-from penstock.spark.history.folding import (
-    ARROW,
-    KEYS,
-    OPEN_STATES,
+from penstock.spark.history.tables import SILVER, BronzeState, FoldState, History, fold_state
+from penstock.spark.history.updates import (
+    Fold,
     Placing,
-    jobs_of,
-    merged,
+    fold_forward,
+    millis,
     new_events,
-    partial_rows,
     pending_files,
     place_number,
     placing_between,
 )
-from penstock.spark.history.ranged import Fold, fold_forward, millis
-from penstock.spark.history.state import BronzeState, FoldState, state_of
+
+KEYS: Final = ("queue", "id", "incarnation")
+REMOVED: Final = "removed"
+OPEN_STATES: Final = sorted(OPEN)
+
+_ENDS: Final = ("completed", "failed", "cancelled", "expired")
+_FAILURES: Final = ("retrying", "failed", "expired")
+# Columns that take the newest known value. An empty text is unknown.
+_TEXTS: Final = ("task", "version", "group", "run_id", "state", "worker", "error_type", "error")
+_NEWEST: Final = ("priority", "cost", "last_wait_ms", "last_run_ms", "payload_size", "result_size")
+_SUMS: Final = ("runs", "failures", "stalls", "retries", "wait_ms", "run_ms", "usd_micros")
+_HOW: Final = {
+    **dict.fromkeys((*_TEXTS, *_NEWEST), "last"),
+    **dict.fromkeys(_SUMS, "sum"),
+    **dict.fromkeys(("enqueued_at", "last_claimed_at", "finished_at", "removed_at", "last_seen_at"), "max"),
+    **dict.fromkeys(("first_claimed_at", "first_seen_at"), "min"),
+    "first_type": "first",
+    "first_place": "min",
+    "place": "max",
+    "incomplete": "any",
+}
+
+
+def partial_rows(events: pa.Table) -> pa.Table:
+    """Return each event of a job as a partial row of silver, with its ``place``."""
+    events = events.filter(pc.not_equal(events["id"], ""))
+    at, kind = events["at"], events["type"].combine_chunks().dictionary_encode()
+
+    def of(*types: str) -> pa.Array:
+        """Return which events are of one of the types."""
+        return pc.take(pc.is_in(kind.dictionary, pa.array(types, pa.string())), kind.indices)
+
+    enqueued, claimed = of("enqueued"), of("claimed")
+    values: dict[str, Any] = {
+        "priority": _where(enqueued, events["priority"]),
+        "cost": _where(enqueued, events["cost"]),
+        "first_claimed_at": _where(claimed, at),
+        "last_claimed_at": _where(claimed, at),
+        "finished_at": _where(of(*_ENDS), at),
+        "removed_at": _where(of(REMOVED), at),
+        "runs": claimed,
+        "failures": of(*_FAILURES),
+        "stalls": of("stalled"),
+        "retries": of("retrying", "retried"),
+        "last_wait_ms": _where(claimed, events["wait_ms"]),
+        "last_run_ms": _where(pc.greater(events["run_ms"], 0), events["run_ms"]),
+        "payload_size": _where(enqueued, events["size"]),
+        "result_size": _where(of("completed"), events["size"]),
+        "usd_micros": _usd(events, of("used")),
+        "first_type": events["type"],
+        "first_place": events["place"],
+        "first_seen_at": at,
+        "last_seen_at": at,
+        "incomplete": pa.repeat(False, len(events)),
+    }
+    return _silver({name: events[name] for name in SILVER.names if name not in values} | values)
+
+
+def _silver(columns: Mapping[str, Any]) -> pa.Table:
+    return pa.table([pc.cast(columns[field.name], field.type) for field in SILVER], schema=SILVER)
+
+
+def _where(condition: Any, values: Any) -> Any:
+    return pc.if_else(condition, values, pa.scalar(None, values.type))
+
+
+def _usd(events: pa.Table, is_used: pa.Array) -> pa.Array:
+    """Return the US dollars, in millionths, of usage events."""
+    texts = _where(is_used, events["data"]).to_pylist() if pc.any(is_used).as_py() else [None] * len(events)
+    return pa.array(
+        [int(msgspec.json.decode(text).get("usd", 0)) if text else 0 for text in texts], pa.int64()
+    )
+
+
+def merged(rows: pa.Table) -> pa.Table:
+    """Return one row per job, from rows of silver and of events in any order. The result can be merged again."""
+    rows = rows.sort_by("place")
+    failed = pc.not_equal(rows["error_type"], "")
+    known = {name: _where(pc.not_equal(rows[name], ""), rows[name]) for name in _TEXTS}
+    known["error"] = _where(failed, rows["error"])
+    table = pa.table([known.get(name, rows[name]) for name in SILVER.names], names=SILVER.names)
+    grouped = table.group_by([*KEYS], use_threads=False).aggregate([*_HOW.items()])
+    columns = {name: grouped[f"{name}_{how}"] for name, how in _HOW.items()}
+    columns |= {name: pc.fill_null(columns[name], "") for name in _TEXTS}
+    columns |= {name: pc.fill_null(columns[name], 0) for name in _SUMS}
+    return _silver(columns | {name: grouped[name] for name in KEYS})
+
+
+def jobs_of(rows: pa.Table) -> pa.Table:
+    """Return the final rows of silver: ``merged`` with derived columns. A job that was removed while open finished
+    then; an open job has no finish time."""
+    jobs = merged(rows)
+    is_open = pc.is_in(jobs["state"], pa.array(OPEN_STATES))
+    was_open = pc.and_(pc.is_valid(jobs["removed_at"]), is_open)
+    state = pc.if_else(was_open, REMOVED, jobs["state"])
+    ended = _where(pc.invert(pc.is_in(state, pa.array(OPEN_STATES))), jobs["finished_at"])
+    columns = {name: jobs[name] for name in SILVER.names} | {
+        "state": state,
+        "finished_at": pc.if_else(pc.equal(state, REMOVED), jobs["removed_at"], ended),
+        "incomplete": pc.or_(jobs["incomplete"], pc.not_equal(jobs["first_type"], "enqueued")),
+    }
+    return _silver(columns)
+
+
+# Loss marks.
 
 
 class LossMark(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,21 +231,17 @@ _COLUMNS: Final = ("queue", "epoch", "seq", "at", "type", "enqueued_at")
 
 
 class _Jobs(Fold):
-    rows = ARROW
+    rows = SILVER
     ranged = "enqueued_at"
 
     def __init__(self, bronze: Table, placing: Placing, marks: Sequence[LossMark]) -> None:
-        self._bronze = bronze
-        self._placing = placing
+        super().__init__(bronze, placing)
         self._marks = list(marks)
 
-    def from_events(self, files: Sequence[DataFile]) -> pa.Table:
-        rows = partial_rows(new_events(self._bronze, files, self._placing))
+    def from_events(self, events: pa.Table) -> pa.Table:
+        rows = partial_rows(events)
         # A mark may fall between two events of a job.
         return rows if self._marks else merged(rows)
-
-    def from_known(self, table: pa.Table) -> pa.Table:
-        return table
 
     def folded(self, rows: pa.Table) -> pa.Table:
         jobs = jobs_of(apply_marks(rows, self._marks) if self._marks else rows)
@@ -154,7 +255,7 @@ def fold(spark: SparkSession, history: History) -> None:
         Conflict: another sync committed first. Nothing was committed.
     """
     events, base = history.bronze.load(), history.silver.load()
-    bronze, known = bronze_state(history, events), state_of(base, FoldState) or FoldState()
+    bronze, known = bronze_state(history, events), fold_state(base)
     reached = FoldState(
         bronze=events.number, places=bronze.places, losses=len(bronze.losses), changes=len(bronze.changes)
     )
@@ -164,21 +265,14 @@ def fold(spark: SparkSession, history: History) -> None:
     placing = placing_between(bronze, known.places, bronze.places)
     new = new_events(history.bronze, pending, placing, _COLUMNS)
     marks = [*marks_between(bronze, known), *obliterations(new)]
-    files, replaced = fold_forward(
+    fold_forward(
         spark,
         history.silver,
-        # A table whose state is unknown is rebuilt.
-        base.files if known.bronze else [],
+        base,
         fold=_Jobs(history.bronze, placing, marks),
         pending=pending,
         instants=millis(new["enqueued_at"].drop_null()),
-        number=base.number + 1,
+        reached=reached,
         # A mark may affect any job.
         is_everything=bool(marks),
-    )
-    history.silver.commit(
-        base,
-        add=files,
-        remove=replaced if known.bronze else base.files,
-        state=msgspec.json.encode(reached).decode(),
     )

@@ -21,12 +21,18 @@ from penstock.core.units import milliseconds
 from penstock.errors import InvalidOption, StorageError
 from penstock.spark.delta import Conflict, DataFile, Snapshot, Table
 from penstock.spark.history.bronze import Appended, append, queue_names
-from penstock.spark.history.folder import History, open_history
 from penstock.spark.history.gold import summarise
 from penstock.spark.history.silver import fold
-from penstock.spark.history.state import EpochChange, FoldState, Loss, state_of
+from penstock.spark.history.tables import (
+    EpochChange,
+    History,
+    Loss,
+    fold_state,
+    open_history,
+)
 from penstock.spark.local import session
 from penstock.spark.store import Store, url_for_executors
+from penstock.spark.tasks import Batches, collected, each, numbered
 
 
 class Tables(NamedTuple):
@@ -59,16 +65,11 @@ def _frame(spark: SparkSession, table: Table) -> DataFrame:
     if table.folder.is_local:
         return spark.read.schema(schema).parquet(*(f"{table.folder.root}/{file.path}" for file in files))
     # For an object store, Spark needs a jar; delta-rs does not.
-    read = partial(_read, table=table, files=files)
-    return spark.range(0, len(files), 1, len(files)).mapInArrow(read, schema)
+    return numbered(spark, files).mapInArrow(each(files, partial(_read, table)), schema)
 
 
-def _read(
-    batches: Iterator[pa.RecordBatch], *, table: Table, files: Sequence[DataFile]
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for index in batch.column(0).to_pylist():
-            yield from table.read(files[index]).to_batches(20_000)
+def _read(table: Table, file: DataFile) -> Batches:
+    yield from table.read(file).to_batches(20_000)
 
 
 # Compaction and cleaning.
@@ -90,9 +91,8 @@ def compact(spark: SparkSession, history: History) -> None:
     base = history.bronze.load()
     piles = [pile for pile in _piles(history, base) if len(pile) > 1]
     if sum(map(len, piles)) >= _MANY:
-        task = partial(_rewrite, piles=piles, bronze=history.bronze)
-        rows = spark.range(0, len(piles), 1, len(piles)).mapInArrow(task, "file binary").collect()
-        made = [msgspec.msgpack.decode(row.file, type=DataFile) for row in rows]
+        rewrite = partial(_rewrite, history.bronze)
+        made = collected(numbered(spark, piles), each(piles, rewrite), DataFile)
         gone = [file for pile in piles for file in pile]
         history.bronze.commit(base, add=made, remove=gone, state=base.state or "{}", is_new=False)
     for table in (history.bronze, history.silver, history.gold, history.causes):
@@ -117,10 +117,7 @@ def _is_due(base: Snapshot) -> bool:
 
 def _piles(history: History, base: Snapshot) -> Iterator[list[DataFile]]:
     """Yield groups of small files to merge. Files that a table has read are not merged with files that it has not."""
-    read = [
-        (state_of(table.load(), FoldState) or FoldState()).bronze
-        for table in (history.silver, history.gold, history.causes)
-    ]
+    read = [fold_state(table.load()).bronze for table in (history.silver, history.gold, history.causes)]
     small = [file for file in base.files if file.rows < _SMALL]
     alike: dict[tuple[bool, ...], list[DataFile]] = {}
     for file in small:
@@ -136,15 +133,9 @@ def _piles(history: History, base: Snapshot) -> Iterator[list[DataFile]]:
             yield pile
 
 
-def _rewrite(
-    batches: Iterator[pa.RecordBatch], *, piles: Sequence[Sequence[DataFile]], bronze: Table
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for index in batch.column(0).to_pylist():
-            pile = piles[index]
-            events = pa.concat_tables(bronze.read(file) for file in pile).sort_by(_ORDER)
-            file = bronze.write(events, max(file.number for file in pile))
-            yield pa.RecordBatch.from_pydict({"file": [msgspec.msgpack.encode(file)]})
+def _rewrite(bronze: Table, pile: Sequence[DataFile]) -> Iterator[DataFile]:
+    events = pa.concat_tables(bronze.read(file) for file in pile).sort_by(_ORDER)
+    yield bronze.write(events, max(file.number for file in pile))
 
 
 # Sync.
