@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.types import (
+    BinaryType,
     BooleanType,
     DataType,
     DoubleType,
@@ -28,8 +29,9 @@ Kind: TypeAlias = Literal["jobs", "results", "failed", "events"]
 PayloadFormat: TypeAlias = Literal["json", "variant", "typed"]
 KINDS: Final = ("jobs", "results", "failed", "events")
 
-_TEXT, _INT, _LONG = StringType(), IntegerType(), LongType()
-_DOUBLE, _TIME = DoubleType(), TimestampType()
+_TEXT, _INT, _LONG, _DOUBLE, _TIME = StringType(), IntegerType(), LongType(), DoubleType(), TimestampType()
+# The type of payloads and results depends on the payload format.
+_VALUE: Final = BinaryType()
 
 _EVENTS: Final[dict[str, DataType]] = {
     "queue": _TEXT,
@@ -59,85 +61,75 @@ _EVENTS: Final[dict[str, DataType]] = {
     "by": _TEXT,
 }
 
-_IDENTITY: Final[dict[str, DataType]] = {
-    "queue": _TEXT,
-    "id": _TEXT,
-    "incarnation": _LONG,
-    "state": _TEXT,
-    "task": _TEXT,
-    "version": _TEXT,
-    "run_id": _TEXT,
-    "write_id": _TEXT,
-    "group": _TEXT,
+
+def _extras(job: Job) -> Extras:
+    return job.extras or EMPTY_EXTRAS
+
+
+def _usage(job: Job) -> dict[str, float] | None:
+    used = _extras(job).usage
+    return None if used is None else {name: micros / MILLION for name, micros in used.items()}
+
+
+_Getter: TypeAlias = Callable[[Job], Any]
+_JOBS: Final[dict[str, tuple[DataType, _Getter]]] = {
+    "queue": (_TEXT, lambda job: job.queue),
+    "id": (_TEXT, lambda job: job.id),
+    "incarnation": (_LONG, lambda job: job.incarnation),
+    "state": (_TEXT, lambda job: job.state),
+    "task": (_TEXT, lambda job: job.options.task),
+    "version": (_TEXT, lambda job: job.options.version),
+    "run_id": (_TEXT, lambda job: job.run_id or None),
+    "write_id": (_TEXT, lambda job: job.write_id or None),
+    "group": (_TEXT, lambda job: _extras(job).group or None),
+    "payload": (_VALUE, lambda job: job.payload),
+    "priority": (_LONG, lambda job: job.priority),
+    "cost": (_LONG, lambda job: _extras(job).cost),
+    "headers": (MapType(_TEXT, _TEXT, valueContainsNull=False), lambda job: _extras(job).headers),
+    "enqueued_at": (_TIME, lambda job: job.enqueued_at_ms),
+    "run_at": (_TIME, lambda job: job.run_at_ms),
+    "claimed_at": (_TIME, lambda job: job.claimed_at_ms),
+    "finished_at": (_TIME, lambda job: job.finished_at_ms),
+    "expires_at": (_TIME, lambda job: job.expires_at_ms),
+    "kept_until": (_TIME, lambda job: job.kept_until_ms),
+    "runs": (_INT, lambda job: job.runs),
+    "failures": (_INT, lambda job: job.failures),
+    "stalls": (_INT, lambda job: job.stalls),
+    "worker": (_TEXT, lambda job: job.worker or None),
+    "cancelling": (BooleanType(), lambda job: job.cancelling),
+    "blocked_by": (_TEXT, lambda job: job.blocked_by or None),
+    "progress": (_TEXT, lambda job: None if job.progress is None else json_text(job.progress)),
+    "result": (_VALUE, lambda job: job.result),
+    "error_type": (_TEXT, lambda job: job.failure and job.failure.type),
+    "error": (_TEXT, lambda job: job.failure and job.failure.message),
+    "traceback": (_TEXT, lambda job: (job.failure and job.failure.traceback) or None),
+    "usage": (MapType(_TEXT, _DOUBLE, valueContainsNull=False), _usage),
 }
-_COUNTS: Final[dict[str, DataType]] = {"runs": _INT, "failures": _INT, "stalls": _INT}
-_ERROR: Final[dict[str, DataType]] = {"error_type": _TEXT, "error": _TEXT, "traceback": _TEXT}
-_USAGE: Final[dict[str, DataType]] = {"usage": MapType(_TEXT, _DOUBLE, valueContainsNull=False)}
-
-
-def _jobs(value: DataType) -> dict[str, DataType]:
-    return {
-        **_IDENTITY,
-        "payload": value,
-        "priority": _LONG,
-        "cost": _LONG,
-        "headers": MapType(_TEXT, _TEXT, valueContainsNull=False),
-        "enqueued_at": _TIME,
-        "run_at": _TIME,
-        "claimed_at": _TIME,
-        "finished_at": _TIME,
-        "expires_at": _TIME,
-        "kept_until": _TIME,
-        **_COUNTS,
-        "worker": _TEXT,
-        "cancelling": BooleanType(),
-        "blocked_by": _TEXT,
-        "progress": _TEXT,
-        "result": value,
-        **_ERROR,
-        **_USAGE,
-    }
-
-
-def _results(value: DataType) -> dict[str, DataType]:
-    return {
-        **_IDENTITY,
-        "enqueued_at": _TIME,
-        "claimed_at": _TIME,
-        "finished_at": _TIME,
-        **_COUNTS,
-        "worker": _TEXT,
-        "result": value,
-        **_USAGE,
-    }
-
-
-def _failed(value: DataType) -> dict[str, DataType]:
-    return {
-        **_IDENTITY,
-        "payload": value,
-        "enqueued_at": _TIME,
-        "claimed_at": _TIME,
-        "finished_at": _TIME,
-        **_COUNTS,
-        "worker": _TEXT,
-        **_ERROR,
-        **_USAGE,
-    }
+# Columns that a user's schema may ask for: payloads and results as they are stored.
+_STORED: Final[dict[str, _Getter]] = {
+    "payload_bytes": lambda job: job.payload,
+    "result_bytes": lambda job: job.result,
+}
+_VALUES: Final = frozenset({"payload", "result", *_STORED})
+_NOT_FINISHED: Final = {
+    *("priority", "cost", "headers", "run_at", "expires_at", "kept_until"),
+    *("cancelling", "blocked_by", "progress"),
+}
+# The columns of kind=jobs that the other kinds lack.
+_LACKING: Final[dict[Kind, set[str]]] = {
+    "jobs": set(),
+    "results": {*_NOT_FINISHED, "payload", "error_type", "error", "traceback"},
+    "failed": {*_NOT_FINISHED, "result"},
+}
 
 
 def schema_of(kind: Kind, payload_format: PayloadFormat = "json") -> StructType:
     """Return the columns of a kind, with payloads and results as JSON text or as variants."""
     value: DataType = VariantType() if payload_format == "variant" else _TEXT
-    match kind:
-        case "events":
-            fields = _EVENTS
-        case "jobs":
-            fields = _jobs(value)
-        case "results":
-            fields = _results(value)
-        case "failed":
-            fields = _failed(value)
+    fields = _EVENTS
+    if kind != "events":
+        columns = {name: type for name, (type, _) in _JOBS.items() if name not in _LACKING[kind]}
+        fields = {name: value if type is _VALUE else type for name, type in columns.items()}
     return StructType([StructField(name, type) for name, type in fields.items()])
 
 
@@ -149,63 +141,6 @@ def quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
-# Batches of jobs.
-
-
-_Getter = Callable[[Job], Any]
-
-
-def _extras(job: Job) -> Extras:
-    return job.extras or EMPTY_EXTRAS
-
-
-def _usage(job: Job) -> dict[str, float] | None:
-    used = _extras(job).usage
-    return None if used is None else {name: micros / MILLION for name, micros in used.items()}
-
-
-def _or_none(text: str) -> str | None:
-    return text or None
-
-
-_GETTERS: Final[Mapping[str, _Getter]] = {
-    "queue": lambda job: job.queue,
-    "id": lambda job: job.id,
-    "incarnation": lambda job: job.incarnation,
-    "state": lambda job: job.state,
-    "task": lambda job: job.options.task,
-    "version": lambda job: job.options.version,
-    "run_id": lambda job: _or_none(job.run_id),
-    "write_id": lambda job: _or_none(job.write_id),
-    "group": lambda job: _or_none(_extras(job).group),
-    "payload": lambda job: job.payload,
-    "payload_bytes": lambda job: job.payload,
-    "priority": lambda job: job.priority,
-    "cost": lambda job: _extras(job).cost,
-    "headers": lambda job: _extras(job).headers,
-    "enqueued_at": lambda job: job.enqueued_at_ms,
-    "run_at": lambda job: job.run_at_ms,
-    "claimed_at": lambda job: job.claimed_at_ms,
-    "finished_at": lambda job: job.finished_at_ms,
-    "expires_at": lambda job: job.expires_at_ms,
-    "kept_until": lambda job: job.kept_until_ms,
-    "runs": lambda job: job.runs,
-    "failures": lambda job: job.failures,
-    "stalls": lambda job: job.stalls,
-    "worker": lambda job: _or_none(job.worker),
-    "cancelling": lambda job: job.cancelling,
-    "blocked_by": lambda job: _or_none(job.blocked_by),
-    "progress": lambda job: None if job.progress is None else json_text(job.progress),
-    "result": lambda job: job.result,
-    "result_bytes": lambda job: job.result,
-    "error_type": lambda job: None if job.failure is None else job.failure.type,
-    "error": lambda job: None if job.failure is None else job.failure.message,
-    "traceback": lambda job: None if job.failure is None else _or_none(job.failure.traceback),
-    "usage": _usage,
-}
-_VALUES: Final = frozenset({"payload", "payload_bytes", "result", "result_bytes"})
-
-
 class JobBuilder:
     """Builds batches of jobs. Raises ``InvalidOption`` if the schema has a column that the kind lacks.
 
@@ -213,18 +148,14 @@ class JobBuilder:
     """
 
     def __init__(self, schema: StructType, kind: Kind) -> None:
-        self._builder = Builder(schema, _known(kind), where=f"kind={kind!r}")
-        self._getters = {name: _GETTERS[name] for name in self._builder.names}
+        known = [*schema_of(kind).fieldNames(), "payload", *_STORED]
+        self._builder = Builder(schema, {name: _column_of(name) for name in known}, where=f"kind={kind!r}")
+        getters = {name: getter for name, (_, getter) in _JOBS.items()} | _STORED
+        self._getters = {name: getters[name] for name in self._builder.names}
         self.is_light = _VALUES.isdisjoint(self._builder.names)
 
     def batch(self, jobs: Sequence[Job]) -> pa.RecordBatch:
         return self._builder.batch({name: [get(job) for job in jobs] for name, get in self._getters.items()})
-
-
-def _known(kind: Kind) -> dict[str, Column]:
-    """Return the columns of the kind, and the optional ones: payloads, and bytes as they are stored."""
-    names = [*schema_of(kind).fieldNames(), "payload", "payload_bytes", "result_bytes"]
-    return {name: _column_of(name) for name in names}
 
 
 def _column_of(name: str) -> Column:
