@@ -52,7 +52,7 @@ def set_budget(unit: Unit, budget: Budget) -> None:
     unit.wakes.add("w")
 
 
-def remove_budget(unit: Unit, name: str, flow: str) -> bool:
+def remove_budget(unit: Unit, name: str, *, flow: str = "") -> bool:
     """Remove a budget. Return whether it existed."""
     scope = flow_scope(flow)
     removed = unit.sql.execute(_sql["remove_budget"], (unit.queue.key, scope, name)).rowcount > 0

@@ -264,7 +264,7 @@ def read_back(unit: Unit, held: Sequence[Held]) -> list[Lease]:
 
 
 def extend(
-    unit: Unit, held: Sequence[Held], *, worker: str, lease_ms: int, info: bytes | None
+    unit: Unit, held: Sequence[Held], *, worker: str, lease_ms: int, info: bytes | None = None
 ) -> list[Extended]:
     """Renew the leases that are still held."""
     if info is not None:

@@ -94,12 +94,11 @@ def prepare(sql: sqlite3.Connection, path: str, *, timeout_s: float) -> bool:
 def check_format(sql: sqlite3.Connection, path: str) -> None:
     """Raise ``StorageVersion`` if the file's format has changed since it was opened. Call it in a transaction."""
     (version,) = sql.execute("PRAGMA user_version").fetchone()
+    if version == newest_format():
+        return
     if version > newest_format():
         raise too_new(path, version)
-    if version != newest_format():
-        raise StorageVersion(
-            f"{path}: went back to format {version} while it was open. Restart this process."
-        )
+    raise StorageVersion(f"{path}: went back to format {version} while it was open. Restart this process.")
 
 
 @cache

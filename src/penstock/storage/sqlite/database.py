@@ -23,7 +23,7 @@ from penstock.storage.sqlite.connection import MEMORY, check_format, connect, fi
 from penstock.storage.sqlite.deliver import deliver
 from penstock.storage.sqlite.lives import WorkerLocks
 from penstock.storage.sqlite.lock import open_turn, translate
-from penstock.storage.sqlite.queuerow import any_text
+from penstock.storage.sqlite.queuerow import View, any_text
 from penstock.storage.sqlite.repair import is_damage, mend_all, repeat_mended
 from penstock.storage.sqlite.transaction import Transaction
 from penstock.storage.sqlite.unit import Unit
@@ -276,12 +276,11 @@ class Session:
             lambda transaction: mend_all(transaction, (self._namespace, queue)), weight=weight
         )
 
-    async def read(self, look: Callable[[sqlite3.Connection], Answer]) -> Answer:
-        """Run ``look`` on one committed state of the database. In memory there is one connection, so it waits its
-        turn."""
+    async def read(self, queue: str, look: Callable[[View], Answer]) -> Answer:
+        """Run ``look`` on one committed state of a queue. In memory there is one connection, so it waits its turn."""
         sql = self._reader
         if sql is None:
-            return await self._calls.submit(lambda transaction: _look(look, transaction.sql))
+            return await self._calls.submit(lambda transaction: self._look(queue, look, transaction.sql))
         loss = self._database.find_loss()
         if loss is not None:
             raise loss
@@ -289,11 +288,21 @@ class Session:
             sql.execute("BEGIN")
             try:
                 check_format(sql, self._database.path)
-                return _look(look, sql)
+                return self._look(queue, look, sql)
             finally:
                 sql.execute("COMMIT")
         except sqlite3.Error as error:
             raise translate(error, self._database.path) from error
+
+    def _look(self, queue: str, look: Callable[[View], Answer], sql: sqlite3.Connection) -> Answer:
+        """Run ``look``, and repeat it leniently if a text is not UTF-8, so that damaged jobs can be shown."""
+        try:
+            return look(View(sql, self._namespace, queue))
+        except sqlite3.OperationalError as error:
+            if not is_damage(error):
+                raise
+            with any_text(sql):
+                return look(View(sql, self._namespace, queue))
 
     async def until(
         self,
@@ -344,14 +353,3 @@ def _reader(database: Database, *, timeout_s: float) -> sqlite3.Connection:
     except BaseException:
         database.release()
         raise
-
-
-def _look(look: Callable[[sqlite3.Connection], Answer], sql: sqlite3.Connection) -> Answer:
-    """Run ``look``, and repeat it leniently if a text is not UTF-8, so that damaged jobs can be shown."""
-    try:
-        return look(sql)
-    except sqlite3.OperationalError as error:
-        if not is_damage(error):
-            raise
-        with any_text(sql):
-            return look(sql)

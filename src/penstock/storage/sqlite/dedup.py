@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from typing import NamedTuple
 
 from penstock.core.job import Dedup
 from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
-from penstock.storage.sqlite.queuerow import find_queue
+from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import ACTIVE, CANCELLED, COMPLETED, FAILED, Record, pack_failure
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.transitions import finish
@@ -85,10 +84,7 @@ def clear_dedup(unit: Unit, key: str) -> bool:
     return holder is not None and not 0 < holder[2] <= unit.now_ms
 
 
-def dedup_of(sql: sqlite3.Connection, namespace: str, queue: str, key: str) -> str | None:
+def dedup_of(view: View, key: str) -> str | None:
     """Return the id of the job that holds a key."""
-    row = find_queue(sql, namespace, queue)
-    holder = None if row is None else sql.execute(_sql["find"], (row.key, key)).fetchone()
-    if row is None or holder is None or 0 < holder[2] <= row.clock():
-        return None
-    return str(holder[0])
+    holder = view.sql.execute(_sql["find"], (view.queue.key, key)).fetchone()
+    return None if holder is None or 0 < holder[2] <= view.queue.clock() else str(holder[0])

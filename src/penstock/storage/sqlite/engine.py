@@ -1,54 +1,182 @@
 """``SqliteStorage``: the storage contract on a SQLite file, or on a database in memory.
 
-Each verb hands a function of the module of its name to the session, which runs it in a group.
+Almost every verb is a function of the module of its subject. ``_writes`` and ``_reads`` make methods of them: a call
+that writes runs on a ``Unit`` in the next group, one that reads on a ``View`` immediately. ``storage.contract.Storage``
+describes the verbs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, cast
 
-from penstock.core.flow import DependencyRecord, Node
-from penstock.core.job import Dependency, Enqueued, NewJob
+from penstock.core.event import EventPage
+from penstock.core.flow import Node
+from penstock.core.job import Enqueued, NewJob
 from penstock.errors import StorageError
 from penstock.storage.sqlite import (
+    budgets,
     claim,
+    dedup,
     enqueue,
+    eventlog,
     flows,
+    holds,
+    job_verbs,
+    limits,
     queries,
     queue_verbs,
     replay,
     schedules,
     settle,
+    suspend,
     sweep,
+    usage,
 )
 from penstock.storage.sqlite.address import Address
 from penstock.storage.sqlite.database import Session, keep_untouched, open_database
-from penstock.storage.sqlite.verbs import Operating, Reading
+from penstock.storage.sqlite.queuerow import View
+from penstock.storage.sqlite.repair import check
+from penstock.storage.sqlite.unit import Unit
 from penstock.storage.sqlite.wake import CAN_SIGNAL
 from penstock.storage.values import (
-    AttachAnswer,
+    Change,
+    ChangeAnswer,
+    Checked,
     Claimed,
-    Extended,
-    Fired,
-    Held,
-    NewScheduler,
-    Report,
-    SchedulerAnswer,
-    Schedulers,
+    Finished,
     SettledBatch,
     Settlement,
-    Swept,
     Take,
     Ticket,
     WorkerRecord,
     with_deaths,
 )
 
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
+Answer_co = TypeVar("Answer_co", covariant=True)
 
-class SqliteStorage(Operating, Reading):
-    """One namespace of one database. ``storage.contract.Storage`` describes the verbs."""
+_WHOLE: Final = 1_000_000
+"""The weight of calls that use the whole database, so that they never run on a loop's thread."""
+
+
+class Verb(Protocol[P, Answer_co]):
+    """A verb as a method: it takes the queue, then the parameters of the function behind it."""
+
+    def __call__(self, queue: str, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Answer_co]: ...
+
+
+def _writes(
+    verb: Callable[Concatenate[Unit, P], Answer], *, weight: int = 0, names_jobs: bool = False
+) -> Verb[P, Answer]:
+    """Return the method for a function that writes.
+
+    The weight of a call is the number of items that it lists, or its limit. With ``names_jobs`` these items are ids,
+    which are checked first if a record is damaged.
+    """
+    limit = (getattr(verb, "__kwdefaults__", None) or {}).get("limit", 1)
+
+    async def method(storage: SqliteStorage, queue: str, *args: P.args, **kwargs: P.kwargs) -> Answer:
+        values = (*args, *kwargs.values())
+        items = [item for value in values if isinstance(value, (list, tuple)) for item in value]
+        return await storage._opened.write(
+            queue,
+            lambda unit: verb(unit, *args, **kwargs),
+            weight=weight or len(items) or cast("int", kwargs.get("limit", limit)),
+            ids=items if names_jobs else (),
+        )
+
+    return cast("Verb[P, Answer]", method)
+
+
+def _reads(look: Callable[Concatenate[View, P], Answer]) -> Verb[P, Answer]:
+    """Return the method for a function that reads."""
+
+    async def method(storage: SqliteStorage, queue: str, *args: P.args, **kwargs: P.kwargs) -> Answer:
+        return await storage._opened.read(queue, lambda view: look(view, *args, **kwargs))
+
+    return cast("Verb[P, Answer]", method)
+
+
+class SqliteStorage:
+    """One namespace of one database."""
+
+    # Running jobs
+
+    extend = _writes(claim.extend)
+    report = _writes(settle.report)
+    depart = _writes(queue_verbs.depart)
+    leases_of = _reads(queries.leases_of)
+    sweep = _writes(sweep.sweep)
+
+    # Flows and schedulers
+
+    attach = _writes(enqueue.attach)
+    dependencies = _reads(flows.dependencies)
+    put_scheduler = _writes(schedules.put_scheduler)
+    schedulers = _reads(schedules.schedulers)
+    pause_scheduler = _writes(schedules.pause_scheduler)
+    resume_scheduler = _writes(schedules.resume_scheduler)
+    move_slot = _writes(schedules.move_slot)
+    remove_scheduler = _writes(schedules.remove_scheduler)
+    fire = _writes(schedules.fire)
+
+    # Jobs
+
+    cancel = _writes(job_verbs.cancel, names_jobs=True)
+    retry = _writes(job_verbs.retry, names_jobs=True)
+    retry_all = _writes(queue_verbs.retry_all)
+    promote = _writes(job_verbs.promote, names_jobs=True)
+    dedup_of = _reads(dedup.dedup_of)
+    clear_dedup = _writes(dedup.clear_dedup)
+    remove = _writes(job_verbs.remove, names_jobs=True)
+    remove_unchanged = _writes(job_verbs.remove_unchanged)
+    unstage = _writes(queue_verbs.unstage)
+    signal = _writes(suspend.signal)
+    hold = _writes(holds.hold)
+    release = _writes(holds.release)
+
+    # Queues
+
+    pause = _writes(queue_verbs.pause)
+    resume = _writes(queue_verbs.resume)
+    limit = _writes(limits.set_limit)
+    groups = _writes(limits.list_groups)
+    limits = _reads(limits.limits)
+    drain = _writes(queue_verbs.drain)
+    clean = _writes(queue_verbs.clean)
+    obliterate = _writes(queue_verbs.obliterate, weight=_WHOLE)
+    configure = _writes(queue_verbs.configure)
+    settings = _reads(queries.settings)
+    reset_usage = _writes(usage.reset_usage)
+    usage = _reads(usage.usage)
+    set_budget = _writes(budgets.set_budget)
+    remove_budget = _writes(budgets.remove_budget)
+    budgets = _writes(budgets.budgets)
+    shift_clock = _writes(queue_verbs.shift_clock)
+
+    # Looking
+
+    get = _reads(queries.get)
+    list_jobs = _reads(queries.list_jobs)
+    scan_jobs = _reads(queries.scan_jobs)
+    held = _reads(holds.held)
+    counts = _reads(queries.counts)
+    search = _reads(queries.search)
+    errors = _reads(queries.errors)
+    metrics = _reads(queries.metrics)
+    clock = _reads(queries.clock)
+    logs = _reads(queries.logs)
+    watch = _writes(queries.watch)
+
+    # The event log
+
+    read_entries = _reads(eventlog.read_entries)
+    hold_events = _writes(eventlog.hold_events)
+    release_events = _writes(eventlog.release_events)
+    consumers = _reads(eventlog.consumers)
 
     def __init__(self, address: Address) -> None:
         self.url = address.shown
@@ -57,7 +185,7 @@ class SqliteStorage(Operating, Reading):
         self._address = address
         self._namespace = address.namespace
         self._session: Session | None = None
-        Reading.__init__(self)
+        self._news_seen: dict[tuple[str, str], int] = {}
 
     @classmethod
     def from_url(cls, url: str, *, namespace: str | None = None) -> Self:
@@ -87,6 +215,7 @@ class SqliteStorage(Operating, Reading):
 
     @property
     def _opened(self) -> Session:
+        """Return the session of this process. Raise ``StorageError`` if the storage is not open."""
         session = self._session
         if session is None:
             raise StorageError(
@@ -99,15 +228,11 @@ class SqliteStorage(Operating, Reading):
             self._news_seen.clear()  # Another file numbers its news from the start.
         return session
 
-    # Running jobs
-
     async def enqueue(
         self, queue: str, jobs: Sequence[NewJob], *, ticket: Ticket | None = None
     ) -> list[Enqueued]:
         return await self._opened.write(
-            queue,
-            lambda unit: replay.enqueued_once(unit, ticket, lambda: enqueue.enqueue(unit, jobs)),
-            weight=len(jobs),
+            queue, lambda unit: replay.enqueue(unit, jobs, ticket=ticket), weight=len(jobs)
         )
 
     async def claim(
@@ -116,9 +241,7 @@ class SqliteStorage(Operating, Reading):
         if wait_ms > 0:
             await self.wait(queue, timeout_ms=wait_ms)
         return await self._opened.write(
-            queue,
-            lambda unit: replay.claimed_once(unit, ticket, lambda: claim.claim(unit, take)),
-            weight=take.count,
+            queue, lambda unit: replay.claim(unit, take, ticket=ticket), weight=take.count
         )
 
     async def settle(
@@ -131,38 +254,33 @@ class SqliteStorage(Operating, Reading):
     ) -> SettledBatch:
         return await self._opened.write(
             queue,
-            lambda unit: replay.settled_once(
-                unit, ticket, lambda: settle.settle(unit, settlements, take=take)
-            ),
+            lambda unit: replay.settle(unit, settlements, take=take, ticket=ticket),
             weight=len(settlements) + (take.count if take else 0),
         )
 
-    async def extend(
-        self,
-        queue: str,
-        held: Sequence[Held],
-        *,
-        worker: str,
-        lease_ms: int,
-        info: bytes | None = None,
-    ) -> list[Extended]:
+    async def enqueue_flows(
+        self, queue: str, flows: Sequence[Sequence[Node]], *, ticket: Ticket | None = None
+    ) -> list[Enqueued]:
         return await self._opened.write(
-            queue,
-            lambda unit: claim.extend(unit, held, worker=worker, lease_ms=lease_ms, info=info),
-            weight=len(held),
+            queue, lambda unit: replay.enqueue_flows(unit, flows, ticket=ticket), weight=sum(map(len, flows))
         )
 
-    async def sweep(self, queue: str, *, limit: int = 1000) -> Swept:
-        return await self._opened.write(queue, lambda unit: sweep.sweep(unit, limit=limit), weight=limit)
+    async def change(self, queue: str, id: str, change: Change) -> ChangeAnswer:
+        return await self._opened.write(queue, lambda unit: job_verbs.change(unit, id, change), ids=[id])
 
-    async def report(self, queue: str, reports: Sequence[Report]) -> list[bool]:
-        return await self._opened.write(queue, lambda unit: settle.report(unit, reports), weight=len(reports))
+    async def check(self, queue: str, *, repair: bool = False) -> Checked:
+        session = self._opened
+        damaged = await session.mend(queue, weight=_WHOLE) if repair else {}
+        checked = await session.write(queue, lambda unit: check(unit, repair=repair), weight=_WHOLE)
+        return Checked(checked.records, {**checked.problems, **damaged}, repair)
 
-    async def leases_of(self, queue: str, worker: str) -> list[Held]:
-        return await self._opened.read(lambda sql: queries.leases_of(sql, self._namespace, queue, worker))
+    async def queues(self) -> list[str]:
+        return await self._opened.read("", queries.queues)
 
-    async def depart(self, queue: str, worker: str) -> None:
-        await self._opened.write(queue, lambda unit: queue_verbs.depart(unit, worker))
+    async def attended(self) -> list[str]:
+        return await self._opened.read("", queries.attended)
+
+    # Workers
 
     async def announce(self, queue: str, worker: str, *, lost: Callable[[], None]) -> None:
         try:
@@ -173,73 +291,50 @@ class SqliteStorage(Operating, Reading):
             locks.hold(worker)
 
     async def lives(self, queue: str) -> dict[str, bool]:
-        if (locks := self._opened.locks) is None:
-            return {}
-        return locks.look(
-            await self._opened.read(lambda sql: queries.worker_ids(sql, self._namespace, queue))
-        )
+        locks = self._opened.locks
+        return {} if locks is None else locks.look(await self._opened.read(queue, queries.worker_ids))
 
     async def workers(self, queue: str) -> list[WorkerRecord]:
-        workers = await self._opened.read(lambda sql: queries.workers(sql, self._namespace, queue))
+        workers = await self._opened.read(queue, queries.workers)
         return with_deaths(workers, await self.lives(queue))
 
-    # Flows
+    # Waiting
 
-    async def enqueue_flows(
-        self, queue: str, flows: Sequence[Sequence[Node]], *, ticket: Ticket | None = None
-    ) -> list[Enqueued]:
-        return await self._opened.write(
-            queue,
-            lambda unit: replay.enqueued_once(unit, ticket, lambda: enqueue.enqueue_flows(unit, flows)),
-            weight=sum(map(len, flows)),
-        )
+    async def wait(self, queue: str, *, timeout_ms: int) -> bool:
+        session = self._opened
 
-    async def attach(
-        self, queue: str, id: str, after: Sequence[Dependency], *, nodes: Sequence[Node] = (), flow: str
-    ) -> AttachAnswer:
-        return await self._opened.write(
-            queue,
-            lambda unit: enqueue.attach(unit, id, after, nodes=nodes, flow=flow),
-            weight=len(after) + len(nodes),
-        )
+        async def look() -> bool:
+            return await session.read(queue, queries.has_work)
 
-    async def dependencies(
-        self, queue: str, id: str, *, start: int = 0, limit: int = 1000
-    ) -> list[DependencyRecord]:
-        return await self._opened.read(
-            lambda sql: flows.dependencies(sql, self._namespace, queue, id, start=start, limit=limit)
-        )
+        # A signal is enough: it may stand for a job that is due sooner than the waiter knew.
+        return await session.until("w", queue, look, timeout_ms=timeout_ms, signalled=True)
 
-    # Schedulers
+    async def listen(self, queue: str, listener: str, *, timeout_ms: int) -> list[Finished]:
+        session = self._opened
 
-    async def put_scheduler(self, queue: str, scheduler: NewScheduler) -> SchedulerAnswer:
-        return await self._opened.write(queue, lambda unit: schedules.put_scheduler(unit, scheduler))
+        async def look() -> list[Finished]:
+            seen = self._news_seen.get((queue, listener), 0)
+            last, found = await session.read(queue, lambda view: queries.news_after(view, listener, key=seen))
+            self._news_seen[queue, listener] = last
+            return found
 
-    async def schedulers(self, queue: str, names: Sequence[str] | None = None) -> Schedulers:
-        return await self._opened.read(lambda sql: schedules.schedulers(sql, self._namespace, queue, names))
+        return await session.until("n", queue, look, timeout_ms=timeout_ms)
 
-    async def pause_scheduler(self, queue: str, name: str) -> bool:
-        return await self._opened.write(queue, lambda unit: schedules.pause_scheduler(unit, name))
+    # The event log
 
-    async def resume_scheduler(self, queue: str, name: str, *, next_ms: int | None = None) -> bool:
-        return await self._opened.write(
-            queue, lambda unit: schedules.resume_scheduler(unit, name, next_ms=next_ms)
-        )
+    async def read_events(self, queue: str, *, after: int, limit: int = 10_000) -> EventPage:
+        page = await self.read_entries(queue, after=after, limit=limit)
+        return page.events(queue, after=after)
 
-    async def move_slot(self, queue: str, name: str, *, slot_ms: int, next_ms: int) -> bool:
-        return await self._opened.write(
-            queue, lambda unit: schedules.move_slot(unit, name, slot_ms=slot_ms, next_ms=next_ms)
-        )
+    async def tail(self, queue: str, *, after: int, timeout_ms: int) -> EventPage:
+        session = self._opened
+        page: EventPage | None = None
 
-    async def remove_scheduler(self, queue: str, name: str) -> bool:
-        return await self._opened.write(queue, lambda unit: schedules.remove_scheduler(unit, name))
+        async def look() -> bool:
+            nonlocal page
+            page = await self.read_events(queue, after=after)
+            return bool(page.events) or page.gap is not None
 
-    async def fire(self, queue: str, name: str, *, slot_ms: int, next_ms: int, job: NewJob) -> Fired:
-        return await self._opened.write(
-            queue, lambda unit: schedules.fire(unit, name, slot_ms=slot_ms, next_ms=next_ms, job=job)
-        )
-
-    # For tests
-
-    async def shift_clock(self, queue: str, ms: int, *, jump: bool = False) -> None:
-        await self._opened.write(queue, lambda unit: queue_verbs.shift_clock(unit, ms, jump=jump))
+        await session.until("e", queue, look, timeout_ms=timeout_ms)
+        assert page is not None
+        return page

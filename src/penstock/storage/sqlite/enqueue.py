@@ -302,10 +302,10 @@ def _note_plain(unit: Unit, jobs: Sequence[NewJob], numbers: range) -> None:
 
 
 def attach(
-    unit: Unit, id_: str, after: Sequence[Dependency], *, nodes: Sequence[Node], flow: str
+    unit: Unit, id: str, after: Sequence[Dependency], *, nodes: Sequence[Node] = (), flow: str
 ) -> AttachAnswer:
     """Add dependencies to an open job, and enqueue the new ones."""
-    record = unit.find([id_]).get(id_)
+    record = unit.find([id]).get(id)
     if record is None or unit.is_over(record) or record.is_staged:
         return "not_found"
     if record.state in (COMPLETED, FAILED, CANCELLED):
@@ -316,13 +316,13 @@ def attach(
     flow = record.extras.flow or flow
     to_come = frozenset((queue, job.id) for queue, job in nodes)
     record.extras = msgspec.structs.replace(record.extras, flow=flow, has_dependencies=True)
-    flows.depend(unit, id_, flow, after, to_come=to_come)
+    flows.depend(unit, id, flow, after, to_come=to_come)
     if record.state in (SCHEDULED, WAITING) or record.blocked_by == "group":
         unit.links.awaits_children(unit, record)
     unit.note(_CHANGED, record, run=record.runs)
     flows.conclude(unit, record)
     unit.save([record])
     put_nodes(
-        unit, link_nodes(nodes, flow=flow, into=Dependent(unit.queue.name, id_, flow), after=after), to_come
+        unit, link_nodes(nodes, flow=flow, into=Dependent(unit.queue.name, id, flow), after=after), to_come
     )
     return "attached"

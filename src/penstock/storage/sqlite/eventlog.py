@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 from penstock.core.event import LOST, EntryPage, count_lost, pack, page_of, unpack
-from penstock.storage.sqlite.queuerow import find_queue
+from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import Consumer, QueueSettings
@@ -13,14 +11,13 @@ from penstock.storage.values import Consumer, QueueSettings
 _sql = statements("events")
 
 
-def read_entries(sql: sqlite3.Connection, namespace: str, queue: str, *, after: int, limit: int) -> EntryPage:
+def read_entries(view: View, *, after: int, limit: int = 10_000) -> EntryPage:
     """Return whole entries with about ``limit`` events; a gap if the first ones are no longer kept."""
-    epoch = str(sql.execute(_sql["epoch"]).fetchone()[0])
-    row = find_queue(sql, namespace, queue)
-    last = row.events if row else 0
-    if row is None or after >= last:
+    epoch = str(view.sql.execute(_sql["epoch"]).fetchone()[0])
+    last = view.queue.events
+    if after >= last:
         return EntryPage([], after, last, epoch)
-    rows = sql.execute(_sql["after"], (row.key, after))
+    rows = view.sql.execute(_sql["after"], (view.queue.key, after))
     try:
         entries = ((last_seq, entry) for last_seq, _, entry in rows)
         return page_of(entries, after=after, limit=limit, last=last, epoch=epoch)
@@ -99,9 +96,6 @@ def release_events(unit: Unit, consumer: str) -> None:
     unit.sql.execute(_sql["release"], (unit.queue.key, consumer))
 
 
-def consumers(sql: sqlite3.Connection, namespace: str, queue: str) -> list[Consumer]:
+def consumers(view: View) -> list[Consumer]:
     """Return all consumers by name."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return []
-    return [Consumer(*values) for values in sql.execute(_sql["consumers"], (row.key,))]
+    return [Consumer(*values) for values in view.sql.execute(_sql["consumers"], (view.queue.key,))]

@@ -5,7 +5,6 @@ Dependencies are rows, written as they change; jobs are records, written by ``Un
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
@@ -24,6 +23,7 @@ from penstock.core.lifecycle import EventType
 from penstock.core.outcome import Failure
 from penstock.errors import JobNotFound
 from penstock.storage.sqlite.messages import Done, End, Link
+from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import (
     ACTIVE,
     BLOCKED,
@@ -331,11 +331,9 @@ def obliterated(unit: Unit) -> None:
         unit.sql.execute(_sql[f"obliterate_{table}"], (unit.queue.key,))
 
 
-def dependencies(
-    sql: sqlite3.Connection, namespace: str, queue: str, id_: str, *, start: int, limit: int
-) -> list[DependencyRecord]:
+def dependencies(view: View, id: str, *, start: int = 0, limit: int = 1000) -> list[DependencyRecord]:
     """Return the dependencies of a job, in order."""
-    rows = sql.execute(_sql["page"], (namespace, queue, id_, start, limit))
+    rows = view.sql.execute(_sql["page"], (view.queue.key, id, start, limit))
     return [
         DependencyRecord(on_queue, on_id, policy, state, result, unpack_failure(failure))
         for on_queue, on_id, policy, state, result, failure in rows

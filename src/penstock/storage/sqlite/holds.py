@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.errors import InvalidOption
-from penstock.storage.sqlite.queuerow import QueueRow, find_queue
+from penstock.storage.sqlite.queuerow import QueueRow, View
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, as_job
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
@@ -93,16 +92,11 @@ def _count(queue: QueueRow, state: str, by: int) -> None:
         queue.held_failed += by
 
 
-def held(
-    sql: sqlite3.Connection, namespace: str, queue: str, consumer: str, *, cursor: str, limit: int
-) -> JobPage:
+def held(view: View, consumer: str, *, cursor: str = "", limit: int = 100) -> JobPage:
     """Return a page of the finished jobs that a consumer holds."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return JobPage([])
     place = _place(cursor) if cursor else (-1, "")
-    rows = sql.execute(_sql["held"], (row.key, consumer, *place, limit + 1)).fetchall()
-    jobs = [as_job(Record(*rest), payload, queue=queue) for _, payload, *rest in rows[:limit]]
+    rows = view.sql.execute(_sql["held"], (view.queue.key, consumer, *place, limit + 1)).fetchall()
+    jobs = [as_job(Record(*rest), payload, queue=view.name) for _, payload, *rest in rows[:limit]]
     if len(rows) <= limit:
         return JobPage(jobs)
     return JobPage(jobs, msgspec.json.encode((rows[limit - 1][0], jobs[-1].id)).decode())

@@ -41,8 +41,10 @@ _CHANGED = EventType.CHANGED.value
 Answer = TypeVar("Answer", bound=str)
 
 
-def cancel(unit: Unit, ids: Sequence[str]) -> list[CancelAnswer]:
-    """End pending jobs, and ask active ones to stop."""
+def cancel(unit: Unit, ids: Sequence[str], *, rerun_only: bool = False) -> list[CancelAnswer]:
+    """End pending jobs, and ask active ones to stop; with ``rerun_only``, drop the reruns behind active jobs."""
+    if rerun_only:
+        return _each(unit, ids, _cancel_rerun, "not_found", changed=("rerun_cancelled",))
     return _each(unit, ids, _cancel, "not_found", changed=("cancelled", "requested"))
 
 
@@ -91,11 +93,6 @@ def _ask_to_stop(unit: Unit, record: Record) -> None:
     if not record.cancelling:
         record.cancelling = 1
         unit.note(_CANCELLING, record, run=record.runs)
-
-
-def cancel_rerun(unit: Unit, ids: Sequence[str]) -> list[CancelAnswer]:
-    """Drop the reruns that wait behind active jobs."""
-    return _each(unit, ids, _cancel_rerun, "not_found", changed=("rerun_cancelled",))
 
 
 def _cancel_rerun(unit: Unit, record: Record) -> CancelAnswer:
@@ -196,7 +193,7 @@ def _remove(unit: Unit, record: Record) -> RemoveAnswer:
     return "removed"
 
 
-def remove_unchanged(unit: Unit, jobs: Sequence[Unchanged], *, consumer: str) -> list[UnchangedAnswer]:
+def remove_unchanged(unit: Unit, jobs: Sequence[Unchanged], *, consumer: str = "") -> list[UnchangedAnswer]:
     """Delete jobs that have not changed since they were read."""
     known = unit.find({job.id for job in jobs})
     answers: list[UnchangedAnswer] = []

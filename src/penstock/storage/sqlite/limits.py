@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,7 +13,7 @@ from penstock.core.lifecycle import EventType
 from penstock.core.limits import EVERY_GROUP, GroupState, Limit, LimitsOfQueue, Reason
 from penstock.errors import CostTooHigh
 from penstock.storage.sqlite import admission, groups
-from penstock.storage.sqlite.queuerow import Group, find_queue
+from penstock.storage.sqlite.queuerow import Group, View
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
 from penstock.storage.values import GroupPage
@@ -25,21 +24,23 @@ _sql = statements("groups")
 _decoder: Final = msgspec.json.Decoder(Limit)
 
 
-def set_limit(unit: Unit, key: str, limit: Limit | None, *, expected: Limit | UnsetType | None) -> bool:
+def set_limit(
+    unit: Unit, group: str, limit: Limit | None, *, expected: Limit | UnsetType | None = UNSET
+) -> bool:
     """Set or remove a limit, and admit the jobs that it allows. Return false if the present limit is not
     ``expected``."""
-    if expected is not UNSET and _known(unit).get(key) != expected:
+    if expected is not UNSET and limits(unit).get(group) != expected:
         return False
-    if key != EVERY_GROUP and not groups.group_of(unit, key).is_stored:
-        del unit.groups[key]  # The window and the bucket of the old limit do not count for the new one.
+    if group != EVERY_GROUP and not groups.group_of(unit, group).is_stored:
+        del unit.groups[group]  # The window and the bucket of the old limit do not count for the new one.
     if limit is None:
-        unit.sql.execute(_sql["remove_limit"], (unit.queue.key, key))
+        unit.sql.execute(_sql["remove_limit"], (unit.queue.key, group))
     else:
-        unit.sql.execute(_sql["set_limit"], (unit.queue.key, key, msgspec.json.encode(limit).decode()))
+        unit.sql.execute(_sql["set_limit"], (unit.queue.key, group, msgspec.json.encode(limit).decode()))
     data = msgspec.json.encode({"limit": limit}).decode()
-    unit.notes.add_queue(_CONFIGURED, unit.now_ms, grp=key, data=data)
-    unit.queue.uses |= groups.USES_GROUPS if key else groups.USES_LIMITS
-    _reach(unit, key)
+    unit.notes.add_queue(_CONFIGURED, unit.now_ms, grp=group, data=data)
+    unit.queue.uses |= groups.USES_GROUPS if group else groups.USES_LIMITS
+    _reach(unit, group)
     return True
 
 
@@ -53,32 +54,21 @@ def _reach(unit: Unit, key: str) -> None:
         unit.wakes.add("w")
 
 
-def limits(sql: sqlite3.Connection, namespace: str, queue: str) -> LimitsOfQueue:
+def limits(at: Unit | View) -> LimitsOfQueue:
     """Return the limits that are set, by group."""
-    row = find_queue(sql, namespace, queue)
-    return {} if row is None else _read(sql, row.key)
+    return {key: _decoder.decode(value) for key, value in at.sql.execute(_sql["limits"], (at.queue.key,))}
 
 
-def _known(unit: Unit) -> LimitsOfQueue:
-    return _read(unit.sql, unit.queue.key)
-
-
-def _read(sql: sqlite3.Connection, queue: int) -> LimitsOfQueue:
-    return {key: _decoder.decode(value) for key, value in sql.execute(_sql["limits"], (queue,))}
-
-
-def list_groups(unit: Unit, *, cursor: str, limit: int) -> GroupPage:
-    """Return a page of the groups that have a record. The cursor is the last key on it."""
-    keys = [key for (key,) in unit.sql.execute(_sql["keys_after"], (unit.queue.key, cursor, limit + 1))]
-    shown = [_state(unit, groups.group_of(unit, key)) for key in keys[:limit]]
-    return GroupPage(shown, keys[limit - 1] if len(keys) > limit else "")
-
-
-def read_groups(unit: Unit, keys: Sequence[str]) -> GroupPage:
-    """Return the groups of these keys; the empty key is the queue itself."""
-    return GroupPage(
-        [_state(unit, groups.group_of(unit, key)) if key else _queue_state(unit) for key in keys]
-    )
+def list_groups(unit: Unit, *, cursor: str = "", limit: int = 100, keys: Sequence[str] = ()) -> GroupPage:
+    """Return the groups of these keys, where the empty key is the queue itself; without keys, a page of the groups
+    that have a record. The cursor is the last key on it."""
+    if keys:
+        return GroupPage(
+            [_state(unit, groups.group_of(unit, key)) if key else _queue_state(unit) for key in keys]
+        )
+    listed = [key for (key,) in unit.sql.execute(_sql["keys_after"], (unit.queue.key, cursor, limit + 1))]
+    shown = [_state(unit, groups.group_of(unit, key)) for key in listed[:limit]]
+    return GroupPage(shown, listed[limit - 1] if len(listed) > limit else "")
 
 
 def _queue_state(unit: Unit) -> GroupState:

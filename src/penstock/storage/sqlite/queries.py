@@ -9,14 +9,13 @@ from zlib import crc32
 
 import msgspec
 
-from penstock.core.job import Job
+from penstock.core.job import DAY_MS, Job
 from penstock.core.lifecycle import TERMINAL, State
 from penstock.core.limits import Limit
 from penstock.errors import InvalidOption, JobNotFound
 from penstock.storage.metrics import KeptBudget, Minute
-from penstock.storage.sqlite.clock import wall_ms
 from penstock.storage.sqlite.eventnotes import minutes_of
-from penstock.storage.sqlite.queuerow import USES_STAGED, QueueRow, find_queue
+from penstock.storage.sqlite.queuerow import USES_STAGED, QueueRow, View
 from penstock.storage.sqlite.records import CANCELLED, COMPLETED, FAILED, Record, as_job, shown_failure
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
@@ -56,39 +55,26 @@ _news_sql = statements("news")
 _news = msgspec.msgpack.Decoder(Finished)
 
 
-def get(sql: sqlite3.Connection, namespace: str, queue: str, ids: Sequence[str]) -> list[Job | None]:
+def get(view: View, ids: Sequence[str]) -> list[Job | None]:
     """Return the jobs of these ids, in order."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return [None] * len(ids)
-    rows = sql.execute(_sql["by_ids"], (_json.encode(ids).decode(), row.key))
-    jobs = {rest[1]: as_job(Record(*rest), payload, queue=queue) for payload, *rest in rows}
+    rows = view.sql.execute(_sql["by_ids"], (_json.encode(ids).decode(), view.queue.key))
+    jobs = {rest[1]: as_job(Record(*rest), payload, queue=view.name) for payload, *rest in rows}
     return [jobs.get(id_) for id_ in ids]
 
 
 def list_jobs(
-    sql: sqlite3.Connection,
-    namespace: str,
-    queue: str,
-    state: State,
-    *,
-    cursor: str,
-    limit: int,
-    reverse: bool,
+    view: View, state: State, *, cursor: str = "", limit: int = 100, reverse: bool = False
 ) -> JobPage:
     """Return a page of the jobs of a state. The cursor is the place of the last job on it."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return JobPage([])
     name, first, second = ORDERS[state]
     text = _sql[f"list_{name}"].replace("{direction}", "DESC" if reverse else "ASC")
     after = after_place(first, second, "<" if reverse else ">") if cursor else ""
-    values: dict[str, Any] = {"queue": row.key, "state": state.value, "limit": limit + 1}
+    values: dict[str, Any] = {"queue": view.queue.key, "state": state.value, "limit": limit + 1}
     if cursor:
         values["first"], values["second"] = place_of(cursor)
-    rows = sql.execute(text.replace("{and_after}", after), values).fetchall()
+    rows = view.sql.execute(text.replace("{and_after}", after), values).fetchall()
     records = [(Record(*rest), payload) for payload, *rest in rows]
-    jobs = [as_job(record, payload, queue=queue) for record, payload in records[:limit]]
+    jobs = [as_job(record, payload, queue=view.name) for record, payload in records[:limit]]
     if len(records) <= limit:
         return JobPage(jobs)
     last = records[limit - 1][0]
@@ -111,11 +97,9 @@ def place_of(cursor: str) -> tuple[int, int | str]:
         ) from error
 
 
-def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
+def counts(view: View) -> Counts:
     """Return the number of jobs by state, without counting them."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return Counts()
+    sql, row = view.sql, view.queue
     now_ms = row.clock()
     ready = sql.execute(_sql["next_ready_at"], (row.key,)).fetchone()
     due, due_at = sql.execute(_sql["overdue"], (row.key, now_ms)).fetchone() if row.scheduled else (0, None)
@@ -138,27 +122,22 @@ def counts(sql: sqlite3.Connection, namespace: str, queue: str) -> Counts:
     )
 
 
-def metrics(sql: sqlite3.Connection, namespace: str, queue: str, *, last_ms: int) -> list[Minute]:
+def metrics(view: View, *, last_ms: int = DAY_MS) -> list[Minute]:
     """Return the metrics by minute."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return []
-    return minutes_of(sql, row.key, row.minute, last_ms=last_ms, now_ms=row.clock())
+    row = view.queue
+    return minutes_of(view.sql, row.key, row.minute, last_ms=last_ms, now_ms=row.clock())
 
 
-def clock(sql: sqlite3.Connection, namespace: str, queue: str) -> QueueClock:
+def clock(view: View) -> QueueClock:
     """Return the queue's time and the wall clock."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return QueueClock(wall_ms(), wall_ms())
-    moment = row.moment()
+    moment = view.queue.moment()
     return QueueClock(moment.now_ms, moment.wall_ms)
 
 
-def has_work(sql: sqlite3.Connection, namespace: str, queue: str) -> bool:
+def has_work(view: View) -> bool:
     """Return whether a claim would get a job."""
-    row = find_queue(sql, namespace, queue)
-    if row is None or row.paused or (row.uses & 1 and _is_limited(sql, row)):
+    sql, row = view.sql, view.queue
+    if row.paused or (row.uses & 1 and _is_limited(sql, row)):
         return False
     if row.has_budgets and _is_over_budget(sql, row):
         return False
@@ -187,111 +166,93 @@ def _is_over_budget(sql: sqlite3.Connection, row: QueueRow) -> bool:
     return any(not budget.scope and budget.is_over(now_ms) for budget in budgets)
 
 
-def queues(sql: sqlite3.Connection, namespace: str) -> list[str]:
+def queues(view: View) -> list[str]:
     """Return every queue that ever had a job."""
-    return [name for (name,) in sql.execute(statements("queue")["names"], (namespace,))]
+    return [name for (name,) in view.sql.execute(statements("queue")["names"], (view.namespace,))]
 
 
-def attended(sql: sqlite3.Connection, namespace: str) -> list[str]:
+def attended(view: View) -> list[str]:
     """Return the queues that have records of workers."""
-    return [name for (name,) in sql.execute(statements("queue")["attended"], (namespace,))]
+    return [name for (name,) in view.sql.execute(statements("queue")["attended"], (view.namespace,))]
 
 
-def settings(sql: sqlite3.Connection, namespace: str, queue: str) -> QueueSettings:
+def settings(view: View) -> QueueSettings:
     """Return the queue's settings, or the defaults."""
-    row = find_queue(sql, namespace, queue)
-    return QueueSettings() if row is None else row.settings
+    return view.queue.settings
 
 
-def workers(sql: sqlite3.Connection, namespace: str, queue: str) -> list[WorkerRecord]:
+def workers(view: View) -> list[WorkerRecord]:
     """Return the workers seen within about the last hour, by id."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return []
-    now_ms = row.clock()
-    rows = sql.execute(_sql["workers"], (row.key,))
+    now_ms = view.queue.clock()
+    rows = view.sql.execute(_sql["workers"], (view.queue.key,))
     return [WorkerRecord(id_, info, seen_at, max(0, now_ms - seen_at)) for id_, info, seen_at in rows]
 
 
-def worker_ids(sql: sqlite3.Connection, namespace: str, queue: str) -> list[str]:
+def worker_ids(view: View) -> list[str]:
     """Return the ids of ``workers``."""
-    row = find_queue(sql, namespace, queue)
-    return [] if row is None else [id_ for (id_,) in sql.execute(_sql["worker_ids"], (row.key,))]
+    return [id_ for (id_,) in view.sql.execute(_sql["worker_ids"], (view.queue.key,))]
 
 
-def leases_of(sql: sqlite3.Connection, namespace: str, queue: str, worker: str) -> list[Held]:
+def leases_of(view: View, worker: str) -> list[Held]:
     """Return the leases that the worker holds."""
-    rows = sql.execute(statements("claim")["leases_of"], (namespace, queue, worker))
+    rows = view.sql.execute(statements("claim")["leases_of"], (view.queue.key, worker))
     return [Held(id_, token) for id_, token in rows]
 
 
-def logs(sql: sqlite3.Connection, namespace: str, queue: str, id_: str, *, start: int, limit: int) -> LogPage:
+def logs(view: View, id: str, *, start: int = 0, limit: int = 1000) -> LogPage:
     """Return the kept log lines of a job from number ``start`` on."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return LogPage()
-    first, last = sql.execute(_sql["log_range"], (row.key, id_)).fetchone()
+    first, last = view.sql.execute(_sql["log_range"], (view.queue.key, id)).fetchone()
     if last is None:
         return LogPage()
     # The table counts lines from 1.
     start = min(max(start, first - 1), last)
-    lines = [line for (line,) in sql.execute(_sql["logs"], (row.key, id_, start, max(limit, 0)))]
-    return LogPage(lines, start, last)
+    rows = view.sql.execute(_sql["logs"], (view.queue.key, id, start, max(limit, 0)))
+    return LogPage([line for (line,) in rows], start, last)
 
 
 def scan_jobs(
-    sql: sqlite3.Connection,
-    namespace: str,
-    queue: str,
+    view: View,
     *,
-    states: frozenset[State] | None,
-    part: int,
-    parts: int,
-    cursor: str,
-    limit: int,
-    light: bool,
+    states: frozenset[State] | None = None,
+    part: int = 0,
+    parts: int = 1,
+    cursor: str = "",
+    limit: int = 1000,
+    light: bool = False,
 ) -> JobPage:
     """Return the next jobs of a part, in the order of ids, whatever their states. The cursor is the last id
     scanned."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return JobPage([])
     states_json = None if states is None else _json.encode(states).decode()
     jobs: list[Job] = []
     left = _SCANNED_PER_CALL
     while left > 0 and len(jobs) < limit:
         count = min(limit * parts, left)
-        ids = sql.execute(_scan_sql["ids"], (row.key, cursor, count)).fetchall()
+        ids = view.sql.execute(_scan_sql["ids"], (view.queue.key, cursor, count)).fetchall()
         keys = [key for key, id_ in ids if parts == 1 or crc32(id_.encode()) % parts == part]
-        jobs += _read(sql, queue, keys, states_json, light=light)
+        jobs += _read(view, keys, states_json, light=light)
         if len(ids) < count:
             return JobPage(jobs)
         cursor, left = ids[-1][1], left - count
     return JobPage(jobs, cursor)
 
 
-def _read(
-    sql: sqlite3.Connection, queue: str, keys: list[int], states: str | None, *, light: bool
-) -> Iterator[Job]:
+def _read(view: View, keys: list[int], states: str | None, *, light: bool) -> Iterator[Job]:
     # SQLite does not read columns that the statement leaves out, such as a long result.
     statement = _scan_sql["light"].replace("j.result", "NULL") if light else _scan_sql["jobs"]
-    for payload, *rest in sql.execute(statement, {"keys": _json.encode(keys).decode(), "states": states}):
-        yield as_job(Record(*rest), payload, queue=queue)
+    for payload, *rest in view.sql.execute(
+        statement, {"keys": _json.encode(keys).decode(), "states": states}
+    ):
+        yield as_job(Record(*rest), payload, queue=view.name)
 
 
-def search(
-    sql: sqlite3.Connection, namespace: str, queue: str, query: Query, *, cursor: str, limit: int, scan: int
-) -> Found:
+def search(view: View, query: Query, *, cursor: str = "", limit: int = 100, scan: int = 10_000) -> Found:
     """Return up to ``limit`` matches among the next ``scan`` jobs."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return Found([], 0)
     first, second = _order(query)
     ids: list[str] = []
     scanned, is_end = 0, False
     while scanned < scan and len(ids) < limit and not is_end:
         count = min(scan - scanned, _SEARCH_PAGE)
-        records = _walk(sql, row.key, query, cursor=cursor, limit=count)
+        records = _walk(view, query, cursor=cursor, limit=count)
         is_end = len(records) < count
         for record in records:
             if len(ids) == limit:
@@ -301,8 +262,8 @@ def search(
             cursor = _json.encode((getattr(record, first), getattr(record, second))).decode()
             if query.fits(_task(record), record.enqueued_at, record.finished_at):
                 ids.append(record.id)
-    jobs = [job for job in get(sql, namespace, queue, ids) if job is not None]
-    return Found(jobs, scanned, "" if is_end else cursor, row.clock())
+    jobs = [job for job in get(view, ids) if job is not None]
+    return Found(jobs, scanned, "" if is_end else cursor, view.queue.clock())
 
 
 def _task(record: Record) -> str:
@@ -317,7 +278,7 @@ def _order(query: Query) -> tuple[str, str]:
     return ("finished_at", "id") if query.error_type else ORDERS[query.state][1:]
 
 
-def _walk(sql: sqlite3.Connection, queue: int, query: Query, *, cursor: str, limit: int) -> list[Record]:
+def _walk(view: View, query: Query, *, cursor: str, limit: int) -> list[Record]:
     which = "j.state = :state"
     if query.error_type:
         which = "j.state = 'failed' AND j.error_type <> '' AND j.error_type = :error_type"
@@ -326,16 +287,19 @@ def _walk(sql: sqlite3.Connection, queue: int, query: Query, *, cursor: str, lim
     first, second = _order(query)
     text = _search_sql["walk"].replace("{which}", which).replace("{first}", first).replace("{second}", second)
     text = text.replace("{and_after}", after_place(first, second, ">") if cursor else "")
-    values: dict[str, Any] = {"queue": queue, "state": query.state.value, "error_type": query.error_type}
+    values: dict[str, Any] = {
+        "queue": view.queue.key,
+        "state": query.state.value,
+        "error_type": query.error_type,
+    }
     if cursor:
         values["first"], values["second"] = place_of(cursor)
-    return [Record(*row) for row in sql.execute(text, {**values, "limit": limit})]
+    return [Record(*row) for row in view.sql.execute(text, {**values, "limit": limit})]
 
 
-def errors(sql: sqlite3.Connection, namespace: str, queue: str) -> dict[str, int]:
+def errors(view: View) -> dict[str, int]:
     """Return the number of failed jobs by error class."""
-    row = find_queue(sql, namespace, queue)
-    return {} if row is None else dict(sql.execute(_search_sql["errors"], (row.key,)).fetchall())
+    return dict(view.sql.execute(_search_sql["errors"], (view.queue.key,)).fetchall())
 
 
 # News of jobs' ends: ``watch`` asks for them, ``listen`` reads them. A listener continues after the last
@@ -364,11 +328,10 @@ def _ended(record: Record) -> Finished | None:
     return Finished(record.id, record.incarnation, State(record.state), record.result, failure)
 
 
-def news_after(
-    sql: sqlite3.Connection, namespace: str, queue: str, listener: str, *, key: int
-) -> tuple[int, list[Finished]]:
+def news_after(view: View, listener: str, *, key: int) -> tuple[int, list[Finished]]:
     """Return the listener's news after ``key``, and the key of the last."""
-    rows = sql.execute(_news_sql["after"], (namespace, queue, listener, key)).fetchall()
+    # The name is looked up here, because it costs less than reading the whole row of the queue.
+    rows = view.sql.execute(_news_sql["after"], (view.namespace, view.name, listener, key)).fetchall()
     readable = (_read_news(body) for _, body in rows)
     return (rows[-1][0] if rows else key), [news for news in readable if news is not None]
 

@@ -33,7 +33,7 @@ _groups_sql = statements("groups")
 _slots = msgspec.msgpack.Decoder(Slot)
 
 
-def pause(unit: Unit, group: str, duration_ms: int) -> None:
+def pause(unit: Unit, *, group: str = "", duration_ms: int = 0) -> None:
     """Stop claims, or claims of this group; with a duration, for that long."""
     if duration_ms:
         _pause_for(unit, group, duration_ms)
@@ -41,7 +41,7 @@ def pause(unit: Unit, group: str, duration_ms: int) -> None:
         unit.notes.add_queue(_PAUSED, unit.now_ms, grp=group)
 
 
-def resume(unit: Unit, group: str) -> None:
+def resume(unit: Unit, *, group: str = "") -> None:
     """End a pause, and wake the waiters."""
     was_paused = _set_paused(unit, group, paused=0)
     was_parked = bool(unit.queue.uses) and groups.group_of(unit, group).parked_until > unit.now_ms
@@ -85,7 +85,7 @@ def depart(unit: Unit, worker: str) -> None:
     unit.sql.execute(statements("read")["depart"], (unit.queue.key, worker))
 
 
-def shift_clock(unit: Unit, ms: int, *, jump: bool) -> None:
+def shift_clock(unit: Unit, ms: int, *, jump: bool = False) -> None:
     """Move the queue's clock forward. With ``jump``, change only the wall clock that the queue sees."""
     unit.queue.shift_ms += ms
     if not jump:
@@ -163,7 +163,7 @@ def _progress(at: _Cursor, *, done: int, more: bool) -> Bulk:
     return Bulk(done, msgspec.json.encode(at).decode() if more else "")
 
 
-def retry_all(unit: Unit, *, limit: int, cursor: str) -> Bulk:
+def retry_all(unit: Unit, *, limit: int = 1000, cursor: str = "") -> Bulk:
     """Retry failed jobs. A job that fails again meanwhile has a later number, and is skipped."""
     at = _resume(unit, cursor, "finished")
     done = 0
@@ -183,7 +183,7 @@ def retry_all(unit: Unit, *, limit: int, cursor: str) -> Bulk:
     return _progress(at, done=done, more=seen == limit)
 
 
-def drain(unit: Unit, *, scheduled: bool, limit: int, cursor: str) -> Bulk:
+def drain(unit: Unit, *, scheduled: bool = False, limit: int = 1000, cursor: str = "") -> Bulk:
     """Remove jobs that their group blocks, then waiting ones in order, then scheduled ones if ``scheduled``.
 
     Blocked ones go first: removing a waiting one would admit the next member of its group.
@@ -204,7 +204,7 @@ def drain(unit: Unit, *, scheduled: bool, limit: int, cursor: str) -> Bulk:
         at = _start(at.seq, at.now_ms, walks[walks.index(at.walk) + 1])
 
 
-def clean(unit: Unit, state: State, *, older_than_ms: int, limit: int, cursor: str) -> Bulk:
+def clean(unit: Unit, state: State, *, older_than_ms: int = 0, limit: int = 1000, cursor: str = "") -> Bulk:
     """Remove jobs that ended as ``state`` at least ``older_than_ms`` ago, in the order of their expiry."""
     at = _resume(unit, cursor, "finished")
     seen, done = _walk(
@@ -220,7 +220,7 @@ def clean(unit: Unit, state: State, *, older_than_ms: int, limit: int, cursor: s
     return _progress(at, done=done, more=seen == limit)
 
 
-def unstage(unit: Unit, write_id: str, *, keep: bool, limit: int, cursor: str) -> Bulk:
+def unstage(unit: Unit, write_id: str, *, keep: bool, limit: int = 1000, cursor: str = "") -> Bulk:
     """Release or discard the staged jobs of a write, in the order of their ids."""
     at = _resume(unit, cursor, "staged")
     if not cursor:
@@ -248,7 +248,7 @@ def _release(unit: Unit, record: Record) -> None:
         unit.note(_PROMOTED, record, run=record.runs)
 
 
-def obliterate(unit: Unit, *, force: bool) -> int:
+def obliterate(unit: Unit, *, force: bool = False) -> int:
     """Delete all jobs of the queue."""
     queue = unit.queue
     if queue.active and not force:

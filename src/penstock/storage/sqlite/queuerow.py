@@ -33,31 +33,31 @@ class QueueRow(msgspec.Struct):
 
     key: int
     name: str
-    seq: int
-    events: int
-    event_bytes: int
-    now_ms: int
-    shift_ms: int
-    paused: int
-    used: int
-    has_budgets: int
-    settings_json: str
-    uses: int
-    regroup: str
-    scheduled: int
-    waiting: int
-    blocked: int
-    active: int
-    completed: int
-    failed: int
-    cancelled: int
-    held_completed: int
-    held_failed: int
-    minute: bytes | None
-    clock_ms: int
-    boot_ms: int
-    boot: int
-    clock_marks: str
+    seq: int = 0
+    events: int = 0
+    event_bytes: int = 0
+    now_ms: int = 0
+    shift_ms: int = 0
+    paused: int = 0
+    used: int = 0
+    has_budgets: int = 0
+    settings_json: str = "{}"
+    uses: int = 0
+    regroup: str = ""
+    scheduled: int = 0
+    waiting: int = 0
+    blocked: int = 0
+    active: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    held_completed: int = 0
+    held_failed: int = 0
+    minute: bytes | None = None
+    clock_ms: int = 0
+    boot_ms: int = 0
+    boot: int = 0
+    clock_marks: str = ""
 
     def moment(self) -> Moment:
         """Return the queue's time, never earlier than before."""
@@ -122,6 +122,22 @@ def _damaged_queue(sql: sqlite3.Connection, namespace: str, name: str) -> QueueR
         row = QueueRow(*sql.execute(_sql["load"], (namespace, name)).fetchone())
     row.settings_json, row.regroup = "damaged", ""
     return row
+
+
+class View(msgspec.Struct):
+    """A queue as reads see it, in one committed state of the database. A queue that was never used is empty."""
+
+    sql: sqlite3.Connection
+    namespace: str
+    name: str
+    _row: QueueRow | None = None
+
+    @property
+    def queue(self) -> QueueRow:
+        row = self._row
+        if row is None:
+            row = self._row = find_queue(self.sql, self.namespace, self.name) or QueueRow(0, self.name)
+        return row
 
 
 HOLDING = 2

@@ -5,18 +5,21 @@ The answer does not include the payloads of leases: leases that are still held a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
 
-from penstock.core.job import Enqueued
-from penstock.storage.sqlite.claim import read_back
+from penstock.core.flow import Node
+from penstock.core.job import Enqueued, NewJob
+from penstock.storage.sqlite import claim as claims
+from penstock.storage.sqlite import enqueue as enqueues
+from penstock.storage.sqlite import settle as settles
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
-from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Ticket
+from penstock.storage.values import Claimed, Held, Settled, SettledBatch, Settlement, Take, Ticket
 
-Answer = TypeVar("Answer")
+Memo = TypeVar("Memo")
 
 MEMO_KEPT_MS = 60_000
 
@@ -42,34 +45,46 @@ _claimed = msgspec.msgpack.Decoder(_ClaimMemo)
 _settled = msgspec.msgpack.Decoder(_SettleMemo)
 
 
-def enqueued_once(unit: Unit, ticket: Ticket | None, work: Callable[[], list[Enqueued]]) -> list[Enqueued]:
-    """Do the work, or return its answer under this ticket."""
-    memo = _read(_enqueued, _recall(unit, ticket))
-    if memo is not None:
-        return memo
-    answers = work()
-    _remember(unit, ticket, answers)
+def enqueue(unit: Unit, jobs: Sequence[NewJob], *, ticket: Ticket | None) -> list[Enqueued]:
+    """Enqueue the jobs, or return the answer under this ticket."""
+    answers = _recall(unit, ticket, _enqueued)
+    if answers is None:
+        answers = enqueues.enqueue(unit, jobs)
+        _remember(unit, ticket, answers)
     return answers
 
 
-def claimed_once(unit: Unit, ticket: Ticket | None, work: Callable[[], Claimed]) -> Claimed:
-    """Do the work, or return its leases under this ticket that are still held."""
-    memo = _read(_claimed, _recall(unit, ticket))
+def enqueue_flows(unit: Unit, flows: Sequence[Sequence[Node]], *, ticket: Ticket | None) -> list[Enqueued]:
+    """Enqueue the flows, or return the answer under this ticket."""
+    answers = _recall(unit, ticket, _enqueued)
+    if answers is None:
+        answers = enqueues.enqueue_flows(unit, flows)
+        _remember(unit, ticket, answers)
+    return answers
+
+
+def claim(unit: Unit, take: Take, *, ticket: Ticket | None) -> Claimed:
+    """Lease jobs, or return the leases under this ticket that are still held."""
+    memo = _recall(unit, ticket, _claimed)
     if memo is not None:
         return _restored(unit, memo)
-    claimed = work()
-    _remember(unit, ticket, _claim_memo(claimed))
+    claimed = claims.claim(unit, take)
+    if ticket is not None:
+        _remember(unit, ticket, _claim_memo(claimed))
     return claimed
 
 
-def settled_once(unit: Unit, ticket: Ticket | None, work: Callable[[], SettledBatch]) -> SettledBatch:
-    """Do the work, or return its answers under this ticket."""
-    memo = _read(_settled, _recall(unit, ticket))
+def settle(
+    unit: Unit, settlements: Sequence[Settlement], *, take: Take | None, ticket: Ticket | None
+) -> SettledBatch:
+    """Apply the outcomes, or return the answers under this ticket."""
+    memo = _recall(unit, ticket, _settled)
     if memo is not None:
         return SettledBatch(memo.answers, None if memo.claimed is None else _restored(unit, memo.claimed))
-    batch = work()
-    claimed = None if batch.claimed is None else _claim_memo(batch.claimed)
-    _remember(unit, ticket, _SettleMemo(batch.answers, claimed))
+    batch = settles.settle(unit, settlements, take=take)
+    if ticket is not None:
+        claimed = None if batch.claimed is None else _claim_memo(batch.claimed)
+        _remember(unit, ticket, _SettleMemo(batch.answers, claimed))
     return batch
 
 
@@ -79,25 +94,21 @@ def _claim_memo(claimed: Claimed) -> _ClaimMemo:
 
 
 def _restored(unit: Unit, memo: _ClaimMemo) -> Claimed:
-    leases = read_back(unit, memo.held)
+    leases = claims.read_back(unit, memo.held)
     return Claimed(leases, memo.wait_ms, memo.paused, over_budget=memo.over_budget, limited=memo.limited)
 
 
-def _read(decoder: msgspec.msgpack.Decoder[Answer], packed: bytes | None) -> Answer | None:
-    """Return the stored answer; ``None`` if it is damaged, so that the call runs again."""
+def _recall(unit: Unit, ticket: Ticket | None, decoder: msgspec.msgpack.Decoder[Memo]) -> Memo | None:
+    """Return what is stored under this ticket; ``None`` if it is damaged too, so that the call runs again."""
+    if ticket is None:
+        return None
+    row = unit.sql.execute(_sql["recall"], (unit.queue.key, *ticket, unit.now_ms - MEMO_KEPT_MS)).fetchone()
     try:
-        return None if packed is None else decoder.decode(packed)
+        return None if row is None else decoder.decode(row[0])
     except msgspec.DecodeError:
         return None
 
 
-def _recall(unit: Unit, ticket: Ticket | None) -> bytes | None:
-    if ticket is None:
-        return None
-    row = unit.sql.execute(_sql["recall"], (unit.queue.key, *ticket, unit.now_ms - MEMO_KEPT_MS)).fetchone()
-    return None if row is None else row[0]
-
-
-def _remember(unit: Unit, ticket: Ticket | None, answer: object) -> None:
+def _remember(unit: Unit, ticket: Ticket | None, memo: object) -> None:
     if ticket is not None:
-        unit.sql.execute(_sql["remember"], (unit.queue.key, *ticket, unit.now_ms, _packer.encode(answer)))
+        unit.sql.execute(_sql["remember"], (unit.queue.key, *ticket, unit.now_ms, _packer.encode(memo)))

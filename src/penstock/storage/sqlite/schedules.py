@@ -6,15 +6,13 @@ can follow corrections of the clock. A row counts only while its job still has t
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 import msgspec
 
 from penstock.core.job import NewJob
-from penstock.storage.sqlite.clock import wall_ms
 from penstock.storage.sqlite.enqueue import enqueue
-from penstock.storage.sqlite.queuerow import USES_INSTANTS, find_queue
+from penstock.storage.sqlite.queuerow import USES_INSTANTS, View
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
@@ -103,9 +101,10 @@ def _save(unit: Unit, row: _SchedulerRow) -> None:
     unit.sql.execute(_sql["put"], (unit.queue.key, *msgspec.structs.astuple(row)))
 
 
-def put_scheduler(unit: Unit, new: NewScheduler) -> SchedulerAnswer:
+def put_scheduler(unit: Unit, scheduler: NewScheduler) -> SchedulerAnswer:
     """Create the scheduler, or change the one of that name."""
     unit.queue.used = 1
+    new = scheduler
     row = _find(unit, new.name)
     if row is not None and row.spec == new.spec:
         return "unchanged"
@@ -130,7 +129,7 @@ def pause_scheduler(unit: Unit, name: str) -> bool:
     return True
 
 
-def resume_scheduler(unit: Unit, name: str, *, next_ms: int | None) -> bool:
+def resume_scheduler(unit: Unit, name: str, *, next_ms: int | None = None) -> bool:
     """End the pause. ``next_ms`` replaces a slot that passed meanwhile."""
     row = _find(unit, name)
     if row is None:
@@ -220,17 +219,11 @@ def slot_wait_ms(unit: Unit) -> int | None:
     return None if at is None else int(at) - unit.moment.wall_ms
 
 
-def schedulers(
-    sql: sqlite3.Connection, namespace: str, queue: str, names: Sequence[str] | None
-) -> Schedulers:
+def schedulers(view: View, names: Sequence[str] | None = None) -> Schedulers:
     """Return the schedulers of these names, or all, by name."""
-    row = find_queue(sql, namespace, queue)
-    if row is None:
-        return Schedulers(wall_ms(), [])
-    selected = None if names is None else set(names)
-    rows = [_SchedulerRow(*values) for values in sql.execute(_sql["all"], (row.key,))]
-    shown = [_shown(scheduler) for scheduler in rows if selected is None or scheduler.name in selected]
-    return Schedulers(row.moment().wall_ms, shown)
+    rows = [_SchedulerRow(*values) for values in view.sql.execute(_sql["all"], (view.queue.key,))]
+    shown = [_shown(row) for row in rows if names is None or row.name in names]
+    return Schedulers(view.queue.moment().wall_ms, shown)
 
 
 def _shown(row: _SchedulerRow) -> Scheduler:

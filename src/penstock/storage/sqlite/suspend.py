@@ -58,9 +58,9 @@ def suspend(unit: Unit, record: Record, name: str, *, timeout_ms: int) -> None:
         unit.links.scheduled(unit, record)
 
 
-def signal(unit: Unit, id_: str, name: str, data: bytes) -> SignalAnswer:
+def signal(unit: Unit, id: str, name: str, data: bytes) -> SignalAnswer:
     """Resume the job that waits for the signal, or keep the signal for later."""
-    record = unit.find([id_]).get(id_)
+    record = unit.find([id]).get(id)
     if record is None or unit.is_over(record):
         return "not_found"
     if record.state not in _OPEN:

@@ -44,7 +44,7 @@ _sql = statements("sweep")
 _news_sql = statements("news")
 
 
-def sweep(unit: Unit, *, limit: int) -> Swept:
+def sweep(unit: Unit, *, limit: int = 1000) -> Swept:
     """Run one bounded round."""
     settings = unit.queue.settings
     promoted = promote_due(unit, limit=limit)

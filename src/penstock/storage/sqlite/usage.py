@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,6 +11,7 @@ from penstock.core.job import DAY_MS
 from penstock.core.lifecycle import EventType
 from penstock.storage.metrics import KEPT_DAYS, read_usage, scopes_of
 from penstock.storage.sqlite.budgets import renew, zero
+from penstock.storage.sqlite.queuerow import View
 from penstock.storage.sqlite.records import Record
 from penstock.storage.sqlite.statements import statements
 from penstock.storage.sqlite.unit import Unit
@@ -41,9 +41,9 @@ def add_usage(unit: Unit, record: Record, used: Mapping[str, int]) -> None:
     unit.note(_USED, record, run=record.runs, data=_json.encode(dict(sorted(used.items()))).decode())
 
 
-def usage(sql: sqlite3.Connection, namespace: str, queue: str) -> list[Usage]:
+def usage(view: View) -> list[Usage]:
     """Return all sums of a queue."""
-    return read_usage(sql.execute(_sql["read"], (namespace, queue)))
+    return read_usage(view.sql.execute(_sql["read"], (view.queue.key,)))
 
 
 def reset_usage(unit: Unit) -> None:

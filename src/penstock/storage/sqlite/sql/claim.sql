@@ -25,10 +25,9 @@ JOIN options o ON o.key = j.options JOIN payloads p ON p.job = j.key
 WHERE j.state = 'active'
 
 -- name: leases_of
-SELECT j.id, j.token
-FROM queues q JOIN jobs j ON j.queue = q.key
-WHERE q.namespace = ? AND q.name = ? AND j.state = 'active' AND j.worker = ?
-ORDER BY j.lease_until, j.id
+SELECT id, token FROM jobs
+WHERE queue = ? AND state = 'active' AND worker = ?
+ORDER BY lease_until, id
 
 -- name: push
 UPDATE jobs SET lease_until = ? WHERE key = ?

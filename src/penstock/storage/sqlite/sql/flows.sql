@@ -51,10 +51,9 @@ WHERE queue = ? AND parent = ? AND (
 ORDER BY number
 
 -- name: page
-SELECT d.on_queue, d.on_id, d.policy, d.state, d.result, d.failure
-FROM queues q JOIN dependencies d ON d.queue = q.key
-WHERE q.namespace = ? AND q.name = ? AND d.parent = ? AND d.number > ?
-ORDER BY d.number LIMIT ?
+SELECT on_queue, on_id, policy, state, result, failure FROM dependencies
+WHERE queue = ? AND parent = ? AND number > ?
+ORDER BY number LIMIT ?
 
 -- name: add_dependent
 INSERT INTO later_dependents (queue, id, to_queue, to_id, flow) VALUES (?, ?, ?, ?, ?)

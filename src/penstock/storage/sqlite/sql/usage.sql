@@ -3,8 +3,7 @@ INSERT INTO usage (queue, scope, name, micros, at_ms) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET micros = micros + excluded.micros, at_ms = excluded.at_ms
 
 -- name: read
-SELECT u.scope, u.name, u.micros FROM queues q JOIN usage u ON u.queue = q.key
-WHERE q.namespace = ? AND q.name = ?
+SELECT scope, name, micros FROM usage WHERE queue = ?
 
 -- name: reset
 DELETE FROM usage WHERE queue = ?
